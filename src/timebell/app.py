@@ -1,0 +1,337 @@
+"""`Timebell`: wires store, clock, handlers, engine and verbs together; no behaviour of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from timebell import settings as configuration
+from timebell.alarm import Alarm
+from timebell.client.jobs import Jobs, JobSpec
+from timebell.client.schedules import Schedules, code_hash
+from timebell.clock import Clock, SystemClock, wall
+from timebell.engine.context import Node, Options
+from timebell.engine.service import Service
+from timebell.errors import InvalidInput
+from timebell.ids import new_id
+from timebell.model.job import Job
+from timebell.model.page import Page
+from timebell.model.policy import Retry, seconds
+from timebell.model.schedule import Schedule
+from timebell.recurrence import Cron, Every, Spec, tzdata_version, zone
+from timebell.store.dialects.base import Store
+from timebell.store.open import HEAD, open_store, outdated, upgrade, version
+from timebell.store.sql import queues
+from timebell.store.sql.ledger import Cancelled
+from timebell.targets.base import Target
+from timebell.targets.handler import Function, Handler, Handlers
+
+F = TypeVar("F", bound=Function)
+
+
+class Timebell:
+    """A scheduler: handlers, the verbs that make work, and the engine that runs it.
+
+    `url` is `sqlite:///file` or `postgresql://user@host/name` (else TIMEBELL_DATABASE_URL, else
+    `sqlite:///timebell.db`); `timezone` is the IANA zone of calls that give none. `clock` is for virtual time.
+    Making one costs little: it opens no connection, starts no thread. Raises InvalidInput.
+    """
+
+    def __init__(self, url: str | None = None, *, timezone: str | None = None, clock: Clock | None = None) -> None:
+        self.settings = configuration.load(database_url=url, default_timezone=timezone)
+        if self.settings.default_timezone is not None:
+            zone(self.settings.default_timezone)
+        self._virtual = clock is not None
+        self.clock: Clock = clock or SystemClock()
+        self.handlers = Handlers()
+        self.targets: dict[str, Target] = {"handler": self.handlers}
+        self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
+        self._queues: dict[str, int | None] = {}
+        self._working, self._planning = Alarm(self.clock), Alarm(self.clock)
+        self.store: Store = open_store(
+            self.settings.database_url,
+            self.clock.now if self._virtual else wall,
+            server_clock=not self._virtual,
+        )
+        self._opening: asyncio.Task[None] | None = None
+        self.service: Service | None = None
+        zone_name = self.settings.default_timezone
+        shared = (self.open, self._check_target, zone_name)
+        self.jobs = Jobs(self.store, self.clock, self._working, *shared)
+        self.schedules = Schedules(self.store, self.clock, self._planning, *shared)
+
+    def on(
+        self,
+        topic: str,
+        *,
+        retry: Retry | Mapping[str, Any] | None = None,
+        timeout: float | timedelta | None = None,
+        handles: bool | None = None,
+    ) -> Callable[[F], F]:
+        """Listen to a topic, a prefix (`billing.*`) or everything (`*`, which alone makes no topic heard).
+
+        The function takes an `Arrived`; async ones run on the event loop, plain ones in threads. `retry` and
+        `timeout` (seconds) hold for jobs that bring none of their own. Raises InvalidInput.
+        """
+        handler_retry = Retry.read(retry)
+        limit = None if timeout is None else seconds(timeout, "timeout", least=0.001)
+        heard = topic != "*" if handles is None else handles
+
+        def listen(function: F) -> F:
+            self.handlers.add(Handler(topic, function, handler_retry, limit, heard))
+            return function
+
+        return listen
+
+    def schedule(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        every: str | timedelta | None = None,
+        topic: str | None = None,
+        **options: Any,
+    ) -> Callable[[F], F]:
+        """Define a schedule in code; it is written when the app starts, and again only when the code changed.
+
+        The decorated function listens to its topic (by default the schedule's name). Other options are those
+        of `schedule_repeat`. Code that is gone deletes nothing. Raises InvalidInput.
+        """
+        if (cron is None) == (every is None):
+            raise InvalidInput("A schedule needs either cron or every.", code="RECURRENCE_MISSING")
+        spec: Spec = Cron(cron) if cron is not None else Every(every)  # type: ignore[arg-type]
+        heard = topic or name
+        self._schedules.append((heard, spec, {**options, "name": name}))
+        self.schedules.draft(heard, spec, {**options, "name": name}, self.clock.now())
+
+        def listen(function: F) -> F:
+            return self.on(heard)(function)
+
+        return listen
+
+    def queue(self, name: str, *, concurrency: int | None = None) -> None:
+        """Limit how many jobs of a queue run at once over all nodes; written when the app starts."""
+        if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
+            raise InvalidInput(f"concurrency is {concurrency!r}; it is at least 1.", code="INVALID_CONCURRENCY")
+        self._queues[name] = concurrency
+
+    async def schedule_at(
+        self,
+        topic: str,
+        run_at: datetime | str | None = None,
+        *,
+        on_conflict: str = "error",
+        connection: Any = None,
+        **fields: Any,
+    ) -> Job:
+        """Make one job, due at `run_at` (None: now). The other arguments are the fields of `JobSpec`.
+
+        With `connection` (a SQLAlchemy connection or session) the job exists if and only if the caller's
+        transaction commits. Raises InvalidInput, InThePast, Conflict, Refused, StoreError.
+        """
+        spec = _spec(topic=topic, run_at=run_at, **fields)
+        (made,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
+        if isinstance(made, str):
+            return await self.jobs.get(made)
+        return self.jobs.shown(made)
+
+    async def schedule_many(self, specs: Iterable[JobSpec], *, on_conflict: str = "error") -> list[Job]:
+        """Make many jobs in one transaction, all or none. Raises as `schedule_at`."""
+        made = await self.jobs.create(specs, on_conflict=on_conflict)
+        return [await self.jobs.get(job) if isinstance(job, str) else self.jobs.shown(job) for job in made]
+
+    async def schedule_repeat(
+        self, topic: str, recurrence: Spec, *, replace: bool = False, connection: Any = None, **options: Any
+    ) -> Schedule:
+        """Make a schedule: a job of `topic` at each instant of `recurrence` in `timezone`.
+
+        Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
+        priority, retry, timeout, expires_after, overlap (skip, allow), catch_up (latest, all, skip),
+        catch_up_window, catch_up_limit, missed_after, start, end, max_runs, enabled. Raises InvalidInput,
+        Conflict (SCHEDULE_EXISTS, unless `replace`).
+        """
+        draft = self.schedules.draft(topic, recurrence, options, self.clock.now())
+        return await self.schedules.put(draft, replace=replace, connection=connection)
+
+    async def cancel(self, job_id: str, *, tenant_id: str | None = None, connection: Any = None) -> Cancelled:
+        """Keep a job from starting: `prevented`, `in_flight` or `already_done`; asking again changes nothing."""
+        return await self.jobs.cancel(job_id, tenant_id, connection)
+
+    async def get(self, job_id: str, *, tenant_id: str | None = None) -> Job:
+        """One job, live or finished. Raises NotFound."""
+        return await self.jobs.get(job_id, tenant_id)
+
+    async def list(
+        self,
+        *,
+        owner_id: str | None = None,
+        tenant_id: str | None = None,
+        topic: str | None = None,
+        schedule_id: str | None = None,
+        key: str | None = None,
+        status: str | Sequence[str] | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[Job]:
+        """A page of jobs, newest first."""
+        equal = {"owner_id": owner_id, "tenant_id": tenant_id, "topic": topic, "schedule_id": schedule_id, "key": key}
+        return await self.jobs.list(equal, status, limit, cursor)
+
+    async def pause_queue(self, name: str, reason: str | None = None) -> None:
+        """Claim no more jobs of a queue on any node; those that run go on."""
+        await self.open()
+        await self.store.run(queues.pause, name, reason)
+
+    async def resume_queue(self, name: str) -> None:
+        """Claim its jobs again."""
+        await self.open()
+        await self.store.run(queues.resume, name)
+        self._working.poke_threadsafe()
+
+    async def open(self) -> None:
+        """Open the store; done by every verb. A new SQLite file gets its tables, other databases are checked.
+
+        Raises StoreUnreachable, SchemaOutdated.
+        """
+        if self._opening is None or (self._opening.done() and not self._opened_well()):
+            self._opening = asyncio.create_task(self._open())
+        await asyncio.shield(self._opening)
+
+    def _opened_well(self) -> bool:
+        task = self._opening
+        return task is not None and task.done() and not task.cancelled() and task.exception() is None
+
+    async def _open(self) -> None:
+        url = self.settings.database_url
+        found = await version(url)
+        if found != HEAD and (self.settings.database_auto_upgrade or (found is None and url.startswith("sqlite"))):
+            await upgrade(url)
+        elif found != HEAD:
+            raise outdated(url, found)
+        await self.store.open()
+
+    async def close(self) -> None:
+        """Let go of the store and the targets. The app can be opened again."""
+        for target in self.targets.values():
+            await target.close()
+        if self._opened_well():
+            await self.store.close()
+        self._opening = None
+
+    @asynccontextmanager
+    async def running(self, **options: Any) -> AsyncIterator[Service]:
+        """Plan and work inside another asyncio program, until the block ends; then drain.
+
+        `options` are fields of `engine.context.Options`. Raises StoreError (StoreInUse, SchemaOutdated, ...).
+        """
+        await self.open()
+        self._add_targets()
+        now = self.clock.now()
+        chosen = dataclasses.replace(self._options(), **options)
+        node = Node(
+            id=new_id(now), store=self.store, clock=self.clock, options=chosen, handlers=self.handlers,
+            targets=self.targets, planning=self._planning, working=self._working,
+        )  # fmt: skip
+        service = Service(node, configuration.package_version(), tzdata_version())
+        for name, concurrency in self._queues.items():
+            await self.store.run(queues.put, name, concurrency)
+        async with service.running():
+            self.service = service
+            await self._sync_schedules()
+            try:
+                yield service
+            finally:
+                self.service = None
+
+    async def run(self, *, until_idle: bool = False) -> None:
+        """Plan and work until SIGTERM or SIGINT (then drain), or with `until_idle` until nothing is due."""
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _stopper(stop))
+        try:
+            async with self.running() as service:
+                if until_idle:
+                    idle = asyncio.create_task(service.idle())
+                    await asyncio.wait(
+                        {idle, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED
+                    )
+                else:
+                    await stop.wait()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            await self.close()
+
+    async def _sync_schedules(self) -> None:
+        """Write the schedules defined in code, where the code changed."""
+        for topic, spec, options in self._schedules:
+            draft = self.schedules.draft(topic, spec, options, self.clock.now())
+            hashed = dataclasses.replace(draft, code_hash=code_hash(spec, topic, options))
+            await self.schedules.put(hashed, replace=True)
+
+    def _options(self) -> Options:
+        chosen = self.settings
+        return Options(
+            slots=chosen.worker_concurrency, threads=chosen.worker_threads, lease=chosen.scheduler_lease,
+            heartbeat=chosen.scheduler_heartbeat, drain=chosen.worker_drain_timeout,
+            retention=chosen.retention_done, name=chosen.node_name,
+        )  # fmt: skip
+
+    def _add_targets(self) -> None:
+        """The targets that need libraries or permission, made when first needed."""
+        for kind in ("http", "command"):
+            if kind not in self.targets and (made := self._target(kind)) is not None:
+                self.targets[kind] = made
+
+    def _target(self, kind: str) -> Target | None:
+        chosen = self.settings
+        if kind == "command":
+            from timebell.targets.command import CommandTarget  # noqa: PLC0415
+
+            return CommandTarget(enabled=chosen.command_enabled)
+        if kind == "http":
+            from timebell.targets.http import HttpTarget  # noqa: PLC0415 - imports an HTTP client
+
+            return HttpTarget(
+                signing_secret=chosen.webhook_signing_secret, allow_private=chosen.webhook_allow_private,
+                timeout=chosen.webhook_timeout, now=self.clock.now,
+            )  # fmt: skip
+        return None
+
+    def _check_target(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A target as it is stored: {kind, options}. Raises InvalidInput (TARGET_UNKNOWN, ...), Refused."""
+        options = dict(given)
+        kind = options.pop("kind", None)
+        if kind == "handler":
+            raise InvalidInput("The handler target is the default: leave target out.", code="TARGET_UNKNOWN")
+        target = self.targets.get(kind) or self._target(kind)
+        if target is None:
+            raise InvalidInput(f"There is no target {kind!r}.", code="TARGET_UNKNOWN", fix="Use http or command.")
+        self.targets[kind] = target
+        return {"kind": kind, "options": target.check(options)}
+
+
+def _spec(**fields: Any) -> JobSpec:
+    try:
+        return JobSpec(**fields)
+    except TypeError as unknown:
+        raise InvalidInput(f"schedule_at {str(unknown).split(')', 1)[-1].strip()}.", code="UNKNOWN_OPTION") from None
+
+
+def _stopper(stop: asyncio.Event) -> Callable[[], None]:
+    """A signal handler: the first time ends the run in good order, the second at once."""
+
+    def handle() -> None:
+        if stop.is_set():
+            raise SystemExit(130)
+        stop.set()
+
+    return handle
+
+

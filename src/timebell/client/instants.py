@@ -1,0 +1,87 @@
+"""What a person gives as a time, read strictly: an aware datetime, a local one with a zone, or ISO 8601 text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+from timebell.errors import InThePast, InvalidInstant
+from timebell.recurrence import resolve_local, zone
+
+PAST_GRACE = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """An instant (aware UTC), the zone it was meant in, and `gap` or `fold` if its local time was adjusted."""
+
+    at: datetime
+    timezone: str
+    note: str | None = None
+
+
+def read(value: datetime | str | None, timezone_name: str | None, default: str | None, now: datetime) -> When:
+    """Resolve `run_at`. None means now; a naive time is wall time in the zone (RFC 5545, 3.3.5, for gaps and folds).
+
+    The zone is the one given, or that of the datetime's own ZoneInfo, or the default; without any of them it is
+    refused: RUN_AT_WITHOUT_TIMEZONE, TIMEZONE_MISSING, INVALID_TIMEZONE, RUN_AT_INVALID, SCHEDULE_IN_THE_PAST.
+    """
+    if isinstance(value, str):
+        value = _parse(value)
+    if value is not None and not isinstance(value, datetime):
+        raise InvalidInstant(
+            f"run_at is {value!r}, which is not a datetime.",
+            fix="Give a datetime with a time zone, or ISO 8601 text.",
+        )
+    named = timezone_name or _own_zone(value) or default
+    if named is None:
+        raise _zoneless(value)
+    place = zone(named)
+    if value is None:
+        return When(now, named)
+    note = None
+    if value.tzinfo is None:
+        at, note = resolve_local(value, place)
+    else:
+        at = value.astimezone(UTC)
+    if at < now - PAST_GRACE:
+        raise InThePast(
+            f"Cannot schedule in the past: run_at is {at.isoformat()}, now is {now.isoformat(timespec='seconds')}.",
+            fix="Give a later time, or leave run_at out to run now.",
+        )
+    if at.year > 2199:
+        raise InvalidInstant(f"run_at is in the year {at.year}; the last one is 2199.")
+    return When(at, named, note)
+
+
+def _parse(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as bad:
+        raise InvalidInstant(
+            f"run_at {text[:60]!r} is not a date and time: {bad}.",
+            fix="Write it as 2027-03-14T09:30:00Z, or as local time with a timezone beside it.",
+        ) from bad
+
+
+def _own_zone(value: datetime | None) -> str | None:
+    if value is None or value.tzinfo is None:
+        return None
+    if value.tzinfo in (UTC, timezone.utc):
+        return "UTC"
+    return value.tzinfo.key if isinstance(value.tzinfo, ZoneInfo) else None
+
+
+def _zoneless(value: datetime | None) -> InvalidInstant:
+    if value is not None and value.tzinfo is None:
+        return InvalidInstant(
+            f"run_at has no time zone: {value.isoformat()}. Timebell never guesses.",
+            code="RUN_AT_WITHOUT_TIMEZONE",
+            fix='Pass timezone="Asia/Seoul", or a datetime with tzinfo=ZoneInfo("Asia/Seoul").',
+        )
+    return InvalidInstant(
+        "No time zone was given, and there is no default.",
+        code="TIMEZONE_MISSING",
+        fix='Pass timezone="Asia/Seoul", or set a default with Timebell(timezone=...).',
+    )

@@ -1,0 +1,199 @@
+"""The verbs for jobs: schedule one or many, cancel, get, list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from timebell.alarm import Alarm
+from timebell.client import instants
+from timebell.clock import Clock
+from timebell.errors import InvalidInput, NotFound
+from timebell.ids import new_id
+from timebell.model import page
+from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob
+from timebell.model.page import Page
+from timebell.model.payload import decode, encode
+from timebell.model.policy import Retry, seconds
+from timebell.store.dialects.base import Store
+from timebell.store.sql import ledger
+from timebell.targets.handler import check_topic
+
+# A job due sooner than this makes other nodes look again; for later ones their next heartbeat is in time.
+SOON = timedelta(seconds=10)
+PRIORITIES = range(-32_768, 32_768)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job to be made; the fields are the arguments of `Timebell.schedule_at`."""
+
+    topic: str
+    run_at: datetime | str | None = None
+    timezone: str | None = None
+    payload: Any = None
+    owner_id: str | None = None
+    tenant_id: str | None = None
+    correlation_id: str | None = None
+    client_request_id: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    key: str | None = None
+    retry: Retry | Mapping[str, Any] | None = None
+    timeout: float | timedelta | None = None
+    queue: str = "default"
+    priority: int = 0
+    expires_after: float | timedelta | None = None
+    target: Mapping[str, Any] | None = None
+
+
+class Jobs:
+    """The verbs. `opened` makes sure that the store is open; `check_target` validates targets."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        working: Alarm,
+        opened: Callable[[], Any],
+        check_target: Callable[[Mapping[str, Any]], dict[str, Any]],
+        default_timezone: str | None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._working = working
+        self._opened = opened
+        self._check_target = check_target
+        self._default_timezone = default_timezone
+
+    async def create(
+        self, specs: Iterable[JobSpec], *, on_conflict: str = "error", connection: Any = None
+    ) -> list[NewJob | str]:
+        """Write jobs, all or none: each as it was written, or the id of the one that stands for it (`keep`).
+
+        Raises InvalidInput before anything is written; Conflict.
+        """
+        if on_conflict not in ("error", "keep", "replace"):
+            raise InvalidInput(
+                f"on_conflict is {on_conflict!r}.", code="INVALID_ON_CONFLICT", fix="Use error, keep or replace."
+            )
+        await self._opened()
+        now = self._clock.now()
+        new = [self._new(spec, now) for spec in specs]
+        if not new:
+            return []
+        bulk = connection is None and len(new) > 1
+        call: Any = self._store.run
+        if connection is not None:
+            call = _joined(self._store, connection)
+        existing = await call(ledger.create, new, on_conflict, now + SOON, bulk=bulk)
+        if any(job.run_at <= now + SOON for job in new):
+            self._working.poke_threadsafe()
+        return [existing.get(job.id, job) for job in new]
+
+    def _new(self, spec: JobSpec, now: datetime) -> NewJob:
+        """A spec, checked, as a row to write."""
+        when = instants.read(spec.run_at, spec.timezone, self._default_timezone, now)
+        target = None if spec.target is None else self._check_target(spec.target)
+        metadata = {
+            name: text(getattr(spec, name), name)
+            for name in ("owner_id", "correlation_id", "client_request_id")
+            if getattr(spec, name) is not None
+        }
+        if spec.metadata:
+            metadata = {**spec.metadata, **metadata}
+        expires = None
+        if spec.expires_after is not None:
+            expires = when.at + timedelta(seconds=seconds(spec.expires_after, "expires_after"))
+        if isinstance(spec.priority, bool) or spec.priority not in PRIORITIES:
+            raise InvalidInput(f"priority is {spec.priority!r}; it is a whole number.", code="INVALID_PRIORITY")
+        retry = Retry.read(spec.retry)
+        topic = check_topic(spec.topic)
+        return NewJob(
+            id=new_id(now), tenant_id=text(spec.tenant_id or "default", "tenant_id"), topic=topic,
+            scheduled_at=when.at, run_at=when.at, timezone=when.timezone, created_at=now,
+            payload=encode(spec.payload), metadata=encode(metadata, "metadata") if metadata else None,
+            owner_id=metadata.get("owner_id"), key=None if spec.key is None else text(spec.key, "key"),
+            request_id=metadata.get("client_request_id"), kind=Kind.ONCE,
+            target=encode(target, "target") if target else None, route=f"@{target['kind']}" if target else topic,
+            queue=text(spec.queue, "queue", 100), priority=spec.priority,
+            retry=encode(retry.to_json()) if retry else None,
+            timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
+            expires_at=expires,
+        )  # fmt: skip
+
+    def shown(self, new: NewJob) -> Job:
+        """A job just written, as its maker sees it."""
+        return Job(
+            id=new.id, tenant_id=new.tenant_id, topic=new.topic, state=JobState.PENDING,
+            scheduled_at=new.scheduled_at, run_at=new.run_at, timezone=new.timezone, payload=decode(new.payload),
+            metadata=decode(new.metadata) or {}, owner_id=new.owner_id, key=new.key, target=decode(new.target),
+            queue=new.queue, priority=new.priority, retry=decode(new.retry), timeout=new.timeout,
+            expires_at=new.expires_at, created_at=new.created_at, replaces=new.replaces,
+        )  # fmt: skip
+
+    async def cancel(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> ledger.Cancelled:
+        """Keep a job from starting, if that is still possible. Raises NotFound for an unknown id."""
+        await self._opened()
+        id_ = job_uuid(job_id)
+        call: Any = self._store.run if connection is None else _joined(self._store, connection)
+        result = await call(ledger.cancel, tenant_id, id_, self._clock.now())
+        if result is None:
+            raise no_such_job(job_id)
+        return result  # type: ignore[no-any-return]
+
+    async def get(self, job_id: str, tenant_id: str | None = None) -> Job:
+        """One job, live or finished. Raises NotFound."""
+        await self._opened()
+        job = await self._store.run(ledger.find, tenant_id, job_uuid(job_id))
+        if job is None:
+            raise no_such_job(job_id)
+        return job
+
+    async def list(
+        self, equal: Mapping[str, Any], status: str | Sequence[str] | None, limit: int, cursor: str | None
+    ) -> Page[Job]:
+        """A page of jobs, newest first. Raises InvalidInput (STATUS_INVALID, INVALID_LIMIT, INVALID_CURSOR)."""
+        await self._opened()
+        after = page.check(limit, cursor)
+        words = [status] if isinstance(status, str) else list(status or ())
+        states: set[JobState] = set()
+        for word in words:
+            if word not in STATE_WORDS:
+                raise InvalidInput(
+                    f"There is no status {word!r}.", code="STATUS_INVALID", fix=f"Use {', '.join(STATE_WORDS)}."
+                )
+            states |= set(STATE_WORDS[word])
+        wanted = {name: value for name, value in equal.items() if value is not None}
+        return await self._store.run(ledger.page, wanted, states, limit, after)
+
+
+def text(value: Any, field: str, most: int = 200) -> str:
+    """A non-empty name of at most `most` characters. Raises InvalidInput."""
+    if not isinstance(value, str) or not 0 < len(value) <= most or "\x00" in value:
+        raise InvalidInput(
+            f"{field} is {value!r:.60}; it is text of 1 to {most} characters.", code=f"INVALID_{field.upper()}"
+        )
+    return value
+
+
+def job_uuid(given: str) -> str:
+    """An id in its one spelling. Raises NotFound for what cannot be an id."""
+    try:
+        return str(UUID(given))
+    except (ValueError, AttributeError, TypeError):
+        raise no_such_job(given) from None
+
+
+def no_such_job(job_id: object) -> NotFound:
+    """The error for an unknown id."""
+    return NotFound(f"There is no job {job_id}.", code="JOB_NOT_FOUND", fix="Finished jobs go after 30 days.")
+
+
+def _joined(store: Store, connection: Any) -> Any:
+    async def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+        return await store.join(connection, operation, *args, **kwargs)
+
+    return call

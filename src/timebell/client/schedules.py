@@ -1,0 +1,151 @@
+"""The verbs for schedules: write one, under a name; get; list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import Any
+
+from timebell.alarm import Alarm
+from timebell.client.jobs import PRIORITIES, text
+from timebell.clock import Clock
+from timebell.engine.planner import job_of
+from timebell.errors import InvalidInput, NotFound
+from timebell.ids import new_id
+from timebell.model import page
+from timebell.model.page import Page
+from timebell.model.payload import encode
+from timebell.model.policy import CatchUp, Overlap, Retry, seconds
+from timebell.model.schedule import Action, Policies, Schedule
+from timebell.recurrence import Spec, zone
+from timebell.store.dialects.base import Store
+from timebell.store.sql import schedules
+from timebell.targets.handler import check_topic
+
+
+class Schedules:
+    """The verbs. `opened` makes sure that the store is open; `check_target` validates targets."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        planning: Alarm,
+        opened: Callable[[], Any],
+        check_target: Callable[[Mapping[str, Any]], dict[str, Any]],
+        default_timezone: str | None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._planning = planning
+        self._opened = opened
+        self._check_target = check_target
+        self._default_timezone = default_timezone
+
+    def draft(self, topic: str, spec: Spec, options: Mapping[str, Any], now: datetime) -> Schedule:
+        """A schedule from what a person gives, checked; nothing is written. Raises InvalidInput."""
+        given = dict(options)
+        named = given.pop("timezone", None) or self._default_timezone
+        if named is None:
+            raise InvalidInput(
+                "A schedule has to say its time zone.", code="TIMEZONE_MISSING",
+                fix='Pass timezone="Asia/Seoul", or set a default with Timebell(timezone=...).',
+            )  # fmt: skip
+        zone(named)
+        bounds = {name: given.pop(name, None) for name in ("start", "end", "max_runs")}
+        recurrence = spec.bind(named, created_at=now, **bounds)
+        id_ = new_id(now)
+        name = given.pop("name", None) or f"{topic}-{id_[-12:]}"
+        tenant_id = given.pop("tenant_id", None) or "default"
+        enabled = bool(given.pop("enabled", True))
+        policies = _policies(given)
+        action = self._action(topic, given)
+        if given:
+            raise InvalidInput(
+                f"schedule_repeat has no option {', '.join(sorted(given))}.", code="UNKNOWN_OPTION"
+            )
+        return Schedule(
+            id=id_, tenant_id=text(tenant_id, "tenant_id"), name=text(name, "name"), recurrence=recurrence,
+            action=action, policies=policies, enabled=enabled, next_fire_at=recurrence.next(now),
+            created_at=now, updated_at=now,
+        )  # fmt: skip
+
+    def _action(self, topic: str, given: dict[str, Any]) -> Action:
+        """What each occurrence becomes; takes its options out of `given`."""
+        metadata = dict(given.pop("metadata", None) or {})
+        for label in ("owner_id", "correlation_id"):
+            value = given.pop(label, None)
+            if value is not None:
+                metadata[label] = text(value, label)
+        payload = given.pop("payload", None)
+        encode(payload)
+        encode(metadata, "metadata")
+        target = given.pop("target", None)
+        priority = given.pop("priority", 0)
+        if isinstance(priority, bool) or priority not in PRIORITIES:
+            raise InvalidInput(f"priority is {priority!r}; it is a whole number.", code="INVALID_PRIORITY")
+        return Action(
+            topic=check_topic(topic), payload=payload, metadata=metadata, owner_id=metadata.get("owner_id"),
+            target=None if target is None else self._check_target(target),
+            queue=text(given.pop("queue", "default"), "queue", 100), priority=priority,
+            retry=Retry.read(given.pop("retry", None)),
+            timeout=_optional(given.pop("timeout", None), "timeout"),
+            expires_after=_optional(given.pop("expires_after", None), "expires_after"),
+        )  # fmt: skip
+
+    async def put(self, schedule: Schedule, *, replace: bool, connection: Any = None) -> Schedule:
+        """Write it; with `replace`, over the one of the same name. Raises Conflict (SCHEDULE_EXISTS)."""
+        await self._opened()
+        now = self._clock.now()
+        if connection is None:
+            written = await self._store.run(schedules.put, schedule, job_of, now, replace=replace)
+        else:
+            written = await self._store.join(
+                connection, schedules.put, schedule, job_of, now, replace=replace
+            )
+        self._planning.poke_threadsafe()
+        return written
+
+    async def get(self, id_: str | None = None, *, name: str | None = None, tenant_id: str = "default") -> Schedule:
+        """One schedule, by id or by name. Raises NotFound."""
+        await self._opened()
+        found = await self._store.run(schedules.find, tenant_id, id_=id_, name=name)
+        if found is None:
+            raise NotFound(f"There is no schedule {name or id_}.", code="SCHEDULE_NOT_FOUND")
+        return found
+
+    async def list(self, tenant_id: str | None, limit: int, cursor: str | None) -> Page[Schedule]:
+        """A page of schedules, newest first."""
+        await self._opened()
+        return await self._store.run(schedules.page, tenant_id, limit, page.check(limit, cursor))
+
+
+def code_hash(spec: Spec, topic: str, options: Mapping[str, Any]) -> str:
+    """A fingerprint of a code-defined schedule: it is written again only when this changes."""
+    facts = repr((repr(spec), topic, sorted((name, repr(value)) for name, value in options.items())))
+    return sha256(facts.encode()).hexdigest()
+
+
+def _policies(given: dict[str, Any]) -> Policies:
+    """The policies among the options, taken out of `given`."""
+    default = Policies()
+    return Policies(
+        overlap=_choice(Overlap, given.pop("overlap", default.overlap), "overlap"),
+        catch_up=_choice(CatchUp, given.pop("catch_up", default.catch_up), "catch_up"),
+        catch_up_window=seconds(given.pop("catch_up_window", default.catch_up_window), "catch_up_window"),
+        catch_up_limit=int(seconds(given.pop("catch_up_limit", default.catch_up_limit), "catch_up_limit")),
+        missed_after=seconds(given.pop("missed_after", default.missed_after), "missed_after"),
+    )
+
+
+def _choice(words: Any, value: Any, field: str) -> Any:
+    if value not in list(words):
+        raise InvalidInput(
+            f"{field} is {value!r}.", code=f"INVALID_{field.upper()}", fix=f"Use {', '.join(words)}."
+        )
+    return words(value)
+
+
+def _optional(value: float | timedelta | None, field: str) -> float | None:
+    return None if value is None else seconds(value, field, least=0.001)

@@ -1,0 +1,86 @@
+"""The completer writes endings in batches: all that came while the last batch was written.
+
+It waits for no timer, so a lone ending is written at once and a flood in a few statements. What the store
+cannot take now is kept until it can; the fence then decides whether it still counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+
+from timebell.engine.context import Node
+from timebell.model.job import Ending, JobState
+from timebell.store.sql import jobs
+
+log = logging.getLogger("timebell.completer")
+
+MOST = 1000
+
+
+class Completer:
+    """The service; `put` is called by whoever ended an attempt, `step` writes one batch."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._waiting: list[Ending] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, ending: Ending) -> None:
+        """Take an ending over; the attempt stays held until it is written."""
+        self._waiting.append(ending)
+        self._arrived.set()
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything put so far is written."""
+        return not self._waiting
+
+    async def wait(self) -> None:
+        """Until there is something to write."""
+        self._arrived.clear()
+        if not self._waiting:
+            await self._arrived.wait()
+
+    async def step(self) -> None:
+        """Write one batch. On a StoreError it stays, to be written again."""
+        batch = self._waiting[:MOST]
+        if not batch:
+            return
+        await self.write(batch)
+        del self._waiting[: len(batch)]
+        for ending in batch:
+            self.node.held.pop(ending.id, None)
+        self.node.counters.ended += len(batch)
+
+    async def write(self, batch: list[Ending]) -> None:
+        """Write endings, whoever they come from; those with an old fence change nothing."""
+        store = self.node.store
+        again = [ending for ending in batch if ending.state is JobState.PENDING]
+        final = [ending for ending in batch if ending.state is not JobState.PENDING]
+        if again:
+            kept = await store.hot(jobs.retry, again)
+            # Not back to pending: its cancel was asked meanwhile (then it ends here), or the fence is old.
+            final += [
+                dataclasses.replace(ending, state=JobState.CANCELLED) for ending in again if ending.id not in kept
+            ]
+            self._wake(again)
+        plain = [ending for ending in final if ending.schedule_id is None]
+        in_turn = [ending for ending in final if ending.schedule_id is not None]
+        written: set[str] = set()
+        if plain:
+            written |= await (store.hot if store.dialect.delete_in_cte else store.run)(jobs.end, plain)
+        if in_turn:
+            schedules = [ending.schedule_id for ending in in_turn if ending.schedule_id]
+            written |= await store.run(jobs.end_in_turn, in_turn, schedules)
+            self.node.working.poke()
+        stale = [ending.id for ending in final if ending.id not in written]
+        if stale:
+            self.node.counters.fenced += len(stale)
+            log.warning("%d endings came too late and changed nothing: %s", len(stale), ", ".join(stale[:5]))
+
+    def _wake(self, again: list[Ending]) -> None:
+        now = self.node.clock.now()
+        if any(ending.run_at is not None and (ending.run_at - now).total_seconds() < 10 for ending in again):
+            self.node.working.poke()

@@ -1,0 +1,103 @@
+"""What the services of one node share: who it is, its store and clock, and the attempts it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from timebell.alarm import Alarm
+from timebell.clock import Clock
+from timebell.model.job import Attempt
+from timebell.model.policy import Retry
+from timebell.recurrence import Recurrence
+from timebell.store.dialects.base import Store
+from timebell.targets.base import Target
+from timebell.targets.handler import Handlers
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a node works. Times are seconds."""
+
+    slots: int = 500
+    threads: int = 16
+    batch: int = 500
+    lease: float = 15.0
+    heartbeat: float = 5.0
+    poll: float = 1.0
+    drain: float = 30.0
+    retention: float = 30 * 86_400.0
+    name: str = "node"
+
+
+@dataclass(slots=True)
+class Held:
+    """An attempt this node holds, until its ending is written. `lease_until` is monotonic seconds."""
+
+    attempt: Attempt
+    lease_until: float
+    task: asyncio.Task[None] | None = None
+    drop: str | None = None
+    """Why its task is being cancelled: `lost` (not ours any more) or `drain` (give it back)."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What this node saw since it started."""
+
+    fired: int = 0
+    skipped: int = 0
+    started: int = 0
+    ended: int = 0
+    fenced: int = 0
+    rescued: int = 0
+    clock_steps: int = 0
+    leader_changes: int = 0
+    unheard: int = 0
+    lag_max: float = 0.0
+
+
+@dataclass(slots=True)
+class Node:
+    """One running process, or one of several nodes of a simulation."""
+
+    id: str
+    store: Store
+    clock: Clock
+    options: Options
+    handlers: Handlers
+    targets: Mapping[str, Target]
+    planning: Alarm
+    working: Alarm
+    held: dict[str, Held] = field(default_factory=dict)
+    recurrences: dict[tuple[str, int], tuple[str, Recurrence]] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
+    stopping: bool = False
+    listening: bool = False
+
+    def retry_of(self, attempt: Attempt, given: Mapping[str, Any] | None) -> Retry:
+        """The retry policy of a job: its own, its handler's, the default."""
+        if given is not None:
+            return Retry(**given)
+        if attempt.target is None:
+            for handler in self.handlers.matching(attempt.topic)[:1]:
+                if handler.retry is not None:
+                    return handler.retry
+        return DEFAULT_RETRY
+
+    def timeout_of(self, attempt: Attempt) -> float:
+        """Seconds an attempt may take: the job's own, its handler's, the default."""
+        if attempt.timeout is not None:
+            return attempt.timeout
+        if attempt.target is None:
+            for handler in self.handlers.matching(attempt.topic)[:1]:
+                if handler.timeout is not None:
+                    return handler.timeout
+        return DEFAULT_TIMEOUT if attempt.schedule_id is None else DEFAULT_SCHEDULE_TIMEOUT
+
+
+DEFAULT_RETRY = Retry()
+DEFAULT_TIMEOUT = 60.0
+DEFAULT_SCHEDULE_TIMEOUT = 3600.0

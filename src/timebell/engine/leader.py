@@ -1,0 +1,97 @@
+"""The leader does chores that need doing once: unheard topics, retention, the rows of dead nodes.
+
+Nothing that fires depends on it. Its lease is a counter like an attempt's, and every chore checks the fencing
+token in its own transaction, so a leader that slept through its lease does nothing when it wakes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from timebell.engine.context import Node
+from timebell.model.routes import Routes
+from timebell.store.sql import jobs, nodes, retention
+from timebell.store.transaction import Transaction
+
+log = logging.getLogger("timebell.leader")
+
+R = TypeVar("R")
+TIDY_EVERY = 3600.0  # seconds
+
+
+class Leader:
+    """The service; `step` rides on the heartbeat."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.fence: int | None = None
+        self._seen: tuple[nodes.Lease, float] | None = None
+        self._beats: dict[str, tuple[int, float]] = {}
+        self._tidied: float | None = None
+
+    async def step(self) -> None:
+        """Lead, try to, or watch who does; then the chores."""
+        node = self.node
+        if self.fence is not None and not await node.store.run(nodes.renew_lease, node.id, self.fence):
+            log.warning("leadership was lost")
+            self.fence = None
+        if self.fence is None:
+            await self._stand()
+        if self.fence is not None:
+            await self._chores()
+
+    async def _stand(self) -> None:
+        node = self.node
+        now = node.clock.monotonic()
+        lease = await node.store.run(nodes.lease)
+        if self._seen is None or self._seen[0] != lease:
+            self._seen = (lease, now)
+        vacant = lease.holder is None or now - self._seen[1] >= node.options.lease
+        if vacant and (taken := await node.store.run(nodes.take_lease, node.id, lease, node.clock.now())):
+            self.fence = taken.fence
+            node.counters.leader_changes += 1
+            log.info("this node leads (fence %d)", taken.fence)
+
+    async def _chores(self) -> None:
+        node, now = self.node, self.node.clock.now()
+        heard = await self._heard()
+        done = await self._as_leader(jobs.hold_unheard, heard, now)
+        if done is not None and done[0]:
+            node.counters.unheard += done[0]
+            log.warning("%d due jobs have a topic that no live node listens to; they are held", done[0])
+        monotonic = node.clock.monotonic()
+        if self._tidied is None or monotonic - self._tidied >= TIDY_EVERY:
+            self._tidied = monotonic
+            await self._as_leader(retention.prepare, now)
+            await self._as_leader(retention.prune, now - timedelta(seconds=node.options.retention))
+
+    async def _heard(self) -> Routes:
+        """What the live nodes can take together; the rows of dead ones go."""
+        node = self.node
+        now, lease = node.clock.monotonic(), node.options.lease
+        heard = Routes()
+        beats: dict[str, tuple[int, float]] = {}
+        dead = []
+        for other in await node.store.run(nodes.listed):
+            was = self._beats.get(other.id)
+            beats[other.id] = was if was is not None and was[0] == other.beat else (other.beat, now)
+            silent = now - beats[other.id][1]
+            if other.id == node.id or silent < lease:
+                heard |= other.routes
+            elif silent >= 4 * lease:
+                dead.append(other.id)
+        self._beats = beats
+        if dead:
+            await self._as_leader(nodes.forget, dead)
+        return heard
+
+    async def _as_leader(self, chore: Callable[..., R], *args: Any) -> R | None:
+        return await self.node.store.run(_fenced, self.node.id, self.fence or 0, chore, args)
+
+
+def _fenced(tx: Transaction, node_id: str, fence: int, chore: Callable[..., R], args: tuple[Any, ...]) -> R | None:
+    """A chore, if this fence still leads; in one transaction with the check."""
+    return chore(tx, *args) if nodes.leads(tx, node_id, fence) else None

@@ -1,0 +1,140 @@
+"""The pulse of a node: every few seconds it measures the clock, renews leases, and looks after the others.
+
+A lease is a counter on the attempt. Its owner raises it; whoever watches judges its age by his own monotonic
+clock. So no step of any wall clock can end a lease or make one last.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from timebell.engine.completer import Completer
+from timebell.engine.context import Node
+from timebell.engine.leader import Leader
+from timebell.engine.runner import mark
+from timebell.model import decide
+from timebell.model.job import JobState
+from timebell.model.payload import decode
+from timebell.store.sql import jobs, nodes
+
+log = logging.getLogger("timebell.pulse")
+
+
+class Pulse:
+    """The service; `step` is one heartbeat."""
+
+    def __init__(self, node: Node, completer: Completer, leader: Leader, announced: nodes.Node) -> None:
+        self.node = node
+        self.completer = completer
+        self.leader = leader
+        self.announced = announced
+        self._seen: dict[tuple[str, int], tuple[int, float]] = {}
+
+    async def start(self) -> None:
+        """Before the first claim: know the time, be known, and take back what a dead engine left."""
+        node = self.node
+        await self._measure()
+        await node.store.run(nodes.announce, self.announced)
+        if not node.store.many_nodes:  # its file is ours alone, so whatever runs there has no one
+            await self._rescue(list(await node.store.run(jobs.running)))
+
+    async def step(self) -> datetime | None:
+        """One heartbeat; when the next is."""
+        node = self.node
+        self._drop_lapsed()
+        await self._measure()
+        await self._renew()
+        self.announced = self._announcement()
+        await node.store.run(nodes.announce, self.announced)
+        node.listening = await node.store.listen(node.working.poke)
+        await self._watch()
+        await self.leader.step()
+        node.working.poke()
+        node.planning.poke()
+        return node.clock.now() + timedelta(seconds=node.options.heartbeat)
+
+    def _announcement(self) -> nodes.Node:
+        was = self.announced
+        return nodes.Node(
+            was.id, was.name, was.version, was.tzdata, was.routes, was.beat + 1, was.started_at, self.node.clock.now()
+        )
+
+    async def _measure(self) -> None:
+        clock = self.node.clock
+        sent = clock.monotonic()
+        reading = await self.node.store.reading()
+        step = clock.discipline(reading, sent, clock.monotonic())
+        if step is not None:
+            self.node.counters.clock_steps += 1
+            log.warning("the database's clock stepped by %.3f s; due times follow it", step.seconds)
+
+    def _drop_lapsed(self) -> None:
+        """Stop what this node may no longer do: attempts whose lease it could not renew in time."""
+        now = self.node.clock.monotonic()
+        for held in list(self.node.held.values()):
+            if held.lease_until <= now:
+                self._drop(held.attempt.id)
+
+    def _drop(self, id_: str) -> None:
+        held = self.node.held.get(id_)
+        if held is None or held.task is None or held.task.done():
+            return
+        log.warning("the lease of job %s was lost; its attempt %d is stopped", id_, held.attempt.number)
+        held.drop = "lost"
+        held.task.cancel()
+
+    async def _renew(self) -> None:
+        node = self.node
+        clock = node.clock
+        soon = clock.monotonic() + node.options.lease - node.options.heartbeat * 0.5
+        aging = [(held.attempt.id, held.attempt.number) for held in node.held.values() if held.lease_until < soon]
+        if not aging:
+            return
+        sent = clock.monotonic()
+        ours = await node.store.hot(jobs.beat, aging)
+        for id_, _ in aging:
+            held = node.held.get(id_)
+            if held is not None and id_ in ours:
+                held.lease_until = sent + node.options.lease
+            elif held is not None:
+                self._drop(id_)
+
+    async def _watch(self) -> None:
+        """Take back attempts whose counter has stood still for a whole lease."""
+        node = self.node
+        now = node.clock.monotonic()
+        running = await node.store.hot(jobs.running)
+        held = {(one.attempt.id, one.attempt.number) for one in node.held.values()}
+        seen: dict[tuple[str, int], tuple[int, float]] = {}
+        dead = []
+        for key, beat in running.items():
+            if key in held:
+                continue
+            was = self._seen.get(key)
+            seen[key] = was if was is not None and was[0] == beat else (beat, now)
+            if now - seen[key][1] >= node.options.lease:
+                dead.append(key)
+        self._seen = seen
+        if dead:
+            await self._rescue(dead)
+
+    async def _rescue(self, keys: list[tuple[str, int]]) -> None:
+        """Let abandoned attempts be tried again at once, or fail those that have used up their tries."""
+        if not keys:
+            return
+        node = self.node
+        now = node.clock.now()
+        endings = []
+        for attempt in await node.store.run(jobs.abandoned, keys, now):
+            retry = node.retry_of(attempt, decode(attempt.retry))
+            ending = decide.after_failure(
+                attempt.id, attempt.number, attempt.tries, retry, now, "LEASE_LOST",
+                "The node that ran it stopped answering.",
+            )  # fmt: skip
+            if ending.state is JobState.PENDING:
+                ending.run_at = now
+            endings.append(mark(attempt, ending, node.id))
+        await self.completer.write(endings)
+        node.counters.rescued += len(endings)
+        log.warning("%d attempts of nodes that stopped answering were taken back", len(endings))

@@ -1,0 +1,135 @@
+"""The runner carries one attempt through: lease, deadline, target, and what it came to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import datetime, timedelta
+
+from timebell.engine.context import Held, Node
+from timebell.errors import InvalidPayload
+from timebell.model import decide
+from timebell.model.job import Attempt, Ending, JobState
+from timebell.model.payload import decode, encode
+from timebell.targets.base import Delivery, Outcome
+from timebell.targets.handler import Cancel, Snooze
+
+log = logging.getLogger("timebell.runner")
+
+KEPT_ATTEMPTS = 20
+UPCOMING = 3
+
+
+class Runner:
+    """Runs attempts; holds no state of its own."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    async def run(self, held: Held) -> Ending | None:
+        """One attempt; None when it is no longer this node's to end."""
+        attempt, clock = held.attempt, self.node.clock
+        now = clock.now()
+        if attempt.expires_at is not None and attempt.expires_at <= now:
+            return self._mark(attempt, decide.expired(attempt.id, attempt.number, attempt.tries, now))
+        try:
+            if clock.monotonic() >= held.lease_until:  # another node may have it already: send nothing
+                held.drop = "lost"
+                return None
+            outcome = await self._deliver(attempt, now)
+            ending = self._ending(attempt, outcome)
+        except Snooze as snooze:
+            later = clock.now() + timedelta(seconds=snooze.delay)
+            ending = self._again(attempt, later)
+        except Cancel as cancel:
+            ending = Ending(attempt.id, attempt.number, JobState.CANCELLED, clock.now(), reason=cancel.reason or None)
+        except asyncio.CancelledError:
+            if held.drop == "lost":
+                return None
+            if held.drop != "drain":
+                raise
+            ending = self._again(attempt, clock.now())
+        return self._mark(attempt, ending)
+
+    async def _deliver(self, attempt: Attempt, now: datetime) -> Outcome:
+        target = decode(attempt.target)
+        kind = "handler" if target is None else target["kind"]
+        delivery = self._delivery(attempt, now)
+        self.node.counters.lag_max = max(self.node.counters.lag_max, (now - attempt.scheduled_at).total_seconds())
+        timeout = self.node.timeout_of(attempt)
+        deadline = asyncio.timeout(timeout)
+        try:
+            async with deadline:
+                options = {} if target is None else target["options"]
+                return await self.node.targets[kind].deliver(delivery, options)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return Outcome.failed("TIMEOUT", f"It took longer than its timeout of {timeout:g} s.")
+        except (Snooze, Cancel):
+            raise
+        except Exception as broken:  # a target's own fault is still an outcome of the attempt
+            log.exception("target %s broke on job %s", kind, attempt.id)
+            return Outcome.failed("TARGET_BROKE", f"{type(broken).__name__}: {broken}"[:500])
+
+    def _delivery(self, attempt: Attempt, now: datetime) -> Delivery:
+        name: str | None = None
+        upcoming: list[datetime] = []
+        known = self.node.recurrences.get((attempt.schedule_id or "", attempt.revision or 0))
+        if known is not None:
+            name, recurrence = known
+            at = recurrence.next(attempt.scheduled_at)
+            while at is not None and len(upcoming) < UPCOMING:
+                upcoming.append(at)
+                at = recurrence.next(at)
+        return Delivery(
+            attempt.id, attempt.tenant_id, attempt.topic, decode(attempt.payload), decode(attempt.metadata) or {},
+            attempt.timezone, attempt.scheduled_at, now, attempt.schedule_id, name, attempt.occurrence_key,
+            attempt.number, upcoming,
+        )  # fmt: skip
+
+    def _ending(self, attempt: Attempt, outcome: Outcome) -> Ending:
+        now = self.node.clock.now()
+        result, lost = _keep(outcome.result)
+        if outcome.delivered:
+            ending = Ending(attempt.id, attempt.number, JobState.COMPLETED, now, result=result, reason=lost)
+        else:
+            ending = decide.after_failure(
+                attempt.id, attempt.number, attempt.tries, self.node.retry_of(attempt, decode(attempt.retry)), now,
+                outcome.code or "FAILED", outcome.error or "It failed.", retryable=outcome.retryable,
+                retry_after=outcome.retry_after,
+            )  # fmt: skip
+            ending.result = result
+        return ending
+
+    def _again(self, attempt: Attempt, at: datetime) -> Ending:
+        """Back to pending without using up a try."""
+        now = self.node.clock.now()
+        return Ending(attempt.id, attempt.number, JobState.PENDING, now, run_at=at, counts=False)
+
+    def _mark(self, attempt: Attempt, ending: Ending) -> Ending:
+        return mark(attempt, ending, self.node.id)
+
+
+def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
+    """Complete an ending with what the job remembers: its failed attempts, and whose turn comes next."""
+    ending.schedule_id = attempt.schedule_id if attempt.serial else None
+    ending.errors = attempt.errors
+    if ending.error is not None:
+        line = {
+            "attempt": ending.attempt, "startedAt": attempt.started_at.isoformat(), "endedAt": ending.at.isoformat(),
+            "node": node_id, "code": ending.code, "error": ending.error[:1000],
+        }  # fmt: skip
+        earlier = decode(attempt.errors) or []
+        ending.errors = encode([*earlier, line][-KEPT_ATTEMPTS:])
+    return ending
+
+
+def _keep(result: object) -> tuple[str | None, str | None]:
+    """A result as JSON to keep with the job, or why it could not be kept."""
+    if result is None:
+        return None, None
+    try:
+        return encode(result, "result"), None
+    except InvalidPayload as unfit:
+        return None, f"result not kept: {unfit.message}"[:20]

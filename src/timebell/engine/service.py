@@ -1,0 +1,150 @@
+"""A node's life: start the services, keep each of them going, drain, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from zlib import crc32
+
+from timebell.alarm import Alarm
+from timebell.engine.completer import Completer
+from timebell.engine.context import Node
+from timebell.engine.leader import Leader
+from timebell.engine.planner import Planner
+from timebell.engine.pulse import Pulse
+from timebell.engine.worker import Worker
+from timebell.errors import StoreError
+from timebell.store.sql import jobs, nodes, schedules
+
+log = logging.getLogger("timebell.engine")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between tries while the store does not answer
+
+
+class Service:
+    """The engine of one node."""
+
+    def __init__(self, node: Node, version: str, tzdata: str) -> None:
+        self.node = node
+        self.completer = Completer(node)
+        self.planner = Planner(node)
+        self.worker = Worker(node, self.completer)
+        self.leader = Leader(node)
+        now = node.clock.now()
+        me = nodes.Node(node.id, node.options.name, version, tzdata, self.worker.routes, 0, now, now)
+        self.pulse = Pulse(node, self.completer, self.leader, me)
+        self.failing: dict[str, StoreError] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Plan and work while the block runs; then drain and leave. Raises StoreError if it cannot start."""
+        node = self.node
+        node.handlers.threads = ThreadPoolExecutor(node.options.threads, thread_name_prefix="timebell")
+        beating = Alarm(node.clock)
+        await node.store.lock_engine()
+        await self.pulse.start()
+        tasks = [
+            asyncio.create_task(self._keep(name, step, alarm), name=f"timebell-{name}")
+            for name, step, alarm in (
+                ("pulse", self.pulse.step, beating),
+                ("planner", self.planner.step, node.planning),
+                ("worker", self.worker.step, node.working),
+            )
+        ]
+        completing = asyncio.create_task(self._complete(), name="timebell-completer")
+        try:
+            yield
+        finally:
+            await self._drain(tasks[1:])
+            for task in (*tasks, completing):
+                task.cancel()
+            await asyncio.gather(*tasks, completing, return_exceptions=True)
+            await self._leave()
+            node.handlers.threads.shutdown(wait=False, cancel_futures=True)
+            for alarm in (beating, node.planning, node.working):
+                alarm.close()
+
+    async def idle(self) -> None:
+        """Until nothing is due, nothing runs and nothing is left to write."""
+        node = self.node
+        while True:
+            now = node.clock.now()
+            lanes = await node.store.hot(jobs.lanes, self.worker.routes)
+            fire_at = await node.store.run(schedules.next_fire)
+            due = any(lane.next_due is not None and lane.next_due <= now for lane in lanes)
+            if not due and not node.held and (fire_at is None or fire_at > now):
+                return
+            alarm = Alarm(node.clock)
+            await alarm.wait(now + timedelta(seconds=0.05))
+            alarm.close()
+
+    async def _keep(self, name: str, step: Callable[[], Awaitable[datetime | None]], alarm: Alarm) -> None:
+        """Run a service for ever: step, wait for the instant it names or a poke; on an error, pause and go on."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                until = await step()
+                pause = FIRST_PAUSE
+                if self.failing.pop(name, None) and not self.failing:
+                    log.warning("the store answers again")
+            except StoreError as failed:
+                if not self.failing:
+                    log.warning("%s Going on as soon as it answers.", failed)
+                self.failing[name] = failed
+                until, pause = self._later(pause), min(pause * 2, LONGEST_PAUSE)
+            except Exception:
+                log.exception("the %s failed and goes on", name)
+                until, pause = self._later(pause), min(pause * 2, LONGEST_PAUSE)
+            if until is None or until > self.node.clock.now():
+                await alarm.wait(until)
+
+    def _later(self, pause: float) -> datetime:
+        """After the pause, a little different on every node so that they do not come back together."""
+        spread = 0.5 + crc32(self.node.id.encode()) / 2**32
+        return self.node.clock.now() + timedelta(seconds=pause * spread)
+
+    async def _complete(self) -> None:
+        alarm = Alarm(self.node.clock)
+
+        async def step() -> datetime | None:
+            await self.completer.wait()
+            await self.completer.step()
+            return self.node.clock.now()
+
+        try:
+            await self._keep("completer", step, alarm)
+        finally:
+            alarm.close()
+
+    async def _drain(self, makers: list[asyncio.Task[None]]) -> None:
+        """Stop planning and claiming, let what runs finish, give the rest back, write every ending."""
+        node = self.node
+        node.stopping = True
+        node.working.poke()
+        until = node.clock.monotonic() + node.options.drain
+        # A claim under way must not be cut off, or its jobs would be nobody's.
+        alarm = Alarm(node.clock)
+        makers[0].cancel()
+        while (node.held or self.worker.claiming) and node.clock.monotonic() < until:
+            await alarm.wait(node.clock.now() + timedelta(seconds=0.02))
+        for held in list(node.held.values()):
+            if held.task is not None and not held.task.done():
+                held.drop = "drain"
+                held.task.cancel()
+        if self.worker.tasks:
+            await asyncio.wait(self.worker.tasks, timeout=1)
+        for _ in range(100):
+            if self.completer.empty or self.failing:
+                break
+            await alarm.wait(node.clock.now() + timedelta(seconds=0.02))
+        alarm.close()
+
+    async def _leave(self) -> None:
+        try:
+            await self.node.store.run(nodes.forget, [self.node.id])
+        except StoreError as failed:
+            log.warning("left without saying so: %s", failed)

@@ -1,0 +1,126 @@
+"""The worker claims due jobs and starts them: it sleeps to the next due instant, claims, starts, looks again.
+
+Claiming is starting. A node claims no more than it has hands free, and only what it can take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from timebell.engine.completer import Completer
+from timebell.engine.context import Held, Node
+from timebell.engine.runner import Runner
+from timebell.model.job import Attempt
+from timebell.model.routes import Routes
+from timebell.store.sql import jobs, schedules
+
+SHORTEST, LONGEST = 0.0005, 0.25  # seconds to wait when what is due is another node's just now
+
+
+@dataclass(slots=True)
+class Hands:
+    """Places for attempts of one sort: on the event loop, or in threads."""
+
+    routes: Routes
+    free: int
+
+
+class Worker:
+    """The service; `step` is one look at the store and the claims it leads to."""
+
+    def __init__(self, node: Node, completer: Completer) -> None:
+        self.node = node
+        self.runner = Runner(node)
+        self.completer = completer
+        delivered = Routes(frozenset(f"@{kind}" for kind in node.targets if kind != "handler"))
+        self.hands = [
+            Hands(node.handlers.routes(is_async=True) | delivered, node.options.slots),
+            Hands(node.handlers.routes(is_async=False), node.options.threads),
+        ]
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.claiming = False
+        self._pause = SHORTEST
+
+    @property
+    def routes(self) -> Routes:
+        """All that this node can take."""
+        return self.hands[0].routes | self.hands[1].routes
+
+    async def step(self) -> datetime | None:
+        """Claim what is due and fits; when to look again (None: when poked)."""
+        node = self.node
+        free = [hands for hands in self.hands if hands.free > 0 and hands.routes]
+        if node.stopping or not free:
+            return None
+        routes = free[0].routes if len(free) == 1 else self.routes
+        lanes = await node.store.hot(jobs.lanes, routes)
+        now = node.clock.now()
+        due = [lane for lane in lanes if lane.next_due is not None and lane.next_due <= now]
+        claimed = 0
+        self.claiming = True
+        try:
+            for lane in due:
+                for hands in free:
+                    claimed += await self._claim(lane, hands)
+        finally:
+            self.claiming = False
+        if claimed:
+            self._pause = SHORTEST
+            return now
+        later = [lane.next_due for lane in lanes if lane.next_due is not None and lane.next_due > now]
+        if due:
+            later.append(node.clock.now() + timedelta(seconds=self._pause))
+            self._pause = min(self._pause * 2, LONGEST)
+        if not node.listening:
+            later.append(now + timedelta(seconds=node.options.poll))
+        return min(later, default=None)
+
+    async def _claim(self, lane: jobs.Lane, hands: Hands) -> int:
+        """Claim and start up to as many jobs of a lane as these hands have free."""
+        node = self.node
+        most = min(hands.free, node.options.batch)
+        if most < 1 or node.stopping:
+            return 0
+        operation = jobs.claim_limited if lane.limited else jobs.claim
+        run = node.store.run if lane.limited else node.store.hot
+        sent = node.clock.monotonic()
+        attempts = await run(operation, lane, hands.routes, node.id, most, node.clock.now())
+        await self._learn(attempts)
+        lease_until = sent + node.options.lease
+        for attempt in attempts:
+            held = Held(attempt, lease_until)
+            node.held[attempt.id] = held
+            hands.free -= 1
+            held.task = asyncio.create_task(self._attempt(held, hands))
+            self.tasks.add(held.task)
+            held.task.add_done_callback(self.tasks.discard)
+        node.counters.started += len(attempts)
+        return len(attempts)
+
+    async def _learn(self, attempts: Sequence[Attempt]) -> None:
+        """Know the recurrence of every schedule that these jobs come from."""
+        known = self.node.recurrences
+        unknown = {
+            (attempt.schedule_id, attempt.revision)
+            for attempt in attempts
+            if attempt.schedule_id is not None and attempt.revision is not None
+        } - known.keys()
+        if unknown:
+            if len(known) > 100_000:
+                known.clear()
+            known.update(await self.node.store.run(schedules.revisions_of, unknown))
+
+    async def _attempt(self, held: Held, hands: Hands) -> None:
+        """One attempt, from claim to the completer; its place is free as soon as the work is over."""
+        try:
+            ending = await self.runner.run(held)
+        finally:
+            hands.free += 1
+            self.node.working.poke()
+        if ending is None:
+            self.node.held.pop(held.attempt.id, None)
+        else:
+            self.completer.put(ending)

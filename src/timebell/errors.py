@@ -1,0 +1,119 @@
+"""The exception tree. Every error says what, why and what to do, and carries a stable code.
+
+    TimebellError
+    ├── InvalidInput (also a ValueError)     cannot be parsed, or does not fit: nothing was written
+    │   ├── InvalidTimezone                  INVALID_TIMEZONE
+    │   ├── InvalidRecurrence                INVALID_CRON, INVALID_INTERVAL, INVALID_DATES, NEVER_FIRES, ...
+    │   ├── InvalidInstant                   RUN_AT_WITHOUT_TIMEZONE, RUN_AT_INVALID
+    │   │   └── InThePast                    SCHEDULE_IN_THE_PAST
+    │   └── InvalidPayload                   PAYLOAD_NOT_JSON, PAYLOAD_TOO_DEEP, PAYLOAD_TOO_LARGE
+    ├── NotFound (also a LookupError)        JOB_NOT_FOUND, SCHEDULE_NOT_FOUND, ...
+    ├── Conflict                             KEY_IN_USE, SCHEDULE_CLIENT_REQUEST_ID_IN_USE, ...
+    ├── Refused                              COMMAND_TARGET_OFF, PRIVATE_ADDRESS, ...
+    └── StoreError
+        ├── StoreUnreachable                 DATABASE_UNREACHABLE
+        ├── SchemaOutdated                   DATABASE_NOT_UPGRADED
+        └── StoreInUse                       SQLITE_IN_USE
+"""
+
+from __future__ import annotations
+
+
+class TimebellError(Exception):
+    """The root. `code` is stable UPPER_SNAKE; `fix` is what to do, in a sentence."""
+
+    code: str = "TIMEBELL_ERROR"
+
+    def __init__(self, message: str, *, code: str | None = None, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.fix}".rstrip()
+
+
+class InvalidInput(TimebellError, ValueError):
+    """What was given cannot be used; nothing was written."""
+
+    code = "INVALID_INPUT"
+
+
+class InvalidTimezone(InvalidInput):
+    """Not the exact key of an IANA time zone."""
+
+    code = "INVALID_TIMEZONE"
+
+
+class InvalidRecurrence(InvalidInput):
+    """A cron expression, interval or list of dates that cannot be right."""
+
+    code = "INVALID_RECURRENCE"
+
+
+class InvalidInstant(InvalidInput):
+    """A date and time that names no instant."""
+
+    code = "RUN_AT_INVALID"
+
+
+class InThePast(InvalidInstant):
+    """More than 5 s before the database's now."""
+
+    code = "SCHEDULE_IN_THE_PAST"
+
+
+class InvalidPayload(InvalidInput):
+    """A payload that is not JSON, or is over a limit."""
+
+    code = "PAYLOAD_NOT_JSON"
+
+
+class NotFound(TimebellError, LookupError):
+    """No such thing in this tenant."""
+
+    code = "NOT_FOUND"
+
+
+class Conflict(TimebellError):
+    """It exists already, or is not in a state that allows this. `existing` is the other one's id."""
+
+    code = "CONFLICT"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, fix: str = "", existing: str | None = None
+    ) -> None:
+        super().__init__(message, code=code, fix=fix)
+        self.existing = existing
+
+
+class Refused(TimebellError):
+    """Not allowed by the configuration."""
+
+    code = "REFUSED"
+
+
+class StoreError(TimebellError):
+    """The store cannot serve."""
+
+    code = "STORE_ERROR"
+
+
+class StoreUnreachable(StoreError):
+    """The database does not answer. What was being written may or may not be there."""
+
+    code = "DATABASE_UNREACHABLE"
+
+
+class SchemaOutdated(StoreError):
+    """The database's tables are not those of this version."""
+
+    code = "DATABASE_NOT_UPGRADED"
+
+
+class StoreInUse(StoreError):
+    """Another engine holds this SQLite file."""
+
+    code = "SQLITE_IN_USE"

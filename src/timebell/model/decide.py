@@ -1,0 +1,157 @@
+"""The decisions, as pure total functions: what fires, what is skipped and why, what follows an attempt.
+
+The planner, the simulator and the tests call these same functions; none of them knows a clock or a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import islice
+from zlib import crc32
+
+from timebell.model.job import Ending, Hold, JobState, Reason
+from timebell.model.policy import CatchUp, Overlap, Retry
+from timebell.model.schedule import Schedule
+from timebell.recurrence import Recurrence
+
+ROWS = 100  # up to so many skips of one decision get a row each; more become one range row
+TINY = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fire:
+    """An occurrence that becomes a job; with a hold it waits for its turn."""
+
+    at: datetime
+    hold: Hold | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Occurrences that do not fire: `count` of them from `at` to `to`, for one reason."""
+
+    at: datetime
+    to: datetime
+    count: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of every occurrence from a schedule's cursor up to now, and the next cursor."""
+
+    fires: list[Fire] = field(default_factory=list)
+    skips: list[Skip] = field(default_factory=list)
+    next_fire_at: datetime | None = None
+
+
+def plan(schedule: Schedule, now: datetime, live: bool) -> Plan:
+    """Decide every occurrence in [schedule.next_fire_at, now]; `live` says a job of it is not finished.
+
+    Up to `missed_after` late each one fires; those later are missed, and catch-up decides. Nothing is
+    dropped: each occurrence is in exactly one Fire or Skip. The next cursor follows the nominal instants,
+    never `now`.
+    """
+    cursor, recurrence, policies = schedule.next_fire_at, schedule.recurrence, schedule.policies
+    if cursor is None or cursor > now:
+        return Plan(next_fire_at=cursor)
+    until = now + TINY
+    recent_from = min(max(cursor, now - timedelta(seconds=policies.missed_after)), until)
+    recent = list(recurrence.between(recent_from, until))
+    fires, skips = _catch_up(schedule, cursor, recent_from, now, bool(recent))
+    chained = bool(fires) and policies.overlap is not Overlap.ALLOW
+    planned = [Fire(at) for at in (*fires, *recent)]
+    if policies.overlap is Overlap.ALLOW or not planned:
+        pass
+    elif chained and policies.catch_up is CatchUp.ALL:
+        first = Fire(planned[0].at, Hold.OVERLAP if live else None)
+        planned = [first, *(Fire(fire.at, Hold.OVERLAP) for fire in planned[1:])]
+    else:
+        late = planned if live else planned[1:]
+        skips.extend(Skip(fire.at, fire.at, 1, Reason.OVERLAP) for fire in late)
+        planned = [] if live else planned[:1]
+    return Plan(planned, skips, recurrence.next(now))
+
+
+def _catch_up(
+    schedule: Schedule, cursor: datetime, end: datetime, now: datetime, recent: bool
+) -> tuple[list[datetime], list[Skip]]:
+    """The missed occurrences in [cursor, end): which of them fire after all, and the skips of the rest."""
+    recurrence, policies = schedule.recurrence, schedule.policies
+    if cursor >= end:
+        return [], []
+    edge = min(max(cursor, now - schedule.catch_up_from), end)
+    match policies.catch_up:
+        case CatchUp.SKIP:
+            return [], list(_skips(recurrence, cursor, end, Reason.MISSED))
+        case CatchUp.LATEST:
+            keep = [] if recent else _newest(recurrence, edge, end, 1)
+            within = Reason.COALESCED
+        case CatchUp.ALL:
+            keep = _newest(recurrence, edge, end, policies.catch_up_limit)
+            within = Reason.MISSED
+    kept_from = keep[0] if keep else end
+    skips = list(_skips(recurrence, cursor, edge, Reason.MISSED))
+    if not keep and not recent:
+        within = Reason.MISSED
+    skips += _skips(recurrence, edge, kept_from, within)
+    return keep, skips
+
+
+def _newest(recurrence: Recurrence, start: datetime, end: datetime, limit: int) -> list[datetime]:
+    """The last `limit` instants in [start, end), oldest first."""
+    found: list[datetime] = []
+    at = recurrence.previous(end)
+    while at is not None and at >= start and len(found) < limit:
+        found.append(at)
+        at = recurrence.previous(at)
+    return found[::-1]
+
+
+def _skips(recurrence: Recurrence, start: datetime, end: datetime, reason: Reason) -> Iterator[Skip]:
+    """[start, end) as skips: a row each, or one range when there are many."""
+    few = list(islice(recurrence.between(start, end), ROWS + 1))
+    if len(few) <= ROWS:
+        yield from (Skip(at, at, 1, reason) for at in few)
+        return
+    last = recurrence.previous(end)
+    assert last is not None
+    yield Skip(few[0], last, recurrence.count(start, end), reason)
+
+
+def after_failure(  # noqa: PLR0913 - the facts of one failure, all needed
+    job_id: str,
+    number: int,
+    tries: int,
+    retry: Retry,
+    at: datetime,
+    code: str,
+    error: str,
+    *,
+    retryable: bool = True,
+    retry_after: float | None = None,
+) -> Ending:
+    """What a failed attempt comes to: another try after the backoff, or `failed` for good.
+
+    `tries` counts those used up before this one. The jitter is a hash of job and attempt, so a rerun of the
+    same history waits the same time; `retry_after` (seconds) can only lengthen the pause.
+    """
+    if not retryable or tries + 1 >= retry.attempts:
+        return Ending(job_id, number, JobState.FAILED, at, error=error, code=code)
+    fraction = crc32(f"{job_id}.{number}".encode()) / 2**32
+    pause = max(retry.pause(tries + 1, fraction), min(retry_after or 0.0, 86_400.0))
+    return Ending(
+        job_id, number, JobState.PENDING, at, run_at=at + timedelta(seconds=pause), error=error, code=code
+    )
+
+
+def expired(job_id: str, number: int, tries: int, at: datetime) -> Ending:
+    """Past `expires_after`: skipped when no attempt was ever made, failed otherwise."""
+    if tries == 0:
+        return Ending(job_id, number, JobState.SKIPPED, at, reason=Reason.EXPIRED, counts=False)
+    error = "Its time ran out before a further attempt could start."
+    return Ending(
+        job_id, number, JobState.FAILED, at, reason=Reason.EXPIRED, code="EXPIRED", error=error, counts=False
+    )

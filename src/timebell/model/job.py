@@ -1,0 +1,227 @@
+"""A job: one durable unit of work with a `run_at`, and everything that can become of it.
+
+    pending -> running -> completed                     the plain way
+    running -> pending                                  a retry, later run_at
+    running -> failed                                   tries used up, or not retryable: the dead letter
+    pending | running -> cancelled
+    pending | running -> skipped                        with a reason; nothing was delivered
+
+Live jobs (pending, running) and finished ones are rows of two tables; see `store/schema.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from timebell.ids import occurrence_key
+
+
+class JobState(StrEnum):
+    """Where a job stands. The last four are final, but for the replay of a failed one."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DISPATCHED = "dispatched"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+
+
+LIVE = (JobState.PENDING, JobState.RUNNING, JobState.DISPATCHED)
+
+# Words that filters understand besides the states themselves.
+STATE_WORDS: dict[str, tuple[JobState, ...]] = {
+    **{state.value: (state,) for state in JobState},
+    "active": (JobState.RUNNING, JobState.DISPATCHED),
+    "processing": (JobState.RUNNING, JobState.DISPATCHED),
+    "success": (JobState.COMPLETED,),
+    "failure": (JobState.FAILED,),
+}
+
+
+class Kind(StrEnum):
+    """Why a job exists: a one-shot, or an occurrence of a schedule."""
+
+    ONCE = "once"
+    PLANNED = "planned"
+    MANUAL = "manual"
+    BACKFILL = "backfill"
+
+
+class Reason(StrEnum):
+    """Why an occurrence was skipped; the same words in rows, metrics and pages."""
+
+    OVERLAP = "overlap"
+    MISSED = "missed"
+    COALESCED = "coalesced"
+    EXPIRED = "expired"
+
+
+class Hold(StrEnum):
+    """Why a pending job stands outside the claim index."""
+
+    OVERLAP = "overlap"
+    UNHEARD = "unheard"
+
+
+class CancelOutcome(StrEnum):
+    """What a cancel achieved; asking again gives the first answer."""
+
+    PREVENTED = "prevented"
+    IN_FLIGHT = "in_flight"
+    ALREADY_DONE = "already_done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as users see it. Instants are aware UTC datetimes, durations seconds."""
+
+    id: str
+    tenant_id: str
+    topic: str
+    state: JobState
+    scheduled_at: datetime
+    run_at: datetime
+    timezone: str
+    payload: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    owner_id: str | None = None
+    key: str | None = None
+    kind: Kind = Kind.ONCE
+    schedule_id: str | None = None
+    target: dict[str, Any] | None = None
+    queue: str = "default"
+    priority: int = 0
+    retry: dict[str, Any] | None = None
+    timeout: float | None = None
+    expires_at: datetime | None = None
+    hold: Hold | None = None
+    attempt: int = 0
+    tries: int = 0
+    node_id: str | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    reason: str | None = None
+    error: str | None = None
+    result: Any = None
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    replaces: str | None = None
+    replaced_by: str | None = None
+    skipped_to: datetime | None = None
+    skipped_count: int = 1
+
+    @property
+    def status(self) -> JobState:
+        """`state`, under the name that filters use."""
+        return self.state
+
+    @property
+    def correlation_id(self) -> str | None:
+        """From the metadata."""
+        return self.metadata.get("correlation_id")
+
+    @property
+    def client_request_id(self) -> str | None:
+        """From the metadata."""
+        return self.metadata.get("client_request_id")
+
+    @property
+    def occurrence_key(self) -> str:
+        """The key a receiver de-duplicates on: the same after retry, takeover and restore."""
+        return key_of(self.id, self.schedule_id, self.scheduled_at, self.kind)
+
+
+def key_of(job_id: str, schedule_id: str | None, scheduled_at: datetime, kind: str) -> str:
+    """The occurrence key of a job: of its occurrence, or of itself when it is a one-shot."""
+    return job_id if schedule_id is None else occurrence_key(schedule_id, scheduled_at, kind)
+
+
+@dataclass(slots=True, kw_only=True)
+class NewJob:
+    """A job to be written. JSON fields are text already, checked; `route` is derived."""
+
+    id: str
+    tenant_id: str
+    topic: str
+    scheduled_at: datetime
+    run_at: datetime
+    timezone: str
+    created_at: datetime
+    payload: str = "null"
+    metadata: str | None = None
+    owner_id: str | None = None
+    key: str | None = None
+    request_id: str | None = None
+    kind: Kind = Kind.ONCE
+    schedule_id: str | None = None
+    revision: int | None = None
+    target: str | None = None
+    route: str = ""
+    queue: str = "default"
+    priority: int = 0
+    retry: str | None = None
+    timeout: float | None = None
+    expires_at: datetime | None = None
+    hold: Hold | None = None
+    serial: bool = False
+    replaces: str | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try at a job by this node. Its `number` is the fence every later write carries."""
+
+    id: str
+    tenant_id: str
+    topic: str
+    schedule_id: str | None
+    scheduled_at: datetime
+    kind: str
+    timezone: str
+    payload: str
+    metadata: str | None
+    target: str | None
+    queue: str
+    retry: str | None
+    timeout: float | None
+    expires_at: datetime | None
+    number: int
+    tries: int
+    serial: bool
+    errors: str | None
+    revision: int | None
+    started_at: datetime
+
+    @property
+    def occurrence_key(self) -> str:
+        """As `Job.occurrence_key`."""
+        return key_of(self.id, self.schedule_id, self.scheduled_at, self.kind)
+
+
+@dataclass(slots=True)
+class Ending:
+    """What became of a job: a final state, or `pending` again at `run_at`. `attempt` and `was` are its guard.
+
+    `counts` says whether the attempt uses up a try; `errors` is the job's list of failed attempts as JSON.
+    """
+
+    id: str
+    attempt: int
+    state: JobState
+    at: datetime
+    run_at: datetime | None = None
+    reason: str | None = None
+    error: str | None = None
+    code: str | None = None
+    result: str | None = None
+    counts: bool = True
+    was: JobState = JobState.RUNNING
+    errors: str | None = None
+    cancel: str | None = None
+    replaced_by: str | None = None
+    schedule_id: str | None = None

@@ -1,0 +1,79 @@
+"""Payloads: JSON with limits, checked when a job is made so that nothing unreadable is ever stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from timebell.errors import InvalidPayload
+
+MAX_BYTES = 64 * 1024
+MAX_DEPTH = 32
+
+
+def encode(value: Any, field: str = "payload", *, limit: int = MAX_BYTES) -> str:
+    """`value` as JSON text of at most `limit` bytes and 32 levels.
+
+    Raises InvalidPayload (PAYLOAD_NOT_JSON, PAYLOAD_TOO_DEEP, PAYLOAD_TOO_LARGE), naming the place.
+    """
+    _check(value, field, 0)
+    try:
+        text = orjson.dumps(value)
+    except (TypeError, ValueError) as refused:
+        raise InvalidPayload(f"{field} is not JSON: {refused}.") from refused
+    if len(text) > limit:
+        raise InvalidPayload(
+            f"{field} is {len(text):,} bytes of JSON; the limit is {limit:,}.",
+            code="PAYLOAD_TOO_LARGE",
+            fix="Store the data elsewhere and schedule its id.",
+        )
+    return text.decode()
+
+
+def decode(text: str | None) -> Any:
+    """The value of JSON text; None for none."""
+    return None if text is None else orjson.loads(text)
+
+
+def _check(value: Any, path: str, depth: int) -> None:
+    """Refuse what JSON, orjson or PostgreSQL would refuse or silently change, before any of them sees it."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return
+    if kind is str:
+        _check_text(value, path)
+    elif kind is int:
+        if not -(2**63) <= value < 2**64:
+            raise InvalidPayload(f"{path} is an integer of more than 64 bits.", fix="Send it as a string.")
+    elif kind is float:
+        if value != value or value in (float("inf"), float("-inf")):
+            raise InvalidPayload(f"{path} is {value}; JSON has no such number.")
+    elif depth >= MAX_DEPTH:
+        raise InvalidPayload(
+            f"{path.split('.', 1)[0]} is nested deeper than {MAX_DEPTH} levels.", code="PAYLOAD_TOO_DEEP"
+        )
+    elif kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise InvalidPayload(f"{path} has the key {key!r}; keys in JSON are strings.")
+            _check_text(key, path)
+            _check(item, f"{path}.{key}", depth + 1)
+    elif kind in (list, tuple):
+        for index, item in enumerate(value):
+            _check(item, f"{path}.{index}", depth + 1)
+    else:
+        raise InvalidPayload(
+            f"{path} is a {kind.__name__} object; payloads are JSON.",
+            fix="Use text, numbers, booleans, None, lists and dicts; for a datetime, .isoformat().",
+        )
+
+
+def _check_text(text: str, path: str) -> None:
+    if "\x00" in text:
+        raise InvalidPayload(f"{path} holds a NUL character, which databases refuse.")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as lone:
+            raise InvalidPayload(f"{path} holds a lone surrogate, which is not text.") from lone

@@ -1,0 +1,37 @@
+"""What a node can take: a job's route is its topic, or `@http`, `@command` for targets that need no handler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """What a node can take: exact routes, topic prefixes such as `billing.`, or every topic."""
+
+    exact: frozenset[str] = frozenset()
+    prefixes: frozenset[str] = frozenset()
+    everything: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.exact or self.prefixes or self.everything)
+
+    def __or__(self, other: Routes) -> Routes:
+        return Routes(
+            self.exact | other.exact, self.prefixes | other.prefixes, self.everything or other.everything
+        )
+
+    def hears(self, route: str) -> bool:
+        """Whether a job of this route can be taken."""
+        if route in self.exact or (self.everything and not route.startswith("@")):
+            return True
+        return any(route.startswith(prefix) for prefix in self.prefixes)
+
+    def params(self) -> dict[str, Any]:
+        """The parameters of the `$hears` word."""
+        return {"exact": sorted(self.exact), "prefixes": sorted(self.prefixes), "everything": self.everything}
+
+
+ANYONE = Routes(prefixes=frozenset({"@"}), everything=True)
+"""Every route there is."""

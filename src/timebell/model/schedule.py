@@ -1,0 +1,72 @@
+"""A schedule: a durable, named intent to make a job at each instant of a recurrence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from timebell.model.policy import CatchUp, Overlap, Retry
+from timebell.recurrence import Recurrence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """What a schedule does beyond firing on time. Durations are seconds."""
+
+    overlap: Overlap = Overlap.SKIP
+    catch_up: CatchUp = CatchUp.LATEST
+    catch_up_window: float = 24 * 3600.0
+    catch_up_limit: int = 100
+    missed_after: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What each occurrence of a schedule becomes: the job's own settings."""
+
+    topic: str
+    payload: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    owner_id: str | None = None
+    target: dict[str, Any] | None = None
+    queue: str = "default"
+    priority: int = 0
+    retry: Retry | None = None
+    timeout: float | None = None
+    expires_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A schedule as it is stored. `next_fire_at` is its cursor: the first instant not yet decided."""
+
+    id: str
+    tenant_id: str
+    name: str
+    recurrence: Recurrence
+    action: Action
+    policies: Policies = field(default_factory=Policies)
+    enabled: bool = True
+    revision: int = 1
+    code_hash: str | None = None
+    fault: str | None = None
+    next_fire_at: datetime | None = None
+    last_fired_at: datetime | None = None
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def timezone(self) -> str:
+        """The zone's IANA key, as it was given."""
+        return self.recurrence.timezone
+
+    @property
+    def topic(self) -> str:
+        """The topic its jobs carry."""
+        return self.action.topic
+
+    @property
+    def catch_up_from(self) -> timedelta:
+        """How far back a missed occurrence may lie and still fire."""
+        return timedelta(seconds=self.policies.catch_up_window)

@@ -1,0 +1,242 @@
+"""What every recurrence offers: `Spec` is what people write, `Rule` the spec compiled for one zone,
+`Recurrence` the rule with its bounds, which is what the rest of the program holds.
+
+A new kind is a new file with a `Spec` and a `Rule`, and its name in `parse.KINDS`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, ClassVar, Literal, Self
+
+from timebell.errors import InvalidRecurrence
+from timebell.recurrence.instants import DAY, MAX, MIN, SECOND, format_instant, from_us, to_us
+from timebell.recurrence.zones import Note, Segment, Zone, zone
+
+Gap = Literal["end", "shift", "skip"]
+Fold = Literal["first", "last", "both"]
+JSON = Mapping[str, Any]
+
+
+class Rule(ABC):
+    """An increasing set of instants within 1970..2199, all as integer microseconds since the epoch."""
+
+    zone: Zone
+    gap: Gap = "shift"
+    fold: Fold = "first"
+
+    @abstractmethod
+    def after(self, instant: int) -> int | None:
+        """The first instant strictly after this one."""
+
+    @abstractmethod
+    def before(self, instant: int) -> int | None:
+        """The last instant strictly before this one."""
+
+    @abstractmethod
+    def count(self, start: int, end: int) -> int:
+        """How many instants lie in [start, end), in time that does not grow with the answer."""
+
+    @abstractmethod
+    def wall(self, low: int, high: int) -> Iterator[int]:
+        """The local times it names in [low, high), as microseconds of the wall clock, in order.
+
+        None for a rule that follows real time, because it names no local times.
+        """
+
+    def note(self, instant: int) -> Note | None:
+        """What the clock did to this instant of the rule."""
+        second = instant // SECOND
+        segment = self.zone.segments[self.zone.index(second)]
+        if second < segment.start + segment.offset - segment.before and self._moved(segment, instant):
+            return "gap"
+        return "fold" if self.zone.ambiguous(second) else None
+
+    def _moved(self, segment: Segment, instant: int) -> bool:
+        low, high = (edge * SECOND for edge in segment.gap)
+        if self.gap == "end":
+            return instant == segment.start * SECOND and any(True for _ in self.wall(low, high))
+        wanted = instant + segment.before * SECOND
+        return self.gap == "shift" and any(True for _ in self.wall(wanted, wanted + 1))
+
+
+class Spec(ABC):
+    """What a person writes: when, without a zone. Immutable; valid once made."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def compiled(self, where: Zone) -> Rule:
+        """The instants of this spec in a zone, without bounds."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """It in plain English, without the zone."""
+
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """Its JSON fields."""
+
+    @classmethod
+    @abstractmethod
+    def from_fields(cls, fields: JSON) -> Self:
+        """The inverse of `fields`. Raises InvalidRecurrence."""
+
+    def anchored(self, created_at: datetime) -> Spec:
+        """This spec with what it leaves to its creation filled in."""
+        to_us(created_at, "created_at")
+        return self
+
+    def warnings(self) -> list[str]:
+        """What is legal but seldom meant, one sentence each."""
+        return []
+
+    def bind(
+        self,
+        timezone: str,
+        *,
+        created_at: datetime,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        max_runs: int | None = None,
+    ) -> Recurrence:
+        """This spec in an IANA zone, limited to nominal instants in [start, end).
+
+        `created_at` is the anchor of an interval that has none. `max_runs` keeps the first so many
+        instants from `start`, or after `created_at` without one. Datetimes must be aware.
+        Raises InvalidTimezone, InvalidRecurrence.
+        """
+        spec = self.anchored(created_at)
+        if max_runs is not None and start is None:
+            start = from_us(_within(to_us(created_at)) + 1)
+        return Recurrence(spec, timezone, start, end, max_runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """A spec in a zone with bounds: a pure, immutable set of instants that knows no clock.
+
+    Made by `Spec.bind`. Every datetime it returns is aware and in UTC.
+    """
+
+    spec: Spec
+    timezone: str
+    start: datetime | None = None
+    end: datetime | None = None
+    max_runs: int | None = None
+    rule: Rule = field(init=False, repr=False, compare=False)
+    _first: int = field(init=False, repr=False, compare=False)
+    _stop: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        rule = self.spec.compiled(zone(self.timezone))
+        first = MIN if self.start is None else _within(to_us(self.start, "start"))
+        stop = MAX if self.end is None else _within(to_us(self.end, "end"))
+        if self.start is not None and self.end is not None and stop <= first:
+            raise InvalidRecurrence(
+                f"end ({format_instant(self.end)}) is not after start ({format_instant(self.start)}).",
+                fix="Leave one out, or give a later end.",
+            )
+        if self.max_runs is not None:
+            stop = _stop_after(rule, first, stop, _checked_runs(self.max_runs))
+        for name, value in (("rule", rule), ("_first", first), ("_stop", stop)):
+            object.__setattr__(self, name, value)
+        for name in ("start", "end"):
+            if (bound := getattr(self, name)) is not None:
+                object.__setattr__(self, name, from_us(to_us(bound)))
+
+    def next(self, after: datetime) -> datetime | None:
+        """The first instant strictly after an aware datetime; None when there is none."""
+        found = self.next_us(to_us(after))
+        return None if found is None else from_us(found)
+
+    def previous(self, before: datetime) -> datetime | None:
+        """The last instant strictly before an aware datetime; None when there is none."""
+        found = self.rule.before(min(to_us(before), self._stop))
+        return None if found is None or found < self._first else from_us(found)
+
+    def next_us(self, after: int) -> int | None:
+        """`next` in integer microseconds since the epoch, for those who evaluate many."""
+        found = self.rule.after(after if after >= self._first else self._first - 1)
+        return None if found is None or found >= self._stop else found
+
+    def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """The instants in [start, end), in order."""
+        stop = to_us(end)
+        found = self.next_us(to_us(start) - 1)
+        while found is not None and found < stop:
+            yield from_us(found)
+            found = self.next_us(found)
+
+    def count(self, start: datetime, end: datetime) -> int:
+        """How many instants lie in [start, end), without walking them."""
+        low, high = max(to_us(start), self._first), min(to_us(end), self._stop)
+        return self.rule.count(low, high) if low < high else 0
+
+    def note(self, instant: datetime) -> Note | None:
+        """Of one of its instants: "gap" if its local time did not exist and it was moved, "fold" if clocks
+        show its local time twice."""
+        return self.rule.note(_within(to_us(instant)))
+
+    def local(self, instant: datetime) -> datetime:
+        """An aware datetime as it reads in the zone."""
+        to_us(instant)
+        return self.rule.zone.local(instant)
+
+    def describe(self) -> str:
+        """It in plain English, with zone and bounds."""
+        parts = [f"{self.spec.describe()}, {self.timezone}"]
+        parts += [f"from {self._shown(self.start)}"] if self.start else []
+        parts += [f"until {self._shown(self.end)}"] if self.end else []
+        if self.max_runs is not None:
+            parts.append("once" if self.max_runs == 1 else f"at most {self.max_runs} times")
+        return ", ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready fields that `from_json` turns into an equal recurrence."""
+        from timebell.recurrence import parse  # noqa: PLC0415  parse knows the kinds, which know this module
+
+        return parse.recurrence_to_json(self)
+
+    @classmethod
+    def from_json(cls, data: JSON) -> Recurrence:
+        """The inverse of `to_json`. Raises InvalidRecurrence, InvalidTimezone."""
+        from timebell.recurrence import parse  # noqa: PLC0415
+
+        return parse.recurrence_from_json(data)
+
+    def _shown(self, bound: datetime) -> str:
+        return self.local(bound).isoformat(sep=" ", timespec="minutes")
+
+
+def _within(instant: int) -> int:
+    return min(max(instant, MIN), MAX)
+
+
+def _checked_runs(runs: object) -> int:
+    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
+        raise InvalidRecurrence(
+            f"max_runs must be a whole number from 1, not {runs!r}.", fix="Leave it out for no limit."
+        )
+    return runs
+
+
+def _stop_after(rule: Rule, first: int, stop: int, runs: int) -> int:
+    """The instant just after the so-manieth one from `first`, found by counting rather than walking."""
+    high, step = first, DAY
+    while high < stop and rule.count(first, high) < runs:
+        high, step = min(high + step, stop), step * 2
+    if rule.count(first, high) < runs:
+        return stop
+    low = first
+    while high - low > 1:
+        middle = (low + high) // 2
+        if rule.count(first, middle) < runs:
+            low = middle
+        else:
+            high = middle
+    return high

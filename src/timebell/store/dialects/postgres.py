@@ -1,0 +1,278 @@
+"""PostgreSQL: many nodes, row locks that are skipped, LISTEN/NOTIFY as a hint.
+
+Every connection is in autocommit, and a transaction is opened only where an operation needs one: for the hot
+single-statement operations the round trips of BEGIN and COMMIT would cost more than the statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+import orjson
+from sqlalchemy import Connection, make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.util import await_only
+
+from timebell.errors import StoreUnreachable
+from timebell.store.dialects.base import Operation, P, R, join_callers
+from timebell.store.statement import Statement
+from timebell.store.transaction import Row, SqlTransaction, Steps, Transaction
+
+CHANNEL = "timebell"
+NOTIFY_EVERY = 0.05  # seconds; NOTIFY takes a lock over all commits, so never one per job
+_TYPES = {
+    "id": "uuid", "text": "text", "int": "bigint", "real": "double precision", "bool": "boolean",
+    "instant": "timestamptz",
+}  # fmt: skip
+_TRANSIENT = {"40001", "40P01", "55P03"}  # serialisation failure, deadlock, lock not available
+_GONE = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError)
+
+
+class PostgresWords:
+    """How PostgreSQL says it. `server_clock=False` is for virtual time: then only `:now` decides what is due."""
+
+    delete_in_cte = True
+    partitioned = True
+
+    def __init__(self, *, server_clock: bool = True) -> None:
+        self.name = f"postgresql{'' if server_clock else ' on virtual time'}"
+        # Never early, even if this node's idea of the time is wrong: the server's own clock must agree.
+        guard = " AND {} <= statement_timestamp()" if server_clock else ""
+        self.words: Mapping[str, str] = {
+            # ANY(ARRAY(...)) pins an index look-up by id; IN (...) lets the planner join the whole table.
+            "pick": "= ANY(ARRAY(",
+            "picked": "))",
+            "skip_locked": "FOR UPDATE SKIP LOCKED",
+            "for_update": "FOR UPDATE",
+            "own_id": "j.id",
+            "due": "run_at <= :now" + guard.format("run_at"),
+            "due_schedule": "next_fire_at <= :now" + guard.format("next_fire_at"),
+            "hears": "(route = ANY(CAST(:exact AS text[])) OR (CAST(:everything AS boolean) AND route NOT LIKE '@%')"
+            " OR EXISTS (SELECT 1 FROM unnest(CAST(:prefixes AS text[])) p WHERE left(route, length(p)) = p))",
+        }
+
+    def rows(self, columns: Mapping[str, str]) -> str:
+        """As in Words."""
+        typed = ", ".join(f"{name} {_TYPES[kind]}" for name, kind in columns.items())
+        return f"SELECT * FROM json_to_recordset(CAST(:rows AS json)) AS r({typed})"  # noqa: S608
+
+    def to_db(self, instant: datetime | None) -> Any:
+        """As in Dialect."""
+        return instant
+
+    def from_db(self, value: Any) -> Any:
+        """As in Dialect."""
+        return value
+
+
+class PostgresTransaction(SqlTransaction):
+    """Hot statements go straight to asyncpg, in the same transaction."""
+
+    def _driver(self) -> asyncpg.Connection[Any]:
+        return self.connection.connection.driver_connection
+
+    def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
+        """As in Transaction."""
+        self.steps()
+        if statement.columns:
+            params["rows"] = orjson.dumps(rows).decode()
+        text, names = statement.numbered(self.dialect)
+        return await_only(self._driver().fetch(text, *[params[name] for name in names]))
+
+    def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
+        """As in Transaction, by COPY."""
+        self.steps()
+        copied = self._driver().copy_records_to_table(table, columns=columns, records=records)
+        await_only(copied)
+
+
+class PostgresStore:
+    """A PostgreSQL database (13 or newer)."""
+
+    many_nodes = True
+
+    def __init__(self, url: str, *, server_clock: bool = True, pool_size: int = 10) -> None:
+        self.url = url
+        self.dialect = PostgresWords(server_clock=server_clock)
+        self._engine: AsyncEngine = engine_for(url, pool_size=pool_size)
+        self._listener: asyncpg.Connection[Any] | None = None
+        self._notifying: asyncio.Task[None] | None = None
+        self._untold = False
+
+    async def open(self) -> None:
+        """As in Store."""
+        await self.reading()
+
+    async def close(self) -> None:
+        """As in Store."""
+        if self._notifying is not None:
+            await asyncio.wait([self._notifying])
+        if self._listener is not None:
+            with contextlib.suppress(*_GONE):
+                await self._listener.close(timeout=1)
+            self._listener = None
+        await self._engine.dispose()
+
+    async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As in Store."""
+        answer: R = await self._connected(self._transact, operation, args, kwargs)
+        return answer
+
+    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As in Store."""
+        answer: R = await self._connected(self._autocommit, operation, args, kwargs)
+        return answer
+
+    async def join(
+        self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """As in Store. The NOTIFY is part of the caller's transaction, so it comes with the commit or not at all."""
+        answer, wants_notify = await join_callers(connection, self.dialect, operation, args, kwargs)
+        if wants_notify:
+            await join_callers(connection, self.dialect, _notify, (), {})
+        return answer
+
+    async def reading(self) -> datetime:
+        """As in Store."""
+        found: datetime = await self.hot(_reading)
+        return found
+
+    async def lock_engine(self) -> None:
+        """As in Store: any number of nodes."""
+
+    async def listen(self, poke: Callable[[], None]) -> bool:
+        """As in Store. Call it again now and then: it connects anew when the connection was lost."""
+        if self._listener is None or self._listener.is_closed():
+            try:
+                self._listener = await asyncpg.connect(_plain(self.url), timeout=5, command_timeout=10)
+                await self._listener.add_listener(CHANNEL, lambda *_: poke())
+            except (*_GONE, asyncpg.PostgresError):
+                return False
+        return True
+
+    def _transact(
+        self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
+    ) -> tuple[R, bool]:
+        tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
+        transaction = tx._driver().transaction()
+        await_only(transaction.start())
+        try:
+            answer = operation(tx, *args, **kwargs)
+            tx.steps.at("commit")
+        except BaseException:
+            if not tx._driver().is_closed():
+                await_only(transaction.rollback())
+            raise
+        await_only(transaction.commit())
+        tx.steps.at("done")
+        return answer, tx.wants_notify
+
+    def _autocommit(
+        self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
+    ) -> tuple[R, bool]:
+        tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
+        answer = operation(tx, *args, **kwargs)
+        tx.steps.at("done")
+        return answer, tx.wants_notify
+
+    async def _connected(
+        self, way: Callable[..., tuple[R, bool]], operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run `way` on a pooled connection; a transient conflict is tried again, a lost server is reported."""
+        for last in (False, False, True):
+            try:
+                async with self._engine.connect() as connection:
+                    answer, wants_notify = await self._on(connection, way, operation, args, kwargs)
+                break
+            except (*_GONE, DBAPIError, asyncpg.PostgresError) as failed:
+                cause = getattr(failed, "orig", None) or failed
+                state = getattr(cause, "sqlstate", None)
+                if state in _TRANSIENT and not last:
+                    continue
+                if _lost(failed):
+                    await self._engine.dispose()
+                    raise unreachable(self.url, failed) from failed
+                if state in ("42P01", "42703"):
+                    from timebell.store.open import outdated  # noqa: PLC0415 - open.py imports this module
+
+                    raise outdated(self.url, None) from failed
+                raise
+        if wants_notify:
+            self._untold = True
+            if self._notifying is None or self._notifying.done():
+                self._notifying = asyncio.get_running_loop().create_task(self._notify())
+        return answer
+
+    async def _on(self, connection: AsyncConnection, way: Any, *args: Any) -> Any:
+        try:
+            return await connection.run_sync(way, *args)
+        except (*_GONE, asyncpg.PostgresError, asyncio.CancelledError):
+            # Its state is unknown: it must not go back to the pool.
+            with contextlib.suppress(Exception):
+                await connection.invalidate()
+            raise
+
+    async def _notify(self) -> None:
+        """One NOTIFY for all that asked in the last moment. A hint: if it fails, the others look within 5 s."""
+        while self._untold:
+            self._untold = False
+            with contextlib.suppress(StoreUnreachable):
+                await self.hot(_notify)
+            await asyncio.sleep(NOTIFY_EVERY)
+
+
+NOTIFY = Statement(f"SELECT pg_notify('{CHANNEL}', '')")
+READING = Statement("SELECT clock_timestamp() AS at")
+
+
+def _notify(tx: Transaction) -> None:
+    tx.fetch(NOTIFY)
+
+
+def _reading(tx: Transaction) -> Any:
+    return tx.fetch(READING)[0]["at"]
+
+
+def engine_for(url: str, *, pool_size: int = 5) -> AsyncEngine:
+    """An asyncpg engine in autocommit; a transaction left open by a frozen client is ended by the server."""
+    settings = {"application_name": "timebell", "idle_in_transaction_session_timeout": "10000", "timezone": "UTC"}
+    address = make_url(_plain(url)).set(drivername="postgresql+asyncpg")
+    return create_async_engine(
+        address,
+        isolation_level="AUTOCOMMIT",
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        connect_args={"server_settings": settings, "timeout": 5, "command_timeout": 30},
+    )
+
+
+def _plain(url: str) -> str:
+    """The address as libpq writes it."""
+    scheme, _, rest = url.partition("://")
+    return f"postgresql://{rest}" if scheme.startswith("postgres") else url
+
+
+def _lost(failed: BaseException) -> bool:
+    """Whether the server went away, as opposed to having refused a statement."""
+    cause = getattr(failed, "orig", None) or failed
+    cause = getattr(cause, "__cause__", None) or cause
+    state = getattr(cause, "sqlstate", None) or ""
+    return isinstance(cause, _GONE) or state.startswith(("08", "57P", "53")) or bool(
+        getattr(failed, "connection_invalidated", False)
+    )
+
+
+def unreachable(url: str, failed: BaseException) -> StoreUnreachable:
+    """The error for a database that does not answer; no password in it."""
+    shown = make_url(_plain(url)).render_as_string(hide_password=True)
+    cause = str(getattr(failed, "orig", None) or failed) or type(failed).__name__
+    return StoreUnreachable(
+        f"The database {shown} does not answer: {cause}.",
+        fix="Check that it runs, and TIMEBELL_DATABASE_URL.",
+    )

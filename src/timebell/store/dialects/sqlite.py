@@ -1,0 +1,215 @@
+"""SQLite: one file, one engine, every transaction whole in one dedicated thread."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, TextIO
+
+import orjson
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.pool import NullPool
+
+from timebell.errors import StoreError, StoreInUse, StoreUnreachable
+from timebell.store.dialects.base import Operation, P, R, join_callers
+from timebell.store.statement import Statement
+from timebell.store.transaction import Row, SqlTransaction, Steps
+from timebell.store.types import from_micros, to_micros
+
+_JSON = "json_extract(value, '$.{0}') AS {0}"
+
+
+class SqliteWords:
+    """How SQLite says it: no row locks (one writer at a time), JSON by json_each."""
+
+    name = "sqlite"
+    delete_in_cte = False
+    partitioned = False
+    words: Mapping[str, str] = {
+        "pick": "IN (",
+        "picked": ")",
+        "skip_locked": "",
+        "for_update": "",
+        "own_id": "id",
+        "due": "run_at <= :now",
+        "due_schedule": "next_fire_at <= :now",
+        "hears": "(route IN (SELECT value FROM json_each(:exact)) OR (:everything AND route NOT LIKE '@%')"
+        " OR EXISTS (SELECT 1 FROM json_each(:prefixes) p WHERE substr(route, 1, length(p.value)) = p.value))",
+    }
+
+    def rows(self, columns: Mapping[str, str]) -> str:
+        """As in Words."""
+        return f"SELECT {', '.join(map(_JSON.format, columns))} FROM json_each(:rows)"  # noqa: S608
+
+    def to_db(self, instant: datetime | None) -> Any:
+        """As in Dialect."""
+        return None if instant is None else to_micros(instant)
+
+    def from_db(self, value: Any) -> Any:
+        """As in Dialect."""
+        return None if value is None else from_micros(value)
+
+
+class SqliteTransaction(SqlTransaction):
+    """Hot statements go straight to the driver, in the same transaction."""
+
+    def _driver(self) -> sqlite3.Connection:
+        driver = self.connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        return driver
+
+    def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
+        """As in Transaction."""
+        self.steps()
+        if statement.columns:
+            params["rows"] = orjson.dumps(rows).decode()
+        for name in ("exact", "prefixes"):
+            if name in params:
+                params[name] = orjson.dumps(params[name]).decode()
+        cursor = self._driver().execute(statement.named(self.dialect), params)
+        if cursor.description is None:
+            return []
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
+        """As in Transaction."""
+        self.steps()
+        marks = ", ".join("?" * len(columns))
+        text = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
+        self._driver().executemany(text, records)
+
+
+def engine_for(url: str) -> Engine:
+    """An engine whose transactions take the write lock at once, so that none fails half-way for want of it."""
+    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": 10, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _connected(driver: Any, _: Any) -> None:
+        driver.isolation_level = None
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -65536"):
+            driver.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+class SqliteStore:
+    """One SQLite file. `wall` is read for the database's clock: this machine's own."""
+
+    many_nodes = False
+
+    def __init__(self, url: str, wall: Callable[[], datetime]) -> None:
+        self.url = url
+        self.dialect = SqliteWords()
+        self._wall = wall
+        self._path = make_url(url).database or ":memory:"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="timebell-sqlite")
+        self._connection: Connection | None = None
+        self._lock: TextIO | None = None
+
+    async def open(self) -> None:
+        """As in Store."""
+        await self._in_thread(self._connect)
+
+    def _connect(self) -> None:
+        if self._connection is not None:
+            return
+        folder = os.path.dirname(os.path.abspath(self._path))
+        if not os.path.isdir(folder):
+            raise StoreUnreachable(
+                f"Cannot open {self._path}: there is no folder {folder}.", fix="Make it, or name another file."
+            )
+        self._connection = engine_for(self.url).connect()
+
+    async def close(self) -> None:
+        """As in Store."""
+        await self._in_thread(self._disconnect)
+        self._thread.shutdown()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As in Store."""
+        return await self._in_thread(self._transact, operation, args, kwargs)
+
+    hot = run
+
+    def _transact(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+        if self._connection is None:
+            raise StoreError("This store is not open.", code="STORE_NOT_OPEN")
+        steps = Steps(getattr(operation, "__name__", "operation"))
+        with self._connection.begin():
+            answer = operation(SqliteTransaction(self._connection, self.dialect, steps), *args, **kwargs)
+            steps.at("commit")
+        steps.at("done")
+        return answer
+
+    async def join(
+        self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """As in Store."""
+        return (await join_callers(connection, self.dialect, operation, args, kwargs))[0]
+
+    async def reading(self) -> datetime:
+        """As in Store."""
+        return self._wall()
+
+    async def lock_engine(self) -> None:
+        """As in Store. The lock goes with the process, however it ends."""
+        if self._path == ":memory:" or self._lock is not None:
+            return
+        lock = open(f"{self._path}-engine", "a+")  # noqa: ASYNC230, SIM115 - held for life; no wait on a local file
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            lock.close()
+            raise StoreInUse(
+                f"{self._path} is already run by {holder}; a SQLite file has one engine at a time.",
+                fix="Stop that one, or set TIMEBELL_DATABASE_URL to a PostgreSQL database to run several nodes.",
+            ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} ({os.path.basename(sys.argv[0]) or 'python'})")
+        lock.flush()
+        self._lock = lock
+
+    async def listen(self, poke: Callable[[], None]) -> bool:  # noqa: ARG002 - the protocol's
+        """As in Store: SQLite has no way to tell."""
+        return False
+
+    async def _in_thread(self, call: Callable[..., R], *args: Any) -> R:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, call, *args)
+        except (OperationalError, DatabaseError, sqlite3.Error) as failed:
+            raise translate(failed, self._path) from failed
+
+
+def translate(failed: Exception, path: str) -> Exception:
+    """A driver's error in our words; programming errors stay what they are."""
+    cause = getattr(failed, "orig", None) or failed
+    if isinstance(cause, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+        return failed
+    if "no such table" in str(cause):
+        from timebell.store.open import outdated  # noqa: PLC0415 - open.py imports this module
+
+        return outdated(path, None)
+    return StoreUnreachable(f"SQLite cannot use {path}: {cause}.", fix="Check the file, its folder and the disk.")

@@ -1,0 +1,13 @@
+"""Alembic's entry: runs on the connection that `store.open.upgrade` brings, in its transaction."""
+
+from alembic import context
+
+from timebell.store.schema import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    version_table="timebell_version",
+    transactional_ddl=True,
+)
+context.run_migrations()

@@ -1,0 +1,115 @@
+"""From a database URL to a store; and the tables brought up to this version by Alembic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Connection, inspect, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from timebell.errors import InvalidInput, SchemaOutdated
+from timebell.store.dialects import postgres, sqlite
+from timebell.store.dialects.base import Store
+
+R = TypeVar("R")
+
+VERSION_TABLE = "timebell_version"
+HEAD = "0001"
+
+
+def open_store(url: str, wall: Callable[[], datetime], *, server_clock: bool = True) -> Store:
+    """The store behind `sqlite:///file` or `postgresql://user@host/name`; call its `open` before use.
+
+    `wall` reads this machine's clock, which is SQLite's; with `server_clock=False` only the times passed in
+    decide what is due (virtual time). Raises InvalidInput (DATABASE_URL_INVALID).
+    """
+    kind = _kind(url)
+    if kind == "sqlite":
+        return sqlite.SqliteStore(url, wall)
+    return postgres.PostgresStore(url, server_clock=server_clock)
+
+
+def _kind(url: str) -> str:
+    try:
+        kind = make_url(url).get_backend_name()
+    except ArgumentError as bad:
+        raise _invalid(url) from bad
+    if kind not in ("sqlite", "postgresql", "postgres"):
+        raise _invalid(url)
+    return "sqlite" if kind == "sqlite" else "postgresql"
+
+
+def _invalid(url: str) -> InvalidInput:
+    return InvalidInput(
+        f"{url.split('@')[-1]!r} is not a database that Timebell knows.",
+        code="DATABASE_URL_INVALID",
+        fix="Use sqlite:///timebell.db or postgresql://user@host/name.",
+    )
+
+
+def outdated(url: str, found: str | None) -> SchemaOutdated:
+    """The error for a database whose tables are not those of this version."""
+    state = f"has the tables of version {found}" if found else "has no Timebell tables yet"
+    return SchemaOutdated(
+        f"The database {url.split('@')[-1]} {state}; this release needs {HEAD}.", fix="Run: timebell db upgrade"
+    )
+
+
+async def version(url: str) -> str | None:
+    """The schema version found there; None for a database without our tables. Raises StoreUnreachable."""
+
+    def look(connection: Connection) -> str | None:
+        if not inspect(connection).has_table(VERSION_TABLE):
+            return None
+        found = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608
+        return None if found is None else str(found)
+
+    return await _on_connection(url, look)
+
+
+async def upgrade(url: str) -> tuple[str | None, str]:
+    """Bring the tables up to this version; the versions before and after. Safe to run anywhere, any time."""
+
+    def migrate(connection: Connection) -> tuple[str | None, str]:
+        from alembic import command  # noqa: PLC0415 - slow to import, seldom needed
+        from alembic.config import Config  # noqa: PLC0415
+        from alembic.migration import MigrationContext  # noqa: PLC0415
+
+        options = {"version_table": VERSION_TABLE}
+        if connection.dialect.name == "postgresql":  # one migrator at a time
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7463210012)")
+        before = MigrationContext.configure(connection, opts=options).get_current_revision()
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        return before, HEAD
+
+    return await _on_connection(url, migrate)
+
+
+async def _on_connection(url: str, call: Callable[[Connection], R]) -> R:
+    if _kind(url) == "sqlite":
+        return await asyncio.to_thread(_on_sqlite, url, call)
+    engine = postgres.engine_for(url).execution_options(isolation_level="READ COMMITTED")
+    try:
+        async with engine.begin() as connection:
+            return await connection.run_sync(call)
+    except (OSError, DBAPIError) as failed:
+        raise postgres.unreachable(url, failed) from failed
+    finally:
+        await engine.dispose()
+
+
+def _on_sqlite(url: str, call: Callable[[Connection], R]) -> R:
+    path = make_url(url).database or ":memory:"
+    try:
+        engine = sqlite.engine_for(url)
+        with engine.begin() as connection:
+            return call(connection)
+    except DBAPIError as failed:
+        raise sqlite.translate(failed, path) from failed

@@ -1,0 +1,226 @@
+"""Every table, index and constraint, once. Migrations build the same; a test compares the two.
+
+Jobs live in two tables. `jobs` holds what is not finished and stays small and hot whatever the history;
+finishing moves the row to `finished`, which retention prunes (and has no primary
+key, as PostgreSQL partitions it by time). Every table a tenant's data is in has a tenant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    false,
+    text,
+    true,
+)
+
+from timebell.store.types import Id, Instant
+
+metadata = MetaData()
+
+tenants = Table(
+    "timebell_tenants",
+    metadata,
+    Column("id", String(200), primary_key=True),
+    Column("created_at", Instant, nullable=False),
+)
+
+schedules = Table(
+    "timebell_schedules",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", String(200), nullable=False),
+    Column("name", String(200), nullable=False),
+    Column("recurrence", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("policies", Text, nullable=False),
+    Column("enabled", Boolean, nullable=False, server_default=true()),
+    Column("revision", Integer, nullable=False, server_default="1"),
+    Column("code_hash", String(64)),
+    Column("fault", Text),
+    Column("next_fire_at", Instant),
+    Column("last_fired_at", Instant),
+    Column("created_at", Instant, nullable=False),
+    Column("updated_at", Instant, nullable=False),
+    Index("timebell_schedules_name", "tenant_id", "name", unique=True),
+    # The planner's look-up: its left edge is the next schedule to fire.
+    Index(
+        "timebell_schedules_due",
+        "next_fire_at",
+        postgresql_where=text("enabled AND fault IS NULL"),
+        sqlite_where=text("enabled AND fault IS NULL"),
+    ),
+)
+
+# What a schedule was at each revision, and from when: what an audit regenerates occurrences from.
+revisions = Table(
+    "timebell_schedule_revisions",
+    metadata,
+    Column("schedule_id", Id, primary_key=True),
+    Column("revision", Integer, primary_key=True),
+    Column("tenant_id", String(200), nullable=False),
+    Column("recurrence", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("policies", Text, nullable=False),
+    Column("effective_at", Instant, nullable=False),
+)
+
+
+def _job_columns(*, live: bool) -> list[Column[Any]]:
+    """What a job carries all its life, live or finished, in the order both tables keep."""
+    return [
+        Column("id", Id, primary_key=live, nullable=False),
+        Column("tenant_id", String(200), nullable=False),
+        Column("topic", String(200), nullable=False),
+        Column("schedule_id", Id),
+        Column("revision", Integer),
+        Column("kind", String(10), nullable=False),
+        Column("scheduled_at", Instant, nullable=False),
+        Column("run_at", Instant, nullable=False),
+        Column("timezone", String(64), nullable=False),
+        Column("payload", Text, nullable=False),
+        Column("metadata", Text),
+        Column("owner_id", String(200)),
+        Column("key", String(200)),
+        Column("target", Text),
+        Column("queue", String(100), nullable=False),
+        Column("priority", SmallInteger, nullable=False),
+        Column("retry", Text),
+        Column("timeout", Float),
+        Column("expires_at", Instant),
+        Column("serial", Boolean, nullable=False),
+        Column("state", String(10), nullable=False),
+        Column("attempt", Integer, nullable=False),
+        Column("tries", Integer, nullable=False),
+        Column("node_id", Id),
+        Column("created_at", Instant, nullable=False),
+        Column("started_at", Instant),
+        Column("errors", Text),
+        Column("replaces", Id),
+    ]
+
+
+_CLAIMABLE = text("state = 'pending' AND hold IS NULL")
+
+jobs = Table(
+    "timebell_jobs",
+    metadata,
+    *_job_columns(live=True),
+    # What may take it: the topic for handlers, `@http` or `@command` for other targets.
+    Column("route", String(200), nullable=False),
+    Column("hold", String(10)),
+    Column("beat", BigInteger, nullable=False, server_default="0"),
+    Column("cancel_asked", Boolean, nullable=False, server_default=false()),
+    # The claim: within a lane (queue, priority), the left edge is the next job due.
+    Index(
+        "timebell_jobs_claim",
+        "queue",
+        "priority",
+        "run_at",
+        postgresql_where=_CLAIMABLE,
+        sqlite_where=_CLAIMABLE,
+    ),
+    Index(
+        "timebell_jobs_running",
+        "queue",
+        postgresql_where=text("state = 'running'"),
+        sqlite_where=text("state = 'running'"),
+    ),
+    Index(
+        "timebell_jobs_held",
+        "hold",
+        "route",
+        postgresql_where=text("hold IS NOT NULL"),
+        sqlite_where=text("hold IS NOT NULL"),
+    ),
+    # An occurrence has at most one live job; the schedule's cursor sees to it for all time.
+    Index(
+        "timebell_jobs_occurrence",
+        "schedule_id",
+        "scheduled_at",
+        "kind",
+        unique=True,
+        postgresql_where=text("schedule_id IS NOT NULL"),
+        sqlite_where=text("schedule_id IS NOT NULL"),
+    ),
+    Index(
+        "timebell_jobs_key",
+        "tenant_id",
+        "key",
+        unique=True,
+        postgresql_where=text("key IS NOT NULL"),
+        sqlite_where=text("key IS NOT NULL"),
+    ),
+)
+
+finished = Table(
+    "timebell_finished",
+    metadata,
+    *_job_columns(live=False),
+    Column("finished_at", Instant, nullable=False),
+    Column("reason", String(20)),
+    Column("error", Text),
+    Column("error_code", String(60)),
+    Column("result", Text),
+    Column("cancel", String(12)),
+    Column("replaced_by", Id),
+    # A range row stands for this many skipped occurrences, the last of them at skipped_to.
+    Column("skipped_count", BigInteger, nullable=False, server_default="1"),
+    Column("skipped_to", Instant),
+    Index("timebell_finished_id", "id"),
+    Index("timebell_finished_at", "finished_at"),
+    Index("timebell_finished_schedule", "schedule_id", "scheduled_at"),
+)
+
+# Client request ids, unique per tenant for ever, in all states: never pruned.
+requests = Table(
+    "timebell_requests",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("request_id", String(200), primary_key=True),
+    Column("job_id", Id, nullable=False),
+)
+
+queues = Table(
+    "timebell_queues",
+    metadata,
+    Column("name", String(100), primary_key=True),
+    Column("concurrency", Integer),
+    Column("paused", Boolean, nullable=False, server_default=false()),
+    Column("pause_reason", Text),
+)
+
+nodes = Table(
+    "timebell_nodes",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("version", String(40), nullable=False),
+    Column("tzdata", String(20), nullable=False),
+    Column("routes", Text, nullable=False),
+    Column("beat", BigInteger, nullable=False, server_default="0"),
+    Column("started_at", Instant, nullable=False),
+    Column("seen_at", Instant, nullable=False),
+)
+
+leases = Table(
+    "timebell_leases",
+    metadata,
+    Column("name", String(40), primary_key=True),
+    Column("holder", Id),
+    Column("fence", BigInteger, nullable=False, server_default="0"),
+    Column("beat", BigInteger, nullable=False, server_default="0"),
+    Column("acquired_at", Instant),
+)

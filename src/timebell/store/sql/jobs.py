@@ -1,0 +1,346 @@
+"""The hot statements of a job's life: create, look, claim, end, retry, beat.
+
+Each batch is one statement; the fence (attempt number, state running) guards every write after the claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from timebell.model.job import Attempt, Ending, JobState, NewJob
+from timebell.model.routes import ANYONE, Routes
+from timebell.store.schema import jobs
+from timebell.store.statement import Statement
+from timebell.store.transaction import Row, Transaction
+
+_DERIVED = {"route", "hold", "beat", "cancel_asked"}
+_CARRIED = [column.name for column in jobs.columns if column.name not in _DERIVED]
+_TYPES = {
+    "String": "text", "Text": "text", "Integer": "int", "SmallInteger": "int", "BigInteger": "int",
+    "Float": "real", "Boolean": "bool", "Instant": "instant", "Id": "id",
+}  # fmt: skip
+_NEW = [column for column in jobs.columns if column.name not in ("node_id", "started_at", "errors", "beat", "cancel_asked")]
+_NEW_NAMES = [column.name for column in _NEW]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A (queue, priority) with pending jobs: when its first is due, and what room its queue has left."""
+
+    queue: str
+    priority: int
+    next_due: datetime | None
+    room: int | None
+    limited: bool
+
+
+CREATE = Statement(
+    f"WITH $rows INSERT INTO timebell_jobs ({', '.join(_NEW_NAMES)}) "  # noqa: S608 - our own column names
+    f"SELECT {', '.join(_NEW_NAMES)} FROM d WHERE true ON CONFLICT DO NOTHING RETURNING id",
+    **{column.name: _TYPES[type(column.type).__name__] for column in _NEW},
+)
+
+
+def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
+    """A new job as a row of the jobs table."""
+    to_db = tx.dialect.to_db
+    return {
+        "id": job.id, "tenant_id": job.tenant_id, "topic": job.topic, "schedule_id": job.schedule_id,
+        "revision": job.revision, "kind": job.kind.value, "scheduled_at": to_db(job.scheduled_at),
+        "run_at": to_db(job.run_at), "timezone": job.timezone, "payload": job.payload,
+        "metadata": job.metadata, "owner_id": job.owner_id, "key": job.key, "target": job.target,
+        "queue": job.queue, "priority": job.priority, "retry": job.retry, "timeout": job.timeout,
+        "expires_at": to_db(job.expires_at), "serial": job.serial, "state": "pending", "attempt": 0,
+        "tries": 0, "created_at": to_db(job.created_at), "replaces": job.replaces,
+        "route": job.route, "hold": job.hold.value if job.hold else None,
+    }  # fmt: skip
+
+
+def insert(tx: Transaction, new: Sequence[NewJob]) -> set[str]:
+    """Write jobs that may collide with a live one (key, occurrence); the ids that were written."""
+    written = tx.fetch(CREATE, [_record(job, tx) for job in new])
+    return {str(row["id"]) for row in written}
+
+
+def load(tx: Transaction, new: Iterable[NewJob]) -> None:
+    """Write jobs that cannot collide, in bulk."""
+    records = ((record[name] for name in _NEW_NAMES) for record in (_record(job, tx) for job in new))
+    tx.load("timebell_jobs", _NEW_NAMES, [tuple(record) for record in records])
+
+
+_CLAIMABLE = "state = 'pending' AND hold IS NULL"
+_NEXT_LANE = (
+    "(SELECT {column} FROM timebell_jobs WHERE " + _CLAIMABLE + " AND (queue, priority) > (l.queue, l.priority)"
+    " ORDER BY queue, priority LIMIT 1)"
+)
+# A loose index scan: two look-ups a lane, whatever the number of pending jobs.
+LANES = Statement(
+    f"""
+    WITH RECURSIVE lane(queue, priority) AS (
+        SELECT * FROM (SELECT queue, priority FROM timebell_jobs WHERE {_CLAIMABLE}
+                       ORDER BY queue, priority LIMIT 1) AS first
+        UNION ALL
+        SELECT {_NEXT_LANE.format(column="queue")}, {_NEXT_LANE.format(column="priority")}
+        FROM lane l WHERE l.queue IS NOT NULL
+    )
+    SELECT l.queue, l.priority, q.concurrency, q.paused,
+        (SELECT run_at FROM timebell_jobs j WHERE {_CLAIMABLE} AND j.queue = l.queue
+            AND j.priority = l.priority AND $hears ORDER BY run_at LIMIT 1) AS next_due,
+        CASE WHEN q.concurrency IS NOT NULL THEN
+            (SELECT count(*) FROM timebell_jobs r WHERE r.state = 'running' AND r.queue = l.queue) END AS busy
+    FROM lane l LEFT JOIN timebell_queues q ON q.name = l.queue WHERE l.queue IS NOT NULL
+    """  # noqa: S608 - constants only
+)
+
+
+def lanes(tx: Transaction, routes: Routes) -> list[Lane]:
+    """Every lane that has a job these routes can take, most urgent priority first; paused queues are left out."""
+    found = []
+    for row in tx.fetch(LANES, **routes.params()):
+        if row["next_due"] is None or row["paused"]:
+            continue
+        limited = row["concurrency"] is not None
+        room = max(0, row["concurrency"] - row["busy"]) if limited else None
+        due = tx.dialect.from_db(row["next_due"])
+        found.append(Lane(row["queue"], row["priority"], due, room, limited))
+    return sorted(found, key=lambda lane: (lane.priority, lane.next_due))
+
+
+_TAKEN = (
+    "id, tenant_id, topic, schedule_id, scheduled_at, kind, timezone, payload, metadata, target, queue, retry,"
+    " timeout, expires_at, attempt, tries, serial, errors, revision, run_at"
+)
+CLAIM = Statement(
+    f"""
+    UPDATE timebell_jobs SET state = 'running', attempt = attempt + 1, node_id = :node, started_at = :now
+    WHERE id $pick
+        SELECT id FROM timebell_jobs WHERE {_CLAIMABLE} AND queue = :queue AND priority = :priority
+        AND $due AND $hears ORDER BY run_at LIMIT :most $skip_locked
+    $picked RETURNING {_TAKEN}
+    """  # noqa: S608 - constants only
+)
+
+
+def claim(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
+    """Start up to `most` due jobs of a lane, oldest first. This statement is the instant they start."""
+    rows = tx.fetch(
+        CLAIM, node=node, now=tx.dialect.to_db(now), queue=lane.queue, priority=lane.priority, most=most,
+        **routes.params(),
+    )  # fmt: skip
+    if len(rows) > 1:
+        rows.sort(key=lambda row: row["run_at"])
+    return [_attempt(tx, row, now) for row in rows]
+
+
+LOCK_QUEUE = Statement("SELECT concurrency, paused FROM timebell_queues WHERE name = :queue $for_update")
+BUSY = Statement("SELECT count(*) AS busy FROM timebell_jobs WHERE state = 'running' AND queue = :queue")
+
+
+def claim_limited(
+    tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime
+) -> list[Attempt]:
+    """As `claim`, never above the queue's concurrency over all nodes: the queue's row is locked meanwhile."""
+    queue = tx.fetch(LOCK_QUEUE, queue=lane.queue)
+    if queue and queue[0]["concurrency"] is not None:
+        most = min(most, queue[0]["concurrency"] - tx.fetch(BUSY, queue=lane.queue)[0]["busy"])
+    if (queue and queue[0]["paused"]) or most < 1:
+        return []
+    return claim(tx, lane, routes, node, most, now)
+
+
+_ENDING = {
+    "id": "id", "attempt": "int", "was": "text", "state": "text", "at": "instant", "reason": "text",
+    "error": "text", "code": "text", "result": "text", "errors": "text", "counts": "int", "cancel": "text",
+    "replaced_by": "id",
+}  # fmt: skip
+_MOVED = [name for name in _CARRIED if name not in ("state", "errors", "tries")]
+_GUARD = "j.id = d.id AND j.attempt = d.attempt AND j.state = d.was"
+# A cancel that was asked while it ran: only a success still counts as one.
+_STATE = "CASE WHEN j.cancel_asked AND d.state <> 'completed' THEN 'cancelled' ELSE d.state END"
+_VALUES = (
+    ", ".join(f"j.{name}" for name in _MOVED)
+    + f", {_STATE} AS state, d.errors, j.tries + d.counts AS tries, d.at, d.reason, d.error, d.code, d.result,"
+    " CASE WHEN j.cancel_asked THEN 'in_flight' ELSE d.cancel END AS cancel, d.replaced_by"
+)
+_INTO = (
+    f"INSERT INTO timebell_finished ({', '.join(_MOVED)}, state, errors, tries, finished_at, reason, error,"
+    " error_code, result, cancel, replaced_by)"
+)
+END = Statement(
+    f"WITH $rows, gone AS (DELETE FROM timebell_jobs j USING d WHERE {_GUARD} RETURNING {_VALUES})"  # noqa: S608
+    f" {_INTO} SELECT * FROM gone RETURNING id, schedule_id",
+    **_ENDING,
+)
+COPY_ENDED = Statement(
+    f"WITH $rows {_INTO} SELECT {_VALUES} FROM d JOIN timebell_jobs j ON {_GUARD}",  # noqa: S608
+    **_ENDING,
+)
+DELETE_ENDED = Statement(
+    "WITH $rows DELETE FROM timebell_jobs AS j WHERE EXISTS (SELECT 1 FROM d WHERE "  # noqa: S608
+    f"{_GUARD}) AND id IN (SELECT id FROM d) RETURNING id, schedule_id",
+    **_ENDING,
+)
+
+
+def _ending_row(tx: Transaction, ending: Ending) -> dict[str, Any]:
+    return {
+        "id": ending.id, "attempt": ending.attempt, "was": ending.was.value, "state": ending.state.value,
+        "at": tx.dialect.to_db(ending.at), "reason": ending.reason, "error": ending.error,
+        "code": ending.code, "result": ending.result, "errors": ending.errors,
+        "counts": int(ending.counts), "cancel": ending.cancel, "replaced_by": ending.replaced_by,
+        "run_at": tx.dialect.to_db(ending.run_at),
+    }  # fmt: skip
+
+
+def end(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
+    """Move jobs to `finished`; the ids whose fence still held. One statement where the dialect can."""
+    return {str(row["id"]) for row in _end(tx, endings)}
+
+
+def _end(tx: Transaction, endings: Sequence[Ending]) -> list[Row]:
+    rows = [_ending_row(tx, ending) for ending in endings]
+    if tx.dialect.delete_in_cte:
+        return tx.fetch(END, rows)
+    tx.fetch(COPY_ENDED, rows)
+    return tx.fetch(DELETE_ENDED, rows)
+
+
+LOCK_SCHEDULE = Statement("SELECT id FROM timebell_schedules WHERE id = :schedule $for_update")
+NEXT_IN_TURN = Statement(
+    """
+    UPDATE timebell_jobs SET hold = NULL WHERE id $pick
+        SELECT id FROM timebell_jobs WHERE schedule_id = :schedule AND hold = 'overlap'
+        AND NOT EXISTS (SELECT 1 FROM timebell_jobs WHERE schedule_id = :schedule
+                        AND (hold IS NULL OR hold <> 'overlap'))
+        ORDER BY scheduled_at, id LIMIT 1
+    $picked RETURNING id
+    """
+)
+
+
+def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[str]) -> set[str]:
+    """As `end`, for jobs that run one at a time within their schedule: the next in turn is let go.
+
+    The schedule's row is locked first, as the planner does, so that none is held behind a job just gone.
+    """
+    for schedule in sorted(set(schedules)):
+        tx.fetch(LOCK_SCHEDULE, schedule=schedule)
+    ended = _end(tx, endings)
+    for schedule in sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None}):
+        if tx.fetch(NEXT_IN_TURN, schedule=schedule):
+            tx.notify()
+    return {str(row["id"]) for row in ended}
+
+
+RETRY = Statement(
+    f"WITH $rows UPDATE timebell_jobs AS j SET state = 'pending', run_at = d.run_at, errors = d.errors,"  # noqa: S608
+    f" tries = j.tries + d.counts, node_id = NULL FROM d WHERE {_GUARD} AND NOT j.cancel_asked RETURNING $own_id",
+    **_ENDING,
+    run_at="instant",
+)
+
+
+def retry(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
+    """Put attempts back to pending at their `run_at`; not those whose cancel was asked or fence is old."""
+    return {str(row["id"]) for row in tx.fetch(RETRY, [_ending_row(tx, ending) for ending in endings])}
+
+
+BEAT = Statement(
+    "WITH $rows UPDATE timebell_jobs AS j SET beat = j.beat + 1 FROM d WHERE j.id = d.id"
+    " AND j.attempt = d.attempt AND j.state = 'running' RETURNING $own_id",
+    id="id",
+    attempt="int",
+)
+
+
+def beat(tx: Transaction, attempts: Sequence[tuple[str, int]]) -> set[str]:
+    """Renew the leases of these attempts (id, number); the ids still ours."""
+    rows = [{"id": id_, "attempt": number} for id_, number in attempts]
+    return {str(row["id"]) for row in tx.fetch(BEAT, rows)}
+
+
+RUNNING = Statement("SELECT id, attempt, beat FROM timebell_jobs WHERE state = 'running'")
+
+
+def running(tx: Transaction) -> dict[tuple[str, int], int]:
+    """Every running attempt and its beat, for whoever watches leases."""
+    return {(str(row["id"]), row["attempt"]): row["beat"] for row in tx.fetch(RUNNING)}
+
+
+ABANDONED = Statement(
+    f"WITH $rows SELECT {', '.join('j.' + name.strip() for name in _TAKEN.split(','))} FROM timebell_jobs j"  # noqa: S608
+    " JOIN d ON j.id = d.id AND j.attempt = d.attempt WHERE j.state = 'running'",
+    id="id",
+    attempt="int",
+)
+
+
+def abandoned(tx: Transaction, attempts: Sequence[tuple[str, int]], now: datetime) -> list[Attempt]:
+    """The attempts of this list that still run, whole, so that they can be decided on."""
+    rows = tx.fetch(ABANDONED, [{"id": id_, "attempt": number} for id_, number in attempts])
+    return [_attempt(tx, row, now) for row in rows]
+
+
+HOLD_UNHEARD = Statement(
+    f"""
+    UPDATE timebell_jobs SET hold = 'unheard' WHERE id $pick
+        SELECT id FROM (SELECT id, route FROM timebell_jobs j WHERE {_CLAIMABLE} AND queue = :queue
+            AND priority = :priority AND run_at <= :now ORDER BY run_at LIMIT 1000) AS head
+        WHERE NOT $hears $picked AND {_CLAIMABLE} RETURNING id
+    """  # noqa: S608 - constants only
+)
+HEAR = Statement(
+    "UPDATE timebell_jobs SET hold = NULL WHERE id $pick SELECT id FROM timebell_jobs j"
+    " WHERE hold = 'unheard' AND state = 'pending' AND $hears LIMIT 10000 $picked RETURNING id"
+)
+
+
+def hold_unheard(tx: Transaction, heard: Routes, now: datetime) -> tuple[int, int]:
+    """Set aside due jobs that no live node takes, and let go those that one takes again: (held, let go).
+
+    Only the head of each lane is looked at: a job that nobody waits behind harms nobody.
+    """
+    freed = len(tx.fetch(HEAR, **heard.params()))
+    held = 0
+    for row in tx.fetch(LANES, **ANYONE.params()):
+        at = {"queue": row["queue"], "priority": row["priority"], "now": tx.dialect.to_db(now)}
+        held += len(tx.fetch(HOLD_UNHEARD, **at, **heard.params()))
+    if freed:
+        tx.notify()
+    return held, freed
+
+
+def _attempt(tx: Transaction, row: Row, now: datetime) -> Attempt:
+    from_db = tx.dialect.from_db
+    return Attempt(
+        str(row["id"]), row["tenant_id"], row["topic"],
+        None if row["schedule_id"] is None else str(row["schedule_id"]), from_db(row["scheduled_at"]),
+        row["kind"], row["timezone"], row["payload"], row["metadata"], row["target"], row["queue"],
+        row["retry"], row["timeout"], from_db(row["expires_at"]), row["attempt"], row["tries"],
+        bool(row["serial"]), row["errors"], row["revision"], now,
+    )  # fmt: skip
+
+
+SKIP = Statement(
+    f"WITH $rows INSERT INTO timebell_finished ({', '.join(_NEW_NAMES[:-2])}, finished_at, reason,"  # noqa: S608
+    f" skipped_count, skipped_to) SELECT {', '.join(_NEW_NAMES[:-2])}, finished_at, reason, skipped_count,"
+    " skipped_to FROM d",
+    **{column.name: _TYPES[type(column.type).__name__] for column in _NEW[:-2]},
+    finished_at="instant",
+    reason="text",
+    skipped_count="int",
+    skipped_to="instant",
+)
+
+
+def skip(tx: Transaction, skips: Sequence[tuple[NewJob, str, int, datetime]], at: datetime) -> None:
+    """Record occurrences that did not fire: (as it would have been, reason, how many, the last of them)."""
+    rows = []
+    for job, reason, count, to in skips:
+        row = _record(job, tx) | {"state": JobState.SKIPPED.value, "finished_at": tx.dialect.to_db(at)}
+        rows.append(row | {"reason": reason, "skipped_count": count, "skipped_to": tx.dialect.to_db(to)})
+    tx.fetch(SKIP, rows)
+

@@ -1,0 +1,238 @@
+"""What a person asks of jobs: create, find, list, cancel; and what retention forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, and_, delete, func, insert, literal, select, update
+
+from timebell.errors import Conflict
+from timebell.model.job import CancelOutcome, Ending, Hold, Job, JobState, Kind, NewJob
+from timebell.model.page import Page
+from timebell.model.payload import decode
+from timebell.model.routes import ANYONE
+from timebell.store.schema import finished, jobs, requests, tenants
+from timebell.store.sql.jobs import LANES, end, end_in_turn
+from timebell.store.sql.jobs import insert as insert_jobs
+from timebell.store.sql.jobs import load as load_jobs
+from timebell.store.transaction import Transaction
+
+
+def create(
+    tx: Transaction, new: Sequence[NewJob], on_conflict: str, soon: datetime, *, bulk: bool = False
+) -> dict[str, str]:
+    """Write one-shots, all or none: {id of a job not written: id of the one that exists already}.
+
+    A conflict is a request id used before or a key that a live job has: with `error` it raises Conflict, with
+    `keep` the existing job stands, with `replace` the pending one is cancelled in favour of the new. Jobs due
+    before `soon` make other nodes look again.
+    """
+    _make_tenants(tx, {job.tenant_id for job in new}, min(job.created_at for job in new))
+    if bulk and not any(job.key or job.request_id for job in new):
+        load_jobs(tx, new)
+        existing: dict[str, str] = {}
+    else:
+        existing = _requested(tx, [job for job in new if job.request_id], on_conflict)
+        if on_conflict == "replace":
+            for job in new:
+                if job.key and job.id not in existing:
+                    _replace(tx, job)
+        fresh = [job for job in new if job.id not in existing]
+        written = insert_jobs(tx, fresh) if fresh else set()
+        for job in fresh:
+            if job.id not in written:
+                existing[job.id] = _holder(tx, job, on_conflict)
+    if any(job.run_at <= soon for job in new):
+        tx.notify()
+    return existing
+
+
+def _make_tenants(tx: Transaction, ids: set[str], now: datetime) -> None:
+    known = set(tx.execute(select(tenants.c.id).where(tenants.c.id.in_(ids))).scalars())
+    for tenant in sorted(ids - known):
+        exists = select(literal(1)).where(tenants.c.id == tenant).exists()
+        tx.execute(
+            insert(tenants).from_select(
+                ["id", "created_at"],
+                select(literal(tenant, tenants.c.id.type), literal(now, tenants.c.created_at.type)).where(~exists),
+            )
+        )
+
+
+def _requested(tx: Transaction, new: Sequence[NewJob], on_conflict: str) -> dict[str, str]:
+    """Take the request ids of these jobs; those taken before lead to the job they made."""
+    existing: dict[str, str] = {}
+    for job in new:
+        mine = (requests.c.tenant_id == job.tenant_id) & (requests.c.request_id == job.request_id)
+        found = tx.execute(select(requests.c.job_id).where(mine)).scalar()
+        if found is None:
+            row = {"tenant_id": job.tenant_id, "request_id": job.request_id, "job_id": job.id}
+            tx.execute(insert(requests).values(**row))
+        elif on_conflict == "keep":
+            existing[job.id] = found
+        else:
+            raise Conflict(
+                f"The client request id {job.request_id!r} was used before, for job {found}.",
+                code="SCHEDULE_CLIENT_REQUEST_ID_IN_USE",
+                fix="It is the same request: use that job. For a new intent, send a new id.",
+                existing=found,
+            )
+    return existing
+
+
+def _replace(tx: Transaction, job: NewJob) -> None:
+    """Cancel the pending holder of this job's key, linked both ways."""
+    same = (jobs.c.tenant_id == job.tenant_id) & (jobs.c.key == job.key)
+    row = tx.execute(select(jobs.c.id, jobs.c.state, jobs.c.attempt).where(same).with_for_update()).first()
+    if row is None:
+        return
+    ending = Ending(
+        row.id, row.attempt, JobState.CANCELLED, job.created_at, was=JobState.PENDING, counts=False,
+        reason="replaced", cancel=CancelOutcome.PREVENTED, replaced_by=job.id,
+    )  # fmt: skip
+    if row.state != JobState.PENDING or not end(tx, [ending]):
+        raise Conflict(
+            f"Job {row.id} with the key {job.key!r} is running; it cannot be replaced.", code="KEY_IN_USE",
+            fix="Wait for it to finish, or use another key.", existing=row.id,
+        )  # fmt: skip
+    job.replaces = row.id
+
+
+def _holder(tx: Transaction, job: NewJob, on_conflict: str) -> str:
+    """The live job that kept this one from being written."""
+    same = (jobs.c.tenant_id == job.tenant_id) & (jobs.c.key == job.key)
+    found = tx.execute(select(jobs.c.id).where(same)).scalar() or ""
+    if on_conflict != "keep":
+        raise Conflict(
+            f"The key {job.key!r} belongs to job {found}, which is not finished.", code="KEY_IN_USE",
+            fix='Use another key, or on_conflict="keep" or "replace".', existing=found,
+        )  # fmt: skip
+    return str(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What a cancel achieved, and the job as it is after it."""
+
+    outcome: CancelOutcome
+    job: Job
+
+
+def cancel(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime) -> Cancelled | None:
+    """Keep a job from starting if that is still possible; None for an unknown id. The first answer stands.
+
+    The opposite of the claim: both are conditional writes to the same row, so exactly one of them wins.
+    """
+    mine = _mine(jobs, tenant_id, job_id)
+    row = tx.execute(select(jobs).where(mine).with_for_update()).first()
+    outcome = None
+    if row is not None and row.state == JobState.PENDING:
+        ending = Ending(
+            row.id, row.attempt, JobState.CANCELLED, now, was=JobState.PENDING, counts=False,
+            errors=row.errors, cancel=CancelOutcome.PREVENTED,
+        )  # fmt: skip
+        ended = end_in_turn(tx, [ending], [row.schedule_id]) if row.serial else end(tx, [ending])
+        outcome = CancelOutcome.PREVENTED if ended else None
+    elif row is not None:
+        tx.execute(update(jobs).where(mine).values(cancel_asked=True))
+        outcome = CancelOutcome.IN_FLIGHT
+    job = find(tx, tenant_id, job_id)
+    if job is None:
+        return None
+    if outcome is None:
+        first = tx.execute(select(finished.c.cancel).where(_mine(finished, tenant_id, job_id))).scalar()
+        outcome = CancelOutcome(first) if first else CancelOutcome.ALREADY_DONE
+    return Cancelled(outcome, job)
+
+
+def find(tx: Transaction, tenant_id: str | None, job_id: str) -> Job | None:
+    """One job, live or finished."""
+    row = tx.execute(select(jobs).where(_mine(jobs, tenant_id, job_id))).first()
+    if row is None:
+        row = tx.execute(select(finished).where(_mine(finished, tenant_id, job_id))).first()
+    return None if row is None else read(row)
+
+
+def _mine(table: Any, tenant_id: str | None, job_id: str) -> ColumnElement[bool]:
+    return table.c.id == job_id if tenant_id is None else and_(table.c.id == job_id, table.c.tenant_id == tenant_id)
+
+
+def page(
+    tx: Transaction,
+    equal: dict[str, Any],
+    states: Collection[JobState],
+    limit: int,
+    after: str | None,
+) -> Page[Job]:
+    """Jobs, live and finished, newest first; `equal` names columns and the values they must have."""
+    found: list[Job] = []
+    for table in (jobs, finished):
+        query = select(table).where(*(table.c[name] == value for name, value in equal.items()))
+        if states:
+            query = query.where(table.c.state.in_([state.value for state in states]))
+        if after is not None:
+            query = query.where(table.c.id < after)
+        found += map(read, tx.execute(query.order_by(table.c.id.desc()).limit(limit + 1)))
+    found.sort(key=lambda job: job.id, reverse=True)
+    return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
+
+
+def latest(tx: Transaction, limit: int) -> list[Job]:
+    """What finished last, newest first."""
+    query = select(finished).order_by(finished.c.finished_at.desc()).limit(limit)
+    return [read(row) for row in tx.execute(query)]
+
+
+def next_pending(tx: Transaction, limit: int) -> list[Job]:
+    """What runs next, soonest first, over all lanes."""
+    claimable = (jobs.c.state == "pending") & jobs.c.hold.is_(None)
+    found: list[Job] = []
+    for at in tx.fetch(LANES, **ANYONE.params()):
+        lane = select(jobs).where(claimable, jobs.c.queue == at["queue"], jobs.c.priority == at["priority"])
+        found += map(read, tx.execute(lane.order_by(jobs.c.run_at).limit(limit)))
+    return sorted(found, key=lambda job: job.run_at)[:limit]
+
+
+COUNTED = 10_000
+
+
+def counts(tx: Transaction) -> dict[str, int]:
+    """How many live jobs are pending, running and held; counting stops above `COUNTED`, as millions may wait."""
+    which = {
+        "pending": (jobs.c.state == "pending") & jobs.c.hold.is_(None),
+        "running": jobs.c.state == "running",
+        "held": jobs.c.hold.is_not(None),
+    }
+    counted = {name: select(jobs.c.id).where(where).limit(COUNTED + 1).subquery() for name, where in which.items()}
+    return {
+        name: tx.execute(select(func.count()).select_from(rows)).scalar_one() for name, rows in counted.items()
+    }
+
+
+def prune(tx: Transaction, before: datetime, most: int) -> int:
+    """Forget finished jobs that ended before an instant; how many."""
+    ids = select(finished.c.id).where(finished.c.finished_at < before).order_by(finished.c.finished_at).limit(most)
+    old = (finished.c.finished_at < before) & finished.c.id.in_(ids.scalar_subquery())
+    return tx.execute(delete(finished).where(old)).rowcount
+
+
+def read(row: Row[Any]) -> Job:
+    """A row of either table as a Job."""
+    has = row._mapping
+    metadata = decode(row.metadata) or {}
+    skipped_to = has.get("skipped_to")
+    return Job(
+        id=row.id, tenant_id=row.tenant_id, topic=row.topic, state=JobState(row.state),
+        scheduled_at=row.scheduled_at, run_at=row.run_at, timezone=row.timezone, payload=decode(row.payload),
+        metadata=metadata, owner_id=row.owner_id, key=row.key, kind=Kind(row.kind), schedule_id=row.schedule_id,
+        target=decode(row.target), queue=row.queue, priority=row.priority, retry=decode(row.retry),
+        timeout=row.timeout, expires_at=row.expires_at, hold=Hold(has["hold"]) if has.get("hold") else None,
+        attempt=row.attempt, tries=row.tries, node_id=row.node_id, created_at=row.created_at,
+        started_at=row.started_at, finished_at=has.get("finished_at"), reason=has.get("reason"),
+        error=has.get("error"), result=decode(has.get("result")), attempts=decode(row.errors) or [],
+        replaces=row.replaces, replaced_by=has.get("replaced_by"), skipped_to=skipped_to,
+        skipped_count=has.get("skipped_count") or 1,
+    )  # fmt: skip

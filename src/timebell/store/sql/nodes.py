@@ -1,0 +1,106 @@
+"""Nodes and the leader's lease. A lease is a counter; its age is judged by the observer's own monotonic clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import orjson
+from sqlalchemy import delete, insert, select, update
+
+from timebell.model.routes import Routes
+from timebell.store.schema import leases, nodes
+from timebell.store.transaction import Transaction
+
+LEADER = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A process that runs, as it announced itself."""
+
+    id: str
+    name: str
+    version: str
+    tzdata: str
+    routes: Routes
+    beat: int
+    started_at: datetime
+    seen_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who leads. `fence` rises with every change of hands and guards what the leader writes."""
+
+    holder: str | None
+    fence: int
+    beat: int
+    acquired_at: datetime | None
+
+
+def announce(tx: Transaction, node: Node) -> None:
+    """Write or renew a node's row."""
+    values = {
+        "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": _dump(node.routes),
+        "beat": node.beat, "started_at": node.started_at, "seen_at": node.seen_at,
+    }  # fmt: skip
+    if tx.execute(update(nodes).where(nodes.c.id == node.id).values(**values)).rowcount == 0:
+        tx.execute(insert(nodes).values(id=node.id, **values))
+
+
+def listed(tx: Transaction) -> list[Node]:
+    """Every node that has a row, oldest first."""
+    rows = tx.execute(select(nodes).order_by(nodes.c.id))
+    return [
+        Node(row.id, row.name, row.version, row.tzdata, _load(row.routes), row.beat, row.started_at, row.seen_at)
+        for row in rows
+    ]
+
+
+def forget(tx: Transaction, ids: list[str]) -> None:
+    """Remove nodes that are gone, and the leadership of one that leaves."""
+    tx.execute(delete(nodes).where(nodes.c.id.in_(ids)))
+    tx.execute(update(leases).where(leases.c.holder.in_(ids)).values(holder=None))
+
+
+def lease(tx: Transaction) -> Lease:
+    """The leader's lease as it stands."""
+    row = tx.execute(select(leases).where(leases.c.name == LEADER)).first()
+    if row is None:
+        return Lease(None, 0, 0, None)
+    return Lease(row.holder, row.fence, row.beat, row.acquired_at)
+
+
+def take_lease(tx: Transaction, node_id: str, seen: Lease, now: datetime) -> Lease | None:
+    """Become leader if the lease still is as it was seen; None if another was quicker."""
+    taken = Lease(node_id, seen.fence + 1, 0, now)
+    values = {"holder": node_id, "fence": taken.fence, "beat": 0, "acquired_at": now}
+    unchanged = (leases.c.name == LEADER) & (leases.c.fence == seen.fence) & (leases.c.beat == seen.beat)
+    if tx.execute(update(leases).where(unchanged).values(**values)).rowcount == 1:
+        return taken
+    if seen.fence == 0 and tx.execute(select(leases.c.name).where(leases.c.name == LEADER)).first() is None:
+        tx.execute(insert(leases).values(name=LEADER, **values))
+        return taken
+    return None
+
+
+def renew_lease(tx: Transaction, node_id: str, fence: int) -> bool:
+    """Keep leading; False when another took over."""
+    mine = (leases.c.name == LEADER) & (leases.c.holder == node_id) & (leases.c.fence == fence)
+    return tx.execute(update(leases).where(mine).values(beat=leases.c.beat + 1)).rowcount == 1
+
+
+def leads(tx: Transaction, node_id: str, fence: int) -> bool:
+    """Whether this fence is still the leader's, locked until the transaction ends: asked before every chore."""
+    mine = (leases.c.name == LEADER) & (leases.c.holder == node_id) & (leases.c.fence == fence)
+    return tx.execute(select(leases.c.fence).where(mine).with_for_update()).first() is not None
+
+
+def _dump(routes: Routes) -> str:
+    return orjson.dumps(routes.params()).decode()
+
+
+def _load(text: str) -> Routes:
+    read = orjson.loads(text)
+    return Routes(frozenset(read["exact"]), frozenset(read["prefixes"]), read["everything"])

@@ -1,0 +1,233 @@
+"""Schedules: written by name, fired in one transaction, listed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import orjson
+from sqlalchemy import Row, insert, select, update
+
+from timebell.errors import Conflict
+from timebell.model.decide import plan
+from timebell.model.job import NewJob
+from timebell.model.page import Page
+from timebell.model.policy import CatchUp, Overlap, Retry
+from timebell.model.schedule import Action, Policies, Schedule
+from timebell.recurrence import Recurrence
+from timebell.store.schema import revisions, schedules
+from timebell.store.sql import jobs
+from timebell.store.statement import Statement
+from timebell.store.transaction import Transaction
+
+log = logging.getLogger("timebell.planner")
+
+# Makes the jobs of a schedule's occurrences: (schedule, [(at, hold)], now) -> rows. Given by the caller, as
+# defaults of topics and targets are not the store's business.
+Build = Callable[[Schedule, datetime, Any, datetime], NewJob]
+
+
+def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, replace: bool) -> Schedule:
+    """Write a schedule under its name; the same spec again is no edit.
+
+    An edit first decides every occurrence of the old spec up to now (so it loses none), then starts the new
+    one after now (so it fires nothing by itself). Raises Conflict (SCHEDULE_EXISTS) unless `replace`.
+    """
+    named = (schedules.c.tenant_id == schedule.tenant_id) & (schedules.c.name == schedule.name)
+    row = tx.execute(select(schedules).where(named).with_for_update()).first()
+    if row is None:
+        tx.execute(insert(schedules).values(**_row(schedule)))
+        _revise(tx, schedule, now)
+        return schedule
+    if not replace:
+        raise Conflict(
+            f"There is a schedule {schedule.name!r} already.", code="SCHEDULE_EXISTS", existing=row.id,
+            fix="Use another name, or put it by name to change it.",
+        )  # fmt: skip
+    old = read(row)
+    written = _row(schedule)
+    same = all(written[part] == getattr(row, part) for part in ("action", "policies")) and (
+        old.recurrence == schedule.recurrence
+    )
+    if same or (schedule.code_hash is not None and schedule.code_hash == old.code_hash):
+        return old
+    if old.enabled and old.fault is None:
+        _fire(tx, [old], build, now)
+    written |= {
+        "id": old.id, "revision": old.revision + 1, "enabled": old.enabled, "created_at": old.created_at,
+        "last_fired_at": old.last_fired_at, "fault": None,
+    }  # fmt: skip
+    tx.execute(update(schedules).where(schedules.c.id == old.id).values(**written))
+    edited = read(tx.execute(select(schedules).where(schedules.c.id == old.id)).one())
+    _revise(tx, edited, now)
+    return edited
+
+
+def _revise(tx: Transaction, schedule: Schedule, now: datetime) -> None:
+    """Keep what the schedule is from now on."""
+    row = _row(schedule)
+    kept = {part: row[part] for part in ("tenant_id", "recurrence", "action", "policies", "revision")}
+    tx.execute(insert(revisions).values(schedule_id=schedule.id, effective_at=now, **kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What one pass of the planner did, and when the next schedule is due."""
+
+    schedules: int = 0
+    jobs: int = 0
+    skips: int = 0
+    next_fire_at: datetime | None = None
+
+
+DUE = Statement(
+    "SELECT id FROM timebell_schedules WHERE enabled AND fault IS NULL AND $due_schedule"
+    " ORDER BY next_fire_at LIMIT :most $skip_locked"
+)
+NEXT = Statement(
+    "SELECT next_fire_at FROM timebell_schedules WHERE enabled AND fault IS NULL AND next_fire_at IS NOT NULL"
+    " ORDER BY next_fire_at LIMIT 1"
+)
+WHICH_LIVE = Statement(
+    "WITH $rows SELECT DISTINCT j.schedule_id FROM timebell_jobs j JOIN d ON j.schedule_id = d.id", id="id"
+)
+ADVANCE = Statement(
+    "WITH $rows UPDATE timebell_schedules AS s SET next_fire_at = d.next_fire_at, last_fired_at ="
+    " COALESCE(d.last_fired_at, s.last_fired_at), fault = d.fault FROM d WHERE s.id = d.id",
+    id="id",
+    next_fire_at="instant",
+    last_fired_at="instant",
+    fault="text",
+)
+
+
+def fire(tx: Transaction, build: Build, now: datetime, most: int) -> Fired:
+    """Fire up to `most` due schedules: decide, insert the jobs and skips, advance the cursors; all or nothing.
+
+    Other planners skip the rows locked here; a crash anywhere leaves the cursor where it was.
+    """
+    ids = [str(row["id"]) for row in tx.fetch(DUE, now=tx.dialect.to_db(now), most=most)]
+    fired = Fired()
+    if ids:
+        rows = tx.execute(select(schedules).where(schedules.c.id.in_(ids))).all()
+        fired = _fire(tx, [read(row) for row in rows], build, now)
+    following = next_fire(tx)
+    return Fired(fired.schedules, fired.jobs, fired.skips, following)
+
+
+def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime) -> Fired:
+    """The part of `fire` after the locks."""
+    live = {str(row["schedule_id"]) for row in tx.fetch(WHICH_LIVE, [{"id": schedule.id} for schedule in due])}
+    new: list[NewJob] = []
+    skips: list[tuple[NewJob, str, int, datetime]] = []
+    advances = []
+    for schedule in due:
+        advance: dict[str, Any] = {"id": schedule.id, "fault": None, "last_fired_at": None}
+        try:
+            planned = plan(schedule, now, schedule.id in live)
+            made = [build(schedule, fire.at, fire.hold, now) for fire in planned.fires]
+            left = [
+                (build(schedule, skip.at, None, now), skip.reason.value, skip.count, skip.to)
+                for skip in planned.skips
+            ]
+        except Exception as broken:  # one broken schedule must not stop the others
+            log.exception("schedule %s cannot be fired and is set aside", schedule.id)
+            advance |= {"fault": f"{type(broken).__name__}: {broken}"[:500]}
+            advance |= {"next_fire_at": tx.dialect.to_db(schedule.next_fire_at)}
+        else:
+            new += made
+            skips += left
+            advance["next_fire_at"] = tx.dialect.to_db(planned.next_fire_at)
+            if planned.fires:
+                advance["last_fired_at"] = tx.dialect.to_db(planned.fires[-1].at)
+        advances.append(advance)
+    if new:
+        jobs.insert(tx, new)
+        tx.notify()
+    if skips:
+        jobs.skip(tx, skips, now)
+    tx.fetch(ADVANCE, advances)
+    return Fired(len(due), len(new), sum(count for _, _, count, _ in skips))
+
+
+def next_fire(tx: Transaction) -> datetime | None:
+    """The next instant at which any schedule is due; one index look-up."""
+    found = tx.fetch(NEXT)
+    at: datetime | None = tx.dialect.from_db(found[0]["next_fire_at"]) if found else None
+    return at
+
+
+def find(tx: Transaction, tenant_id: str, *, id_: str | None = None, name: str | None = None) -> Schedule | None:
+    """One schedule of a tenant, by id or by name."""
+    which = schedules.c.id == id_ if id_ is not None else schedules.c.name == name
+    row = tx.execute(select(schedules).where(schedules.c.tenant_id == tenant_id, which)).first()
+    return None if row is None else read(row)
+
+
+def page(tx: Transaction, tenant_id: str | None, limit: int, after: str | None) -> Page[Schedule]:
+    """Schedules, newest first."""
+    query = select(schedules).order_by(schedules.c.id.desc()).limit(limit + 1)
+    if tenant_id is not None:
+        query = query.where(schedules.c.tenant_id == tenant_id)
+    if after is not None:
+        query = query.where(schedules.c.id < after)
+    found = [read(row) for row in tx.execute(query)]
+    return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
+
+
+def upcoming(tx: Transaction, limit: int) -> list[Schedule]:
+    """The schedules that fire next, soonest first."""
+    query = select(schedules).where(schedules.c.enabled, schedules.c.fault.is_(None))
+    query = query.where(schedules.c.next_fire_at.is_not(None)).order_by(schedules.c.next_fire_at).limit(limit)
+    return [read(row) for row in tx.execute(query)]
+
+
+@lru_cache(maxsize=10_000)
+def _recurrence(text: str) -> Recurrence:
+    return Recurrence.from_json(orjson.loads(text))
+
+
+def _row(schedule: Schedule) -> dict[str, Any]:
+    action, policies = schedule.action, schedule.policies
+    spoken = {name: getattr(action, name) for name in Action.__slots__}
+    spoken["retry"] = action.retry.to_json() if action.retry else None
+    return {
+        "id": schedule.id, "tenant_id": schedule.tenant_id, "name": schedule.name,
+        "recurrence": _dump(schedule.recurrence.to_json()), "action": _dump(spoken),
+        "policies": _dump({name: getattr(policies, name) for name in Policies.__slots__}),
+        "enabled": schedule.enabled, "revision": schedule.revision, "code_hash": schedule.code_hash,
+        "fault": schedule.fault, "next_fire_at": schedule.next_fire_at,
+        "last_fired_at": schedule.last_fired_at, "created_at": schedule.created_at,
+        "updated_at": schedule.updated_at,
+    }  # fmt: skip
+
+
+def _dump(value: dict[str, Any]) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def read(row: Row[Any]) -> Schedule:
+    """A stored row as a Schedule."""
+    action = orjson.loads(row.action)
+    policies = orjson.loads(row.policies)
+    action["retry"] = Retry.read(action["retry"])
+    policies |= {"overlap": Overlap(policies["overlap"]), "catch_up": CatchUp(policies["catch_up"])}
+    return Schedule(
+        id=row.id, tenant_id=row.tenant_id, name=row.name, recurrence=_recurrence(row.recurrence),
+        action=Action(**action), policies=Policies(**policies), enabled=row.enabled, revision=row.revision,
+        code_hash=row.code_hash, fault=row.fault, next_fire_at=row.next_fire_at,
+        last_fired_at=row.last_fired_at, created_at=row.created_at, updated_at=row.updated_at,
+    )  # fmt: skip
+
+
+def revisions_of(tx: Transaction, keys: set[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Recurrence]]:
+    """The names and recurrences of schedules as they were at these revisions."""
+    joined = select(revisions.c.schedule_id, revisions.c.revision, revisions.c.recurrence, schedules.c.name).join(
+        schedules, schedules.c.id == revisions.c.schedule_id
+    )
+    rows = tx.execute(joined.where(revisions.c.schedule_id.in_({id_ for id_, _ in keys})))
+    return {(row.schedule_id, row.revision): (row.name, _recurrence(row.recurrence)) for row in rows}

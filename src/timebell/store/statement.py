@@ -1,0 +1,56 @@
+"""The hot statements: SQL text shared by all dialects, with the few words that differ left open.
+
+A statement takes a whole batch as one JSON parameter, so its cost does not grow with round trips or bind
+variables: `$rows` becomes a common table expression that reads the batch back as rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from string import Template
+from typing import Protocol
+
+
+class Words(Protocol):
+    """What a dialect says where the others say something else."""
+
+    name: str
+    words: Mapping[str, str]
+
+    def rows(self, columns: Mapping[str, str]) -> str:
+        """SELECT that reads the JSON parameter `:rows` as rows of these columns and types."""
+
+
+class Statement:
+    """One statement; `columns` (name -> id | text | int | real | bool | instant) are those of its batch."""
+
+    def __init__(self, template: str, **columns: str) -> None:
+        self.template = Template(template)
+        self.columns = columns
+        self._named: dict[str, str] = {}
+        self._numbered: dict[str, tuple[str, list[str]]] = {}
+
+    def named(self, words: Words) -> str:
+        """For drivers that bind `:name`."""
+        text = self._named.get(words.name)
+        if text is None:
+            rows = f"d AS ({words.rows(self.columns)})" if self.columns else ""
+            text = self._named[words.name] = self.template.substitute(words.words, rows=rows)
+        return text
+
+    def numbered(self, words: Words) -> tuple[str, list[str]]:
+        """For asyncpg, which binds `$1`: the text and the names in order."""
+        found = self._numbered.get(words.name)
+        if found is None:
+            names: list[str] = []
+
+            def number(match: re.Match[str]) -> str:
+                name = match[1]
+                if name not in names:
+                    names.append(name)
+                return f"${names.index(name) + 1}"
+
+            text = re.sub(r"(?<!:):([a-z_]+)\b", number, self.named(words))
+            found = self._numbered[words.name] = (text, names)
+        return found

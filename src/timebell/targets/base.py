@@ -1,0 +1,156 @@
+"""What every target shares: the delivery that goes in, the outcome that comes back, the bodies on the wire.
+
+A new target is a class with `kind`, `check`, `deliver` and `close`; nothing else is asked of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Protocol
+
+from timebell.errors import InvalidInput
+
+KEPT_BYTES = 4096
+"""How much of a receiver's body, or of each output of a command, is kept with the job."""
+LONGEST_RETRY_AFTER = 86_400.0
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One attempt at one due job: the same facts for every target. All datetimes are aware."""
+
+    job_id: str
+    tenant_id: str
+    topic: str
+    payload: Any
+    metadata: dict[str, Any]
+    timezone: str
+    scheduled_at: datetime
+    fired_at: datetime
+    schedule_id: str | None
+    schedule_name: str | None
+    occurrence_key: str
+    attempt: int
+    upcoming: list[datetime]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a delivery.
+
+    `retryable` says whether another attempt could end differently; `retry_after` (seconds) is the receiver's
+    own wish. `result` is JSON kept with the job. `code` (UPPER_SNAKE) and `error` are fit for a user's eyes:
+    they hold no secret and no address inside the network.
+    """
+
+    delivered: bool
+    retryable: bool = True
+    retry_after: float | None = None
+    result: Any = None
+    code: str | None = None
+    error: str | None = None
+
+    @classmethod
+    def ok(cls, result: Any = None) -> Outcome:
+        return cls(delivered=True, result=result)
+
+    @classmethod
+    def failed(
+        cls,
+        code: str,
+        error: str,
+        retryable: bool = True,
+        retry_after: float | None = None,
+        result: Any = None,
+    ) -> Outcome:
+        return cls(False, retryable, retry_after, result, code, error)
+
+
+class Target(Protocol):
+    """A place to deliver to. One instance serves many deliveries at once."""
+
+    kind: str
+
+    def check(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options in normal form, when a job is made. Raises InvalidInput or Refused; does no I/O."""
+        ...
+
+    async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
+        """Try once, with options that `check` returned. What goes wrong is an outcome, not an exception.
+
+        The job's timeout arrives as a cancellation: clean up, then let it through.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give back what is held. No delivery is under way, and none follows."""
+        ...
+
+
+def facts(delivery: Delivery) -> dict[str, Any]:
+    """The fields of `Arrived` in camelCase: the `plain` body. `lateBy` is in seconds."""
+    return {
+        "topic": delivery.topic,
+        "payload": delivery.payload,
+        "metadata": delivery.metadata,
+        "timezone": delivery.timezone,
+        "scheduledAt": instant(delivery.scheduled_at),
+        "firedAt": instant(delivery.fired_at),
+        "lateBy": (delivery.fired_at - delivery.scheduled_at).total_seconds(),
+        "jobId": delivery.job_id,
+        "scheduleId": delivery.schedule_id,
+        "scheduleName": delivery.schedule_name,
+        "occurrenceKey": delivery.occurrence_key,
+        "attempt": delivery.attempt,
+        "upcoming": [instant(at) for at in delivery.upcoming],
+    }
+
+
+def cloudevent(delivery: Delivery) -> dict[str, Any]:
+    """A CloudEvents 1.0 event in structured JSON. `id` is the same for every attempt, to dedupe on."""
+    return {
+        "specversion": "1.0",
+        "id": delivery.occurrence_key,
+        "source": "timebell",
+        "type": "timebell.job.due",
+        "subject": delivery.topic,
+        "time": instant(delivery.scheduled_at),
+        "datacontenttype": "application/json",
+        "data": facts(delivery),
+    }
+
+
+def instant(at: datetime) -> str:
+    """RFC 3339 in UTC with `Z`."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def text(data: bytes | bytearray) -> str:
+    """Bytes from outside as text that every store can keep: PostgreSQL's jsonb takes no NUL."""
+    return data.decode("utf-8", "replace").replace("\x00", "\N{REPLACEMENT CHARACTER}")
+
+
+def retry_after(value: str, now: datetime) -> float | None:
+    """Seconds, from either form of Retry-After (RFC 9110, 10.2.3), within 0 to a day; None if unreadable."""
+    if value.isascii() and value.isdigit():
+        return min(float(value), LONGEST_RETRY_AFTER)
+    try:
+        at = parsedate_to_datetime(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    seconds = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - now).total_seconds()
+    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
+
+
+def only(options: dict[str, Any], known: Collection[str]) -> None:
+    """Raises InvalidInput for an option that this target does not have."""
+    for name in options:
+        if name not in known:
+            raise InvalidInput(
+                f"The target has no option {name!r}.",
+                code="TARGET_OPTIONS_INVALID",
+                fix=f"It takes: {', '.join(sorted(known))}.",
+            )

@@ -1,0 +1,190 @@
+"""The `handler` target: Python functions that listen to topics, and the event they are given."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import re
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from timebell.errors import InvalidInput
+from timebell.model.policy import Retry, seconds
+from timebell.model.routes import Routes
+from timebell.targets.base import Delivery, Outcome
+
+SCHEDULE_ARRIVED = "schedule.arrived"
+_TOPIC = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
+
+
+def arrived_event_name(topic: str) -> str:
+    """The name of a topic's own arrived event, `schedule.<topic>.arrived`."""
+    return f"schedule.{topic}.arrived"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """A job that is due, as its handler sees it. Datetimes are aware UTC.
+
+    `occurrence_key` is the same for every attempt at the same occurrence: de-duplicate on it.
+    """
+
+    topic: str
+    payload: Any
+    metadata: dict[str, Any]
+    timezone: str
+    scheduled_at: datetime
+    fired_at: datetime
+    late_by: timedelta
+    job_id: str
+    schedule_id: str | None
+    occurrence_key: str
+    attempt: int
+    upcoming: list[datetime] = field(default_factory=list)
+
+
+class Snooze(Exception):
+    """Raise it in a handler to run the job again after `delay` (seconds or timedelta); uses up no try."""
+
+    def __init__(self, delay: float | timedelta) -> None:
+        self.delay = seconds(delay, "snooze delay")
+        super().__init__(f"again in {self.delay:g} s")
+
+
+class Cancel(Exception):
+    """Raise it in a handler to end the job as cancelled, with a reason."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+Function = Callable[[Arrived], Awaitable[Any] | Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One function and the topics it listens to: exact, `prefix.*`, or `*` (which observes every firing)."""
+
+    pattern: str
+    function: Function
+    retry: Retry | None = None
+    timeout: float | None = None
+    handles: bool = True
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it runs on the event loop; plain functions run in threads."""
+        called = getattr(self.function, "__call__", None)  # noqa: B004 - callable objects may be async, too
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(called)
+
+    def hears(self, topic: str) -> bool:
+        """Whether a job of this topic is for it."""
+        if self.pattern == "*" or self.pattern == topic:
+            return True
+        return self.pattern.endswith(".*") and topic.startswith(self.pattern[:-1])
+
+
+class Handlers:
+    """All functions of an app, and the target that calls them."""
+
+    kind = "handler"
+
+    def __init__(self) -> None:
+        self._all: list[Handler] = []
+        self._matching = functools.lru_cache(maxsize=10_000)(self._match)
+        self.threads: Executor | None = None
+
+    def add(self, handler: Handler) -> None:
+        """Listen. Raises InvalidInput (TOPIC_INVALID)."""
+        if handler.pattern != "*":
+            check_topic(handler.pattern.removesuffix(".*"))
+        self._all.append(handler)
+        self._matching.cache_clear()
+
+    def matching(self, topic: str) -> list[Handler]:
+        """All that hear a topic, the most specific first."""
+        return self._matching(topic)
+
+    def _match(self, topic: str) -> list[Handler]:
+        heard = [handler for handler in self._all if handler.hears(topic)]
+        return sorted(heard, key=lambda handler: (handler.pattern.endswith("*"), -len(handler.pattern)))
+
+    def routes(self, *, is_async: bool) -> Routes:
+        """What the async or the plain functions can take."""
+        mine = [handler for handler in self._all if handler.handles and handler.is_async is is_async]
+        patterns = [handler.pattern for handler in mine]
+        return Routes(
+            frozenset(pattern for pattern in patterns if not pattern.endswith("*")),
+            frozenset(pattern[:-1] for pattern in patterns if pattern.endswith(".*")),
+            "*" in patterns,
+        )
+
+    def check(self, options: dict[str, Any]) -> dict[str, Any]:
+        """As in Target: a handler has no options."""
+        if options:
+            raise InvalidInput("A handler target has no options.", code="TARGET_OPTIONS_INVALID")
+        return {}
+
+    async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:  # noqa: ARG002
+        """Call every function that hears the topic; any failure fails the attempt.
+
+        Snooze and Cancel pass through. What the most specific function returns is the result.
+        """
+        event = Arrived(
+            topic=delivery.topic, payload=delivery.payload, metadata=delivery.metadata,
+            timezone=delivery.timezone, scheduled_at=delivery.scheduled_at, fired_at=delivery.fired_at,
+            late_by=delivery.fired_at - delivery.scheduled_at, job_id=delivery.job_id,
+            schedule_id=delivery.schedule_id, occurrence_key=delivery.occurrence_key,
+            attempt=delivery.attempt, upcoming=delivery.upcoming,
+        )  # fmt: skip
+        heard = self.matching(delivery.topic)
+        result = None
+        for number, handler in enumerate(heard):
+            try:
+                returned = await self._call(handler, event)
+            except (Snooze, Cancel):
+                raise
+            except Exception as raised:
+                return Outcome.failed(type(raised).__name__, _words(raised))
+            if number == 0:
+                result = returned
+        return Outcome.ok(result)
+
+    async def _call(self, handler: Handler, event: Arrived) -> Any:
+        if not handler.is_async:
+            call = functools.partial(contextvars.copy_context().run, handler.function, event)
+            returned = await asyncio.get_running_loop().run_in_executor(self.threads, call)
+        else:
+            returned = handler.function(event)
+        return await returned if inspect.isawaitable(returned) else returned
+
+    async def close(self) -> None:
+        """As in Target."""
+
+
+def check_topic(topic: str) -> str:
+    """A dotted name of letters, digits, `_` and `-`, at most 200 characters. Raises InvalidInput."""
+    if not isinstance(topic, str) or len(topic) > 200 or not _TOPIC.fullmatch(topic):
+        raise InvalidInput(
+            f"{topic!r} is not a topic.", code="TOPIC_INVALID",
+            fix="Topics are dotted names of letters, digits, _ and -, such as billing.invoice-due.",
+        )  # fmt: skip
+    return topic
+
+
+def _words(raised: Exception) -> str:
+    """An exception as one line that can be kept: its type, what it says, where it was raised."""
+    where = ""
+    trace = raised.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None:
+        code = trace.tb_frame.f_code
+        where = f" ({code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_name})"
+    return f"{type(raised).__name__}: {raised}"[:2000].replace("\x00", "") + where

@@ -1,0 +1,296 @@
+"""Deliver by a signed POST: Standard Webhooks 1.0 headers, a CloudEvents 1.0 or plain JSON body.
+
+What counts (Standard Webhooks, "Delivery success and failure"; Svix does the same): 2xx is delivered; every
+other status fails and is tried again, 4xx too, since most are a deploy gone wrong; 410 Gone alone is final.
+Redirects are never followed, so a signature goes to no host but the one that was registered.
+
+Built on httpcore2, the transport under httpx2: it follows no redirect, decodes no body, keeps no cookie,
+takes no proxy from the environment, and lets the network be supplied, which is where the address guard sits.
+Host, SNI and certificate go by the name in the URL; only the TCP connection goes by the checked address. One
+attempt is one connection: no tenant gets another's, and none that the receiver has dropped while it idled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import ipaddress
+import json
+import re
+import ssl
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import httpcore2
+from standardwebhooks.webhooks import Webhook
+
+from timebell.errors import InvalidInput, Refused
+from timebell.targets.address import AddressGuard, Place
+from timebell.targets.base import KEPT_BYTES, Delivery, Outcome, cloudevent, facts, only, retry_after, text
+
+CONNECT_SECONDS = 5.0
+LONGEST_TIMEOUT = 30.0
+HEADER_BYTES = 16 * 1024
+BODY_BYTES = 64 * 1024
+ADDRESSES_TRIED = 4
+
+_TO_MAKE_ONE = "To make one: echo whsec_$(openssl rand -base64 32)"
+_NO_SECRET = (
+    "Webhooks are signed, and there is no signing secret.",
+    f"Set TIMEBELL_WEBHOOK_SIGNING_SECRET. {_TO_MAKE_ONE}",
+)
+_HEADER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_HEADER_VALUE = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")
+_OWN_HEADERS = re.compile(
+    r"host|connection|keep-alive|te|trailer|transfer-.*|upgrade|expect|proxy-.*|accept-encoding|content-.*"
+    r"|webhook-.*|timebell-.*",
+    re.IGNORECASE,
+)
+_BODIES: dict[str, tuple[str, Callable[[Delivery], dict[str, Any]]]] = {
+    "cloudevents": ("application/cloudevents+json", cloudevent),
+    "plain": ("application/json", facts),
+}
+
+
+class HttpTarget:
+    """POSTs to `url`. Options: `url`, `headers` (optional), `body`: "cloudevents" (default) or "plain".
+
+    `signing_secret` is one or more `whsec_...`, separated by spaces or commas: while a secret is rotated each
+    request carries a signature by every one. `timeout` (seconds, at most 30) covers the whole exchange.
+    `now` gives the time of each attempt. Raises InvalidInput (SIGNING_SECRET_INVALID, TIMEOUT_INVALID).
+    """
+
+    kind = "http"
+
+    def __init__(
+        self,
+        signing_secret: str | None,
+        allow_private: bool = False,
+        timeout: float = 10.0,
+        *,
+        now: Callable[[], datetime],
+        guard: AddressGuard | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        if not 0 < timeout <= LONGEST_TIMEOUT:
+            raise InvalidInput("A webhook's timeout is more than 0 and at most 30 s.", code="TIMEOUT_INVALID")
+        self._signers = [_signer(each) for each in re.split(r"[\s,]+", signing_secret or "") if each]
+        self._timeout = timeout
+        self._now = now
+        self._guard = guard or AddressGuard(allow_private, allow_http=allow_private)
+        self._network = _Network(self._guard)
+        self._tls = tls or httpcore2.default_ssl_context()
+
+    def check(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Raises InvalidInput (URL_INVALID, HEADER_INVALID, TARGET_OPTIONS_INVALID) or Refused
+        (SIGNING_SECRET_MISSING, PRIVATE_ADDRESS, PORT_REFUSED, HTTP_OFF)."""
+        only(options, ("url", "headers", "body"))
+        body = options.get("body", "cloudevents")
+        if not isinstance(body, str) or body not in _BODIES:
+            raise InvalidInput(
+                f"body cannot be {body!r}.", code="TARGET_OPTIONS_INVALID", fix="Use cloudevents or plain."
+            )
+        if not self._signers:
+            raise Refused(_NO_SECRET[0], code="SIGNING_SECRET_MISSING", fix=_NO_SECRET[1])
+        url = self._guard.place(options.get("url")).url
+        return {"url": url, "headers": _headers(options.get("headers")), "body": body}
+
+    async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
+        """Codes of failure: HTTP_STATUS, CONNECT_FAILED, TLS_FAILED, TIMEOUT, ADDRESS_REFUSED,
+        RESPONSE_UNREADABLE; and SIGNING_SECRET_MISSING."""
+        if not self._signers:
+            return Outcome.failed("SIGNING_SECRET_MISSING", " ".join(_NO_SECRET), retryable=False)
+        try:
+            place = self._guard.place(options["url"])
+        except (InvalidInput, Refused) as error:  # the rules became stricter since the job was made
+            return Outcome.failed("ADDRESS_REFUSED", str(error), retryable=False)
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._post(place, *self._request(delivery, options))
+        except TimeoutError:
+            return Outcome.failed("TIMEOUT", f"No full answer from the receiver within {self._timeout:g} s.")
+        except Refused as error:
+            return Outcome.failed("ADDRESS_REFUSED", str(error))
+        except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+            return Outcome.failed("CONNECT_FAILED", f"No connection to {place.authority}.")
+        except _TLSError:
+            return Outcome.failed(
+                "TLS_FAILED", f"{place.host} does not speak TLS with a certificate to trust."
+            )
+        except (httpcore2.NetworkError, httpcore2.RemoteProtocolError, ssl.SSLError):
+            return Outcome.failed("RESPONSE_UNREADABLE", "The receiver's answer broke off or is not HTTP.")
+
+    async def close(self) -> None:
+        """Nothing outlives an attempt."""
+
+    def _request(self, delivery: Delivery, options: dict[str, Any]) -> tuple[dict[str, str], bytes]:
+        content_type, render = _BODIES[options.get("body", "cloudevents")]
+        body = json.dumps(render(delivery), separators=(",", ":"), allow_nan=False)
+        at = self._now().astimezone(UTC)
+        key = delivery.occurrence_key
+        headers = {
+            "user-agent": "timebell",
+            **options.get("headers", {}),
+            "content-type": content_type,
+            "accept-encoding": "identity",
+            "connection": "close",
+            "webhook-id": key,
+            "webhook-timestamp": str(int(at.timestamp())),
+            "webhook-signature": " ".join(signer.sign(key, at, body) for signer in self._signers),
+            "timebell-attempt": str(delivery.attempt),
+        }
+        return headers, body.encode()
+
+    async def _post(self, place: Place, headers: dict[str, str], body: bytes) -> Outcome:
+        scheme, host = place.scheme.encode(), place.host.encode()
+        url = httpcore2.URL(scheme=scheme, host=host, port=place.port, target=place.target.encode())
+        wire = httpcore2.AsyncHTTPConnection(url.origin, ssl_context=self._tls, network_backend=self._network)
+        async with wire as connection:
+            stream = connection.stream(
+                "POST",
+                url,
+                headers=[("host", place.authority), *headers.items()],
+                content=body,
+                extensions={"timeout": {"connect": CONNECT_SECONDS}},
+            )
+            async with stream as response:
+                kept = await _read(response)
+        return _judge(response.status, response.headers, kept, self._now())
+
+
+class _Network(httpcore2.AsyncNetworkBackend):
+    """Connects to checked addresses only. `inner` makes the TCP connections."""
+
+    def __init__(self, guard: AddressGuard) -> None:
+        self._guard = guard
+        self.inner: httpcore2.AsyncNetworkBackend = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Each address gets an equal share of the time, so that one dead route does not use it up."""
+        try:
+            async with asyncio.timeout(timeout):
+                addresses = (await self._guard.addresses(host, port))[:ADDRESSES_TRIED]
+                share = CONNECT_SECONDS / len(addresses)
+                for address in addresses[:-1]:
+                    with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                        return await self._connect(address, port, share)
+                return await self._connect(addresses[-1], port, share)
+        except TimeoutError as error:
+            raise httpcore2.ConnectTimeout from error
+
+    async def _connect(self, address: str, port: int, timeout: float) -> _Bounded:
+        stream = await self.inner.connect_tcp(address, port, timeout)
+        with suppress(OSError):  # dropped at once: it has no other end any more
+            peer = str(stream.get_extra_info("server_addr")[0])
+            if ipaddress.ip_address(peer) == ipaddress.ip_address(address):
+                return _Bounded(stream)
+        await stream.aclose()
+        raise httpcore2.ConnectError("the other end is not the address that was checked")
+
+
+class _TLSError(Exception):
+    """The TCP connection stood, the TLS handshake failed."""
+
+
+class _Bounded(httpcore2.AsyncNetworkStream):
+    """A stream that reads no more than `allowance` bytes; the owner may raise it as the exchange goes on."""
+
+    def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
+        self._inner = inner
+        self.allowance = HEADER_BYTES
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self.allowance <= 0:
+            raise httpcore2.ReadError("too long")
+        data = await self._inner.read(min(max_bytes, self.allowance), timeout)
+        self.allowance -= len(data)
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            return _Bounded(await self._inner.start_tls(ssl_context, server_hostname, timeout))
+        except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+            raise _TLSError from error
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
+async def _read(response: httpcore2.Response) -> bytes:
+    """The first 4 KiB of the body. Up to 64 KiB are read, for the sender's sake, then the line is cut."""
+    stream = response.extensions["network_stream"]
+    stream.allowance = BODY_BYTES
+    kept = bytearray()
+    try:
+        async for chunk in response.aiter_stream():
+            kept += chunk[: KEPT_BYTES - len(kept)]
+    except httpcore2.ReadError:
+        if stream.allowance > 0:
+            raise
+    return bytes(kept)
+
+
+def _judge(status: int, headers: list[tuple[bytes, bytes]], body: bytes, now: datetime) -> Outcome:
+    result = {"status": status, "body": text(body)}
+    if 200 <= status < 300:
+        return Outcome.ok(result)
+    why = f"The receiver answered {status}."
+    if 300 <= status < 400:
+        why += " Redirects are not followed: give the final URL."
+    wait = None
+    if status in (429, 503):
+        asked = {name.lower(): value for name, value in headers}.get(b"retry-after", b"")
+        wait = retry_after(asked.decode("latin-1").strip(), now)
+    return Outcome.failed("HTTP_STATUS", why, status != 410, wait, result)
+
+
+def _signer(secret: str) -> Webhook:
+    """Standard Webhooks: `whsec_` and the base64 of 24 to 64 random bytes. The secret is in no error text."""
+    prefix, _, encoded = secret.partition("_")
+    try:
+        key = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if prefix != "whsec" or not 24 <= len(key) <= 64:
+        raise InvalidInput(
+            "A webhook signing secret is not whsec_ and the base64 of 24 to 64 bytes.",
+            code="SIGNING_SECRET_INVALID",
+            fix=_TO_MAKE_ONE,
+        )
+    return Webhook(key)
+
+
+def _headers(given: Any) -> dict[str, str]:
+    """Extra headers, names in lower case. Visible ASCII only, and none that frames or signs the request."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or len(given) > 20:
+        raise InvalidInput("headers is not an object of at most 20 entries.", code="HEADER_INVALID")
+    for name, value in given.items():
+        named = isinstance(name, str) and _HEADER_NAME.fullmatch(name) and not _OWN_HEADERS.fullmatch(name)
+        if not named or not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+            raise InvalidInput(
+                f"The header {name!r} cannot be set.",
+                code="HEADER_INVALID",
+                fix="Names are letters, digits, - and _; values are 1 to 1,024 visible ASCII characters. "
+                "Host, Connection, Content-*, Webhook-* and others of the protocol are reserved.",
+            )
+    return {name.lower(): value for name, value in given.items()}

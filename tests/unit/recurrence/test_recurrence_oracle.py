@@ -1,0 +1,156 @@
+"""The engine against a walk of real time, around every change of every zone's offset."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from functools import cache
+
+import pytest
+from oracle import Walk, info, transitions
+
+from timebell.recurrence import Cron, zone
+from timebell.recurrence.zone_names import names
+
+CREATED = datetime(2000, 1, 1, tzinfo=UTC)
+MINUTE, SECOND, HOUR = timedelta(minutes=1), timedelta(seconds=1), timedelta(hours=1)
+NAMES = sorted(names())
+NOTABLE = [
+    "Africa/Cairo",
+    "Africa/Casablanca",
+    "America/Asuncion",
+    "America/New_York",
+    "America/Sao_Paulo",
+    "America/St_Johns",
+    "Antarctica/Troll",
+    "Asia/Beirut",
+    "Asia/Gaza",
+    "Asia/Pyongyang",
+    "Australia/Lord_Howe",
+    "Europe/Dublin",
+    "Pacific/Apia",
+    "Pacific/Fakaofo",
+]
+
+
+@cache
+def changes(name: str) -> list[datetime]:
+    return list(transitions(name, 2000, 2040))
+
+
+def expressions(rng: random.Random, name: str, change: datetime) -> list[str]:
+    """Some whose times lie where this change moves the clock, some anywhere."""
+    near = (change + rng.randrange(-150, 150) * MINUTE).astimezone(info(name))
+    before = (change - SECOND).astimezone(info(name)).replace(tzinfo=None) + SECOND
+    hour, minute, day = before.hour, before.minute, before.day
+    weekday = before.isoweekday() % 7
+    return [
+        f"{minute} {hour} * * *",
+        f"{rng.randrange(60)} {hour} * * *",
+        f"{near.minute} {near.hour} * * *",
+        f"{rng.randrange(30)},{rng.randrange(30, 60)} {near.hour},{hour} * * *",
+        f"*/{rng.choice((5, 7, 20, 30))} {hour} * * *",
+        f"{rng.randrange(60)} * * * *",
+        f"{rng.randrange(60)} */{rng.choice((2, 5))} * * *",
+        f"0-59/{rng.choice((10, 15))} 0-23 {day} * {weekday}",
+        f"{minute} {hour} */2 * {weekday}",
+        f"{minute} 0-3,{hour} {day} {before.month} *",
+        f"{near.minute} {near.hour} {near.day} {near.month} *",
+        f"*/{rng.choice((5, 20))} {near.hour} {near.day} {near.month} *",
+    ]
+
+
+def check(name: str, expression: str, walk: Walk, start: datetime, end: datetime, **dst: str) -> None:
+    bound = Cron(expression, **dst).bind(name, created_at=CREATED)  # type: ignore[arg-type]
+    wanted = [at for at in walk.fires(expression, **dst) if start <= at < end]
+    context = f"{expression} {name} {start} {dst}"
+    assert list(bound.between(start, end)) == wanted, context
+    assert bound.count(start, end) == len(wanted), context
+    back, at = [], bound.previous(end)
+    while at is not None and at >= start:
+        back.append(at)
+        at = bound.previous(at)
+    assert back[::-1] == wanted, context
+
+
+def sweep(name: str, change: datetime, rng: random.Random, most: int) -> None:
+    start, end = change - 25 * HOUR, change + 25 * HOUR
+    walk = Walk(name, start - 26 * HOUR, end + 26 * HOUR, MINUTE)
+    for expression in rng.sample(expressions(rng, name, change), most):
+        dst = {"gap": rng.choice(("end", "shift", "skip")), "fold": rng.choice(("first", "last", "both"))}
+        check(name, expression, walk, start, end, **(dst if rng.random() < 0.5 else {}))
+
+
+def test_there_are_all_zones() -> None:
+    assert len(NAMES) > 500
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_finds_every_change_of_every_zone(part: int) -> None:
+    for name in NAMES[part::8]:
+        found = [segment.start for segment in zone(name).jumps(946_684_800, 2_208_988_800)]
+        assert found == [int(change.timestamp()) for change in changes(name)], name
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_one_change_of_every_zone(part: int) -> None:
+    rng = random.Random(part)
+    for name in NAMES[part::8]:
+        if changes(name):
+            sweep(name, rng.choice(changes(name)), rng, 3)
+
+
+@pytest.mark.parametrize("name", NOTABLE)
+def test_changes_of_notable_zones(name: str) -> None:
+    rng = random.Random(name)
+    for change in changes(name)[:: max(1, len(changes(name)) // 6)]:
+        sweep(name, change, rng, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_every_change_of_every_zone(part: int) -> None:
+    for name in NAMES[part::20]:
+        rng = random.Random(name)
+        for change in changes(name):
+            sweep(name, change, rng, 6)
+
+
+@pytest.mark.parametrize("gap", ["end", "shift", "skip"])
+@pytest.mark.parametrize("fold", ["first", "last", "both"])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("America/New_York", datetime(2027, 3, 14, 7, tzinfo=UTC)),
+        ("America/New_York", datetime(2027, 11, 7, 6, tzinfo=UTC)),
+    ],
+)
+def test_every_policy(name: str, change: datetime, gap: str, fold: str) -> None:
+    start, end = change - 3 * HOUR, change + 3 * HOUR
+    walk = Walk(name, start - 24 * HOUR, end + 24 * HOUR, MINUTE)
+    for expression in ("30 2 * * *", "0,30 2-3 * * *", "30 1 * * *", "0-59/10 0-4 * * *", "*/10 * * * *"):
+        check(name, expression, walk, start, end, gap=gap, fold=fold)
+
+
+@pytest.mark.parametrize("name", ["America/New_York", "Australia/Lord_Howe", "America/St_Johns"])
+def test_seconds(name: str) -> None:
+    for change in [at for at in changes(name) if at.year == 2010]:
+        start, end = change - 2 * HOUR, change + 3 * HOUR
+        walk = Walk(name, start - 4 * HOUR, end + 4 * HOUR, SECOND)
+        hours = "-".join(str(hour) for hour in sorted({(change.astimezone(info(name))).hour, 0}))
+        for expression in (
+            f"30 30 {hours} * * *",
+            f"0-59/20 15,45 {hours} * * *",
+            "*/7 * * * * *",
+            "15 */10 * * * *",
+            f"59 59 0-4,{hours} * * *",
+        ):
+            check(name, expression, walk, start, end)
+
+
+def test_the_engine_and_the_walk_agree_on_a_missing_day() -> None:
+    start, end = datetime(2011, 12, 29, tzinfo=UTC), datetime(2012, 1, 2, tzinfo=UTC)
+    walk = Walk("Pacific/Apia", start - 48 * HOUR, end + 48 * HOUR, MINUTE)
+    for expression in ("0 9 * * *", "0 0 * * *", "*/30 * * * *", "0 9 30 12 *", "0 9 * * 5"):
+        for gap in ("end", "shift", "skip"):
+            check("Pacific/Apia", expression, walk, start, end, gap=gap)

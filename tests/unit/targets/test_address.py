@@ -1,0 +1,304 @@
+"""The guard against server-side request forgery, as tables."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timebell.errors import InvalidInput, Refused, TimebellError
+from timebell.targets import address
+from timebell.targets.address import AddressGuard
+
+REFUSED_V4 = """
+    0.0.0.0 0.1.2.3 10.0.0.1 10.255.255.255 100.64.0.1 100.127.255.255 127.0.0.1 127.1.2.3 127.255.255.255
+    169.254.0.1 169.254.169.254 169.254.170.2 172.16.0.1 172.31.255.255 192.0.0.1 192.0.0.192 192.0.2.1
+    192.88.99.1 192.168.0.1 192.168.255.255 198.18.0.1 198.19.255.255 198.51.100.1 203.0.113.1 224.0.0.1
+    239.255.255.255 240.0.0.1 255.255.255.254 255.255.255.255
+""".split()
+REFUSED_V6 = """
+    :: ::1 ::127.0.0.1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 ::ffff:169.254.169.254 ::ffff:0:127.0.0.1 ::ffff:0.0.0.0
+    64:ff9b::7f00:1 64:ff9b::a9fe:a9fe 64:ff9b::10.0.0.1 64:ff9b:1::1 64:ff9b:1:ffff::a00:1 100::1 2001::1
+    2001:0:4136:e378:8000:63bf:3fff:fdd2 2001:2::1 2001:10::1 2001:20::1 2001:db8::1 2002:7f00:1::
+    2002:a00:1::1 2002:5db8:d822::1 3fff::1 fc00::1 fd00:ec2::254 fdff::1 fe80::1 fec0::1 ff02::1 ff0e::1 4000::1
+    5f00::1 8000::1 e000::1
+""".split()
+ALLOWED = """
+    1.1.1.1 8.8.8.8 9.255.255.255 11.0.0.1 93.184.216.34 100.63.255.255 100.128.0.1 126.255.255.255 128.0.0.1
+    169.253.255.255 172.15.255.255 172.32.0.1 192.0.1.1 192.167.255.255 192.169.0.1 198.17.255.255 198.20.0.1
+    223.255.255.255 2606:4700:4700::1111 2a00:1450:4001:81b::200e 2001:4860:4860::8888 2001:200::1 2003::1
+    ::ffff:8.8.8.8 64:ff9b::808:808
+""".split()
+SPELLINGS = [  # ways to write an inside address, or to confuse whoever reads the URL; none gets past the grammar
+    "https://2130706433/",
+    "https://0x7f000001/",
+    "https://0x7f.1/",
+    "https://127.1/",
+    "https://127.0.1/",
+    "https://0/",
+    "https://017700000001/",
+    "https://0177.0.0.1/",
+    "https://127.0.0.01/",
+    "https://169.254.43518/",
+    "https://0xA9FEA9FE/",
+    "https://256.256.256.256/",
+    "https://1.2.3.4.5/",
+    "https://example.0x7f/",
+    "https://example.1/",
+    "https://①②⑦.⓪.⓪.①/",
+    "https://127。0。0。1/",
+    "https://lоcalhost.com/",
+    "https://ⓔxample.com/",
+    "https://127.0.0.1./",
+    "https://example.com./",
+    "https://.example.com/",
+    "https://a..b/",
+    "https://-a.com/",
+    "https://a-.com/",
+    "https://[example.com]/",
+    "https://[127.0.0.1]/",
+    "https://[::1%25lo]/",
+    "https://[fe80::1%eth0]/",
+    "https://[::1/",
+    "https://::1/",
+    "https://[]/",
+    "https://[1::2::3]/",
+    "https://[::ffff:127.0.0.1.5]/",
+    "https://user@example.com/",
+    "https://user:pass@example.com/",
+    "https://example.com@127.0.0.1/",
+    "https://example.com:443@127.0.0.1/",
+    "https://example.com#@127.0.0.1/",
+    "https://example.com/#fragment",
+    "https://example.com\\@127.0.0.1/",
+    "https://example.com\\.evil.com/",
+    "https:\\\\example.com/",
+    "https://exa mple.com/",
+    "https://example.com/a b",
+    "https://example.com/\r\nHost: evil",
+    "https://example.com/\n",
+    "https://example.com\n",
+    "https://example.com\t/",
+    "https://example.com\x00.evil.com/",
+    "https://example.com/\x7f",
+    "https://example.com/é",
+    "https://%31%32%37.0.0.1/",
+    "https://%6cocalhost/",
+    "https://example.com:/",
+    "https://example.com:0/",
+    "https://example.com:65536/",
+    "https://example.com:99999/",
+    "https://example.com:443:443/",
+    "https://example.com:-1/",
+    "https://example.com:４４３/",
+    "https:///path",
+    "https://",
+    "https:example.com",
+    "//example.com/",
+    "example.com",
+    " https://example.com/",
+    "https://example.com/ ",
+    "ftp://example.com/",
+    "file:///etc/passwd",
+    "gopher://example.com/",
+    "javascript:alert(1)",
+    "data:text/plain,hi",
+    "unix:///var/run/docker.sock",
+    "wss://example.com/",
+    "https+unix://example.com/",
+    "",
+    "https://" + "a" * 64 + ".com/",
+    "https://" + "a." * 130 + "com/",
+    "https://example.com/" + "a" * 2048,
+]
+GOOD = {
+    "https://example.com": "https://example.com/",
+    "HTTPS://Example.COM/Hook": "https://example.com/Hook",
+    "https://example.com:443/a?b=c&d[]=%20": "https://example.com/a?b=c&d[]=%20",
+    "https://example.com:8443?x": "https://example.com:8443/?x",
+    "https://xn--hxajbheg2az3al.xn--jxalpdlp/": "https://xn--hxajbheg2az3al.xn--jxalpdlp/",
+    "https://1.example.com/": "https://1.example.com/",
+    "https://0x7f.example/": "https://0x7f.example/",
+    "https://my_hook.example.com/": "https://my_hook.example.com/",
+    "https://8.8.8.8/": "https://8.8.8.8/",
+    "https://[2606:4700:0:0::1111]:8443/": "https://[2606:4700::1111]:8443/",
+}
+
+
+Run = Callable[[Any], Any]
+
+
+def guard(*answers: str, allow_private: bool = False) -> AddressGuard:
+    async def resolve(host: str, port: int) -> list[str]:
+        return list(answers)
+
+    return AddressGuard(allow_private, resolve=resolve)
+
+
+@pytest.mark.parametrize("ip", REFUSED_V4 + REFUSED_V6)
+def test_inside_addresses_are_refused_as_answers_and_as_literals(run: Run, ip: str) -> None:
+    assert not AddressGuard().allows(ipaddress.ip_address(ip))
+    with pytest.raises(Refused) as caught:
+        run(guard(ip).addresses("hooks.example.com", 443))
+    assert caught.value.code == "ADDRESS_REFUSED"
+    with pytest.raises(Refused) as caught:
+        AddressGuard().place(f"https://[{ip}]/" if ":" in ip else f"https://{ip}/")
+    assert caught.value.code == "PRIVATE_ADDRESS"
+
+
+@pytest.mark.parametrize("ip", ALLOWED)
+def test_outside_addresses_are_allowed(run: Run, ip: str) -> None:
+    assert run(guard(ip).addresses("hooks.example.com", 443)) == [ip]
+
+
+@pytest.mark.parametrize("url", SPELLINGS)
+def test_spellings_are_refused_whatever_is_allowed(url: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        AddressGuard(allow_private=True, allow_http=True).place(url)
+    assert caught.value.code == "URL_INVALID"
+
+
+@pytest.mark.parametrize("url", [None, 1, b"https://example.com/", ["https://example.com/"]])
+def test_a_url_is_a_string(url: object) -> None:
+    with pytest.raises(InvalidInput):
+        AddressGuard().place(url)
+
+
+@pytest.mark.parametrize(("url", "normal"), GOOD.items())
+def test_urls_are_put_in_normal_form(url: str, normal: str) -> None:
+    place = AddressGuard().place(url)
+    assert place.url == normal
+    assert AddressGuard().place(normal) == place
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST", "a.localhost", "printer.local", "metadata.google.internal"]
+)
+def test_names_that_are_never_public_are_refused_early(host: str) -> None:
+    with pytest.raises(Refused) as caught:
+        AddressGuard().place(f"https://{host}/")
+    assert caught.value.code == "PRIVATE_ADDRESS"
+    assert "TIMEBELL_WEBHOOK_ALLOW_PRIVATE" in caught.value.fix
+    assert AddressGuard(allow_private=True).place(f"https://{host}/").host == host.lower()
+
+
+@pytest.mark.parametrize("port", [1, 22, 25, 81, 444, 1023, 2375, 3306, 5432, 6379, 9200, 11211, 8700])
+def test_ports_of_other_services_are_refused(port: int) -> None:
+    with pytest.raises(Refused) as caught:
+        AddressGuard(allow_private=True, denied_ports=[8700]).place(f"https://example.com:{port}/")
+    assert caught.value.code == "PORT_REFUSED"
+
+
+def test_plain_http_is_off_unless_allowed() -> None:
+    with pytest.raises(Refused) as caught:
+        AddressGuard().place("http://example.com/")
+    assert caught.value.code == "HTTP_OFF"
+    place = AddressGuard(allow_http=True).place("http://example.com/")
+    assert (place.port, place.authority) == (80, "example.com")
+
+
+@pytest.mark.parametrize(
+    "ip", ["127.0.0.1", "10.1.2.3", "192.168.1.1", "100.64.0.1", "::1", "fd00::1", "::ffff:10.0.0.1"]
+)
+def test_allow_private_opens_private_networks(run: Run, ip: str) -> None:
+    assert run(guard(ip, allow_private=True).addresses("dev", 8080)) == [ip]
+
+
+@pytest.mark.parametrize(
+    "ip", ["169.254.169.254", "0.0.0.0", "224.0.0.1", "fe80::1", "2002:7f00:1::", "255.255.255.255"]
+)
+def test_allow_private_opens_nothing_else(ip: str) -> None:
+    assert not AddressGuard(allow_private=True).allows(ipaddress.ip_address(ip))
+
+
+def test_denied_networks_are_refused_even_if_public_or_private() -> None:
+    strict = AddressGuard(allow_private=True, denied=["93.184.216.34/32", "10.9.0.0/16"])
+    for ip in ("93.184.216.34", "::ffff:93.184.216.34", "64:ff9b::5db8:d822", "10.9.1.1"):
+        assert not strict.allows(ipaddress.ip_address(ip))
+    assert strict.allows(ipaddress.ip_address("10.8.1.1"))
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (),
+        ("93.184.216.34", "127.0.0.1"),
+        ("::1", "93.184.216.34"),
+        ("93.184.216.34", "fe80::1%eth0"),
+        ("garbage",),
+    ],
+)
+def test_one_bad_answer_refuses_all(run: Run, answers: tuple[str, ...]) -> None:
+    with pytest.raises(Refused):
+        run(guard(*answers).addresses("mixed.example.com", 443))
+
+
+@pytest.mark.parametrize(
+    "error", [socket.gaierror(-2, "unknown"), OSError("down"), UnicodeError("label too long")]
+)
+def test_unknown_names_read_the_same_as_refused_ones(run: Run, error: Exception) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        raise error
+
+    with pytest.raises(Refused) as unknown:
+        run(AddressGuard(resolve=resolve).addresses("h.example", 443))
+    with pytest.raises(Refused) as inside:
+        run(guard("10.0.0.1").addresses("h.example", 443))
+    assert (str(unknown.value), unknown.value.code) == (str(inside.value), inside.value.code)
+
+
+def test_an_address_is_not_looked_up(run: Run) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        raise AssertionError
+
+    assert run(AddressGuard(resolve=resolve).addresses("8.8.8.8", 443)) == ["8.8.8.8"]
+
+
+def test_the_system_resolver_is_asked_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def main() -> list[str]:
+        async def getaddrinfo(host: str, port: int, **_: object) -> list[object]:
+            asked.append(host)
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", port))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo, raising=False)
+        return await AddressGuard().addresses("example.com", 443)
+
+    assert (run(main()), asked) == (["93.184.216.34"], ["example.com"])
+
+
+@given(st.ip_addresses(v=4))
+def test_wrapping_an_ipv4_address_changes_nothing(ip: ipaddress.IPv4Address) -> None:
+    guard = AddressGuard()
+    for prefix in ("::ffff:", "64:ff9b::"):
+        assert guard.allows(ipaddress.ip_address(f"{prefix}{ip}")) == guard.allows(ip)
+    assert not guard.allows(ipaddress.ip_address(0x2002 << 112 | int(ip) << 80))
+
+
+@given(st.ip_addresses())
+def test_what_is_allowed_is_global_by_the_standard_library_too(ip: address.Address) -> None:
+    if AddressGuard().allows(ip):
+        unwrapped = address._unwrap(ip)
+        assert (unwrapped.is_global, unwrapped.is_multicast, unwrapped.is_private) == (True, False, False)
+
+
+@given(st.one_of(st.text(), st.text("https://[]@:.0x127#?%\\ \n").map("https://".__add__)))
+def test_any_text_is_a_place_or_a_clean_refusal(url: str) -> None:
+    try:
+        place = AddressGuard(allow_private=True, allow_http=True).place(url)
+    except TimebellError:
+        return
+    assert AddressGuard(allow_private=True, allow_http=True).place(place.url) == place
+    assert place.url.isascii()
+    assert place.url.isprintable()
+
+
+def test_the_vectors_are_many() -> None:
+    assert len(REFUSED_V4 + REFUSED_V6 + SPELLINGS) >= 80
