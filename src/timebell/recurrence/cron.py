@@ -53,9 +53,7 @@ class Cron(Spec):
         fields = parse_fields(self.expression)
         found = uneven_steps(fields)
         if fields.either_day:
-            found.append(
-                "day-of-month and day-of-week are both restricted: it fires on days that match either."
-            )
+            found.append("day-of-month and day-of-week are both restricted: it fires on days that match either.")
         return found
 
     def fields(self) -> dict[str, Any]:

@@ -96,14 +96,8 @@ def _note(recurrence: Recurrence, jump: Segment) -> str | None:
     what = join([*times, "others"] if len(named) > _FEW else times)
     day = _date(from_wall_us(named[0]))
     several = len(named) > 1
-    happens = (
-        ("do not exist" if several else "does not exist")
-        if skipped
-        else f"happen{'' if several else 's'} twice"
-    )
-    effect = (
-        _gap_effect(recurrence, named[:_FEW], jump) if skipped else _fold_effect(rule, named[:_FEW], jump)
-    )
+    happens = ("do not exist" if several else "does not exist") if skipped else f"happen{'' if several else 's'} twice"
+    effect = _gap_effect(recurrence, named[:_FEW], jump) if skipped else _fold_effect(rule, named[:_FEW], jump)
     return f"{what} {happens} on {day} in {recurrence.timezone}: {effect}."
 
 
@@ -119,16 +113,11 @@ def _gap_effect(recurrence: Recurrence, named: list[int], jump: Segment) -> str:
 def _fold_effect(rule: Rule, named: list[int], jump: Segment) -> str:
     zone_info = rule.zone.info
     first, last = (
-        from_us(named[0] - offset * SECOND).astimezone(zone_info).tzname()
-        for offset in (jump.before, jump.offset)
+        from_us(named[0] - offset * SECOND).astimezone(zone_info).tzname() for offset in (jump.before, jump.offset)
     )
     if rule.fold == "both":
         return f"fires both times ({first} and {last})"
-    return (
-        f"fires once, the first time ({first})"
-        if rule.fold == "first"
-        else f"fires once, the second time ({last})"
-    )
+    return f"fires once, the first time ({first})" if rule.fold == "first" else f"fires once, the second time ({last})"
 
 
 def _date(when: datetime) -> str:

@@ -47,7 +47,7 @@ def describe_interval(step: Step, anchor: datetime | None) -> str:
 
 
 def describe_dates(dates: Sequence[datetime]) -> str:
-    """E.g. "On 2027-03-14 07:00 UTC and 2 more dates"."""
+    """E.g. "At 2027-03-14 07:00 UTC, 2027-04-14 07:00 UTC and 2027-05-14 07:00 UTC"."""
     shown = [_moment(one) for one in dates[:_FEW_DATES]]
     more = len(dates) - len(shown)
     return f"At {join([*shown, f'{more} more']) if more else join(shown)}"

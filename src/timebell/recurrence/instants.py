@@ -23,11 +23,9 @@ MIN: Final = MIN_S * SECOND
 MAX: Final = MAX_S * SECOND
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_EPOCH_NAIVE = datetime(1970, 1, 1)
+_EPOCH_NAIVE = _EPOCH.replace(tzinfo=None)
 _TICK = timedelta(microseconds=1)
-_ISO = re.compile(
-    r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?P<zone>[Zz]|[+-]\d\d:\d\d)?)?", re.ASCII
-)
+_ISO = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?P<zone>[Zz]|[+-]\d\d:\d\d)?)?", re.ASCII)
 
 
 def to_us(instant: datetime, what: str = "the instant") -> int:

@@ -166,8 +166,8 @@ class CalendarRule(Rule):
             k += 1
 
     def _passed(self, instant: int) -> int:
-        """How many k give an instant before this one."""
-        k = max(0, (min(instant, MAX) - self._anchor) // self._mean - 3)
+        """How many k give an instant before this one. The estimate is never a whole step too high."""
+        k = max(0, (min(instant, MAX) - self._anchor) // self._mean - 1)
         while (at := self._at(k)) is not None and at < instant:
             k += 1
         return k

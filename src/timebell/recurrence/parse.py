@@ -33,8 +33,7 @@ def parse_cron(text: str) -> Cron | Every:
             fix="Write it like @every 1h30m.",
         )
     return Every(
-        "PT"
-        + "".join(f"{amount}{unit}" for amount, unit in zip(match.groups(), "HMS", strict=True) if amount)
+        "PT" + "".join(f"{amount}{unit}" for amount, unit in zip(match.groups(), "HMS", strict=True) if amount)
     )
 
 

@@ -137,9 +137,7 @@ def resolve_local(wall: datetime, where: Zone) -> tuple[datetime, Note | None]:
         )
     second, fraction = divmod(wall_us(wall), SECOND)
     if not MIN_S <= second < MAX_S:
-        raise InvalidInstant(
-            f"{wall.isoformat()} is outside the years 1970 to 2199.", fix="Give a year in that range."
-        )
+        raise InvalidInstant(f"{wall.isoformat()} is outside the years 1970 to 2199.", fix="Give a year in that range.")
     instant, note = where.resolve(second)
     return from_us(instant * SECOND + fraction), note
 

@@ -45,11 +45,9 @@ REFUSED = _networks(
 GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
-DENIED_PORTS = frozenset(
-    # databases, caches, brokers, directories, container and cluster control: nothing here is a webhook
-    (1433, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5433, 5672, 5900, 6379)
-    + (6432, 6443, 9042, 9092, 9200, 9300, 10250, 10255, 11211, 26379, 27017)
-)
+DENIED_PORTS = frozenset(  # databases, caches, brokers, directories, container and cluster control
+    (1433, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5433, 5672, 5900, 6379, 6432, 6443)
+) | {9042, 9092, 9200, 9300, 10250, 10255, 11211, 26379, 27017}
 LOCAL_NAMES = ("localhost", "local", "internal")  # RFC 6761, RFC 6762, ICANN's private-use domain
 
 _URL = re.compile(

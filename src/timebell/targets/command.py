@@ -40,9 +40,7 @@ class CommandTarget:
 
     kind = "command"
 
-    def __init__(
-        self, enabled: bool, environment: Mapping[str, str] = CLEAN_ENVIRONMENT, grace: float = 5.0
-    ) -> None:
+    def __init__(self, enabled: bool, environment: Mapping[str, str] = CLEAN_ENVIRONMENT, grace: float = 5.0) -> None:
         self._enabled = enabled
         self._environment = dict(environment)
         self._grace = grace
@@ -93,8 +91,10 @@ class CommandTarget:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_abandon)
+            starting.add_done_callback(_abandon)  # holds even if this is cancelled once more
             await asyncio.wait([starting])
+            if starting.exception() is None:
+                await self._end(starting.result())
             raise
 
     async def _spawn(self, delivery: Delivery, options: dict[str, Any]) -> _Run:
@@ -174,7 +174,6 @@ class _Run(asyncio.SubprocessProtocol):
 def _abandon(starting: asyncio.Task[_Run]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         starting.result().signal(signal.SIGKILL)
-        starting.result().transport.close()
 
 
 def _variables(delivery: Delivery) -> dict[str, str]:

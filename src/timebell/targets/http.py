@@ -82,7 +82,7 @@ class HttpTarget:
         self._now = now
         self._guard = guard or AddressGuard(allow_private, allow_http=allow_private)
         self._network = _Network(self._guard)
-        self._tls = tls or httpcore2.default_ssl_context()
+        self._tls = tls  # the system's authorities take a while to load: not before they are needed
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Raises InvalidInput (URL_INVALID, HEADER_INVALID, TARGET_OPTIONS_INVALID) or Refused
@@ -117,9 +117,7 @@ class HttpTarget:
         except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
             return Outcome.failed("CONNECT_FAILED", f"No connection to {place.authority}.")
         except _TLSError:
-            return Outcome.failed(
-                "TLS_FAILED", f"{place.host} does not speak TLS with a certificate to trust."
-            )
+            return Outcome.failed("TLS_FAILED", f"{place.host} does not speak TLS with a certificate to trust.")
         except (httpcore2.NetworkError, httpcore2.RemoteProtocolError, ssl.SSLError):
             return Outcome.failed("RESPONSE_UNREADABLE", "The receiver's answer broke off or is not HTTP.")
 
@@ -147,6 +145,7 @@ class HttpTarget:
     async def _post(self, place: Place, headers: dict[str, str], body: bytes) -> Outcome:
         scheme, host = place.scheme.encode(), place.host.encode()
         url = httpcore2.URL(scheme=scheme, host=host, port=place.port, target=place.target.encode())
+        self._tls = self._tls or httpcore2.default_ssl_context()
         wire = httpcore2.AsyncHTTPConnection(url.origin, ssl_context=self._tls, network_backend=self._network)
         async with wire as connection:
             stream = connection.stream(

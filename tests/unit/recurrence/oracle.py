@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from importlib import resources
+from io import BytesIO
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -17,14 +18,22 @@ DAY = timedelta(days=1)
 
 @cache
 def info(name: str) -> ZoneInfo:
-    path = resources.files("tzdata").joinpath("zoneinfo", *name.split("/"))
-    with path.open("rb") as file:
-        return ZoneInfo.from_file(file, key=name)
+    return _load(resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).read_bytes())
 
 
-def transitions(name: str, first: int, last: int) -> Iterator[datetime]:
-    """The instants at which the UTC offset changes, found by looking every day and halving."""
-    zone = info(name)
+@cache
+def _load(data: bytes) -> ZoneInfo:
+    return ZoneInfo.from_file(BytesIO(data))
+
+
+@cache
+def changes(zone: ZoneInfo) -> list[datetime]:
+    """The instants of 2000 to 2039 at which the UTC offset changes."""
+    return list(_changes(zone, 2000, 2040))
+
+
+def _changes(zone: ZoneInfo, first: int, last: int) -> Iterator[datetime]:
+    """Found by looking every day and halving."""
 
     def offset(instant: datetime) -> timedelta | None:
         return instant.astimezone(zone).utcoffset()

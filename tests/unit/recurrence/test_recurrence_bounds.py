@@ -42,7 +42,10 @@ def days(recurrence: Recurrence) -> list[int]:
 
 def test_bounds_are_half_open() -> None:
     daily = Cron("0 0 * * *").bind(
-        "UTC", created_at=CREATED, start=datetime(2027, 1, 3, tzinfo=UTC), end=datetime(2027, 1, 6, tzinfo=UTC)
+        "UTC",
+        created_at=CREATED,
+        start=datetime(2027, 1, 3, tzinfo=UTC),
+        end=datetime(2027, 1, 6, tzinfo=UTC),
     )
     assert days(daily) == [3, 4, 5]
     assert daily.next(EARLY) == datetime(2027, 1, 3, tzinfo=UTC)
@@ -89,7 +92,11 @@ def test_refuses_bounds() -> None:
         with pytest.raises(InvalidRecurrence):
             Cron("@daily").bind("UTC", created_at=CREATED, start=start, end=end)
     naive = datetime(2027, 1, 1)
-    for wrong in ({"created_at": naive}, {"created_at": CREATED, "start": naive}, {"created_at": CREATED, "end": naive}):
+    for wrong in (
+        {"created_at": naive},
+        {"created_at": CREATED, "start": naive},
+        {"created_at": CREATED, "end": naive},
+    ):
         with pytest.raises(InvalidRecurrence):
             Cron("@daily").bind("UTC", **wrong)
     with pytest.raises(InvalidTimezone):
@@ -232,6 +239,14 @@ def test_repeating_interval_text() -> None:
     assert parse_interval("R/2027-01-01T09:00/P1D") == Every("P1D", datetime(2027, 1, 1, 9))
     assert parse_interval("R/2027-01-01T09:00:00Z/PT1H") == Every("PT1H", datetime(2027, 1, 1, 9, tzinfo=UTC))
     assert parse_interval("PT1H") == Every("PT1H")
-    for wrong in ("R/2027-01-01", "R5/2027-01-01/P1D", "R//P1D", "R/2027-01-01/", "r/2027-01-01/P1D", "", None):
+    for wrong in (
+        "R/2027-01-01",
+        "R5/2027-01-01/P1D",
+        "R//P1D",
+        "R/2027-01-01/",
+        "r/2027-01-01/P1D",
+        "",
+        None,
+    ):
         with pytest.raises(InvalidRecurrence):
             parse_interval(wrong)  # type: ignore[arg-type]

@@ -100,7 +100,7 @@ def test_spellings_of_the_same_times(expression: str, same: str) -> None:
         ("-5 * * * *", "'-5' in minute", "Write it like"),
         ("*-5 * * * *", "'*-5' in minute", "Write it like"),
         ("1.5 * * * *", "'1.5' in minute", "Write it like"),
-        ("٥ * * * *", "'٥' in minute", "Write it like"),  # noqa: RUF001  an Arabic digit
+        ("٥ * * * *", "'٥' in minute", "Write it like"),  # an Arabic digit
         ("0 0 L * *", "L is not supported", "numbers"),
         ("0 0 15W * *", "is not supported", "numbers"),
         ("0 0 * * MON#2", "# is not supported", "numbers"),
@@ -123,7 +123,8 @@ def test_refuses_and_says_what_to_write(expression: str, why: str, fix: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("expression", "part"), [("0 0 30 2 *", "Feb has no day 30"), ("0 0 31 4,6 *", "Apr or Jun has no day 31")]
+    ("expression", "part"),
+    [("0 0 30 2 *", "Feb has no day 30"), ("0 0 31 4,6 *", "Apr or Jun has no day 31")],
 )
 def test_refuses_days_that_never_come(expression: str, part: str) -> None:
     error = refusal(expression)
@@ -177,7 +178,10 @@ def test_restricted_day_fields_match_either() -> None:
     assert fires("0 0 13 * 5", "UTC", "2027-08-01", "2027-09-01") == [
         f"2027-08-{day:02}T00:00" for day in (6, 13, 20, 27)
     ]
-    assert fires("0 0 1 * 5", "UTC", "2027-08-01", "2027-08-14")[:2] == ["2027-08-01T00:00", "2027-08-06T00:00"]
+    assert fires("0 0 1 * 5", "UTC", "2027-08-01", "2027-08-14")[:2] == [
+        "2027-08-01T00:00",
+        "2027-08-06T00:00",
+    ]
     assert len(fires("0 0 1-31 * 5", "UTC", "2027-08-01", "2027-09-01")) == 31
 
 
@@ -318,6 +322,16 @@ def test_a_start_between_the_passes() -> None:
 )
 def test_other_clocks(expression: str, timezone: str, start: str, end: str, expected: list[str]) -> None:
     assert fires(expression, timezone, start, end) == expected
+
+
+def test_a_shifted_time_may_come_after_a_later_one() -> None:
+    there = ("Australia/Lord_Howe", "2027-10-02T12", "2027-10-03T12")
+    assert fires("10,35 2 * * *", *there, gap="shift") == ["2027-10-02T15:35", "2027-10-02T15:40"]
+    shifting = bound("10,35 2 * * *", "Australia/Lord_Howe", gap="shift")
+    assert shifting.previous(utc("2027-10-02T15:45")) == utc("2027-10-02T15:40")
+    assert shifting.previous(utc("2027-10-02T15:40")) == utc("2027-10-02T15:35")
+    assert shifting.note(utc("2027-10-02T15:40")) == "gap"
+    assert shifting.note(utc("2027-10-02T15:35")) is None
 
 
 def test_a_date_that_never_was() -> None:

@@ -92,10 +92,7 @@ def test_next_fires() -> None:
         (
             Cron("0,30 2 * * *", gap="shift"),
             "America/New_York",
-            [
-                "02:00 and 02:30 do not exist on Sun 14 Mar 2027 in America/New_York: "
-                "fires at 03:00 EDT and 03:30 EDT."
-            ],
+            ["02:00 and 02:30 do not exist on Sun 14 Mar 2027 in America/New_York: fires at 03:00 EDT and 03:30 EDT."],
         ),
         (
             Cron("30 2 * * *", gap="skip"),
@@ -146,7 +143,10 @@ def ask(**request: Any) -> Any:
 
 def test_the_door() -> None:
     start = "2027-03-13T07:30:00Z"
-    assert ask(kind="cron", spec="30 2 * * *", start=start) == ["2027-03-14T07:00:00Z", "2027-03-15T06:30:00Z"]
+    assert ask(kind="cron", spec="30 2 * * *", start=start) == [
+        "2027-03-14T07:00:00Z",
+        "2027-03-15T06:30:00Z",
+    ]
     assert ask(kind="interval", spec="R/2027-03-13T02:30/P1D", start=start) == [
         "2027-03-14T07:30:00Z",
         "2027-03-15T06:30:00Z",

@@ -22,7 +22,9 @@ def epoch(text: str) -> int:
     return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
 
 
-@pytest.mark.parametrize("name", ["UTC", "Etc/UTC", "Etc/GMT+5", "Asia/Seoul", "America/Argentina/Ushuaia", "Asia/Calcutta"])
+@pytest.mark.parametrize(
+    "name", ["UTC", "Etc/UTC", "Etc/GMT+5", "Asia/Seoul", "America/Argentina/Ushuaia", "Asia/Calcutta"]
+)
 def test_accepts(name: str) -> None:
     assert zone(name) is zone(name)
     assert zone(name).name == name

@@ -16,25 +16,101 @@ from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.targets import address
 from timebell.targets.address import AddressGuard
 
-REFUSED_V4 = """
-    0.0.0.0 0.1.2.3 10.0.0.1 10.255.255.255 100.64.0.1 100.127.255.255 127.0.0.1 127.1.2.3 127.255.255.255
-    169.254.0.1 169.254.169.254 169.254.170.2 172.16.0.1 172.31.255.255 192.0.0.1 192.0.0.192 192.0.2.1
-    192.88.99.1 192.168.0.1 192.168.255.255 198.18.0.1 198.19.255.255 198.51.100.1 203.0.113.1 224.0.0.1
-    239.255.255.255 240.0.0.1 255.255.255.254 255.255.255.255
-""".split()
-REFUSED_V6 = """
-    :: ::1 ::127.0.0.1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 ::ffff:169.254.169.254 ::ffff:0:127.0.0.1 ::ffff:0.0.0.0
-    64:ff9b::7f00:1 64:ff9b::a9fe:a9fe 64:ff9b::10.0.0.1 64:ff9b:1::1 64:ff9b:1:ffff::a00:1 100::1 2001::1
-    2001:0:4136:e378:8000:63bf:3fff:fdd2 2001:2::1 2001:10::1 2001:20::1 2001:db8::1 2002:7f00:1::
-    2002:a00:1::1 2002:5db8:d822::1 3fff::1 fc00::1 fd00:ec2::254 fdff::1 fe80::1 fec0::1 ff02::1 ff0e::1 4000::1
-    5f00::1 8000::1 e000::1
-""".split()
-ALLOWED = """
-    1.1.1.1 8.8.8.8 9.255.255.255 11.0.0.1 93.184.216.34 100.63.255.255 100.128.0.1 126.255.255.255 128.0.0.1
-    169.253.255.255 172.15.255.255 172.32.0.1 192.0.1.1 192.167.255.255 192.169.0.1 198.17.255.255 198.20.0.1
-    223.255.255.255 2606:4700:4700::1111 2a00:1450:4001:81b::200e 2001:4860:4860::8888 2001:200::1 2003::1
-    ::ffff:8.8.8.8 64:ff9b::808:808
-""".split()
+REFUSED_V4 = [
+    "0.0.0.0",
+    "0.1.2.3",
+    "10.0.0.1",
+    "10.255.255.255",
+    "100.64.0.1",
+    "100.127.255.255",
+    "127.0.0.1",
+    "127.1.2.3",
+    "127.255.255.255",
+    "169.254.0.1",
+    "169.254.169.254",
+    "169.254.170.2",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.1",
+    "192.0.0.192",
+    "192.0.2.1",
+    "192.88.99.1",
+    "192.168.0.1",
+    "192.168.255.255",
+    "198.18.0.1",
+    "198.19.255.255",
+    "198.51.100.1",
+    "203.0.113.1",
+    "224.0.0.1",
+    "239.255.255.255",
+    "240.0.0.1",
+    "255.255.255.254",
+    "255.255.255.255",
+]
+REFUSED_V6 = [
+    "::",
+    "::1",
+    "::127.0.0.1",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "::ffff:169.254.169.254",
+    "::ffff:0:127.0.0.1",
+    "::ffff:0.0.0.0",
+    "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b::10.0.0.1",
+    "64:ff9b:1::1",
+    "64:ff9b:1:ffff::a00:1",
+    "100::1",
+    "2001::1",
+    "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+    "2001:2::1",
+    "2001:10::1",
+    "2001:20::1",
+    "2001:db8::1",
+    "2002:7f00:1::",
+    "2002:a00:1::1",
+    "2002:5db8:d822::1",
+    "3fff::1",
+    "fc00::1",
+    "fd00:ec2::254",
+    "fdff::1",
+    "fe80::1",
+    "fec0::1",
+    "ff02::1",
+    "ff0e::1",
+    "4000::1",
+    "5f00::1",
+    "8000::1",
+    "e000::1",
+]
+ALLOWED = [
+    "1.1.1.1",
+    "8.8.8.8",
+    "9.255.255.255",
+    "11.0.0.1",
+    "93.184.216.34",
+    "100.63.255.255",
+    "100.128.0.1",
+    "126.255.255.255",
+    "128.0.0.1",
+    "169.253.255.255",
+    "172.15.255.255",
+    "172.32.0.1",
+    "192.0.1.1",
+    "192.167.255.255",
+    "192.169.0.1",
+    "198.17.255.255",
+    "198.20.0.1",
+    "223.255.255.255",
+    "2606:4700:4700::1111",
+    "2a00:1450:4001:81b::200e",
+    "2001:4860:4860::8888",
+    "2001:200::1",
+    "2003::1",
+    "::ffff:8.8.8.8",
+    "64:ff9b::808:808",
+]
 SPELLINGS = [  # ways to write an inside address, or to confuse whoever reads the URL; none gets past the grammar
     "https://2130706433/",
     "https://0x7f000001/",
@@ -177,9 +253,7 @@ def test_urls_are_put_in_normal_form(url: str, normal: str) -> None:
     assert AddressGuard().place(normal) == place
 
 
-@pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST", "a.localhost", "printer.local", "metadata.google.internal"]
-)
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "a.localhost", "printer.local", "metadata.google.internal"])
 def test_names_that_are_never_public_are_refused_early(host: str) -> None:
     with pytest.raises(Refused) as caught:
         AddressGuard().place(f"https://{host}/")
@@ -239,9 +313,7 @@ def test_one_bad_answer_refuses_all(run: Run, answers: tuple[str, ...]) -> None:
         run(guard(*answers).addresses("mixed.example.com", 443))
 
 
-@pytest.mark.parametrize(
-    "error", [socket.gaierror(-2, "unknown"), OSError("down"), UnicodeError("label too long")]
-)
+@pytest.mark.parametrize("error", [socket.gaierror(-2, "unknown"), OSError("down"), UnicodeError("label too long")])
 def test_unknown_names_read_the_same_as_refused_ones(run: Run, error: Exception) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         raise error

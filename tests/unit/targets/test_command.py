@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import select
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,7 @@ def test_arguments_meet_no_shell(do: Do) -> None:
     assert do("printf", "%s|", "a b", "$(id)", "*", "; ls").result["stdout"] == "a b|$(id)|*|; ls|"
 
 
-@pytest.mark.parametrize(
-    "argv", [["/no/such/program"], ["no-such-program"], ["/etc/passwd"], ["/"], ["/etc/passwd/x"]]
-)
+@pytest.mark.parametrize("argv", [["/no/such/program"], ["no-such-program"], ["/etc/passwd"], ["/"], ["/etc/passwd/x"]])
 def test_what_cannot_be_run_is_final(do: Do, argv: list[str]) -> None:
     outcome = do(*argv)
     assert (outcome.code, outcome.retryable, outcome.result) == ("COMMAND_NOT_FOUND", False, None)
@@ -161,31 +160,26 @@ class Witness:
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "witness")
         os.mkfifo(self.path)
-
-    async def __aenter__(self) -> Witness:
-        self._reader = asyncio.StreamReader()
-        self.pipe = os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+        self._pipe = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
         self._own_end = os.open(self.path, os.O_WRONLY)  # so that it does not end before it begins
-        protocol = asyncio.StreamReaderProtocol(self._reader)
-        self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, self.pipe)
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self._transport.close()
+    def said(self) -> str:
+        """What comes next; empty once every process that held the pipe is gone. Blocks, for 10 s at most."""
+        assert select.select([self._pipe], [], [], 10)[0]
+        return os.read(self._pipe, 100).decode().strip()
 
-    async def said(self) -> str:
-        """The next line."""
-        return (await self._reader.readline()).decode().strip()
-
-    async def end(self) -> str:
-        """Wait until every process that held the pipe is gone; what they said meanwhile."""
+    def release(self) -> None:
         os.close(self._own_end)
-        return (await self._reader.read()).decode().strip()
+
+    def close(self) -> None:
+        os.close(self._pipe)
 
 
 @pytest.fixture
-def witness(tmp_path: Path) -> Witness:
-    return Witness(tmp_path)
+def witness(tmp_path: Path) -> Iterator[Witness]:
+    made = Witness(tmp_path)
+    yield made
+    made.close()
 
 
 # a child that ignores SIGTERM, and a grandchild that holds the witness and every inherited pipe
@@ -194,111 +188,88 @@ trap '' TERM
 (trap '' TERM; exec 9>"$WITNESS"; echo up >&9; while :; do sleep 1000; done) &
 wait; while :; do sleep 1000; done
 """
-GENTLE = """
-(exec 9>"$WITNESS"; trap 'echo ended >&9; exit 0' TERM; echo up >&9; while :; do sleep 1000 & wait; done) &
+GENTLE = f"""
+{sys.executable} -c '
+import os, signal
+witness = os.open(os.environ["WITNESS"], os.O_WRONLY)
+signal.signal(signal.SIGTERM, lambda *_: (os.write(witness, b"ended"), os._exit(0)))
+os.write(witness, b"up")
+while True: signal.pause()
+' &
 wait
 """
 
 
-async def cancelled(target: CommandTarget, delivery: Delivery, witness: Witness, script: str) -> str:
-    """Cancel a command once it is up and was fed; what the witness says next."""
+async def cancelled(target: CommandTarget, delivery: Delivery, witness: Witness, script: str, times: int) -> None:
+    """Cancel a command once it is up and was fed."""
     options = target.check({"argv": ["sh", "-c", "read -r _" + script], "env": {"WITNESS": witness.path}})
-    async with witness:
-        attempt = asyncio.create_task(target.deliver(delivery, options))
-        assert await witness.said() == "up"
+    attempt = asyncio.create_task(target.deliver(delivery, options))
+    assert await asyncio.to_thread(witness.said) == "up"
+    for _ in range(times):
         attempt.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await attempt
-        return await witness.end()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    witness.release()
 
 
-def test_cancellation_kills_grandchildren_that_ignore_sigterm(
-    run: Run, delivery: Delivery, witness: Witness
-) -> None:
-    target = CommandTarget(enabled=True, grace=0.1)
-    assert run(cancelled(target, delivery, witness, STUBBORN)) == ""
+def test_cancellation_kills_grandchildren_that_ignore_sigterm(run: Run, delivery: Delivery, witness: Witness) -> None:
+    run(cancelled(CommandTarget(enabled=True, grace=0.1), delivery, witness, STUBBORN, times=1))
+    assert witness.said() == ""
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
 
 def test_cancellation_lets_the_polite_clean_up(run: Run, delivery: Delivery, witness: Witness) -> None:
-    target = CommandTarget(enabled=True, grace=10)
-    assert run(cancelled(target, delivery, witness, GENTLE)) == "ended"
+    run(cancelled(CommandTarget(enabled=True, grace=10), delivery, witness, GENTLE, times=1))
+    assert witness.said() == "ended"
+    assert witness.said() == ""
 
 
-@pytest.mark.parametrize("turns", range(12))
-def test_cancellation_at_any_moment_of_the_start(
-    run: Run, delivery: Delivery, witness: Witness, turns: int
-) -> None:
-    async def main() -> str:
+def test_a_second_cancellation_does_not_wait_for_politeness(run: Run, delivery: Delivery, witness: Witness) -> None:
+    run(cancelled(CommandTarget(enabled=True, grace=20), delivery, witness, STUBBORN, times=2))
+    assert witness.said() == ""
+
+
+@pytest.mark.parametrize("turns", range(2, 12))
+def test_cancellation_at_any_moment_of_the_start(run: Run, delivery: Delivery, witness: Witness, turns: int) -> None:
+    async def main() -> None:
         target = CommandTarget(enabled=True, grace=0.1)
         options = target.check({"argv": ["sh", "-c", STUBBORN], "env": {"WITNESS": witness.path}})
-        async with witness:
-            attempt = asyncio.create_task(target.deliver(delivery, options))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            if turns > 1:  # it runs: hold the loop at this very turn until there is a grandchild
-                assert select.select([witness.pipe], [], [], 10)[0]
-            for _ in range(3):
-                attempt.cancel()
-                await asyncio.sleep(0)
-            with pytest.raises(asyncio.CancelledError):
-                await attempt
-            return await witness.end()
-
-    assert run(main()) in ("", "up")
-
-
-def test_a_second_cancellation_still_kills(run: Run, delivery: Delivery, witness: Witness) -> None:
-    async def main() -> str:
-        target = CommandTarget(enabled=True, grace=20)
-        options = target.check(
-            {"argv": ["sh", "-c", "read -r _" + STUBBORN], "env": {"WITNESS": witness.path}}
-        )
-        async with witness:
-            attempt = asyncio.create_task(target.deliver(delivery, options))
-            assert await witness.said() == "up"
-            attempt.cancel()
+        attempt = asyncio.create_task(target.deliver(delivery, options))
+        for _ in range(turns):
             await asyncio.sleep(0)
-            attempt.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await attempt
-            return await witness.end()
+        assert witness.said() == "up"  # the loop stands still at this turn until there is a grandchild
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+        witness.release()
 
-    assert run(main()) == ""
+    run(main())
+    assert witness.said() == ""
 
 
-def test_what_a_finished_command_left_behind_is_ended(do: Do, run: Run, witness: Witness) -> None:
+def test_what_a_finished_command_left_behind_is_ended(do: Do, witness: Witness) -> None:
     script = """trap '' TERM; exec 9>"$WITNESS"; (while :; do sleep 1000; done) & echo done"""
-
-    async def main() -> tuple[Outcome, str]:
-        async with witness:
-            target = CommandTarget(enabled=True, grace=0.1)
-            outcome = await asyncio.to_thread(
-                do, "sh", "-c", script, target=target, env={"WITNESS": witness.path}
-            )
-            return outcome, await witness.end()
-
-    outcome, said = run(main())
-    assert (outcome.result["stdout"], said) == ("done\n", "")
+    target = CommandTarget(enabled=True, grace=0.1)
+    outcome = do("sh", "-c", script, target=target, env={"WITNESS": witness.path})
+    assert outcome.result["stdout"] == "done\n"
+    witness.release()
+    assert witness.said() == ""
 
 
-def test_a_daemon_that_left_the_group_does_not_hold_up_the_job(do: Do, tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    code = (
-        "import os, sys, time\n"
-        "if os.fork() == 0:\n"
-        f"    os.setsid(); open({str(pid)!r} + '~', 'w').write(str(os.getpid())); os.rename({str(pid)!r} + '~', {str(pid)!r})\n"
-        "    time.sleep(1000)\n"
-        f"while not os.path.exists({str(pid)!r}): pass\n"
-        "print('started')"
-    )
-    try:
-        assert (
-            do(*python(code), target=CommandTarget(enabled=True, grace=0.1)).result["stdout"] == "started\n"
-        )
-    finally:
-        os.kill(int(pid.read_text()), 9)
+def test_a_daemon_that_left_the_group_does_not_hold_up_the_job(do: Do) -> None:
+    code = """
+import os, signal
+ready, told = os.pipe()
+if (daemon := os.fork()) == 0:
+    os.setsid(); os.write(told, b"x"); signal.pause()
+os.read(ready, 1)
+print(daemon)
+"""
+    outcome = do(*python(code), target=CommandTarget(enabled=True, grace=0.1))
+    assert outcome.delivered
+    os.kill(int(outcome.result["stdout"]), signal.SIGKILL)
 
 
 # --- Options and settings ---------------------------------------------------------------------------------

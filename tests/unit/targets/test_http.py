@@ -52,9 +52,11 @@ class Sink:
     requests: list[Request] = field(default_factory=list)
     names: list[str | None] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: set[asyncio.Task[Any] | None] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
+        self.tasks.add(asyncio.current_task())
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
             body = await reader.readexactly(int(headers["content-length"]))
@@ -62,6 +64,8 @@ class Sink:
             self.requests.append(Request(head[0], {k.lower(): v for k, v in raw.items()}, body))
             await getattr(self, head[0].split("/")[1].split(" ")[0].split("?")[0])(reader, writer, head[0])
         writer.close()
+        with suppress(ConnectionError, ssl.SSLError):
+            await writer.wait_closed()
 
     async def answer(self, writer: asyncio.StreamWriter, head: str, body: bytes = b"") -> None:
         writer.write(f"HTTP/1.1 {head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -109,9 +113,7 @@ class Sink:
         await self.answer(writer, "200 OK", b"x" * MEGABYTES)
 
     async def bomb(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
-        await self.answer(
-            writer, "200 OK\r\nContent-Encoding: gzip", gzip.compress(bytes(MEGABYTES), mtime=0)
-        )
+        await self.answer(writer, "200 OK\r\nContent-Encoding: gzip", gzip.compress(bytes(MEGABYTES), mtime=0))
 
     async def cut(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello")
@@ -147,6 +149,10 @@ async def sink(tls: ssl.SSLContext | None = None) -> AsyncIterator[Sink]:
         yield made
     finally:
         server.close()
+        for task in made.tasks:
+            assert task
+            task.cancel()
+        await asyncio.wait_for(asyncio.gather(*filter(None, made.tasks), return_exceptions=True), 5)
 
 
 def resolver(*answers: str) -> Callable[[str, int], Awaitable[list[str]]]:
@@ -441,9 +447,7 @@ def test_the_system_is_never_asked_for_a_name_again(
     assert asked == []
 
 
-def test_a_connection_to_another_address_is_dropped_before_a_byte_is_sent(
-    run: Run, delivery: Delivery
-) -> None:
+def test_a_connection_to_another_address_is_dropped_before_a_byte_is_sent(run: Run, delivery: Delivery) -> None:
     closed: list[bool] = []
 
     class Elsewhere(httpcore2.AsyncNetworkStream):
@@ -519,9 +523,7 @@ class Authority:
         return made.public_bytes(serialization.Encoding.PEM)
 
     def client(self) -> ssl.SSLContext:
-        return ssl.create_default_context(
-            cadata=self.sign("ca.example", self.key.public_key(), True).decode()
-        )
+        return ssl.create_default_context(cadata=self.sign("ca.example", self.key.public_key(), True).decode())
 
     def server(self, name: str) -> ssl.SSLContext:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -619,14 +621,11 @@ def test_bad_options(options: dict[str, Any], code: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [(name, "x") for name in "Host CONNECTION Keep-Alive TE Trailer Transfer-Encoding Upgrade Expect".split()]
-    + [(name, "x") for name in "Content-Length content-type Content-Encoding Proxy-Authorization".split()]
-    + [(name, "x") for name in "Webhook-Id webhook-signature webhook-other Timebell-Attempt".split()]
+    [(name, "x") for name in ("Host", "CONNECTION", "Keep-Alive", "TE", "Trailer", "Transfer-Encoding", "Upgrade")]
+    + [(name, "x") for name in ("Expect", "Content-Length", "content-type", "Content-Encoding", "Webhook-Id")]
+    + [(name, "x") for name in ("webhook-signature", "webhook-other", "Timebell-Attempt", "Proxy-Authorization")]
     + [(name, "x") for name in ("Accept-Encoding", "", "a b", "a:b", "a\r\nb", "é", "-a", "a" * 65, 1)]
-    + [
-        ("x-a", value)
-        for value in ("", "a\r\nHost: b", "a\nb", "a\x00", "é", " a", "a ", "\ta", "a" * 1025, 1, None)
-    ],
+    + [("x-a", value) for value in ("", "a\r\nHost: b", "a\nb", "a\x00", "é", " a", "a ", "\ta", "a" * 1025, 1, None)],
 )
 def test_headers_that_cannot_be_set(name: Any, value: Any) -> None:
     with pytest.raises(InvalidInput) as caught:

@@ -30,7 +30,9 @@ _TYPES = {
     "id": "uuid", "text": "text", "int": "bigint", "real": "double precision", "bool": "boolean",
     "instant": "timestamptz",
 }  # fmt: skip
-_TRANSIENT = {"40001", "40P01", "55P03"}  # serialisation failure, deadlock, lock not available
+# Serialisation failure, deadlock, lock not available; and a unique key that another wrote between our look and our
+# insert: the operation, run again, sees it.
+_TRANSIENT = {"40001", "40P01", "55P03", "23505"}
 _GONE = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, delete, func, insert, literal, select, update
+from sqlalchemy import ColumnElement, Row, and_, delete, func, select, update
 
 from timebell.errors import Conflict
 from timebell.model.job import CancelOutcome, Ending, Hold, Job, JobState, Kind, NewJob
@@ -18,6 +18,7 @@ from timebell.store.schema import finished, jobs, requests, tenants
 from timebell.store.sql.jobs import LANES, end, end_in_turn
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.jobs import load as load_jobs
+from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 
@@ -43,44 +44,60 @@ def create(
         fresh = [job for job in new if job.id not in existing]
         written = insert_jobs(tx, fresh) if fresh else set()
         for job in fresh:
-            if job.id not in written:
-                existing[job.id] = _holder(tx, job, on_conflict)
+            if job.id not in written and (holder := _holder(tx, job, on_conflict)):
+                existing[job.id] = holder
     if any(job.run_at <= soon for job in new):
         tx.notify()
     return existing
 
 
+MAKE_TENANTS = Statement(
+    "WITH $rows INSERT INTO timebell_tenants (id, created_at) SELECT id, created_at FROM d WHERE true"
+    " ON CONFLICT DO NOTHING",
+    id="text",
+    created_at="instant",
+)
+
+
 def _make_tenants(tx: Transaction, ids: set[str], now: datetime) -> None:
     known = set(tx.execute(select(tenants.c.id).where(tenants.c.id.in_(ids))).scalars())
-    for tenant in sorted(ids - known):
-        exists = select(literal(1)).where(tenants.c.id == tenant).exists()
-        tx.execute(
-            insert(tenants).from_select(
-                ["id", "created_at"],
-                select(literal(tenant, tenants.c.id.type), literal(now, tenants.c.created_at.type)).where(~exists),
-            )
-        )
+    if unknown := sorted(ids - known):
+        tx.fetch(MAKE_TENANTS, [{"id": tenant, "created_at": tx.dialect.to_db(now)} for tenant in unknown])
+
+
+TAKE_REQUESTS = Statement(
+    "WITH $rows INSERT INTO timebell_requests (tenant_id, request_id, job_id) SELECT tenant_id, request_id, job_id"
+    " FROM d WHERE true ON CONFLICT DO NOTHING RETURNING job_id",
+    tenant_id="text",
+    request_id="text",
+    job_id="id",
+)
 
 
 def _requested(tx: Transaction, new: Sequence[NewJob], on_conflict: str) -> dict[str, str]:
     """Take the request ids of these jobs; those taken before lead to the job they made."""
+    if not new:
+        return {}
+    rows = [{"tenant_id": job.tenant_id, "request_id": job.request_id, "job_id": job.id} for job in new]
+    taken = {str(row["job_id"]) for row in tx.fetch(TAKE_REQUESTS, rows)}
     existing: dict[str, str] = {}
     for job in new:
-        mine = (requests.c.tenant_id == job.tenant_id) & (requests.c.request_id == job.request_id)
-        found = tx.execute(select(requests.c.job_id).where(mine)).scalar()
-        if found is None:
-            row = {"tenant_id": job.tenant_id, "request_id": job.request_id, "job_id": job.id}
-            tx.execute(insert(requests).values(**row))
-        elif on_conflict == "keep":
-            existing[job.id] = found
-        else:
+        if job.id in taken:
+            continue
+        found = str(tx.execute(select(requests.c.job_id).where(_request(job))).scalar_one())
+        if on_conflict != "keep":
             raise Conflict(
                 f"The client request id {job.request_id!r} was used before, for job {found}.",
                 code="SCHEDULE_CLIENT_REQUEST_ID_IN_USE",
                 fix="It is the same request: use that job. For a new intent, send a new id.",
                 existing=found,
             )
+        existing[job.id] = found
     return existing
+
+
+def _request(job: NewJob) -> ColumnElement[bool]:
+    return and_(requests.c.tenant_id == job.tenant_id, requests.c.request_id == job.request_id)
 
 
 def _replace(tx: Transaction, job: NewJob) -> None:
@@ -101,15 +118,19 @@ def _replace(tx: Transaction, job: NewJob) -> None:
     job.replaces = row.id
 
 
-def _holder(tx: Transaction, job: NewJob, on_conflict: str) -> str:
-    """The live job that kept this one from being written."""
+def _holder(tx: Transaction, job: NewJob, on_conflict: str) -> str | None:
+    """The live job that kept this one from being written; None if it finished just now and this one is written."""
     same = (jobs.c.tenant_id == job.tenant_id) & (jobs.c.key == job.key)
-    found = tx.execute(select(jobs.c.id).where(same)).scalar() or ""
-    if on_conflict != "keep":
+    found = tx.execute(select(jobs.c.id).where(same)).scalar()
+    if found is None and insert_jobs(tx, [job]):
+        return None
+    if found is None or on_conflict != "keep":
         raise Conflict(
             f"The key {job.key!r} belongs to job {found}, which is not finished.", code="KEY_IN_USE",
             fix='Use another key, or on_conflict="keep" or "replace".', existing=found,
         )  # fmt: skip
+    if job.request_id:  # the same request again must lead to the job that was kept, not to this one
+        tx.execute(update(requests).where(_request(job)).values(job_id=found))
     return str(found)
 
 
