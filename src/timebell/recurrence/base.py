@@ -183,7 +183,7 @@ class Recurrence:
         return self.rule.note(_within(to_us(instant)))
 
     def local(self, instant: datetime) -> datetime:
-        """An aware datetime as it reads in the zone."""
+        """An aware datetime as it reads in the zone, to show; PEP 495 makes comparing it unsafe in a fold."""
         to_us(instant)
         return self.rule.zone.local(instant)
 

@@ -39,15 +39,16 @@ def _changes(zone: ZoneInfo, first: int, last: int) -> Iterator[datetime]:
         return instant.astimezone(zone).utcoffset()
 
     low, end = datetime(first, 1, 1, tzinfo=UTC), datetime(last, 1, 1, tzinfo=UTC)
+    old = offset(low)
     while low < end:
         high = low + DAY
-        if offset(low) != offset(high):
+        if (new := offset(high)) != old:
             before, after = low, high
             while after - before > timedelta(seconds=1):
                 middle = before + timedelta(seconds=(after - before) // timedelta(seconds=1) // 2)
-                before, after = (middle, after) if offset(middle) == offset(low) else (before, middle)
+                before, after = (middle, after) if offset(middle) == old else (before, middle)
             yield after
-        low = high
+        low, old = high, new
 
 
 class Expression(NamedTuple):

@@ -8,20 +8,22 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import pytest
+import uvloop
 
 from timebell.targets.base import Delivery
 
 T = TypeVar("T")
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(work, 30))
+@pytest.fixture(params=[asyncio, uvloop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Runs a coroutine to its end, on either event loop, failing after 30 s instead of hanging."""
 
+    def run(work: Coroutine[Any, Any, T]) -> T:
+        result: T = request.param.run(asyncio.wait_for(work, 30))
+        return result
 
-@pytest.fixture
-def run() -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Runs a coroutine to its end, failing after 30 s instead of hanging."""
-    return _run
+    return run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidInput, Refused, TimebellError
@@ -346,6 +346,7 @@ def test_the_system_resolver_is_asked_once(run: Run, monkeypatch: pytest.MonkeyP
     assert (run(main()), asked) == (["93.184.216.34"], ["example.com"])
 
 
+@settings(deadline=None)
 @given(st.ip_addresses(v=4))
 def test_wrapping_an_ipv4_address_changes_nothing(ip: ipaddress.IPv4Address) -> None:
     guard = AddressGuard()
@@ -354,6 +355,7 @@ def test_wrapping_an_ipv4_address_changes_nothing(ip: ipaddress.IPv4Address) -> 
     assert not guard.allows(ipaddress.ip_address(0x2002 << 112 | int(ip) << 80))
 
 
+@settings(deadline=None)
 @given(st.ip_addresses())
 def test_what_is_allowed_is_global_by_the_standard_library_too(ip: address.Address) -> None:
     if AddressGuard().allows(ip):
@@ -361,6 +363,7 @@ def test_what_is_allowed_is_global_by_the_standard_library_too(ip: address.Addre
         assert (unwrapped.is_global, unwrapped.is_multicast, unwrapped.is_private) == (True, False, False)
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(), st.text("https://[]@:.0x127#?%\\ \n").map("https://".__add__)))
 def test_any_text_is_a_place_or_a_clean_refusal(url: str) -> None:
     try:

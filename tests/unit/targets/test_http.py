@@ -523,7 +523,9 @@ class Authority:
         return made.public_bytes(serialization.Encoding.PEM)
 
     def client(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cadata=self.sign("ca.example", self.key.public_key(), True).decode())
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=self.sign("ca.example", self.key.public_key(), True).decode())
+        return context
 
     def server(self, name: str) -> ssl.SSLContext:
         key = ec.generate_private_key(ec.SECP256R1())
