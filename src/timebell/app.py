@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.policy import Retry, seconds
 from timebell.model.schedule import Schedule
-from timebell.recurrence import Cron, Every, Spec, tzdata_version, zone
+from timebell.recurrence import Every, Spec, parse_cron, tzdata_version, zone
 from timebell.store.dialects.base import Store
 from timebell.store.open import HEAD, open_store, outdated, upgrade, version
 from timebell.store.sql import queues
@@ -104,7 +105,7 @@ class Timebell:
         """
         if (cron is None) == (every is None):
             raise InvalidInput("A schedule needs either cron or every.", code="RECURRENCE_MISSING")
-        spec: Spec = Cron(cron) if cron is not None else Every(every)  # type: ignore[arg-type]
+        spec: Spec = Every(every) if every is not None else parse_cron(cron or "")
         heard = topic or name
         self._schedules.append((heard, spec, {**options, "name": name}))
         self.schedules.draft(heard, spec, {**options, "name": name}, self.clock.now())
@@ -286,23 +287,21 @@ class Timebell:
     def _add_targets(self) -> None:
         """The targets that need libraries or permission, made when first needed."""
         for kind in ("http", "command"):
-            if kind not in self.targets and (made := self._target(kind)) is not None:
-                self.targets[kind] = made
+            with contextlib.suppress(ImportError):  # http needs the `server` extra
+                self.targets.setdefault(kind, self._target(kind))
 
-    def _target(self, kind: str) -> Target | None:
+    def _target(self, kind: str) -> Target:
         chosen = self.settings
         if kind == "command":
             from timebell.targets.command import CommandTarget  # noqa: PLC0415
 
             return CommandTarget(enabled=chosen.command_enabled)
-        if kind == "http":
-            from timebell.targets.http import HttpTarget  # noqa: PLC0415 - imports an HTTP client
+        from timebell.targets.http import HttpTarget  # noqa: PLC0415 - imports an HTTP client
 
-            return HttpTarget(
-                signing_secret=chosen.webhook_signing_secret, allow_private=chosen.webhook_allow_private,
-                timeout=chosen.webhook_timeout, now=self.clock.now,
-            )  # fmt: skip
-        return None
+        return HttpTarget(
+            signing_secret=chosen.webhook_signing_secret, allow_private=chosen.webhook_allow_private,
+            timeout=chosen.webhook_timeout, now=self.clock.now,
+        )  # fmt: skip
 
     def _check_target(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """A target as it is stored: {kind, options}. Raises InvalidInput (TARGET_UNKNOWN, ...), Refused."""
@@ -310,9 +309,9 @@ class Timebell:
         kind = options.pop("kind", None)
         if kind == "handler":
             raise InvalidInput("The handler target is the default: leave target out.", code="TARGET_UNKNOWN")
-        target = self.targets.get(kind) or self._target(kind)
-        if target is None:
+        if kind not in ("http", "command"):
             raise InvalidInput(f"There is no target {kind!r}.", code="TARGET_UNKNOWN", fix="Use http or command.")
+        target = self.targets.get(kind) or self._target(kind)
         self.targets[kind] = target
         return {"kind": kind, "options": target.check(options)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from timebell.errors import InThePast, InvalidInstant
@@ -68,7 +68,7 @@ def _parse(text: str) -> datetime:
 def _own_zone(value: datetime | None) -> str | None:
     if value is None or value.tzinfo is None:
         return None
-    if value.tzinfo in (UTC, timezone.utc):
+    if value.tzinfo is UTC:
         return "UTC"
     return value.tzinfo.key if isinstance(value.tzinfo, ZoneInfo) else None
 

@@ -73,7 +73,7 @@ class CommandTarget:
         try:
             run = await self._start(delivery, options)
         except (OSError, ValueError) as error:  # ValueError: text that the system's encoding cannot hold
-            return _not_started(options["argv"][0], error)
+            return _not_started(options, error)
         try:
             run.feed(stdin.encode(errors="replace"))
             await run.exited.wait()
@@ -154,8 +154,9 @@ class _Run(asyncio.SubprocessProtocol):
 
     def feed(self, data: bytes) -> None:
         stdin = cast(asyncio.WriteTransport, self.transport.get_pipe_transport(0))
-        stdin.write(data)
-        stdin.close()  # after what is buffered; a command that never reads is no error
+        with suppress(RuntimeError):  # a command that ends without reading is no error, which uvloop makes it
+            stdin.write(data)
+            stdin.close()  # after what is buffered
 
     def signal(self, number: signal.Signals) -> None:
         """To the whole group, which the process leads (POSIX setsid) and which may outlive it."""
@@ -174,6 +175,7 @@ class _Run(asyncio.SubprocessProtocol):
 def _abandon(starting: asyncio.Task[_Run]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         starting.result().signal(signal.SIGKILL)
+        starting.result().transport.close()
 
 
 def _variables(delivery: Delivery) -> dict[str, str]:
@@ -186,11 +188,12 @@ def _variables(delivery: Delivery) -> dict[str, str]:
     }
 
 
-def _not_started(program: str, error: OSError | ValueError) -> Outcome:
+def _not_started(options: dict[str, Any], error: OSError | ValueError) -> Outcome:
+    program, cwd = options["argv"][0], options.get("cwd")
+    why = f"{program} was not started{f' in {cwd}' if cwd else ''}: {getattr(error, 'strerror', None) or error}."
     if isinstance(error, OSError) and error.errno not in _NOT_RUNNABLE:  # out of processes, files or memory
-        return Outcome.failed("COMMAND_NOT_STARTED", f"{program} was not started: {error.strerror}.")
-    why = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
-    return Outcome.failed("COMMAND_NOT_FOUND", f"{program} cannot be run ({why}).", retryable=False)
+        return Outcome.failed("COMMAND_NOT_STARTED", why)
+    return Outcome.failed("COMMAND_NOT_FOUND", why, retryable=False)
 
 
 def _is_text(value: object) -> bool:

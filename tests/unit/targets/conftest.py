@@ -1,8 +1,9 @@
-"""A delivery to send, and a clock that stands still."""
+"""A delivery to send, and both event loops to send it on."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -10,7 +11,10 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from timebell.targets.base import Delivery
+from tests.unit.targets.sink import Run, Sink, local, sink
+from timebell.targets.base import Delivery, Outcome
+from timebell.targets.command import CommandTarget
+from timebell.targets.http import HttpTarget
 
 T = TypeVar("T")
 
@@ -24,11 +28,6 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, T]], T]
         return result
 
     return run
-
-
-@pytest.fixture
-def now() -> datetime:
-    return datetime(2027, 3, 14, 9, 26, 53, 589793, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -48,3 +47,36 @@ def delivery() -> Delivery:
         attempt=2,
         upcoming=[datetime(2027, 3, 15, 9, 26, 52, tzinfo=UTC)],
     )
+
+
+@pytest.fixture
+def post(run: Run, delivery: Delivery) -> Callable[..., tuple[Outcome, Sink]]:
+    """Deliver once to a fresh sink."""
+
+    def post(path: str, target: HttpTarget | None = None, **options: Any) -> tuple[Outcome, Sink]:
+        async def main() -> tuple[Outcome, Sink]:
+            async with sink() as server:
+                used = target or local()
+                checked = used.check({"url": f"http://hooks.example:{server.port}{path}", **options})
+                outcome = await used.deliver(delivery, checked)
+                await used.close()
+                return outcome, server
+
+        result: tuple[Outcome, Sink] = run(main())
+        return result
+
+    return post
+
+
+@pytest.fixture
+def do(run: Run, delivery: Delivery) -> Callable[..., Outcome]:
+    """Check the options, run the command, and find no child left behind."""
+
+    def do(*argv: str, target: CommandTarget | None = None, **options: Any) -> Outcome:
+        used = target or CommandTarget(enabled=True)
+        outcome: Outcome = run(used.deliver(delivery, used.check({"argv": list(argv), **options})))
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        return outcome
+
+    return do

@@ -1,0 +1,153 @@
+"""The command target ends all that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from timebell.targets.base import Delivery, Outcome
+from timebell.targets.command import CommandTarget
+
+Run = Callable[[Any], Any]
+Do = Callable[..., Outcome]
+
+
+def python(code: str) -> tuple[str, str, str]:
+    return sys.executable, "-c", code
+
+
+class Witness:
+    """A named pipe that a process holds open as long as it lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "witness")
+        os.mkfifo(self.path)
+        self._pipe = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        self._own_end = os.open(self.path, os.O_WRONLY)  # so that it does not end before it begins
+
+    def said(self) -> str:
+        """What comes next; empty once every process that held the pipe is gone. Blocks, for 10 s at most."""
+        assert select.select([self._pipe], [], [], 10)[0]
+        return os.read(self._pipe, 100).decode().strip()
+
+    def release(self) -> None:
+        os.close(self._own_end)
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+
+@pytest.fixture
+def witness(tmp_path: Path) -> Iterator[Witness]:
+    made = Witness(tmp_path)
+    yield made
+    made.close()
+
+
+# a child that ignores SIGTERM, and a grandchild that holds the witness and every inherited pipe
+STUBBORN = """
+trap '' TERM
+(trap '' TERM; exec 9>"$WITNESS"; echo up >&9; while :; do sleep 1000; done) &
+wait; while :; do sleep 1000; done
+"""
+GENTLE = f"""
+{sys.executable} -c '
+import os, signal
+witness = os.open(os.environ["WITNESS"], os.O_WRONLY)
+signal.signal(signal.SIGTERM, lambda *_: (os.write(witness, b"ended"), os._exit(0)))
+os.write(witness, b"up")
+while True: signal.pause()
+' &
+wait
+"""
+
+
+async def cancelled(target: CommandTarget, delivery: Delivery, witness: Witness, script: str, times: int) -> None:
+    """Cancel a command once it is up and was fed."""
+    options = target.check({"argv": ["sh", "-c", "read -r _" + script], "env": {"WITNESS": witness.path}})
+    attempt = asyncio.create_task(target.deliver(delivery, options))
+    assert await asyncio.to_thread(witness.said) == "up"
+    for _ in range(times):
+        attempt.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    witness.release()
+
+
+def test_cancellation_kills_grandchildren_that_ignore_sigterm(run: Run, delivery: Delivery, witness: Witness) -> None:
+    run(cancelled(CommandTarget(enabled=True, grace=0.1), delivery, witness, STUBBORN, times=1))
+    assert witness.said() == ""
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_cancellation_lets_the_polite_clean_up(run: Run, delivery: Delivery, witness: Witness) -> None:
+    run(cancelled(CommandTarget(enabled=True, grace=10), delivery, witness, GENTLE, times=1))
+    assert witness.said() == "ended"
+    assert witness.said() == ""
+
+
+def test_a_second_cancellation_does_not_wait_for_politeness(run: Run, delivery: Delivery, witness: Witness) -> None:
+    run(cancelled(CommandTarget(enabled=True, grace=20), delivery, witness, STUBBORN, times=2))
+    assert witness.said() == ""
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("turns", range(2, 10))
+def test_cancellation_at_any_moment_of_the_start(
+    run: Run, delivery: Delivery, witness: Witness, turns: int, times: int
+) -> None:
+    async def main() -> None:
+        target = CommandTarget(enabled=True, grace=0.1)
+        options = target.check({"argv": ["sh", "-c", STUBBORN], "env": {"WITNESS": witness.path}})
+        attempt = asyncio.create_task(target.deliver(delivery, options))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert witness.said() == "up"  # the loop stands still at this turn until there is a grandchild
+        for _ in range(times):
+            attempt.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+        witness.release()
+        assert await asyncio.to_thread(witness.said) == ""
+        with suppress(ChildProcessError):  # which says that the event loop has waited for every child
+            while True:
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+
+    run(main())
+
+
+def test_what_a_finished_command_left_behind_is_ended(do: Do, witness: Witness) -> None:
+    script = """trap '' TERM; exec 9>"$WITNESS"; (while :; do sleep 1000; done) & echo done"""
+    target = CommandTarget(enabled=True, grace=0.1)
+    outcome = do("sh", "-c", script, target=target, env={"WITNESS": witness.path})
+    assert outcome.result["stdout"] == "done\n"
+    witness.release()
+    assert witness.said() == ""
+
+
+def test_a_daemon_that_left_the_group_does_not_hold_up_the_job(do: Do) -> None:
+    code = """
+import os, signal
+ready, told = os.pipe()
+if (daemon := os.fork()) == 0:
+    os.setsid(); os.write(told, b"x"); signal.pause()
+os.read(ready, 1)
+print(daemon)
+"""
+    outcome = do(*python(code), target=CommandTarget(enabled=True, grace=0.1))
+    assert outcome.delivered
+    os.kill(int(outcome.result["stdout"]), signal.SIGKILL)

@@ -1,0 +1,222 @@
+"""The webhook target: where requests go, and by what name."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpcore2
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.unit.targets.sink import NOW, SECRET, Post, Run, Sink, local, resolver, sink
+from timebell.targets import http
+from timebell.targets.address import AddressGuard
+from timebell.targets.base import Delivery, Outcome
+from timebell.targets.http import HttpTarget
+
+# --- Where it goes --------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_flips_between_check_and_use_has_no_effect(run: Run, delivery: Delivery) -> None:
+    asked: list[str] = []
+
+    async def flip(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) % 2 else ["169.254.169.254"]
+
+    async def main() -> tuple[list[Outcome], Sink]:
+        guard = AddressGuard(allow_private=True, allow_http=True, resolve=flip)
+        target = HttpTarget(SECRET, now=lambda: NOW, guard=guard)
+        async with sink() as server:
+            options = target.check({"url": f"http://hooks.example:{server.port}/status/200"})
+            return [await target.deliver(delivery, options) for _ in range(1000)], server
+
+    outcomes, server = run(main())
+    assert len(asked) == 1000  # one look-up each: a second would have met the other answer
+    assert [outcome.code for outcome in outcomes] == [None, "ADDRESS_REFUSED"] * 500
+    assert len(server.requests) == 500
+
+
+def test_only_checked_addresses_are_dialled_and_none_by_name(run: Run, delivery: Delivery) -> None:
+    dialled: list[str] = []
+    answers = iter([["93.184.216.34"], ["127.0.0.1"], ["1.1.1.1", "10.0.0.1"], ["8.8.8.8", "1.1.1.1"]])
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return next(answers)
+
+    class Recorder(httpcore2.AsyncNetworkBackend):
+        async def connect_tcp(self, host: str, port: int, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
+            dialled.append(host)
+            raise httpcore2.ConnectError
+
+    target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolve))
+    target._network.inner = Recorder()
+    codes = [run(target.deliver(delivery, {"url": "https://hooks.example/"})).code for _ in range(4)]
+    assert codes == ["CONNECT_FAILED", "ADDRESS_REFUSED", "ADDRESS_REFUSED", "CONNECT_FAILED"]
+    assert dialled == ["93.184.216.34", "8.8.8.8", "1.1.1.1"]
+
+
+def test_the_system_is_never_asked_for_a_name_again(
+    run: Run, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: asked.append(given))
+
+    async def main() -> Outcome:
+        async with sink() as server:
+            return await local().deliver(delivery, {"url": f"http://hooks.example:{server.port}/status/200"})
+
+    assert run(main()).delivered
+    assert asked == []
+
+
+def test_a_connection_to_another_address_is_dropped_before_a_byte_is_sent(run: Run, delivery: Delivery) -> None:
+    closed: list[bool] = []
+
+    class Elsewhere(httpcore2.AsyncNetworkStream):
+        def get_extra_info(self, info: str) -> Any:
+            return ("10.0.0.1", 443)
+
+        async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+            raise AssertionError
+
+        async def aclose(self) -> None:
+            closed.append(True)
+
+    class Backend(httpcore2.AsyncNetworkBackend):
+        async def connect_tcp(self, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
+            return Elsewhere()
+
+    target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolver("93.184.216.34")))
+    target._network.inner = Backend()
+    assert run(target.deliver(delivery, {"url": "https://hooks.example/"})).code == "CONNECT_FAILED"
+    assert closed == [True]
+
+
+def test_the_next_address_is_tried(run: Run, delivery: Delivery) -> None:
+    async def main() -> Outcome:
+        guard = AddressGuard(True, True, resolve=resolver("127.0.0.2", "127.0.0.1"))
+        async with sink() as server:
+            url = f"http://hooks.example:{server.port}/status/200"
+            return await HttpTarget(SECRET, now=lambda: NOW, guard=guard).deliver(delivery, {"url": url})
+
+    assert run(main()).delivered
+
+
+def test_a_resolver_that_hangs_is_a_failed_connection(
+    run: Run, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(http, "CONNECT_SECONDS", 0.05)
+    target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolve))
+    assert run(target.deliver(delivery, {"url": "https://hooks.example/"})).code == "CONNECT_FAILED"
+
+
+def test_rules_that_became_stricter_hold_for_jobs_made_before(run: Run, delivery: Delivery) -> None:
+    target = HttpTarget(SECRET, now=lambda: NOW)
+    outcome = run(target.deliver(delivery, {"url": "http://127.0.0.1:8080/"}))
+    assert (outcome.code, outcome.retryable) == ("ADDRESS_REFUSED", False)
+
+
+# --- TLS ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Authority:
+    """A certificate authority of its own."""
+
+    folder: Path
+    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+
+    def sign(self, name: str, public: ec.EllipticCurvePublicKey, ca: bool) -> bytes:
+        issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test authority")])
+        subject = issuer if ca else x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        start = datetime(2020, 1, 1, tzinfo=UTC)
+        made = (
+            x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
+            .not_valid_before(start)
+            .not_valid_after(datetime(2120, 1, 1, tzinfo=UTC))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca, None), critical=True)
+            .sign(self.key, hashes.SHA256())
+        )
+        return made.public_bytes(serialization.Encoding.PEM)
+
+    def client(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=self.sign("ca.example", self.key.public_key(), True).decode())
+        return context
+
+    def server(self, name: str) -> ssl.SSLContext:
+        key = ec.generate_private_key(ec.SECP256R1())
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        path = self.folder / f"{name}.pem"
+        path.write_bytes(pem + self.sign(name, key.public_key(), False))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(path)
+        return context
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def post_tls(run: Run, delivery: Delivery) -> Callable[..., tuple[Outcome, Sink]]:
+    def post_tls(client: ssl.SSLContext | None, server: ssl.SSLContext) -> tuple[Outcome, Sink]:
+        async def main() -> tuple[Outcome, Sink]:
+            async with sink(server) as made:
+                url = f"https://hooks.example:{made.port}/status/200"
+                return await local(tls=client).deliver(delivery, {"url": url}), made
+
+        result: tuple[Outcome, Sink] = run(main())
+        return result
+
+    return post_tls
+
+
+def test_name_not_address_is_what_tls_goes_by(post_tls: Post, authority: Authority) -> None:
+    outcome, server = post_tls(authority.client(), authority.server("hooks.example"))
+    assert outcome.delivered
+    assert server.names == ["hooks.example"]
+    assert server.requests[0].headers["host"] == f"hooks.example:{server.port}"
+
+
+@pytest.mark.parametrize("name", ["other.example", "127.0.0.1"])
+def test_a_certificate_of_another_name_is_refused(post_tls: Post, authority: Authority, name: str) -> None:
+    outcome, server = post_tls(authority.client(), authority.server(name))
+    assert (outcome.code, outcome.retryable) == ("TLS_FAILED", True)
+    assert server.requests == []
+
+
+def test_an_unknown_authority_is_refused(post_tls: Post, authority: Authority) -> None:
+    assert post_tls(None, authority.server("hooks.example"))[0].code == "TLS_FAILED"
+
+
+def test_a_server_without_tls(run: Run, delivery: Delivery) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def main() -> Outcome:
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            return await local().deliver(delivery, {"url": f"https://hooks.example:{port}/"})
+
+    assert run(main()).code == "TLS_FAILED"

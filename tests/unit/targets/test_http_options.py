@@ -1,0 +1,91 @@
+"""The webhook target: options and settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.unit.targets.sink import NOW, SECRET, Run
+from timebell.errors import InvalidInput, Refused
+from timebell.targets.base import Delivery
+from timebell.targets.http import HttpTarget
+
+
+def test_options_are_filled_in() -> None:
+    target = HttpTarget(SECRET, now=lambda: NOW)
+    assert target.check({"url": "HTTPS://Example.com", "headers": {"X-A": "b"}}) == {
+        "url": "https://example.com/",
+        "headers": {"x-a": "b"},
+        "body": "cloudevents",
+    }
+    assert target.check({"url": "https://example.com"})["headers"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({}, "URL_INVALID"),
+        ({"url": "https://u:p@example.com/"}, "URL_INVALID"),
+        ({"url": "https://example.com/", "body": "template"}, "TARGET_OPTIONS_INVALID"),
+        ({"url": "https://example.com/", "body": ["plain"]}, "TARGET_OPTIONS_INVALID"),
+        ({"url": "https://example.com/", "verify": False}, "TARGET_OPTIONS_INVALID"),
+        ({"url": "https://example.com/", "headers": ["a"]}, "HEADER_INVALID"),
+        ({"url": "https://example.com/", "headers": {f"x-{n}": "1" for n in range(21)}}, "HEADER_INVALID"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], code: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        HttpTarget(SECRET, now=lambda: NOW).check(options)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, "x") for name in ("Host", "CONNECTION", "Keep-Alive", "TE", "Trailer", "Transfer-Encoding", "Upgrade")]
+    + [(name, "x") for name in ("Expect", "Content-Length", "content-type", "Content-Encoding", "Webhook-Id")]
+    + [(name, "x") for name in ("webhook-signature", "webhook-other", "Timebell-Attempt", "Proxy-Authorization")]
+    + [(name, "x") for name in ("Accept-Encoding", "", "a b", "a:b", "a\r\nb", "é", "-a", "a" * 65, 1)]
+    + [("x-a", value) for value in ("", "a\r\nHost: b", "a\nb", "a\x00", "é", " a", "a ", "\ta", "a" * 1025, 1, None)],
+)
+def test_headers_that_cannot_be_set(name: Any, value: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        HttpTarget(SECRET, now=lambda: NOW).check({"url": "https://example.com/", "headers": {name: value}})
+    assert caught.value.code == "HEADER_INVALID"
+
+
+@pytest.mark.parametrize("secret", [None, "", "  "])
+def test_without_a_secret_nothing_is_made_or_sent(run: Run, delivery: Delivery, secret: str | None) -> None:
+    target = HttpTarget(secret, now=lambda: NOW)
+    with pytest.raises(Refused) as caught:
+        target.check({"url": "https://example.com/"})
+    assert caught.value.code == "SIGNING_SECRET_MISSING"
+    assert re.search(r"TIMEBELL_WEBHOOK_SIGNING_SECRET.*whsec_", caught.value.fix)
+    outcome = run(target.deliver(delivery, {"url": "https://example.com/"}))
+    assert (outcome.code, outcome.retryable) == ("SIGNING_SECRET_MISSING", False)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "hunter2hunter2",
+        "whsec_",
+        "whsec_c2hvcnQ=",
+        "whsec_" + "QUJD" * 22,
+        "whsec_!!!",
+        "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+    ],
+)
+def test_a_bad_secret_is_refused_and_not_repeated(secret: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        HttpTarget(f"{SECRET} {secret}", now=lambda: NOW)
+    assert caught.value.code == "SIGNING_SECRET_INVALID"
+    assert secret == "whsec_" or secret not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 30.5, float("nan")])
+def test_a_bad_timeout_is_refused(timeout: float) -> None:
+    with pytest.raises(InvalidInput):
+        HttpTarget(SECRET, timeout=timeout, now=lambda: NOW)
