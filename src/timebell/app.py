@@ -285,8 +285,9 @@ class Timebell:
         )  # fmt: skip
 
     def _add_targets(self) -> None:
-        """The targets that need libraries or permission, made when first needed."""
-        for kind in ("http", "command"):
+        """The targets this node is set up for; jobs for others it leaves to nodes that are."""
+        offered = {"http": self.settings.webhook_signing_secret, "command": self.settings.command_enabled}
+        for kind in (kind for kind, configured in offered.items() if configured):
             with contextlib.suppress(ImportError):  # http needs the `server` extra
                 self.targets.setdefault(kind, self._target(kind))
 
@@ -312,7 +313,6 @@ class Timebell:
         if kind not in ("http", "command"):
             raise InvalidInput(f"There is no target {kind!r}.", code="TARGET_UNKNOWN", fix="Use http or command.")
         target = self.targets.get(kind) or self._target(kind)
-        self.targets[kind] = target
         return {"kind": kind, "options": target.check(options)}
 
 

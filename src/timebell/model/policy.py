@@ -96,7 +96,7 @@ class Retry:
 
     def to_json(self) -> dict[str, Any]:
         """Its fields, durations in seconds."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__} | {"backoff": str(self.backoff)}
 
     def pause(self, tries: int, fraction: float) -> float:
         """Seconds to wait after the `tries`-th failed try; `fraction` in [0, 1) places it in the jitter."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import os
 import sqlite3
 import sys
@@ -165,7 +166,7 @@ class SqliteStore:
         self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """As in Store."""
-        return (await join_callers(connection, self.dialect, operation, args, kwargs))[0]
+        return (await join_callers(connection, self.dialect, _begun(operation), args, kwargs))[0]
 
     async def reading(self) -> datetime:
         """As in Store."""
@@ -201,6 +202,19 @@ class SqliteStore:
             return await loop.run_in_executor(self._thread, call, *args)
         except (OperationalError, DatabaseError, sqlite3.Error) as failed:
             raise translate(failed, self._path) from failed
+
+
+def _begun(operation: Callable[..., R]) -> Callable[..., R]:
+    """`operation` in a transaction for certain: by itself the driver begins none for WITH .. INSERT."""
+
+    @functools.wraps(operation)
+    def begun(tx: SqlTransaction, *args: Any, **kwargs: Any) -> R:
+        driver: Any = tx.connection.connection.driver_connection
+        if not driver.in_transaction:
+            tx.connection.exec_driver_sql("BEGIN IMMEDIATE")
+        return operation(tx, *args, **kwargs)
+
+    return begun
 
 
 def translate(failed: Exception, path: str) -> Exception:

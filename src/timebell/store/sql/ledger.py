@@ -189,16 +189,17 @@ def page(
     after: str | None,
 ) -> Page[Job]:
     """Jobs, live and finished, newest first; `equal` names columns and the values they must have."""
-    found: list[Job] = []
+    found: dict[str, Job] = {}
     for table in (jobs, finished):
         query = select(table).where(*(table.c[name] == value for name, value in equal.items()))
         if states:
             query = query.where(table.c.state.in_([state.value for state in states]))
         if after is not None:
             query = query.where(table.c.id < after)
-        found += map(read, tx.execute(query.order_by(table.c.id.desc()).limit(limit + 1)))
-    found.sort(key=lambda job: job.id, reverse=True)
-    return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
+        # One that finished between the two looks is in both: it shows as it ended.
+        found |= {row.id: read(row) for row in tx.execute(query.order_by(table.c.id.desc()).limit(limit + 1))}
+    newest = sorted(found.values(), key=lambda job: job.id, reverse=True)
+    return Page(newest[:limit], newest[limit - 1].id if len(newest) > limit else None)
 
 
 def latest(tx: Transaction, limit: int) -> list[Job]:

@@ -48,21 +48,34 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
             f"There is a schedule {schedule.name!r} already.", code="SCHEDULE_EXISTS", existing=row.id,
             fix="Use another name, or put it by name to change it.",
         )  # fmt: skip
-    old = read(row)
+    old = _read(row)
+    if old is not None:
+        same = _row(schedule)
+        unchanged = old.recurrence == schedule.recurrence and all(
+            same[part] == getattr(row, part) for part in ("action", "policies")
+        )
+        by_code = schedule.code_hash is not None and schedule.code_hash == old.code_hash
+        if old.fault is None and (unchanged or by_code):
+            return old
+        if old.enabled:
+            _fire(tx, [old], build, now)
+    return _edit(tx, row.id, schedule, now)
+
+
+def _edit(tx: Transaction, id_: str, schedule: Schedule, now: datetime) -> Schedule:
+    """Write a new spec over an old one. What fired already is behind its cursor, also if `now` lags."""
+    mine = schedules.c.id == id_
+    row = tx.execute(select(schedules).where(mine)).one()
     written = _row(schedule)
-    same = all(written[part] == getattr(row, part) for part in ("action", "policies")) and (
-        old.recurrence == schedule.recurrence
-    )
-    if same or (schedule.code_hash is not None and schedule.code_hash == old.code_hash):
-        return old
-    if old.enabled and old.fault is None:
-        _fire(tx, [old], build, now)
+    for kept in ("id", "enabled", "created_at", "last_fired_at"):
+        del written[kept]
+    since = now if row.last_fired_at is None else max(now, row.last_fired_at)
     written |= {
-        "id": old.id, "revision": old.revision + 1, "enabled": old.enabled, "created_at": old.created_at,
-        "last_fired_at": old.last_fired_at, "fault": None,
+        "revision": row.revision + 1, "fault": None, "code_hash": schedule.code_hash or row.code_hash,
+        "next_fire_at": schedule.recurrence.next(since),
     }  # fmt: skip
-    tx.execute(update(schedules).where(schedules.c.id == old.id).values(**written))
-    edited = read(tx.execute(select(schedules).where(schedules.c.id == old.id)).one())
+    tx.execute(update(schedules).where(mine).values(**written))
+    edited = read(tx.execute(select(schedules).where(mine)).one())
     _revise(tx, edited, now)
     return edited
 
@@ -114,9 +127,25 @@ def fire(tx: Transaction, build: Build, now: datetime, most: int) -> Fired:
     fired = Fired()
     if ids:
         rows = tx.execute(select(schedules).where(schedules.c.id.in_(ids))).all()
-        fired = _fire(tx, [read(row) for row in rows], build, now)
+        fired = _fire(tx, _readable(tx, rows), build, now)
     following = next_fire(tx)
     return Fired(fired.schedules, fired.jobs, fired.skips, following)
+
+
+def _readable(tx: Transaction, rows: Sequence[Row[Any]]) -> list[Schedule]:
+    """Rows as schedules; those that cannot be read (of a newer release, a zone that is gone) are set aside."""
+    found: list[Schedule] = []
+    for row in rows:
+        try:
+            found.append(read(row))
+        except Exception as broken:  # one broken schedule must not stop the others
+            tx.execute(update(schedules).where(schedules.c.id == row.id).values(fault=_fault(row.id, broken)))
+    return found
+
+
+def _fault(schedule_id: str, broken: Exception) -> str:
+    log.error("schedule %s cannot be fired and is set aside", schedule_id, exc_info=broken)
+    return f"{type(broken).__name__}: {broken}"[:500].replace("\x00", "")
 
 
 def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime) -> Fired:
@@ -135,9 +164,8 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
                 for skip in planned.skips
             ]
         except Exception as broken:  # one broken schedule must not stop the others
-            log.exception("schedule %s cannot be fired and is set aside", schedule.id)
-            advance |= {"fault": f"{type(broken).__name__}: {broken}"[:500]}
-            advance |= {"next_fire_at": tx.dialect.to_db(schedule.next_fire_at)}
+            advance["fault"] = _fault(schedule.id, broken)
+            advance["next_fire_at"] = tx.dialect.to_db(schedule.next_fire_at)
         else:
             new += made
             skips += left
@@ -208,6 +236,15 @@ def _row(schedule: Schedule) -> dict[str, Any]:
 
 def _dump(value: dict[str, Any]) -> str:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _read(row: Row[Any]) -> Schedule | None:
+    """As `read`; None for a row that cannot be read."""
+    try:
+        return read(row)
+    except Exception:
+        log.exception("schedule %s cannot be read", row.id)
+        return None
 
 
 def read(row: Row[Any]) -> Schedule:
