@@ -1,0 +1,139 @@
+"""What the pages say of names, codes, defaults, tables and links is what the code says."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import timebell
+from timebell import JobSpec, Timebell, settings
+from timebell.model.job import CancelOutcome, Hold, JobState, Kind, Reason
+from timebell.model.schedule import Action, Policies
+from timebell.store.schema import metadata
+
+from .pages import DOCS, PAGES, ROOT, anchors, code_words, links, name_of, rows
+
+REFERENCE = DOCS / "reference"
+CODE = re.compile(r"[A-Z]{2,}(?:_[A-Z]+)*")
+# Codes made of a field's name: INVALID_<FIELD>.
+OF_FIELDS = {
+    "text": ("owner_id", "correlation_id", "client_request_id", "tenant_id", "key", "queue", "name"),
+    "_choice": ("overlap", "catch_up"),
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_resolve(page: Path) -> None:
+    for link in links(page):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)} leads to {link}"
+        assert not anchor or anchor in anchors(target), f"{name_of(page)} leads to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    for named in re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w/.-]+)`", page.read_text()):
+        assert (ROOT / named).exists(), f"{name_of(page)} names {named}"
+
+
+def test_every_page_is_on_the_map() -> None:
+    mapped = {(DOCS / link.partition("#")[0]).resolve() for link in links(DOCS / "README.md")}
+    pages = set(DOCS.rglob("*.md")) - {DOCS / "README.md"}
+    assert pages <= mapped
+
+
+@pytest.mark.parametrize(
+    ("heading", "enum"),
+    [("States of a job", JobState), ("Reasons of a skip", Reason), ("Holds", Hold), ("Kinds", Kind),
+     ("Answers to a cancel", CancelOutcome)],
+)  # fmt: skip
+def test_glossary_has_the_words_of_the_code(heading: str, enum: type[StrEnum]) -> None:
+    said = [code_words(row[0])[0] for row in rows(DOCS / "glossary.md", heading)]
+    assert said == [word.value for word in enum]
+
+
+def test_errors_are_all_explained_and_all_real() -> None:
+    explained = [word for row in rows(REFERENCE / "errors.md") for word in code_words(row[0])]
+    assert len(explained) == len(set(explained)), "a code is explained twice"
+    assert set(explained) == set(codes())
+
+
+def codes() -> Iterator[str]:
+    """Every code in the source: of errors, and of failed attempts."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                yield from _of_call(node)
+            elif isinstance(node, ast.ClassDef) and (
+                "Error" in node.name
+                or any("Error" in ast.unparse(base) for base in node.bases)
+                or path.name == "errors.py"
+            ):
+                yield from (
+                    str(inner.value.value)
+                    for inner in node.body
+                    if isinstance(inner, ast.Assign | ast.AnnAssign)
+                    and isinstance(inner.value, ast.Constant)
+                    and CODE.fullmatch(str(inner.value.value))
+                )
+
+
+def _of_call(node: ast.Call) -> Iterator[str]:
+    for keyword in node.keywords:
+        if keyword.arg == "code":
+            if isinstance(keyword.value, ast.JoinedStr):
+                yield from (f"INVALID_{name.upper()}" for names in OF_FIELDS.values() for name in names)
+            else:
+                yield from _texts(keyword.value)
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if called in ("failed", "_unfit", "after_failure", "NotReady", "problem"):
+        for argument in node.args:
+            yield from _texts(argument)
+
+
+def _texts(node: ast.expr) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and CODE.fullmatch(inner.value):
+            yield inner.value
+
+
+def test_settings_are_all_explained() -> None:
+    said = {code_words(row[0])[0]: row for row in rows(REFERENCE / "configuration.md", "Settings")}
+    assert list(said) == list(settings.NAMES)
+    defaults = {each.name: each for each in fields(settings.Settings)}
+    for name, (_, variable, default, *_rest) in said.items():
+        assert code_words(variable) == [f"TIMEBELL_{name.upper()}"]
+        expected: Any = defaults[name].default
+        if default == "none":
+            assert expected is None
+        elif code_words(default):
+            assert settings.read(name, code_words(default)[0], name) == expected
+        else:
+            assert callable(defaults[name].default_factory), f"{name} has the default {expected!r}"
+
+
+def test_python_names_are_all_explained() -> None:
+    page = (REFERENCE / "python.md").read_text()
+    methods = [name for name, _ in inspect.getmembers(Timebell, inspect.isfunction) if name[0] != "_"]
+    wanted = [*timebell.__all__, *methods, *(each.name for each in fields(JobSpec))]
+    wanted += [each.name for each in (*fields(Policies), *fields(Action))]
+    missing = [name for name in wanted if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", page)]
+    assert not missing
+
+
+def test_tables_and_indexes_are_all_explained() -> None:
+    said = {word for row in rows(REFERENCE / "database.md") for word in code_words(row[0])}
+    tables = set(metadata.tables)
+    indexes = {str(index.name) for table in metadata.tables.values() for index in table.indexes}
+    assert {word for word in said if word.startswith("timebell_")} == tables | indexes

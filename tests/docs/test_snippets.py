@@ -1,0 +1,240 @@
+"""Every snippet of the documentation runs.
+
+`python` blocks of one page share a namespace and an event loop and may await. An async function without
+parameters that the page's code does not call itself is awaited after its block. A block whose fence names a
+file (```python app.py) is written there as well, for later blocks to import and for commands to read.
+
+`console` blocks are sessions: each `$ timebell ...`, `$ python ...` or `$ export ...` runs, the lines below
+it are looked for in its output, in order and word by word, and `$ echo $?` states its exit code (0 unless
+said). A command that does not end by itself goes on beside the next ones, and gets SIGTERM at the end of its
+block.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from tests.servers import Postgres, free_port
+from timebell import Timebell
+
+from .pages import PAGES, ROOT, Block, blocks, name_of
+
+POSTGRES_URL = "postgresql://timebell@localhost/reminders"
+PATIENCE = 60  # real seconds for a command to say what is shown, and to end
+RUN = ("timebell", "python", "export")
+NOT_RUN = ("make", "pip", "kill", "sudo", "createdb", "curl", "openssl")
+
+snippets = [page for page in PAGES if any(block.language in ("python", "console") for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", snippets, ids=name_of)
+def test_snippets_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules, environment = set(sys.modules), dict(os.environ)
+    session = Session(tmp_path, request)
+    known: dict[str, Any] = {"__name__": "docs"}
+    with asyncio.Runner() as runner:
+        try:
+            for block in blocks(page):
+                if "." in block.info:
+                    (tmp_path / block.info).write_text(block.text)
+                if block.language == "console":
+                    session.run(block)
+                elif block.language == "python":
+                    run_python(block, known, runner, page)
+        finally:
+            apps = {id(value): value for value in known.values() if isinstance(value, Timebell)}
+            for app in apps.values():
+                runner.run(app.close())
+            for name in set(sys.modules) - modules:
+                if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+                    del sys.modules[name]
+            os.environ.clear()
+            os.environ.update(environment)
+
+
+def run_python(block: Block, known: dict[str, Any], runner: asyncio.Runner, page: Path) -> None:
+    """Execute a block as a file of its own would be, errors pointing at the page's line."""
+    source = "\n" * (block.line - 1) + block.text
+    code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    execute(code, known, runner)
+    called = {
+        node.func.id
+        for other in blocks(page)
+        if other.language == "python"
+        for node in ast.walk(ast.parse(other.text))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    for node in ast.parse(block.text).body:
+        if isinstance(node, ast.AsyncFunctionDef) and not node.decorator_list:
+            function = known[node.name]
+            if node.name not in called and not inspect.signature(function).parameters:
+                runner.run(function())
+
+
+def execute(code: CodeType, known: dict[str, Any], runner: asyncio.Runner) -> None:
+    if code.co_flags & inspect.CO_COROUTINE:
+        runner.run(eval(code, known))
+    else:
+        exec(code, known)
+
+
+class Session:
+    """A terminal: one folder, variables that stay, a `timebell` and a `python` of this source tree."""
+
+    def __init__(self, folder: Path, request: pytest.FixtureRequest) -> None:
+        self.folder = folder
+        self.request = request
+        self.variables: dict[str, str] = {}
+        shims = folder / "bin"
+        shims.mkdir()
+        for name, command in (("timebell", "-m timebell.cli.main"), ("python", "")):
+            shim = shims / name
+            shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command} "$@"\n')
+            shim.chmod(0o755)
+        self.path = f"{shims}{os.pathsep}{os.environ['PATH']}"
+        self.port, self.other_port = str(free_port()), str(free_port())
+        self.postgres_url: str | None = None
+
+    def run(self, block: Block) -> None:
+        """Run the commands of a console block, in order."""
+        steps = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", block.text, re.MULTILINE)
+        going_on: list[Command] = []
+        try:
+            for number, (line, shown) in enumerate(steps):
+                following = steps[number + 1] if number + 1 < len(steps) else ("", "")
+                expected = int(following[1].split()[0]) if following[0] == "echo $?" else 0
+                first = re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line).split()[0]
+                if first == "export":
+                    name, _, value = line.removeprefix("export ").partition("=")
+                    self.variables[name] = self.localised(value.strip("'\""))
+                elif first in RUN or " timebell " in line:
+                    where = f"{name_of(block.page)}, line {block.line}: {line}"
+                    command = Command(self, where, line, shown, expected)
+                    going_on.append(command)
+                    command.wait()
+                else:
+                    assert first in NOT_RUN or line == "echo $?", f"{name_of(block.page)}: what is {first}?"
+            for command in going_on:
+                command.end()
+        finally:
+            for command in going_on:
+                command.kill()
+
+    def environment(self) -> dict[str, str]:
+        ours = {
+            "PATH": self.path,
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(self.folder)]),
+            "COLUMNS": "160",
+            "NO_COLOR": "1",
+            "TIMEBELL_LOG_FORMAT": "text",
+        }
+        return {"TIMEBELL_HTTP_PORT": self.port, **os.environ, **self.variables, **ours}
+
+    def localised(self, text: str) -> str:
+        """The database that the pages talk about is a fresh one here; the second node's port is free."""
+        text = text.replace("--port 8701", f"--port {self.other_port}")
+        if POSTGRES_URL not in text:
+            return text
+        if self.postgres_url is None:
+            server: Postgres = self.request.getfixturevalue("postgres")
+            self.postgres_url = server.create_database()
+        return text.replace(POSTGRES_URL, self.postgres_url)
+
+    def as_on_the_page(self, line: str) -> str:
+        """The inverse of `localised`."""
+        if self.postgres_url is not None:
+            line = line.replace(self.postgres_url, POSTGRES_URL)
+            line = line.replace(self.postgres_url.partition("@")[2], POSTGRES_URL.partition("@")[2])
+        return line
+
+
+class Command:
+    """One command of a session, and what it has said so far."""
+
+    def __init__(self, session: Session, where: str, line: str, shown: str, expected: int) -> None:
+        self.session = session
+        self.where = where
+        self.expected = expected
+        serves = re.search(r"timebell (dev|run)\b", line) is not None and "--until-idle" not in line
+        self.endless = serves and not expected
+        self.wanted = [found for found in map(words, shown.splitlines()) if found]
+        self.said: list[str] = []
+        self.all_said = threading.Event()
+        self.process = subprocess.Popen(
+            ["bash", "-c", session.localised(line)],
+            cwd=session.folder,
+            env=session.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.listener = threading.Thread(target=self._listen)
+        self.listener.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            for line in self.process.stdout:
+                self.said.append(self.session.as_on_the_page(line))
+                if self.wanted and not unsaid(self.wanted, self.said):
+                    self.all_said.set()
+        self.all_said.set()
+
+    def wait(self) -> None:
+        """Until it has said what is shown, and unless it is endless has ended as shown."""
+        self.all_said.wait(PATIENCE)
+        missing = unsaid(self.wanted, self.said)
+        assert not missing, f"not said: {' '.join(missing[0])!r} in {self}"
+        if not self.endless:
+            code = self.process.wait(PATIENCE)
+            assert code == self.expected, f"exit code {code} instead of {self.expected} in {self}"
+
+    def end(self) -> None:
+        """Stop an endless one in good order."""
+        if self.endless:
+            assert self.process.poll() is None, f"it ended by itself: {self}"
+            os.killpg(self.process.pid, signal.SIGTERM)
+            assert self.process.wait(PATIENCE) == 0, f"it did not drain: {self}"
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.listener.join(PATIENCE)
+
+    def __str__(self) -> str:
+        return f"{self.where}\n{''.join(self.said)}"
+
+
+def words(line: str) -> list[str]:
+    """What has to be said: the words without digits, as numbers, times and ids differ."""
+    return [word for word in line.split() if re.fullmatch(r"\D*[A-Za-z]{2}\D*", word)]
+
+
+def unsaid(wanted: list[list[str]], seen: list[str]) -> list[list[str]]:
+    """The lines that were not said: a line's words belong into one line, after that of the line before."""
+    said = iter(seen)
+    for number, line in enumerate(wanted):
+        if not any(all(word in one for word in line) for one in said):
+            return wanted[number:]
+    return []

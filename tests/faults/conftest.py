@@ -1,0 +1,31 @@
+"""Nodes that are gone when the test is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.harness import NodeProcess
+
+
+@pytest.fixture
+def effects(tmp_path: Path) -> Path:
+    """Where the nodes write what they do."""
+    return tmp_path / "effects.jsonl"
+
+
+@pytest.fixture
+def node(effects: Path) -> Iterator[Callable[..., NodeProcess]]:
+    """Start a node on a store."""
+    started: list[NodeProcess] = []
+
+    def start(url: str, **options: Any) -> NodeProcess:
+        started.append(NodeProcess(url, effects, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()

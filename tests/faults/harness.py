@@ -1,0 +1,142 @@
+"""Start, strike and watch node processes; read what they did and what the store says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from timebell import Timebell
+from timebell.model.job import Job
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
+
+
+def wait_until(condition: Callable[[], T], what: str, seconds: float = 30) -> T:
+    """Look again and again until it is so."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.03)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+class NodeProcess:
+    """One node in a process of its own."""
+
+    def __init__(self, url: str, effects: Path, *, ready: bool = True, **environment: str) -> None:
+        self.effects = effects
+        self.log = open(effects.with_suffix(f".{time.monotonic_ns()}.log"), "wb")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.node", url, str(effects)],
+            cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=self.log, text=True,
+        )  # fmt: skip
+        if ready:
+            assert self.process.stdout is not None
+            assert self.process.stdout.readline().strip() == "READY", Path(self.log.name).read_text()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def freeze(self) -> None:
+        self.signal(signal.SIGSTOP)
+        wait_until(lambda: self.state == "T", "frozen")
+
+    @property
+    def state(self) -> str:
+        return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+    def died(self, seconds: float = 30) -> int:
+        """Its exit code, when it has ended."""
+        return self.process.wait(seconds)
+
+    def terminate(self) -> tuple[int, dict[str, Any]]:
+        """SIGTERM; its exit code and what it reported."""
+        self.signal(signal.SIGTERM)
+        out, _ = self.process.communicate(timeout=30)
+        last = out.strip().splitlines()[-1] if out.strip() else "{}"
+        return self.process.returncode, json.loads(last) if last.startswith("{") else {}
+
+    def end(self) -> None:
+        """Whatever its state, gone."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.log.close()
+
+
+def lines(effects: Path, what: str | None = None) -> list[dict[str, Any]]:
+    """What the nodes wrote."""
+    if not effects.exists():
+        return []
+    read = [json.loads(line) for line in effects.read_text().splitlines() if line.endswith("}")]
+    return [line for line in read if what is None or line["what"] == what]
+
+
+def starts(effects: Path) -> dict[str, list[int]]:
+    """The attempts that started, by occurrence key."""
+    found = defaultdict(list)
+    for line in lines(effects, "start"):
+        found[line["key"]].append(line["attempt"])
+    return found
+
+
+def ask(url: str, question: Callable[[Timebell], Coroutine[Any, Any, T]]) -> T:
+    """Use the store as a client, from this process."""
+
+    async def call() -> T:
+        app = Timebell(url, timezone="UTC")
+        try:
+            return await question(app)
+        finally:
+            await app.close()
+
+    return asyncio.run(call())
+
+
+def jobs(url: str, **filters: Any) -> list[Job]:
+    """Every job of the store."""
+
+    async def read(app: Timebell) -> list[Job]:
+        found, cursor = [], None
+        while True:
+            page = await app.list(limit=500, cursor=cursor, **filters)
+            found += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    return ask(url, read)
+
+
+def accounted(found: list[Job], step: float) -> None:
+    """Every occurrence of a schedule between its first and last has exactly one row, or lies in one range row."""
+    seen: list[float] = []
+    for job in found:
+        if job.skipped_count > 1:
+            assert job.skipped_to is not None
+            count = round((job.skipped_to - job.scheduled_at).total_seconds() / step) + 1
+            assert count == job.skipped_count
+            seen += [job.scheduled_at.timestamp() + index * step for index in range(count)]
+        else:
+            seen.append(job.scheduled_at.timestamp())
+    seen.sort()
+    gaps = [round(later - earlier, 6) for earlier, later in zip(seen, seen[1:], strict=False)]
+    assert set(gaps) <= {step}, f"occurrences missing or doubled: {gaps}"

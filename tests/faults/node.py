@@ -1,0 +1,108 @@
+"""A node to be killed: `python -m tests.faults.node URL EFFECTS`. Its handlers append what they do to a file.
+
+FAULT="operation.point:action[:nth]" strikes at a point of a store operation: before its n-th statement, before
+(`commit`) or after (`done`) its commit; the action is `kill` (SIGKILL to itself) or `stop` (SIGSTOP).
+WALL="seconds" puts this process's wall clock off by so much. TRACE=1 writes every point passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as real
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+import timebell.clock
+from timebell import Arrived, Timebell
+from timebell.store import transaction
+
+FAST = {"lease": 3.0, "heartbeat": 0.5, "poll": 0.2, "drain": 10.0}
+
+
+def append(path: str, **line: object) -> None:
+    """One line, durable before this returns."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, (json.dumps(line) + "\n").encode())
+    os.fsync(handle)
+    os.close(handle)
+
+
+def aim(fault: str, effects: str) -> None:
+    """Install the fault."""
+    point, _, action = fault.partition(":")
+    action, _, nth = action.partition(":")
+    passed: Counter[str] = Counter()
+
+    def probe(name: str) -> None:
+        passed[name] += 1
+        if os.environ.get("TRACE"):
+            append(effects, what="point", name=name)
+        if name == point and passed[name] == int(nth or 1):
+            append(effects, what="fault", name=name)
+            os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+
+    transaction.probe = probe
+
+
+def put_wall_clock_off(seconds: float) -> None:
+    """As if this machine's clock were wrong."""
+
+    class Wrong(real.datetime):
+        @classmethod
+        def now(cls, tz: real.tzinfo | None = None) -> real.datetime:  # type: ignore[override]
+            return real.datetime.now(tz) + real.timedelta(seconds=seconds)
+
+    timebell.clock.datetime = Wrong  # type: ignore[attr-defined]
+
+
+def build(url: str, effects: str) -> Timebell:
+    """The app: `work` waits for a file if its payload names one; `flaky` fails the first time."""
+    app = Timebell(url, timezone="UTC")
+
+    def note(what: str, event: Arrived) -> None:
+        append(
+            effects, what=what, key=event.occurrence_key, attempt=event.attempt, pid=os.getpid(),
+            at=event.fired_at.timestamp(), due=event.scheduled_at.timestamp(), topic=event.topic,
+        )  # fmt: skip
+
+    @app.on("work")
+    async def work(event: Arrived) -> int:
+        note("start", event)
+        gate = (event.payload or {}).get("gate")
+        while gate and not Path(gate).exists():  # noqa: ASYNC110 - another process opens it
+            await asyncio.sleep(0.02)
+        note("end", event)
+        return os.getpid()
+
+    @app.on("flaky", retry={"attempts": 5, "delay": 0.1})
+    async def flaky(event: Arrived) -> None:
+        note("start", event)
+        if event.attempt == 1:
+            raise RuntimeError("the first time it fails")
+        note("end", event)
+
+    return app
+
+
+async def main() -> None:
+    """Run until SIGTERM."""
+    url, effects = sys.argv[1:3]
+    app = build(url, effects)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with app.running(**FAST) as service:
+        print("READY", flush=True)
+        await stop.wait()
+        print(json.dumps({"fenced": service.node.counters.fenced}), flush=True)
+    await app.close()
+
+
+if __name__ == "__main__":
+    if os.environ.get("WALL"):
+        put_wall_clock_off(float(os.environ["WALL"]))
+    aim(os.environ.get("FAULT", ""), sys.argv[2])
+    asyncio.run(main())

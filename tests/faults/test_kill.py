@@ -1,0 +1,137 @@
+"""kill -9: in a handler, and between any two statements of every operation a job's life is made of."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harness import NodeProcess, accounted, ask, jobs, lines, starts, wait_until
+from timebell import Every, JobSpec, Timebell
+from timebell.model.job import JobState
+
+Start = Callable[..., NodeProcess]
+
+# The operations, and how many statements each has on (SQLite, PostgreSQL); a test below compares.
+POINTS = {
+    "fire": (6, 6),
+    "claim": (1, 1),
+    "claim_limited": (3, 3),
+    "end": (2, 1),
+    "end_in_turn": (4, 3),
+    "retry": (1, 1),
+}
+
+
+async def _work(app: Timebell) -> None:
+    """One of everything: one-shots, one that fails first, a limited queue, a schedule whose jobs run in turn."""
+    await app.open()
+    from timebell.store.sql import queues
+
+    await app.store.run(queues.put, "narrow", 2)
+    now = app.clock.now() + timedelta(seconds=1)
+    await app.schedule_many(
+        [JobSpec(topic="work", run_at=now) for _ in range(3)]
+        + [JobSpec(topic="flaky", run_at=now) for _ in range(2)]
+        + [JobSpec(topic="work", run_at=now, queue="narrow") for _ in range(3)]
+    )
+    await app.schedule_repeat("work", Every("PT1S"), name="ticks", catch_up="all", missed_after=0.5)
+
+
+def _one_shots_done(url: str) -> bool:
+    shots = [job for job in jobs(url) if job.schedule_id is None]
+    return all(job.state is JobState.COMPLETED for job in shots) and len(shots) == 8
+
+
+@pytest.mark.parametrize("operation", POINTS)
+def test_a_node_killed_at_any_point_loses_nothing_and_doubles_nothing(
+    operation: str, store_url: str, node: Start, effects: Path
+) -> None:
+    statements = POINTS[operation][not store_url.startswith("sqlite")]
+    points = [f"{operation}.{number}" for number in range(1, statements + 1)]
+    hot = operation in ("claim", "end", "retry") and not store_url.startswith("sqlite")
+    points += [f"{operation}.done"] if hot else [f"{operation}.commit", f"{operation}.done"]
+    ask(store_url, _work)
+    for nth, point in enumerate(points):
+        ask(store_url, lambda app: app.schedule_at("flaky" if operation == "retry" else "work"))
+        if operation == "claim_limited":
+            ask(store_url, lambda app: app.schedule_at("work", queue="narrow"))
+        struck = node(store_url, ready=False, FAULT=f"{point}:kill")
+        assert struck.died() == -signal.SIGKILL, f"the fault at {point} did not bite"
+        assert len(lines(effects, "fault")) == nth + 1
+    last = node(store_url)
+    count = 8 + len(points) * (2 if operation == "claim_limited" else 1)
+
+    def settled() -> bool:
+        shots = [job for job in jobs(store_url) if job.schedule_id is None]
+        assert len(shots) == count
+        return all(job.state in (JobState.COMPLETED, JobState.FAILED) for job in shots)
+
+    wait_until(settled, "every one-shot ends", 60)
+    wait_until(lambda: not jobs(store_url, status=["running"]) or None, "nothing runs", 20)
+    assert last.terminate()[0] == 0
+    everything = jobs(store_url)
+    accounted([job for job in everything if job.schedule_id is not None], 1.0)
+    for key, attempts in starts(effects).items():
+        assert attempts == sorted(set(attempts)), f"{key} ran twice under one attempt number: {attempts}"
+    done = {job.occurrence_key for job in everything if job.state is JobState.COMPLETED}
+    assert done <= {line["key"] for line in lines(effects, "end")}
+    keys = [job.occurrence_key for job in everything]
+    assert len(keys) == len(set(keys)), "an occurrence has two rows"
+
+
+def test_the_points_above_are_all_there_are(store_url: str, node: Start, effects: Path) -> None:
+    ask(store_url, _work)
+    traced = node(store_url, TRACE="1")
+    wait_until(lambda: _one_shots_done(store_url), "one-shots done")
+    wait_until(lambda: any(line["name"] == "end_in_turn.done" for line in lines(effects, "point")), "a turn ended")
+    traced.terminate()
+    most: dict[str, int] = {}
+    for line in lines(effects, "point"):
+        operation, _, point = line["name"].partition(".")
+        if operation in POINTS and point.isdigit():
+            most[operation] = max(most.get(operation, 0), int(point))
+    assert most == {name: counts[not store_url.startswith("sqlite")] for name, counts in POINTS.items()}
+
+
+def test_a_job_whose_node_is_killed_runs_again_with_its_key_and_the_next_attempt(
+    store_url: str, node: Start, effects: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    job = ask(store_url, lambda app: app.schedule_at("work", payload={"gate": str(gate)}))
+    first = node(store_url)
+    wait_until(lambda: starts(effects), "it started")
+    second = node(store_url) if not store_url.startswith("sqlite") else None
+    first.signal(signal.SIGKILL)
+    assert first.died() == -signal.SIGKILL
+    second = second or node(store_url)
+    wait_until(lambda: len(lines(effects, "start")) == 2, "it started again", 20)
+    gate.touch()
+    (ended,) = wait_until(lambda: jobs(store_url, status=["completed"]), "it ended")
+    assert ended.id == job.id
+    assert starts(effects) == {job.occurrence_key: [1, 2]}
+    assert ended.result == second.pid
+    assert ended.attempts[0]["code"] == "LEASE_LOST"
+
+
+@pytest.mark.parametrize("point", ["create.1", "create.2", "create.3", "create.commit", "create.done"])
+def test_S2_F1_a_job_exists_exactly_if_its_creation_was_committed(
+    point: str, store_url: str, tmp_path: Path
+) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import asyncio, sys; from tests.faults.node import aim, build; from timebell import JobSpec\n"
+        "aim(sys.argv[3], sys.argv[2])\n"
+        "app = build(sys.argv[1], sys.argv[2])\n"
+        "asyncio.run(app.schedule_many([JobSpec(topic='work', run_at=None, client_request_id=str(n))"
+        " for n in range(3)]))"
+    )
+    effects = tmp_path / "effects"
+    ended = subprocess.run([sys.executable, "-c", code, store_url, str(effects), f"{point}:kill"], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(jobs(store_url)) == (3 if point == "create.done" else 0)
