@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from timebell import settings as configuration
 from timebell.alarm import Alarm
-from timebell.client.jobs import Jobs, JobSpec
+from timebell.client.jobs import Jobs, JobSpec, text
 from timebell.client.schedules import Schedules, code_hash
 from timebell.clock import Clock, SystemClock, wall
 from timebell.engine.context import Node, Options
@@ -117,9 +117,10 @@ class Timebell:
 
     def queue(self, name: str, *, concurrency: int | None = None) -> None:
         """Limit how many jobs of a queue run at once over all nodes; written when the app starts."""
-        if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
+        whole = isinstance(concurrency, int) and not isinstance(concurrency, bool)
+        if concurrency is not None and (not whole or concurrency < 1):
             raise InvalidInput(f"concurrency is {concurrency!r}; it is at least 1.", code="INVALID_CONCURRENCY")
-        self._queues[name] = concurrency
+        self._queues[text(name, "queue", 100)] = concurrency
 
     async def schedule_at(
         self,
@@ -156,6 +157,7 @@ class Timebell:
         catch_up_window, catch_up_limit, missed_after, start, end, max_runs, enabled. Raises InvalidInput,
         Conflict (SCHEDULE_EXISTS, unless `replace`).
         """
+        await self.open()
         draft = self.schedules.draft(topic, recurrence, options, self.clock.now())
         return await self.schedules.put(draft, replace=replace, connection=connection)
 
@@ -186,12 +188,12 @@ class Timebell:
     async def pause_queue(self, name: str, reason: str | None = None) -> None:
         """Claim no more jobs of a queue on any node; those that run go on."""
         await self.open()
-        await self.store.run(queues.pause, name, reason)
+        await self.store.run(queues.pause, text(name, "queue", 100), reason)
 
     async def resume_queue(self, name: str) -> None:
         """Claim its jobs again."""
         await self.open()
-        await self.store.run(queues.resume, name)
+        await self.store.run(queues.resume, text(name, "queue", 100))
         self._working.poke_threadsafe()
 
     async def open(self) -> None:
@@ -215,6 +217,9 @@ class Timebell:
         elif found != HEAD:
             raise outdated(url, found)
         await self.store.open()
+        if not self._virtual:  # "now" is the database's, also for those who only make jobs
+            sent = self.clock.monotonic()
+            self.clock.discipline(await self.store.reading(), sent, self.clock.monotonic())
 
     async def close(self) -> None:
         """Let go of the store and the targets. The app can be opened again."""
@@ -259,9 +264,7 @@ class Timebell:
             async with self.running() as service:
                 if until_idle:
                     idle = asyncio.create_task(service.idle())
-                    await asyncio.wait(
-                        {idle, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED
-                    )
+                    await asyncio.wait({idle, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
                 else:
                     await stop.wait()
         finally:
@@ -294,10 +297,10 @@ class Timebell:
     def _target(self, kind: str) -> Target:
         chosen = self.settings
         if kind == "command":
-            from timebell.targets.command import CommandTarget  # noqa: PLC0415
+            from timebell.targets.command import CommandTarget
 
             return CommandTarget(enabled=chosen.command_enabled)
-        from timebell.targets.http import HttpTarget  # noqa: PLC0415 - imports an HTTP client
+        from timebell.targets.http import HttpTarget
 
         return HttpTarget(
             signing_secret=chosen.webhook_signing_secret, allow_private=chosen.webhook_allow_private,
@@ -306,12 +309,14 @@ class Timebell:
 
     def _check_target(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """A target as it is stored: {kind, options}. Raises InvalidInput (TARGET_UNKNOWN, ...), Refused."""
-        options = dict(given)
+        options = dict(given) if isinstance(given, Mapping) else {"kind": given}
         kind = options.pop("kind", None)
         if kind == "handler":
             raise InvalidInput("The handler target is the default: leave target out.", code="TARGET_UNKNOWN")
         if kind not in ("http", "command"):
-            raise InvalidInput(f"There is no target {kind!r}.", code="TARGET_UNKNOWN", fix="Use http or command.")
+            raise InvalidInput(
+                f"There is no target {kind!r:.60}.", code="TARGET_UNKNOWN", fix='Use {"kind": "http"} or "command".'
+            )
         target = self.targets.get(kind) or self._target(kind)
         return {"kind": kind, "options": target.check(options)}
 
@@ -332,5 +337,3 @@ def _stopper(stop: asyncio.Event) -> Callable[[], None]:
         stop.set()
 
     return handle
-
-

@@ -1,19 +1,19 @@
 """The exception tree. Every error says what, why and what to do, and carries a stable code.
 
-    TimebellError
-    ├── InvalidInput (also a ValueError)     cannot be parsed, or does not fit: nothing was written
-    │   ├── InvalidTimezone                  INVALID_TIMEZONE
-    │   ├── InvalidRecurrence                INVALID_CRON, INVALID_INTERVAL, INVALID_DATES, NEVER_FIRES, ...
-    │   ├── InvalidInstant                   RUN_AT_WITHOUT_TIMEZONE, RUN_AT_INVALID
-    │   │   └── InThePast                    SCHEDULE_IN_THE_PAST
-    │   └── InvalidPayload                   PAYLOAD_NOT_JSON, PAYLOAD_TOO_DEEP, PAYLOAD_TOO_LARGE
-    ├── NotFound (also a LookupError)        JOB_NOT_FOUND, SCHEDULE_NOT_FOUND, ...
-    ├── Conflict                             KEY_IN_USE, SCHEDULE_CLIENT_REQUEST_ID_IN_USE, ...
-    ├── Refused                              COMMAND_TARGET_OFF, PRIVATE_ADDRESS, ...
-    └── StoreError
-        ├── StoreUnreachable                 DATABASE_UNREACHABLE
-        ├── SchemaOutdated                   DATABASE_NOT_UPGRADED
-        └── StoreInUse                       SQLITE_IN_USE
+TimebellError
+├── InvalidInput (also a ValueError)     cannot be parsed, or does not fit: nothing was written
+│   ├── InvalidTimezone                  INVALID_TIMEZONE
+│   ├── InvalidRecurrence                INVALID_CRON, INVALID_INTERVAL, INVALID_DATES, NEVER_FIRES, ...
+│   ├── InvalidInstant                   RUN_AT_WITHOUT_TIMEZONE, RUN_AT_INVALID
+│   │   └── InThePast                    SCHEDULE_IN_THE_PAST
+│   └── InvalidPayload                   PAYLOAD_NOT_JSON, PAYLOAD_TOO_DEEP, PAYLOAD_TOO_LARGE
+├── NotFound (also a LookupError)        JOB_NOT_FOUND, SCHEDULE_NOT_FOUND, ...
+├── Conflict                             KEY_IN_USE, SCHEDULE_CLIENT_REQUEST_ID_IN_USE, ...
+├── Refused                              COMMAND_TARGET_OFF, PRIVATE_ADDRESS, ...
+└── StoreError
+    ├── StoreUnreachable                 DATABASE_UNREACHABLE
+    ├── SchemaOutdated                   DATABASE_NOT_UPGRADED
+    └── StoreInUse                       SQLITE_IN_USE
 """
 
 from __future__ import annotations
@@ -82,9 +82,7 @@ class Conflict(TimebellError):
 
     code = "CONFLICT"
 
-    def __init__(
-        self, message: str, *, code: str | None = None, fix: str = "", existing: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, code: str | None = None, fix: str = "", existing: str | None = None) -> None:
         super().__init__(message, code=code, fix=fix)
         self.existing = existing
 

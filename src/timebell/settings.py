@@ -102,7 +102,7 @@ def _from_file(environment: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]
     path = Path(named or "timebell.toml")
     if not named and not path.is_file():
         return
-    import tomllib  # noqa: PLC0415 - most processes have no file
+    import tomllib
 
     try:
         found = tomllib.loads(_contents(path, PREFIX + "CONFIG"))
@@ -171,16 +171,17 @@ def _unfit(origin: str, code: str, message: str, fix: str = "") -> InvalidInput:
 
 
 def _unknown(name: str, known: list[str], where: str = "") -> InvalidInput:
-    from difflib import get_close_matches  # noqa: PLC0415 - only for this message
+    from difflib import get_close_matches
 
-    near = get_close_matches(name, known, 1, 0.6) or get_close_matches(name.upper(), known, 1, 0.6)
-    fix = f"Did you mean {near[0]}?" if near else "The settings are in docs/reference/configuration.md."
+    spelt = {each.upper(): each for each in known}
+    near = get_close_matches(name.upper(), spelt, 1)
+    fix = f"Did you mean {spelt[near[0]]}?" if near else "The settings are in docs/reference/configuration.md."
     return InvalidInput(f"There is no setting {name}{where}.", code="UNKNOWN_SETTING", fix=fix)
 
 
 def package_version() -> str:
     """The version of the installed package; of a bare source tree, one that says so."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow to import
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("timebell")

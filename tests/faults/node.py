@@ -73,7 +73,7 @@ def build(url: str, effects: str) -> Timebell:
     async def work(event: Arrived) -> int:
         note("start", event)
         gate = (event.payload or {}).get("gate")
-        while gate and not Path(gate).exists():  # noqa: ASYNC110 - another process opens it
+        while gate and not Path(gate).exists():
             await asyncio.sleep(0.02)
         note("end", event)
         return os.getpid()

@@ -118,9 +118,7 @@ def test_a_job_whose_node_is_killed_runs_again_with_its_key_and_the_next_attempt
 
 
 @pytest.mark.parametrize("point", ["create.1", "create.2", "create.3", "create.commit", "create.done"])
-def test_S2_F1_a_job_exists_exactly_if_its_creation_was_committed(
-    point: str, store_url: str, tmp_path: Path
-) -> None:
+def test_S2_F1_a_job_exists_exactly_if_its_creation_was_committed(point: str, store_url: str, tmp_path: Path) -> None:
     import subprocess
     import sys
 

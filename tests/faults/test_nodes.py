@@ -152,7 +152,10 @@ def test_a_cancel_that_says_prevented_prevents(store_url: str, node: Start, effe
         async def cancel(index: int, id_: str) -> tuple[str, str]:
             await asyncio.sleep(0.2 + index * 0.005)
             outcome = (await app.cancel(id_)).outcome
-            assert (await app.cancel(id_)).outcome in (outcome, "already_done" if outcome == "already_done" else outcome)
+            assert (await app.cancel(id_)).outcome in (
+                outcome,
+                "already_done" if outcome == "already_done" else outcome,
+            )
             return id_, outcome
 
         return dict(await asyncio.gather(*(cancel(index, job.id) for index, job in enumerate(made))))
@@ -184,9 +187,9 @@ def test_a_second_engine_on_one_sqlite_file_is_told_so(sqlite_url: str, node: St
     first = node(sqlite_url)
     second = node(sqlite_url, ready=False)
     assert second.died() == 1
-    assert "SQLITE_IN_USE" in Path(second.log.name).read_text() or "is already run by" in Path(
-        second.log.name
-    ).read_text()
+    assert (
+        "SQLITE_IN_USE" in Path(second.log.name).read_text() or "is already run by" in Path(second.log.name).read_text()
+    )
     first.signal(signal.SIGKILL)
     first.died()
     third = node(sqlite_url)

@@ -100,9 +100,7 @@ def test_the_wall_clock_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(101.0, 100.0, 101.0, 0.5, id="all of the delay on the way there"),
     ],
 )
-def test_the_first_measurement_sets_the_offset(
-    reading: float, sent: float, received: float, offset: float
-) -> None:
+def test_the_first_measurement_sets_the_offset(reading: float, sent: float, received: float, offset: float) -> None:
     clock = HandClock(START)
     assert clock.offset == 0.0
     assert clock.discipline(database(reading), sent, received) is None

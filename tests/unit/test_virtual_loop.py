@@ -325,9 +325,7 @@ def test_a_run_with_threads_leaves_the_same_trace_every_time() -> None:
         async def node(name: str, executor: ThreadPoolExecutor, chance: Random) -> None:
             for turn in range(40):
                 await asyncio.sleep(chance.choice([0, 0.5, 1]))
-                await asyncio.get_running_loop().run_in_executor(
-                    executor, sum, range(chance.randrange(20_000))
-                )
+                await asyncio.get_running_loop().run_in_executor(executor, sum, range(chance.randrange(20_000)))
                 trace.append((loop_time(), f"{name}{turn}"))
 
         async def main() -> None:

@@ -44,7 +44,7 @@ def read(value: datetime | str | None, timezone_name: str | None, default: str |
     if value.tzinfo is None:
         at, note = resolve_local(value, place)
     else:
-        at = value.astimezone(UTC)
+        at = _in_utc(value)
     if at < now - PAST_GRACE:
         raise InThePast(
             f"Cannot schedule in the past: run_at is {at.isoformat()}, now is {now.isoformat(timespec='seconds')}.",
@@ -63,6 +63,13 @@ def _parse(text: str) -> datetime:
             f"run_at {text[:60]!r} is not a date and time: {bad}.",
             fix="Write it as 2027-03-14T09:30:00Z, or as local time with a timezone beside it.",
         ) from bad
+
+
+def _in_utc(value: datetime) -> datetime:
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidInstant(f"run_at is in the year {value.year}; the last one is 2199.") from None
 
 
 def _own_zone(value: datetime | None) -> str | None:

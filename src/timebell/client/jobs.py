@@ -16,7 +16,7 @@ from timebell.ids import new_id
 from timebell.model import page
 from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob
 from timebell.model.page import Page
-from timebell.model.payload import decode, encode
+from timebell.model.payload import decode, encode, legible
 from timebell.model.policy import Retry, seconds
 from timebell.store.dialects.base import Store
 from timebell.store.sql import ledger
@@ -97,28 +97,21 @@ class Jobs:
         """A spec, checked, as a row to write."""
         when = instants.read(spec.run_at, spec.timezone, self._default_timezone, now)
         target = None if spec.target is None else self._check_target(spec.target)
-        metadata = {
-            name: text(getattr(spec, name), name)
-            for name in ("owner_id", "correlation_id", "client_request_id")
-            if getattr(spec, name) is not None
-        }
-        if spec.metadata:
-            metadata = {**spec.metadata, **metadata}
+        given = {name: getattr(spec, name) for name in ("owner_id", "correlation_id", "client_request_id")}
+        metadata = labelled(spec.metadata, given)
         expires = None
         if spec.expires_after is not None:
             expires = when.at + timedelta(seconds=seconds(spec.expires_after, "expires_after"))
-        if isinstance(spec.priority, bool) or spec.priority not in PRIORITIES:
-            raise InvalidInput(f"priority is {spec.priority!r}; it is a whole number.", code="INVALID_PRIORITY")
         retry = Retry.read(spec.retry)
         topic = check_topic(spec.topic)
         return NewJob(
-            id=new_id(now), tenant_id=text(spec.tenant_id or "default", "tenant_id"), topic=topic,
+            id=new_id(now), tenant_id=text("default" if spec.tenant_id is None else spec.tenant_id, "tenant_id"), topic=topic,
             scheduled_at=when.at, run_at=when.at, timezone=when.timezone, created_at=now,
             payload=encode(spec.payload), metadata=encode(metadata, "metadata") if metadata else None,
             owner_id=metadata.get("owner_id"), key=None if spec.key is None else text(spec.key, "key"),
             request_id=metadata.get("client_request_id"), kind=Kind.ONCE,
             target=encode(target, "target") if target else None, route=f"@{target['kind']}" if target else topic,
-            queue=text(spec.queue, "queue", 100), priority=spec.priority,
+            queue=text(spec.queue, "queue", 100), priority=urgency(spec.priority),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
             expires_at=expires,
@@ -167,29 +160,65 @@ class Jobs:
                 )
             states |= set(STATE_WORDS[word])
         wanted = {name: value for name, value in equal.items() if value is not None}
+        if "schedule_id" in wanted and (id_ := uuid_of(wanted["schedule_id"])) is None:
+            return Page([], None)
+        if "schedule_id" in wanted:
+            wanted["schedule_id"] = id_
         return await self._store.run(ledger.page, wanted, states, limit, after)
 
 
 def text(value: Any, field: str, most: int = 200) -> str:
     """A non-empty name of at most `most` characters. Raises InvalidInput."""
-    if not isinstance(value, str) or not 0 < len(value) <= most or "\x00" in value:
+    if not isinstance(value, str) or not 0 < len(value) <= most or legible(value, most) != value:
         raise InvalidInput(
             f"{field} is {value!r:.60}; it is text of 1 to {most} characters.", code=f"INVALID_{field.upper()}"
         )
     return value
 
 
-def job_uuid(given: str) -> str:
-    """An id in its one spelling. Raises NotFound for what cannot be an id."""
+def labelled(metadata: Mapping[str, Any] | None, labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata with these labels in it, wherever they were given. Raises InvalidInput."""
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidInput(
+            f"metadata is {metadata!r:.60}.", code="INVALID_METADATA", fix='Give a mapping, such as {"source": "crm"}.'
+        )
+    given = {**(metadata or {})}
+    for name, value in labels.items():
+        value = given.get(name) if value is None else value
+        if value is not None:
+            given[name] = text(value, name)
+    return given
+
+
+def urgency(priority: Any) -> int:
+    """A priority: the lower, the sooner. Raises InvalidInput."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or priority not in PRIORITIES:
+        raise InvalidInput(
+            f"priority is {priority!r:.60}; it is a whole number.", code="INVALID_PRIORITY",
+            fix=f"Use {PRIORITIES.start} (first) to {PRIORITIES.stop - 1} (last).",
+        )  # fmt: skip
+    return priority
+
+
+def uuid_of(given: Any) -> str | None:
+    """An id in its one spelling; None for what cannot be an id."""
     try:
         return str(UUID(given))
     except (ValueError, AttributeError, TypeError):
-        raise no_such_job(given) from None
+        return None
+
+
+def job_uuid(given: str) -> str:
+    """An id in its one spelling. Raises NotFound for what cannot be an id."""
+    id_ = uuid_of(given)
+    if id_ is None:
+        raise no_such_job(given)
+    return id_
 
 
 def no_such_job(job_id: object) -> NotFound:
     """The error for an unknown id."""
-    return NotFound(f"There is no job {job_id}.", code="JOB_NOT_FOUND", fix="Finished jobs go after 30 days.")
+    return NotFound(f"There is no job {job_id!s:.60}.", code="JOB_NOT_FOUND", fix="Finished jobs go after 30 days.")
 
 
 def _joined(store: Store, connection: Any) -> Any:

@@ -8,10 +8,10 @@ from hashlib import sha256
 from typing import Any
 
 from timebell.alarm import Alarm
-from timebell.client.jobs import PRIORITIES, text
+from timebell.client.jobs import labelled, text, urgency, uuid_of
 from timebell.clock import Clock
 from timebell.engine.planner import job_of
-from timebell.errors import InvalidInput, NotFound
+from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
 from timebell.ids import new_id
 from timebell.model import page
 from timebell.model.page import Page
@@ -45,6 +45,11 @@ class Schedules:
 
     def draft(self, topic: str, spec: Spec, options: Mapping[str, Any], now: datetime) -> Schedule:
         """A schedule from what a person gives, checked; nothing is written. Raises InvalidInput."""
+        if not isinstance(spec, Spec):
+            raise InvalidInput(
+                f"{spec!r:.60} is not a recurrence.", code="INVALID_RECURRENCE",
+                fix='Give Cron("0 9 * * *"), Every("PT1H") or Dates([...]).',
+            )  # fmt: skip
         given = dict(options)
         named = given.pop("timezone", None) or self._default_timezone
         if named is None:
@@ -57,14 +62,15 @@ class Schedules:
         recurrence = spec.bind(named, created_at=now, **bounds)
         id_ = new_id(now)
         name = given.pop("name", None) or f"{topic}-{id_[-12:]}"
-        tenant_id = given.pop("tenant_id", None) or "default"
-        enabled = bool(given.pop("enabled", True))
+        tenant_id = given.pop("tenant_id", None)
+        tenant_id = "default" if tenant_id is None else tenant_id
+        enabled = given.pop("enabled", True)
+        if not isinstance(enabled, bool):
+            raise InvalidInput(f"enabled is {enabled!r}; it is True or False.", code="INVALID_ENABLED")
         policies = _policies(given)
         action = self._action(topic, given)
         if given:
-            raise InvalidInput(
-                f"schedule_repeat has no option {', '.join(sorted(given))}.", code="UNKNOWN_OPTION"
-            )
+            raise InvalidInput(f"schedule_repeat has no option {', '.join(sorted(given))}.", code="UNKNOWN_OPTION")
         return Schedule(
             id=id_, tenant_id=text(tenant_id, "tenant_id"), name=text(name, "name"), recurrence=recurrence,
             action=action, policies=policies, enabled=enabled, next_fire_at=recurrence.next(now),
@@ -73,22 +79,16 @@ class Schedules:
 
     def _action(self, topic: str, given: dict[str, Any]) -> Action:
         """What each occurrence becomes; takes its options out of `given`."""
-        metadata = dict(given.pop("metadata", None) or {})
-        for label in ("owner_id", "correlation_id"):
-            value = given.pop(label, None)
-            if value is not None:
-                metadata[label] = text(value, label)
+        labels = {name: given.pop(name, None) for name in ("owner_id", "correlation_id")}
+        metadata = labelled(given.pop("metadata", None), labels)
         payload = given.pop("payload", None)
         encode(payload)
         encode(metadata, "metadata")
         target = given.pop("target", None)
-        priority = given.pop("priority", 0)
-        if isinstance(priority, bool) or priority not in PRIORITIES:
-            raise InvalidInput(f"priority is {priority!r}; it is a whole number.", code="INVALID_PRIORITY")
         return Action(
             topic=check_topic(topic), payload=payload, metadata=metadata, owner_id=metadata.get("owner_id"),
             target=None if target is None else self._check_target(target),
-            queue=text(given.pop("queue", "default"), "queue", 100), priority=priority,
+            queue=text(given.pop("queue", "default"), "queue", 100), priority=urgency(given.pop("priority", 0)),
             retry=Retry.read(given.pop("retry", None)),
             timeout=_optional(given.pop("timeout", None), "timeout"),
             expires_after=_optional(given.pop("expires_after", None), "expires_after"),
@@ -96,23 +96,27 @@ class Schedules:
 
     async def put(self, schedule: Schedule, *, replace: bool, connection: Any = None) -> Schedule:
         """Write it; with `replace`, over the one of the same name. Raises Conflict (SCHEDULE_EXISTS)."""
+        if schedule.next_fire_at is None and schedule.code_hash is None:  # code outlives the end of its schedule
+            raise InvalidRecurrence(
+                f"{schedule.recurrence.describe()}: it never fires again.", code="NEVER_FIRES",
+                fix="Give a later end, more runs, or dates to come.",
+            )  # fmt: skip
         await self._opened()
         now = self._clock.now()
         if connection is None:
             written = await self._store.run(schedules.put, schedule, job_of, now, replace=replace)
         else:
-            written = await self._store.join(
-                connection, schedules.put, schedule, job_of, now, replace=replace
-            )
+            written = await self._store.join(connection, schedules.put, schedule, job_of, now, replace=replace)
         self._planning.poke_threadsafe()
         return written
 
     async def get(self, id_: str | None = None, *, name: str | None = None, tenant_id: str = "default") -> Schedule:
         """One schedule, by id or by name. Raises NotFound."""
         await self._opened()
-        found = await self._store.run(schedules.find, tenant_id, id_=id_, name=name)
+        known = name is not None or (id_ := uuid_of(id_)) is not None
+        found = await self._store.run(schedules.find, tenant_id, id_=id_, name=name) if known else None
         if found is None:
-            raise NotFound(f"There is no schedule {name or id_}.", code="SCHEDULE_NOT_FOUND")
+            raise NotFound(f"There is no schedule {name or id_!s:.60}.", code="SCHEDULE_NOT_FOUND")
         return found
 
     async def list(self, tenant_id: str | None, limit: int, cursor: str | None) -> Page[Schedule]:
@@ -141,9 +145,7 @@ def _policies(given: dict[str, Any]) -> Policies:
 
 def _choice(words: Any, value: Any, field: str) -> Any:
     if value not in list(words):
-        raise InvalidInput(
-            f"{field} is {value!r}.", code=f"INVALID_{field.upper()}", fix=f"Use {', '.join(words)}."
-        )
+        raise InvalidInput(f"{field} is {value!r}.", code=f"INVALID_{field.upper()}", fix=f"Use {', '.join(words)}.")
     return words(value)
 
 

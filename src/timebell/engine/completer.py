@@ -11,6 +11,7 @@ import dataclasses
 import logging
 
 from timebell.engine.context import Node
+from timebell.errors import StoreError
 from timebell.model.job import Ending, JobState
 from timebell.store.sql import jobs
 
@@ -48,11 +49,26 @@ class Completer:
         batch = self._waiting[:MOST]
         if not batch:
             return
-        await self.write(batch)
+        try:
+            await self.write(batch)
+        except StoreError:
+            raise
+        except Exception:
+            await self._write_singly(batch)
         del self._waiting[: len(batch)]
         for ending in batch:
             self.node.held.pop(ending.id, None)
         self.node.counters.ended += len(batch)
+
+    async def _write_singly(self, batch: list[Ending]) -> None:
+        """Write a batch that the store refused, without the ending that it is for: that attempt's lease runs out."""
+        for ending in batch:
+            try:
+                await self.write([ending])
+            except StoreError:
+                raise
+            except Exception:
+                log.exception("what came of job %s cannot be written", ending.id)
 
     async def write(self, batch: list[Ending]) -> None:
         """Write endings, whoever they come from; those with an old fence change nothing."""

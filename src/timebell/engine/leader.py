@@ -20,6 +20,7 @@ log = logging.getLogger("timebell.leader")
 
 R = TypeVar("R")
 TIDY_EVERY = 3600.0  # seconds
+PRUNED = 10_000  # rows a transaction
 
 
 class Leader:
@@ -66,7 +67,9 @@ class Leader:
         if self._tidied is None or monotonic - self._tidied >= TIDY_EVERY:
             self._tidied = monotonic
             await self._as_leader(retention.prepare, now)
-            await self._as_leader(retention.prune, now - timedelta(seconds=node.options.retention))
+            before = now - timedelta(seconds=node.options.retention)
+            while await self._as_leader(retention.prune, before, PRUNED):
+                pass
 
     async def _heard(self) -> Routes:
         """What the live nodes can take together; the rows of dead ones go."""

@@ -36,6 +36,7 @@ class Pulse:
         node = self.node
         await self._measure()
         await node.store.run(nodes.announce, self.announced)
+        await node.store.run(jobs.hear, self.announced.routes)
         if not node.store.many_nodes:  # its file is ours alone, so whatever runs there has no one
             await self._rescue(list(await node.store.run(jobs.running)))
 

@@ -10,13 +10,14 @@ from timebell.engine.context import Held, Node
 from timebell.errors import InvalidPayload
 from timebell.model import decide
 from timebell.model.job import Attempt, Ending, JobState
-from timebell.model.payload import decode, encode
+from timebell.model.payload import decode, encode, legible
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.handler import Cancel, Snooze
 
 log = logging.getLogger("timebell.runner")
 
 KEPT_ATTEMPTS = 20
+KEPT_BYTES = KEPT_ATTEMPTS * 16_384
 UPCOMING = 3
 
 
@@ -31,7 +32,7 @@ class Runner:
         attempt, clock = held.attempt, self.node.clock
         now = clock.now()
         if attempt.expires_at is not None and attempt.expires_at <= now:
-            return self._mark(attempt, decide.expired(attempt.id, attempt.number, attempt.tries, now))
+            return self._mark(attempt, decide.expired(attempt.id, attempt.number, now))
         try:
             if clock.monotonic() >= held.lease_until:  # another node may have it already: send nothing
                 held.drop = "lost"
@@ -66,6 +67,11 @@ class Runner:
             if not deadline.expired():
                 raise
             return Outcome.failed("TIMEOUT", f"It took longer than its timeout of {timeout:g} s.")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return Outcome.failed("CancelledError", "CancelledError: something it waited for was cancelled")
         except (Snooze, Cancel):
             raise
         except Exception as broken:  # a target's own fault is still an outcome of the attempt
@@ -115,13 +121,16 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     """Complete an ending with what the job remembers: its failed attempts, and whose turn comes next."""
     ending.schedule_id = attempt.schedule_id if attempt.serial else None
     ending.errors = attempt.errors
+    ending.reason = None if ending.reason is None else legible(ending.reason, 200)
+    ending.code = None if ending.code is None else legible(ending.code, 100)
+    ending.error = None if ending.error is None else legible(ending.error, 4000)
     if ending.error is not None:
         line = {
             "attempt": ending.attempt, "startedAt": attempt.started_at.isoformat(), "endedAt": ending.at.isoformat(),
             "node": node_id, "code": ending.code, "error": ending.error[:1000],
         }  # fmt: skip
         earlier = decode(attempt.errors) or []
-        ending.errors = encode([*earlier, line][-KEPT_ATTEMPTS:])
+        ending.errors = encode([*earlier, line][-KEPT_ATTEMPTS:], "attempts", limit=KEPT_BYTES)
     return ending
 
 
@@ -132,4 +141,4 @@ def _keep(result: object) -> tuple[str | None, str | None]:
     try:
         return encode(result, "result"), None
     except InvalidPayload as unfit:
-        return None, f"result not kept: {unfit.message}"[:20]
+        return None, f"result not kept: {unfit.message}"

@@ -72,11 +72,11 @@ class Service:
         """Until nothing is due, nothing runs and nothing is left to write."""
         node = self.node
         while True:
-            now = node.clock.now()
+            now, busy = node.clock.now(), bool(node.held)  # before the look: what ends meanwhile may let others go
             lanes = await node.store.hot(jobs.lanes, self.worker.routes)
             fire_at = await node.store.run(schedules.next_fire)
             due = any(lane.next_due is not None and lane.next_due <= now for lane in lanes)
-            if not due and not node.held and (fire_at is None or fire_at > now):
+            if not due and not busy and not node.held and (fire_at is None or fire_at > now):
                 return
             alarm = Alarm(node.clock)
             await alarm.wait(now + timedelta(seconds=0.05))
@@ -148,3 +148,4 @@ class Service:
             await self.node.store.run(nodes.forget, [self.node.id])
         except StoreError as failed:
             log.warning("left without saying so: %s", failed)
+        await self.node.store.unlock_engine()

@@ -6,6 +6,7 @@ Claiming is starting. A node claims no more than it has hands free, and only wha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,6 +17,8 @@ from timebell.engine.runner import Runner
 from timebell.model.job import Attempt
 from timebell.model.routes import Routes
 from timebell.store.sql import jobs, schedules
+
+log = logging.getLogger("timebell.worker")
 
 SHORTEST, LONGEST = 0.0005, 0.25  # seconds to wait when what is due is another node's just now
 
@@ -111,12 +114,18 @@ class Worker:
         if unknown:
             if len(known) > 100_000:
                 known.clear()
-            known.update(await self.node.store.run(schedules.revisions_of, unknown))
+            try:
+                known.update(await self.node.store.run(schedules.revisions_of, unknown))
+            except Exception:  # the jobs are claimed: they run, if without knowing what is next
+                log.exception("the schedules of %d jobs cannot be read", len(attempts))
 
     async def _attempt(self, held: Held, hands: Hands) -> None:
         """One attempt, from claim to the completer; its place is free as soon as the work is over."""
         try:
             ending = await self.runner.run(held)
+        except BaseException:
+            self.node.held.pop(held.attempt.id, None)  # its lease runs out, and it is taken back
+            raise
         finally:
             hands.free += 1
             self.node.working.poke()

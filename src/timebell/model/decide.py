@@ -121,7 +121,7 @@ def _skips(recurrence: Recurrence, start: datetime, end: datetime, reason: Reaso
     yield Skip(few[0], last, recurrence.count(start, end), reason)
 
 
-def after_failure(  # noqa: PLR0913 - the facts of one failure, all needed
+def after_failure(
     job_id: str,
     number: int,
     tries: int,
@@ -142,16 +142,12 @@ def after_failure(  # noqa: PLR0913 - the facts of one failure, all needed
         return Ending(job_id, number, JobState.FAILED, at, error=error, code=code)
     fraction = crc32(f"{job_id}.{number}".encode()) / 2**32
     pause = max(retry.pause(tries + 1, fraction), min(retry_after or 0.0, 86_400.0))
-    return Ending(
-        job_id, number, JobState.PENDING, at, run_at=at + timedelta(seconds=pause), error=error, code=code
-    )
+    return Ending(job_id, number, JobState.PENDING, at, run_at=at + timedelta(seconds=pause), error=error, code=code)
 
 
-def expired(job_id: str, number: int, tries: int, at: datetime) -> Ending:
-    """Past `expires_after`: skipped when no attempt was ever made, failed otherwise."""
-    if tries == 0:
+def expired(job_id: str, number: int, at: datetime) -> Ending:
+    """Past `expires_after`: skipped when no attempt was made before this one, failed otherwise."""
+    if number == 1:
         return Ending(job_id, number, JobState.SKIPPED, at, reason=Reason.EXPIRED, counts=False)
     error = "Its time ran out before a further attempt could start."
-    return Ending(
-        job_id, number, JobState.FAILED, at, reason=Reason.EXPIRED, code="EXPIRED", error=error, counts=False
-    )
+    return Ending(job_id, number, JobState.FAILED, at, reason=Reason.EXPIRED, code="EXPIRED", error=error, counts=False)

@@ -36,6 +36,11 @@ def decode(text: str | None) -> Any:
     return None if text is None else orjson.loads(text)
 
 
+def legible(text: str, most: int) -> str:
+    """Text from outside, such as what an exception says, as every store can keep it; cut to `most` characters."""
+    return text[:most].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
 def _check(value: Any, path: str, depth: int) -> None:
     """Refuse what JSON, orjson or PostgreSQL would refuse or silently change, before any of them sees it."""
     kind = type(value)

@@ -75,7 +75,7 @@ class Retry:
                 code="INVALID_RETRY",
                 fix="Use fixed, linear or exponential.",
             )
-        if not 0 <= self.jitter <= 1:
+        if not isinstance(self.jitter, int | float) or not 0 <= self.jitter <= 1:
             raise InvalidInput(f"retry jitter is {self.jitter!r}; it goes from 0 to 1.", code="INVALID_RETRY")
         object.__setattr__(self, "backoff", Backoff(self.backoff))
         object.__setattr__(self, "delay", seconds(self.delay, "retry delay"))

@@ -18,9 +18,7 @@ class Routes:
         return bool(self.exact or self.prefixes or self.everything)
 
     def __or__(self, other: Routes) -> Routes:
-        return Routes(
-            self.exact | other.exact, self.prefixes | other.prefixes, self.everything or other.everything
-        )
+        return Routes(self.exact | other.exact, self.prefixes | other.prefixes, self.everything or other.everything)
 
     def hears(self, route: str) -> bool:
         """Whether a job of this route can be taken."""

@@ -70,9 +70,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         finally:
             self._holds -= 1
 
-    def run_in_executor(
-        self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts
-    ) -> asyncio.Future[_T]:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         call = _Call(self.create_future())
 
         def run() -> _T:
@@ -115,14 +113,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self._calls or self._holds:
             if events := poll(self.patience):
                 return events
-            raise RuntimeError(
-                f"virtual time: a thread or socket has been at work for {self.patience:g} real seconds"
-            )
+            raise RuntimeError(f"virtual time: a thread or socket has been at work for {self.patience:g} real seconds")
         if forever:
             waiting = ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self)))
-            raise RuntimeError(
-                f"virtual time: everything waits and no timer is set (tasks: {waiting or 'none'})"
-            )
+            raise RuntimeError(f"virtual time: everything waits and no timer is set (tasks: {waiting or 'none'})")
         self._jump(self._scheduled[0].when())
         return []
 

@@ -25,11 +25,11 @@ def open_store(url: str, wall: Callable[[], datetime], *, server_clock: bool = T
     """The store behind `sqlite:///file` or `postgresql://user@host/name`; call its `open` before use.
 
     `wall` reads this machine's clock, which is SQLite's; with `server_clock=False` only the times passed in
-    decide what is due (virtual time). Raises InvalidInput (DATABASE_URL_INVALID).
+    decide what is due and nothing waits for the disk (virtual time). Raises InvalidInput (DATABASE_URL_INVALID).
     """
     kind = _kind(url)
     if kind == "sqlite":
-        return sqlite.SqliteStore(url, wall)
+        return sqlite.SqliteStore(url, wall, durable=server_clock)
     return postgres.PostgresStore(url, server_clock=server_clock)
 
 
@@ -68,16 +68,16 @@ async def version(url: str) -> str | None:
         found = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608
         return None if found is None else str(found)
 
-    return await _on_connection(url, look)
+    return await _on_connection(url, look, begin="BEGIN")
 
 
 async def upgrade(url: str) -> tuple[str | None, str]:
     """Bring the tables up to this version; the versions before and after. Safe to run anywhere, any time."""
 
     def migrate(connection: Connection) -> tuple[str | None, str]:
-        from alembic import command  # noqa: PLC0415 - slow to import, seldom needed
-        from alembic.config import Config  # noqa: PLC0415
-        from alembic.migration import MigrationContext  # noqa: PLC0415
+        from alembic import command
+        from alembic.config import Config
+        from alembic.migration import MigrationContext
 
         options = {"version_table": VERSION_TABLE}
         if connection.dialect.name == "postgresql":  # one migrator at a time
@@ -92,9 +92,9 @@ async def upgrade(url: str) -> tuple[str | None, str]:
     return await _on_connection(url, migrate)
 
 
-async def _on_connection(url: str, call: Callable[[Connection], R]) -> R:
+async def _on_connection(url: str, call: Callable[[Connection], R], begin: str = "BEGIN IMMEDIATE") -> R:
     if _kind(url) == "sqlite":
-        return await asyncio.to_thread(_on_sqlite, url, call)
+        return await asyncio.to_thread(_on_sqlite, url, call, begin)
     engine = postgres.engine_for(url).execution_options(isolation_level="READ COMMITTED")
     try:
         async with engine.begin() as connection:
@@ -105,10 +105,10 @@ async def _on_connection(url: str, call: Callable[[Connection], R]) -> R:
         await engine.dispose()
 
 
-def _on_sqlite(url: str, call: Callable[[Connection], R]) -> R:
+def _on_sqlite(url: str, call: Callable[[Connection], R], begin: str) -> R:
     path = make_url(url).database or ":memory:"
     try:
-        engine = sqlite.engine_for(url)
+        engine = sqlite.engine_for(url, begin=begin)
         with engine.begin() as connection:
             return call(connection)
     except DBAPIError as failed:

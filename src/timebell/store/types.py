@@ -58,4 +58,3 @@ class Id(types.TypeDecorator[str]):
         if dialect.name == "postgresql":
             return dialect.type_descriptor(postgresql.UUID(as_uuid=False))
         return dialect.type_descriptor(String(36))
-

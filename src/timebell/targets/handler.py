@@ -131,7 +131,7 @@ class Handlers:
             raise InvalidInput("A handler target has no options.", code="TARGET_OPTIONS_INVALID")
         return {}
 
-    async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:  # noqa: ARG002
+    async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         """Call every function that hears the topic; any failure fails the attempt.
 
         Snooze and Cancel pass through. What the most specific function returns is the result.
@@ -150,7 +150,7 @@ class Handlers:
                 returned = await self._call(handler, event)
             except (Snooze, Cancel):
                 raise
-            except Exception as raised:
+            except (Exception, SystemExit) as raised:  # a script's sys.exit() must not end the engine
                 return Outcome.failed(type(raised).__name__, _words(raised))
             if number == 0:
                 result = returned
@@ -158,7 +158,7 @@ class Handlers:
 
     async def _call(self, handler: Handler, event: Arrived) -> Any:
         if not handler.is_async:
-            call = functools.partial(contextvars.copy_context().run, handler.function, event)
+            call = functools.partial(contextvars.copy_context().run, _called, handler.function, event)
             returned = await asyncio.get_running_loop().run_in_executor(self.threads, call)
         else:
             returned = handler.function(event)
@@ -178,7 +178,15 @@ def check_topic(topic: str) -> str:
     return topic
 
 
-def _words(raised: Exception) -> str:
+def _called(function: Function, event: Arrived) -> Any:
+    """Call a plain function; a StopIteration, which no future can carry, becomes a RuntimeError."""
+    try:
+        return function(event)
+    except StopIteration as stop:
+        raise RuntimeError("StopIteration: next() found nothing") from stop
+
+
+def _words(raised: BaseException) -> str:
     """An exception as one line that can be kept: its type, what it says, where it was raised."""
     where = ""
     trace = raised.__traceback__

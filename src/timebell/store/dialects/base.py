@@ -41,9 +41,7 @@ class Store(Protocol):
     async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As `run`, on the fast path: only for operations of a single statement, or that need no atomicity."""
 
-    async def join(
-        self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an operation inside the caller's own SQLAlchemy transaction (sync or async)."""
 
     async def reading(self) -> datetime:
@@ -51,6 +49,9 @@ class Store(Protocol):
 
     async def lock_engine(self) -> None:
         """Become an engine of this store. Raises StoreInUse where only one may be."""
+
+    async def unlock_engine(self) -> None:
+        """Be one no longer."""
 
     async def listen(self, poke: Callable[[], None]) -> bool:
         """Call `poke` whenever another process says that something earlier is due; False if it cannot."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +25,7 @@ from timebell.store.statement import Statement
 from timebell.store.transaction import Row, SqlTransaction, Steps, Transaction
 
 CHANNEL = "timebell"
+KEPT = 4  # connections that hot operations keep to themselves
 NOTIFY_EVERY = 0.05  # seconds; NOTIFY takes a lock over all commits, so never one per job
 _TYPES = {
     "id": "uuid", "text": "text", "int": "bigint", "real": "double precision", "bool": "boolean",
@@ -103,6 +104,7 @@ class PostgresStore:
         self.url = url
         self.dialect = PostgresWords(server_clock=server_clock)
         self._engine: AsyncEngine = engine_for(url, pool_size=pool_size)
+        self._kept: list[AsyncConnection] = []
         self._listener: asyncpg.Connection[Any] | None = None
         self._notifying: asyncio.Task[None] | None = None
         self._untold = False
@@ -119,7 +121,7 @@ class PostgresStore:
             with contextlib.suppress(*_GONE):
                 await self._listener.close(timeout=1)
             self._listener = None
-        await self._engine.dispose()
+        await self._dispose()
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
@@ -128,12 +130,10 @@ class PostgresStore:
 
     async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
-        answer: R = await self._connected(self._autocommit, operation, args, kwargs)
+        answer: R = await self._connected(self._autocommit, operation, args, kwargs, keep=True)
         return answer
 
-    async def join(
-        self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store. The NOTIFY is part of the caller's transaction, so it comes with the commit or not at all."""
         answer, wants_notify = await join_callers(connection, self.dialect, operation, args, kwargs)
         if wants_notify:
@@ -147,6 +147,9 @@ class PostgresStore:
 
     async def lock_engine(self) -> None:
         """As in Store: any number of nodes."""
+
+    async def unlock_engine(self) -> None:
+        """As in Store."""
 
     async def listen(self, poke: Callable[[], None]) -> bool:
         """As in Store. Call it again now and then: it connects anew when the connection was lost."""
@@ -162,14 +165,16 @@ class PostgresStore:
         self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
     ) -> tuple[R, bool]:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
-        transaction = tx._driver().transaction()
+        driver = tx._driver()
+        transaction = driver.transaction()
         await_only(transaction.start())
         try:
             answer = operation(tx, *args, **kwargs)
             tx.steps.at("commit")
         except BaseException:
-            if not tx._driver().is_closed():
-                await_only(transaction.rollback())
+            if not driver.is_closed():  # asked of the driver: SQLAlchemy lets go of one whose statement was cut off
+                with contextlib.suppress(*_GONE, asyncpg.PostgresError):
+                    await_only(transaction.rollback())
             raise
         await_only(transaction.commit())
         tx.steps.at("done")
@@ -184,12 +189,18 @@ class PostgresStore:
         return answer, tx.wants_notify
 
     async def _connected(
-        self, way: Callable[..., tuple[R, bool]], operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        way: Callable[..., tuple[R, bool]],
+        operation: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        keep: bool = False,
     ) -> Any:
-        """Run `way` on a pooled connection; a transient conflict is tried again, a lost server is reported."""
+        """Run `way` on a connection; a transient conflict is tried again, a lost server is reported."""
         for last in (False, False, True):
             try:
-                async with self._engine.connect() as connection:
+                async with self._connection(keep) as connection:
                     answer, wants_notify = await self._on(connection, way, operation, args, kwargs)
                 break
             except (*_GONE, DBAPIError, asyncpg.PostgresError) as failed:
@@ -198,10 +209,10 @@ class PostgresStore:
                 if state in _TRANSIENT and not last:
                     continue
                 if _lost(failed):
-                    await self._engine.dispose()
+                    await self._dispose()
                     raise unreachable(self.url, failed) from failed
                 if state in ("42P01", "42703"):
-                    from timebell.store.open import outdated  # noqa: PLC0415 - open.py imports this module
+                    from timebell.store.open import outdated
 
                     raise outdated(self.url, None) from failed
                 raise
@@ -210,6 +221,25 @@ class PostgresStore:
             if self._notifying is None or self._notifying.done():
                 self._notifying = asyncio.get_running_loop().create_task(self._notify())
         return answer
+
+    async def _dispose(self) -> None:
+        """Let go of every connection that nobody uses now."""
+        while self._kept:
+            with contextlib.suppress(Exception):
+                await self._kept.pop().close()
+        await self._engine.dispose()
+
+    @contextlib.asynccontextmanager
+    async def _connection(self, keep: bool) -> AsyncIterator[AsyncConnection]:
+        """One of the pool's; or of the few that hot operations keep, as a visit to the pool costs more than they do."""
+        connection = self._kept.pop() if keep and self._kept else await self._engine.connect()
+        try:
+            yield connection
+        finally:
+            if keep and len(self._kept) < KEPT and not (connection.invalidated or connection.closed):
+                self._kept.append(connection)
+            else:
+                await connection.close()
 
     async def _on(self, connection: AsyncConnection, way: Any, *args: Any) -> Any:
         try:
@@ -265,8 +295,10 @@ def _lost(failed: BaseException) -> bool:
     cause = getattr(failed, "orig", None) or failed
     cause = getattr(cause, "__cause__", None) or cause
     state = getattr(cause, "sqlstate", None) or ""
-    return isinstance(cause, _GONE) or state.startswith(("08", "57P", "53")) or bool(
-        getattr(failed, "connection_invalidated", False)
+    return (
+        isinstance(cause, _GONE)
+        or state.startswith(("08", "57P", "53"))
+        or bool(getattr(failed, "connection_invalidated", False))
     )
 
 

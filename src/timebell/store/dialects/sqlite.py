@@ -88,19 +88,20 @@ class SqliteTransaction(SqlTransaction):
         self._driver().executemany(text, records)
 
 
-def engine_for(url: str) -> Engine:
+def engine_for(url: str, *, durable: bool = True, begin: str = "BEGIN IMMEDIATE") -> Engine:
     """An engine whose transactions take the write lock at once, so that none fails half-way for want of it."""
+    synchronous = f"synchronous = {'FULL' if durable else 'OFF'}"
     engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": 10, "check_same_thread": False})
 
     @event.listens_for(engine, "connect")
     def _connected(driver: Any, _: Any) -> None:
         driver.isolation_level = None
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "cache_size = -65536"):
+        for pragma in ("journal_mode = WAL", synchronous, "foreign_keys = ON", "cache_size = -65536"):
             driver.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql(begin)
 
     return engine
 
@@ -110,17 +111,20 @@ class SqliteStore:
 
     many_nodes = False
 
-    def __init__(self, url: str, wall: Callable[[], datetime]) -> None:
+    def __init__(self, url: str, wall: Callable[[], datetime], *, durable: bool = True) -> None:
         self.url = url
+        self._durable = durable
         self.dialect = SqliteWords()
         self._wall = wall
         self._path = make_url(url).database or ":memory:"
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="timebell-sqlite")
+        self._thread: ThreadPoolExecutor | None = None
         self._connection: Connection | None = None
         self._lock: TextIO | None = None
 
     async def open(self) -> None:
         """As in Store."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="timebell-sqlite")
         await self._in_thread(self._connect)
 
     def _connect(self) -> None:
@@ -131,20 +135,20 @@ class SqliteStore:
             raise StoreUnreachable(
                 f"Cannot open {self._path}: there is no folder {folder}.", fix="Make it, or name another file."
             )
-        self._connection = engine_for(self.url).connect()
+        self._connection = engine_for(self.url, durable=self._durable).connect()
 
     async def close(self) -> None:
         """As in Store."""
-        await self._in_thread(self._disconnect)
-        self._thread.shutdown()
+        await self.unlock_engine()
+        if self._thread is not None:
+            await self._in_thread(self._disconnect)
+            self._thread.shutdown()
+            self._thread = None
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
@@ -153,8 +157,7 @@ class SqliteStore:
     hot = run
 
     def _transact(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-        if self._connection is None:
-            raise StoreError("This store is not open.", code="STORE_NOT_OPEN")
+        assert self._connection is not None
         steps = Steps(getattr(operation, "__name__", "operation"))
         with self._connection.begin():
             answer = operation(SqliteTransaction(self._connection, self.dialect, steps), *args, **kwargs)
@@ -162,9 +165,7 @@ class SqliteStore:
         steps.at("done")
         return answer
 
-    async def join(
-        self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
         return (await join_callers(connection, self.dialect, _begun(operation), args, kwargs))[0]
 
@@ -192,11 +193,19 @@ class SqliteStore:
         lock.flush()
         self._lock = lock
 
-    async def listen(self, poke: Callable[[], None]) -> bool:  # noqa: ARG002 - the protocol's
+    async def unlock_engine(self) -> None:
+        """As in Store."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    async def listen(self, poke: Callable[[], None]) -> bool:
         """As in Store: SQLite has no way to tell."""
         return False
 
     async def _in_thread(self, call: Callable[..., R], *args: Any) -> R:
+        if self._thread is None:
+            raise StoreError("This store is not open.", code="STORE_NOT_OPEN")
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, call, *args)
@@ -223,7 +232,7 @@ def translate(failed: Exception, path: str) -> Exception:
     if isinstance(cause, sqlite3.IntegrityError | sqlite3.ProgrammingError):
         return failed
     if "no such table" in str(cause):
-        from timebell.store.open import outdated  # noqa: PLC0415 - open.py imports this module
+        from timebell.store.open import outdated
 
         return outdated(path, None)
     return StoreUnreachable(f"SQLite cannot use {path}: {cause}.", fix="Check the file, its folder and the disk.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from timebell.model.job import Attempt, Ending, JobState, NewJob
@@ -22,8 +23,11 @@ _TYPES = {
     "String": "text", "Text": "text", "Integer": "int", "SmallInteger": "int", "BigInteger": "int",
     "Float": "real", "Boolean": "bool", "Instant": "instant", "Id": "id",
 }  # fmt: skip
-_NEW = [column for column in jobs.columns if column.name not in ("node_id", "started_at", "errors", "beat", "cancel_asked")]
+_NEW = [
+    column for column in jobs.columns if column.name not in ("node_id", "started_at", "errors", "beat", "cancel_asked")
+]
 _NEW_NAMES = [column.name for column in _NEW]
+_in_order = itemgetter(*_NEW_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,13 @@ def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
     to_db = tx.dialect.to_db
     return {
         "id": job.id, "tenant_id": job.tenant_id, "topic": job.topic, "schedule_id": job.schedule_id,
-        "revision": job.revision, "kind": job.kind.value, "scheduled_at": to_db(job.scheduled_at),
+        "revision": job.revision, "kind": job.kind, "scheduled_at": to_db(job.scheduled_at),
         "run_at": to_db(job.run_at), "timezone": job.timezone, "payload": job.payload,
         "metadata": job.metadata, "owner_id": job.owner_id, "key": job.key, "target": job.target,
         "queue": job.queue, "priority": job.priority, "retry": job.retry, "timeout": job.timeout,
         "expires_at": to_db(job.expires_at), "serial": job.serial, "state": "pending", "attempt": 0,
         "tries": 0, "created_at": to_db(job.created_at), "replaces": job.replaces,
-        "route": job.route, "hold": job.hold.value if job.hold else None,
+        "route": job.route, "hold": job.hold,
     }  # fmt: skip
 
 
@@ -67,16 +71,18 @@ def insert(tx: Transaction, new: Sequence[NewJob]) -> set[str]:
 
 def load(tx: Transaction, new: Iterable[NewJob]) -> None:
     """Write jobs that cannot collide, in bulk."""
-    records = ((record[name] for name in _NEW_NAMES) for record in (_record(job, tx) for job in new))
-    tx.load("timebell_jobs", _NEW_NAMES, [tuple(record) for record in records])
+    tx.load("timebell_jobs", _NEW_NAMES, (_in_order(_record(job, tx)) for job in new))
 
 
 _CLAIMABLE = "state = 'pending' AND hold IS NULL"
+# In two steps, as SQLite uses only the first column of a comparison of rows.
 _NEXT_LANE = (
-    "(SELECT {column} FROM timebell_jobs WHERE " + _CLAIMABLE + " AND (queue, priority) > (l.queue, l.priority)"
-    " ORDER BY queue, priority LIMIT 1)"
+    "COALESCE((SELECT {column} FROM timebell_jobs WHERE " + _CLAIMABLE + " AND queue = l.queue"
+    " AND priority > l.priority ORDER BY priority LIMIT 1), (SELECT {column} FROM timebell_jobs WHERE "
+    + _CLAIMABLE
+    + " AND queue > l.queue ORDER BY queue, priority LIMIT 1))"
 )
-# A loose index scan: two look-ups a lane, whatever the number of pending jobs.
+# A loose index scan: a few look-ups a lane, whatever the number of pending jobs.
 LANES = Statement(
     f"""
     WITH RECURSIVE lane(queue, priority) AS (
@@ -139,9 +145,7 @@ LOCK_QUEUE = Statement("SELECT concurrency, paused FROM timebell_queues WHERE na
 BUSY = Statement("SELECT count(*) AS busy FROM timebell_jobs WHERE state = 'running' AND queue = :queue")
 
 
-def claim_limited(
-    tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime
-) -> list[Attempt]:
+def claim_limited(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
     """As `claim`, never above the queue's concurrency over all nodes: the queue's row is locked meanwhile."""
     queue = tx.fetch(LOCK_QUEUE, queue=lane.queue)
     if queue and queue[0]["concurrency"] is not None:
@@ -158,6 +162,8 @@ _ENDING = {
 }  # fmt: skip
 _MOVED = [name for name in _CARRIED if name not in ("state", "errors", "tries")]
 _GUARD = "j.id = d.id AND j.attempt = d.attempt AND j.state = d.was"
+# Said once more in the form that pins look-ups by id: of a join alone the planner may make a scan of the table.
+_PINNED = "j.id $pick SELECT id FROM d $picked"
 # A cancel that was asked while it ran: only a success still counts as one.
 _STATE = "CASE WHEN j.cancel_asked AND d.state <> 'completed' THEN 'cancelled' ELSE d.state END"
 _VALUES = (
@@ -170,8 +176,8 @@ _INTO = (
     " error_code, result, cancel, replaced_by)"
 )
 END = Statement(
-    f"WITH $rows, gone AS (DELETE FROM timebell_jobs j USING d WHERE {_GUARD} RETURNING {_VALUES})"  # noqa: S608
-    f" {_INTO} SELECT * FROM gone RETURNING id, schedule_id",
+    f"WITH $rows, gone AS (DELETE FROM timebell_jobs j USING d WHERE {_GUARD} AND {_PINNED}"  # noqa: S608
+    f" RETURNING {_VALUES}) {_INTO} SELECT * FROM gone RETURNING id, schedule_id",
     **_ENDING,
 )
 COPY_ENDED = Statement(
@@ -179,20 +185,24 @@ COPY_ENDED = Statement(
     **_ENDING,
 )
 DELETE_ENDED = Statement(
-    "WITH $rows DELETE FROM timebell_jobs AS j WHERE EXISTS (SELECT 1 FROM d WHERE "  # noqa: S608
-    f"{_GUARD}) AND id IN (SELECT id FROM d) RETURNING id, schedule_id",
+    "WITH $rows DELETE FROM timebell_jobs WHERE id IN"  # noqa: S608
+    f" (SELECT j.id FROM d JOIN timebell_jobs j ON {_GUARD}) RETURNING id, schedule_id",
     **_ENDING,
 )
 
 
+_OPTIONAL = ("reason", "error", "code", "result", "errors", "cancel", "replaced_by")
+
+
 def _ending_row(tx: Transaction, ending: Ending) -> dict[str, Any]:
-    return {
-        "id": ending.id, "attempt": ending.attempt, "was": ending.was.value, "state": ending.state.value,
-        "at": tx.dialect.to_db(ending.at), "reason": ending.reason, "error": ending.error,
-        "code": ending.code, "result": ending.result, "errors": ending.errors,
-        "counts": int(ending.counts), "cancel": ending.cancel, "replaced_by": ending.replaced_by,
-        "run_at": tx.dialect.to_db(ending.run_at),
+    row = {
+        "id": ending.id, "attempt": ending.attempt, "was": ending.was, "state": ending.state,
+        "at": tx.dialect.to_db(ending.at), "counts": int(ending.counts), "run_at": tx.dialect.to_db(ending.run_at),
     }  # fmt: skip
+    for name in _OPTIONAL:  # most endings have none of these, and what is left out is NULL
+        if (value := getattr(ending, name)) is not None:
+            row[name] = value
+    return row
 
 
 def end(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
@@ -237,7 +247,8 @@ def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[
 
 RETRY = Statement(
     f"WITH $rows UPDATE timebell_jobs AS j SET state = 'pending', run_at = d.run_at, errors = d.errors,"  # noqa: S608
-    f" tries = j.tries + d.counts, node_id = NULL FROM d WHERE {_GUARD} AND NOT j.cancel_asked RETURNING $own_id",
+    f" tries = j.tries + d.counts, node_id = NULL FROM d WHERE {_GUARD} AND {_PINNED}"
+    " AND NOT j.cancel_asked RETURNING $own_id",
     **_ENDING,
     run_at="instant",
 )
@@ -249,8 +260,8 @@ def retry(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
 
 
 BEAT = Statement(
-    "WITH $rows UPDATE timebell_jobs AS j SET beat = j.beat + 1 FROM d WHERE j.id = d.id"
-    " AND j.attempt = d.attempt AND j.state = 'running' RETURNING $own_id",
+    "WITH $rows UPDATE timebell_jobs AS j SET beat = j.beat + 1 FROM d WHERE j.id = d.id AND j.attempt = d.attempt"  # noqa: S608
+    f" AND j.state = 'running' AND {_PINNED} RETURNING $own_id",
     id="id",
     attempt="int",
 )
@@ -303,14 +314,20 @@ def hold_unheard(tx: Transaction, heard: Routes, now: datetime) -> tuple[int, in
 
     Only the head of each lane is looked at: a job that nobody waits behind harms nobody.
     """
-    freed = len(tx.fetch(HEAR, **heard.params()))
+    freed = hear(tx, heard)
     held = 0
     for row in tx.fetch(LANES, **ANYONE.params()):
         at = {"queue": row["queue"], "priority": row["priority"], "now": tx.dialect.to_db(now)}
         held += len(tx.fetch(HOLD_UNHEARD, **at, **heard.params()))
+    return held, freed
+
+
+def hear(tx: Transaction, routes: Routes) -> int:
+    """Let go the unheard jobs that these routes take; how many."""
+    freed = len(tx.fetch(HEAR, **routes.params()))
     if freed:
         tx.notify()
-    return held, freed
+    return freed
 
 
 def _attempt(tx: Transaction, row: Row, now: datetime) -> Attempt:
@@ -343,4 +360,3 @@ def skip(tx: Transaction, skips: Sequence[tuple[NewJob, str, int, datetime]], at
         row = _record(job, tx) | {"state": JobState.SKIPPED.value, "finished_at": tx.dialect.to_db(at)}
         rows.append(row | {"reason": reason, "skipped_count": count, "skipped_to": tx.dialect.to_db(to)})
     tx.fetch(SKIP, rows)
-

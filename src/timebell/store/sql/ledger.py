@@ -229,9 +229,7 @@ def counts(tx: Transaction) -> dict[str, int]:
         "held": jobs.c.hold.is_not(None),
     }
     counted = {name: select(jobs.c.id).where(where).limit(COUNTED + 1).subquery() for name, where in which.items()}
-    return {
-        name: tx.execute(select(func.count()).select_from(rows)).scalar_one() for name, rows in counted.items()
-    }
+    return {name: tx.execute(select(func.count()).select_from(rows)).scalar_one() for name, rows in counted.items()}
 
 
 def prune(tx: Transaction, before: datetime, most: int) -> int:

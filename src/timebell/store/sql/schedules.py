@@ -160,8 +160,7 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
             planned = plan(schedule, now, schedule.id in live)
             made = [build(schedule, fire.at, fire.hold, now) for fire in planned.fires]
             left = [
-                (build(schedule, skip.at, None, now), skip.reason.value, skip.count, skip.to)
-                for skip in planned.skips
+                (build(schedule, skip.at, None, now), skip.reason.value, skip.count, skip.to) for skip in planned.skips
             ]
         except Exception as broken:  # one broken schedule must not stop the others
             advance["fault"] = _fault(schedule.id, broken)

@@ -1,0 +1,1 @@
+"""The figures of Timebell beside a peer's: `python -m benchmarks`; see README.md."""

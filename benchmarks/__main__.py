@@ -1,0 +1,146 @@
+"""`python -m benchmarks [W1,W2,...,next] [options]`: runs the workloads and prints them beside the peer's."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from benchmarks import machine, report
+from benchmarks.systems import PEERS, Server, System, TimebellOnPostgres, TimebellOnSqlite
+from benchmarks.workloads import SCALES, WORKLOADS, Sizes
+
+Cell = dict[str, Any]
+
+
+def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
+    everything = [*WORKLOADS, "next"]
+    parser.add_argument("workloads", nargs="?", default=everything, type=_some_of(everything), metavar="W1,W2,...")
+    parser.add_argument("--stores", default=["sqlite", "postgres"], type=_some_of(["sqlite", "postgres"]))
+    parser.add_argument("--processes", default=["1", "2"], type=_some_of(["1", "2"]), help="two only on PostgreSQL")
+    parser.add_argument("--peer", default="pgqueuer", choices=[*PEERS, "none"])
+    parser.add_argument("--scale", default="full", choices=[*SCALES])
+    parser.add_argument("--runs", default=1, type=int, help="of each; medians are shown")
+    parser.add_argument("--backlog", type=int, help="pending jobs in W4, for instance 10000000")
+    parser.add_argument("--json", metavar="FILE", help="also write every run there")
+    return parser.parse_args(given)
+
+
+def _some_of(known: Sequence[str]) -> Any:
+    def read(text: str) -> list[str]:
+        chosen = text.split(",")
+        if unknown := set(chosen) - set(known):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {','.join(known)}")
+        return [each for each in known if each in chosen]
+
+    return read
+
+
+def _planned(given: argparse.Namespace, server: Server | None) -> list[tuple[str, System, int]]:
+    """(workload, system, processes), the peer right after ours so that both see the same machine."""
+    counts = [int(each) for each in given.processes]
+    plan: list[tuple[str, System, int]] = []
+    for workload in (each for each in given.workloads if each in WORKLOADS):
+        if "sqlite" in given.stores and 1 in counts:
+            plan.append((workload, TimebellOnSqlite(), 1))
+        if server is not None:
+            systems: list[System] = [TimebellOnPostgres(server)]
+            if given.peer != "none":
+                systems.append(PEERS[given.peer](server))
+            plan += [(workload, system, count) for count in counts for system in systems]
+    return plan
+
+
+async def _measure(given: argparse.Namespace, sizes: Sizes, cells: list[Cell], server: Server | None) -> None:
+    """Fill `cells`; what is there when something stops it is worth showing."""
+    plan = _planned(given, server)
+    for run in range(given.runs):
+        for at, (workload, system, count) in enumerate(plan):
+            label = f"{workload} {system.name} on {system.store}, {count} process(es)"
+            _say(f"[{run * len(plan) + at + 1}/{given.runs * len(plan)}] {label}")
+            begin = time.monotonic()
+            try:
+                async with system:
+                    figures = await WORKLOADS[workload](system, count, sizes)
+            except Exception as failed:  # one that fails must not cost us the others
+                figures = {"error": f"{type(failed).__name__}: {failed}"[:200]}
+            _say(f"    {time.monotonic() - begin:.0f} s  {figures.get('error') or _brief(figures)}")
+            key = {"workload": workload, "system": system.name, "store": system.store, "processes": count}
+            cell = next((each for each in cells if key.items() <= each.items()), None)
+            if cell is None:
+                cells.append(cell := {**key, "runs": []})
+            cell["runs"].append(figures)
+            cell["median"] = report.medians(cell["runs"])
+
+
+def _brief(figures: dict[str, Any]) -> str:
+    names = ("jobs_s", "lag_p50_ms", "lag_p99_ms", "durable_s", "idle_server_cpu_s", "lost", "dup", "early")
+    return ", ".join(f"{name} {report.number(figures[name])}" for name in names if name in figures)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _show(given: argparse.Namespace, results: dict[str, Any]) -> None:
+    print(report.facts(results["machine"], results["postgres"]))
+    for workload in WORKLOADS:
+        if cells := [cell for cell in results["cells"] if cell["workload"] == workload]:
+            print(f"\n{report.workload_table(workload, cells)}")
+    if results["next"]:
+        print(f"\n{report.next_table(results['next'])}")
+    if given.json:
+        with open(given.json, "w") as file:
+            json.dump(results, file, indent=1)
+            file.write("\n")
+
+
+async def _main(given: argparse.Namespace) -> bool:
+    sizes = SCALES[given.scale]
+    if given.backlog is not None:
+        sizes = replace(sizes, backlog=given.backlog)
+    on_server = "postgres" in given.stores and any(each in WORKLOADS for each in given.workloads)
+    if on_server and given.peer != "none" and importlib.util.find_spec(given.peer) is None:
+        raise SystemExit(f"The peer is not installed: pip install {given.peer}, or say --peer none.")
+    results: dict[str, Any] = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "scale": asdict(sizes), "runs": given.runs,
+        "machine": machine.facts(), "postgres": {}, "cells": [], "next": [],
+    }  # fmt: skip
+    server = Server() if on_server else None
+    try:
+        if server is not None:
+            await server.start()
+            results["postgres"] = {"version": server.version, **server.settings}
+        await _measure(given, sizes, results["cells"], server)
+        if "next" in given.workloads:
+            from benchmarks import next_fire  # needs croniter and cronsim
+
+            _say("next-fire evaluations")
+            results["next"] = next_fire.measure()
+    except asyncio.CancelledError:
+        _say("stopped; what was measured so far:")
+        raise
+    finally:
+        if server is not None:
+            await server.close()
+        _show(given, results)
+    return all(_sound(cell["median"]) for cell in results["cells"])
+
+
+def _sound(figures: dict[str, Any]) -> bool:
+    """Whether every job ran once, in time to be measured."""
+    return not any(figures.get(name) for name in (*report.SUMMED, "created_late", "error"))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(0 if asyncio.run(_main(_arguments())) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,70 @@
+"""Timebell's side of the workloads, through its public API."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from benchmarks import child
+from timebell.app import Timebell
+from timebell.client.jobs import JobSpec
+from timebell.recurrence import Cron
+from timebell.store.open import upgrade
+from timebell.targets.handler import Arrived
+
+
+async def setup(url: str, _: dict[str, Any]) -> None:
+    """An empty database gets its tables."""
+    await upgrade(url)
+    child.tell(ready=True)
+
+
+async def create(url: str, spec: dict[str, Any]) -> None:
+    """One-shots, by schedule_many."""
+    app = Timebell(url, timezone="UTC")
+    await app.open()
+    now = spec["lead"] <= 0
+
+    async def write(batch: list[dict[str, Any]]) -> None:
+        await app.schedule_many(
+            JobSpec(
+                topic="bench",
+                run_at=None if now else datetime.fromtimestamp(each["due"] / 1000, UTC),
+                payload=each,
+            )
+            for each in batch
+        )
+
+    await child.create(spec, write)
+    await app.close()
+
+
+async def repeat(url: str, spec: dict[str, Any]) -> None:
+    """Schedules that fire at every minute."""
+    app = Timebell(url, timezone="UTC")
+    await app.open()
+    begin = time.perf_counter()
+    for number in range(spec["n"]):
+        await app.schedule_repeat("bench", Cron("* * * * *"), name=f"s{number}", payload=child.payload(number, 0))
+    child.tell(seconds=time.perf_counter() - begin, created=time.time())
+    await app.close()
+
+
+async def work(url: str, spec: dict[str, Any]) -> None:
+    """One node with one async handler that does nothing."""
+    app = Timebell(url, timezone="UTC")
+
+    @app.on("bench")
+    async def handle(event: Arrived) -> None:
+        child.mark(event.payload["i"], event.payload["due"] / 1000)
+
+    async with app.running():
+        await asyncio.sleep(1)  # past its first heartbeat
+        await child.working(spec["out"])
+    await app.close()
+
+
+if __name__ == "__main__":
+    child.main({"setup": setup, "create": create, "repeat": repeat, "work": work})

@@ -1,0 +1,85 @@
+"""Next-fire evaluations a second from random starts: ours beside croniter and cronsim.
+
+`compiled` asks one recurrence; `fresh` makes it anew from text each time, as croniter and cronsim must for a
+new start (with the caches that make that cheap for us).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from timebell.recurrence import parse_cron
+
+CASES = (
+    ("30 2 * * *", "America/New_York"),
+    ("*/5 * * * *", "Europe/Berlin"),
+    ("0 9-17 * * 1-5", "Europe/London"),
+    ("15 6 31 * *", "Australia/Sydney"),
+    ("0 0 29 2 *", "UTC"),
+    ("0 0 L * *", "Asia/Tokyo"),
+)
+LEAST = 0.2  # seconds a figure is measured for, at least
+
+
+def measure() -> list[dict[str, Any]]:
+    """Evaluations a second for each case; None where a library does not know the expression."""
+    chance = random.Random(1)
+    starts = [chance.randrange(1_750_000_000, 2_000_000_000) for _ in range(2000)]
+    rows = []
+    for expression, name in CASES:
+        place = ZoneInfo(name)
+        utc = [datetime.fromtimestamp(start, UTC) for start in starts]
+        local = [datetime.fromtimestamp(start, place) for start in starts]
+        rows.append(
+            {
+                "expression": expression,
+                "timezone": name,
+                "compiled": _rate(lambda e=expression, n=name: _compiled(e, n), utc),
+                "fresh": _rate(lambda e=expression, n=name: _fresh(e, n), utc),
+                "croniter": _rate(lambda e=expression: _croniter(e), local),
+                "cronsim": _rate(lambda e=expression: _cronsim(e), local),
+            }
+        )
+    return rows
+
+
+Evaluate = Callable[[datetime], Any]
+
+
+def _compiled(expression: str, name: str) -> Evaluate:
+    return parse_cron(expression).bind(name, created_at=datetime(2025, 1, 1, tzinfo=UTC)).next
+
+
+def _fresh(expression: str, name: str) -> Evaluate:
+    return lambda start: parse_cron(expression).bind(name, created_at=start).next(start)
+
+
+def _croniter(expression: str) -> Evaluate:
+    from croniter import croniter
+
+    return lambda start: croniter(expression, start).get_next(datetime)
+
+
+def _cronsim(expression: str) -> Evaluate:
+    from cronsim import CronSim
+
+    return lambda start: next(CronSim(expression, start))
+
+
+def _rate(make: Callable[[], Evaluate], starts: list[datetime]) -> float | None:
+    try:
+        evaluate = make()
+        evaluate(starts[0])
+    except Exception:  # not every library knows every expression
+        return None
+    count, begin = 0, time.perf_counter()
+    while (spent := time.perf_counter() - begin) < LEAST:
+        for start in starts[count % len(starts) :][:100]:
+            evaluate(start)
+        count += 100
+    return count / spent

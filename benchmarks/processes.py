@@ -1,0 +1,113 @@
+"""The measured processes, from outside: clients that create jobs, workers that run them."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+CLIENT_LIMIT, STOP_LIMIT = 600.0, 40.0  # seconds
+
+
+async def _start(module: str, command: str, url: str, spec: dict[str, Any]) -> Process:
+    arguments = ["-m", f"benchmarks.{module}", command, url, json.dumps(spec)]
+    # In a session of its own, so that Ctrl-C reaches us alone and we end it in good order.
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdin=PIPE, stdout=PIPE, start_new_session=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("TIMEBELL_")},
+    )  # fmt: skip
+
+
+async def call(module: str, command: str, url: str, **spec: Any) -> dict[str, Any]:
+    """Run a client to its end; what it told last. RuntimeError when it failed."""
+    process = await _start(module, command, url, spec)
+    try:
+        async with asyncio.timeout(CLIENT_LIMIT):
+            out, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode or not out:
+        raise RuntimeError(f"{module} {command} failed (exit {process.returncode})")
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return answer
+
+
+class Workers:
+    """Worker processes, started and ready within the block; `records` has what they saw after `stop`."""
+
+    def __init__(self, module: str, url: str, count: int, **spec: Any) -> None:
+        self._module, self._url, self._count, self._spec = module, url, count, spec
+        self._folder = tempfile.TemporaryDirectory(prefix="timebell-bench-")
+        self._processes: list[Process] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._seen: list[int] = []
+        self.records: list[tuple[int, float, float]] = []
+
+    async def __aenter__(self) -> Workers:
+        try:
+            ready = []
+            for number in range(self._count):
+                out = os.path.join(self._folder.name, str(number))
+                process = await _start(self._module, "work", self._url, {**self._spec, "out": out})
+                self._processes.append(process)
+                self._seen.append(0)
+                ready.append(asyncio.Event())
+                self._readers.append(asyncio.create_task(self._read(number, process, ready[number])))
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(each.wait() for each in ready))
+            if dead := [each.returncode for each in self._processes if each.returncode is not None]:
+                raise RuntimeError(f"a worker ended at its start (exit {dead[0]})")
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _read(self, number: int, process: Process, ready: asyncio.Event) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            with suppress(ValueError):  # a library that prints
+                told = json.loads(line)
+                self._seen[number] = told.get("count", self._seen[number])
+                ready.set()
+        await process.wait()
+        ready.set()
+
+    @property
+    def count(self) -> int:
+        """Starts so far."""
+        return sum(self._seen)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes."""
+        return [process.pid for process in self._processes]
+
+    async def stop(self) -> None:
+        """Let them end, and collect what they recorded."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        async with asyncio.timeout(STOP_LIMIT):
+            await asyncio.gather(*(process.wait() for process in self._processes))
+        for path in sorted(Path(self._folder.name).iterdir()):
+            flat = array.array("d", path.read_bytes())
+            self.records += [(int(flat[at]), *flat[at + 1 : at + 3]) for at in range(0, len(flat), 3)]
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGKILL)
+                await process.wait()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        self._folder.cleanup()

@@ -1,0 +1,131 @@
+"""Runs into medians, and medians into tables with the peer's ratio beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+# Per workload: (figure, heading, whether more is better), in the order shown.
+COLUMNS: dict[str, list[tuple[str, str, bool | None]]] = {
+    "W1": [("jobs_s", "jobs/s", True)],
+    "W2": [
+        ("jobs_s", "jobs/s", True), ("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False),
+        ("durable_s", "durable s", False),
+    ],
+    "W3": [("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False), ("lag_max_ms", "max ms", False)],
+    "W4": [
+        ("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False),
+        ("idle_server_cpu_s", "idle server CPU s", False), ("idle_worker_cpu_s", "idle worker CPU s", False),
+        ("worker_rss_mb", "worker MB", False),
+    ],
+    "W5": [("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False), ("create_s", "create s", None)],
+    "W6": [("jobs_s", "jobs/s", True), ("durable_s", "durable s", False), ("create_jobs_s", "created/s", True)],
+}  # fmt: skip
+TITLES = {
+    "W1": "create one-shots over 24 h",
+    "W2": "burst: all due at one instant",
+    "W3": "steady: due at random milliseconds",
+    "W4": "steady with a backlog, then idle",
+    "W5": "schedules due at one top of a minute",
+    "W6": "due now, to durable completion",
+}
+SUMMED = ("lost", "dup", "early", "not_completed")
+
+
+def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure over runs; of the counts of faults, the sum. An error of any run is kept."""
+    good = [run for run in runs if "error" not in run]
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for run in good for name in run):
+        values = [run[name] for run in good if run.get(name) is not None]
+        if name in SUMMED:
+            found[name] = sum(values)
+        elif values and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+            found[name] = median(values)
+        elif values:
+            found[name] = any(values) if isinstance(values[0], bool) else values[0]
+    errors = [run["error"] for run in runs if "error" in run]
+    return found | ({"error": errors[0]} if errors else {})
+
+
+def workload_table(workload: str, cells: Sequence[dict[str, Any]]) -> str:
+    """The cells of one workload, each {system, store, processes, median}, as text."""
+    columns = COLUMNS[workload]
+    heading = ["", "jobs", *(title for _, title, _ in columns), "lost/dup/early", "foreign cores"]
+    lines = [heading]
+    for cell in cells:
+        figures = cell["median"]
+        label = f"{cell['system']}, {cell['store']}, {cell['processes']} process{'es'[: 2 * (cell['processes'] > 1)]}"
+        if "jobs" not in figures:
+            lines.append([label, figures.get("error", "not run")])
+            continue
+        peer = _peer(cell, cells)
+        shown = [_with_ratio(figures.get(name), peer.get(name), more) for name, _, more in columns]
+        lines.append([label, number(figures["jobs"]), *shown, _faults(figures), number(figures["foreign_cores"])])
+    return f"{workload}  {TITLES[workload]}\n\n{table(lines)}"
+
+
+def _peer(cell: dict[str, Any], cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures to compare a cell with: the peer's with as many processes. The peer has none."""
+    same = (each for each in cells if each["system"] != "Timebell" and each["processes"] == cell["processes"])
+    found: dict[str, Any] = next((each["median"] for each in same), {}) if cell["system"] == "Timebell" else {}
+    return found
+
+
+def _with_ratio(ours: float | None, peers: float | None, more: bool | None) -> str:
+    """A figure, and how many times better it is than the peer's (above 1 is better, whichever way is up)."""
+    if not ours or not peers or more is None:
+        return number(ours)
+    return f"{number(ours)} ({number(ours / peers if more else peers / ours)}x)"
+
+
+def _faults(figures: dict[str, Any]) -> str:
+    if "lost" not in figures:
+        return "-"
+    text = "/".join(str(figures.get(name, 0)) for name in ("lost", "dup", "early"))
+    text += f", {figures['not_completed']} not completed" if figures.get("not_completed") else ""
+    return text + (", CREATED LATE" if figures.get("created_late") else "")
+
+
+def next_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Evaluations a second."""
+    lines = [["expression", "zone", "compiled", "fresh", "croniter", "cronsim", "x croniter", "x cronsim"]]
+    for row in rows:
+        ratios = [
+            f"{row['compiled'] / row[peer]:.1f}" if row["compiled"] and row[peer] else "-"
+            for peer in ("croniter", "cronsim")
+        ]
+        rates = [number(row[name]) for name in ("compiled", "fresh", "croniter", "cronsim")]
+        lines.append([row["expression"], row["timezone"], *rates, *ratios])
+    return f"next  evaluations a second\n\n{table(lines)}"
+
+
+def facts(machine: dict[str, Any], server: dict[str, str]) -> str:
+    """Two lines on where this was measured."""
+    versions = ", ".join(f"{name} {found}" for name, found in machine["packages"].items() if found)
+    postgres = f"; PostgreSQL {', '.join(f'{k} {v}' for k, v in server.items())}" if server else ""
+    return (
+        f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gb']} GB, Linux {machine['kernel']},"
+        f" fdatasync {machine['fdatasync_us']} us{postgres}\nPython {machine['python']}, {versions}"
+    )
+
+
+def table(lines: Sequence[Sequence[str]]) -> str:
+    """Columns aligned, the first to the left; a short line is one without figures."""
+    full = [line for line in lines if len(line) == len(lines[0])]
+    widths = [max(len(line[at]) for line in full) for at in range(len(lines[0]))]
+    widths[0] = max(len(line[0]) for line in lines)
+
+    def show(line: Sequence[str]) -> str:
+        cells = [text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=False)]
+        return "  ".join([line[0].ljust(widths[0]), *cells]).rstrip()
+
+    return "\n".join(map(show, lines))
+
+
+def number(value: float | None) -> str:
+    """With as many digits as are worth reading."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

@@ -1,0 +1,216 @@
+"""What is measured: Timebell on each store, and the peer; with its own fresh database for every run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from benchmarks import processes
+
+_UUID = (  # version 7, of some earlier time
+    "(lpad(to_hex(1760000000000 + i / 1000), 12, '0') || '7' || substr(md5(i::text), 1, 3)"
+    " || 'a' || substr(md5(i::text), 4, 15))::uuid"
+)
+_PAYLOAD = """'{"i":' || i || ',"pad":"%s"}'""" % ("x" * 76)
+_FAR = (
+    "INSERT INTO timebell_jobs (id, tenant_id, topic, kind, scheduled_at, run_at, timezone, payload, queue,"
+    " priority, serial, state, attempt, tries, created_at, route) SELECT {id}, 'default', 'bench', 'once',"
+    " {far}, {far}, 'UTC', {payload}, 'default', 0, {no}, 'pending', 0, 0, {now}, 'bench' FROM {numbers}"
+)
+
+
+class Server:
+    """The PostgreSQL server: BENCH_POSTGRES_URL, else one of our own. Only databases of our names."""
+
+    def __init__(self) -> None:
+        self._own: Any = None
+        self.pid: int | None = None
+        self.version = ""
+        self.settings: dict[str, str] = {}
+
+    async def start(self) -> None:
+        """Find or start it."""
+        url = os.environ.get("BENCH_POSTGRES_URL")
+        if url is None:
+            from tests.servers import Postgres
+
+            self._own = await asyncio.to_thread(Postgres)
+            url = self._own.url
+        self.url = url
+        connection = await asyncpg.connect(url)
+        self.version = await connection.fetchval("SHOW server_version")
+        for name in ("fsync", "synchronous_commit", "shared_buffers", "max_wal_size", "data_directory"):
+            with suppress(asyncpg.PostgresError):
+                self.settings[name] = await connection.fetchval(f"SHOW {name}")
+        await connection.close()
+        with suppress(OSError):  # another machine's, or not ours to read: then its CPU is unknown
+            pidfile = Path(self.settings.pop("data_directory", "")) / "postmaster.pid"
+            self.pid = int(pidfile.read_text().splitlines()[0])
+
+    async def close(self) -> None:
+        """Stop it, if we started it."""
+        if self._own is not None:
+            await asyncio.to_thread(self._own.close)
+
+    async def fresh(self, name: str) -> str:
+        """The URL of a new, empty database; one of that name goes."""
+        await self.drop(name)
+        await self._execute(f'CREATE DATABASE "{name}"', "CHECKPOINT")
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+
+    async def drop(self, name: str) -> None:
+        """Remove it."""
+        await self._execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    async def _execute(self, *statements: str) -> None:
+        connection = await asyncpg.connect(self.url)
+        try:
+            for statement in statements:
+                await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+class OnPostgres:
+    """A system whose jobs are rows in PostgreSQL; a block with it is one run in a fresh database."""
+
+    store = "postgres"
+    module: str
+    batch: int
+    table: str
+    waiting: str
+    backlog_sql: str
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.server_pid = server.pid
+        self._name = f"timebell_bench_{os.getpid()}"
+
+    async def __aenter__(self) -> OnPostgres:
+        self.url = await self.server.fresh(self._name)
+        await processes.call(self.module, "setup", self.url)
+        self._connection = await asyncpg.connect(self.url, statement_cache_size=10)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with suppress(Exception):
+            await self._connection.close()
+        await self.server.drop(self._name)
+
+    async def backlog(self, count: int) -> None:
+        """Load jobs that are due in a year, on the server's side."""
+        await self._connection.execute(self.backlog_sql, count, timeout=3600)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Have the chores behind us that a server would do in its own time."""
+        await self._connection.execute("VACUUM ANALYZE")
+        await self._connection.execute("CHECKPOINT")
+
+    async def pending(self) -> int:
+        """How many jobs there are."""
+        return int(await self._connection.fetchval(f"SELECT count(*) FROM {self.table}"))
+
+    async def unfinished(self) -> bool:
+        """Whether any job of the run is not durably done."""
+        return bool(await self._connection.fetchval(self.waiting))
+
+    async def done(self) -> int | None:
+        """How many jobs the store says were completed; None where it does not keep them."""
+        return None
+
+
+class TimebellOnPostgres(OnPostgres):
+    """Timebell."""
+
+    name = "Timebell"
+    module = "child_timebell"
+    batch = 5000
+    table = "timebell_jobs"
+    waiting = "SELECT EXISTS (SELECT 1 FROM timebell_jobs WHERE run_at < now() + interval '1 hour')"
+    backlog_sql = _FAR.format(
+        id=_UUID, far="now() + interval '1 year' + i * interval '1 ms'", payload=_PAYLOAD, no="false",
+        now="now()", numbers="generate_series(1, $1::int) i",
+    )  # fmt: skip
+
+    async def done(self) -> int | None:
+        """As above."""
+        found = await self._connection.fetchval("SELECT count(*) FROM timebell_finished WHERE state = 'completed'")
+        return int(found)
+
+
+class PgQueuer(OnPostgres):
+    """The peer on PostgreSQL."""
+
+    name = "PgQueuer"
+    module = "child_pgqueuer"
+    batch = 1000
+    table = "pgqueuer"
+    waiting = "SELECT EXISTS (SELECT 1 FROM pgqueuer WHERE execute_after < now() + interval '1 hour')"
+    backlog_sql = (
+        "INSERT INTO pgqueuer (priority, status, entrypoint, execute_after, payload) SELECT 0, 'queued', 'bench',"
+        f" now() + interval '1 year' + i * interval '1 ms', convert_to({_PAYLOAD}, 'UTF8')"
+        " FROM generate_series(1, $1::int) i"
+    )
+
+
+class TimebellOnSqlite:
+    """Timebell in one file."""
+
+    name = "Timebell"
+    store = "sqlite"
+    module = "child_timebell"
+    batch = 5000
+    server_pid = None
+
+    async def __aenter__(self) -> TimebellOnSqlite:
+        self._folder = tempfile.TemporaryDirectory(prefix="timebell-bench-")
+        path = f"{self._folder.name}/bench.db"
+        self.url = f"sqlite:///{path}"
+        await processes.call(self.module, "setup", self.url)
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._connection.close()
+        self._folder.cleanup()
+
+    async def backlog(self, count: int) -> None:
+        """As above."""
+        series = f"(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) SELECT i FROM n)"
+        now = "CAST(strftime('%s') AS INTEGER) * 1000000"
+        far = f"{now} + 31536000000000 + i * 1000"
+        ident = "printf('0199c851-0000-7000-a000-%012x', i)"
+        self._connection.execute(_FAR.format(id=ident, far=far, payload=_PAYLOAD, no="0", now=now, numbers=series))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """As above."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    async def pending(self) -> int:
+        """As above."""
+        return int(self._connection.execute("SELECT count(*) FROM timebell_jobs").fetchone()[0])
+
+    async def unfinished(self) -> bool:
+        """As above."""
+        soon = "(CAST(strftime('%s') AS INTEGER) + 3600) * 1000000"
+        found = self._connection.execute(f"SELECT EXISTS (SELECT 1 FROM timebell_jobs WHERE run_at < {soon})")
+        return bool(found.fetchone()[0])
+
+    async def done(self) -> int | None:
+        """As above."""
+        found = self._connection.execute("SELECT count(*) FROM timebell_finished WHERE state = 'completed'")
+        return int(found.fetchone()[0])
+
+
+System = TimebellOnPostgres | TimebellOnSqlite | PgQueuer
+PEERS = {"pgqueuer": PgQueuer}

@@ -1,0 +1,184 @@
+"""The six workloads, each a function of a system in its fresh database; what they measure is in README.md.
+
+Lag is the wall clock at the start of the handler minus the due instant, on one machine. Every job has a
+number, and every number is checked to have been seen once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import processes
+from benchmarks.machine import Meter, cpu, rss_mb
+from benchmarks.systems import System
+
+Figures = dict[str, Any]
+SLOWEST = 150  # jobs/s below which waiting for a run is given up
+SETTLE = 2.0  # seconds for the server to calm down before an idle stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of each workload."""
+
+    create: int = 100_000
+    burst: int = 20_000
+    steady: int = 6_000
+    span: float = 30.0
+    backlog: int = 1_000_000
+    idle: float = 20.0
+    schedules: int = 2_000
+    drain: int = 50_000
+
+
+SCALES = {
+    "full": Sizes(),
+    "small": Sizes(10_000, 4_000, 1_000, 5.0, 50_000, 5.0, 200, 10_000),
+}
+
+
+async def w1(system: System, workers: int, sizes: Sizes) -> Figures:
+    """Create one-shots spread over the 24 hours that begin in an hour; `workers` clients at once."""
+    each = sizes.create // workers
+    with Meter(system.server_pid) as meter:
+        told = await asyncio.gather(
+            *(_create(system, each, lead=3600, span=86_400, first=each * n) for n in range(workers))
+        )
+    seconds = max(one["seconds"] for one in told)
+    count = each * workers
+    return {"jobs": count, "jobs_s": count / seconds, "lost": count - await system.pending(), **meter.figures}
+
+
+async def w2(system: System, workers: int, sizes: Sizes) -> Figures:
+    """Jobs due at one instant: from that instant to the last start."""
+    return await _due(system, workers, sizes.burst, 0.0)
+
+
+async def w3(system: System, workers: int, sizes: Sizes) -> Figures:
+    """Jobs at random milliseconds over a time."""
+    return await _due(system, workers, sizes.steady, sizes.span)
+
+
+async def w4(system: System, workers: int, sizes: Sizes) -> Figures:
+    """W3 with a backlog of jobs due in a year; then what an idle stretch costs."""
+    begin = time.monotonic()
+    await system.backlog(sizes.backlog)
+    loaded = time.monotonic() - begin
+    figures = await _due(system, workers, sizes.steady, sizes.span, idle=sizes.idle)
+    return {"backlog": sizes.backlog, "load_s": loaded, **figures}
+
+
+async def w5(system: System, workers: int, sizes: Sizes) -> Figures:
+    """Schedules that all fire at the next top of a minute."""
+    count = sizes.schedules
+    need = 8 + count / 150  # seconds to start the workers and write the schedules
+    while 60 - time.time() % 60 < need:
+        await asyncio.sleep(0.2)
+    due = (time.time() // 60 + 1) * 60
+    own = 0 if system.module == "child_timebell" else count
+    with Meter(system.server_pid) as meter:
+        async with processes.Workers(system.module, system.url, workers, schedules=own) as running:
+            told = {"seconds": 0.0, "created": time.time()}
+            if not own:
+                told = await processes.call(system.module, "repeat", system.url, n=count)
+            await _started(running, count, due + 30)
+            await asyncio.sleep(0.5)  # a second start of one would come about now
+            await running.stop()
+    records = [(number, due, start) for number, _, start in running.records]
+    figures = _lags(records, count) | {"created_in": "code" if own else "store", "create_s": told["seconds"]}
+    return figures | {"created_late": told["created"] >= due, **meter.figures}
+
+
+async def w6(system: System, workers: int, sizes: Sizes) -> Figures:
+    """Jobs available now, created before the workers start: from the first start to durable completion."""
+    count = sizes.drain
+    created = await _create(system, count, lead=0, span=0)
+    with Meter(system.server_pid) as meter:
+        async with processes.Workers(system.module, system.url, workers) as running:
+            end = await _durable(system, running, count, time.time() + count / SLOWEST + 30)
+            await running.stop()
+    figures = await _checked(system, running, count)
+    begin = min((start for _, _, start in running.records), default=end)
+    figures = {name: figures[name] for name in figures if not name.startswith("lag")}
+    figures |= {"jobs_s": count / max(end - begin, 0.001), "create_jobs_s": count / created["seconds"]}
+    return figures | {"durable_s": end - begin, **meter.figures}
+
+
+async def _due(system: System, workers: int, count: int, span: float, idle: float | None = None) -> Figures:
+    """Jobs created by a client while the workers are idle, then due."""
+    async with processes.Workers(system.module, system.url, workers) as running:
+        lead = 3 + count / 3000
+        with Meter(system.server_pid) as meter:
+            told = await _create(system, count, lead=lead, span=span)
+            due = told["due"]
+            end = await _durable(system, running, count, due + span + count / SLOWEST + 30)
+        rest = {} if idle is None else await _idle(system, running, idle)
+        await running.stop()
+    figures = await _checked(system, running, count)
+    if not span:
+        last = max((start for _, _, start in running.records), default=end)
+        figures |= {"jobs_s": count / max(last - due, 0.001), "drain_s": last - due, "durable_s": end - due}
+    return figures | {"created_late": told["created"] >= due, **rest, **meter.figures}
+
+
+async def _create(system: System, count: int, **spec: Any) -> Figures:
+    told = await processes.call(
+        system.module, "create", system.url, **{"n": count, "first": 0, "batch": system.batch, **spec}
+    )
+    return told
+
+
+async def _started(running: processes.Workers, count: int, until: float) -> None:
+    while running.count < count and time.time() < until:
+        await asyncio.sleep(0.005)
+
+
+async def _durable(system: System, running: processes.Workers, count: int, until: float) -> float:
+    """When the store held no unfinished job of the run any more."""
+    await _started(running, count, until)
+    while await system.unfinished() and time.time() < until:
+        await asyncio.sleep(0.005)
+    return time.time()
+
+
+async def _idle(system: System, running: processes.Workers, seconds: float) -> Figures:
+    """What the server and the workers spend while nothing is due."""
+    await system.settle()
+    await asyncio.sleep(SETTLE)
+    before = (cpu(system.server_pid), sum(map(cpu, running.pids)))
+    await asyncio.sleep(seconds)
+    server, ours = (b - a for a, b in zip(before, (cpu(system.server_pid), sum(map(cpu, running.pids))), strict=True))
+    return {
+        "idle_s": seconds,
+        "idle_server_cpu_s": server if system.server_pid else None,
+        "idle_worker_cpu_s": ours,
+        "worker_rss_mb": sum(map(rss_mb, running.pids)),
+    }
+
+
+async def _checked(system: System, running: processes.Workers, count: int) -> Figures:
+    figures = _lags(running.records, count)
+    done = await system.done()
+    return figures if done is None else figures | {"not_completed": count - done}
+
+
+def _lags(records: list[tuple[int, float, float]], count: int) -> Figures:
+    seen = Counter(number for number, _, _ in records)
+    lags = sorted((start - due) * 1000 for _, due, start in records)
+    figures: Figures = {
+        "jobs": count,
+        "lost": sum(number not in seen for number in range(count)),
+        "dup": sum(times - 1 for times in seen.values()),
+        "early": sum(lag < 0 for lag in lags),
+    }
+    if lags:
+        for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0)):
+            figures[f"lag_{name}_ms"] = lags[min(len(lags) - 1, int(len(lags) * share))]
+    return figures
+
+
+WORKLOADS = {"W1": w1, "W2": w2, "W3": w3, "W4": w4, "W5": w5, "W6": w6}

@@ -1,0 +1,1 @@
+"""HTTP. So far: whether this process is well."""

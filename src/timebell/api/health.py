@@ -1,0 +1,92 @@
+"""`/livez`: the process answers. `/readyz`: it can do its work, or why not."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from sqlalchemy import text
+
+from timebell.api.problems import problem
+from timebell.app import Timebell
+from timebell.errors import SchemaOutdated, StoreError, StoreUnreachable
+from timebell.recurrence import tzdata_version
+from timebell.settings import package_version
+from timebell.store.open import HEAD, VERSION_TABLE, outdated
+from timebell.store.transaction import Transaction
+
+PATIENCE = 3.0  # seconds for the store to answer a probe
+
+
+class NotReady(Exception):
+    """Why this process cannot do its work now."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code, self.detail = code, detail
+
+
+def router(app: Timebell) -> APIRouter:
+    """The two probes of a process."""
+    routes = APIRouter()
+
+    @routes.get("/livez")
+    async def livez() -> Response:
+        return JSONResponse({"status": "alive"})
+
+    @routes.get("/readyz")
+    async def readyz(verbose: str | None = None) -> Response:
+        try:
+            database_time = await ready(app)
+        except NotReady as why:
+            return problem(503, why.code, why.detail, {"Retry-After": "1"})
+        return JSONResponse(_facts(app, database_time) if verbose is not None else {"status": "ready"})
+
+    return routes
+
+
+async def ready(app: Timebell) -> datetime:
+    """The database's time, if the store answers, its tables are right and the engine runs. Raises NotReady."""
+    service = app.service
+    if service is None:
+        raise NotReady("ENGINE_NOT_RUNNING", "The engine is starting or draining.")
+    try:
+        async with asyncio.timeout(PATIENCE):
+            found = await app.store.run(_schema_version)
+            if found != HEAD:
+                raise outdated(app.store.url, found)
+            reading = await app.store.reading()
+    except TimeoutError:
+        raise NotReady(StoreUnreachable.code, f"The database did not answer within {PATIENCE:g} s.") from None
+    except SchemaOutdated as old:
+        raise NotReady(old.code, str(old)) from old
+    except StoreError as failed:
+        raise NotReady(failed.code, "The database does not answer; the log of this process says why.") from failed
+    for name, failing in service.failing.items():
+        raise NotReady(failing.code, f"The {name} waits for the database.")
+    return reading
+
+
+def _schema_version(tx: Transaction) -> str | None:
+    found = tx.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
+    return None if found is None else str(found)
+
+
+def _facts(app: Timebell, database_time: datetime) -> dict[str, Any]:
+    service = app.service
+    counters = service.node.counters if service is not None else None
+    return {
+        "status": "ready",
+        "version": package_version(),
+        "node": app.settings.node_name,
+        "store": "postgresql" if app.store.many_nodes else "sqlite",
+        "schema": HEAD,
+        "tzdata": tzdata_version(),
+        "databaseTime": database_time.isoformat().replace("+00:00", "Z"),
+        "clockOffsetSeconds": round(app.clock.offset, 6),
+        "largestLagSeconds": round(counters.lag_max, 6) if counters is not None else None,
+        "listening": service.node.listening if service is not None else False,
+    }

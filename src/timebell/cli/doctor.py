@@ -1,0 +1,201 @@
+"""`timebell doctor`: is everything that Timebell stands on as it should be?"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from sqlalchemy import text
+
+from timebell import settings as configuration
+from timebell.cli.database import found_version, missing, shown
+from timebell.cli.output import FAILED, OK, emit, paint, show
+from timebell.clock import SystemClock, wall
+from timebell.dashboard.words import milliseconds
+from timebell.errors import StoreError, StoreInUse, TimebellError
+from timebell.recurrence import tzdata_version
+from timebell.settings import Settings
+from timebell.store.dialects.base import Store
+from timebell.store.open import HEAD, open_store
+from timebell.store.sql import nodes
+from timebell.store.transaction import Transaction
+
+WAL_BUG = ((3, 7, 0), (3, 51, 2))
+FAR = 0.5  # seconds of clock offset from which it is worth a look
+PATIENCE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding; `verdict` is ok, warn or fail."""
+
+    verdict: str
+    name: str
+    detail: str
+    fix: str = ""
+
+
+def examine(database: str | None, form: str | None) -> int:
+    """Check everything and print it; the exit code."""
+    chosen = configuration.load(database_url=database, output=form)
+    checks = asyncio.run(_all(chosen))
+    if chosen.output == "table":
+        for check in checks:
+            colour = {"ok": "green", "warn": "yellow", "fail": "red"}[check.verdict]
+            show(f"{paint(f'{check.verdict:<4}', colour, sys.stdout)}  {check.name:<10}  {check.detail}")
+            if check.fix:
+                show(f"{'':<18}{check.fix}")
+    else:
+        emit([asdict(check) for check in checks], chosen.output)
+    return FAILED if any(check.verdict == "fail" for check in checks) else OK
+
+
+async def _all(chosen: Settings) -> list[Check]:
+    checks = [check async for check in _database(chosen.database_url)]
+    return [*checks, Check("ok", "zone data", f"{tzdata_version()} (package tzdata)"), _port(chosen)]
+
+
+async def _database(url: str) -> AsyncIterator[Check]:
+    """Reachable, current, durable, in time, awake, free."""
+    if missing(url):
+        yield Check("warn", "database", f"{shown(url)} does not exist yet", "It is made by the first start.")
+        yield _sqlite_library()
+        return
+    try:
+        found = await found_version(url)
+        store = open_store(url, wall)
+        await store.open()
+    except TimebellError as failed:
+        yield Check("fail", "database", failed.message, failed.fix)
+        return
+    try:
+        async for check in _opened(store, found):
+            yield check
+    except StoreError as failed:
+        yield Check("fail", "database", failed.message, failed.fix)
+    finally:
+        await store.close()
+
+
+async def _opened(store: Store, found: str | None) -> AsyncIterator[Check]:
+    yield await _reached(store)
+    if found == HEAD:
+        yield Check("ok", "schema", f"current ({HEAD})")
+    else:
+        yield Check("fail", "schema", f"{found or 'no tables'}; needed {HEAD}", "Run: timebell db upgrade")
+    yield await _durable(store)
+    yield await _clock(store)
+    if store.many_nodes:
+        yield await _listen(store)
+    else:
+        yield _sqlite_library()
+    if found == HEAD:
+        yield await _engine(store)
+
+
+async def _reached(store: Store) -> Check:
+    clock = SystemClock()
+    version = await store.run(_server_version)
+    began = clock.monotonic()
+    await store.reading()
+    took = (clock.monotonic() - began) * 1000
+    return Check("ok", "database", f"{version}, {shown(store.url)}, answers in {took:.1f} ms")
+
+
+def _server_version(tx: Transaction) -> str:
+    if tx.dialect.name == "sqlite":
+        return f"SQLite {sqlite3.sqlite_version}"
+    return f"PostgreSQL {tx.execute(text('SHOW server_version')).scalar_one()}"
+
+
+async def _durable(store: Store) -> Check:
+    """Whether what was acknowledged survives a power cut."""
+    values = await store.run(_durability)
+    said = ", ".join(f"{name} {value}" for name, value in values.items())
+    lax = [name for name, value in values.items() if value == "off" or (name == "synchronous" and value != "2")]
+    if lax:
+        fix = f"With {' and '.join(lax)} like this, a crash can lose acknowledged jobs."
+        return Check("warn", "durability", said, fix)
+    return Check("ok", "durability", said)
+
+
+def _durability(tx: Transaction) -> dict[str, str]:
+    ask = "PRAGMA journal_mode; PRAGMA synchronous"
+    if tx.dialect.name != "sqlite":
+        ask = "SHOW fsync; SHOW synchronous_commit; SHOW full_page_writes"
+    return {each.split()[1]: str(tx.execute(text(each)).scalar_one()) for each in ask.split("; ")}
+
+
+async def _clock(store: Store) -> Check:
+    before = wall()
+    reading = await store.reading()
+    offset = reading - before - (wall() - before) / 2
+    detail = f"{milliseconds(offset)} from the database, which says {_z(reading)}"
+    if abs(offset.total_seconds()) < FAR:
+        return Check("ok", "clock", detail)
+    return Check("warn", "clock", detail, "Timebell follows the database's clock, so jobs are on its time. Check NTP.")
+
+
+async def _listen(store: Store) -> Check:
+    """Whether a NOTIFY arrives, which a pooler in transaction mode keeps from doing."""
+    heard = asyncio.Event()
+    if await store.listen(heard.set):
+        await store.run(_notify)
+        try:
+            await asyncio.wait_for(heard.wait(), PATIENCE)
+        except TimeoutError:
+            pass
+        else:
+            return Check("ok", "listen", "NOTIFY arrives")
+    return Check(
+        "warn", "listen", "NOTIFY does not arrive",
+        "Behind a pooler in transaction mode? Everything works, but new jobs are noticed up to 1 s later.",
+    )  # fmt: skip
+
+
+def _notify(tx: Transaction) -> None:
+    tx.execute(text("SELECT pg_notify('timebell', '')"))
+
+
+async def _engine(store: Store) -> Check:
+    """Who runs on this database."""
+    seen = await store.run(nodes.listed)
+    now = await store.reading()
+    names = ", ".join(f"{node.name} (seen {max(0.0, (now - node.seen_at).total_seconds()):.0f} s ago)" for node in seen)
+    if store.many_nodes:
+        return Check("ok", "nodes", names or "none runs")
+    try:
+        await store.lock_engine()
+    except StoreInUse as taken:
+        return Check("ok", "engine", f"{taken.message.split(';')[0]}")
+    return Check("ok", "engine", "none runs on this file; its lock is free")
+
+
+def _sqlite_library() -> Check:
+    version = sqlite3.sqlite_version
+    low, high = WAL_BUG
+    if low <= sqlite3.sqlite_version_info <= high:
+        return Check(
+            "ok", "sqlite", f"{version} has the WAL-reset bug (3.7.0 to 3.51.2), which needs two writing connections:"
+            " the engine uses one",
+        )  # fmt: skip
+    return Check("ok", "sqlite", f"{version}, without the WAL-reset bug")
+
+
+def _port(chosen: Settings) -> Check:
+    from timebell.api.server import bind
+
+    where = f"{chosen.http_host}:{chosen.http_port}"
+    try:
+        bind(chosen.http_host, chosen.http_port).close()
+    except TimebellError as failed:
+        return Check("warn", "port", failed.message, failed.fix)
+    return Check("ok", "port", f"{where} is free")
+
+
+def _z(instant: datetime) -> str:
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")

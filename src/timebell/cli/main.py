@@ -1,0 +1,194 @@
+"""`timebell`: what commands there are. Each one's work is imported when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+except ModuleNotFoundError:  # the library alone is installed
+    sys.exit('The command line needs more than the library: pip install "timebell[server]"')
+
+from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
+from timebell.errors import TimebellError
+
+HELP = """Things that must happen at a time: once, on time, in the right time zone.
+
+Data goes to stdout, talk to stderr. Exit codes: 0 fine, 1 failed, 2 usage, 3 not found, 4 refused, 5 conflict,
+6 unreachable, 7 differences found, 130 interrupted. Settings: flag, TIMEBELL_* variable, timebell.toml, default."""
+
+# No markup and no pretty tracebacks: both would make every start wait for a library.
+STYLE = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
+root = typer.Typer(name="timebell", help=HELP, pretty_exceptions_enable=False, **STYLE)  # type: ignore[arg-type]
+db = typer.Typer(help="The tables: bring them up to date, or look.", **STYLE)  # type: ignore[arg-type]
+imports = typer.Typer(help="Take over what other schedulers have.", **STYLE)  # type: ignore[arg-type]
+job = typer.Typer(help="Jobs.", **STYLE)  # type: ignore[arg-type]
+root.add_typer(db, name="db")
+root.add_typer(imports, name="import")
+root.add_typer(job, name="job")
+
+App = Annotated[str | None, typer.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.  [default: 8700]")]
+Database = Annotated[str | None, typer.Option(metavar="URL", help="sqlite:///file or postgresql://user@host/name.")]
+Output = Annotated[Format | None, typer.Option("--output", "-o", help="How to print.  [default: table]")]
+Zone = Annotated[str | None, typer.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")]
+
+
+@root.command()
+def dev(
+    app: App = None,
+    host: Host = None,
+    port: Port = None,
+    reload: Annotated[bool, typer.Option(help="Start anew when a file of the app changes.")] = True,
+) -> None:
+    """Run all in one process and show each fire.
+
+    Needs no configuration: data is in ./timebell.db, the status page on port 8700.
+    """
+    from timebell.cli import serve
+
+    serve.dev(app, host, port, reload=reload)
+
+
+@root.command()
+def run(
+    app: App = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Some of planner,worker,api,ui (default all). planner and worker go together so far;"
+            " api is /livez and /readyz, ui is the status page.",
+        ),
+    ] = None,
+    host: Host = None,
+    port: Port = None,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is due any more.")] = False,
+) -> None:
+    """Run a production process.
+
+    The tables must be current (timebell db upgrade). SIGTERM drains: what runs may finish, then it leaves.
+    """
+    from timebell.cli import serve
+
+    serve.run(app, roles, host, port, until_idle=until_idle)
+
+
+@root.command("next")
+def next_(
+    expression: Annotated[str | None, typer.Argument(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')] = None,
+    timezone: Zone = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=10_000, help="How many fires.")] = 5,
+    start: Annotated[str | None, typer.Option("--from", metavar="T", help="After this time.  [default: now]")] = None,
+    every: Annotated[
+        str | None, typer.Option(metavar="D", help="An interval instead: PT90M, P1D, R/<anchor>/P1D.")
+    ] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Answer JSON lines {kind, spec, tz, start, count}.")] = False,
+    output: Output = None,
+) -> None:
+    """Show what an expression means and when it fires.
+
+    With what daylight saving will do to it in the coming year. Needs no database and no server.
+    """
+    from timebell.cli import upcoming
+
+    if stdin:
+        upcoming.answer(sys.stdin)
+    else:
+        upcoming.explain(expression, every, timezone, count, start, output)
+
+
+@db.command("upgrade")
+def db_upgrade(
+    check: Annotated[bool, typer.Option("--check", help="Only look; exit 7 if an upgrade is needed.")] = False,
+    database: Database = None,
+) -> None:
+    """Bring the tables up to this version. Safe to repeat."""
+    from timebell.cli import database as tables
+
+    raise typer.Exit(tables.upgrade_tables(database, check=check))
+
+
+@db.command("status")
+def db_status(database: Database = None, output: Output = None) -> None:
+    """Show the version of the tables and the one this release needs."""
+    from timebell.cli import database as tables
+
+    raise typer.Exit(tables.show_status(database, output))
+
+
+@root.command()
+def doctor(database: Database = None, output: Output = None) -> None:
+    """Check database, clock, zone data and port."""
+    from timebell.cli import doctor as doctors
+
+    raise typer.Exit(doctors.examine(database, output))
+
+
+@imports.command("crontab")
+def import_crontab(
+    file: Annotated[Path | None, typer.Argument(help="A crontab, or - for stdin.  [default: crontab -l]")] = None,
+    timezone: Zone = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be made; write nothing.")] = False,
+    system: Annotated[
+        bool | None, typer.Option("--system/--user", help="With or without a user column.  [default: found out]")
+    ] = None,
+    database: Database = None,
+    output: Output = None,
+) -> None:
+    """Make a schedule of each entry of a crontab. Safe to repeat."""
+    from timebell.cli import crontab_import
+
+    raise typer.Exit(crontab_import.take(file, timezone, database, output, system=system, dry_run=dry_run))
+
+
+@job.command("import")
+def job_import(
+    file: Annotated[Path, typer.Argument(help="One job a line, with the fields of POST /jobs.")],
+    past: Annotated[str, typer.Option(metavar="refuse|skip|now", help="What becomes of jobs in the past.")] = "refuse",
+    timezone: Zone = None,
+    database: Database = None,
+    output: Output = None,
+) -> None:
+    """Make jobs from a file of JSON lines. Safe to repeat: nothing is made twice."""
+    from timebell.cli import job_import as importing
+
+    raise typer.Exit(importing.take(file, past, timezone, database, output))
+
+
+@root.command()
+def version(output: Output = None) -> None:
+    """Show versions: Timebell, Python, zone data, SQLite."""
+    import platform
+    import sqlite3
+
+    from timebell.recurrence import tzdata_version
+    from timebell.settings import load, package_version
+
+    facts = {
+        "timebell": package_version(), "python": platform.python_version(), "tzdata": tzdata_version(),
+        "sqlite": sqlite3.sqlite_version,
+    }  # fmt: skip
+    emit_one(facts, load(output=output).output)
+
+
+def main() -> None:
+    """The program: errors of users become two lines and an exit code."""
+    try:
+        root(prog_name="timebell")
+    except TimebellError as error:
+        complain(error)
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

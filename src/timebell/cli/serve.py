@@ -1,0 +1,183 @@
+"""`dev` and `run`: one process that plans, works and, if it has those roles, answers HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from timebell import settings as configuration
+from timebell.alarm import Alarm
+from timebell.api import health, server
+from timebell.app import Timebell
+from timebell.cli import demo
+from timebell.cli.fires import Shown
+from timebell.cli.loading import load_app, sources
+from timebell.cli.logs import configure
+from timebell.cli.output import say
+from timebell.clock import Clock
+from timebell.dashboard import status
+from timebell.dashboard.words import milliseconds
+from timebell.errors import InvalidInput
+from timebell.recurrence import tzdata_version
+
+log = logging.getLogger("timebell.run")
+
+LOOK = 0.05  # seconds between looks at whether the engine is up
+RELOAD = 0.5  # seconds between looks at the user's files
+
+
+def dev(given: str | None, host: str | None, port: int | None, *, reload: bool) -> None:
+    """Everything in one process, no configuration, each fire on stdout. Raises TimebellError."""
+    chosen = configuration.load(app=given, http_host=host, http_port=port)
+    configure(dataclasses.replace(chosen, log_format="text" if chosen.log_format == "auto" else chosen.log_format))
+    app = demo.app() if chosen.app is None else load_app(chosen.app)
+    app.settings = dataclasses.replace(
+        app.settings, database_auto_upgrade=True, http_host=chosen.http_host, http_port=chosen.http_port
+    )
+    app._add_targets()
+    app.targets.update({kind: Shown(target, app.clock) for kind, target in app.targets.items()})
+    if chosen.app is None:
+        say("No app given: a built-in demo fires. Run your own with: timebell dev path/to/app.py")
+    changed = _asyncio_run(_dev(app, sources(_file_of(chosen.app)) if reload and chosen.app else []))
+    if changed:
+        say(f"{changed} changed: starting anew.")
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very command again
+
+
+async def _dev(app: Timebell, files: list[Path]) -> Path | None:
+    """Run until a signal, or until a file changes (which it returns)."""
+    changed: list[Path] = []
+
+    def on_change(path: Path) -> None:
+        changed.append(path)
+        signal.raise_signal(signal.SIGTERM)
+
+    async with AsyncExitStack() as beside:
+        await beside.enter_async_context(_http(app, configuration.ROLES))
+        await beside.enter_async_context(_beside(_announce(app, say)))
+        await beside.enter_async_context(_beside(_watch(app.clock, files, on_change)))
+        await app.run()
+    say("Stopped.")
+    return changed[0] if changed else None
+
+
+def run(given: str | None, roles: str | None, host: str | None, port: int | None, *, until_idle: bool) -> None:
+    """A production process: the schema must be current, SIGTERM drains. Raises TimebellError."""
+    chosen = configuration.load(app=given, roles=roles, http_host=host, http_port=port)
+    configure(chosen)
+    parts = chosen.roles.split(",")
+    if not {"planner", "worker"} & set(parts):
+        raise InvalidInput(
+            "A process without planner and worker is not possible yet.", code="ROLES_UNSUPPORTED",
+            fix="Leave --roles out, or give planner,worker and, for its pages, api,ui.",
+        )  # fmt: skip
+    app = Timebell() if chosen.app is None else load_app(chosen.app)
+    app.settings = dataclasses.replace(app.settings, http_host=chosen.http_host, http_port=chosen.http_port)
+    _asyncio_run(_run(app, tuple(parts), until_idle))
+
+
+async def _run(app: Timebell, roles: tuple[str, ...], until_idle: bool) -> None:
+    async with _http(app, roles), _beside(_announce(app, log.info, page="ui" in roles)):
+        await app.run(until_idle=until_idle)
+    log.info("Stopped.")
+
+
+@asynccontextmanager
+async def _http(app: Timebell, roles: tuple[str, ...]) -> AsyncIterator[None]:
+    """Serve what the roles ask for, from before the engine starts until after it has drained."""
+    routers = [health.router(app)] if "api" in roles else []
+    routers += [status.router(app)] if "ui" in roles else []
+    if not routers:
+        yield
+        return
+    host, port = app.settings.http_host, app.settings.http_port
+    listening = server.bind(host, port)
+    async with server.serving(server.asgi(routers), listening):
+        yield
+
+
+@asynccontextmanager
+async def _beside(work: Any) -> AsyncIterator[None]:
+    """Run a coroutine while the block runs."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _announce(app: Timebell, tell: Callable[[str], None], *, page: bool = True) -> None:
+    """Tell where everything is, once the engine runs."""
+    began = app.clock.monotonic()
+    while app.service is None:
+        await _pause(app.clock, LOOK)
+    host, port = app.settings.http_host, app.settings.http_port
+    at = f"  page http://{f'[{host}]' if ':' in host else host}:{port}/" if page else ""
+    tell(f"Timebell {configuration.package_version()}{at}  data {app.store.url.split('@')[-1]}")
+    took, offset = app.clock.monotonic() - began, milliseconds(timedelta(seconds=app.clock.offset))
+    tell(f"Ready in {took:.1f} s. Clock offset {offset}, zone data {tzdata_version()}. Ctrl-C stops.")
+
+
+async def _pause(clock: Clock, seconds: float) -> None:
+    alarm = Alarm(clock)
+    try:
+        await alarm.wait(clock.now() + timedelta(seconds=seconds))
+    finally:
+        alarm.close()
+
+
+async def _watch(clock: Clock, files: list[Path], on_change: Callable[[Path], None]) -> None:
+    """Call back when one of these files is written and can be compiled."""
+    written = {path: _written(path) for path in files}
+    while written:
+        await _pause(clock, RELOAD)
+        for path, before in written.items():
+            now = _written(path)
+            if now in (before, None):
+                continue
+            written[path] = now
+            if _compiles(path):
+                on_change(path)
+                return
+
+
+def _written(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _compiles(path: Path) -> bool:
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError) as broken:
+        say(f"{path} is broken, so the old code goes on: {broken}")
+        return False
+    return True
+
+
+def _file_of(given: str) -> str:
+    """The file an app was loaded from."""
+    where = given.rpartition(":")[0] or given
+    if where.endswith(".py") or "/" in where:
+        return where
+    return str(getattr(sys.modules[where], "__file__", None) or where)
+
+
+def _asyncio_run(main: Any) -> Any:
+    """Run on uvloop where there is one."""
+    make: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with suppress(ImportError):  # not on every system
+        from uvloop import new_event_loop
+
+        make = new_event_loop
+    with asyncio.Runner(loop_factory=make) as runner:
+        return runner.run(main)

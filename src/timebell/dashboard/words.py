@@ -1,0 +1,39 @@
+"""Times as people read them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from timebell.errors import InvalidTimezone
+from timebell.recurrence import zone
+
+UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def relative(span: timedelta) -> str:
+    """A distance from now in one or two units: `in 5 h 3 min`, `12 s ago`, `now`."""
+    seconds = round(abs(span.total_seconds()))
+    parts: list[str] = []
+    for size, unit in UNITS:
+        if seconds >= size and len(parts) < 2:
+            parts.append(f"{seconds // size} {unit}")
+            seconds %= size
+        elif parts:
+            break
+    if not parts:
+        return "now"
+    return f"in {' '.join(parts)}" if span > timedelta(0) else f"{' '.join(parts)} ago"
+
+
+def local(instant: datetime, timezone: str) -> datetime:
+    """An instant in its zone; in UTC if the zone data here does not know that zone."""
+    try:
+        return zone(timezone).local(instant)
+    except InvalidTimezone:
+        return instant.astimezone(UTC)
+
+
+def milliseconds(span: timedelta) -> str:
+    """A lag: `0.8 ms`, `12 ms`, `3,012 ms`."""
+    value = span.total_seconds() * 1000
+    return f"{value:.1f} ms" if abs(value) < 10 else f"{value:,.0f} ms"

@@ -1,0 +1,1 @@
+"""One suite of behaviour, run on every store."""

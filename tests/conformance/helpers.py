@@ -1,0 +1,214 @@
+"""What the conformance tests share: a store at a chosen time, jobs to put in it, and short verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from timebell.engine.planner import job_of
+from timebell.ids import new_id
+from timebell.model.job import Attempt, Ending, Job, JobState, NewJob
+from timebell.model.policy import CatchUp, Overlap
+from timebell.model.routes import ANYONE, Routes
+from timebell.model.schedule import Action, Policies, Schedule
+from timebell.recurrence import Cron, Spec
+from timebell.store.dialects.base import Store
+from timebell.store.sql import jobs, ledger, schedules
+
+T0 = datetime(2027, 3, 1, 12, tzinfo=UTC)
+NODE, OTHER_NODE = new_id(T0), new_id(T0)
+SOON = T0  # no test listens, so nobody needs to be told
+PATIENCE = 60.0  # seconds after which a hanging test fails
+
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def after(**spans: float) -> datetime:
+    """T0 and a timedelta's arguments."""
+    return T0 + timedelta(**spans)
+
+
+def stored(test: Test) -> Callable[..., None]:
+    """An async test of (store, ...), run on an empty store of every kind."""
+
+    def run(store: Store, runner: asyncio.Runner, **fixtures: Any) -> None:
+        runner.run(asyncio.wait_for(test(store, **fixtures), PATIENCE))
+
+    functools.update_wrapper(run, test)
+    del run.__wrapped__  # type: ignore[attr-defined]
+    fixtures = [*inspect.signature(test).parameters, "runner"]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in fixtures]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def job(**fields: Any) -> NewJob:
+    """A job due at T0 on topic `t`, or as the fields say."""
+    due = fields.get("run_at", T0)
+    made: dict[str, Any] = {
+        "id": new_id(T0), "tenant_id": "default", "topic": "t", "scheduled_at": due, "run_at": due,
+        "timezone": "UTC", "created_at": T0,
+    }  # fmt: skip
+    made |= fields
+    return NewJob(**{"route": made["topic"], **made})
+
+
+async def create(store: Store, *new: NewJob, on_conflict: str = "error", bulk: bool = False) -> dict[str, str]:
+    """Write jobs; {id not written: id that stands for it}."""
+    return await store.run(ledger.create, new, on_conflict, SOON, bulk=bulk)
+
+
+async def one(store: Store, **fields: Any) -> str:
+    """Write one job; its id."""
+    new = job(**fields)
+    await create(store, new)
+    return new.id
+
+
+def lane(queue: str = "default", priority: int = 0) -> jobs.Lane:
+    """A lane to claim from."""
+    return jobs.Lane(queue, priority, None, None, limited=False)
+
+
+async def claim(
+    store: Store, at: datetime = T0, *, most: int = 100, routes: Routes = ANYONE, node: str = NODE, **where: Any
+) -> list[Attempt]:
+    """Start due jobs of the default lane, or of `queue` and `priority`."""
+    return await store.hot(jobs.claim, lane(**where), routes, node, most, at)
+
+
+async def started(store: Store, at: datetime = T0, **fields: Any) -> Attempt:
+    """A job that runs."""
+    id_ = await one(store, **fields)
+    where = {name: fields[name] for name in ("queue", "priority") if name in fields}
+    (attempt,) = [one for one in await claim(store, at, **where) if one.id == id_]
+    return attempt
+
+
+def ending(attempt: Attempt, state: JobState = JobState.COMPLETED, at: datetime = T0, **fields: Any) -> Ending:
+    """What an attempt came to."""
+    return Ending(attempt.id, attempt.number, state, at, **fields)
+
+
+def again(attempt: Attempt, run_at: datetime, **fields: Any) -> Ending:
+    """Back to pending."""
+    return ending(attempt, JobState.PENDING, run_at=run_at, **fields)
+
+
+async def end(store: Store, *endings: Ending) -> set[str]:
+    """Write final endings; the ids whose fence held."""
+    return await store.run(jobs.end, endings)
+
+
+async def get(store: Store, id_: str) -> Job:
+    """A job that is there."""
+    found = await store.run(ledger.find, None, id_)
+    assert found is not None
+    return found
+
+
+async def everything(store: Store) -> list[Job]:
+    """Every job, oldest first."""
+    found: list[Job] = []
+    cursor = None
+    while True:
+        page = await store.run(ledger.page, {}, (), 500, cursor)
+        found += page
+        if (cursor := page.next_cursor) is None:
+            return found[::-1]
+
+
+def schedule(spec: Spec | None = None, **fields: Any) -> Schedule:
+    """A schedule of topic `t` made at T0, each minute unless the spec says otherwise.
+
+    Other fields are those of Schedule, Policies and Action; `timezone` and recurrence bounds too.
+    """
+    bounds = {name: fields.pop(name) for name in ("start", "end", "max_runs") if name in fields}
+    recurrence = (spec or Cron("* * * * *")).bind(fields.pop("timezone", "UTC"), created_at=T0, **bounds)
+    policies = Policies(**{name: fields.pop(name) for name in Policies.__slots__ if name in fields})
+    action = Action(**{"topic": "t", **{name: fields.pop(name) for name in Action.__slots__ if name in fields}})
+    made: dict[str, Any] = {
+        "id": new_id(T0), "tenant_id": "default", "name": "s", "next_fire_at": recurrence.next(T0),
+        "created_at": T0, "updated_at": T0, **fields,
+    }  # fmt: skip
+    return Schedule(recurrence=recurrence, action=action, policies=policies, **made)
+
+
+async def put(store: Store, made: Schedule, at: datetime = T0, *, replace: bool = False) -> Schedule:
+    """Write a schedule."""
+    return await store.run(schedules.put, made, job_of, at, replace=replace)
+
+
+async def fire(store: Store, at: datetime, most: int = 500) -> schedules.Fired:
+    """One pass of a planner."""
+    return await store.run(schedules.fire, job_of, at, most)
+
+
+async def stored_schedule(store: Store, name: str = "s") -> Schedule:
+    """A schedule as it is now."""
+    found = await store.run(schedules.find, "default", name=name)
+    assert found is not None
+    return found
+
+
+async def execute(store: Store, statement: Any) -> Any:
+    """A Core statement, straight to the database: its rows."""
+
+    def run_statement(tx: Any) -> Any:
+        result = tx.execute(statement)
+        return result.all() if result.returns_rows else None
+
+    return await store.run(run_statement)
+
+
+def at_minutes(made: list[Job]) -> list[int]:
+    """Each job's nominal minute after T0."""
+    return [round((job.scheduled_at - T0) / timedelta(minutes=1)) for job in made]
+
+
+def minutes(first: int, last: int) -> Iterator[datetime]:
+    """Instants, a minute apart, both ends included."""
+    return (after(minutes=number) for number in range(first, last + 1))
+
+
+__all__ = [
+    "ANYONE",
+    "NODE",
+    "OTHER_NODE",
+    "SOON",
+    "T0",
+    "CatchUp",
+    "Cron",
+    "JobState",
+    "Overlap",
+    "Routes",
+    "Store",
+    "after",
+    "again",
+    "at_minutes",
+    "claim",
+    "create",
+    "end",
+    "ending",
+    "everything",
+    "execute",
+    "fire",
+    "get",
+    "job",
+    "job_of",
+    "jobs",
+    "lane",
+    "minutes",
+    "one",
+    "put",
+    "replace",
+    "schedule",
+    "started",
+    "stored",
+    "stored_schedule",
+]  # fmt: skip

@@ -1,0 +1,319 @@
+"""Claiming is starting: never early, oldest first, once, only what the routes can take and the queue allows."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from timebell.ids import new_id
+from timebell.model.job import Ending, Hold
+from timebell.store.sql import jobs, ledger, queues
+
+from .helpers import (
+    ANYONE,
+    NODE,
+    OTHER_NODE,
+    T0,
+    JobState,
+    Routes,
+    Store,
+    after,
+    again,
+    claim,
+    create,
+    end,
+    ending,
+    get,
+    job,
+    lane,
+    one,
+    started,
+    stored,
+)
+
+
+async def _lanes(store: Store, routes: Routes = ANYONE) -> list[tuple[str, int]]:
+    return [(found.queue, found.priority) for found in await store.hot(jobs.lanes, routes)]
+
+
+@stored
+async def test_nothing_is_claimed_before_its_instant_and_everything_at_it(store: Store) -> None:
+    id_ = await one(store, run_at=after(seconds=1))
+    assert await claim(store, after(seconds=1) - timedelta(microseconds=1)) == []
+    assert [attempt.id for attempt in await claim(store, after(seconds=1))] == [id_]
+
+
+@stored
+async def test_S0_F1_a_job_is_still_claimed_however_long_ago_it_was_due(store: Store) -> None:
+    id_ = await one(store)
+    assert [attempt.id for attempt in await claim(store, after(days=4000))] == [id_]
+
+
+@stored
+async def test_the_oldest_due_job_is_claimed_first(store: Store) -> None:
+    for seconds in (3, 1, 4, 1.5, 9, 2.6):
+        await one(store, run_at=after(seconds=seconds), owner_id="o")
+    claimed = await claim(store, after(minutes=1), most=3)
+    assert [a.scheduled_at for a in claimed] == [after(seconds=s) for s in (1, 1.5, 2.6)]
+    assert [a.scheduled_at for a in await claim(store, after(minutes=1))] == [after(seconds=s) for s in (3, 4, 9)]
+
+
+@stored
+async def test_no_more_than_asked_are_claimed(store: Store) -> None:
+    await create(store, *(job() for _ in range(10)))
+    assert [len(await claim(store, most=most)) for most in (4, 4, 4, 4)] == [4, 4, 2, 0]
+
+
+@stored
+async def test_a_claim_starts_the_job_and_raises_its_fence(store: Store) -> None:
+    attempt = await started(store, after(seconds=2))
+    seen = await get(store, attempt.id)
+    assert (seen.state, seen.attempt, seen.tries, seen.node_id) == (JobState.RUNNING, 1, 0, NODE)
+    assert seen.started_at == attempt.started_at == after(seconds=2)
+    assert attempt.number == 1
+    await store.hot(jobs.retry, [again(attempt, T0)])
+    (second,) = await claim(store)
+    assert second.number == 2
+
+
+@stored
+async def test_an_attempt_carries_the_whole_job(store: Store) -> None:
+    new = job(
+        topic="a.b", tenant_id="acme", payload='{"x":1}', metadata='{"m":2}', owner_id="o", retry='{"attempts":2}',
+        target='{"kind":"http","options":{}}', route="@http", timeout=2.5, expires_at=after(hours=1),
+        timezone="Asia/Seoul",
+    )  # fmt: skip
+    await create(store, new)
+    (attempt,) = await claim(store)
+    assert (attempt.id, attempt.tenant_id, attempt.topic, attempt.timezone) == (new.id, "acme", "a.b", "Asia/Seoul")
+    assert (attempt.payload, attempt.metadata, attempt.retry) == ('{"x":1}', '{"m":2}', '{"attempts":2}')
+    assert (attempt.target, attempt.timeout, attempt.expires_at) == (new.target, 2.5, after(hours=1))
+    assert (attempt.schedule_id, attempt.scheduled_at, attempt.errors, attempt.serial) == (None, T0, None, False)
+    assert attempt.occurrence_key == new.id
+
+
+@stored
+async def test_a_running_job_is_not_claimed_again(store: Store) -> None:
+    await started(store)
+    assert await claim(store, after(days=1)) == []
+
+
+@pytest.mark.parametrize("hold", list(Hold))
+@stored
+async def test_a_job_on_hold_stands_outside_of_claims_and_lanes(store: Store, hold: Hold) -> None:
+    await one(store, hold=hold)
+    assert await claim(store) == []
+    assert await _lanes(store) == []
+
+
+@stored
+async def test_a_claim_takes_only_its_own_lane(store: Store) -> None:
+    mail = await one(store, queue="mail", priority=2)
+    await one(store, queue="mail", priority=3)
+    await one(store, queue="post", priority=2)
+    assert [attempt.id for attempt in await claim(store, queue="mail", priority=2)] == [mail]
+
+
+# Lanes.
+
+
+@stored
+async def test_an_empty_store_has_no_lanes(store: Store) -> None:
+    assert await _lanes(store) == []
+
+
+@stored
+async def test_every_lane_is_listed_once_most_urgent_first(store: Store) -> None:
+    for queue, priority in [("b", 5), ("a", 5), ("c", -32_768), ("a", 32_767), ("b", 0), ("b", 0), ("default", 0)]:
+        await one(store, queue=queue, priority=priority, run_at=after(seconds=ord(queue[0])))
+    listed = await _lanes(store)
+    assert listed == [("c", -32_768), ("b", 0), ("default", 0), ("a", 5), ("b", 5), ("a", 32_767)]
+
+
+@stored
+async def test_a_lane_says_when_its_first_job_is_due(store: Store) -> None:
+    await one(store, run_at=after(hours=2))
+    await one(store, run_at=after(hours=1, microseconds=1))
+    (found,) = await store.hot(jobs.lanes, ANYONE)
+    assert (found.next_due, found.room, found.limited) == (after(hours=1, microseconds=1), None, False)
+
+
+@stored
+async def test_a_lane_looks_past_jobs_that_the_routes_cannot_take(store: Store) -> None:
+    await one(store, topic="deaf")
+    await one(store, topic="mine", run_at=after(hours=1))
+    (found,) = await store.hot(jobs.lanes, Routes(frozenset({"mine"})))
+    assert found.next_due == after(hours=1)
+    assert await _lanes(store, Routes(frozenset({"other"}))) == []
+
+
+@stored
+async def test_running_jobs_make_no_lane(store: Store) -> None:
+    await started(store)
+    assert await _lanes(store) == []
+
+
+# Routes.
+
+
+@pytest.mark.parametrize(
+    ("routes", "taken"),
+    [
+        (Routes(frozenset({"a.b"})), {"a.b"}),
+        (Routes(prefixes=frozenset({"a."})), {"a.b", "a.bc", "a.b.c", "a.B"}),
+        (Routes(prefixes=frozenset({"a_", "zz"})), {"a_b"}),
+        (Routes(everything=True), {"a.b", "a.bc", "a.b.c", "a.B", "a", "ab", "a_b", "a-b"}),
+        (Routes(frozenset({"@http"})), {"@http"}),
+        (Routes(frozenset({"@http"}), frozenset({"a."})), {"@http", "a.b", "a.bc", "a.b.c", "a.B"}),
+        (Routes(frozenset({"none"}), frozenset({"none."})), set()),
+        (Routes(), set()),
+        (ANYONE, {"a.b", "a.bc", "a.b.c", "a.B", "a", "ab", "a_b", "a-b", "@http", "@command"}),
+    ],
+)
+@stored
+async def test_only_what_the_routes_hear_is_claimed(store: Store, routes: Routes, taken: set[str]) -> None:
+    topics = ["a.b", "a.bc", "a.b.c", "a.B", "a", "ab", "a_b", "a-b", "@http", "@command"]
+    await create(store, *(job(topic=topic) for topic in topics))
+    claimed = await claim(store, routes=routes)
+    assert {attempt.topic for attempt in claimed} == taken == {topic for topic in topics if routes.hears(topic)}
+
+
+# Several claimers.
+
+
+@stored
+async def test_two_claimers_never_share_a_job(store: Store) -> None:
+    await create(store, *(job() for _ in range(300)), bulk=True)
+    nodes = [new_id(T0) for _ in range(6)]
+    batches = []
+    while len(batches) < 300:
+        found = await asyncio.gather(*(claim(store, most=17, node=node) for node in nodes))
+        batches += found
+        if not any(found):
+            break
+    claimed = [attempt.id for batch in batches for attempt in batch]
+    assert len(claimed) == len(set(claimed)) == 300
+
+
+@stored
+async def test_a_claim_and_a_cancel_at_the_same_time_have_one_winner(store: Store) -> None:
+    for _ in range(15):
+        id_ = await one(store)
+        answer, attempts = await asyncio.gather(store.run(ledger.cancel, None, id_, T0), claim(store))
+        assert answer is not None
+        state = (await get(store, id_)).state
+        if attempts:
+            assert (answer.outcome, state) == ("in_flight", JobState.RUNNING)
+        else:
+            assert (answer.outcome, state) == ("prevented", JobState.CANCELLED)
+
+
+# Queues with a limit or a pause.
+
+
+async def _claim_limited(store: Store, most: int = 100, node: str = NODE) -> list[str]:
+    taken = await store.run(jobs.claim_limited, lane("q"), ANYONE, node, most, T0)
+    return [attempt.id for attempt in taken]
+
+
+@stored
+async def test_a_queue_never_runs_more_than_its_concurrency_over_all_nodes(store: Store) -> None:
+    await store.run(queues.put, "q", 3)
+    await create(store, *(job(queue="q") for _ in range(9)))
+    first = await _claim_limited(store, node=NODE)
+    assert (len(first), await _claim_limited(store, node=OTHER_NODE)) == (3, [])
+    await end(store, Ending(first[0], 1, JobState.COMPLETED, T0))
+    assert len(await _claim_limited(store, node=OTHER_NODE)) == 1
+
+
+@stored
+async def test_a_queue_keeps_its_limit_when_many_claim_at_once(store: Store) -> None:
+    await store.run(queues.put, "q", 5)
+    await create(store, *(job(queue="q", priority=n % 2) for n in range(40)))
+    taken = await asyncio.gather(
+        *(
+            store.run(jobs.claim_limited, lane("q", n % 2), ANYONE, NODE if n < 4 else OTHER_NODE, 3, T0)
+            for n in range(8)
+        )
+    )
+    assert sum(map(len, taken)) == 5
+
+
+@stored
+async def test_a_limit_counts_every_priority_of_its_queue_and_no_other_queue(store: Store) -> None:
+    await store.run(queues.put, "q", 2)
+    await started(store, queue="q", priority=1)
+    await started(store, queue="other")
+    await create(store, *(job(queue="q") for _ in range(3)))
+    assert len(await _claim_limited(store)) == 1
+
+
+@stored
+async def test_lanes_tell_the_room_left_in_a_queue(store: Store) -> None:
+    await store.run(queues.put, "q", 2)
+    await started(store, queue="q")
+    await one(store, queue="q")
+    (found,) = await store.hot(jobs.lanes, ANYONE)
+    assert (found.room, found.limited) == (1, True)
+
+
+@stored
+async def test_a_limit_can_be_lowered_below_what_runs_and_lifted(store: Store) -> None:
+    await store.run(queues.put, "q", 3)
+    await create(store, *(job(queue="q") for _ in range(9)))
+    assert len(await _claim_limited(store)) == 3
+    await store.run(queues.put, "q", 1)
+    (found,) = await store.hot(jobs.lanes, ANYONE)
+    assert found.room == 0
+    assert await _claim_limited(store) == []
+    await store.run(queues.put, "q", None)
+    assert len(await _claim_limited(store)) == 6
+
+
+@stored
+async def test_a_retrying_job_leaves_its_place_in_the_queue(store: Store) -> None:
+    await store.run(queues.put, "q", 1)
+    attempt = await started(store, queue="q")
+    await store.hot(jobs.retry, [again(attempt, after(hours=1))])
+    other = await one(store, queue="q")
+    assert await _claim_limited(store) == [other]
+
+
+@stored
+async def test_a_paused_queue_has_no_lane_and_gives_nothing(store: Store) -> None:
+    await store.run(queues.put, "q", 5)
+    await one(store, queue="q")
+    await store.run(queues.pause, "q", "because")
+    assert await _lanes(store) == []
+    assert await _claim_limited(store) == []
+    await store.run(queues.resume, "q")
+    assert await _lanes(store) == [("q", 0)]
+    assert len(await _claim_limited(store)) == 1
+
+
+@stored
+async def test_a_queue_without_a_row_can_be_paused(store: Store) -> None:
+    await one(store, queue="q")
+    await one(store)
+    await store.run(queues.pause, "q", None)
+    assert await _lanes(store) == [("default", 0)]
+
+
+@stored
+async def test_what_runs_in_a_paused_queue_can_finish(store: Store) -> None:
+    attempt = await started(store, queue="q")
+    await store.run(queues.pause, "q", None)
+    assert await end(store, ending(attempt)) == {attempt.id}
+
+
+@stored
+async def test_a_pause_keeps_the_limit_and_a_limit_keeps_the_pause(store: Store) -> None:
+    await store.run(queues.put, "q", 1)
+    await store.run(queues.pause, "q", None)
+    await store.run(queues.put, "q", 2)
+    await create(store, job(queue="q"), job(queue="q"), job(queue="q"))
+    assert await _claim_limited(store) == []
+    await store.run(queues.resume, "q")
+    assert len(await _claim_limited(store)) == 2

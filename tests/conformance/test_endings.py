@@ -1,0 +1,326 @@
+"""What follows an attempt: endings, retries and beats, each guarded by the attempt's number."""
+
+from __future__ import annotations
+
+import pytest
+
+from timebell.model.job import Ending, Hold, Kind
+from timebell.model.payload import encode
+from timebell.store.sql import jobs, ledger
+
+from .helpers import (
+    NODE,
+    OTHER_NODE,
+    T0,
+    JobState,
+    Store,
+    after,
+    again,
+    at_minutes,
+    claim,
+    create,
+    end,
+    ending,
+    everything,
+    get,
+    job,
+    one,
+    schedule,
+    started,
+    stored,
+)
+
+FINAL = [JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED]
+
+
+async def _retry(store: Store, *endings: Ending) -> set[str]:
+    return await store.hot(jobs.retry, endings)
+
+
+@pytest.mark.parametrize("state", FINAL)
+@stored
+async def test_an_ending_moves_the_job_with_everything_it_carries(store: Store, state: JobState) -> None:
+    given = {
+        "payload": encode({"a": 0}), "metadata": encode({"m": 1}), "owner_id": "o", "key": "k", "queue": "q",
+        "priority": 2, "retry": encode({"attempts": 2}), "timeout": 1.5, "expires_at": after(days=1),
+        "target": encode({"kind": "http", "options": {}}), "tenant_id": "acme", "topic": "a.b",
+        "timezone": "Asia/Seoul",
+    }  # fmt: skip
+    attempt = await started(store, after(seconds=1), **given)
+    running = await get(store, attempt.id)
+    errors = encode([{"attempt": 1}])
+    assert await end(
+        store, ending(attempt, state, after(seconds=3), reason="why", error="e", code="C", result="[0]", errors=errors)
+    ) == {attempt.id}
+    seen = await get(store, attempt.id)
+    changed = {name for name in seen.__slots__ if getattr(seen, name) != getattr(running, name)}
+    assert changed == {"state", "tries", "finished_at", "reason", "error", "result", "attempts"}
+    assert (seen.state, seen.tries, seen.finished_at) == (state, 1, after(seconds=3))
+    assert (seen.reason, seen.error, seen.result, seen.attempts) == ("why", "e", [0], [{"attempt": 1}])
+    assert len(await everything(store)) == 1
+
+
+@stored
+async def test_an_ending_that_does_not_count_uses_up_no_try(store: Store) -> None:
+    attempt = await started(store)
+    await end(store, ending(attempt, JobState.SKIPPED, counts=False))
+    assert (await get(store, attempt.id)).tries == 0
+
+
+@pytest.mark.parametrize("result", ["null", "0", '""', "[]", "false"])
+@stored
+async def test_falsy_results_are_kept(store: Store, result: str) -> None:
+    attempt = await started(store)
+    await end(store, ending(attempt, result=result))
+    assert encode((await get(store, attempt.id)).result) == result
+
+
+@pytest.mark.parametrize("state", FINAL)
+@stored
+async def test_an_old_attempt_can_end_nothing(store: Store, state: JobState) -> None:
+    old = await started(store)
+    await _retry(store, again(old, T0))
+    (new,) = await claim(store, node=OTHER_NODE)
+    assert await end(store, ending(old, state)) == set()
+    assert (await get(store, old.id)).state is JobState.RUNNING
+    assert await end(store, ending(new)) == {new.id}
+
+
+@stored
+async def test_a_future_attempt_can_end_nothing(store: Store) -> None:
+    attempt = await started(store)
+    assert await end(store, Ending(attempt.id, 2, JobState.COMPLETED, T0)) == set()
+    assert (await get(store, attempt.id)).state is JobState.RUNNING
+
+
+@stored
+async def test_a_job_that_does_not_run_cannot_be_ended_as_one_that_does(store: Store) -> None:
+    id_ = await one(store)
+    assert await end(store, Ending(id_, 0, JobState.COMPLETED, T0)) == set()
+    assert await end(store, Ending(id_, 0, JobState.CANCELLED, T0, was=JobState.PENDING)) == {id_}
+
+
+@stored
+async def test_a_running_job_cannot_be_ended_as_a_pending_one(store: Store) -> None:
+    attempt = await started(store)
+    assert await end(store, ending(attempt, JobState.CANCELLED, was=JobState.PENDING)) == set()
+
+
+@stored
+async def test_a_second_ending_changes_nothing(store: Store) -> None:
+    attempt = await started(store)
+    assert await end(store, ending(attempt, result="1")) == {attempt.id}
+    assert await end(store, ending(attempt, JobState.FAILED)) == set()
+    assert ((await get(store, attempt.id)).state, len(await everything(store))) == (JobState.COMPLETED, 1)
+
+
+@stored
+async def test_a_batch_of_endings_takes_those_that_hold_and_leaves_the_rest(store: Store) -> None:
+    await create(store, *(job() for _ in range(6)))
+    attempts = await claim(store)
+    await _retry(store, again(attempts[0], after(days=1)))
+    states = [JobState.COMPLETED, *FINAL, JobState.COMPLETED]
+    batch = [ending(attempt, state) for attempt, state in zip(attempts, states, strict=True)]
+    assert await end(store, *batch) == {attempt.id for attempt in attempts[1:]}
+    assert [(await get(store, a.id)).state for a in attempts] == [JobState.PENDING, *FINAL, JobState.COMPLETED]
+
+
+@stored
+async def test_the_text_of_an_ending_comes_back_to_the_letter(store: Store) -> None:
+    text = "it's \"broken\" \\ 💥 :rows $1 %s {x}\n\t'"
+    attempt = await started(store)
+    await end(store, ending(attempt, JobState.FAILED, error=text, result=encode({text: text})))
+    seen = await get(store, attempt.id)
+    assert (seen.error, seen.result) == (text, {text: text})
+
+
+@stored
+async def test_a_long_reason_and_a_long_code_can_be_kept(store: Store) -> None:
+    attempt = await started(store)
+    reason = "the customer asked us to forget about the whole thing, twice"
+    await end(store, ending(attempt, JobState.CANCELLED, reason=reason))
+    assert (await get(store, attempt.id)).reason == reason
+
+
+# Retries.
+
+
+@stored
+async def test_a_retry_puts_the_job_back_at_its_time_with_a_try_used_up(store: Store) -> None:
+    attempt = await started(store)
+    errors = encode([{"attempt": 1, "error": "e"}])
+    assert await _retry(store, again(attempt, after(minutes=5), errors=errors)) == {attempt.id}
+    seen = await get(store, attempt.id)
+    assert (seen.state, seen.attempt, seen.tries, seen.node_id) == (JobState.PENDING, 1, 1, None)
+    assert (seen.run_at, seen.scheduled_at) == (after(minutes=5), T0)
+    assert seen.attempts == [{"attempt": 1, "error": "e"}]
+    assert await claim(store, after(minutes=4)) == []
+    (second,) = await claim(store, after(minutes=5))
+    assert (second.number, second.tries, second.errors) == (2, 1, errors)
+
+
+@stored
+async def test_a_retry_that_does_not_count_uses_up_no_try(store: Store) -> None:
+    attempt = await started(store)
+    await _retry(store, again(attempt, T0, counts=False))
+    seen = await get(store, attempt.id)
+    assert (seen.tries, seen.attempt) == (0, 1)
+
+
+@stored
+async def test_the_occurrence_key_is_the_same_for_every_attempt(store: Store) -> None:
+    first = await started(store)
+    await _retry(store, again(first, after(minutes=5)))
+    (second,) = await claim(store, after(minutes=5))
+    assert second.occurrence_key == first.occurrence_key
+
+
+@stored
+async def test_an_old_attempt_can_retry_nothing(store: Store) -> None:
+    old = await started(store)
+    await _retry(store, again(old, T0))
+    await claim(store, node=OTHER_NODE)
+    assert await _retry(store, again(old, T0)) == set()
+    assert (await get(store, old.id)).state is JobState.RUNNING
+
+
+@stored
+async def test_a_finished_job_cannot_be_retried(store: Store) -> None:
+    attempt = await started(store)
+    await end(store, ending(attempt, JobState.FAILED))
+    assert await _retry(store, again(attempt, T0)) == set()
+    assert await claim(store) == []
+
+
+# Beats and watching.
+
+
+@stored
+async def test_a_beat_renews_exactly_the_attempts_that_are_still_ours(store: Store) -> None:
+    await create(store, *(job() for _ in range(4)))
+    mine, taken, done, back = await claim(store)
+    await _retry(store, again(taken, T0), again(back, after(days=1)))
+    await claim(store, node=OTHER_NODE)
+    await end(store, ending(done))
+    batch = [(attempt.id, attempt.number) for attempt in (mine, taken, done, back)]
+    assert await store.hot(jobs.beat, batch) == {mine.id}
+    assert await store.hot(jobs.beat, batch) == {mine.id}
+    assert await store.hot(jobs.running) == {(mine.id, 1): 2, (taken.id, 2): 0}
+
+
+@stored
+async def test_beating_for_nothing_is_fine(store: Store) -> None:
+    assert await store.hot(jobs.beat, []) == set()
+
+
+@stored
+async def test_running_lists_every_running_attempt_and_nothing_else(store: Store) -> None:
+    attempt = await started(store)
+    await one(store)
+    await one(store, hold=Hold.UNHEARD)
+    await end(store, ending(await started(store, queue="q")))
+    assert await store.hot(jobs.running) == {(attempt.id, 1): 0}
+
+
+@stored
+async def test_abandoned_gives_the_attempts_whole_if_they_still_run(store: Store) -> None:
+    errors = encode([{"attempt": 1}])
+    first = await started(store, payload="[1]", owner_id="o", retry=encode({"attempts": 2}))
+    await _retry(store, again(first, T0, errors=errors))
+    (second,) = await claim(store)
+    done = await started(store, queue="q")
+    await end(store, ending(done))
+    keys = [(first.id, 1), (second.id, 2), (done.id, 1)]
+    (found,) = await store.run(jobs.abandoned, keys, after(minutes=1))
+    assert (found.id, found.number, found.tries, found.errors) == (second.id, 2, 1, errors)
+    assert (found.payload, found.retry) == ("[1]", encode({"attempts": 2}))
+
+
+# One at a time within a schedule.
+
+
+async def _chain(store: Store, count: int, **fields: object) -> list[str]:
+    """Jobs of one schedule, a minute apart, the first free and the others held behind it."""
+    made = schedule()
+    chained = [
+        job(
+            schedule_id=made.id, scheduled_at=after(minutes=n), run_at=after(minutes=n), kind=Kind.PLANNED,
+            serial=True, hold=Hold.OVERLAP if n else None, **fields,
+        )
+        for n in range(count)
+    ]  # fmt: skip
+    await create(store, *chained)
+    return [one.id for one in chained]
+
+
+async def _end_in_turn(store: Store, schedule_id: str | None, *endings: Ending) -> set[str]:
+    assert schedule_id is not None
+    return await store.run(jobs.end_in_turn, endings, [schedule_id])
+
+
+@stored
+async def test_the_next_in_turn_is_let_go_when_the_one_before_it_ends(store: Store) -> None:
+    await _chain(store, 3)
+    order = []
+    for _ in range(3):
+        (attempt,) = await claim(store, after(hours=1))
+        order.append(await get(store, attempt.id))
+        assert await claim(store, after(hours=1)) == []
+        assert await _end_in_turn(store, attempt.schedule_id, ending(attempt)) == {attempt.id}
+    assert at_minutes(order) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("state", FINAL)
+@stored
+async def test_the_chain_goes_on_however_the_job_before_ended(store: Store, state: JobState) -> None:
+    _, second = await _chain(store, 2)
+    (attempt,) = await claim(store, after(hours=1))
+    await _end_in_turn(store, attempt.schedule_id, ending(attempt, state))
+    assert [one.id for one in await claim(store, after(hours=1))] == [second]
+
+
+@stored
+async def test_an_old_attempt_lets_nobody_go(store: Store) -> None:
+    await _chain(store, 2)
+    (old,) = await claim(store, after(hours=1))
+    await _retry(store, again(old, T0))
+    (new,) = await claim(store, after(hours=1))
+    assert await _end_in_turn(store, old.schedule_id, ending(old)) == set()
+    assert await claim(store, after(hours=1)) == []
+    assert await _end_in_turn(store, new.schedule_id, ending(new)) == {new.id}
+
+
+@stored
+async def test_a_retry_keeps_its_turn(store: Store) -> None:
+    first, _ = await _chain(store, 2)
+    (attempt,) = await claim(store, after(hours=1))
+    await _retry(store, again(attempt, after(hours=2)))
+    assert await claim(store, after(hours=1)) == []
+    assert [one.id for one in await claim(store, after(hours=2))] == [first]
+
+
+@stored
+async def test_cancelling_the_first_of_a_chain_lets_the_next_go(store: Store) -> None:
+    first, second, _ = await _chain(store, 3)
+    await store.run(ledger.cancel, None, first, T0)
+    assert [one.id for one in await claim(store, after(hours=1))] == [second]
+
+
+@stored
+async def test_cancelling_one_that_waits_its_turn_takes_it_out_of_the_chain(store: Store) -> None:
+    first, second, third = await _chain(store, 3)
+    await store.run(ledger.cancel, None, second, T0)
+    (attempt,) = await claim(store, after(hours=1))
+    assert attempt.id == first
+    await _end_in_turn(store, attempt.schedule_id, ending(attempt))
+    assert [one.id for one in await claim(store, after(hours=1))] == [third]
+
+
+@stored
+async def test_two_schedules_do_not_wait_for_each_other(store: Store) -> None:
+    await _chain(store, 2)
+    await _chain(store, 2)
+    a, b = await claim(store, after(hours=1))
+    ended = await store.run(jobs.end_in_turn, [ending(a), ending(b)], [str(a.schedule_id), str(b.schedule_id)])
+    assert ended == {a.id, b.id}
+    assert len(await claim(store, after(hours=1), node=NODE)) == 2

@@ -1,0 +1,109 @@
+"""Nodes that announce themselves, and the leader's lease with its fence."""
+
+from __future__ import annotations
+
+import asyncio
+
+from timebell.ids import new_id
+from timebell.store.sql import nodes
+
+from .helpers import NODE, OTHER_NODE, T0, Routes, Store, after, replace, stored
+
+
+def node(id_: str = NODE, **fields: object) -> nodes.Node:
+    made = nodes.Node(id_, "alpha", "1.0", "2026c", Routes(frozenset({"a"}), frozenset({"b."})), 0, T0, T0)
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+async def take(store: Store, seen: nodes.Lease | None = None, by: str = NODE) -> nodes.Lease | None:
+    if seen is None:
+        seen = await store.run(nodes.lease)
+    return await store.run(nodes.take_lease, by, seen, T0)
+
+
+@stored
+async def test_a_node_is_listed_as_it_announced_itself(store: Store) -> None:
+    await store.run(nodes.announce, node())
+    assert await store.run(nodes.listed) == [node()]
+
+
+@stored
+async def test_announcing_again_renews_the_one_row(store: Store) -> None:
+    await store.run(nodes.announce, node())
+    renewed = node(beat=7, seen_at=after(seconds=5), routes=Routes(everything=True))
+    await store.run(nodes.announce, renewed)
+    await store.run(nodes.announce, node(OTHER_NODE))
+    assert await store.run(nodes.listed) == sorted([renewed, node(OTHER_NODE)], key=lambda one: one.id)
+
+
+@stored
+async def test_a_node_that_leaves_is_gone_and_leads_no_more(store: Store) -> None:
+    await store.run(nodes.announce, node())
+    await store.run(nodes.announce, node(OTHER_NODE))
+    lease = await take(store)
+    assert lease is not None
+    await store.run(nodes.forget, [NODE])
+    assert await store.run(nodes.listed) == [node(OTHER_NODE)]
+    assert not await store.run(nodes.leads, NODE, lease.fence)
+    assert (await store.run(nodes.lease)).holder is None
+
+
+@stored
+async def test_a_leaving_follower_takes_no_leadership_with_it(store: Store) -> None:
+    lease = await take(store)
+    assert lease is not None
+    await store.run(nodes.forget, [OTHER_NODE])
+    assert await store.run(nodes.leads, NODE, lease.fence)
+
+
+@stored
+async def test_the_first_takes_the_lease_and_the_fence_rises_with_every_change_of_hands(store: Store) -> None:
+    assert await store.run(nodes.lease) == nodes.Lease(None, 0, 0, None)
+    fences = []
+    for by in (NODE, OTHER_NODE, NODE, NODE):
+        taken = await take(store, by=by)
+        assert taken is not None
+        assert taken == await store.run(nodes.lease)
+        fences.append(taken.fence)
+    assert fences == [1, 2, 3, 4]
+
+
+@stored
+async def test_a_lease_that_changed_since_it_was_seen_cannot_be_taken(store: Store) -> None:
+    first = await take(store)
+    assert first is not None
+    seen = await store.run(nodes.lease)
+    assert await store.run(nodes.renew_lease, NODE, first.fence)
+    assert await take(store, seen, OTHER_NODE) is None
+    assert await take(store, nodes.Lease(None, 0, 0, None), OTHER_NODE) is None
+    assert (await store.run(nodes.lease)).holder == NODE
+
+
+@stored
+async def test_S1_F4_a_leader_that_lost_its_lease_can_neither_renew_nor_lead(store: Store) -> None:
+    old = await take(store)
+    assert old is not None
+    new = await take(store, by=OTHER_NODE)
+    assert new is not None
+    assert not await store.run(nodes.renew_lease, NODE, old.fence)
+    assert not await store.run(nodes.leads, NODE, old.fence)
+    assert not await store.run(nodes.renew_lease, NODE, new.fence)
+    assert await store.run(nodes.renew_lease, OTHER_NODE, new.fence)
+    assert await store.run(nodes.leads, OTHER_NODE, new.fence)
+
+
+@stored
+async def test_a_fence_of_an_earlier_reign_is_void_even_for_the_same_node(store: Store) -> None:
+    first, second = await take(store), await take(store)
+    assert first is not None
+    assert second is not None
+    assert not await store.run(nodes.leads, NODE, first.fence)
+    assert await store.run(nodes.leads, NODE, second.fence)
+
+
+@stored
+async def test_of_many_that_stand_at_once_one_leads(store: Store) -> None:
+    for _ in range(3):
+        seen = await store.run(nodes.lease)
+        taken = await asyncio.gather(*(take(store, seen, new_id(T0)) for _ in range(6)))
+        assert len([lease for lease in taken if lease is not None]) == 1

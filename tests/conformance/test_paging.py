@@ -1,0 +1,219 @@
+"""Listing: pages that end, never repeat and never lose, also while rows come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from timebell.ids import new_id
+from timebell.model.job import Hold, Job, JobState
+from timebell.store.sql import jobs, ledger
+from timebell.store.sql import schedules as verbs
+
+from .helpers import (
+    T0,
+    Cron,
+    Store,
+    after,
+    claim,
+    create,
+    end,
+    ending,
+    get,
+    job,
+    one,
+    put,
+    schedule,
+    started,
+    stored,
+)
+
+
+async def _walk(store: Store, limit: int, *, meanwhile: object = None, **equal: object) -> list[str]:
+    seen: list[str] = []
+    cursor = None
+    for _ in range(200):
+        page = await store.run(ledger.page, equal, (), limit, cursor)
+        assert len(page) <= limit
+        seen += [found.id for found in page]
+        if meanwhile is not None:
+            await meanwhile()  # type: ignore[operator]
+        if (cursor := page.next_cursor) is None:
+            return seen
+    raise AssertionError("the pages do not end")
+
+
+async def _some(store: Store, count: int) -> list[str]:
+    """Jobs in every state, oldest first."""
+    news = [job() for _ in range(count)]
+    await create(store, *news)
+    attempts = {attempt.id: attempt for attempt in await claim(store, most=count * 2 // 3)}
+    endings = [ending(attempts[new.id]) for new in news[::2] if new.id in attempts]
+    await end(store, *endings)
+    return [new.id for new in news]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 30, 31, 500])
+@stored
+async def test_pages_hold_every_job_once_newest_first(store: Store, limit: int) -> None:
+    ids = await _some(store, 30)
+    assert await _walk(store, limit) == ids[::-1]
+
+
+@stored
+async def test_an_empty_store_has_one_empty_page(store: Store) -> None:
+    page = await store.run(ledger.page, {}, (), 10, None)
+    assert (page.items, page.next_cursor) == ([], None)
+
+
+@stored
+async def test_a_full_last_page_says_that_it_is_the_last(store: Store) -> None:
+    await _some(store, 6)
+    page = await store.run(ledger.page, {}, (), 6, None)
+    assert (len(page), page.next_cursor) == (6, None)
+
+
+@stored
+async def test_the_walk_ends_and_repeats_nothing_while_jobs_are_made(store: Store) -> None:
+    ids = await _some(store, 30)
+
+    async def make() -> None:
+        await create(store, job(), job(), job())
+
+    walked = await _walk(store, 4, meanwhile=make)
+    assert walked == ids[::-1]
+
+
+@stored
+async def test_the_walk_loses_and_repeats_nothing_while_jobs_finish(store: Store) -> None:
+    news = [job() for _ in range(30)]
+    await create(store, *news)
+
+    async def finish() -> None:
+        await end(store, *(ending(attempt) for attempt in await claim(store, most=3)))
+
+    assert await _walk(store, 4, meanwhile=finish) == [new.id for new in news[::-1]]
+
+
+@stored
+async def test_filters_narrow_the_page_on_both_tables(store: Store) -> None:
+    wanted = [await one(store, owner_id="me", tenant_id="acme", topic="a", key=f"k{n}") for n in range(4)]
+    for fields in ({"owner_id": "you"}, {"tenant_id": "bolt"}, {"topic": "b"}):
+        await one(store, **{"owner_id": "me", "tenant_id": "acme", "topic": "a", **fields})
+    mine = [attempt for attempt in await claim(store) if attempt.id in wanted[:2]]
+    await end(store, *(ending(attempt) for attempt in mine))
+    assert await _walk(store, 3, owner_id="me", tenant_id="acme", topic="a") == wanted[::-1]
+    assert await _walk(store, 3, key="k2") == [wanted[2]]
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ((JobState.PENDING,), {"pending"}),
+        ((JobState.RUNNING,), {"running"}),
+        ((JobState.COMPLETED, JobState.FAILED), {"completed", "failed"}),
+        ((JobState.PENDING, JobState.COMPLETED), {"pending", "completed"}),
+        ((JobState.SKIPPED,), set()),
+    ],
+)
+@stored
+async def test_states_narrow_the_page(store: Store, states: tuple[JobState, ...], expected: set[str]) -> None:
+    await create(store, *(job() for _ in range(4)))
+    completed, failed, _ = await claim(store, most=3)
+    await end(store, ending(completed), ending(failed, JobState.FAILED))
+    page = await store.run(ledger.page, {}, states, 10, None)
+    assert {found.state for found in page} == expected
+
+
+@stored
+async def test_a_cursor_of_a_job_that_is_gone_still_leads_on(store: Store) -> None:
+    ids = await _some(store, 10)
+    page = await store.run(ledger.page, {}, (), 3, ids[5])
+    assert [found.id for found in page] == ids[2:5][::-1]
+    page = await store.run(ledger.page, {}, (), 3, new_id(T0))
+    assert [found.id for found in page] == ids[7:][::-1]
+
+
+@stored
+async def test_a_job_is_found_live_and_finished_and_only_in_its_tenant(store: Store) -> None:
+    attempt = await started(store, tenant_id="acme")
+    for tenant, is_there in ((None, True), ("acme", True), ("bolt", False)):
+        assert (await store.run(ledger.find, tenant, attempt.id) is not None) is is_there
+    await end(store, ending(attempt))
+    for tenant, is_there in ((None, True), ("acme", True), ("bolt", False)):
+        assert (await store.run(ledger.find, tenant, attempt.id) is not None) is is_there
+    assert await store.run(ledger.find, None, new_id(T0)) is None
+
+
+@stored
+async def test_the_latest_finished_come_first(store: Store) -> None:
+    await create(store, *(job() for _ in range(3)))
+    a, b, c = await claim(store)
+    await end(store, ending(a, at=after(seconds=2)), ending(b, at=after(seconds=3)), ending(c, at=after(seconds=1)))
+    assert [found.id for found in await store.run(ledger.latest, 2)] == [b.id, a.id]
+
+
+@stored
+async def test_what_runs_next_is_listed_soonest_first_over_all_lanes(store: Store) -> None:
+    for minute, queue in ((5, "a"), (1, "b"), (3, "a"), (2, "c"), (4, "b")):
+        await one(store, run_at=after(minutes=minute), queue=queue, priority=minute)
+    await one(store, hold=Hold.UNHEARD)
+    await started(store, queue="d")
+    listed: list[Job] = await store.run(ledger.next_pending, 4)
+    assert [found.run_at for found in listed] == [after(minutes=minute) for minute in (1, 2, 3, 4)]
+
+
+@stored
+async def test_live_jobs_are_counted_by_how_they_stand(store: Store) -> None:
+    assert await store.run(ledger.counts) == {"pending": 0, "running": 0, "held": 0}
+    await create(store, job(), job(), job(hold=Hold.UNHEARD), job(hold=Hold.OVERLAP), job(hold=Hold.UNHEARD))
+    await started(store, queue="q")
+    assert await store.run(ledger.counts) == {"pending": 2, "running": 1, "held": 3}
+
+
+@stored
+async def test_a_page_of_a_moment_in_which_a_job_finishes_shows_it_once(store: Store) -> None:
+    attempt = await started(store)
+    row = await get(store, attempt.id)
+
+    def page_while_it_moves(tx: object) -> list[Job]:
+        """As if the job finished between the look at the live ones and the look at the finished ones."""
+        looks = iter((None, row))
+
+        class Moving:
+            dialect = tx.dialect  # type: ignore[attr-defined]
+
+            def execute(self, statement: object, rows: object = None) -> object:
+                found = tx.execute(statement)  # type: ignore[attr-defined]
+                if next(looks) is None:
+                    return list(found)
+                jobs.end(tx, [ending(attempt)])  # type: ignore[arg-type]
+                return tx.execute(statement)  # type: ignore[attr-defined]
+
+        return ledger.page(Moving(), {}, (), 5, None).items  # type: ignore[arg-type]
+
+    (seen,) = await store.run(page_while_it_moves)
+    assert (seen.id, seen.state) == (row.id, JobState.COMPLETED)
+
+
+@stored
+async def test_schedules_are_paged_the_same_way(store: Store) -> None:
+    made = [(await put(store, schedule(name=f"s{n}", tenant_id=f"t{n % 2}"))).id for n in range(9)]
+    seen: list[str] = []
+    cursor = None
+    for _ in range(9):
+        page = await store.run(verbs.page, None, 2, cursor)
+        seen += [found.id for found in page]
+        await put(store, schedule(name=f"new{len(seen)}"))
+        if (cursor := page.next_cursor) is None:
+            break
+    assert seen == made[::-1]
+    page = await store.run(verbs.page, "t1", 50, None)
+    assert [found.id for found in page] == made[1::2][::-1]
+
+
+@stored
+async def test_upcoming_schedules_come_soonest_first_and_only_those_that_fire(store: Store) -> None:
+    await put(store, schedule(Cron("30 12 * * *"), name="b"))
+    await put(store, schedule(Cron("15 12 * * *"), name="a"))
+    await put(store, schedule(name="off", enabled=False))
+    assert [found.name for found in await store.run(verbs.upcoming, 5)] == ["a", "b"]

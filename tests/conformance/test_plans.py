@@ -1,0 +1,231 @@
+"""Invariant 12: what waits costs nothing. The hot statements are index look-ups however many jobs are pending."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import orjson
+import pytest
+
+from tests.servers import Postgres
+from timebell.model.routes import ANYONE, Routes
+from timebell.store.dialects.postgres import PostgresWords
+from timebell.store.dialects.sqlite import SqliteWords
+from timebell.store.open import upgrade
+from timebell.store.sql import jobs, schedules
+from timebell.store.statement import Statement
+from timebell.store.types import to_micros
+
+from .helpers import NODE, T0, after
+
+FEW, MANY = 200_000, 10_000_000
+DUE, RUNNING, SCHEDULES = 5_000, 500, 20_000
+BATCH = 100
+HEARD = Routes(frozenset({"topic.1", "topic.2", "@http"}), frozenset({"topic."}))
+
+# Numbers as hex give the ids: job n is 00000000-0000-7000-8000-<n>. The first RUNNING run, the next DUE are due.
+FILL = """
+INSERT INTO timebell_jobs (id, tenant_id, topic, kind, scheduled_at, run_at, timezone, payload, queue, priority,
+    serial, state, attempt, tries, created_at, route)
+SELECT {id}, 'default', 'topic.' || (n % 20), 'once', {at}, {at}, 'UTC', '{{"n": 1}}', 'queue' || (n % 3), n % 2,
+    {false}, CASE WHEN n < {running} THEN 'running' ELSE 'pending' END, CASE WHEN n < {running} THEN 1 ELSE 0 END,
+    0, {t0}, 'topic.' || (n % 20)
+FROM {series}
+"""
+FILL_SCHEDULES = """
+INSERT INTO timebell_schedules (id, tenant_id, name, recurrence, action, policies, next_fire_at, created_at, updated_at)
+SELECT {id}, 'default', 's' || n, '{{}}', '{{}}', '{{}}', {soon}, {t0}, {t0} FROM {series}
+"""
+
+
+def _id(number: int) -> str:
+    return f"00000000-0000-7000-8000-{number:012x}"
+
+
+def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[dict[str, Any]]]]:
+    """Each hot statement with parameters as the engine gives them."""
+    at = to_db(after(minutes=1))
+    running = [{"id": _id(n), "attempt": 1} for n in range(BATCH)]
+    end = {"was": "running", "state": "completed", "at": at, "counts": 1}
+    optional = dict.fromkeys(("reason", "error", "code", "result", "errors", "cancel", "replaced_by"))
+    retry = {**end, "state": "pending", "run_at": at}
+    lane = {"queue": "queue1", "priority": 1}
+    return {
+        "LANES": (jobs.LANES, HEARD.params(), []),
+        "CLAIM": (jobs.CLAIM, {**lane, **HEARD.params(), "node": NODE, "now": at, "most": BATCH}, []),
+        "DUE": (schedules.DUE, {"now": at, "most": BATCH}, []),
+        "NEXT": (schedules.NEXT, {}, []),
+        "BEAT": (jobs.BEAT, {}, running),
+        "RETRY": (jobs.RETRY, {}, [{**row, **optional, **retry} for row in running]),
+        "END": (jobs.END, {}, [{**row, **optional, **end} for row in running]),
+        "RUNNING": (jobs.RUNNING, {}, []),
+        "HOLD_UNHEARD": (jobs.HOLD_UNHEARD, {**lane, **ANYONE.params(), "now": at}, []),
+    }
+
+
+# PostgreSQL.
+
+POSTGRES = PostgresWords()
+MOST_BUFFERS = {"LANES": 600, "CLAIM": 4_000, "DUE": 500, "NEXT": 20, "BEAT": 3_000, "RETRY": 5_000, "END": 3_000,
+                "RUNNING": 700, "HOLD_UNHEARD": 3_000}  # fmt: skip
+
+
+async def _fill_postgres(connection: asyncpg.Connection[Any], rows: int) -> None:
+    t0 = "TIMESTAMPTZ '2026-01-01T00:00:00Z'"
+    words = {
+        "id": "('00000000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid",
+        "at": f"CASE WHEN n < {RUNNING + DUE} THEN {t0} + n * interval '1 second' ELSE"
+        f" TIMESTAMPTZ '{T0 + timedelta(days=1)}' + n * interval '1 second' END",
+        "soon": f"CASE WHEN n < 200 THEN {t0} ELSE TIMESTAMPTZ '{T0 + timedelta(days=1)}' + n * interval '1 s' END",
+        "false": "false", "t0": t0, "running": RUNNING,
+    }  # fmt: skip
+    await connection.execute(FILL.format(series=f"generate_series(0, {rows - 1}) AS n", **words), timeout=900)
+    await connection.execute(FILL_SCHEDULES.format(series=f"generate_series(0, {SCHEDULES - 1}) AS n", **words))
+    await connection.execute("VACUUM ANALYZE timebell_jobs", timeout=900)
+    await connection.execute("VACUUM ANALYZE timebell_schedules")
+
+
+@pytest.fixture(scope="module")
+def few_rows(postgres: Postgres) -> Iterator[str]:
+    yield from _filled(postgres, FEW)
+
+
+@pytest.fixture(scope="module")
+def many_rows(postgres: Postgres) -> Iterator[str]:
+    yield from _filled(postgres, MANY)
+
+
+def _filled(postgres: Postgres, rows: int) -> Iterator[str]:
+    url = postgres.create_database()
+
+    async def fill() -> None:
+        await upgrade(url)
+        connection = await asyncpg.connect(url)
+        try:
+            await _fill_postgres(connection, rows)
+        finally:
+            await connection.close()
+
+    asyncio.run(fill())
+    yield url
+    postgres.drop_database(url)
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for inner in plan.get("Plans", []):
+        yield from _nodes(inner)
+
+
+def _explain(url: str, name: str) -> dict[str, Any]:
+    """The plan of a statement that really runs, and is rolled back."""
+    statement, params, rows = _statements(POSTGRES.to_db)[name]
+    if statement.columns:
+        params = {**params, "rows": orjson.dumps(rows).decode()}
+    text, names = statement.numbered(POSTGRES)
+
+    async def run() -> dict[str, Any]:
+        connection = await asyncpg.connect(url)
+        try:
+            await connection.execute("SET plan_cache_mode = force_generic_plan")
+            transaction = connection.transaction()
+            await transaction.start()
+            explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}"
+            found = await connection.fetchval(explain, *[params[name] for name in names])
+            await transaction.rollback()
+            plan: dict[str, Any] = json.loads(found)[0]
+            return plan
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def _check(url: str, name: str) -> None:
+    explained = _explain(url, name)
+    plan = explained["Plan"]
+    ours = [node for node in _nodes(plan) if str(node.get("Relation Name", "")).startswith("timebell_")]
+    buffers = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    print(f"\n{name}: {buffers} buffers, {explained['Execution Time']:.2f} ms")
+    assert ours, "the plan touches no table"
+    for node in ours:
+        small = node["Relation Name"] == "timebell_queues"
+        assert small or node["Node Type"] != "Seq Scan", f"{name} reads all of {node['Relation Name']}"
+    sorts = [node for node in _nodes(plan) if node["Node Type"] == "Sort"]
+    most = DUE if name == "HOLD_UNHEARD" else BATCH  # what is due may be put in order, what waits may not
+    assert all(node["Actual Rows"] <= most for node in sorts), f"{name} sorts more than its batch"
+    assert buffers <= MOST_BUFFERS[name], f"{name} touched {buffers} buffers"
+
+
+@pytest.mark.parametrize("name", MOST_BUFFERS)
+def test_invariant_12_a_hot_statement_is_an_index_look_up(few_rows: str, name: str) -> None:
+    _check(few_rows, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MOST_BUFFERS)
+def test_invariant_12_a_hot_statement_is_an_index_look_up_at_ten_million_jobs(many_rows: str, name: str) -> None:
+    _check(many_rows, name)
+
+
+# SQLite.
+
+SQLITE = SqliteWords()
+MOST_STEPS = 60_000  # of SQLite's virtual machine; a look at each of 200,000 rows would take a million
+
+
+@pytest.fixture(scope="module")
+def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("plans") / "timebell.db"
+    asyncio.run(upgrade(f"sqlite:///{file}"))
+    words = {
+        "id": "printf('00000000-0000-7000-8000-%012x', n)",
+        "at": f"CASE WHEN n < {RUNNING + DUE} THEN n * 1000000 ELSE {to_micros(after(days=1))} + n * 1000000 END",
+        "soon": f"CASE WHEN n < 200 THEN 0 ELSE {to_micros(after(days=1))} + n * 1000000 END",
+        "false": "0", "t0": "0", "running": RUNNING,
+    }  # fmt: skip
+    series = "(WITH RECURSIVE s(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM s WHERE n < {} - 1) SELECT n FROM s)"
+    with sqlite3.connect(file) as driver:
+        driver.execute(FILL.format(series=series.format(FEW), **words))
+        driver.execute(FILL_SCHEDULES.format(series=series.format(SCHEDULES), **words))
+    driver.close()
+    return file
+
+
+@pytest.mark.parametrize("name", [name for name in MOST_BUFFERS if name != "END"] + ["COPY_ENDED", "DELETE_ENDED"])
+def test_invariant_12_a_hot_statement_is_an_index_look_up_on_sqlite(filled_file: Path, name: str) -> None:
+    statements = _statements(SQLITE.to_db)
+    _, params, rows = statements.get(name) or statements["END"]
+    statement: Statement = statements[name][0] if name in statements else getattr(jobs, name)
+    given = {key: orjson.dumps(value).decode() if isinstance(value, list) else value for key, value in params.items()}
+    given["rows"] = orjson.dumps(rows).decode()
+    text = statement.named(SQLITE)
+    driver = sqlite3.connect(filled_file, isolation_level=None)
+    try:
+        plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", given)]
+        for line in plan:
+            whole = line.startswith("SCAN timebell_") and " INDEX " not in line
+            assert not whole, f"{name} reads a whole table: {plan}"
+        assert not [line for line in plan if line == "USE TEMP B-TREE FOR ORDER BY"], f"{name} sorts: {plan}"
+        steps = 0
+
+        def step() -> None:
+            nonlocal steps
+            steps += 100
+
+        driver.execute("BEGIN")
+        driver.set_progress_handler(step, 100)
+        driver.execute(text, given).fetchall()
+        driver.set_progress_handler(None, 0)
+        driver.execute("ROLLBACK")
+        print(f"\n{name}: about {steps} steps")
+        assert steps <= MOST_STEPS, f"{name} took {steps} steps"
+    finally:
+        driver.close()

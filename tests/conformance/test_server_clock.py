@@ -1,0 +1,67 @@
+"""On a server a node's idea of the time can make it late, never early: the server's own clock must agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+from timebell.clock import wall
+from timebell.store.dialects.base import Store
+from timebell.store.open import open_store
+from timebell.store.sql import queues
+
+from .helpers import ANYONE, NODE, claim, create, everything, fire, job, jobs, lane, put, schedule
+
+HOUR = timedelta(hours=1)
+
+
+def _by_the_server(url: str, test: Callable[[Store, datetime], Awaitable[None]]) -> None:
+    async def body() -> None:
+        store = open_store(url, wall)
+        await store.open()
+        try:
+            await test(store, await store.reading())
+        finally:
+            await store.close()
+
+    asyncio.run(body())
+
+
+def test_S1_F1_a_node_an_hour_ahead_claims_nothing_early(postgres_url: str) -> None:
+    async def test(store: Store, now: datetime) -> None:
+        due, later = job(run_at=now), job(run_at=now + timedelta(minutes=5))
+        await create(store, due, later)
+        assert [attempt.id for attempt in await claim(store, now + HOUR)] == [due.id]
+        await store.run(queues.put, "default", 5)
+        assert await store.run(jobs.claim_limited, lane(), ANYONE, NODE, 5, now + HOUR) == []
+
+    _by_the_server(postgres_url, test)
+
+
+def test_a_node_an_hour_ahead_fires_no_schedule_early(postgres_url: str) -> None:
+    async def test(store: Store, now: datetime) -> None:
+        soon = now + timedelta(minutes=5)
+        await put(store, schedule(next_fire_at=soon))
+        fired = await fire(store, now + HOUR)
+        assert (fired.schedules, fired.next_fire_at, await everything(store)) == (0, soon, [])
+
+    _by_the_server(postgres_url, test)
+
+
+def test_a_node_an_hour_behind_is_late_and_not_wrong(postgres_url: str) -> None:
+    async def test(store: Store, now: datetime) -> None:
+        due = job(run_at=now)
+        await create(store, due)
+        assert await claim(store, now - HOUR) == []
+        assert [attempt.id for attempt in await claim(store, now)] == [due.id]
+
+    _by_the_server(postgres_url, test)
+
+
+def test_the_reading_is_the_clock_of_the_database(postgres_url: str) -> None:
+    async def test(store: Store, now: datetime) -> None:
+        assert now.utcoffset() == timedelta(0)
+        assert now <= await store.reading() <= now + timedelta(minutes=1)
+
+    _by_the_server(postgres_url, test)

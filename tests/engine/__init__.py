@@ -1,0 +1,1 @@
+"""The real engine: on virtual time over SQLite, and several nodes on PostgreSQL."""

@@ -1,0 +1,529 @@
+"""Recurring schedules, live: on time, once, across outages, edits, changes of the clocks, and stepping ones."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from timebell import Arrived, Cron, Dates, Every, Retry, Timebell
+from timebell.errors import Conflict
+
+from .world import QUIET, START, Log, World, after, engine, jobs, offset, outcomes, raises, virtual
+
+MINUTELY = Cron("* * * * *")
+QUEUED: dict[str, Any] = {"overlap": "allow"}
+
+
+def listening(world: World, log: Log | None = None) -> tuple[Timebell, Log]:
+    app, log = world.app(), log or Log()
+    app.on("t")(log)
+    return app, log
+
+
+def rows(*expected: tuple[float, str] | tuple[float, str, str]) -> list[tuple[float, str, str | None]]:
+    """(minute, state[, reason]) as `outcomes` gives it."""
+    return [(row[0] * 60, row[1], row[2] if len(row) == 3 else None) for row in expected]
+
+
+@virtual
+async def test_a_schedule_fires_at_each_of_its_instants_once(world: World) -> None:
+    app, log = listening(world)
+    made = await app.schedule_repeat("t", Cron("*/10 * * * * *"), name="s", payload={"n": 0})
+    async with engine(app):
+        await world.until(after(seconds=65))
+    assert log.fired == log.scheduled == [10, 20, 30, 40, 50, 60]
+    event = log.events[0]
+    assert (event.schedule_id, event.occurrence_key) == (made.id, f"{made.id}.20270301T120010Z")
+    assert (event.upcoming, event.payload) == ([after(seconds=n) for n in (20, 30, 40)], {"n": 0})
+
+
+@virtual
+async def test_an_interval_keeps_its_anchor_whatever_the_work_takes(world: World) -> None:
+    app, log = listening(world, Log(lambda _: asyncio.sleep(7)))
+    await app.schedule_repeat("t", Every("PT10S"))
+    async with engine(app):
+        await world.until(after(seconds=41))
+    assert log.fired == [10, 20, 30, 40]
+
+
+@virtual
+async def test_a_schedule_made_while_the_engine_runs_fires_at_its_first_instant(world: World) -> None:
+    app, log = listening(world)
+    async with engine(app, **QUIET):
+        await world.advance(seconds=15)
+        await app.schedule_repeat("t", Cron("20,40 * * * * *"))
+        await world.advance(seconds=30)
+    assert log.fired == [20, 40]
+
+
+@virtual
+async def test_a_list_of_dates_fires_at_each_and_then_never(world: World) -> None:
+    app, log = listening(world)
+    await app.schedule_repeat("t", Dates([after(seconds=5), after(minutes=3)]))
+    async with engine(app):
+        await world.advance(minutes=10)
+    assert log.fired == [5, 180]
+
+
+@virtual
+async def test_start_end_and_max_runs_bound_a_schedule(world: World) -> None:
+    app, log = listening(world)
+    await app.schedule_repeat("t", MINUTELY, start=after(minutes=3), end=after(minutes=6))
+    async with engine(app):
+        await world.advance(minutes=10)
+        await app.schedule_repeat("t", MINUTELY, max_runs=2)
+        await world.advance(minutes=10)
+    assert log.scheduled == [180, 240, 300, 660, 720]
+
+
+@virtual
+async def test_a_failing_occurrence_is_retried_with_its_own_key(world: World) -> None:
+    app, log = listening(world, Log(lambda event: raises(ValueError())(event) if event.attempt == 1 else "ok"))
+    await app.schedule_repeat("t", MINUTELY, retry=Retry(attempts=2, delay=5, jitter=0))
+    async with engine(app):
+        await world.until(after(seconds=130))
+    assert log.fired == [60, 65, 120, 125]
+    assert len({event.occurrence_key for event in log.events}) == 2
+
+
+@virtual
+async def test_an_occurrence_that_expires_is_skipped_and_later_ones_run(world: World) -> None:
+    app, log = listening(world)
+    await app.schedule_repeat("t", Cron("0 * * * *"), expires_after=600, catch_up="all", **QUEUED)
+    await world.until(after(hours=3, minutes=5))
+    async with engine(app):
+        await world.advance(seconds=5)
+    assert await outcomes(app) == rows((60, "skipped", "expired"), (120, "skipped", "expired"), (180, "completed"))
+    assert log.scheduled == [10_800]
+
+
+# Overlap.
+
+
+@virtual
+async def test_under_skip_an_occurrence_does_not_start_while_an_earlier_one_runs(world: World) -> None:
+    app, log = listening(world, Log(lambda _: asyncio.sleep(150)))
+    await app.schedule_repeat("t", MINUTELY)
+    async with engine(app):
+        await world.until(after(minutes=6, seconds=30))
+    assert log.scheduled == [60, 240]
+    assert (await outcomes(app))[:5] == rows(
+        (1, "completed"),
+        (2, "skipped", "overlap"),
+        (3, "skipped", "overlap"),
+        (4, "completed"),
+        (5, "skipped", "overlap"),
+    )
+
+
+@virtual
+async def test_under_skip_a_waiting_retry_counts_as_live(world: World) -> None:
+    app, log = listening(world, Log(lambda event: raises(ValueError())(event) if event.attempt == 1 else None))
+    await app.schedule_repeat("t", MINUTELY, retry=Retry(attempts=2, backoff="fixed", delay=90, jitter=0))
+    async with engine(app):
+        await world.until(after(minutes=3, seconds=30))
+    assert [state for _, state, _ in await outcomes(app)][:2] == ["completed", "skipped"]
+    assert log.fired == [60, 150, 180]
+
+
+@virtual
+async def test_under_allow_occurrences_run_side_by_side(world: World) -> None:
+    app, log = listening(world, Log(lambda _: asyncio.sleep(150)))
+    await app.schedule_repeat("t", MINUTELY, **QUEUED)
+    async with engine(app):
+        await world.until(after(minutes=3, seconds=1))
+    assert log.fired == [60, 120, 180]
+
+
+# Outages. Six hourly occurrences fall into each; the engine comes back 30 minutes after the last.
+
+HOURLY = Cron("0 * * * *")
+BACK = after(hours=6, minutes=30)
+
+
+async def _after_outage(
+    world: World, spec: Any = HOURLY, back: datetime = BACK, **policies: Any
+) -> tuple[Timebell, Log]:
+    client = world.app()
+    await client.schedule_repeat("t", spec, name="s", **policies)
+    await world.until(back)
+    app, log = listening(world)
+    async with engine(app):
+        await world.advance(seconds=30)
+    return app, log
+
+
+@virtual
+async def test_S1_F5_after_an_outage_the_latest_fires_and_every_other_has_a_row(world: World) -> None:
+    app, log = await _after_outage(world)
+    assert log.scheduled == [6 * 3600]
+    assert log.events[0].late_by >= timedelta(minutes=30)
+    assert await outcomes(app) == rows(*[(60 * n, "skipped", "coalesced") for n in range(1, 6)], (360, "completed"))
+
+
+@virtual
+async def test_catch_up_all_runs_every_missed_occurrence_in_order(world: World) -> None:
+    app, log = await _after_outage(world, catch_up="all")
+    assert log.scheduled == [3600.0 * n for n in range(1, 7)]
+    assert {state for _, state, _ in await outcomes(app)} == {"completed"}
+
+
+@virtual
+async def test_catch_up_skip_runs_none_and_records_all(world: World) -> None:
+    app, log = await _after_outage(world, catch_up="skip")
+    assert log.events == []
+    assert await outcomes(app) == rows(*[(60 * n, "skipped", "missed") for n in range(1, 7)])
+
+
+@pytest.mark.parametrize(
+    ("policy", "completed"), [("latest", [6]), ("all", [5, 6]), ("skip", [])], ids=["latest", "all", "skip"]
+)
+@virtual
+async def test_what_is_older_than_the_window_is_missed_for_good(
+    world: World, policy: str, completed: list[int]
+) -> None:
+    app, log = await _after_outage(world, catch_up=policy, catch_up_window=timedelta(minutes=95))
+    assert [at / 3600 for at in log.scheduled] == completed
+    reasons = {at / 3600: reason for at, state, reason in await outcomes(app) if state == "skipped"}
+    assert reasons == {
+        n: "coalesced" if (policy, n) == ("latest", 5) else "missed" for n in range(1, 7) if n not in completed
+    }
+
+
+@virtual
+async def test_nothing_within_the_window_means_nothing_fires(world: World) -> None:
+    app, log = await _after_outage(world, catch_up="latest", catch_up_window=600)
+    assert log.events == []
+    assert {reason for _, _, reason in await outcomes(app)} == {"missed"}
+
+
+@virtual
+async def test_catch_up_all_is_limited_to_the_newest_and_the_rest_is_recorded(world: World) -> None:
+    app, log = await _after_outage(world, catch_up="all", catch_up_limit=2)
+    assert log.scheduled == [5 * 3600, 6 * 3600]
+    assert await outcomes(app) == rows(
+        *[(60 * n, "skipped", "missed") for n in range(1, 5)], (300, "completed"), (360, "completed")
+    )
+
+
+@virtual
+async def test_a_large_backlog_becomes_a_hundred_jobs_and_one_range_row(world: World) -> None:
+    app, log = await _after_outage(world, MINUTELY, catch_up="all", **QUEUED)
+    assert log.scheduled == [60.0 * n for n in range(289, 391)]  # the newest hundred missed, and two that are not
+    (row,) = await jobs(app, status="skipped")
+    assert (offset(row.scheduled_at), row.skipped_to, row.skipped_count) == (60, after(minutes=288), 288)
+
+
+@virtual
+async def test_a_backlog_older_than_the_window_is_a_range_row(world: World) -> None:
+    app, log = await _after_outage(world, MINUTELY, back=after(hours=30, seconds=30), catch_up_window=3600)
+    assert log.scheduled == [1800 * 60]
+    found = await jobs(app, status="skipped")
+    assert sum(row.skipped_count for row in found) == 1799
+    assert {row.reason: row.skipped_count for row in found if row.skipped_count > 1} == {"missed": 1740}
+
+
+@virtual
+async def test_late_by_less_than_a_minute_is_not_missed(world: World) -> None:
+    app, log = await _after_outage(
+        world, Cron("*/20 * * * * *"), back=after(minutes=5, seconds=1), catch_up="skip", **QUEUED
+    )
+    assert log.scheduled[:3] == [260, 280, 300]
+    assert {reason for _, _, reason in await outcomes(app, status="skipped")} == {"missed"}
+
+
+@virtual
+async def test_missed_after_says_how_late_is_missed(world: World) -> None:
+    app, log = await _after_outage(world, catch_up="skip", missed_after=2 * 3600, **QUEUED)
+    assert log.scheduled == [5 * 3600, 6 * 3600]
+    assert len(await jobs(app, status="skipped")) == 4
+
+
+@virtual
+async def test_caught_up_jobs_run_one_after_another_under_skip_and_side_by_side_under_allow(world: World) -> None:
+    for overlap, apart in (("skip", 10), ("allow", 0)):
+        start = offset(world.clock.now())
+        app = world.app()
+        log = Log(lambda _: asyncio.sleep(10))
+        app.on(overlap)(log)
+        await app.schedule_repeat(overlap, HOURLY, overlap=overlap, catch_up="all")
+        await world.advance(hours=3, minutes=30)
+        back = offset(world.clock.now())
+        async with engine(app):
+            await world.advance(minutes=1)
+        assert [round(at - back) for at in log.fired] == [
+            0,
+            apart,
+            2 * apart,
+            *([3 * apart] if len(log.fired) > 3 else []),
+        ]
+        assert log.scheduled == sorted(log.scheduled)
+        assert log.scheduled[0] > start
+
+
+@virtual
+async def test_an_occurrence_due_while_the_chain_catches_up_is_skipped_for_overlap(world: World) -> None:
+    client = world.app()
+    await client.schedule_repeat("t", MINUTELY, catch_up="all", catch_up_limit=3)
+    await world.until(after(minutes=5, seconds=55))
+    app, log = listening(world, Log(lambda _: asyncio.sleep(4)))
+    async with engine(app):
+        await world.advance(minutes=1)
+    assert log.scheduled[:4] == [120, 180, 240, 300]
+    assert dict((at / 60, reason) for at, state, reason in await outcomes(app) if state == "skipped") == {
+        1: "missed", 6: "overlap",
+    }  # fmt: skip
+
+
+@virtual
+async def test_the_live_loop_goes_on_where_it_was_after_an_outage(world: World) -> None:
+    app, log = listening(world)
+    await app.schedule_repeat("t", MINUTELY)
+    async with engine(app):
+        await world.until(after(minutes=2, seconds=30))
+    await world.until(after(minutes=10, seconds=30))
+    async with engine(app):
+        await world.until(after(minutes=12, seconds=30))
+    assert log.scheduled == [60, 120, 600, 660, 720]
+    found = await jobs(app)
+    assert [round(offset(job.scheduled_at) / 60) for job in found] == list(range(1, 13))
+
+
+# Daylight saving.
+
+NEW_YORK = ZoneInfo("America/New_York")
+
+
+@pytest.mark.parametrize(
+    ("day", "spec", "expected"),
+    [
+        (datetime(2027, 3, 14), "30 2 * * *", ["03-13 02:30 EST", "03-14 03:00 EDT", "03-15 02:30 EDT"]),
+        (datetime(2027, 11, 7), "30 1 * * *", ["11-06 01:30 EDT", "11-07 01:30 EDT", "11-08 01:30 EST"]),
+    ],
+    ids=["gap", "fold"],
+)
+@virtual
+async def test_S1_F8_a_local_time_in_a_gap_or_a_fold_fires_once(
+    world: World, day: datetime, spec: str, expected: list[str]
+) -> None:
+    app, log = listening(world)
+    await world.until((day - timedelta(days=1)).replace(tzinfo=NEW_YORK).astimezone(UTC))
+    await app.schedule_repeat("t", Cron(spec), timezone="America/New_York")
+    async with engine(app, **QUIET):
+        await world.advance(days=3)
+    assert [event.fired_at.astimezone(NEW_YORK).strftime("%m-%d %H:%M %Z") for event in log.events] == expected
+    assert {event.late_by for event in log.events} == {timedelta(0)}
+    assert {event.timezone for event in log.events} == {"America/New_York"}
+
+
+@virtual
+async def test_S1_F8_a_half_hourly_cadence_keeps_real_time_through_both_changes(world: World) -> None:
+    for day in (datetime(2027, 3, 14), datetime(2027, 11, 7)):
+        app = world.app()
+        log = Log()
+        app.on(f"t{day.month}")(log)
+        await world.until(day.replace(tzinfo=NEW_YORK).astimezone(UTC) - timedelta(minutes=1))
+        await app.schedule_repeat(f"t{day.month}", Cron("*/30 * * * *"), timezone="America/New_York")
+        async with engine(app, **QUIET):
+            await world.advance(hours=5)
+        gaps = {later - earlier for earlier, later in zip(log.fired, log.fired[1:], strict=False)}
+        assert (len(log.fired), gaps) == (10, {1800.0})
+
+
+@virtual
+async def test_a_one_shot_at_a_local_time_that_does_not_exist_is_moved_and_told(world: World) -> None:
+    app, log = listening(world)
+    await app.schedule_at("t", datetime(2027, 3, 14, 2, 30), timezone="America/New_York")
+    async with engine(app, **QUIET):
+        await world.advance(days=13)
+    assert [event.fired_at.astimezone(NEW_YORK).strftime("%H:%M %Z") for event in log.events] == ["03:30 EDT"]
+
+
+# Schedules defined in code.
+
+
+def _coded(world: World, spec: str = "* * * * *", payload: Any = None, **options: Any) -> tuple[Timebell, Log]:
+    app, log = world.app(), Log()
+    app.schedule("coded", cron=spec, payload=payload, **options)(log)
+    return app, log
+
+
+@virtual
+async def test_a_schedule_in_code_is_written_at_the_start_and_fires_its_function(world: World) -> None:
+    app, log = _coded(world, timezone="Asia/Seoul")
+    async with engine(app):
+        await world.until(after(seconds=130))
+    assert log.scheduled == [60, 120]
+    assert (log.events[0].topic, log.events[0].timezone) == ("coded", "Asia/Seoul")
+
+
+@virtual
+async def test_the_same_code_again_is_no_edit_and_keeps_an_interval_in_step(world: World) -> None:
+    fired = []
+    for _ in range(3):
+        app, log = world.app(), Log()
+        app.schedule("coded", every="PT1M")(log)
+        async with engine(app):
+            await world.advance(seconds=130)
+            assert (await app.schedules.get(name="coded")).revision == 1
+        fired += log.scheduled
+        await app.close()
+        await world.advance(seconds=7)
+    assert fired == [60.0 * n for n in range(1, 7)]
+
+
+@virtual
+async def test_changed_code_is_an_edit_that_fires_nothing_and_repeats_nothing(world: World) -> None:
+    app, log = _coded(world, payload=1)
+    async with engine(app):
+        await world.until(after(seconds=70))
+    await app.close()
+    edited, second = _coded(world, "30 * * * * *", payload=2)
+    async with engine(edited):
+        await world.until(after(seconds=160))
+        assert (await edited.schedules.get(name="coded")).revision == 2
+    assert (log.scheduled, second.scheduled, second.payloads) == ([60], [90, 150], [2, 2])
+
+
+@virtual
+async def test_code_that_changed_while_the_engine_was_down_decides_the_past_by_what_stood_then(world: World) -> None:
+    app, _ = _coded(world, "0 * * * *", payload="old")
+    async with engine(app):
+        pass
+    await app.close()
+    await world.until(after(hours=3, minutes=30))
+    edited, log = _coded(world, "45 * * * *", payload="new")
+    async with engine(edited, **QUIET):
+        await world.until(after(hours=4))
+    assert list(zip(log.scheduled, log.payloads, strict=True)) == [(3 * 3600, "old"), (3.75 * 3600, "new")]
+    assert (await outcomes(edited))[:2] == rows((60, "skipped", "coalesced"), (120, "skipped", "coalesced"))
+
+
+@virtual
+async def test_code_that_is_gone_deletes_nothing(world: World) -> None:
+    app, _ = _coded(world)
+    async with engine(app):
+        pass
+    await app.close()
+    bare, log = world.app(), Log()
+    bare.on("coded")(log)
+    async with engine(bare):
+        await world.until(after(seconds=70))
+    assert log.scheduled == [60]
+
+
+@virtual
+async def test_the_same_spec_again_is_no_edit_and_another_one_is_refused_or_replaces(world: World) -> None:
+    app, log = listening(world)
+    first = await app.schedule_repeat("t", MINUTELY, name="s")
+    with pytest.raises(Conflict) as refused:
+        await app.schedule_repeat("t", MINUTELY, name="s")
+    assert (refused.value.code, refused.value.existing) == ("SCHEDULE_EXISTS", first.id)
+    async with engine(app):
+        await world.advance(seconds=25)
+        again = await app.schedule_repeat("t", MINUTELY, name="s", replace=True)
+        await world.advance(seconds=100)
+    assert (again.id, again.revision, log.scheduled) == (first.id, 1, [60, 120])
+
+
+@virtual
+async def test_an_edit_takes_hold_while_the_engine_sleeps(world: World) -> None:
+    app, log = listening(world)
+    await app.schedule_repeat("t", Cron("0 18 * * *"), name="s")
+    async with engine(app, **QUIET):
+        await world.advance(seconds=10)
+        await app.schedule_repeat("t", Cron("30 * * * * *"), name="s", replace=True)
+        await world.advance(seconds=60)
+    assert log.scheduled == [30]
+
+
+# A database clock that steps.
+
+
+@virtual
+async def test_a_step_forward_doubles_nothing_and_leaves_a_row_for_everything(world: World) -> None:
+    app, log = listening(world)
+    await app.schedule_repeat("t", MINUTELY)
+    late = await app.schedule_at("t", after(minutes=30), payload="one-shot")
+    async with engine(app):
+        await world.advance(seconds=150)
+        world.clock.step(3600)
+        await world.advance(seconds=150)
+    assert len(log.scheduled) == len(set(zip(log.scheduled, map(str, log.payloads), strict=True)))
+    found = [job for job in await jobs(app) if job.schedule_id is not None]
+    decided = {offset(job.scheduled_at) / 60 for job in found}
+    assert decided == set(range(1, 66))
+    assert (await app.get(late.id)).state == "completed"
+
+
+@virtual
+async def test_a_step_back_doubles_nothing_and_loses_nothing(world: World) -> None:
+    app, log = listening(world)
+    await app.schedule_repeat("t", MINUTELY)
+    await app.schedule_at("t", after(minutes=4, seconds=30), payload="one-shot")
+    async with engine(app):
+        await world.advance(seconds=190)
+        world.clock.step(-120)
+        await world.advance(seconds=400)
+    assert log.scheduled == [60, 120, 180, 240, 270, 300, 360, 420]
+    assert all(event.fired_at >= event.scheduled_at for event in log.events)
+
+
+@pytest.mark.parametrize("seconds", [7200, -7200], ids=["forward", "back"])
+@virtual
+async def test_a_step_of_the_clock_ends_no_attempt_that_runs(world: World, seconds: float) -> None:
+    app, log = listening(world, Log(lambda _: asyncio.sleep(40, "whole")))
+    job = await app.schedule_at("t")
+    async with engine(app):
+        await world.advance(seconds=10)
+        world.clock.step(seconds)
+        await world.advance(seconds=40)
+    assert (len(log.events), (await app.get(job.id)).result) == (1, "whole")
+
+
+@virtual
+async def test_S2_F2_what_a_dead_node_left_behind_is_healed_without_a_restart(world: World) -> None:
+    """A job left running by nobody, while the engine runs: its lease is seen to stand still, and it is taken back."""
+    from timebell.ids import new_id
+    from timebell.model.routes import ANYONE
+    from timebell.store.sql import jobs as statements
+
+    app, log = listening(world)
+    job = await app.schedule_at("t", after(seconds=3600))
+    lane = statements.Lane("default", 0, None, None, limited=False)
+    await app.store.run(statements.claim, lane, ANYONE, new_id(START), 1, after(hours=2))
+    async with engine(app):  # its start takes back everything, so the ghost comes after it
+        await world.advance(seconds=1)
+        assert len(log.events) == 1
+        ghost = await app.schedule_at("t", after(seconds=3600))
+        await app.store.run(statements.claim, lane, ANYONE, new_id(START), 1, after(hours=2))
+        await world.advance(seconds=40)
+        assert (await app.get(ghost.id)).state == "completed"
+    assert [event.attempt for event in log.events] == [2, 2]
+    assert {event.job_id for event in log.events} == {job.id, ghost.id}
+
+
+@virtual
+async def test_two_schedules_of_one_topic_fire_side_by_side(world: World) -> None:
+    app, log = listening(world, Log(lambda _: asyncio.sleep(5)))
+    for name in ("a", "b"):
+        await app.schedule_repeat("t", MINUTELY, name=name)
+    async with engine(app):
+        await world.until(after(seconds=61))
+    assert log.fired == [60, 60]
+
+
+@virtual
+async def test_a_handler_hears_the_revision_its_job_was_made_by(world: World) -> None:
+    app, log = listening(world)
+    events: list[Arrived] = log.events
+    await app.schedule_repeat("t", MINUTELY, name="s")
+    async with engine(app):
+        await world.until(after(seconds=61))
+        await app.schedule_repeat("t", Cron("30 * * * * *"), name="s", replace=True)
+        await world.until(after(seconds=91))
+    assert [offset(event.upcoming[0]) for event in events] == [120, 150]

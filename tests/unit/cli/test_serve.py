@@ -1,0 +1,244 @@
+"""`timebell dev` and `run`, as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import urllib.error
+import urllib.request
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import Postgres, free_port
+from timebell import Timebell
+from timebell.clock import wall
+from timebell.model.job import Job
+
+from .conftest import Start
+from .process import ROOT, until
+
+QUICKSTART = ROOT / "examples" / "quickstart.py"
+APP = """
+import pathlib
+from timebell import Timebell
+app = Timebell()
+
+@app.schedule("tick", every="PT1S", timezone="Asia/Seoul", topic="tick.tock")
+async def tick(event):
+    return WORD
+
+@app.on("slow.work")
+async def slow(event):
+    import asyncio
+    print("slow begins", flush=True)
+    await asyncio.sleep(1)
+    pathlib.Path("slow-ended").touch()
+
+@app.on("bad.work", retry={"attempts": 2, "delay": 0.2})
+def bad(event):
+    raise ValueError("as expected")
+"""
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+def schedule(url: str, topic: str, **fields: Any) -> str:
+    async def make() -> str:
+        app = Timebell(url)
+        try:
+            return (await app.schedule_at(topic, wall() + timedelta(seconds=0.3), timezone="UTC", **fields)).id
+        finally:
+            await app.close()
+
+    return asyncio.run(make())
+
+
+def job_of(url: str, id_: str) -> Job:
+    async def find() -> Job:
+        app = Timebell(url)
+        try:
+            return await app.get(id_)
+        finally:
+            await app.close()
+
+    return asyncio.run(find())
+
+
+def test_the_quick_start_fires_visibly_and_serves_its_page(start: Start) -> None:
+    port = free_port()
+    process = start("dev", QUICKSTART, "--port", port)
+    process.wait_for(f"page http://127.0.0.1:{port}/", err=True)
+    process.wait_for(r"^\d\d:\d\d:\d\d\.\d{3} UTC +UTC +tea\.kettle-on +[\d.,]+ ms late  ok")
+    process.wait_for(r"Tea is ready: 2 cups")
+    process.wait_for(r"Europe/London +tea\.ready +.*ms late  ok")
+    assert get(port, "/livez")[0] == 200
+    assert get(port, "/readyz") == (200, '{"status":"ready"}')
+    status, page = get(port, "/")
+    assert status == 200
+    for name in ("seoul", "new-york", "paris", "morning-digest", "kettle", "Asia/Seoul", "tea.ready"):
+        assert name in page
+    assert process.end() == 0
+    process.wait_for("Stopped", err=True)
+    assert "Traceback" not in process.err.read_text()
+
+
+def test_without_an_app_a_demo_fires(start: Start, tmp_path: Path) -> None:
+    process = start("dev", "--port", free_port())
+    process.wait_for("built-in demo", err=True)
+    process.wait_for(r"demo\.hello .* ok", times=1)
+    schedule(f"sqlite:///{tmp_path}/timebell.db", "anything.you-like")
+    process.wait_for(r"anything\.you-like .* ok")
+    assert process.end(signal.SIGINT) == 0
+
+
+def test_retries_and_failures_are_shown(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(APP.replace("WORD", "1"))
+    process = start("dev", "my.py", "--port", free_port())
+    process.wait_for("Ready in", err=True)
+    schedule(f"sqlite:///{tmp_path}/timebell.db", "bad.work")
+    process.wait_for(r"bad\.work +\d.* failed: ValueError: as expected \(my\.py:\d+ in bad\)")
+    process.wait_for(r"bad\.work \(attempt 2\) .* failed: ValueError")
+    process.end()
+
+
+def test_new_code_starts_anew_and_broken_code_does_not(start: Start, tmp_path: Path) -> None:
+    app = tmp_path / "my.py"
+    app.write_text(APP.replace("WORD", "print('first', flush=True)"))
+    process = start("dev", "my.py", "--port", free_port())
+    process.wait_for("first")
+    app.write_text("def broken(:")
+    process.wait_for(r"my\.py is broken, so the old code goes on", err=True)
+    app.write_text(APP.replace("WORD", "print('second', flush=True)"))
+    process.wait_for(r"my\.py changed: starting anew", err=True)
+    process.wait_for("second")
+    process.wait_for("Ready in", err=True, times=2)
+    assert process.end() == 0
+
+
+def test_a_taken_port_is_said(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = start("dev", "--port", taken.getsockname()[1])
+        assert process.wait() == 5
+    process.wait_for("code: PORT_IN_USE", err=True)
+    process.wait_for("--port", err=True)
+
+
+def test_a_second_engine_on_a_sqlite_file_is_told_so(start: Start) -> None:
+    first = start("dev", "--port", free_port())
+    first.wait_for("Ready in", err=True)
+    second = start("run", "--port", free_port())
+    assert second.wait() == 5
+    second.wait_for("code: SQLITE_IN_USE", err=True)
+    assert first.end() == 0
+
+
+def test_run_refuses_a_database_that_is_not_upgraded(start: Start, postgres: Postgres) -> None:
+    url = postgres.create_database()
+    try:
+        process = start("run", "--port", free_port(), TIMEBELL_DATABASE_URL=url)
+        assert process.wait() == 1
+        process.wait_for("timebell db upgrade", err=True)
+        process.wait_for("code: DATABASE_NOT_UPGRADED", err=True)
+    finally:
+        postgres.drop_database(url)
+
+
+def test_run_until_idle_runs_what_is_due(start: Start, store_url: str, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(APP.replace('every="PT1S"', 'every="P1D"'))
+    id_ = schedule(store_url, "slow.work")
+    until(lambda: True if job_of(store_url, id_).run_at <= wall() else None, lambda: "the job to be due")
+    process = start("run", "my.py", "--until-idle", "--roles", "planner,worker", TIMEBELL_DATABASE_URL=store_url)
+    assert process.wait() == 0
+    assert job_of(store_url, id_).state == "completed"
+    assert "page" not in process.err.read_text()
+
+
+def test_sigterm_lets_what_runs_finish(start: Start, store_url: str, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(APP.replace('every="PT1S"', 'every="P1D"'))
+    process = start("run", "my.py", "--port", free_port(), TIMEBELL_DATABASE_URL=store_url)
+    process.wait_for("Ready in", err=True)
+    id_ = schedule(store_url, "slow.work")
+    process.wait_for("slow begins")
+    assert process.end() == 0
+    assert (tmp_path / "slow-ended").exists()
+    assert job_of(store_url, id_).state == "completed"
+
+
+def test_logs_of_run_are_json_when_nobody_watches(start: Start, sqlite_url: str) -> None:
+    process = start("run", "--port", free_port(), TIMEBELL_DATABASE_URL=sqlite_url)
+    process.wait_for("Ready in", err=True)
+    assert process.end() == 0
+    for line in process.err.read_text().splitlines():
+        assert {"at", "level", "logger", "message"} <= set(json.loads(line))
+
+
+@pytest.mark.parametrize("roles", ["api,ui", "planner,baker"])
+def test_roles_that_cannot_be(roles: str, start: Start) -> None:
+    process = start("run", "--roles", roles)
+    assert process.wait() == 2
+    process.wait_for("error: ", err=True)
+
+
+def test_roles_choose_what_is_answered(start: Start) -> None:
+    port = free_port()
+    process = start("run", "--roles", "planner,worker,api", "--port", port)
+    process.wait_for("Ready in", err=True)
+    assert get(port, "/livez")[0] == 200
+    assert get(port, "/")[0] == 404
+    assert process.end() == 0
+
+
+def test_an_imported_crontab_runs_its_commands(start: Start, tmp_path: Path) -> None:
+    """From the file to the effect, as someone who leaves cron meets it."""
+    (tmp_path / "mine").write_text('* * * * * cat > "$OUT"%it ran\n'.replace("$OUT", str(tmp_path / "out")))
+    on = {"TIMEBELL_COMMAND_ENABLED": "true"}
+    done = start("import", "crontab", "mine", "--timezone", "UTC", **on)
+    assert done.wait() == 0
+    url = f"sqlite:///{tmp_path}/timebell.db"
+    asyncio.run(_make_due(url))
+    process = start("run", "--port", free_port(), **on)
+    out = tmp_path / "out"
+    until(lambda: True if out.exists() and out.read_text() else None, process.err.read_text)
+    assert out.read_text() == "it ran\n"
+    assert process.end() == 0
+
+
+async def _make_due(url: str) -> None:
+    """Set every schedule's cursor to a few seconds ago, so that the test need not wait for the full minute."""
+    from sqlalchemy import update
+
+    from timebell.store.schema import schedules
+    from timebell.store.transaction import Transaction
+
+    def move(tx: Transaction) -> None:
+        tx.execute(update(schedules).values(next_fire_at=wall().replace(second=0, microsecond=0)))
+
+    app = Timebell(url)
+    await app.open()
+    await app.store.run(move)
+    await app.close()
+
+
+def test_a_second_ctrl_c_ends_it_at_once(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(APP.replace("WORD", "1").replace("sleep(1)", "sleep(60)"))
+    port = free_port()
+    process = start("dev", "my.py", "--port", port)
+    process.wait_for("Ready in", err=True)
+    schedule(f"sqlite:///{tmp_path}/timebell.db", "slow.work")
+    process.wait_for("slow begins")
+    process.popen.send_signal(signal.SIGINT)
+    until(lambda: True if get(port, "/readyz")[0] == 503 else None, lambda: "the drain to begin")
+    assert get(port, "/livez")[0] == 200
+    assert process.end(signal.SIGINT) == 130
+    assert "Traceback" not in process.err.read_text()

@@ -1,0 +1,125 @@
+"""`timebell db`, `doctor` and `version`."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Postgres, free_port
+from timebell.store.open import HEAD
+
+from .conftest import Cli
+
+NOBODY = "postgresql://me:hunter2@127.0.0.1:1/db"
+
+
+@pytest.fixture
+def new_url(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Iterator[str]:
+    """A database without tables."""
+    if kind == "sqlite":
+        yield f"sqlite:///{tmp_path}/new.db"
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.create_database()
+    yield url
+    server.drop_database(url)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_check_upgrade_check(new_url: str, cli: Cli) -> None:
+    at = ("--database", new_url)
+    assert json.loads(cli("db", "status", *at, "-o", "json").out)["schema"] is None
+    looked = cli("db", "upgrade", "--check", *at)
+    assert looked.code == 7
+    assert "timebell db upgrade" in looked.err
+    assert cli("db", "upgrade", *at).code == 0
+    assert cli("db", "upgrade", "--check", *at).code == 0
+    again = cli("db", "upgrade", *at)
+    assert (again.code, "already" in again.err) == (0, True)
+    assert json.loads(cli("db", "status", *at, "-o", "json").out) | {"database": ""} == {
+        "database": "", "schema": HEAD, "needed": HEAD, "current": True,
+    }  # fmt: skip
+
+
+def test_looking_makes_no_file(cli: Cli, tmp_path: Path) -> None:
+    for command in (("db", "status"), ("db", "upgrade", "--check"), ("doctor",)):
+        cli(*command)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("db", "status"), ("db", "upgrade"), ("db", "upgrade", "--check")])
+def test_an_unreachable_database(command: tuple[str, ...], cli: Cli) -> None:
+    done = cli(*command, "--database", NOBODY)
+    assert done.code == 6
+    assert "DATABASE_UNREACHABLE" in done.err
+    assert "hunter2" not in done.err + done.out
+
+
+def test_another_kind_of_database_is_refused(cli: Cli) -> None:
+    done = cli("db", "upgrade", "--database", "mysql://me:hunter2@host/db")
+    assert done.code == 2
+    assert "DATABASE_URL_INVALID" in done.err
+    assert "hunter2" not in done.err
+
+
+def test_doctor_finds_a_healthy_database_healthy(store_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIMEBELL_HTTP_PORT", str(free_port()))
+    done = cli("doctor", "--database", store_url, "-o", "json")
+    checks = {check["name"]: check for check in json.loads(done.out)}
+    assert done.code == 0
+    lax = {"durability"} if store_url.startswith("postgres") else set()  # servers of tests may run without fsync
+    assert {name for name, check in checks.items() if check["verdict"] != "ok"} <= lax
+    engine = {"listen", "nodes"} if store_url.startswith("postgres") else {"sqlite", "engine"}
+    assert set(checks) == {"database", "schema", "durability", "clock", "zone data", "port"} | engine
+    assert "Z" in checks["clock"]["detail"]
+    assert "answers in" in checks["database"]["detail"]
+
+
+def test_doctor_says_what_is_wrong_and_how_to_mend_it(cli: Cli, tmp_path: Path) -> None:
+    done = cli("doctor", "--database", NOBODY)
+    assert done.code == 1
+    assert done.out.startswith("fail  database")
+    assert "TIMEBELL_DATABASE_URL" in done.out
+    assert "hunter2" not in done.out
+
+    (tmp_path / "empty.db").touch()
+    done = cli("doctor", "--database", f"sqlite:///{tmp_path}/empty.db", "-o", "json")
+    checks = {check["name"]: check for check in json.loads(done.out)}
+    assert (done.code, checks["schema"]["verdict"]) == (1, "fail")
+    assert "db upgrade" in checks["schema"]["fix"]
+
+    (tmp_path / "text.db").write_text("this is no database, whatever its name says " * 100)
+    done = cli("doctor", "--database", f"sqlite:///{tmp_path}/text.db")
+    assert (done.code, "fail  database" in done.out) == (1, True)
+
+
+def test_doctor_sees_a_taken_port(sqlite_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setenv("TIMEBELL_HTTP_PORT", str(listening.getsockname()[1]))
+        done = cli("doctor", "--database", sqlite_url)
+    assert done.code == 0  # a warning: perhaps it is Timebell
+    assert any(line.startswith("warn  port") for line in done.out.splitlines())
+
+
+def test_version(cli: Cli) -> None:
+    assert set(json.loads(cli("version", "-o", "json").out)) == {"timebell", "python", "tzdata", "sqlite"}
+    assert len(cli("version").out.splitlines()) == 4
+    assert cli("version", "-o", "yaml").out.startswith('timebell: "')
+    assert cli("version", "-o", "csv").out.startswith("timebell,python")
+
+
+def test_a_setting_nobody_knows_is_refused_everywhere(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIMEBELL_DATABSE_URL", "x")
+    for command in (("version",), ("doctor",), ("next", "* * * * *", "--timezone", "UTC"), ("db", "status")):
+        done = cli(*command)
+        assert done.code == 2
+        assert "Did you mean TIMEBELL_DATABASE_URL?" in done.err
+
+
+@pytest.mark.parametrize("args", [("frobnicate",), ("next", "--count", "0"), ("db",), ("doctor", "-o", "xml")])
+def test_usage_errors_exit_with_2(args: tuple[str, ...], cli: Cli) -> None:
+    assert cli(*args).code == 2

@@ -1,0 +1,231 @@
+"""The decisions as pure functions: every occurrence in exactly one place, never early, in order, always the same."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timebell.model.decide import ROWS, Fire, Plan, Skip, after_failure, expired, plan
+from timebell.model.job import Hold, JobState, Reason
+from timebell.model.policy import CatchUp, Overlap, Retry
+from timebell.model.schedule import Action, Policies, Schedule
+from timebell.recurrence import Cron, Dates, Every, Spec
+
+T0 = datetime(2027, 3, 1, 12, tzinfo=UTC)
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
+MINUTELY = Cron("* * * * *")
+
+
+def schedule(spec: Spec = MINUTELY, cursor: datetime | None = None, **policies: Any) -> Schedule:
+    bounds = {name: policies.pop(name) for name in ("start", "end", "max_runs") if name in policies}
+    recurrence = spec.bind("America/New_York", created_at=T0, **bounds)
+    return Schedule(
+        id="s", tenant_id="default", name="s", recurrence=recurrence, action=Action(topic="t"),
+        policies=Policies(**policies), created_at=T0, updated_at=T0,
+        next_fire_at=recurrence.next(T0) if cursor is None else cursor,
+    )  # fmt: skip
+
+
+def fired(made: Plan) -> list[int]:
+    """Minutes after T0."""
+    return [round((fire.at - T0) / MINUTE) for fire in made.fires]
+
+
+def skipped(made: Plan) -> dict[int, str]:
+    return {round((skip.at - T0) / MINUTE): skip.reason.value for skip in made.skips}
+
+
+specs = st.sampled_from(
+    [MINUTELY, Cron("*/7 * * * * *"), Cron("30 2 * * *"), Cron("0 * * * *"), Every("PT90S"), Every("P1D"), Every("PT1S"),
+     Dates([T0 + n * n * MINUTE for n in range(1, 60)])]
+)  # fmt: skip
+whens = st.floats(0, 40 * 86_400).map(lambda seconds: T0 + timedelta(seconds=seconds))
+schedules = st.builds(
+    schedule, specs, overlap=st.sampled_from(Overlap), catch_up=st.sampled_from(CatchUp),
+    catch_up_window=st.sampled_from([0.0, 60.0, 3600.0, 86_400.0, 1e9]), catch_up_limit=st.sampled_from([0, 1, 5, 100]),
+    missed_after=st.sampled_from([0.0, 1.0, 60.0, 7200.0]), max_runs=st.sampled_from([None, 1, 50]),
+)  # fmt: skip
+
+
+@given(schedules, whens, st.booleans())
+def test_every_occurrence_is_in_exactly_one_fire_or_skip(made: Schedule, now: datetime, live: bool) -> None:
+    planned = plan(made, now, live)
+    rows = sorted(
+        [Skip(fire.at, fire.at, 1, Reason.MISSED) for fire in planned.fires] + planned.skips, key=lambda r: r.at
+    )
+    assert sum(row.count for row in rows) == made.recurrence.count(
+        T0 + timedelta(microseconds=1), now + timedelta(microseconds=1)
+    )
+    end = T0
+    for row in rows:
+        assert end < row.at <= row.to <= now
+        assert row.count == made.recurrence.count(row.at, row.to + timedelta(microseconds=1))
+        end = row.to
+
+
+@given(schedules, whens, st.booleans())
+def test_nothing_fires_early_twice_or_out_of_order(made: Schedule, now: datetime, live: bool) -> None:
+    planned = plan(made, now, live)
+    instants = [fire.at for fire in planned.fires]
+    assert instants == sorted(set(instants))
+    assert all(at <= now for at in instants)
+    assert planned.next_fire_at == made.recurrence.next(now)
+    if made.policies.overlap is Overlap.SKIP:  # at most one is free to run at once
+        assert sum(fire.hold is None for fire in planned.fires) <= (0 if live else 1)
+        assert [fire.hold for fire in planned.fires][1:] == [Hold.OVERLAP] * (len(instants) - 1 if instants else 0)
+    else:
+        assert all(fire.hold is None for fire in planned.fires)
+
+
+@given(schedules, whens, st.booleans())
+def test_catch_up_is_bounded(made: Schedule, now: datetime, live: bool) -> None:
+    """Invariant 7."""
+    policies = made.policies
+    late = [fire.at for fire in plan(made, now, live).fires if now - fire.at > timedelta(seconds=policies.missed_after)]
+    limit = {CatchUp.SKIP: 0, CatchUp.LATEST: 1, CatchUp.ALL: policies.catch_up_limit}[policies.catch_up]
+    assert len(late) <= limit
+    assert all(now - at <= made.catch_up_from for at in late)
+
+
+@given(schedules, whens, st.booleans())
+def test_the_same_facts_give_the_same_plan(made: Schedule, now: datetime, live: bool) -> None:
+    assert plan(made, now, live) == plan(made, now, live)
+
+
+@given(schedules, st.lists(whens, min_size=2, max_size=6))
+def test_looking_often_or_seldom_loses_and_repeats_nothing(made: Schedule, looks: list[datetime]) -> None:
+    decided: list[tuple[datetime, datetime, int]] = []
+    cursor = made
+    for now in sorted(looks):
+        planned = plan(cursor, now, False)
+        decided += [(fire.at, fire.at, 1) for fire in planned.fires]
+        decided += [(skip.at, skip.to, skip.count) for skip in planned.skips]
+        if planned.next_fire_at is None:
+            break
+        cursor = schedule_at(made, planned.next_fire_at)
+    decided.sort()
+    assert all(a[1] < b[0] for a, b in zip(decided, decided[1:], strict=False))
+    total = made.recurrence.count(T0 + timedelta(microseconds=1), max(looks) + timedelta(microseconds=1))
+    assert sum(count for _, _, count in decided) == total
+
+
+def schedule_at(made: Schedule, cursor: datetime) -> Schedule:
+    from dataclasses import replace
+
+    return replace(made, next_fire_at=cursor)
+
+
+# The table.
+
+
+@pytest.mark.parametrize(
+    ("policies", "live", "fires", "skips"),
+    [
+        # Five missed (1-5 minutes late), the one of now, under each policy.
+        ({"catch_up": "latest", "overlap": "allow"}, False, [5, 6], {1: "coalesced", 2: "coalesced", 3: "coalesced", 4: "coalesced"}),
+        ({"catch_up": "skip", "overlap": "allow"}, False, [5, 6], {1: "missed", 2: "missed", 3: "missed", 4: "missed"}),
+        ({"catch_up": "all", "overlap": "allow"}, False, [1, 2, 3, 4, 5, 6], {}),
+        ({"catch_up": "all", "overlap": "skip"}, False, [1, 2, 3, 4, 5, 6], {}),
+        ({"catch_up": "all", "overlap": "skip"}, True, [1, 2, 3, 4, 5, 6], {}),
+        ({"catch_up": "all", "overlap": "allow", "catch_up_limit": 2}, False, [3, 4, 5, 6], {1: "missed", 2: "missed"}),
+        ({"catch_up": "all", "overlap": "allow", "catch_up_limit": 0}, False, [5, 6], {1: "missed", 2: "missed", 3: "missed", 4: "missed"}),
+        ({"catch_up": "all", "overlap": "allow", "catch_up_window": 180.0}, False, [3, 4, 5, 6], {1: "missed", 2: "missed"}),
+        ({"catch_up": "latest", "overlap": "skip"}, False, [5], {1: "coalesced", 2: "coalesced", 3: "coalesced", 4: "coalesced", 6: "overlap"}),
+        ({"catch_up": "latest", "overlap": "skip"}, True, [], {1: "coalesced", 2: "coalesced", 3: "coalesced", 4: "coalesced", 5: "overlap", 6: "overlap"}),
+        ({"catch_up": "skip", "overlap": "allow", "missed_after": 0.0}, False, [6], dict.fromkeys(range(1, 6), "missed")),
+        ({"catch_up": "latest", "overlap": "allow", "missed_after": 1e6}, False, [1, 2, 3, 4, 5, 6], {}),
+    ],
+)  # fmt: skip
+def test_the_table_of_policies(policies: dict[str, Any], live: bool, fires: list[int], skips: dict[int, str]) -> None:
+    read = {**policies, "overlap": Overlap(policies["overlap"]), "catch_up": CatchUp(policies["catch_up"])}
+    planned = plan(schedule(**read), T0 + 6 * MINUTE, live)
+    assert (fired(planned), skipped(planned)) == (fires, skips)
+
+
+def test_nothing_is_planned_before_the_cursor() -> None:
+    made = schedule()
+    assert plan(made, T0 + 59 * SECOND, False) == Plan(next_fire_at=T0 + MINUTE)
+    assert plan(made, T0 - timedelta(days=9), False) == Plan(next_fire_at=T0 + MINUTE)
+    assert plan(made, T0 + MINUTE, False) == Plan([Fire(T0 + MINUTE)], [], T0 + 2 * MINUTE)
+
+
+def test_a_minute_late_is_not_missed_and_a_moment_more_is() -> None:
+    made = schedule(Dates([T0 + MINUTE]), catch_up=CatchUp.SKIP)
+    assert fired(plan(made, T0 + 2 * MINUTE, False)) == [1]
+    assert skipped(plan(made, T0 + 2 * MINUTE + timedelta(microseconds=1), False)) == {1: "missed"}
+
+
+def test_many_skips_become_one_row_and_few_stay_rows() -> None:
+    made = schedule(catch_up=CatchUp.SKIP, missed_after=0.0)
+    few, many = (plan(made, T0 + n * MINUTE, False).skips for n in (ROWS + 1, ROWS + 2))
+    assert [skip.count for skip in few] == [1] * ROWS
+    assert many == [Skip(T0 + MINUTE, T0 + (ROWS + 1) * MINUTE, ROWS + 1, Reason.MISSED)]
+
+
+# What follows a failure.
+
+retries = st.builds(
+    Retry, attempts=st.integers(1, 1000), backoff=st.sampled_from(["fixed", "linear", "exponential"]),
+    delay=st.floats(0, 1e6), max_delay=st.floats(0, 1e6), jitter=st.floats(0, 1),
+)  # fmt: skip
+
+
+@given(retries, st.integers(1, 5000), st.floats(0, 1, exclude_max=True))
+def test_a_pause_is_between_its_base_and_its_jitter_and_never_beyond_the_longest(
+    retry: Retry, tries: int, fraction: float
+) -> None:
+    delay, longest = float(retry.delay), float(retry.max_delay)  # type: ignore[arg-type]
+    grown = {"fixed": delay, "linear": delay * tries, "exponential": delay * 2.0 ** min(tries - 1, 60)}
+    base = min(grown[str(retry.backoff)], longest)
+    pause = retry.pause(tries, fraction)
+    assert base <= pause <= base * (1 + retry.jitter)
+    assert retry.pause(tries, 0.0) == base
+
+
+@given(retries, st.floats(0, 1, exclude_max=True))
+def test_pauses_do_not_shrink(retry: Retry, fraction: float) -> None:
+    pauses = [retry.pause(tries, fraction) for tries in range(1, 70)]
+    assert pauses == sorted(pauses)
+
+
+@given(retries, st.integers(0, 2000), st.text(max_size=20))
+def test_a_failure_is_tried_again_exactly_while_tries_are_left(retry: Retry, tries: int, error: str) -> None:
+    ending = after_failure("job", 7, tries, retry, T0, "CODE", error)
+    assert ending == after_failure("job", 7, tries, retry, T0, "CODE", error)
+    assert (ending.attempt, ending.counts, ending.code, ending.error) == (7, True, "CODE", error)
+    if tries + 1 < retry.attempts:
+        assert ending.state is JobState.PENDING
+        assert ending.run_at is not None
+        assert ending.run_at >= T0
+    else:
+        assert (ending.state, ending.run_at) == (JobState.FAILED, None)
+
+
+def test_S1_F8_n_attempts_are_n_tries() -> None:
+    states = [after_failure("j", n + 1, n, Retry(attempts=3), T0, "C", "e").state for n in range(3)]
+    assert states == [JobState.PENDING, JobState.PENDING, JobState.FAILED]
+
+
+def test_what_cannot_succeed_is_not_tried_again() -> None:
+    assert after_failure("j", 1, 0, Retry(), T0, "C", "e", retryable=False).state is JobState.FAILED
+
+
+def test_a_receivers_wish_lengthens_the_pause_and_never_shortens_it() -> None:
+    retry = Retry(delay=10, jitter=0)
+    pauses = [after_failure("j", 1, 0, retry, T0, "C", "e", retry_after=wish).run_at for wish in (None, 1, 60, 1e9)]
+    assert pauses == [T0 + timedelta(seconds=seconds) for seconds in (10, 10, 60, 86_400)]
+
+
+def test_jobs_that_fail_together_come_back_apart() -> None:
+    times = {after_failure(f"job-{n}", 1, 0, Retry(delay=100), T0, "C", "e").run_at for n in range(200)}
+    assert len(times) > 190
+
+
+def test_out_of_time_is_skipped_when_never_started_and_failed_when_it_was() -> None:
+    first, later = expired("j", 1, T0), expired("j", 2, T0)
+    assert (first.state, first.reason, first.counts) == (JobState.SKIPPED, "expired", False)
+    assert (later.state, later.reason, later.counts) == (JobState.FAILED, "expired", False)
