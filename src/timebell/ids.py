@@ -81,7 +81,7 @@ def seeded(entropy: Callable[[int], bytes]) -> Iterator[None]:
     """Draw ids from `entropy` (bytes for a count, such as `Random(7).randbytes`) while inside: the same calls
     then give the same ids. For simulation; it also keeps a simulated future from carrying over into the ids
     drawn afterwards."""
-    global _source
+    global _source  # noqa: PLW0603 - one source a process, and a fork or a simulation changes it
     before, _source = _source, _Source(entropy)
     try:
         yield
@@ -113,7 +113,7 @@ def occurrence_key(schedule_id: str, scheduled_at: datetime, kind: str = "planne
 def _forget() -> None:
     """A forked child shares its parent's last id and unused chance: it must start from neither, nor from a
     held lock."""
-    global _source
+    global _source  # noqa: PLW0603
     _source = _Source(os.urandom)
 
 

@@ -274,7 +274,7 @@ async def test_an_occurrence_due_while_the_chain_catches_up_is_skipped_for_overl
     async with engine(app):
         await world.advance(minutes=1)
     assert log.scheduled[:4] == [120, 180, 240, 300]
-    assert dict((at / 60, reason) for at, state, reason in await outcomes(app) if state == "skipped") == {
+    assert {at / 60: reason for at, state, reason in await outcomes(app) if state == "skipped"} == {
         1: "missed", 6: "overlap",
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,5 +139,5 @@ def accounted(found: list[Job], step: float) -> None:
         else:
             seen.append(job.scheduled_at.timestamp())
     seen.sort()
-    gaps = [round(later - earlier, 6) for earlier, later in zip(seen, seen[1:], strict=False)]
+    gaps = [round(later - earlier, 6) for earlier, later in pairwise(seen)]
     assert set(gaps) <= {step}, f"occurrences missing or doubled: {gaps}"

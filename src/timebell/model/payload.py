@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import orjson
@@ -48,12 +49,8 @@ def _check(value: Any, path: str, depth: int) -> None:
         return
     if kind is str:
         _check_text(value, path)
-    elif kind is int:
-        if not -(2**63) <= value < 2**64:
-            raise InvalidPayload(f"{path} is an integer of more than 64 bits.", fix="Send it as a string.")
-    elif kind is float:
-        if value != value or value in (float("inf"), float("-inf")):
-            raise InvalidPayload(f"{path} is {value}; JSON has no such number.")
+    elif kind is int or kind is float:
+        _check_number(value, path)
     elif depth >= MAX_DEPTH:
         raise InvalidPayload(
             f"{path.split('.', 1)[0]} is nested deeper than {MAX_DEPTH} levels.", code="PAYLOAD_TOO_DEEP"
@@ -72,6 +69,14 @@ def _check(value: Any, path: str, depth: int) -> None:
             f"{path} is a {kind.__name__} object; payloads are JSON.",
             fix="Use text, numbers, booleans, None, lists and dicts; for a datetime, .isoformat().",
         )
+
+
+def _check_number(number: float, path: str) -> None:
+    if isinstance(number, int):
+        if not -(2**63) <= number < 2**64:
+            raise InvalidPayload(f"{path} is an integer of more than 64 bits.", fix="Send it as a string.")
+    elif not isfinite(number):
+        raise InvalidPayload(f"{path} is {number}; JSON has no such number.")
 
 
 def _check_text(text: str, path: str) -> None:

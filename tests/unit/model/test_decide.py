@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -54,9 +56,8 @@ schedules = st.builds(
 @given(schedules, whens, st.booleans())
 def test_every_occurrence_is_in_exactly_one_fire_or_skip(made: Schedule, now: datetime, live: bool) -> None:
     planned = plan(made, now, live)
-    rows = sorted(
-        [Skip(fire.at, fire.at, 1, Reason.MISSED) for fire in planned.fires] + planned.skips, key=lambda r: r.at
-    )
+    rows = [Skip(fire.at, fire.at, 1, Reason.MISSED) for fire in planned.fires]
+    rows = sorted([*rows, *planned.skips], key=lambda row: row.at)
     assert sum(row.count for row in rows) == made.recurrence.count(
         T0 + timedelta(microseconds=1), now + timedelta(microseconds=1)
     )
@@ -106,43 +107,45 @@ def test_looking_often_or_seldom_loses_and_repeats_nothing(made: Schedule, looks
         decided += [(skip.at, skip.to, skip.count) for skip in planned.skips]
         if planned.next_fire_at is None:
             break
-        cursor = schedule_at(made, planned.next_fire_at)
+        cursor = replace(made, next_fire_at=planned.next_fire_at)
     decided.sort()
-    assert all(a[1] < b[0] for a, b in zip(decided, decided[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in pairwise(decided))
     total = made.recurrence.count(T0 + timedelta(microseconds=1), max(looks) + timedelta(microseconds=1))
     assert sum(count for _, _, count in decided) == total
-
-
-def schedule_at(made: Schedule, cursor: datetime) -> Schedule:
-    from dataclasses import replace
-
-    return replace(made, next_fire_at=cursor)
 
 
 # The table.
 
 
+def minutes(first: int, last: int, reason: str, **others: int) -> dict[int, str]:
+    """Skips of each minute in turn, and others after them."""
+    return dict.fromkeys(range(first, last + 1), reason) | {minute: other for other, minute in others.items()}
+
+
+ALLOW: dict[str, Any] = {"overlap": Overlap.ALLOW}
+LATEST, ALL, NONE = CatchUp.LATEST, CatchUp.ALL, CatchUp.SKIP
+
+
 @pytest.mark.parametrize(
     ("policies", "live", "fires", "skips"),
     [
-        # Five missed (1-5 minutes late), the one of now, under each policy.
-        ({"catch_up": "latest", "overlap": "allow"}, False, [5, 6], {1: "coalesced", 2: "coalesced", 3: "coalesced", 4: "coalesced"}),
-        ({"catch_up": "skip", "overlap": "allow"}, False, [5, 6], {1: "missed", 2: "missed", 3: "missed", 4: "missed"}),
-        ({"catch_up": "all", "overlap": "allow"}, False, [1, 2, 3, 4, 5, 6], {}),
-        ({"catch_up": "all", "overlap": "skip"}, False, [1, 2, 3, 4, 5, 6], {}),
-        ({"catch_up": "all", "overlap": "skip"}, True, [1, 2, 3, 4, 5, 6], {}),
-        ({"catch_up": "all", "overlap": "allow", "catch_up_limit": 2}, False, [3, 4, 5, 6], {1: "missed", 2: "missed"}),
-        ({"catch_up": "all", "overlap": "allow", "catch_up_limit": 0}, False, [5, 6], {1: "missed", 2: "missed", 3: "missed", 4: "missed"}),
-        ({"catch_up": "all", "overlap": "allow", "catch_up_window": 180.0}, False, [3, 4, 5, 6], {1: "missed", 2: "missed"}),
-        ({"catch_up": "latest", "overlap": "skip"}, False, [5], {1: "coalesced", 2: "coalesced", 3: "coalesced", 4: "coalesced", 6: "overlap"}),
-        ({"catch_up": "latest", "overlap": "skip"}, True, [], {1: "coalesced", 2: "coalesced", 3: "coalesced", 4: "coalesced", 5: "overlap", 6: "overlap"}),
-        ({"catch_up": "skip", "overlap": "allow", "missed_after": 0.0}, False, [6], dict.fromkeys(range(1, 6), "missed")),
-        ({"catch_up": "latest", "overlap": "allow", "missed_after": 1e6}, False, [1, 2, 3, 4, 5, 6], {}),
+        # Minutes 1 to 4 are missed, 5 and 6 are not.
+        ({"catch_up": LATEST, **ALLOW}, False, [5, 6], minutes(1, 4, "coalesced")),
+        ({"catch_up": NONE, **ALLOW}, False, [5, 6], minutes(1, 4, "missed")),
+        ({"catch_up": ALL, **ALLOW}, False, [1, 2, 3, 4, 5, 6], {}),
+        ({"catch_up": ALL}, False, [1, 2, 3, 4, 5, 6], {}),
+        ({"catch_up": ALL}, True, [1, 2, 3, 4, 5, 6], {}),
+        ({"catch_up": ALL, "catch_up_limit": 2, **ALLOW}, False, [3, 4, 5, 6], minutes(1, 2, "missed")),
+        ({"catch_up": ALL, "catch_up_limit": 0, **ALLOW}, False, [5, 6], minutes(1, 4, "missed")),
+        ({"catch_up": ALL, "catch_up_window": 180.0, **ALLOW}, False, [3, 4, 5, 6], minutes(1, 2, "missed")),
+        ({"catch_up": LATEST}, False, [5], minutes(1, 4, "coalesced", overlap=6)),
+        ({"catch_up": LATEST}, True, [], minutes(1, 4, "coalesced") | minutes(5, 6, "overlap")),
+        ({"catch_up": NONE, "missed_after": 0.0, **ALLOW}, False, [6], minutes(1, 5, "missed")),
+        ({"catch_up": LATEST, "missed_after": 1e6, **ALLOW}, False, [1, 2, 3, 4, 5, 6], {}),
     ],
-)  # fmt: skip
+)
 def test_the_table_of_policies(policies: dict[str, Any], live: bool, fires: list[int], skips: dict[int, str]) -> None:
-    read = {**policies, "overlap": Overlap(policies["overlap"]), "catch_up": CatchUp(policies["catch_up"])}
-    planned = plan(schedule(**read), T0 + 6 * MINUTE, live)
+    planned = plan(schedule(**policies), T0 + 6 * MINUTE, live)
     assert (fired(planned), skipped(planned)) == (fires, skips)
 
 

