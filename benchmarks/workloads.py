@@ -75,7 +75,7 @@ async def w4(system: System, workers: int, sizes: Sizes) -> Figures:
 async def w5(system: System, workers: int, sizes: Sizes) -> Figures:
     """Schedules that all fire at the next top of a minute."""
     count = sizes.schedules
-    need = 8 + count / 150  # seconds to start the workers and write the schedules
+    need = 8 + count / 80  # seconds to start the workers and write the schedules
     while 60 - time.time() % 60 < need:
         await asyncio.sleep(0.2)
     due = (time.time() // 60 + 1) * 60

@@ -104,8 +104,9 @@ class Jobs:
             expires = when.at + timedelta(seconds=seconds(spec.expires_after, "expires_after"))
         retry = Retry.read(spec.retry)
         topic = check_topic(spec.topic)
+        tenant_id = "default" if spec.tenant_id is None else text(spec.tenant_id, "tenant_id")
         return NewJob(
-            id=new_id(now), tenant_id="default" if spec.tenant_id is None else text(spec.tenant_id, "tenant_id"), topic=topic,
+            id=new_id(now), tenant_id=tenant_id, topic=topic,
             scheduled_at=when.at, run_at=when.at, timezone=when.timezone, created_at=now,
             payload=encode(spec.payload), metadata=encode(metadata, "metadata") if metadata else None,
             owner_id=metadata.get("owner_id"), key=None if spec.key is None else text(spec.key, "key"),

@@ -42,8 +42,8 @@ def skipped(made: Plan) -> dict[int, str]:
 
 
 specs = st.sampled_from(
-    [MINUTELY, Cron("*/7 * * * * *"), Cron("30 2 * * *"), Cron("0 * * * *"), Every("PT90S"), Every("P1D"), Every("PT1S"),
-     Dates([T0 + n * n * MINUTE for n in range(1, 60)])]
+    [MINUTELY, Cron("*/7 * * * * *"), Cron("30 2 * * *"), Cron("0 * * * *"), Every("PT90S"), Every("P1D"),
+     Every("PT1S"), Dates([T0 + n * n * MINUTE for n in range(1, 60)])]
 )  # fmt: skip
 whens = st.floats(0, 40 * 86_400).map(lambda seconds: T0 + timedelta(seconds=seconds))
 schedules = st.builds(
