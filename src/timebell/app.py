@@ -248,8 +248,8 @@ class Timebell:
             await self.store.run(queues.put, name, concurrency)
         async with service.running():
             self.service = service
-            await self._sync_schedules()
             try:
+                await self._sync_schedules()
                 yield service
             finally:
                 self.service = None

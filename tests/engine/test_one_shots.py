@@ -8,9 +8,10 @@ from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 from timebell import Arrived, Cancel, JobSpec, Retry, Snooze
-from timebell.errors import Conflict, StoreInUse
+from timebell.errors import Conflict, NotFound, StoreInUse
 from timebell.model.job import JobState
 
 from .world import START, Log, World, after, engine, jobs, offset, raises, virtual
@@ -751,3 +752,33 @@ async def test_whatever_a_plain_function_raises_is_a_failed_attempt(world: World
         await world.advance(minutes=1)
     dead = await app.get(job.id)
     assert (dead.state, len(dead.attempts)) == (JobState.FAILED, 2)
+
+
+@virtual
+async def test_S2_F1_a_job_made_in_a_callers_transaction_runs_if_and_only_if_that_commits(world: World) -> None:
+    app, log = world.app(), Log()
+    app.on("a")(log)
+    callers = create_engine(world.url)
+    async with engine(app):
+        with callers.connect() as connection:
+            ghost = await app.schedule_at("a", payload="ghost", connection=connection)
+            connection.rollback()
+            await world.advance(seconds=5)
+            await app.schedule_at("a", payload="real", connection=connection)
+            connection.commit()
+        await world.advance(seconds=2)
+    callers.dispose()
+    assert log.payloads == ["real"]
+    with pytest.raises(NotFound):
+        await app.get(ghost.id)
+
+
+@virtual
+async def test_a_thousand_jobs_of_one_instant_all_run_at_it(world: World) -> None:
+    app, log = world.app(), Log()
+    app.on("a")(log)
+    await app.schedule_many([JobSpec(topic="a", run_at=after(seconds=30), payload=n) for n in range(1000)])
+    async with engine(app):
+        await world.advance(minutes=1)
+    assert sorted(log.payloads) == list(range(1000))
+    assert set(log.fired) == {30}

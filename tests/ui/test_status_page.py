@@ -88,7 +88,7 @@ def _app(url: str) -> Timebell:
 async def rendered(url: str) -> tuple[httpx2.Response, httpx2.Response]:
     """The page and its style, after two jobs ended and while one and a schedule wait."""
     app = _app(url)
-    async with app.running(), served(app) as client:
+    async with asyncio.timeout(60), app.running(), served(app) as client:
         done = [await app.schedule_at(topic, timezone="Europe/Paris") for topic in ("tea.ready", "evil.one")]
         await app.schedule_at("tea.ready", wall() + timedelta(hours=2), timezone="America/New_York")
         await until(lambda: _ended(app, *(job.id for job in done)))
@@ -155,7 +155,7 @@ def test_the_page_is_well_made(sqlite_url: str) -> None:
 async def _outage(url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
     app = _app(url)
     seen = {}
-    async with served(app) as client:
+    async with asyncio.timeout(60), served(app) as client:
 
         async def note(name: str) -> None:
             for path in ("/", "/readyz", "/livez"):

@@ -31,6 +31,7 @@ from timebell.recurrence import tzdata_version
 
 log = logging.getLogger("timebell.run")
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOOK = 0.05  # seconds between looks at whether the engine is up
 RELOAD = 0.5  # seconds between looks at the user's files
 
@@ -101,6 +102,8 @@ async def _http(app: Timebell, roles: tuple[str, ...]) -> AsyncIterator[None]:
         return
     host, port = app.settings.http_host, app.settings.http_port
     listening = server.bind(host, port)
+    if "ui" in roles and host not in LOOPBACK:
+        log.warning("the status page has no login: whoever reaches %s port %d can read it", host, port)
     async with server.serving(server.asgi(routers), listening):
         yield
 

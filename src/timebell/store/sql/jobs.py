@@ -217,30 +217,33 @@ def _end(tx: Transaction, endings: Sequence[Ending]) -> list[Row]:
     return tx.fetch(DELETE_ENDED, rows)
 
 
-LOCK_SCHEDULE = Statement("SELECT id FROM timebell_schedules WHERE id = :schedule $for_update")
+LOCK_SCHEDULES = Statement(
+    "WITH $rows SELECT id FROM timebell_schedules WHERE id $pick SELECT id FROM d $picked ORDER BY id $for_update",
+    id="id",
+)
 NEXT_IN_TURN = Statement(
     """
-    UPDATE timebell_jobs SET hold = NULL WHERE id $pick
-        SELECT id FROM timebell_jobs WHERE schedule_id = :schedule AND hold = 'overlap'
-        AND NOT EXISTS (SELECT 1 FROM timebell_jobs WHERE schedule_id = :schedule
-                        AND (hold IS NULL OR hold <> 'overlap'))
-        ORDER BY scheduled_at, id LIMIT 1
+    WITH $rows UPDATE timebell_jobs SET hold = NULL WHERE id $pick
+        SELECT (SELECT j.id FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.hold = 'overlap'
+                ORDER BY j.scheduled_at, j.id LIMIT 1)
+        FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id
+                                 AND (j.hold IS NULL OR j.hold <> 'overlap'))
     $picked RETURNING id
-    """
+    """,
+    id="id",
 )
 
 
 def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[str]) -> set[str]:
     """As `end`, for jobs that run one at a time within their schedule: the next in turn is let go.
 
-    The schedule's row is locked first, as the planner does, so that none is held behind a job just gone.
+    The schedules' rows are locked first, as the planner does, so that none is held behind a job just gone.
     """
-    for schedule in sorted(set(schedules)):
-        tx.fetch(LOCK_SCHEDULE, schedule=schedule)
+    tx.fetch(LOCK_SCHEDULES, [{"id": schedule} for schedule in sorted(set(schedules))])
     ended = _end(tx, endings)
-    for schedule in sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None}):
-        if tx.fetch(NEXT_IN_TURN, schedule=schedule):
-            tx.notify()
+    left = sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None})
+    if left and tx.fetch(NEXT_IN_TURN, [{"id": schedule} for schedule in left]):
+        tx.notify()
     return {str(row["id"]) for row in ended}
 
 
