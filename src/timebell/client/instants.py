@@ -12,7 +12,7 @@ from timebell.recurrence import resolve_local, zone
 PAST_GRACE = timedelta(seconds=5)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class When:
     """An instant (aware UTC), the zone it was meant in, and `gap` or `fold` if its local time was adjusted."""
 

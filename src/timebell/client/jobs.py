@@ -12,7 +12,7 @@ from timebell.alarm import Alarm
 from timebell.client import instants
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
-from timebell.ids import new_id
+from timebell.ids import new_ids
 from timebell.model import page
 from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob
 from timebell.model.page import Page
@@ -27,7 +27,7 @@ SOON = timedelta(seconds=10)
 PRIORITIES = range(-32_768, 32_768)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class JobSpec:
     """One job to be made; the fields are the arguments of `Timebell.schedule_at`."""
 
@@ -81,9 +81,10 @@ class Jobs:
             )
         await self._opened()
         now = self._clock.now()
-        new = [self._new(spec, now) for spec in specs]
-        if not new:
+        specs = list(specs)
+        if not specs:
             return []
+        new = [self._new(spec, id_, now) for spec, id_ in zip(specs, new_ids(now, len(specs)), strict=True)]
         bulk = connection is None and len(new) > 1
         call: Any = self._store.run
         if connection is not None:
@@ -93,11 +94,14 @@ class Jobs:
             self._working.poke_threadsafe()
         return [existing.get(job.id, job) for job in new]
 
-    def _new(self, spec: JobSpec, now: datetime) -> NewJob:
+    def _new(self, spec: JobSpec, id_: str, now: datetime) -> NewJob:
         """A spec, checked, as a row to write."""
         when = instants.read(spec.run_at, spec.timezone, self._default_timezone, now)
         target = None if spec.target is None else self._check_target(spec.target)
-        given = {name: getattr(spec, name) for name in ("owner_id", "correlation_id", "client_request_id")}
+        given = {
+            "owner_id": spec.owner_id, "correlation_id": spec.correlation_id,
+            "client_request_id": spec.client_request_id,
+        }  # fmt: skip
         metadata = labelled(spec.metadata, given)
         expires = None
         if spec.expires_after is not None:
@@ -106,7 +110,7 @@ class Jobs:
         topic = check_topic(spec.topic)
         tenant_id = "default" if spec.tenant_id is None else text(spec.tenant_id, "tenant_id")
         return NewJob(
-            id=new_id(now), tenant_id=tenant_id, topic=topic,
+            id=id_, tenant_id=tenant_id, topic=topic,
             scheduled_at=when.at, run_at=when.at, timezone=when.timezone, created_at=now,
             payload=encode(spec.payload), metadata=encode(metadata, "metadata") if metadata else None,
             owner_id=metadata.get("owner_id"), key=None if spec.key is None else text(spec.key, "key"),
@@ -170,6 +174,8 @@ class Jobs:
 
 def text(value: Any, field: str, most: int = 200) -> str:
     """A non-empty name of at most `most` characters. Raises InvalidInput."""
+    if type(value) is str and 0 < len(value) <= most and value.isascii() and "\x00" not in value:
+        return value
     if not isinstance(value, str) or not 0 < len(value) <= most or legible(value, most) != value:
         raise InvalidInput(
             f"{field} is {value!r:.60}; it is text of 1 to {most} characters.", code=f"INVALID_{field.upper()}"

@@ -76,7 +76,7 @@ class CancelOutcome(StrEnum):
     ALREADY_DONE = "already_done"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Job:
     """A job as users see it. Instants are aware UTC datetimes, durations seconds."""
 

@@ -27,7 +27,7 @@ def arrived_event_name(topic: str) -> str:
     return f"schedule.{topic}.arrived"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Arrived:
     """A job that is due, as its handler sees it. Datetimes are aware UTC.
 
@@ -76,12 +76,13 @@ class Handler:
     retry: Retry | None = None
     timeout: float | None = None
     handles: bool = True
+    is_async: bool = field(init=False)
+    """Whether it runs on the event loop; plain functions run in threads."""
 
-    @property
-    def is_async(self) -> bool:
-        """Whether it runs on the event loop; plain functions run in threads."""
+    def __post_init__(self) -> None:
         called = getattr(self.function, "__call__", None)  # noqa: B004 - callable objects may be async, too
-        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(called)
+        is_async = inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(called)
+        object.__setattr__(self, "is_async", is_async)
 
     def hears(self, topic: str) -> bool:
         """Whether a job of this topic is for it."""
