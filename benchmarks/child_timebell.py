@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -60,6 +61,8 @@ async def work(url: str, spec: dict[str, Any]) -> None:
     async def handle(event: Arrived) -> None:
         child.mark(event.payload["i"], event.payload["due"] / 1000)
 
+    gc.freeze()  # as `timebell run` does
+    gc.set_threshold(50_000, 20, 100)
     async with app.running():
         await asyncio.sleep(1)  # past its first heartbeat
         await child.working(spec["out"])
