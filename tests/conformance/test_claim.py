@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -34,8 +34,8 @@ from .helpers import (
 )
 
 
-async def _lanes(store: Store, routes: Routes = ANYONE) -> list[tuple[str, int]]:
-    return [(found.queue, found.priority) for found in await store.hot(jobs.lanes, routes)]
+async def _lanes(store: Store, routes: Routes = ANYONE, now: datetime = T0) -> list[tuple[str, int]]:
+    return [(found.queue, found.priority) for found in await store.hot(jobs.lanes, routes, now)]
 
 
 @stored
@@ -136,7 +136,7 @@ async def test_every_lane_is_listed_once_most_urgent_first(store: Store) -> None
 async def test_a_lane_says_when_its_first_job_is_due(store: Store) -> None:
     await one(store, run_at=after(hours=2))
     await one(store, run_at=after(hours=1, microseconds=1))
-    (found,) = await store.hot(jobs.lanes, ANYONE)
+    (found,) = await store.hot(jobs.lanes, ANYONE, T0)
     assert (found.next_due, found.room, found.limited) == (after(hours=1, microseconds=1), None, False)
 
 
@@ -144,9 +144,20 @@ async def test_a_lane_says_when_its_first_job_is_due(store: Store) -> None:
 async def test_a_lane_looks_past_jobs_that_the_routes_cannot_take(store: Store) -> None:
     await one(store, topic="deaf")
     await one(store, topic="mine", run_at=after(hours=1))
-    (found,) = await store.hot(jobs.lanes, Routes(frozenset({"mine"})))
+    (found,) = await store.hot(jobs.lanes, Routes(frozenset({"mine"})), T0)
     assert found.next_due == after(hours=1)
-    assert await _lanes(store, Routes(frozenset({"other"}))) == []
+    assert await _lanes(store, Routes(frozenset({"other"})), after(hours=2)) == []
+
+
+@stored
+async def test_a_lane_with_only_others_jobs_says_when_to_look_again(store: Store) -> None:
+    """Finding one's own first job among others' would be a walk over all that is pending."""
+    await one(store, topic="theirs", run_at=after(hours=1))
+    await one(store, topic="mine", run_at=after(hours=2))
+    mine = Routes(frozenset({"mine"}))
+    for now, look in [(T0, after(hours=1)), (after(hours=1), after(hours=2)), (after(hours=3), after(hours=2))]:
+        (found,) = await store.hot(jobs.lanes, mine, now)
+        assert found.next_due == look
 
 
 @stored
@@ -255,7 +266,7 @@ async def test_lanes_tell_the_room_left_in_a_queue(store: Store) -> None:
     await store.run(queues.put, "q", 2)
     await started(store, queue="q")
     await one(store, queue="q")
-    (found,) = await store.hot(jobs.lanes, ANYONE)
+    (found,) = await store.hot(jobs.lanes, ANYONE, T0)
     assert (found.room, found.limited) == (1, True)
 
 
@@ -265,7 +276,7 @@ async def test_a_limit_can_be_lowered_below_what_runs_and_lifted(store: Store) -
     await create(store, *(job(queue="q") for _ in range(9)))
     assert len(await _claim_limited(store)) == 3
     await store.run(queues.put, "q", 1)
-    (found,) = await store.hot(jobs.lanes, ANYONE)
+    (found,) = await store.hot(jobs.lanes, ANYONE, T0)
     assert found.room == 0
     assert await _claim_limited(store) == []
     await store.run(queues.put, "q", None)

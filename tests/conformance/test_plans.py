@@ -58,7 +58,7 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
     retry = {**end, "state": "pending", "run_at": at}
     lane = {"queue": "queue1", "priority": 1}
     return {
-        "LANES": (jobs.LANES, HEARD.params(), []),
+        "LANES": (jobs.LANES, {"now": at, **HEARD.params()}, []),
         "CLAIM": (jobs.CLAIM, {**lane, **HEARD.params(), "node": NODE, "now": at, "most": BATCH}, []),
         "DUE": (schedules.DUE, {"now": at, "most": BATCH}, []),
         "NEXT": (schedules.NEXT, {}, []),

@@ -73,7 +73,7 @@ class Service:
         node = self.node
         while True:
             now, busy = node.clock.now(), bool(node.held)  # before the look: what ends meanwhile may let others go
-            lanes = await node.store.hot(jobs.lanes, self.worker.routes)
+            lanes = await node.store.hot(jobs.lanes, self.worker.routes, now)
             fire_at = await node.store.run(schedules.next_fire)
             due = any(lane.next_due is not None and lane.next_due <= now for lane in lanes)
             if not due and not busy and not node.held and (fire_at is None or fire_at > now):

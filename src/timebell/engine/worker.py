@@ -59,7 +59,7 @@ class Worker:
         if node.stopping or not free:
             return None
         routes = free[0].routes if len(free) == 1 else self.routes
-        lanes = await node.store.hot(jobs.lanes, routes)
+        lanes = await node.store.hot(jobs.lanes, routes, node.clock.now())
         now = node.clock.now()
         due = [lane for lane in lanes if lane.next_due is not None and lane.next_due <= now]
         claimed = 0

@@ -81,7 +81,8 @@ _NEXT_LANE = (
     f" AND priority > l.priority ORDER BY priority LIMIT 1), (SELECT {{column}} FROM timebell_jobs WHERE {_CLAIMABLE}"
     " AND queue > l.queue ORDER BY queue, priority LIMIT 1))"
 )
-# A loose index scan: a few look-ups a lane, whatever the number of pending jobs.
+# A loose index scan: a few look-ups a lane, whatever the number of pending jobs. Routes are asked of what is due only:
+# looking for one's own among millions of others' would be a walk, and waking once for another's costs one look.
 LANES = Statement(
     f"""
     WITH RECURSIVE lane(queue, priority) AS (
@@ -92,8 +93,11 @@ LANES = Statement(
         FROM lane l WHERE l.queue IS NOT NULL
     )
     SELECT l.queue, l.priority, q.concurrency, q.paused,
-        (SELECT run_at FROM timebell_jobs j WHERE {_CLAIMABLE} AND j.queue = l.queue
-            AND j.priority = l.priority AND $hears ORDER BY run_at LIMIT 1) AS next_due,
+        COALESCE(
+            (SELECT run_at FROM timebell_jobs j WHERE {_CLAIMABLE} AND j.queue = l.queue
+                AND j.priority = l.priority AND run_at <= :now AND $hears ORDER BY run_at LIMIT 1),
+            (SELECT run_at FROM timebell_jobs j WHERE {_CLAIMABLE} AND j.queue = l.queue
+                AND j.priority = l.priority AND run_at > :now ORDER BY run_at LIMIT 1)) AS next_due,
         CASE WHEN q.concurrency IS NOT NULL THEN
             (SELECT count(*) FROM timebell_jobs r WHERE r.state = 'running' AND r.queue = l.queue) END AS busy
     FROM lane l LEFT JOIN timebell_queues q ON q.name = l.queue WHERE l.queue IS NOT NULL
@@ -101,10 +105,13 @@ LANES = Statement(
 )
 
 
-def lanes(tx: Transaction, routes: Routes) -> list[Lane]:
-    """Every lane that has a job these routes can take, most urgent priority first; paused queues are left out."""
+def lanes(tx: Transaction, routes: Routes, now: datetime) -> list[Lane]:
+    """Every lane with a due job that these routes can take, or with a later one; paused queues are left out.
+
+    Most urgent priority first. `next_due` is the instant at which to look again.
+    """
     found = []
-    for row in tx.fetch(LANES, **routes.params()):
+    for row in tx.fetch(LANES, now=tx.dialect.to_db(now), **routes.params()):
         if row["next_due"] is None or row["paused"]:
             continue
         limited = row["concurrency"] is not None
@@ -318,7 +325,7 @@ def hold_unheard(tx: Transaction, heard: Routes, now: datetime) -> tuple[int, in
     """
     freed = hear(tx, heard)
     held = 0
-    for row in tx.fetch(LANES, **ANYONE.params()):
+    for row in tx.fetch(LANES, now=tx.dialect.to_db(now), **ANYONE.params()):
         at = {"queue": row["queue"], "priority": row["priority"], "now": tx.dialect.to_db(now)}
         held += len(tx.fetch(HOLD_UNHEARD, **at, **heard.params()))
     return held, freed

@@ -20,6 +20,7 @@ from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.jobs import load as load_jobs
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
+from timebell.store.types import EPOCH
 
 
 def create(
@@ -212,7 +213,7 @@ def next_pending(tx: Transaction, limit: int) -> list[Job]:
     """What runs next, soonest first, over all lanes."""
     claimable = (jobs.c.state == "pending") & jobs.c.hold.is_(None)
     found: list[Job] = []
-    for at in tx.fetch(LANES, **ANYONE.params()):
+    for at in tx.fetch(LANES, now=tx.dialect.to_db(EPOCH), **ANYONE.params()):
         lane = select(jobs).where(claimable, jobs.c.queue == at["queue"], jobs.c.priority == at["priority"])
         found += map(read, tx.execute(lane.order_by(jobs.c.run_at).limit(limit)))
     return sorted(found, key=lambda job: job.run_at)[:limit]
