@@ -159,7 +159,8 @@ class Timebell:
         Conflict (SCHEDULE_EXISTS, unless `replace`).
         """
         await self.open()
-        draft = self.schedules.draft(topic, recurrence, options, self.clock.now())
+        since = await self.schedules.since(options, connection) if replace else None
+        draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since)
         return await self.schedules.put(draft, replace=replace, connection=connection)
 
     async def cancel(self, job_id: str, *, tenant_id: str | None = None, connection: Any = None) -> Cancelled:
@@ -279,7 +280,8 @@ class Timebell:
     async def _sync_schedules(self) -> None:
         """Write the schedules defined in code, where the code changed."""
         for topic, spec, options in self._schedules:
-            draft = self.schedules.draft(topic, spec, options, self.clock.now())
+            since = await self.schedules.since(options)
+            draft = self.schedules.draft(topic, spec, options, self.clock.now(), since)
             hashed = dataclasses.replace(draft, code_hash=code_hash(spec, topic, options))
             await self.schedules.put(hashed, replace=True)
 

@@ -527,3 +527,17 @@ async def test_a_handler_hears_the_revision_its_job_was_made_by(world: World) ->
         await app.schedule_repeat("t", Cron("30 * * * * *"), name="s", replace=True)
         await world.until(after(seconds=91))
     assert [offset(event.upcoming[0]) for event in events] == [120, 150]
+
+
+@virtual
+async def test_the_same_spec_again_is_no_edit_also_for_an_interval_that_says_no_anchor(world: World) -> None:
+    app, log = listening(world)
+    first = await app.schedule_repeat("t", Every("PT1M"), name="s")
+    with pytest.raises(Conflict) as refused:
+        await app.schedule_repeat("t", Every("PT1M"), name="s")
+    assert (refused.value.code, refused.value.existing) == ("SCHEDULE_EXISTS", first.id)
+    async with engine(app):
+        await world.advance(seconds=25)
+        again = await app.schedule_repeat("t", Every("PT1M"), name="s", replace=True)
+        await world.advance(seconds=100)
+    assert (again.id, again.revision, log.scheduled) == (first.id, 1, [60, 120])

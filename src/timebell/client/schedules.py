@@ -43,8 +43,25 @@ class Schedules:
         self._check_target = check_target
         self._default_timezone = default_timezone
 
-    def draft(self, topic: str, spec: Spec, options: Mapping[str, Any], now: datetime) -> Schedule:
-        """A schedule from what a person gives, checked; nothing is written. Raises InvalidInput."""
+    async def since(self, options: Mapping[str, Any], connection: Any = None) -> datetime | None:
+        """When the schedule that these options name was made, if there is one: where its own grid begins."""
+        await self._opened()
+        name, tenant_id = options.get("name"), options.get("tenant_id") or "default"
+        if not isinstance(name, str) or not isinstance(tenant_id, str):
+            return None
+        if connection is None:
+            found = await self._store.run(schedules.made_at, tenant_id, name)
+        else:
+            found = await self._store.join(connection, schedules.made_at, tenant_id, name)
+        return found
+
+    def draft(
+        self, topic: str, spec: Spec, options: Mapping[str, Any], now: datetime, since: datetime | None = None
+    ) -> Schedule:
+        """A schedule from what a person gives, checked; nothing is written. Raises InvalidInput.
+
+        `since` anchors what names no anchor: an edit keeps the grid that the schedule has had since it was made.
+        """
         if not isinstance(spec, Spec):
             raise InvalidInput(
                 f"{spec!r:.60} is not a recurrence.", code="INVALID_RECURRENCE",
@@ -59,7 +76,7 @@ class Schedules:
             )  # fmt: skip
         zone(named)
         bounds = {name: given.pop(name, None) for name in ("start", "end", "max_runs")}
-        recurrence = spec.bind(named, created_at=now, **bounds)
+        recurrence = spec.bind(named, created_at=since or now, **bounds)
         id_ = new_id(now)
         name = given.pop("name", None) or f"{topic}-{id_[-12:]}"
         tenant_id = given.pop("tenant_id", None)

@@ -195,6 +195,12 @@ def find(tx: Transaction, tenant_id: str, *, id_: str | None = None, name: str |
     return None if row is None else read(row)
 
 
+def made_at(tx: Transaction, tenant_id: str, name: str) -> datetime | None:
+    """When the schedule of this name was made; None if there is none."""
+    named = (schedules.c.tenant_id == tenant_id) & (schedules.c.name == name)
+    return tx.execute(select(schedules.c.created_at).where(named)).scalar()
+
+
 def page(tx: Transaction, tenant_id: str | None, limit: int, after: str | None) -> Page[Schedule]:
     """Schedules, newest first."""
     query = select(schedules).order_by(schedules.c.id.desc()).limit(limit + 1)

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
+from timebell.clock import wall
 from timebell.store.types import Id, Instant
 
 revision = "0001"
@@ -53,11 +54,13 @@ def _job_columns(*, live: bool) -> list[sa.Column[Any]]:
 
 
 def upgrade() -> None:
-    op.create_table(
+    tenants = op.create_table(
         "timebell_tenants",
         sa.Column("id", sa.String(200), primary_key=True),
         sa.Column("created_at", Instant, nullable=False),
     )
+    # There from the start: else the first job in a caller's long transaction would keep all others waiting for it.
+    op.bulk_insert(tenants, [{"id": "default", "created_at": wall()}])
     op.create_table(
         "timebell_schedules",
         sa.Column("id", Id, primary_key=True),
