@@ -61,11 +61,10 @@ def plan(schedule: Schedule, now: datetime, live: bool) -> Plan:
     recent_from = min(max(cursor, now - timedelta(seconds=policies.missed_after)), until)
     recent = list(recurrence.between(recent_from, until))
     fires, skips = _catch_up(schedule, cursor, recent_from, now, bool(recent))
-    chained = bool(fires) and policies.overlap is not Overlap.ALLOW
     planned = [Fire(at) for at in (*fires, *recent)]
     if policies.overlap is Overlap.ALLOW or not planned:
         pass
-    elif chained and policies.catch_up is CatchUp.ALL:
+    elif fires:  # catch-up jobs take their turn, one after another
         first = Fire(planned[0].at, Hold.OVERLAP if live else None)
         planned = [first, *(Fire(fire.at, Hold.OVERLAP) for fire in planned[1:])]
     else:

@@ -232,3 +232,9 @@ def test_out_of_time_is_skipped_when_never_started_and_failed_when_it_was() -> N
     first, later = expired("j", 1, T0), expired("j", 2, T0)
     assert (first.state, first.reason, first.counts) == (JobState.SKIPPED, "expired", False)
     assert (later.state, later.reason, later.counts) == (JobState.FAILED, "expired", False)
+
+
+def test_the_latest_missed_one_waits_its_turn_behind_a_live_job() -> None:
+    planned = plan(schedule(catch_up=CatchUp.LATEST, missed_after=10.0), T0 + 6.5 * MINUTE, True)
+    assert [(fire.at, fire.hold) for fire in planned.fires] == [(T0 + 6 * MINUTE, Hold.OVERLAP)]
+    assert skipped(planned) == minutes(1, 5, "coalesced")
