@@ -58,7 +58,7 @@ class Rule(ABC):
     def _moved(self, segment: Segment, instant: int) -> bool:
         low, high = (edge * SECOND for edge in segment.gap)
         if self.gap == "end":
-            return instant == segment.start * SECOND and any(True for _ in self.wall(low, high))
+            return instant // SECOND == segment.start and any(True for _ in self.wall(low, high))
         wanted = instant + segment.before * SECOND
         return self.gap == "shift" and any(True for _ in self.wall(wanted, wanted + 1))
 

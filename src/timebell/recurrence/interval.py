@@ -17,15 +17,17 @@ from timebell.errors import InvalidRecurrence
 from timebell.recurrence.base import JSON, Rule, Spec
 from timebell.recurrence.explain import describe_interval
 from timebell.recurrence.instants import (
-    DAY,
+    DAY_S,
     MAX,
+    MAX_S,
     SECOND,
     format_instant,
     parse_instant,
     to_us,
     wall_us,
 )
-from timebell.recurrence.zones import WIDEST, Zone
+from timebell.recurrence.walls import WallRule, Walls
+from timebell.recurrence.zones import Zone
 
 _ISO = re.compile(
     r"P(?=.)(?:(?P<years>\d{1,9})Y)?(?:(?P<months>\d{1,9})M)?(?:(?P<weeks>\d{1,9})W)?(?:(?P<days>\d{1,9})D)?"
@@ -33,7 +35,7 @@ _ISO = re.compile(
     r"(?:(?P<seconds>\d{1,9})(?:\.(?P<fraction>\d{1,6}))?S)?)?",
     re.ASCII,
 )
-_MEAN_MONTH = 2_629_746 * SECOND  # 400 Gregorian years are 146,097 days
+_MEAN_MONTH = 2_629_746  # seconds; 400 Gregorian years are 146,097 days
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 
 
@@ -126,71 +128,64 @@ class ElapsedRule(Rule):
         return max(0, -((self._anchor - instant) // self._step))
 
 
-class CalendarRule(Rule):
+class CalendarRule(WallRule):
     """anchor + k * step on the local calendar; a local time that a jump of the clock skipped or repeated
     is resolved by RFC 5545 3.3.5, and equal instants are one."""
 
     def __init__(self, step: Step, anchor: datetime, where: Zone) -> None:
-        self.zone = where
-        self._months, self._days = step.months, step.days
-        self._mean = step.months * _MEAN_MONTH + step.days * DAY
-        self._anchor = _anchor_us(anchor, where)
+        # An aware anchor is an instant already: nothing resolves its local time a second time.
+        self._given = None if anchor.tzinfo is None else to_us(anchor)
         local = wall_us(anchor if anchor.tzinfo is None else where.local(anchor).replace(tzinfo=None))
-        day, self._time = divmod(local, DAY)
-        self._date = date.fromordinal(day + _EPOCH_DAY)
+        second, fraction = divmod(local, SECOND)
+        super().__init__(where, StepWalls(step, second, self._given is not None), missing_days=True, fraction=fraction)
 
     def after(self, instant: int) -> int | None:
-        return self._at(self._passed(instant + 1))
+        return self._given if self._given is not None and instant < self._given else super().after(instant)
 
     def before(self, instant: int) -> int | None:
-        passed = self._passed(min(instant, MAX))
-        return self._at(passed - 1) if passed else None
+        found = super().before(instant)
+        return self._given if found is None and self._given is not None and self._given < instant else found
 
     def count(self, start: int, end: int) -> int:
-        if start >= end:
-            return 0
-        first, last = self._passed(start), self._passed(end)
-        merged = 0
-        for jump in self.zone.jumps(start // SECOND - WIDEST, -(-end // SECOND)):
-            if jump.offset - jump.before >= DAY // SECOND:
-                near = self._passed(jump.start * SECOND)
-                found = [self._at(k) for k in range(max(first, near - 2), min(last, near + 3))]
-                merged += len(found) - len(set(found))
-        return last - first - merged
+        return super().count(start, end) + (self._given is not None and start <= self._given < end)
 
-    def wall(self, low: int, high: int) -> Iterator[int]:
-        k = max(0, self._passed(low - 3 * DAY) - 1)
-        while (local := self._local(k)) is not None and local < high:
-            if local >= low:
-                yield local
-            k += 1
 
-    def _passed(self, instant: int) -> int:
-        """How many k give an instant before this one. The estimate is never a whole step too high."""
-        k = max(0, (min(instant, MAX) - self._anchor) // self._mean - 1)
-        while (at := self._at(k)) is not None and at < instant:
+class StepWalls(Walls):
+    """start + k * step for k from `least` on; a day that a month lacks is its last one."""
+
+    def __init__(self, step: Step, start: int, least: int) -> None:
+        self._months, self._days, self._least = step.months, step.days, least
+        self._mean = step.months * _MEAN_MONTH + step.days * DAY_S
+        self._start = start
+        day, self._time = divmod(start, DAY_S)
+        self._date = date.fromordinal(day + _EPOCH_DAY)
+
+    def next(self, local: int) -> int | None:
+        return self._at(self._passed(local))
+
+    def previous(self, local: int) -> int | None:
+        passed = self._passed(local)
+        return self._at(passed - 1) if passed > self._least else None
+
+    def count(self, low: int, high: int) -> int:
+        return max(0, self._passed(high) - self._passed(low))
+
+    def _passed(self, local: int) -> int:
+        """The least k whose time is not before `local`. The estimate is never a whole step too high."""
+        k = max(self._least, (min(local, MAX_S + DAY_S) - self._start) // self._mean - 1)
+        while (at := self._at(k)) is not None and at < local:
             k += 1
         return k
 
     def _at(self, k: int) -> int | None:
-        if k == 0:
-            return self._anchor
-        local = self._local(k)
-        if local is None:
-            return None
-        second, fraction = divmod(local, SECOND)
-        instant = self.zone.resolve(second)[0] * SECOND + fraction
-        return instant if instant < MAX else None
-
-    def _local(self, k: int) -> int | None:
-        """Microseconds of the wall clock of anchor + k * step; None from 2201 on."""
+        """The k-th local time; None from 2201 on."""
         year, month = divmod(self._date.year * 12 + self._date.month - 1 + k * self._months, 12)
         if year > 2200:
             return None
         first = date(year, month + 1, 1).toordinal()
         after = date(year + month // 11, (month + 1) % 12 + 1, 1).toordinal()
         day = first + min(self._date.day, after - first) - 1 - _EPOCH_DAY + k * self._days
-        return day * DAY + self._time if day * DAY < MAX + DAY else None
+        return day * DAY_S + self._time if day * DAY_S < MAX_S + DAY_S else None
 
 
 @lru_cache(maxsize=4096)
