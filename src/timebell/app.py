@@ -243,7 +243,7 @@ class Timebell:
         chosen = dataclasses.replace(self._options(), **options)
         node = Node(
             id=new_id(now), store=self.store, clock=self.clock, options=chosen, handlers=self.handlers,
-            targets=self.targets, planning=self._planning, working=self._working,
+            targets=self.targets, planning=self._planning, working=self._working, beating=Alarm(self.clock),
         )  # fmt: skip
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, concurrency in self._queues.items():

@@ -205,7 +205,7 @@ async def test_a_beat_renews_exactly_the_attempts_that_are_still_ours(store: Sto
     batch = [(attempt.id, attempt.number) for attempt in (mine, taken, done, back)]
     assert await store.hot(jobs.beat, batch) == {mine.id}
     assert await store.hot(jobs.beat, batch) == {mine.id}
-    assert await store.hot(jobs.running) == {(mine.id, 1): 2, (taken.id, 2): 0}
+    assert await store.hot(jobs.running) == {(mine.id, 1): (2, False), (taken.id, 2): (0, False)}
 
 
 @stored
@@ -219,7 +219,7 @@ async def test_running_lists_every_running_attempt_and_nothing_else(store: Store
     await one(store)
     await one(store, hold=Hold.UNHEARD)
     await end(store, ending(await started(store, queue="q")))
-    assert await store.hot(jobs.running) == {(attempt.id, 1): 0}
+    assert await store.hot(jobs.running) == {(attempt.id, 1): (0, False)}
 
 
 @stored

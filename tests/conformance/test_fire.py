@@ -554,3 +554,48 @@ async def test_a_cancelled_occurrence_does_not_come_back(store: Store) -> None:
     await store.run(ledger.cancel, None, made.id, after(minutes=1))
     assert (await fire(store, after(minutes=1, seconds=30))).jobs == 0
     assert (await fire(store, after(minutes=2))).jobs == 1
+
+
+# Overlap by cancelling what was there before.
+
+CANCEL_PREVIOUS = {"overlap": Overlap.CANCEL_PREVIOUS}
+
+
+@stored
+async def test_what_has_not_started_makes_way_at_once(store: Store) -> None:
+    await put(store, schedule(**CANCEL_PREVIOUS))
+    await fire(store, after(minutes=1))
+    fired = await fire(store, after(minutes=2))
+    assert (fired.jobs, fired.skips, fired.stopping) == (1, 0, 0)
+    first, second = await everything(store)
+    assert (first.state, first.reason, first.replaced_by) == (JobState.CANCELLED, "superseded", second.id)
+    assert (second.state, second.hold) == (JobState.PENDING, None)
+
+
+@stored
+async def test_what_runs_is_asked_and_its_successor_waits_for_it(store: Store) -> None:
+    await put(store, schedule(**CANCEL_PREVIOUS))
+    await fire(store, after(minutes=1))
+    (attempt,) = await claim(store, after(minutes=1))
+    assert (await fire(store, after(minutes=2))).stopping == 1
+    third = await fire(store, after(minutes=3))
+    assert (third.jobs, third.stopping) == (1, 1)
+    assert await store.hot(jobs.running) == {(attempt.id, 1): (0, True)}
+    first, second, last = await everything(store)
+    assert (first.state, second.state, second.replaced_by) == (JobState.RUNNING, JobState.CANCELLED, last.id)
+    assert last.hold is Hold.OVERLAP
+    assert await claim(store, after(minutes=3)) == []
+    failed = ending(attempt, JobState.FAILED, after(minutes=3), schedule_id=attempt.schedule_id)
+    await store.run(jobs.end_in_turn, [failed], [str(attempt.schedule_id)])
+    assert (await everything(store))[0].state is JobState.CANCELLED
+    assert [one.id for one in await claim(store, after(minutes=3))] == [last.id]
+
+
+@stored
+async def test_one_that_was_asked_to_stop_is_not_tried_again(store: Store) -> None:
+    await put(store, schedule(**CANCEL_PREVIOUS))
+    await fire(store, after(minutes=1))
+    (attempt,) = await claim(store, after(minutes=1))
+    await fire(store, after(minutes=2))
+    again = ending(attempt, JobState.PENDING, run_at=after(minutes=9))
+    assert await store.hot(jobs.retry, [again]) == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -231,3 +232,32 @@ def test_a_client_whose_clock_is_wrong_still_means_the_time_of_the_database(post
         assert abs(made.next_fire_at - true) < timedelta(minutes=1)
 
     clustered(test, postgres_url, 1)
+
+
+def test_a_plain_function_that_was_asked_to_stop_is_waited_for(postgres_url: str) -> None:
+    async def test(cluster: Cluster) -> None:
+        release, ran = threading.Event(), []
+        for app in cluster.apps:
+
+            @app.schedule("tick", cron="* * * * * *", overlap="cancel_previous", max_runs=3)
+            def tick(event: Arrived) -> str:
+                ran.append(event.job_id)
+                release.wait(PATIENCE)
+                return "all of it"
+
+        app = cluster.apps[0]
+
+        async def third_waits() -> bool:
+            return [job.state for job in await jobs(app, topic="tick")] == ["running", "cancelled", "pending"]
+
+        async with cluster.running(heartbeat=0.2):
+            await eventually(third_waits, app)
+            assert len(ran) == 1
+            release.set()
+            await eventually(lambda: len(ran) == 2, app)
+        first, second, third = await jobs(app, topic="tick")
+        assert (first.state, first.result) == ("completed", "all of it")
+        assert (second.reason, second.attempt) == ("superseded", 0)
+        assert ran == [first.id, third.id]
+
+    clustered(test, postgres_url, 2)

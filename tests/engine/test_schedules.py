@@ -139,6 +139,113 @@ async def test_under_allow_occurrences_run_side_by_side(world: World) -> None:
     assert log.fired == [60, 120, 180]
 
 
+@virtual
+async def test_under_queue_occurrences_wait_and_run_in_order_one_at_a_time(world: World) -> None:
+    app, log = listening(world, Log(lambda _: asyncio.sleep(90)))
+    await app.schedule_repeat("t", MINUTELY, overlap="queue", max_runs=4)
+    async with engine(app):
+        await world.until(after(minutes=3, seconds=30))
+        waiting = [job.hold for job in await jobs(app, status="pending")]
+        await world.until(after(minutes=8))
+    assert log.scheduled == [60, 120, 180, 240]
+    assert log.fired == [60, 150, 240, 330]
+    assert waiting == ["overlap"]
+
+
+@virtual
+async def test_under_queue_at_most_a_hundred_wait(world: World) -> None:
+    app, log = listening(world, Log(lambda _: asyncio.sleep(110)))
+    await app.schedule_repeat("t", Cron("* * * * * *"), overlap="queue", max_runs=105)
+    async with engine(app):
+        await world.until(after(seconds=106))
+        found = await outcomes(app)
+    assert [(at, reason) for at, state, reason in found if state == "skipped"] == [
+        (at, "overlap") for at in (102, 103, 104, 105)
+    ]
+    assert log.scheduled == [1]
+
+
+@virtual
+async def test_under_cancel_previous_a_new_occurrence_stops_the_running_one(world: World) -> None:
+    told: list[float] = []
+
+    async def work(event: Arrived) -> None:
+        try:
+            await asyncio.sleep(150)
+        except asyncio.CancelledError:
+            told.append(offset(world.clock.now()))
+            raise
+
+    app = world.app()
+    app.on("t")(work)
+    await app.schedule_repeat("t", MINUTELY, overlap="cancel_previous", max_runs=3)
+    async with engine(app):
+        await world.until(after(minutes=7))
+    assert told == [120, 180]
+    assert await outcomes(app) == rows((1, "cancelled", "superseded"), (2, "cancelled", "superseded"), (3, "completed"))
+    assert [offset(job.started_at) for job in await jobs(app) if job.started_at] == [60, 120, 180]
+
+
+@virtual
+async def test_one_that_does_not_stop_is_fenced_after_ten_seconds(world: World) -> None:
+    async def stubborn(event: Arrived) -> str:
+        until = world.clock.now() + timedelta(seconds=100)
+        while world.clock.now() < until:
+            try:
+                await asyncio.sleep((until - world.clock.now()).total_seconds())
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    app = world.app()
+    app.on("t")(stubborn)
+    await app.schedule_repeat("t", MINUTELY, overlap="cancel_previous", max_runs=2)
+    async with engine(app):
+        await world.until(after(minutes=5))
+    first, second = await jobs(app)
+    assert (first.state, first.reason, first.result) == ("cancelled", "superseded", None)
+    assert first.finished_at is not None
+    assert second.started_at is not None
+    assert offset(first.finished_at) == offset(second.started_at) == 130
+    assert (second.state, second.result) == ("completed", "late")
+
+
+@virtual
+async def test_one_that_finishes_although_it_was_asked_to_stop_has_completed(world: World) -> None:
+    async def careful(event: Arrived) -> str:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            await asyncio.sleep(4)
+            return "tidied up"
+        return "done"
+
+    app = world.app()
+    app.on("t")(careful)
+    await app.schedule_repeat("t", MINUTELY, overlap="cancel_previous", max_runs=2)
+    async with engine(app):
+        await world.until(after(minutes=5))
+    first, second = await jobs(app)
+    assert (first.state, first.result) == ("completed", "tidied up")
+    assert second.started_at is not None
+    assert (offset(second.started_at), second.result) == (124, "done")
+
+
+@virtual
+async def test_a_retry_that_waits_makes_way_at_once(world: World) -> None:
+    app, log = listening(
+        world, Log(lambda event: raises(ValueError())(event) if event.scheduled_at == after(minutes=1) else 1)
+    )
+    again = Retry(attempts=3, backoff="fixed", delay=90, jitter=0)
+    await app.schedule_repeat("t", MINUTELY, overlap="cancel_previous", max_runs=2, retry=again)
+    async with engine(app):
+        await world.until(after(minutes=5))
+    assert await outcomes(app) == rows((1, "cancelled", "superseded"), (2, "completed"))
+    assert log.fired == [60, 120]
+    first, second = await jobs(app)
+    assert first.replaced_by == second.id
+
+
 # Outages. Six hourly occurrences fall into each; the engine comes back 30 minutes after the last.
 
 HOURLY = Cron("0 * * * *")

@@ -40,7 +40,7 @@ class Held:
     lease_until: float
     task: asyncio.Task[None] | None = None
     drop: str | None = None
-    """Why its task is being cancelled: `lost` (not ours any more) or `drain` (give it back)."""
+    """Why its task is being cancelled: `lost` (not ours any more), `drain` (give it back) or `stop`."""
 
 
 @dataclass(slots=True)
@@ -71,6 +71,7 @@ class Node:
     targets: Mapping[str, Target]
     planning: Alarm
     working: Alarm
+    beating: Alarm
     held: dict[str, Held] = field(default_factory=dict)
     recurrences: dict[tuple[str, int], tuple[str, Recurrence]] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
@@ -86,6 +87,10 @@ class Node:
                 if handler.retry is not None:
                     return handler.retry
         return DEFAULT_RETRY
+
+    def can_stop(self, attempt: Attempt) -> bool:
+        """Whether cancelling its task ends the work itself: a plain function goes on in its thread."""
+        return attempt.target is not None or all(one.is_async for one in self.handlers.matching(attempt.topic))
 
     def timeout_of(self, attempt: Attempt) -> float:
         """Seconds an attempt may take: the job's own, its handler's, the default."""

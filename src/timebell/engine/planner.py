@@ -36,6 +36,8 @@ class Planner:
         node.counters.skipped += fired.skips
         if fired.jobs:
             node.working.poke()
+        if fired.stopping:
+            node.beating.poke()
         following = fired.next_fire_at
         if fired.schedules or following is None or following > now:
             self._pause = SHORTEST

@@ -20,6 +20,8 @@ from timebell.store.sql import jobs, nodes
 
 log = logging.getLogger("timebell.pulse")
 
+STOP_WITHIN = 10.0  # seconds that an attempt has to stop when a later occurrence asks it to
+
 
 class Pulse:
     """The service; `step` is one heartbeat."""
@@ -30,6 +32,7 @@ class Pulse:
         self.leader = leader
         self.announced = announced
         self._seen: dict[tuple[str, int], tuple[int, float]] = {}
+        self._asked: dict[tuple[str, int], float] = {}
 
     async def start(self) -> None:
         """Before the first claim: know the time, be known, and take back what a dead engine left."""
@@ -53,7 +56,10 @@ class Pulse:
         await self.leader.step()
         node.working.poke()
         node.planning.poke()
-        return node.clock.now() + timedelta(seconds=node.options.heartbeat)
+        pause = node.options.heartbeat
+        if self._asked:
+            pause = min(pause, max(0.0, min(self._asked.values()) + STOP_WITHIN - node.clock.monotonic()))
+        return node.clock.now() + timedelta(seconds=pause)
 
     def _announcement(self) -> nodes.Node:
         was = self.announced
@@ -102,14 +108,15 @@ class Pulse:
                 self._drop(id_)
 
     async def _watch(self) -> None:
-        """Take back attempts whose counter has stood still for a whole lease."""
+        """Take back attempts whose counter has stood still for a whole lease, and stop those that were asked to."""
         node = self.node
         now = node.clock.monotonic()
         running = await node.store.hot(jobs.running)
+        await self._stop([key for key, (_, stopping) in running.items() if stopping], now)
         held = {(one.attempt.id, one.attempt.number) for one in node.held.values()}
         seen: dict[tuple[str, int], tuple[int, float]] = {}
         dead = []
-        for key, beat in running.items():
+        for key, (beat, _) in running.items():
             if key in held:
                 continue
             was = self._seen.get(key)
@@ -119,6 +126,24 @@ class Pulse:
         self._seen = seen
         if dead:
             await self._rescue(dead)
+
+    async def _stop(self, asked: list[tuple[str, int]], now: float) -> None:
+        """Tell the attempts of this node that a later occurrence waits; end for them those that do not listen."""
+        node = self.node
+        self._asked = {key: self._asked.get(key, now) for key in asked}
+        deaf = [key for key, since in self._asked.items() if now - since >= STOP_WITHIN]
+        for id_, number in asked:
+            held = node.held.get(id_)
+            if held is None or held.attempt.number != number or held.drop or held.task is None or held.task.done():
+                continue
+            if node.can_stop(held.attempt):
+                held.drop = "stop"
+                held.task.cancel()
+        attempts = await node.store.run(jobs.abandoned, deaf, node.clock.now()) if deaf else []
+        at = node.clock.now()
+        await self.completer.write([
+            mark(attempt, decide.superseded(attempt.id, attempt.number, at), node.id) for attempt in attempts
+        ])  # fmt: skip
 
     async def _rescue(self, keys: list[tuple[str, int]]) -> None:
         """Let abandoned attempts be tried again at once, or fail those that have used up their tries."""

@@ -47,9 +47,12 @@ class Runner:
         except asyncio.CancelledError:
             if held.drop == "lost":
                 return None
-            if held.drop != "drain":
+            if held.drop == "stop":
+                ending = decide.superseded(attempt.id, attempt.number, clock.now())
+            elif held.drop == "drain":
+                ending = self._again(attempt, clock.now())
+            else:
                 raise
-            ending = self._again(attempt, clock.now())
         return self._mark(attempt, ending)
 
     async def _deliver(self, attempt: Attempt, now: datetime) -> Outcome:

@@ -44,13 +44,12 @@ class Service:
         """Plan and work while the block runs; then drain and leave. Raises StoreError if it cannot start."""
         node = self.node
         node.handlers.threads = ThreadPoolExecutor(node.options.threads, thread_name_prefix="timebell")
-        beating = Alarm(node.clock)
         await node.store.lock_engine()
         await self.pulse.start()
         tasks = [
             asyncio.create_task(self._keep(name, step, alarm), name=f"timebell-{name}")
             for name, step, alarm in (
-                ("pulse", self.pulse.step, beating),
+                ("pulse", self.pulse.step, node.beating),
                 ("planner", self.planner.step, node.planning),
                 ("worker", self.worker.step, node.working),
             )
@@ -65,7 +64,7 @@ class Service:
             await asyncio.gather(*tasks, completing, return_exceptions=True)
             await self._leave()
             node.handlers.threads.shutdown(wait=False, cancel_futures=True)
-            for alarm in (beating, node.planning, node.working):
+            for alarm in (node.beating, node.planning, node.working):
                 alarm.close()
 
     async def idle(self) -> None:

@@ -16,6 +16,8 @@ from timebell.model.policy import CatchUp, Overlap, Retry
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Recurrence
 
+SUPERSEDED = "superseded"  # why a job was cancelled that made way for a later occurrence
+QUEUED = 100  # so many occurrences may wait for their turn under overlap `queue`
 ROWS = 100  # up to so many skips of one decision get a row each; more become one range row
 TINY = timedelta(microseconds=1)
 
@@ -40,15 +42,19 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of every occurrence from a schedule's cursor up to now, and the next cursor."""
+    """What becomes of every occurrence from a schedule's cursor up to now, and the next cursor.
+
+    With `supersedes`, jobs of the schedule that were live before are to make way for the one that fires.
+    """
 
     fires: list[Fire] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
     next_fire_at: datetime | None = None
+    supersedes: bool = False
 
 
-def plan(schedule: Schedule, now: datetime, live: bool) -> Plan:
-    """Decide every occurrence in [schedule.next_fire_at, now]; `live` says a job of it is not finished.
+def plan(schedule: Schedule, now: datetime, live: int) -> Plan:
+    """Decide every occurrence in [schedule.next_fire_at, now]; `live` jobs of it are not finished.
 
     Up to `missed_after` late each one fires; those later are missed, and catch-up decides. Nothing is
     dropped: each occurrence is in exactly one Fire or Skip. The next cursor follows the nominal instants,
@@ -61,17 +67,30 @@ def plan(schedule: Schedule, now: datetime, live: bool) -> Plan:
     recent_from = min(max(cursor, now - timedelta(seconds=policies.missed_after)), until)
     recent = list(recurrence.between(recent_from, until))
     fires, skips = _catch_up(schedule, cursor, recent_from, now, bool(recent))
-    planned = [Fire(at) for at in (*fires, *recent)]
-    if policies.overlap is Overlap.ALLOW or not planned:
-        pass
-    elif fires:  # catch-up jobs take their turn, one after another
-        first = Fire(planned[0].at, Hold.OVERLAP if live else None)
-        planned = [first, *(Fire(fire.at, Hold.OVERLAP) for fire in planned[1:])]
-    else:
-        late = planned if live else planned[1:]
-        skips.extend(Skip(fire.at, fire.at, 1, Reason.OVERLAP) for fire in late)
-        planned = [] if live else planned[:1]
-    return Plan(planned, skips, recurrence.next(now))
+    planned, left = _in_turn(policies.overlap, [*fires, *recent], len(fires), live)
+    skips.extend(Skip(at, at, 1, Reason.OVERLAP) for at in left)
+    supersedes = policies.overlap is Overlap.CANCEL_PREVIOUS and not fires and bool(planned and live)
+    return Plan(planned, skips, recurrence.next(now), supersedes)
+
+
+def _in_turn(overlap: Overlap, due: list[datetime], caught_up: int, live: int) -> tuple[list[Fire], list[datetime]]:
+    """Which of the due ones fire, with or without waiting for their turn, and which an overlap leaves out.
+
+    The first `caught_up` of them are made up for: these take their turn whatever the policy says.
+    """
+    left: list[datetime] = []
+    match overlap:
+        case Overlap.ALLOW:
+            return [Fire(at) for at in due], []
+        case Overlap.QUEUE:
+            room = max(caught_up, 1 + QUEUED - live)
+            due, left = due[:room], due[room:]
+        case Overlap.CANCEL_PREVIOUS if not caught_up:
+            due, left = due[-1:], due[:-1]
+        case Overlap.SKIP if not caught_up:
+            room = 0 if live else 1
+            due, left = due[:room], due[room:]
+    return [Fire(at, Hold.OVERLAP if live or n else None) for n, at in enumerate(due)], left
 
 
 def _catch_up(
@@ -142,6 +161,11 @@ def after_failure(
     fraction = crc32(f"{job_id}.{number}".encode()) / 2**32
     pause = max(retry.pause(tries + 1, fraction), min(retry_after or 0.0, 86_400.0))
     return Ending(job_id, number, JobState.PENDING, at, run_at=at + timedelta(seconds=pause), error=error, code=code)
+
+
+def superseded(job_id: str, number: int, at: datetime) -> Ending:
+    """Stopped, to make way for a later occurrence."""
+    return Ending(job_id, number, JobState.CANCELLED, at, reason=SUPERSEDED)
 
 
 def expired(job_id: str, number: int, at: datetime) -> Ending:

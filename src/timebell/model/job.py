@@ -62,10 +62,12 @@ class Reason(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a pending job stands outside the claim index."""
+    """Why a job stands outside the claim index."""
 
     OVERLAP = "overlap"
     UNHEARD = "unheard"
+    STOPPING = "stopping"
+    """Of a running job: a later occurrence has asked it to stop and waits for it."""
 
 
 class CancelOutcome(StrEnum):

@@ -15,6 +15,8 @@ class Overlap(StrEnum):
     """What an occurrence does when an earlier job of its schedule is still live."""
 
     SKIP = "skip"
+    QUEUE = "queue"
+    CANCEL_PREVIOUS = "cancel_previous"
     ALLOW = "allow"
 
 

@@ -5,13 +5,16 @@ Each batch is one statement; the fence (attempt number, state running) guards ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
 from typing import Any
 
-from timebell.model.job import Attempt, Ending, JobState, NewJob
+from sqlalchemy import select, update
+
+from timebell.model.decide import SUPERSEDED
+from timebell.model.job import Attempt, Ending, Hold, JobState, NewJob
 from timebell.model.routes import ANYONE, Routes
 from timebell.store.schema import jobs
 from timebell.store.statement import Statement
@@ -254,6 +257,28 @@ def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[
     return {str(row["id"]) for row in ended}
 
 
+def supersede(tx: Transaction, successors: Mapping[str, str], now: datetime) -> int:
+    """Make way for the newest job of each schedule: end what is pending before it, ask what runs to stop.
+
+    Returns how many were asked. The successor waits for its turn, and so is let go when the last one ends.
+    """
+    previous = select(jobs).where(jobs.c.schedule_id.in_(successors), jobs.c.id.not_in(successors.values()))
+    endings, running = [], []
+    for row in tx.execute(previous.order_by(jobs.c.id).with_for_update()):
+        if row.state == JobState.PENDING:
+            endings.append(Ending(
+                row.id, row.attempt, JobState.CANCELLED, now, was=JobState.PENDING, counts=False,
+                reason=SUPERSEDED, errors=row.errors, replaced_by=successors[row.schedule_id],
+            ))  # fmt: skip
+        else:
+            running.append(row.id)
+    if endings:
+        end_in_turn(tx, endings, list(successors))
+    if running:
+        tx.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_asked=True, hold=Hold.STOPPING.value))
+    return len(running)
+
+
 RETRY = Statement(
     f"WITH $rows UPDATE timebell_jobs AS j SET state = 'pending', run_at = d.run_at, errors = d.errors,"  # noqa: S608
     f" tries = j.tries + d.counts, node_id = NULL FROM d WHERE {_GUARD} AND {_PINNED}"
@@ -282,12 +307,12 @@ def beat(tx: Transaction, attempts: Sequence[tuple[str, int]]) -> set[str]:
     return {str(row["id"]) for row in tx.fetch(BEAT, rows)}
 
 
-RUNNING = Statement("SELECT id, attempt, beat FROM timebell_jobs WHERE state = 'running'")
+RUNNING = Statement("SELECT id, attempt, beat, hold FROM timebell_jobs WHERE state = 'running'")
 
 
-def running(tx: Transaction) -> dict[tuple[str, int], int]:
-    """Every running attempt and its beat, for whoever watches leases."""
-    return {(str(row["id"]), row["attempt"]): row["beat"] for row in tx.fetch(RUNNING)}
+def running(tx: Transaction) -> dict[tuple[str, int], tuple[int, bool]]:
+    """Every running attempt, for whoever watches leases: its beat, and whether it was asked to stop."""
+    return {(str(row["id"]), row["attempt"]): (row["beat"], row["hold"] is not None) for row in tx.fetch(RUNNING)}
 
 
 ABANDONED = Statement(

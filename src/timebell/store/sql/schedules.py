@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ class Fired:
     schedules: int = 0
     jobs: int = 0
     skips: int = 0
+    stopping: int = 0
     next_fire_at: datetime | None = None
 
 
@@ -105,8 +107,10 @@ NEXT = Statement(
     "SELECT next_fire_at FROM timebell_schedules WHERE enabled AND fault IS NULL AND next_fire_at IS NOT NULL"
     " ORDER BY next_fire_at LIMIT 1"
 )
-WHICH_LIVE = Statement(
-    "WITH $rows SELECT DISTINCT j.schedule_id FROM timebell_jobs j JOIN d ON j.schedule_id = d.id", id="id"
+LIVE = Statement(
+    "WITH $rows SELECT j.schedule_id, count(*) AS live FROM timebell_jobs j JOIN d ON j.schedule_id = d.id"
+    " GROUP BY j.schedule_id",
+    id="id",
 )
 ADVANCE = Statement(
     "WITH $rows UPDATE timebell_schedules AS s SET next_fire_at = d.next_fire_at, last_fired_at ="
@@ -129,7 +133,7 @@ def fire(tx: Transaction, build: Build, now: datetime, most: int) -> Fired:
         rows = tx.execute(select(schedules).where(schedules.c.id.in_(ids))).all()
         fired = _fire(tx, _readable(tx, rows), build, now)
     following = next_fire(tx)
-    return Fired(fired.schedules, fired.jobs, fired.skips, following)
+    return dataclasses.replace(fired, next_fire_at=following)
 
 
 def _readable(tx: Transaction, rows: Sequence[Row[Any]]) -> list[Schedule]:
@@ -150,14 +154,16 @@ def _fault(schedule_id: str, broken: Exception) -> str:
 
 def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime) -> Fired:
     """The part of `fire` after the locks."""
-    live = {str(row["schedule_id"]) for row in tx.fetch(WHICH_LIVE, [{"id": schedule.id} for schedule in due])}
+    in_turn = [{"id": one.id} for one in due if one.policies.overlap is not Overlap.ALLOW]
+    live = {str(row["schedule_id"]): row["live"] for row in tx.fetch(LIVE, in_turn)} if in_turn else {}
     new: list[NewJob] = []
     skips: list[tuple[NewJob, str, int, datetime]] = []
     advances = []
+    successors: dict[str, str] = {}
     for schedule in due:
         advance: dict[str, Any] = {"id": schedule.id, "fault": None, "last_fired_at": None}
         try:
-            planned = plan(schedule, now, schedule.id in live)
+            planned = plan(schedule, now, live.get(schedule.id, 0))
             made = [build(schedule, fire.at, fire.hold, now) for fire in planned.fires]
             left = [
                 (build(schedule, skip.at, None, now), skip.reason.value, skip.count, skip.to) for skip in planned.skips
@@ -169,6 +175,8 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
             new += made
             skips += left
             advance["next_fire_at"] = tx.dialect.to_db(planned.next_fire_at)
+            if planned.supersedes:
+                successors[schedule.id] = made[-1].id
             if planned.fires:
                 advance["last_fired_at"] = tx.dialect.to_db(planned.fires[-1].at)
         advances.append(advance)
@@ -177,8 +185,9 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
         tx.notify()
     if skips:
         jobs.skip(tx, skips, now)
+    stopping = jobs.supersede(tx, successors, now) if successors else 0
     tx.fetch(ADVANCE, advances)
-    return Fired(len(due), len(new), sum(count for _, _, count, _ in skips))
+    return Fired(len(due), len(new), sum(count for _, _, count, _ in skips), stopping)
 
 
 def next_fire(tx: Transaction) -> datetime | None:
