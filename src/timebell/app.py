@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from timebell import settings as configuration
 from timebell.alarm import Alarm
-from timebell.client.jobs import Jobs, JobSpec, text
+from timebell.client.jobs import Jobs, JobSpec, queue_name
 from timebell.client.schedules import Schedules, code_hash
 from timebell.clock import Clock, SystemClock, wall
 from timebell.engine.context import Node, Options
@@ -29,7 +29,8 @@ from timebell.recurrence import Every, Spec, parse_cron, tzdata_version, zone
 from timebell.store.dialects.base import Store
 from timebell.store.open import HEAD, open_store, outdated, upgrade, version
 from timebell.store.sql import queues
-from timebell.store.sql.ledger import Cancelled
+from timebell.store.sql.erasure import Erased
+from timebell.store.sql.ledger import Cancelled, Swept
 from timebell.targets.base import Target
 from timebell.targets.handler import Function, Handler, Handlers
 
@@ -121,7 +122,7 @@ class Timebell:
         whole = isinstance(concurrency, int) and not isinstance(concurrency, bool)
         if concurrency is not None and (not whole or concurrency < 1):
             raise InvalidInput(f"concurrency is {concurrency!r}; it is at least 1.", code="INVALID_CONCURRENCY")
-        self._queues[text(name, "queue", 100)] = concurrency
+        self._queues[queue_name(name)] = concurrency
 
     async def schedule_at(
         self,
@@ -167,6 +168,46 @@ class Timebell:
         """Keep a job from starting: `prevented`, `in_flight` or `already_done`; asking again changes nothing."""
         return await self.jobs.cancel(job_id, tenant_id, connection)
 
+    async def cancel_all(
+        self,
+        *,
+        key: str | None = None,
+        owner_id: str | None = None,
+        topic: str | None = None,
+        schedule_id: str | None = None,
+        queue: str | None = None,
+        tenant_id: str = "default",
+    ) -> Swept:
+        """Cancel every live job of a tenant that has all of these: how many were `prevented`, how many are
+        `in_flight`. None at all is no error. Raises InvalidInput (FILTER_MISSING) when nothing is named."""
+        named = {"key": key, "owner_id": owner_id, "topic": topic, "schedule_id": schedule_id, "queue": queue}
+        return await self.jobs.sweep(named, tenant_id)
+
+    async def reschedule(
+        self,
+        job_id: str,
+        run_at: datetime | str | None = None,
+        *,
+        timezone: str | None = None,
+        tenant_id: str | None = None,
+        connection: Any = None,
+    ) -> Job:
+        """A new job, with a new id, in place of a pending one, at another time; both name each other.
+
+        A naive `run_at` is wall time in `timezone`, else in the zone the job had. An `expires_after` moves along.
+        Raises InvalidInput, InThePast, NotFound, Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
+        """
+        return self.jobs.shown(await self.jobs.reschedule(job_id, run_at, timezone, tenant_id, connection))
+
+    async def replay(self, job_id: str, *, tenant_id: str | None = None) -> Job:
+        """Try a failed job again: same id, fresh budget of tries. Raises NotFound, Conflict (JOB_NOT_FAILED)."""
+        return await self.jobs.replay(job_id, tenant_id)
+
+    async def erase(self, owner_id: str, *, tenant_id: str = "default") -> Erased:
+        """Erase a person's data: their jobs do not run, their schedules are switched off, and what all of them
+        carried is gone; ids, topics and times stay. Once more completes it if anything was `in_flight`."""
+        return await self.jobs.erase(owner_id, tenant_id)
+
     async def get(self, job_id: str, *, tenant_id: str | None = None) -> Job:
         """One job, live or finished. Raises NotFound."""
         return await self.jobs.get(job_id, tenant_id)
@@ -190,12 +231,25 @@ class Timebell:
     async def pause_queue(self, name: str, reason: str | None = None) -> None:
         """Claim no more jobs of a queue on any node; those that run go on."""
         await self.open()
-        await self.store.run(queues.pause, text(name, "queue", 100), reason)
+        await self.store.run(queues.pause, queue_name(name), reason)
 
     async def resume_queue(self, name: str) -> None:
         """Claim its jobs again."""
         await self.open()
-        await self.store.run(queues.resume, text(name, "queue", 100))
+        await self.store.run(queues.resume, queue_name(name))
+        self._working.poke_threadsafe()
+
+    async def pause_all(self, reason: str | None = None) -> None:
+        """Stop all firing, on every node, until `resume_all`: nothing is planned or claimed; what runs goes on."""
+        await self.open()
+        await self.store.run(queues.pause, queues.EVERYTHING, reason)
+
+    async def resume_all(self) -> None:
+        """Fire again. What was due meanwhile is treated as after an outage: jobs run late, and each schedule's
+        catch-up decides on its occurrences."""
+        await self.open()
+        await self.store.run(queues.resume, queues.EVERYTHING)
+        self._planning.poke_threadsafe()
         self._working.poke_threadsafe()
 
     async def open(self) -> None:

@@ -11,15 +11,16 @@ from uuid import UUID
 from timebell.alarm import Alarm
 from timebell.client import instants
 from timebell.clock import Clock
-from timebell.errors import InvalidInput, NotFound
+from timebell.errors import Conflict, InvalidInput, NotFound
 from timebell.ids import new_ids
 from timebell.model import page
 from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode, legible
 from timebell.model.policy import Retry, seconds
+from timebell.model.routes import route
 from timebell.store.dialects.base import Store
-from timebell.store.sql import ledger
+from timebell.store.sql import dead, erasure, ledger
 from timebell.targets.handler import check_topic
 
 # A job due sooner than this makes other nodes look again; for later ones their next heartbeat is in time.
@@ -115,8 +116,8 @@ class Jobs:
             payload=encode(spec.payload), metadata=encode(metadata, "metadata") if metadata else None,
             owner_id=metadata.get("owner_id"), key=None if spec.key is None else text(spec.key, "key"),
             request_id=metadata.get("client_request_id"), kind=Kind.ONCE,
-            target=encode(target, "target") if target else None, route=f"@{target['kind']}" if target else topic,
-            queue=text(spec.queue, "queue", 100), priority=urgency(spec.priority),
+            target=encode(target, "target") if target else None, route=route(topic, target),
+            queue=queue_name(spec.queue), priority=urgency(spec.priority),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
             expires_at=expires,
@@ -141,6 +142,69 @@ class Jobs:
         if result is None:
             raise no_such_job(job_id)
         return result  # type: ignore[no-any-return]
+
+    async def sweep(self, equal: Mapping[str, Any], tenant_id: str) -> ledger.Swept:
+        """Cancel all live jobs with these values, a thousand a transaction. Raises InvalidInput (FILTER_MISSING)."""
+        await self._opened()
+        wanted = {name: value for name, value in equal.items() if value is not None}
+        if not wanted:
+            raise InvalidInput(
+                "Nothing says which jobs to cancel.", code="FILTER_MISSING",
+                fix="Give at least one of key, owner_id, topic, schedule_id, queue.",
+            )  # fmt: skip
+        if "schedule_id" in wanted and (id_ := uuid_of(wanted["schedule_id"])) is None:
+            return ledger.Swept()
+        if "schedule_id" in wanted:
+            wanted["schedule_id"] = id_
+        prevented = in_flight = 0
+        after: str | None = None
+        while True:
+            where = wanted | {"tenant_id": tenant_id}
+            swept, after = await self._store.run(ledger.sweep, where, self._clock.now(), after, 1000)
+            prevented, in_flight = prevented + swept.prevented, in_flight + swept.in_flight
+            if after is None:
+                return ledger.Swept(prevented, in_flight)
+
+    async def reschedule(
+        self, job_id: str, run_at: datetime | str | None, timezone: str | None, tenant_id: str | None,
+        connection: Any = None,
+    ) -> NewJob:  # fmt: skip
+        """A new job in place of a pending one. Raises InvalidInput, NotFound, Conflict."""
+        await self._opened()
+        now = self._clock.now()
+
+        def read_time(own: str) -> tuple[datetime, str]:
+            when = instants.read(run_at, timezone, own, now)
+            return when.at, when.timezone
+
+        call: Any = self._store.run if connection is None else _joined(self._store, connection)
+        new: NewJob | None = await call(
+            ledger.reschedule, tenant_id, job_uuid(job_id), new_ids(now, 1)[0], read_time, now
+        )
+        if new is None:
+            raise no_such_job(job_id)
+        self._working.poke_threadsafe()
+        return new
+
+    async def replay(self, job_id: str, tenant_id: str | None = None) -> Job:
+        """A failed job pending again. Raises NotFound, Conflict (JOB_NOT_FAILED, KEY_IN_USE)."""
+        await self._opened()
+        replayed = await self._store.run(dead.replay, tenant_id, job_uuid(job_id), self._clock.now())
+        if replayed is None:
+            raise no_such_job(job_id)
+        job = await self.get(job_id, tenant_id)
+        if not replayed:
+            raise Conflict(
+                f"Job {job_id} is {job.state}: only failed jobs are replayed.", code="JOB_NOT_FAILED", existing=job_id,
+                fix="Make a new job.",
+            )  # fmt: skip
+        self._working.poke_threadsafe()
+        return job
+
+    async def erase(self, owner_id: str, tenant_id: str) -> erasure.Erased:
+        """Empty all that is kept under an owner."""
+        await self._opened()
+        return await self._store.run(erasure.erase, tenant_id, text(owner_id, "owner_id"), self._clock.now())
 
     async def get(self, job_id: str, tenant_id: str | None = None) -> Job:
         """One job, live or finished. Raises NotFound."""
@@ -181,6 +245,13 @@ def text(value: Any, field: str, most: int = 200) -> str:
             f"{field} is {value!r:.60}; it is text of 1 to {most} characters.", code=f"INVALID_{field.upper()}"
         )
     return value
+
+
+def queue_name(value: Any) -> str:
+    """The name of a queue. `*`, which stands for all of them, is none. Raises InvalidInput."""
+    if value == "*":
+        raise InvalidInput("A queue cannot be called *.", code="INVALID_QUEUE", fix="Give it a name.")
+    return text(value, "queue", 100)
 
 
 def labelled(metadata: Mapping[str, Any] | None, labels: Mapping[str, Any]) -> dict[str, Any]:

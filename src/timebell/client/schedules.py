@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from timebell.alarm import Alarm
-from timebell.client.jobs import labelled, text, urgency, uuid_of
+from timebell.client.jobs import labelled, queue_name, text, urgency, uuid_of
 from timebell.clock import Clock
 from timebell.engine.planner import job_of
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
@@ -105,7 +105,7 @@ class Schedules:
         return Action(
             topic=check_topic(topic), payload=payload, metadata=metadata, owner_id=metadata.get("owner_id"),
             target=None if target is None else self._check_target(target),
-            queue=text(given.pop("queue", "default"), "queue", 100), priority=urgency(given.pop("priority", 0)),
+            queue=queue_name(given.pop("queue", "default")), priority=urgency(given.pop("priority", 0)),
             retry=Retry.read(given.pop("retry", None)),
             timeout=_optional(given.pop("timeout", None), "timeout"),
             expires_after=_optional(given.pop("expires_after", None), "expires_after"),

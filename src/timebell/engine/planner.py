@@ -13,6 +13,7 @@ from timebell.ids import new_id
 from timebell.model.job import Hold, Kind, NewJob
 from timebell.model.payload import encode
 from timebell.model.policy import Overlap
+from timebell.model.routes import route
 from timebell.model.schedule import Schedule
 from timebell.store.sql import schedules
 
@@ -61,7 +62,7 @@ def job_of(schedule: Schedule, at: datetime, hold: Hold | None, now: datetime) -
         metadata=encode(action.metadata) if action.metadata else None, owner_id=action.owner_id,
         kind=Kind.PLANNED, schedule_id=schedule.id, revision=schedule.revision,
         target=encode(action.target) if action.target else None,
-        route=f"@{action.target['kind']}" if action.target else action.topic, queue=action.queue,
+        route=route(action.topic, action.target), queue=action.queue,
         priority=action.priority, retry=encode(action.retry.to_json()) if action.retry else None,
         timeout=action.timeout, expires_at=expires, hold=hold,
         serial=schedule.policies.overlap is not Overlap.ALLOW,

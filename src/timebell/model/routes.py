@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+
+def route(topic: str, target: Mapping[str, Any] | None) -> str:
+    """The route of a job of this topic and target (None: the topic's handlers)."""
+    return topic if target is None else f"@{target['kind']}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ LANES = Statement(
         SELECT {_NEXT_LANE.format(column="queue")}, {_NEXT_LANE.format(column="priority")}
         FROM lane l WHERE l.queue IS NOT NULL
     )
-    SELECT l.queue, l.priority, q.concurrency, q.paused,
+    SELECT l.queue, l.priority, q.concurrency, q.paused OR a.paused AS paused,
         COALESCE(
             (SELECT run_at FROM timebell_jobs j WHERE {_CLAIMABLE} AND j.queue = l.queue
                 AND j.priority = l.priority AND run_at <= :now AND $hears ORDER BY run_at LIMIT 1),
@@ -103,7 +103,8 @@ LANES = Statement(
                 AND j.priority = l.priority AND run_at > :now ORDER BY run_at LIMIT 1)) AS next_due,
         CASE WHEN q.concurrency IS NOT NULL THEN
             (SELECT count(*) FROM timebell_jobs r WHERE r.state = 'running' AND r.queue = l.queue) END AS busy
-    FROM lane l LEFT JOIN timebell_queues q ON q.name = l.queue WHERE l.queue IS NOT NULL
+    FROM lane l LEFT JOIN timebell_queues q ON q.name = l.queue
+    LEFT JOIN timebell_queues a ON a.name = '*' WHERE l.queue IS NOT NULL
     """  # noqa: S608 - constants only
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -168,6 +168,90 @@ def cancel(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime) -
         first = tx.execute(select(finished.c.cancel).where(_mine(finished, tenant_id, job_id))).scalar()
         outcome = CancelOutcome(first) if first else CancelOutcome.ALREADY_DONE
     return Cancelled(outcome, job)
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What cancelling many achieved: how many will not start, and how many run already."""
+
+    prevented: int = 0
+    in_flight: int = 0
+
+
+def sweep(
+    tx: Transaction, equal: Mapping[str, Any], now: datetime, after: str | None, most: int
+) -> tuple[Swept, str | None]:
+    """Cancel up to `most` live jobs with these column values, by id from `after` on; and where to go on, if at all."""
+    query = select(jobs).where(*(jobs.c[name] == value for name, value in equal.items()))
+    if after is not None:
+        query = query.where(jobs.c.id > after)
+    rows = tx.execute(query.order_by(jobs.c.id).limit(most).with_for_update()).all()
+    pending = [row for row in rows if row.state == JobState.PENDING]
+    running = [row.id for row in rows if row.state != JobState.PENDING]
+    endings = [
+        Ending(
+            row.id, row.attempt, JobState.CANCELLED, now, was=JobState.PENDING, counts=False, errors=row.errors,
+            cancel=CancelOutcome.PREVENTED,
+        )
+        for row in pending
+    ]  # fmt: skip
+    in_turn = [row.schedule_id for row in pending if row.serial]
+    if endings:
+        end_in_turn(tx, endings, in_turn) if in_turn else end(tx, endings)
+    if running:
+        tx.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_asked=True))
+    return Swept(len(pending), len(running)), rows[-1].id if len(rows) == most else None
+
+
+def reschedule(
+    tx: Transaction,
+    tenant_id: str | None,
+    job_id: str,
+    new_id: str,
+    read_time: Callable[[str], tuple[datetime, str]],
+    now: datetime,
+) -> NewJob | None:
+    """Cancel a pending job in favour of a new one at another time, linked both ways; None for an unknown id.
+
+    `read_time` gives the new instant and its zone, knowing the zone the job had. An occurrence keeps its nominal
+    instant. Raises Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
+    """
+    row = tx.execute(select(jobs).where(_mine(jobs, tenant_id, job_id)).with_for_update()).first()
+    if row is None:
+        over = find(tx, tenant_id, job_id)
+        if over is None:
+            return None
+        raise Conflict(
+            f"Job {job_id} has {over.state} already; it cannot be moved.", code="JOB_FINISHED", existing=job_id,
+            fix="Make a new job.",
+        )  # fmt: skip
+    ending = Ending(
+        row.id, row.attempt, JobState.CANCELLED, now, was=JobState.PENDING, counts=False, reason="rescheduled",
+        errors=row.errors, cancel=CancelOutcome.PREVENTED, replaced_by=new_id,
+    )  # fmt: skip
+    if row.state != JobState.PENDING or not end(tx, [ending]):
+        raise Conflict(
+            f"Job {job_id} is running; it cannot be moved.", code="JOB_IN_FLIGHT", existing=job_id,
+            fix="Cancel it, or wait for it to finish and make a new one.",
+        )  # fmt: skip
+    run_at, timezone = read_time(row.timezone)
+    left = None if row.expires_at is None else row.expires_at - row.run_at
+    kept = {name: getattr(row, name) for name in _KEPT}
+    job = NewJob(
+        **kept, id=new_id, timezone=timezone, run_at=run_at, created_at=now,
+        scheduled_at=run_at if row.schedule_id is None else row.scheduled_at,
+        expires_at=None if left is None else run_at + left, replaces=row.id, kind=Kind(row.kind),
+        hold=Hold.OVERLAP if row.hold == Hold.OVERLAP else None,
+    )  # fmt: skip
+    insert_jobs(tx, [job])
+    tx.notify()
+    return job
+
+
+_KEPT = (
+    *("tenant_id", "topic", "payload", "metadata", "owner_id", "key", "schedule_id", "revision"),
+    *("target", "route", "queue", "priority", "retry", "timeout", "serial"),
+)
 
 
 def find(tx: Transaction, tenant_id: str | None, job_id: str) -> Job | None:

@@ -7,6 +7,8 @@ from sqlalchemy import insert, select, update
 from timebell.store.schema import queues
 from timebell.store.transaction import Transaction
 
+EVERYTHING = "*"  # the row whose pause stops planning and claiming altogether
+
 
 def put(tx: Transaction, name: str, concurrency: int | None) -> None:
     """Set how many jobs of a queue may run at once over all nodes (None: no limit)."""

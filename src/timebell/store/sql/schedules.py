@@ -99,12 +99,14 @@ class Fired:
     next_fire_at: datetime | None = None
 
 
+_GOING = "NOT EXISTS (SELECT 1 FROM timebell_queues WHERE name = '*' AND paused)"
 DUE = Statement(
-    "SELECT id FROM timebell_schedules WHERE enabled AND fault IS NULL AND $due_schedule"
+    f"SELECT id FROM timebell_schedules WHERE enabled AND fault IS NULL AND $due_schedule AND {_GOING}"  # noqa: S608
     " ORDER BY next_fire_at LIMIT :most $skip_locked"
 )
 NEXT = Statement(
-    "SELECT next_fire_at FROM timebell_schedules WHERE enabled AND fault IS NULL AND next_fire_at IS NOT NULL"
+    "SELECT next_fire_at FROM timebell_schedules WHERE enabled AND fault IS NULL AND next_fire_at IS NOT NULL"  # noqa: S608
+    f" AND {_GOING}"
     " ORDER BY next_fire_at LIMIT 1"
 )
 LIVE = Statement(
