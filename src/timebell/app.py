@@ -66,7 +66,7 @@ class Timebell:
         zone_name = self.settings.default_timezone
         shared = (self.open, self._check_target, zone_name)
         self.jobs = Jobs(self.store, self.clock, self._working, *shared)
-        self.schedules = Schedules(self.store, self.clock, self._planning, *shared)
+        self.schedules = Schedules(self.store, self.clock, self._planning, self._working, *shared)
 
     def on(
         self,

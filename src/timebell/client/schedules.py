@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
 from timebell.client.jobs import labelled, queue_name, text, urgency, uuid_of
@@ -14,14 +14,18 @@ from timebell.engine.planner import job_of
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
 from timebell.ids import new_id
 from timebell.model import page
+from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.payload import encode
 from timebell.model.policy import CatchUp, Overlap, Retry, seconds
-from timebell.model.schedule import Action, Policies, Schedule
+from timebell.model.schedule import Action, Policies, Revision, Schedule
 from timebell.recurrence import Spec, zone
 from timebell.store.dialects.base import Store
-from timebell.store.sql import schedules
+from timebell.store.sql import schedules, steering
+from timebell.store.sql.ledger import Swept
 from timebell.targets.handler import check_topic
+
+R = TypeVar("R")
 
 
 class Schedules:
@@ -32,6 +36,7 @@ class Schedules:
         store: Store,
         clock: Clock,
         planning: Alarm,
+        working: Alarm,
         opened: Callable[[], Any],
         check_target: Callable[[Mapping[str, Any]], dict[str, Any]],
         default_timezone: str | None,
@@ -39,6 +44,7 @@ class Schedules:
         self._store = store
         self._clock = clock
         self._planning = planning
+        self._working = working
         self._opened = opened
         self._check_target = check_target
         self._default_timezone = default_timezone
@@ -133,13 +139,91 @@ class Schedules:
         known = name is not None or (id_ := uuid_of(id_)) is not None
         found = await self._store.run(schedules.find, tenant_id, id_=id_, name=name) if known else None
         if found is None:
-            raise NotFound(f"There is no schedule {name or id_!s:.60}.", code="SCHEDULE_NOT_FOUND")
+            raise _no_such_schedule(name or id_)
+        return found
+
+    async def pause(
+        self, id_: str, reason: str | None = None, *, tenant_id: str = "default", connection: Any = None
+    ) -> Schedule:
+        """Fire nothing more, until `resume`. A pause outlives deploys. Raises NotFound."""
+        reason = None if reason is None else text(reason, "reason", 500)
+        return await self._steer(connection, steering.pause, tenant_id, id_, reason)
+
+    async def resume(
+        self, id_: str, *, catch_up: bool = False, tenant_id: str = "default", connection: Any = None
+    ) -> Schedule:
+        """Fire again. What fell into the pause is skipped, reason `paused`, unless `catch_up` lets the
+        schedule's catch-up decide on it. Raises NotFound."""
+        return await self._steer(connection, steering.resume, tenant_id, id_, catch_up)
+
+    async def trigger(self, id_: str, *, tenant_id: str = "default", connection: Any = None) -> Job:
+        """One more run, now: obeys overlap, moves nothing; `skipped` if overlap says so. Raises NotFound."""
+        return await self._steer(connection, steering.trigger, tenant_id, id_)
+
+    async def backfill(
+        self, id_: str, start: datetime, end: datetime, *, overlap: str | None = None, dry_run: bool = False,
+        tenant_id: str = "default", connection: Any = None,
+    ) -> steering.Backfilled:  # fmt: skip
+        """Run what was skipped or never was in [start, end), aware datetimes of the past; never what has run.
+
+        One after another, unless overlap (by default the schedule's) is `allow`. With `dry_run` nothing is
+        written. Raises InvalidInput (INVALID_RANGE, BACKFILL_TOO_LARGE), NotFound.
+        """
+        policy = None if overlap is None else _choice(Overlap, overlap, "overlap")
+        now = self._clock.now()
+        aware = all(isinstance(edge, datetime) and edge.utcoffset() is not None for edge in (start, end))
+        if not aware or not start < end <= now:
+            raise InvalidInput(
+                f"{start!s:.40} to {end!s:.40} is no time to backfill.", code="INVALID_RANGE",
+                fix="Give two datetimes with a time zone, the first before the second, none in the future.",
+            )  # fmt: skip
+        return await self._steer(connection, steering.backfill, tenant_id, id_, start, end, policy, dry_run)
+
+    async def history(self, id_: str, *, tenant_id: str = "default") -> list[Revision]:
+        """Every revision, the newest first; those of a schedule that was deleted too. Raises NotFound."""
+        await self._opened()
+        known = uuid_of(id_)
+        found = [] if known is None else await self._store.run(steering.history, tenant_id, known)
+        if not found:
+            raise _no_such_schedule(id_)
+        return found
+
+    async def revert(self, id_: str, revision: int, *, tenant_id: str = "default", connection: Any = None) -> Schedule:
+        """Make it again what it was at a revision: an edit, so it fires nothing and loses nothing. Raises NotFound."""
+        schedule, known = await self._steer(connection, steering.revert, tenant_id, id_, revision)
+        if not known:
+            raise NotFound(
+                f"The schedule has no revision {revision!r:.20}.", code="REVISION_NOT_FOUND",
+                fix=f"It has 1 to {schedule.revision}.",
+            )  # fmt: skip
+        return schedule
+
+    async def delete(self, id_: str, *, tenant_id: str = "default", connection: Any = None) -> Swept:
+        """Forget it. Its jobs that wait are cancelled (`prevented`), those that run (`in_flight`) not tried again;
+        finished jobs and revisions stay. Raises NotFound."""
+        return await self._steer(connection, steering.delete, tenant_id, id_)
+
+    async def _steer(self, connection: Any, verb: Callable[..., R | None], tenant_id: str, id_: str, *args: Any) -> R:
+        await self._opened()
+        known = uuid_of(id_)
+        found: R | None = None
+        if known is not None:
+            call = (verb, tenant_id, known, *args, job_of, self._clock.now())
+            found = await (self._store.run(*call) if connection is None else self._store.join(connection, *call))
+        if found is None:
+            raise _no_such_schedule(id_)
+        self._planning.poke_threadsafe()
+        self._working.poke_threadsafe()
         return found
 
     async def list(self, tenant_id: str | None, limit: int, cursor: str | None) -> Page[Schedule]:
         """A page of schedules, newest first."""
         await self._opened()
         return await self._store.run(schedules.page, tenant_id, limit, page.check(limit, cursor))
+
+
+def _no_such_schedule(named: object) -> NotFound:
+    return NotFound(f"There is no schedule {named!s:.60}.", code="SCHEDULE_NOT_FOUND")
 
 
 def code_hash(spec: Spec, topic: str, options: Mapping[str, Any]) -> str:

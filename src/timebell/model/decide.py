@@ -5,7 +5,7 @@ The planner, the simulator and the tests call these same functions; none of them
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
@@ -73,6 +73,26 @@ def plan(schedule: Schedule, now: datetime, live: int) -> Plan:
     return Plan(planned, skips, recurrence.next(now), supersedes)
 
 
+def passed_over(schedule: Schedule, now: datetime) -> Plan:
+    """Leave out every occurrence in [schedule.next_fire_at, now], as it fell into a pause."""
+    cursor, recurrence = schedule.next_fire_at, schedule.recurrence
+    if cursor is None or cursor > now:
+        return Plan(next_fire_at=cursor)
+    return Plan([], list(_skips(recurrence, cursor, now + TINY, Reason.PAUSED)), recurrence.next(now))
+
+
+def by_hand(schedule: Schedule, now: datetime, live: int) -> Plan:
+    """An occurrence that somebody asks for now; overlap decides on it as on any other."""
+    fires, left = _in_turn(schedule.policies.overlap, [now], 0, live)
+    supersedes = schedule.policies.overlap is Overlap.CANCEL_PREVIOUS and bool(live)
+    return Plan(fires, [Skip(at, at, 1, Reason.OVERLAP) for at in left], schedule.next_fire_at, supersedes)
+
+
+def in_turn(instants: Sequence[datetime], live: int) -> list[Fire]:
+    """Occurrences that are made up for: one after another, behind what is live."""
+    return [Fire(at, Hold.OVERLAP if live or n else None) for n, at in enumerate(instants)]
+
+
 def _in_turn(overlap: Overlap, due: list[datetime], caught_up: int, live: int) -> tuple[list[Fire], list[datetime]]:
     """Which of the due ones fire, with or without waiting for their turn, and which an overlap leaves out.
 
@@ -90,7 +110,7 @@ def _in_turn(overlap: Overlap, due: list[datetime], caught_up: int, live: int) -
         case Overlap.SKIP if not caught_up:
             room = 0 if live else 1
             due, left = due[:room], due[room:]
-    return [Fire(at, Hold.OVERLAP if live or n else None) for n, at in enumerate(due)], left
+    return in_turn(due, live), left
 
 
 def _catch_up(

@@ -58,6 +58,7 @@ class Reason(StrEnum):
     OVERLAP = "overlap"
     MISSED = "missed"
     COALESCED = "coalesced"
+    PAUSED = "paused"
     EXPIRED = "expired"
 
 

@@ -39,7 +39,10 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A schedule as it is stored. `next_fire_at` is its cursor: the first instant not yet decided."""
+    """A schedule as it is stored. `next_fire_at` is its cursor: the first instant not yet decided.
+
+    It fires while `enabled`; a pause makes it not so, from `paused_at` on.
+    """
 
     id: str
     tenant_id: str
@@ -55,6 +58,8 @@ class Schedule:
     last_fired_at: datetime | None = None
     created_at: datetime
     updated_at: datetime
+    paused_at: datetime | None = None
+    pause_reason: str | None = None
 
     @property
     def timezone(self) -> str:
@@ -70,3 +75,14 @@ class Schedule:
     def catch_up_from(self) -> timedelta:
         """How far back a missed occurrence may lie and still fire."""
         return timedelta(seconds=self.policies.catch_up_window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """What a schedule was from `effective_at` on, until the next revision."""
+
+    number: int
+    effective_at: datetime
+    recurrence: Recurrence
+    action: Action
+    policies: Policies

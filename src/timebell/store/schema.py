@@ -54,6 +54,8 @@ schedules = Table(
     Column("last_fired_at", Instant),
     Column("created_at", Instant, nullable=False),
     Column("updated_at", Instant, nullable=False),
+    Column("paused_at", Instant),
+    Column("pause_reason", Text),
     Index("timebell_schedules_name", "tenant_id", "name", unique=True),
     # The planner's look-up: its left edge is the next schedule to fire.
     Index(

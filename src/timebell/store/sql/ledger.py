@@ -179,7 +179,7 @@ class Swept:
 
 
 def sweep(
-    tx: Transaction, equal: Mapping[str, Any], now: datetime, after: str | None, most: int
+    tx: Transaction, equal: Mapping[str, Any], now: datetime, after: str | None, most: int, reason: str | None = None
 ) -> tuple[Swept, str | None]:
     """Cancel up to `most` live jobs with these column values, by id from `after` on; and where to go on, if at all."""
     query = select(jobs).where(*(jobs.c[name] == value for name, value in equal.items()))
@@ -191,7 +191,7 @@ def sweep(
     endings = [
         Ending(
             row.id, row.attempt, JobState.CANCELLED, now, was=JobState.PENDING, counts=False, errors=row.errors,
-            cancel=CancelOutcome.PREVENTED,
+            cancel=CancelOutcome.PREVENTED, reason=reason,
         )
         for row in pending
     ]  # fmt: skip

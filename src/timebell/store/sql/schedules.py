@@ -14,7 +14,7 @@ import orjson
 from sqlalchemy import Row, insert, select, update
 
 from timebell.errors import Conflict
-from timebell.model.decide import plan
+from timebell.model.decide import passed_over, plan
 from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.policy import CatchUp, Overlap, Retry
@@ -42,7 +42,7 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
     row = tx.execute(select(schedules).where(named).with_for_update()).first()
     if row is None:
         tx.execute(insert(schedules).values(**_row(schedule)))
-        _revise(tx, schedule, now)
+        revise(tx, schedule, now)
         return schedule
     if not replace:
         raise Conflict(
@@ -58,17 +58,35 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
         by_code = schedule.code_hash is not None and schedule.code_hash == old.code_hash
         if old.fault is None and (unchanged or by_code):
             return old
-        if old.enabled:
-            _fire(tx, [old], build, now)
-    return _edit(tx, row.id, schedule, now)
+        settle(tx, old, build, now)
+    return write_over(tx, row.id, schedule, now)
 
 
-def _edit(tx: Transaction, id_: str, schedule: Schedule, now: datetime) -> Schedule:
+def settle(tx: Transaction, schedule: Schedule, build: Build, now: datetime) -> None:
+    """Decide what is due by now under the spec that is: a pause leaves it out, otherwise it fires."""
+    if schedule.enabled:
+        _fire(tx, [schedule], build, now)
+    else:
+        pass_over(tx, schedule, build, now)
+
+
+def pass_over(tx: Transaction, schedule: Schedule, build: Build, now: datetime) -> None:
+    """Record what a pause left out up to now, and move the cursor behind it."""
+    planned = passed_over(schedule, now)
+    if planned.skips:
+        jobs.skip(
+            tx, [(build(schedule, one.at, None, now), one.reason, one.count, one.to) for one in planned.skips], now
+        )
+    values = {"next_fire_at": planned.next_fire_at, "updated_at": now}
+    tx.execute(update(schedules).where(schedules.c.id == schedule.id).values(**values))
+
+
+def write_over(tx: Transaction, id_: str, schedule: Schedule, now: datetime) -> Schedule:
     """Write a new spec over an old one. What fired already is behind its cursor, also if `now` lags."""
     mine = schedules.c.id == id_
     row = tx.execute(select(schedules).where(mine)).one()
     written = _row(schedule)
-    for kept in ("id", "enabled", "created_at", "last_fired_at"):
+    for kept in ("id", "enabled", "created_at", "last_fired_at", "paused_at", "pause_reason"):
         del written[kept]
     since = now if row.last_fired_at is None else max(now, row.last_fired_at)
     written |= {
@@ -77,11 +95,11 @@ def _edit(tx: Transaction, id_: str, schedule: Schedule, now: datetime) -> Sched
     }  # fmt: skip
     tx.execute(update(schedules).where(mine).values(**written))
     edited = read(tx.execute(select(schedules).where(mine)).one())
-    _revise(tx, edited, now)
+    revise(tx, edited, now)
     return edited
 
 
-def _revise(tx: Transaction, schedule: Schedule, now: datetime) -> None:
+def revise(tx: Transaction, schedule: Schedule, now: datetime) -> None:
     """Keep what the schedule is from now on."""
     row = _row(schedule)
     kept = {part: row[part] for part in ("tenant_id", "recurrence", "action", "policies", "revision")}
@@ -156,8 +174,7 @@ def _fault(schedule_id: str, broken: Exception) -> str:
 
 def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime) -> Fired:
     """The part of `fire` after the locks."""
-    in_turn = [{"id": one.id} for one in due if one.policies.overlap is not Overlap.ALLOW]
-    live = {str(row["schedule_id"]): row["live"] for row in tx.fetch(LIVE, in_turn)} if in_turn else {}
+    live = live_of(tx, [one.id for one in due if one.policies.overlap is not Overlap.ALLOW])
     new: list[NewJob] = []
     skips: list[tuple[NewJob, str, int, datetime]] = []
     advances = []
@@ -190,6 +207,12 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
     stopping = jobs.supersede(tx, successors, now) if successors else 0
     tx.fetch(ADVANCE, advances)
     return Fired(len(due), len(new), sum(count for _, _, count, _ in skips), stopping)
+
+
+def live_of(tx: Transaction, ids: Sequence[str]) -> dict[str, int]:
+    """How many live jobs these schedules have; those without any are left out."""
+    rows = tx.fetch(LIVE, [{"id": id_} for id_ in ids]) if ids else []
+    return {str(row["schedule_id"]): row["live"] for row in rows}
 
 
 def next_fire(tx: Transaction) -> datetime | None:
@@ -246,7 +269,7 @@ def _row(schedule: Schedule) -> dict[str, Any]:
         "enabled": schedule.enabled, "revision": schedule.revision, "code_hash": schedule.code_hash,
         "fault": schedule.fault, "next_fire_at": schedule.next_fire_at,
         "last_fired_at": schedule.last_fired_at, "created_at": schedule.created_at,
-        "updated_at": schedule.updated_at,
+        "updated_at": schedule.updated_at, "paused_at": schedule.paused_at, "pause_reason": schedule.pause_reason,
     }  # fmt: skip
 
 
@@ -265,16 +288,22 @@ def _read(row: Row[Any]) -> Schedule | None:
 
 def read(row: Row[Any]) -> Schedule:
     """A stored row as a Schedule."""
-    action = orjson.loads(row.action)
-    policies = orjson.loads(row.policies)
+    return Schedule(
+        id=row.id, tenant_id=row.tenant_id, name=row.name, **read_parts(row), enabled=row.enabled,
+        revision=row.revision, code_hash=row.code_hash, fault=row.fault, next_fire_at=row.next_fire_at,
+        last_fired_at=row.last_fired_at, created_at=row.created_at, updated_at=row.updated_at,
+        paused_at=row.paused_at, pause_reason=row.pause_reason,
+    )  # fmt: skip
+
+
+def read_parts(row: Row[Any]) -> dict[str, Any]:
+    """What a schedule and each of its revisions have in common: recurrence, action, policies."""
+    action, policies = orjson.loads(row.action), orjson.loads(row.policies)
     action["retry"] = Retry.read(action["retry"])
     policies |= {"overlap": Overlap(policies["overlap"]), "catch_up": CatchUp(policies["catch_up"])}
-    return Schedule(
-        id=row.id, tenant_id=row.tenant_id, name=row.name, recurrence=_recurrence(row.recurrence),
-        action=Action(**action), policies=Policies(**policies), enabled=row.enabled, revision=row.revision,
-        code_hash=row.code_hash, fault=row.fault, next_fire_at=row.next_fire_at,
-        last_fired_at=row.last_fired_at, created_at=row.created_at, updated_at=row.updated_at,
-    )  # fmt: skip
+    return {
+        "recurrence": _recurrence(row.recurrence), "action": Action(**action), "policies": Policies(**policies),
+    }  # fmt: skip
 
 
 def revisions_of(tx: Transaction, keys: set[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Recurrence]]:

@@ -1,0 +1,182 @@
+"""What a person does to a schedule that is there: pause, resume, trigger, backfill, revert, delete.
+
+Each locks the schedule's row, as the planner does, so a firing is before it or after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import delete as delete_rows
+from sqlalchemy import select, update
+
+from timebell.errors import InvalidInput
+from timebell.model import decide
+from timebell.model.job import Job, JobState, Kind
+from timebell.model.policy import Overlap
+from timebell.model.schedule import Revision, Schedule
+from timebell.store.schema import finished, revisions, schedules
+from timebell.store.schema import jobs as live_jobs
+from timebell.store.sql import jobs, ledger
+from timebell.store.sql.schedules import Build, live_of, pass_over, read, read_parts, revise, settle, write_over
+from timebell.store.transaction import Transaction
+
+MOST_BACKFILLED = 10_000
+DELETED = "schedule deleted"
+
+
+def _locked(tx: Transaction, tenant_id: str, id_: str) -> Schedule | None:
+    mine = (schedules.c.id == id_) & (schedules.c.tenant_id == tenant_id)
+    row = tx.execute(select(schedules).where(mine).with_for_update()).first()
+    return None if row is None else read(row)
+
+
+def _change(tx: Transaction, id_: str, now: datetime, **values: Any) -> Schedule:
+    tx.execute(update(schedules).where(schedules.c.id == id_).values(updated_at=now, **values))
+    return read(tx.execute(select(schedules).where(schedules.c.id == id_)).one())
+
+
+def pause(
+    tx: Transaction, tenant_id: str, id_: str, reason: str | None, build: Build, now: datetime
+) -> Schedule | None:
+    """Fire nothing more until `resume`; what was due by now is decided first. None for an unknown id."""
+    found = _locked(tx, tenant_id, id_)
+    if found is None or not found.enabled:
+        return found and _change(tx, id_, now, pause_reason=reason)
+    settle(tx, found, build, now)
+    return _change(tx, id_, now, enabled=False, paused_at=now, pause_reason=reason)
+
+
+def resume(tx: Transaction, tenant_id: str, id_: str, catch_up: bool, build: Build, now: datetime) -> Schedule | None:
+    """Fire again from now on. What fell into the pause is `skipped`, reason `paused`; with `catch_up` the
+    schedule's catch-up decides on it, as after an outage. None for an unknown id."""
+    found = _locked(tx, tenant_id, id_)
+    if found is None or found.enabled:
+        return found
+    if not catch_up:
+        pass_over(tx, found, build, now)
+    return _change(tx, id_, now, enabled=True, paused_at=None, pause_reason=None)
+
+
+def trigger(tx: Transaction, tenant_id: str, id_: str, build: Build, now: datetime) -> Job | None:
+    """One more occurrence, now, of kind `manual`: obeys overlap, moves nothing. None for an unknown id."""
+    found = _locked(tx, tenant_id, id_)
+    if found is None:
+        return None
+    planned = decide.by_hand(found, now, live_of(tx, [id_]).get(id_, 0))
+    made = build(found, now, planned.fires[0].hold if planned.fires else None, now)
+    made.kind = Kind.MANUAL
+    if planned.skips:
+        jobs.skip(tx, [(made, planned.skips[0].reason, 1, now)], now)
+    else:
+        while not jobs.insert(tx, [made]):  # somebody else asked in the same microsecond
+            made.scheduled_at += decide.TINY
+        if planned.supersedes:
+            jobs.supersede(tx, {id_: made.id}, now)
+        tx.notify()
+    return ledger.find(tx, tenant_id, made.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Backfilled:
+    """What a backfill makes, or with a dry run would make: jobs for these instants; `kept` have run already."""
+
+    instants: list[datetime]
+    kept: int
+
+
+def backfill(
+    tx: Transaction, tenant_id: str, id_: str, start: datetime, end: datetime, overlap: Overlap | None, dry_run: bool,
+    build: Build, now: datetime,
+) -> Backfilled | None:  # fmt: skip
+    """Jobs of kind `backfill` for the occurrences in [start, end) that were skipped or never were.
+
+    One after another unless overlap is `allow`; what ran, runs or was cancelled is not repeated, nor is what
+    another backfill made. None for an unknown id. Raises InvalidInput (BACKFILL_TOO_LARGE).
+    """
+    found = _locked(tx, tenant_id, id_)
+    if found is None:
+        return None
+    if found.enabled and found.next_fire_at is not None:
+        end = min(end, found.next_fire_at)  # from there on the planner has yet to decide
+    instants = list(islice(found.recurrence.between(start, end), MOST_BACKFILLED + 1))
+    if len(instants) > MOST_BACKFILLED:
+        raise InvalidInput(
+            f"There are more than {MOST_BACKFILLED:,} occurrences in that time.", code="BACKFILL_TOO_LARGE",
+            fix="Give a shorter time, and the rest later.",
+        )  # fmt: skip
+    done: set[datetime] = set()
+    for table in (live_jobs, finished):
+        of_it = (table.c.schedule_id == id_) & (table.c.kind != Kind.MANUAL)
+        query = select(table.c.scheduled_at).where(of_it, table.c.scheduled_at >= start, table.c.scheduled_at < end)
+        done |= set(tx.execute(query.where(table.c.state != JobState.SKIPPED)).scalars())
+    left = [at for at in instants if at not in done]
+    if left and not dry_run:
+        serial = (overlap or found.policies.overlap) is not Overlap.ALLOW
+        fires = decide.in_turn(left, live_of(tx, [id_]).get(id_, 0)) if serial else [decide.Fire(at) for at in left]
+        made = [build(found, fire.at, fire.hold, now) for fire in fires]
+        for job in made:
+            job.kind, job.run_at, job.expires_at, job.serial = Kind.BACKFILL, now, None, serial
+        jobs.insert(tx, made)
+        tx.notify()
+    return Backfilled(left, len(instants) - len(left))
+
+
+def history(tx: Transaction, tenant_id: str, id_: str) -> list[Revision]:
+    """Every revision of a schedule, the newest first."""
+    mine = (revisions.c.schedule_id == id_) & (revisions.c.tenant_id == tenant_id)
+    rows = tx.execute(select(revisions).where(mine).order_by(revisions.c.revision.desc()))
+    return [Revision(number=row.revision, effective_at=row.effective_at, **read_parts(row)) for row in rows]
+
+
+def revert(
+    tx: Transaction, tenant_id: str, id_: str, number: int, build: Build, now: datetime
+) -> tuple[Schedule, bool] | None:
+    """Make an earlier revision the newest, an edit like any other: the schedule, and whether there is such a one.
+
+    None for an unknown id.
+    """
+    found = _locked(tx, tenant_id, id_)
+    wanted = next((one for one in history(tx, tenant_id, id_) if one.number == number), None)
+    if found is None:
+        return None
+    if wanted is None:
+        return found, False
+    parts = {part: getattr(wanted, part) for part in ("recurrence", "action", "policies")}
+    if all(getattr(found, part) == value for part, value in parts.items()):
+        return found, True
+    settle(tx, found, build, now)
+    return write_over(tx, id_, dataclasses.replace(found, **parts, updated_at=now), now), True
+
+
+def delete(tx: Transaction, tenant_id: str, id_: str, build: Build, now: datetime) -> ledger.Swept | None:
+    """Forget a schedule; its jobs that wait are cancelled, those that run are not tried again.
+
+    Its history stays: finished jobs, and the revisions. None for an unknown id.
+    """
+    found = _locked(tx, tenant_id, id_)
+    if found is None:
+        return None
+    settle(tx, found, build, now)
+    prevented = in_flight = 0
+    after: str | None = None
+    while True:
+        swept, after = ledger.sweep(tx, {"schedule_id": id_}, now, after, 1000, reason=DELETED)
+        prevented, in_flight = prevented + swept.prevented, in_flight + swept.in_flight
+        if after is None:
+            break
+    over = dataclasses.replace(found, revision=found.revision + 1, next_fire_at=None)
+    revise(tx, dataclasses.replace(over, recurrence=_ended(found, now)), now)
+    tx.execute(delete_rows(schedules).where(schedules.c.id == id_))
+    return ledger.Swept(prevented, in_flight)
+
+
+def _ended(schedule: Schedule, now: datetime) -> Any:
+    """The recurrence as it is for an audit of a schedule that is gone: over."""
+    first = schedule.recurrence.start
+    end = max(now, first + timedelta(microseconds=1)) if first is not None else now
+    return dataclasses.replace(schedule.recurrence, end=end)

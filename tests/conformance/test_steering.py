@@ -1,0 +1,261 @@
+"""What a person does to a schedule: pause, resume, trigger, backfill, revert, delete; on both stores."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from timebell.errors import InvalidInput
+from timebell.ids import new_id
+from timebell.model.job import Hold, Kind
+from timebell.recurrence import Every
+from timebell.store.sql import steering
+
+from .helpers import (
+    T0,
+    CatchUp,
+    JobState,
+    Overlap,
+    Store,
+    after,
+    at_minutes,
+    claim,
+    end,
+    ending,
+    everything,
+    fire,
+    job_of,
+    jobs,
+    minutes,
+    put,
+    replace,
+    schedule,
+    stored,
+    stored_schedule,
+)
+
+
+async def steer(store: Store, verb: Any, at: datetime, *args: Any, id_: str | None = None) -> Any:
+    return await store.run(verb, "default", id_ or (await stored_schedule(store)).id, *args, job_of, at)
+
+
+async def _rows(store: Store) -> list[tuple[int, str, str | None]]:
+    return [(at_minutes([one])[0], one.state.value, one.reason) for one in await everything(store)]
+
+
+# Pause and resume.
+
+
+@stored
+async def test_a_pause_decides_what_is_due_and_then_nothing_fires(store: Store) -> None:
+    await put(store, schedule())
+    paused = await steer(store, steering.pause, after(minutes=1, seconds=5), "a bad release")
+    assert (paused.enabled, paused.pause_reason, paused.paused_at) == (
+        False,
+        "a bad release",
+        after(minutes=1, seconds=5),
+    )
+    assert await _rows(store) == [(1, "pending", None)]
+    assert (await fire(store, after(minutes=9))).schedules == 0
+
+
+@stored
+async def test_what_fell_into_the_pause_is_skipped_and_firing_goes_on(store: Store) -> None:
+    await put(store, schedule(overlap=Overlap.ALLOW))
+    await steer(store, steering.pause, after(seconds=30), None)
+    resumed = await steer(store, steering.resume, after(minutes=3), False)
+    assert (resumed.enabled, resumed.paused_at, resumed.next_fire_at) == (True, None, after(minutes=4))
+    assert await _rows(store) == [(minute, "skipped", "paused") for minute in (1, 2, 3)]
+    await fire(store, after(minutes=4))
+    assert (await _rows(store))[3:] == [(4, "pending", None)]
+
+
+@stored
+async def test_a_long_pause_is_one_row(store: Store) -> None:
+    await put(store, schedule())
+    await steer(store, steering.pause, T0, None)
+    await steer(store, steering.resume, after(minutes=500), False)
+    (row,) = await everything(store)
+    assert (row.skipped_count, row.skipped_to, row.reason) == (500, after(minutes=500), "paused")
+
+
+@stored
+async def test_on_request_catch_up_decides_on_what_fell_into_the_pause(store: Store) -> None:
+    await put(store, schedule(catch_up=CatchUp.ALL))
+    await steer(store, steering.pause, T0, None)
+    await steer(store, steering.resume, after(minutes=3), True)
+    await fire(store, after(minutes=3))
+    assert await _rows(store) == [(minute, "pending", None) for minute in (1, 2, 3)]
+
+
+@stored
+async def test_pausing_and_resuming_twice_changes_nothing_more(store: Store) -> None:
+    await put(store, schedule())
+    await steer(store, steering.pause, after(seconds=1), "first")
+    again = await steer(store, steering.pause, after(minutes=2), "second")
+    assert (again.pause_reason, again.paused_at) == ("second", after(seconds=1))
+    await steer(store, steering.resume, after(minutes=2, seconds=30), False)
+    await steer(store, steering.resume, after(minutes=5), False)
+    assert (await stored_schedule(store)).next_fire_at == after(minutes=3)
+
+
+@stored
+async def test_an_edit_of_a_paused_schedule_loses_nothing_and_leaves_it_paused(store: Store) -> None:
+    made = schedule(overlap=Overlap.ALLOW)
+    await put(store, made)
+    await steer(store, steering.pause, after(seconds=1), "wait")
+    await put(store, schedule(Every("PT30S", T0), overlap=Overlap.ALLOW), after(minutes=2, seconds=10), replace=True)
+    edited = await stored_schedule(store)
+    assert (edited.enabled, edited.pause_reason, edited.revision) == (False, "wait", 2)
+    await steer(store, steering.resume, after(minutes=3), False)
+    skipped = [one.scheduled_at for one in await everything(store)]
+    assert skipped == [*minutes(1, 2), after(seconds=150), after(minutes=3)]
+
+
+# By hand.
+
+
+@stored
+async def test_a_trigger_is_one_more_occurrence_and_moves_nothing(store: Store) -> None:
+    await put(store, schedule(overlap=Overlap.ALLOW))
+    job = await steer(store, steering.trigger, after(seconds=10))
+    assert (job.kind, job.scheduled_at, job.state) == (Kind.MANUAL, after(seconds=10), JobState.PENDING)
+    second = await steer(store, steering.trigger, after(seconds=10))
+    assert second.occurrence_key != job.occurrence_key
+    assert (await stored_schedule(store)).next_fire_at == after(minutes=1)
+    assert (await fire(store, after(minutes=1))).jobs == 1
+
+
+@stored
+async def test_a_trigger_obeys_overlap(store: Store) -> None:
+    outcomes = {}
+    for policy in Overlap:
+        made = schedule(name=policy.value, overlap=policy)
+        await put(store, made)
+        await steer(store, steering.trigger, after(seconds=1), id_=made.id)
+        second = await steer(store, steering.trigger, after(seconds=2), id_=made.id)
+        outcomes[policy] = (second.state.value, second.hold, second.reason)
+    assert outcomes == {
+        Overlap.SKIP: ("skipped", None, "overlap"),
+        Overlap.QUEUE: ("pending", Hold.OVERLAP, None),
+        Overlap.CANCEL_PREVIOUS: ("pending", None, None),
+        Overlap.ALLOW: ("pending", None, None),
+    }
+
+
+@stored
+async def test_a_paused_schedule_can_be_triggered(store: Store) -> None:
+    await put(store, schedule())
+    await steer(store, steering.pause, T0, None)
+    assert (await steer(store, steering.trigger, after(seconds=1))).state is JobState.PENDING
+
+
+# Backfill.
+
+
+async def _backfill(store: Store, first: int, last: int, at: datetime, **options: Any) -> Any:
+    edges = (after(minutes=first), after(minutes=last) + timedelta(seconds=1))
+    return await steer(store, steering.backfill, at, *edges, options.get("overlap"), options.get("dry_run", False))
+
+
+@stored
+async def test_a_backfill_runs_what_was_skipped_and_nothing_twice(store: Store) -> None:
+    await put(store, schedule(catch_up=CatchUp.SKIP, missed_after=0.0))
+    await fire(store, after(minutes=3))  # 1 and 2 are missed, 3 runs
+    (attempt,) = await claim(store, after(minutes=3))
+    await store.run(jobs.end_in_turn, [ending(attempt, schedule_id=attempt.schedule_id)], [str(attempt.schedule_id)])
+    dry = await _backfill(store, 1, 3, after(minutes=3, seconds=30), dry_run=True)
+    assert (dry.instants, dry.kept, len(await everything(store))) == (list(minutes(1, 2)), 1, 3)
+    done = await _backfill(store, 1, 3, after(minutes=3, seconds=30))
+    assert done == dry
+    made = [one for one in await everything(store) if one.kind == Kind.BACKFILL]
+    assert [(one.scheduled_at, one.run_at, one.hold) for one in made] == [
+        (after(minutes=1), after(minutes=3, seconds=30), None),
+        (after(minutes=2), after(minutes=3, seconds=30), Hold.OVERLAP),
+    ]
+    again = await _backfill(store, 1, 3, after(minutes=3, seconds=40))
+    assert (again.instants, again.kept) == ([], 3)
+
+
+@stored
+async def test_a_backfill_reaches_before_the_schedule_was_and_not_beyond_its_cursor(store: Store) -> None:
+    await put(store, schedule())
+    done = await _backfill(store, -3, 2, after(minutes=2, seconds=30), overlap=Overlap.ALLOW)
+    assert done.instants == list(minutes(-3, 0))  # 1 and 2 are the planner's, which has not come to them yet
+    assert {one.hold for one in await everything(store)} == {None}
+    await fire(store, after(minutes=2, seconds=30))
+    assert sorted(at_minutes(await everything(store))) == [-3, -2, -1, 0, 1, 2]
+
+
+@stored
+async def test_a_backfill_waits_behind_what_is_live(store: Store) -> None:
+    await put(store, schedule())
+    await fire(store, after(minutes=1))
+    await _backfill(store, -1, 0, after(minutes=1, seconds=1))
+    assert [one.hold for one in await everything(store)] == [None, Hold.OVERLAP, Hold.OVERLAP]
+
+
+@stored
+async def test_a_backfill_of_too_much_is_refused(store: Store) -> None:
+    await put(store, schedule())
+    with pytest.raises(InvalidInput) as refused:
+        await _backfill(store, -20_000, 0, after(minutes=1))
+    assert refused.value.code == "BACKFILL_TOO_LARGE"
+    assert await everything(store) == []
+
+
+# Revisions.
+
+
+@stored
+async def test_a_revert_is_an_edit_like_any_other(store: Store) -> None:
+    made = schedule(payload="old")
+    await put(store, made)
+    await put(store, schedule(Every("PT30S", T0), payload="new"), after(seconds=1), replace=True)
+    before = await store.run(steering.history, "default", made.id)
+    assert [(one.number, one.action.payload) for one in before] == [(2, "new"), (1, "old")]
+    reverted, known = await steer(store, steering.revert, after(seconds=40), 1)
+    assert (known, reverted.revision, reverted.action.payload) == (True, 3, "old")
+    assert reverted.next_fire_at == after(minutes=1)
+    assert await _rows(store) == [(0, "pending", None)]  # what was due at 30 s under revision 2 was not lost
+    same, known = await steer(store, steering.revert, after(seconds=41), 3)
+    assert (known, same.revision) == (True, 3)
+    assert await steer(store, steering.revert, after(seconds=41), 9) == (same, False)
+
+
+@stored
+async def test_deleting_stops_what_waits_and_keeps_the_history(store: Store) -> None:
+    made = schedule(overlap=Overlap.QUEUE)
+    await put(store, made)
+    await fire(store, after(minutes=1))
+    (attempt,) = await claim(store, after(minutes=1))
+    await fire(store, after(minutes=2))
+    swept = await steer(store, steering.delete, after(minutes=3, seconds=1))
+    assert (swept.prevented, swept.in_flight) == (2, 1)
+    assert await _rows(store) == [
+        (1, "running", None),
+        (2, "cancelled", "schedule deleted"),
+        (3, "cancelled", "schedule deleted"),
+    ]
+    assert (await fire(store, after(minutes=9))).schedules == 0
+    await end(store, ending(attempt, JobState.FAILED, after(minutes=4)))
+    assert (await everything(store))[0].state is JobState.CANCELLED
+    kept = await store.run(steering.history, "default", made.id)
+    assert [one.number for one in kept] == [2, 1]
+    assert kept[0].recurrence.next(after(minutes=3, seconds=1)) is None
+    await put(store, replace(schedule(), id=new_id(T0)))  # its name is free
+
+
+@stored
+async def test_an_unknown_schedule_is_none_to_every_verb(store: Store) -> None:
+    stranger = new_id(T0)
+    assert await steer(store, steering.pause, T0, None, id_=stranger) is None
+    assert await steer(store, steering.resume, T0, False, id_=stranger) is None
+    assert await steer(store, steering.trigger, T0, id_=stranger) is None
+    assert await steer(store, steering.revert, T0, 1, id_=stranger) is None
+    assert await steer(store, steering.delete, T0, id_=stranger) is None
+    theirs = schedule(tenant_id="acme")
+    await put(store, theirs)
+    assert await steer(store, steering.pause, T0, None, id_=theirs.id) is None
