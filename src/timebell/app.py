@@ -155,9 +155,10 @@ class Timebell:
         """Make a schedule: a job of `topic` at each instant of `recurrence` in `timezone`.
 
         Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
-        priority, retry, timeout, expires_after, overlap (skip, allow), catch_up (latest, all, skip),
-        catch_up_window, catch_up_limit, missed_after, start, end, max_runs, enabled. Raises InvalidInput,
-        Conflict (SCHEDULE_EXISTS, unless `replace`).
+        priority, retry, timeout, expires_after, overlap (skip, queue, cancel_previous, allow),
+        catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
+        class_ (state, anchored), jitter, tolerance, start, end, max_runs, enabled. Raises InvalidInput, Conflict
+        (SCHEDULE_EXISTS, unless `replace`).
         """
         await self.open()
         since = await self.schedules.since(options, connection) if replace else None

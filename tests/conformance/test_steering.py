@@ -206,6 +206,49 @@ async def test_a_backfill_of_too_much_is_refused(store: Store) -> None:
     assert await everything(store) == []
 
 
+# A backlog that waits.
+
+
+@stored
+async def test_a_large_backlog_waits_until_somebody_recovers_it(store: Store) -> None:
+    await put(store, schedule(catch_up=CatchUp.ALL, hold_above=2))
+    await fire(store, after(minutes=5))
+    assert {one.hold for one in await everything(store)} == {Hold.RECOVER, None}
+    attempts = await claim(store, after(minutes=5))
+    assert [one.scheduled_at for one in attempts] == [after(minutes=4)]
+    assert await store.run(steering.recover, "acme", None, False, after(minutes=5)) == 0
+    assert await store.run(steering.recover, "default", None, False, after(minutes=5)) == 3
+    done = [ending(one, schedule_id=one.schedule_id) for one in attempts]
+    await store.run(jobs.end_in_turn, done, [str(attempts[0].schedule_id)])
+    (following,) = await claim(store, after(minutes=5))
+    assert following.scheduled_at == after(minutes=1)  # in order, one at a time
+
+
+@stored
+async def test_a_backlog_may_be_discarded(store: Store) -> None:
+    made = schedule(catch_up=CatchUp.ALL, hold_above=1, overlap=Overlap.ALLOW)
+    await put(store, made)
+    await fire(store, after(minutes=4))
+    assert await store.run(steering.recover, "default", made.id, True, after(minutes=5)) == 2
+    assert await _rows(store) == [
+        (1, "cancelled", "discarded"),
+        (2, "cancelled", "discarded"),
+        (3, "pending", None),
+        (4, "pending", None),
+    ]
+
+
+@stored
+async def test_a_backlog_that_waits_does_not_stop_what_is_new(store: Store) -> None:
+    await put(store, schedule(catch_up=CatchUp.ALL, hold_above=0))
+    await fire(store, after(minutes=3))
+    while attempts := await claim(store, after(minutes=3)):
+        done = [ending(one, schedule_id=one.schedule_id) for one in attempts]
+        await store.run(jobs.end_in_turn, done, [str(attempts[0].schedule_id)])
+    fired = await fire(store, after(minutes=4))
+    assert (fired.jobs, fired.skips) == (1, 0)
+
+
 # Revisions.
 
 

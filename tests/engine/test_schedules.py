@@ -246,6 +246,40 @@ async def test_a_retry_that_waits_makes_way_at_once(world: World) -> None:
     assert first.replaced_by == second.id
 
 
+@virtual
+async def test_jitter_delays_the_start_and_not_the_identity(world: World) -> None:
+    app, log = listening(world)
+    await app.schedule_repeat("t", MINUTELY, jitter=30)
+    async with engine(app):
+        await world.until(after(minutes=4))
+    assert log.scheduled == [60, 120, 180]
+    assert all(nominal < at < nominal + 30 for at, nominal in zip(log.fired, log.scheduled, strict=True))
+    assert len({at % 60 for at in log.fired}) == 3
+
+
+@virtual
+async def test_a_start_later_than_the_tolerance_is_counted(world: World) -> None:
+    app, _ = listening(world)
+    await app.schedule_repeat("t", MINUTELY, tolerance=200, catch_up="all", **QUEUED)
+    strict = await app.schedule_repeat("t", MINUTELY, tolerance=100, catch_up="all", **QUEUED)
+    await world.until(after(minutes=4, seconds=30))
+    async with engine(app) as service:
+        await world.advance(seconds=5)
+        assert service.node.counters.tolerance_breaches == 1 + 2  # 210 s; 210 and 150 s
+    assert strict.policies.tolerance == 100
+
+
+@virtual
+async def test_an_anchored_job_that_waited_too_long_for_a_hand_is_void(world: World) -> None:
+    app, log = listening(world, Log(lambda _: asyncio.sleep(100)))
+    await app.schedule_at("t", after(seconds=59), timeout=200)
+    await app.schedule_repeat("t", MINUTELY, class_="anchored", missed_after=30, max_runs=1)
+    async with engine(app, slots=1):
+        await world.until(after(minutes=4))
+    assert log.fired == [59]
+    assert ("skipped", "expired") in {(state, reason) for _, state, reason in await outcomes(app)}
+
+
 # Outages. Six hourly occurrences fall into each; the engine comes back 30 minutes after the last.
 
 HOURLY = Cron("0 * * * *")

@@ -17,7 +17,7 @@ from timebell.model import page
 from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.payload import encode
-from timebell.model.policy import CatchUp, Overlap, Retry, seconds
+from timebell.model.policy import CatchUp, Lateness, Overlap, Retry, seconds
 from timebell.model.schedule import Action, Policies, Revision, Schedule
 from timebell.recurrence import Spec, zone
 from timebell.store.dialects.base import Store
@@ -179,6 +179,17 @@ class Schedules:
             )  # fmt: skip
         return await self._steer(connection, steering.backfill, tenant_id, id_, start, end, policy, dry_run)
 
+    async def recover(self, id_: str | None = None, *, discard: bool = False, tenant_id: str = "default") -> int:
+        """Let go what an outage left behind and was more than `hold_above`, of one schedule or of all; how many
+        jobs. With `discard` they are cancelled. None waiting is no error."""
+        await self._opened()
+        known = None if id_ is None else uuid_of(id_)
+        if id_ is not None and known is None:
+            raise _no_such_schedule(id_)
+        count = await self._store.run(steering.recover, tenant_id, known, discard, self._clock.now())
+        self._working.poke_threadsafe()
+        return count
+
     async def history(self, id_: str, *, tenant_id: str = "default") -> list[Revision]:
         """Every revision, the newest first; those of a schedule that was deleted too. Raises NotFound."""
         await self._opened()
@@ -241,6 +252,11 @@ def _policies(given: dict[str, Any]) -> Policies:
         catch_up_window=seconds(given.pop("catch_up_window", default.catch_up_window), "catch_up_window"),
         catch_up_limit=int(seconds(given.pop("catch_up_limit", default.catch_up_limit), "catch_up_limit")),
         missed_after=seconds(given.pop("missed_after", default.missed_after), "missed_after"),
+        lateness=_choice(Lateness, given.pop("class_", default.lateness), "class"),
+        catch_up_pace=seconds(given.pop("catch_up_pace", default.catch_up_pace), "catch_up_pace"),
+        hold_above=int(seconds(given.pop("hold_above", default.hold_above), "hold_above")),
+        jitter=seconds(given.pop("jitter", default.jitter), "jitter"),
+        tolerance=seconds(given.pop("tolerance", default.tolerance), "tolerance"),
     )
 
 

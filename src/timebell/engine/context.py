@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from timebell.alarm import Alarm
 from timebell.clock import Clock
@@ -43,6 +43,14 @@ class Held:
     """Why its task is being cancelled: `lost` (not ours any more), `drain` (give it back) or `stop`."""
 
 
+class Known(NamedTuple):
+    """What a node remembers of a schedule's revision for the jobs it runs."""
+
+    name: str
+    recurrence: Recurrence
+    tolerance: float
+
+
 @dataclass(slots=True)
 class Counters:
     """What this node saw since it started."""
@@ -57,6 +65,7 @@ class Counters:
     leader_changes: int = 0
     unheard: int = 0
     lag_max: float = 0.0
+    tolerance_breaches: int = 0
 
 
 @dataclass(slots=True)
@@ -73,7 +82,7 @@ class Node:
     working: Alarm
     beating: Alarm
     held: dict[str, Held] = field(default_factory=dict)
-    recurrences: dict[tuple[str, int], tuple[str, Recurrence]] = field(default_factory=dict)
+    known: dict[tuple[str, int], Known] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     stopping: bool = False
     listening: bool = False

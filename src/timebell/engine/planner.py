@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from timebell.engine.context import Node
+from timebell.engine.context import Known, Node
 from timebell.ids import new_id
 from timebell.model.job import Hold, Kind, NewJob
 from timebell.model.payload import encode
-from timebell.model.policy import Overlap
+from timebell.model.policy import Lateness, Overlap
 from timebell.model.routes import route
 from timebell.model.schedule import Schedule
 from timebell.store.sql import schedules
@@ -48,14 +48,18 @@ class Planner:
 
     def build(self, schedule: Schedule, at: datetime, hold: Hold | None, now: datetime) -> NewJob:
         """The job of one occurrence, remembering the recurrence for the event's `upcoming`."""
-        self.node.recurrences[schedule.id, schedule.revision] = (schedule.name, schedule.recurrence)
+        known = Known(schedule.name, schedule.recurrence, schedule.policies.tolerance)
+        self.node.known[schedule.id, schedule.revision] = known
         return job_of(schedule, at, hold, now)
 
 
 def job_of(schedule: Schedule, at: datetime, hold: Hold | None, now: datetime) -> NewJob:
     """The job of one occurrence."""
     action = schedule.action
-    expires = None if action.expires_after is None else at + timedelta(seconds=action.expires_after)
+    lasts = action.expires_after
+    if lasts is None and schedule.policies.lateness is Lateness.ANCHORED:
+        lasts = schedule.policies.missed_after
+    expires = None if lasts is None else at + timedelta(seconds=lasts)
     return NewJob(
         id=new_id(now), tenant_id=schedule.tenant_id, topic=action.topic, scheduled_at=at, run_at=at,
         timezone=schedule.timezone, created_at=now, payload=encode(action.payload),

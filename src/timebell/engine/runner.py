@@ -11,6 +11,7 @@ from timebell.errors import InvalidPayload
 from timebell.model import decide
 from timebell.model.job import Attempt, Ending, JobState
 from timebell.model.payload import decode, encode, legible
+from timebell.model.schedule import Policies
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.handler import Cancel, Snooze
 
@@ -19,6 +20,7 @@ log = logging.getLogger("timebell.runner")
 KEPT_ATTEMPTS = 20
 KEPT_BYTES = KEPT_ATTEMPTS * 16_384
 UPCOMING = 3
+DEFAULT_TOLERANCE = Policies().tolerance
 
 
 class Runner:
@@ -60,8 +62,13 @@ class Runner:
         kind = "handler" if target is None else target["kind"]
         delivery = self._delivery(attempt, now)
         if attempt.number == 1:  # later attempts are late on purpose
-            lag = (now - attempt.scheduled_at).total_seconds()
-            self.node.counters.lag_max = max(self.node.counters.lag_max, lag)
+            lag = (now - attempt.run_at).total_seconds()
+            counters, known = (
+                self.node.counters,
+                self.node.known.get((attempt.schedule_id or "", attempt.revision or 0)),
+            )
+            counters.lag_max = max(counters.lag_max, lag)
+            counters.tolerance_breaches += lag > (DEFAULT_TOLERANCE if known is None else known.tolerance)
         timeout = self.node.timeout_of(attempt)
         deadline = asyncio.timeout(timeout)
         try:
@@ -86,13 +93,13 @@ class Runner:
     def _delivery(self, attempt: Attempt, now: datetime) -> Delivery:
         name: str | None = None
         upcoming: list[datetime] = []
-        known = self.node.recurrences.get((attempt.schedule_id or "", attempt.revision or 0))
+        known = self.node.known.get((attempt.schedule_id or "", attempt.revision or 0))
         if known is not None:
-            name, recurrence = known
-            at = recurrence.next(attempt.scheduled_at)
+            name = known.name
+            at = known.recurrence.next(attempt.scheduled_at)
             while at is not None and len(upcoming) < UPCOMING:
                 upcoming.append(at)
-                at = recurrence.next(at)
+                at = known.recurrence.next(at)
         return Delivery(
             attempt.id, attempt.tenant_id, attempt.topic, decode(attempt.payload), decode(attempt.metadata) or {},
             attempt.timezone, attempt.scheduled_at, now, attempt.schedule_id, name, attempt.occurrence_key,

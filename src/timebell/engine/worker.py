@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from timebell.engine.completer import Completer
-from timebell.engine.context import Held, Node
+from timebell.engine.context import Held, Known, Node
 from timebell.engine.runner import Runner
 from timebell.model.job import Attempt
 from timebell.model.routes import Routes
@@ -105,7 +105,7 @@ class Worker:
 
     async def _learn(self, attempts: Sequence[Attempt]) -> None:
         """Know the recurrence of every schedule that these jobs come from."""
-        known = self.node.recurrences
+        known = self.node.known
         unknown = {
             (attempt.schedule_id, attempt.revision)
             for attempt in attempts
@@ -115,7 +115,8 @@ class Worker:
             if len(known) > 100_000:
                 known.clear()
             try:
-                known.update(await self.node.store.run(schedules.revisions_of, unknown))
+                found = await self.node.store.run(schedules.revisions_of, unknown)
+                known.update({key: Known(*row) for key, row in found.items()})
             except Exception:  # the jobs are claimed: they run, if without knowing what is next
                 log.exception("the schedules of %d jobs cannot be read", len(attempts))
 

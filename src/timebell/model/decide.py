@@ -6,13 +6,13 @@ The planner, the simulator and the tests call these same functions; none of them
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from zlib import crc32
 
 from timebell.model.job import Ending, Hold, JobState, Reason
-from timebell.model.policy import CatchUp, Overlap, Retry
+from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Recurrence
 
@@ -24,10 +24,11 @@ TINY = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Fire:
-    """An occurrence that becomes a job; with a hold it waits for its turn."""
+    """An occurrence that becomes a job; with a hold it waits for its turn. It starts at `run_at`, if not at once."""
 
     at: datetime
     hold: Hold | None = None
+    run_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,34 @@ def plan(schedule: Schedule, now: datetime, live: int) -> Plan:
     recent_from = min(max(cursor, now - timedelta(seconds=policies.missed_after)), until)
     recent = list(recurrence.between(recent_from, until))
     fires, skips = _catch_up(schedule, cursor, recent_from, now, bool(recent))
+    waiting: list[Fire] = []
+    if len(fires) > policies.hold_above:
+        waiting, fires = [Fire(at, Hold.RECOVER) for at in fires], []
     planned, left = _in_turn(policies.overlap, [*fires, *recent], len(fires), live)
     skips.extend(Skip(at, at, 1, Reason.OVERLAP) for at in left)
     supersedes = policies.overlap is Overlap.CANCEL_PREVIOUS and not fires and bool(planned and live)
-    return Plan(planned, skips, recurrence.next(now), supersedes)
+    planned = [_start(schedule, fire, n, len(fires), now) for n, fire in enumerate(planned)]
+    return Plan([*waiting, *planned], skips, recurrence.next(now), supersedes)
+
+
+def _start(schedule: Schedule, fire: Fire, n: int, caught_up: int, now: datetime) -> Fire:
+    """The n-th of those that fire, at the time it is to start: made up for at their pace, others with jitter.
+
+    The jitter is a hash of schedule and instant, so it is the same on every node and after a crash. It is only
+    ever forward and ends before the next occurrence.
+    """
+    policies = schedule.policies
+    if n < caught_up:
+        pause = timedelta(seconds=n * policies.catch_up_pace)
+        return replace(fire, run_at=now + pause) if pause else fire
+    if not policies.jitter:
+        return fire
+    following = schedule.recurrence.next(fire.at)
+    most = policies.jitter
+    if following is not None:
+        most = min(most, (following - fire.at).total_seconds())
+    fraction = crc32(f"{schedule.id}.{fire.at.isoformat()}".encode()) / 2**32
+    return replace(fire, run_at=fire.at + timedelta(seconds=most * fraction))
 
 
 def passed_over(schedule: Schedule, now: datetime) -> Plan:
@@ -120,6 +145,8 @@ def _catch_up(
     recurrence, policies = schedule.recurrence, schedule.policies
     if cursor >= end:
         return [], []
+    if policies.lateness is Lateness.ANCHORED:
+        return [], list(_skips(recurrence, cursor, end, Reason.EXPIRED))
     edge = min(max(cursor, now - schedule.catch_up_from), end)
     match policies.catch_up:
         case CatchUp.SKIP:

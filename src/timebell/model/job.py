@@ -67,6 +67,7 @@ class Hold(StrEnum):
 
     OVERLAP = "overlap"
     UNHEARD = "unheard"
+    RECOVER = "recover"
     STOPPING = "stopping"
     """Of a running job: a later occurrence has asked it to stop and waits for it."""
 
@@ -198,6 +199,7 @@ class Attempt:
     serial: bool
     errors: str | None
     revision: int | None
+    run_at: datetime
     started_at: datetime
 
     @property

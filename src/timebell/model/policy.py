@@ -28,6 +28,13 @@ class CatchUp(StrEnum):
     SKIP = "skip"
 
 
+class Lateness(StrEnum):
+    """What an occurrence is worth when it is missed."""
+
+    STATE = "state"
+    ANCHORED = "anchored"
+
+
 class Backoff(StrEnum):
     """How the pause grows from one try to the next."""
 

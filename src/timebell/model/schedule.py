@@ -6,19 +6,29 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from timebell.model.policy import CatchUp, Overlap, Retry
+from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
 from timebell.recurrence import Recurrence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """What a schedule does beyond firing on time. Durations are seconds."""
+    """What a schedule does beyond firing on time. Durations are seconds.
+
+    A `state` occurrence is worth running late, an `anchored` one is void once it is missed. `catch_up_pace`
+    keeps what is made up for apart; more than `hold_above` of it wait for `recover`. `jitter` spreads starts,
+    `tolerance` is how late one may start before it is counted as a breach.
+    """
 
     overlap: Overlap = Overlap.SKIP
     catch_up: CatchUp = CatchUp.LATEST
     catch_up_window: float = 24 * 3600.0
     catch_up_limit: int = 100
     missed_after: float = 60.0
+    lateness: Lateness = Lateness.STATE
+    catch_up_pace: float = 0.0
+    hold_above: int = 1000
+    jitter: float = 0.0
+    tolerance: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

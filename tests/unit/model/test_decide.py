@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from timebell.model.decide import ROWS, Fire, Plan, Skip, after_failure, expired, plan
 from timebell.model.job import Hold, JobState, Reason
-from timebell.model.policy import CatchUp, Overlap, Retry
+from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
 from timebell.model.schedule import Action, Policies, Schedule
 from timebell.recurrence import Cron, Dates, Every, Spec
 
@@ -50,6 +50,8 @@ schedules = st.builds(
     schedule, specs, overlap=st.sampled_from(Overlap), catch_up=st.sampled_from(CatchUp),
     catch_up_window=st.sampled_from([0.0, 60.0, 3600.0, 86_400.0, 1e9]), catch_up_limit=st.sampled_from([0, 1, 5, 100]),
     missed_after=st.sampled_from([0.0, 1.0, 60.0, 7200.0]), max_runs=st.sampled_from([None, 1, 50]),
+    lateness=st.sampled_from(Lateness), catch_up_pace=st.sampled_from([0.0, 30.0]),
+    hold_above=st.sampled_from([0, 4, 1000]), jitter=st.sampled_from([0.0, 20.0, 1e6]),
 )  # fmt: skip
 
 
@@ -76,10 +78,16 @@ def test_nothing_fires_early_twice_or_out_of_order(made: Schedule, now: datetime
     assert all(at <= now for at in instants)
     assert planned.next_fire_at == made.recurrence.next(now)
     if made.policies.overlap is not Overlap.ALLOW:  # at most one is free to run at once
-        assert sum(fire.hold is None for fire in planned.fires) <= (0 if live else 1)
-        assert [fire.hold for fire in planned.fires][1:] == [Hold.OVERLAP] * (len(instants) - 1 if instants else 0)
+        holds = [fire.hold for fire in planned.fires if fire.hold is not Hold.RECOVER]
+        assert sum(hold is None for hold in holds) <= (0 if live else 1)
+        assert holds[1:] == [Hold.OVERLAP] * (len(holds) - 1 if holds else 0)
     else:
-        assert all(fire.hold is None for fire in planned.fires)
+        assert all(fire.hold in (None, Hold.RECOVER) for fire in planned.fires)
+    for fire in planned.fires:  # forward only, and jitter ends before the next occurrence
+        following = made.recurrence.next(fire.at)
+        assert fire.run_at is None or fire.run_at >= fire.at
+        if fire.run_at is not None and now - fire.at <= timedelta(seconds=made.policies.missed_after):
+            assert following is None or fire.run_at < following
 
 
 @given(schedules, whens, st.integers(0, 120))
@@ -174,6 +182,45 @@ def test_nothing_is_planned_before_the_cursor() -> None:
     assert plan(made, T0 + 59 * SECOND, False) == Plan(next_fire_at=T0 + MINUTE)
     assert plan(made, T0 - timedelta(days=9), False) == Plan(next_fire_at=T0 + MINUTE)
     assert plan(made, T0 + MINUTE, False) == Plan([Fire(T0 + MINUTE)], [], T0 + 2 * MINUTE)
+
+
+def test_what_is_made_up_for_keeps_its_pace() -> None:
+    made = schedule(catch_up=CatchUp.ALL, catch_up_pace=30.0, **ALLOW)
+    now = T0 + 4 * MINUTE
+    starts = [fire.run_at for fire in plan(made, now, 0).fires]
+    assert starts == [None, now + 30 * SECOND, None, None]  # 1 and 2 are missed, 3 and 4 are not
+
+
+def test_a_backlog_above_the_limit_waits_for_recover_and_what_is_new_goes_on() -> None:
+    for overlap in Overlap:
+        made = schedule(catch_up=CatchUp.ALL, hold_above=2, overlap=overlap)
+        held = plan(made, T0 + 5 * MINUTE, 0)
+        assert [fire.hold for fire in held.fires[:3]] == [Hold.RECOVER] * 3
+        assert held.fires[3].hold is None
+        few = plan(made, T0 + 4 * MINUTE, 0)
+        assert Hold.RECOVER not in [fire.hold for fire in few.fires]
+
+
+@pytest.mark.parametrize("catch_up", list(CatchUp))
+def test_an_anchored_occurrence_is_void_when_missed(catch_up: CatchUp) -> None:
+    made = schedule(catch_up=catch_up, lateness=Lateness.ANCHORED, **ALLOW)
+    planned = plan(made, T0 + 6 * MINUTE, 0)
+    assert (fired(planned), skipped(planned)) == ([5, 6], minutes(1, 4, "expired"))
+
+
+def test_jitter_is_the_same_every_time_differs_by_schedule_and_spreads() -> None:
+    def starts(id_: str) -> list[float]:
+        made = replace(schedule(jitter=30.0, **ALLOW), id=id_)
+        found = []
+        for n in range(1, 200):
+            (fire,) = plan(replace(made, next_fire_at=T0 + n * MINUTE), T0 + n * MINUTE, 0).fires
+            assert fire.run_at is not None
+            found.append((fire.run_at - fire.at).total_seconds())
+        return found
+
+    assert starts("a") == starts("a") != starts("b")
+    assert 0 <= min(starts("a")) < 3
+    assert 27 < max(starts("a")) < 30
 
 
 def test_a_minute_late_is_not_missed_and_a_moment_more_is() -> None:

@@ -238,7 +238,7 @@ NEXT_IN_TURN = Statement(
         SELECT (SELECT j.id FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.hold = 'overlap'
                 ORDER BY j.scheduled_at, j.id LIMIT 1)
         FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id
-                                 AND (j.hold IS NULL OR j.hold <> 'overlap'))
+                                 AND (j.hold IS NULL OR j.hold NOT IN ('overlap', 'recover')))
     $picked RETURNING id
     """,
     id="id",
@@ -253,9 +253,14 @@ def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[
     tx.fetch(LOCK_SCHEDULES, [{"id": schedule} for schedule in sorted(set(schedules))])
     ended = _end(tx, endings)
     left = sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None})
-    if left and tx.fetch(NEXT_IN_TURN, [{"id": schedule} for schedule in left]):
-        tx.notify()
+    let_go(tx, left)
     return {str(row["id"]) for row in ended}
+
+
+def let_go(tx: Transaction, schedules: Sequence[str]) -> None:
+    """Where nothing of a schedule is live but what waits for its turn, the first in turn may start."""
+    if schedules and tx.fetch(NEXT_IN_TURN, [{"id": schedule} for schedule in schedules]):
+        tx.notify()
 
 
 def supersede(tx: Transaction, successors: Mapping[str, str], now: datetime) -> int:
@@ -372,7 +377,7 @@ def _attempt(tx: Transaction, row: Row, now: datetime) -> Attempt:
         None if row["schedule_id"] is None else str(row["schedule_id"]), from_db(row["scheduled_at"]),
         row["kind"], row["timezone"], row["payload"], row["metadata"], row["target"], row["queue"],
         row["retry"], row["timeout"], from_db(row["expires_at"]), row["attempt"], row["tries"],
-        bool(row["serial"]), row["errors"], row["revision"], now,
+        bool(row["serial"]), row["errors"], row["revision"], from_db(row["run_at"]), now,
     )  # fmt: skip
 
 

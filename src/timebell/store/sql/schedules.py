@@ -17,7 +17,7 @@ from timebell.errors import Conflict
 from timebell.model.decide import passed_over, plan
 from timebell.model.job import NewJob
 from timebell.model.page import Page
-from timebell.model.policy import CatchUp, Overlap, Retry
+from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
 from timebell.model.schedule import Action, Policies, Schedule
 from timebell.recurrence import Recurrence
 from timebell.store.schema import revisions, schedules
@@ -129,7 +129,7 @@ NEXT = Statement(
 )
 LIVE = Statement(
     "WITH $rows SELECT j.schedule_id, count(*) AS live FROM timebell_jobs j JOIN d ON j.schedule_id = d.id"
-    " GROUP BY j.schedule_id",
+    " WHERE j.hold IS NULL OR j.hold <> 'recover' GROUP BY j.schedule_id",
     id="id",
 )
 ADVANCE = Statement(
@@ -184,6 +184,8 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
         try:
             planned = plan(schedule, now, live.get(schedule.id, 0))
             made = [build(schedule, fire.at, fire.hold, now) for fire in planned.fires]
+            for job, one in zip(made, planned.fires, strict=True):
+                job.run_at = one.run_at or job.run_at
             left = [
                 (build(schedule, skip.at, None, now), skip.reason.value, skip.count, skip.to) for skip in planned.skips
             ]
@@ -265,12 +267,24 @@ def _row(schedule: Schedule) -> dict[str, Any]:
     return {
         "id": schedule.id, "tenant_id": schedule.tenant_id, "name": schedule.name,
         "recurrence": _dump(schedule.recurrence.to_json()), "action": _dump(spoken),
-        "policies": _dump({name: getattr(policies, name) for name in Policies.__slots__}),
+        "policies": _dump(_policies(policies)),
         "enabled": schedule.enabled, "revision": schedule.revision, "code_hash": schedule.code_hash,
         "fault": schedule.fault, "next_fire_at": schedule.next_fire_at,
         "last_fired_at": schedule.last_fired_at, "created_at": schedule.created_at,
         "updated_at": schedule.updated_at, "paused_at": schedule.paused_at, "pause_reason": schedule.pause_reason,
     }  # fmt: skip
+
+
+_FIRST_POLICIES = ("overlap", "catch_up", "catch_up_window", "catch_up_limit", "missed_after")
+_DEFAULT = Policies()
+
+
+def _policies(policies: Policies) -> dict[str, Any]:
+    """Policies as JSON. Later ones are left out unless they say something: nodes of older releases read the rest."""
+    values = {name: getattr(policies, name) for name in Policies.__slots__}
+    return {
+        name: value for name, value in values.items() if name in _FIRST_POLICIES or value != getattr(_DEFAULT, name)
+    }
 
 
 def _dump(value: dict[str, Any]) -> str:
@@ -300,16 +314,19 @@ def read_parts(row: Row[Any]) -> dict[str, Any]:
     """What a schedule and each of its revisions have in common: recurrence, action, policies."""
     action, policies = orjson.loads(row.action), orjson.loads(row.policies)
     action["retry"] = Retry.read(action["retry"])
-    policies |= {"overlap": Overlap(policies["overlap"]), "catch_up": CatchUp(policies["catch_up"])}
+    for name, words in (("overlap", Overlap), ("catch_up", CatchUp), ("lateness", Lateness)):
+        if name in policies:
+            policies[name] = words(policies[name])
     return {
         "recurrence": _recurrence(row.recurrence), "action": Action(**action), "policies": Policies(**policies),
     }  # fmt: skip
 
 
-def revisions_of(tx: Transaction, keys: set[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Recurrence]]:
-    """The names and recurrences of schedules as they were at these revisions."""
-    joined = select(revisions.c.schedule_id, revisions.c.revision, revisions.c.recurrence, schedules.c.name).join(
-        schedules, schedules.c.id == revisions.c.schedule_id
-    )
-    rows = tx.execute(joined.where(revisions.c.schedule_id.in_({id_ for id_, _ in keys})))
-    return {(row.schedule_id, row.revision): (row.name, _recurrence(row.recurrence)) for row in rows}
+def revisions_of(tx: Transaction, keys: set[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Recurrence, float]]:
+    """Name, recurrence and tolerance of schedules as they were at these revisions."""
+    joined = select(revisions, schedules.c.name).join(schedules, schedules.c.id == revisions.c.schedule_id)
+    found = {}
+    for row in tx.execute(joined.where(revisions.c.schedule_id.in_({id_ for id_, _ in keys}))):
+        parts = read_parts(row)
+        found[row.schedule_id, row.revision] = row.name, parts["recurrence"], parts["policies"].tolerance
+    return found

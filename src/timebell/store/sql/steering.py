@@ -16,7 +16,7 @@ from sqlalchemy import select, update
 
 from timebell.errors import InvalidInput
 from timebell.model import decide
-from timebell.model.job import Job, JobState, Kind
+from timebell.model.job import Hold, Job, JobState, Kind
 from timebell.model.policy import Overlap
 from timebell.model.schedule import Revision, Schedule
 from timebell.store.schema import finished, revisions, schedules
@@ -124,6 +124,38 @@ def backfill(
         jobs.insert(tx, made)
         tx.notify()
     return Backfilled(left, len(instants) - len(left))
+
+
+def recover(tx: Transaction, tenant_id: str, id_: str | None, discard: bool, now: datetime) -> int:
+    """Let the backlogs go that were too large to be made up for unasked, of one schedule or of all; how many jobs.
+
+    Those of a schedule that takes turns take theirs. With `discard` they are cancelled instead.
+    """
+    mine = (live_jobs.c.tenant_id == tenant_id) & (live_jobs.c.hold == Hold.RECOVER.value)
+    if id_ is not None:
+        mine &= live_jobs.c.schedule_id == id_
+    ids = sorted(set(tx.execute(select(live_jobs.c.schedule_id).where(mine).distinct()).scalars()))
+    tx.execute(select(schedules.c.id).where(schedules.c.id.in_(ids)).order_by(schedules.c.id).with_for_update())
+    if discard:
+        return _discard(tx, tenant_id, ids, now)
+    freed = tx.execute(update(live_jobs).where(mine, live_jobs.c.serial.is_(False)).values(hold=None)).rowcount
+    turns = update(live_jobs).where(mine, live_jobs.c.serial.is_(True)).values(hold=Hold.OVERLAP.value)
+    freed += tx.execute(turns).rowcount
+    jobs.let_go(tx, ids)
+    return freed
+
+
+def _discard(tx: Transaction, tenant_id: str, ids: list[str], now: datetime) -> int:
+    count = 0
+    for id_ in ids:
+        after: str | None = None
+        while True:
+            which = {"tenant_id": tenant_id, "schedule_id": id_, "hold": Hold.RECOVER.value}
+            swept, after = ledger.sweep(tx, which, now, after, 1000, reason="discarded")
+            count += swept.prevented
+            if after is None:
+                break
+    return count
 
 
 def history(tx: Transaction, tenant_id: str, id_: str) -> list[Revision]:
