@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence.instants import DAY, MAX, MIN, SECOND, format_instant, from_us, to_us
@@ -18,7 +18,15 @@ from timebell.recurrence.zones import Note, Segment, Zone, zone
 
 Gap = Literal["end", "shift", "skip"]
 Fold = Literal["first", "last", "both"]
+Since = Literal["last_end", "last_start"]
 JSON = Mapping[str, Any]
+
+
+class Delay(NamedTuple):
+    """A fixed delay: `length` microseconds after the end, or the start, of each run."""
+
+    length: int
+    since: Since
 
 
 class Rule(ABC):
@@ -86,6 +94,11 @@ class Spec(ABC):
     def from_fields(cls, fields: JSON) -> Self:
         """The inverse of `fields`. Raises InvalidRecurrence."""
 
+    @property
+    def delay(self) -> Delay | None:
+        """Set for a fixed delay, of which only the first instant is known ahead: each run decides the next."""
+        return None
+
     def anchored(self, created_at: datetime) -> Spec:
         """This spec with what it leaves to its creation filled in."""
         to_us(created_at, "created_at")
@@ -142,6 +155,11 @@ class Recurrence:
                 fix="Leave one out, or give a later end.",
             )
         if self.max_runs is not None:
+            if self.spec.delay is not None:
+                raise InvalidRecurrence(
+                    "max_runs counts instants that are known ahead; those of a fixed delay are not.",
+                    fix="Leave it out, or bound the schedule with end.",
+                )
             stop = _stop_after(rule, first, stop, _checked_runs(self.max_runs))
         for name, value in (("rule", rule), ("_first", first), ("_stop", stop)):
             object.__setattr__(self, name, value)
@@ -153,6 +171,21 @@ class Recurrence:
         """The first instant strictly after an aware datetime; None when there is none."""
         found = self.next_us(to_us(after))
         return None if found is None else from_us(found)
+
+    def first(self, after: datetime) -> datetime | None:
+        """The instant at which a schedule that begins now fires first: `next`, or for a fixed delay whose anchor
+        has passed, the delay from now."""
+        found = self.next(after)
+        return self.following(None, after) if found is None and self.spec.delay is not None else found
+
+    def following(self, started: datetime | None, ended: datetime) -> datetime | None:
+        """When a fixed delay fires after a run: within the bounds, and not before the run's end."""
+        delay = self.spec.delay
+        assert delay is not None
+        end = to_us(ended)
+        since = end if started is None or delay.since == "last_end" else to_us(started)
+        found = max(since + delay.length, end, self._first)
+        return from_us(found) if found < self._stop else None
 
     def previous(self, before: datetime) -> datetime | None:
         """The last instant strictly before an aware datetime; None when there is none."""

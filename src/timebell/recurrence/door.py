@@ -10,7 +10,7 @@ from typing import Any
 
 from timebell.errors import InvalidInput, InvalidRecurrence
 from timebell.recurrence.base import Recurrence, Rule, Spec
-from timebell.recurrence.explain import day_name, join, month_name
+from timebell.recurrence.explain import describe_date, describe_delay, join
 from timebell.recurrence.instants import (
     MAX_S,
     MIN_S,
@@ -21,6 +21,7 @@ from timebell.recurrence.instants import (
     parse_instant,
     to_us,
 )
+from timebell.recurrence.interval import Step
 from timebell.recurrence.parse import parse_cron, parse_interval
 from timebell.recurrence.zones import Segment, resolve_local, zone
 
@@ -30,8 +31,8 @@ _FEW = 4
 
 
 def upcoming(recurrence: Recurrence, start: datetime) -> Iterator[datetime]:
-    """The instants strictly after an aware datetime."""
-    found = recurrence.next(start)
+    """The instants strictly after an aware datetime, so far as they are known ahead."""
+    found = recurrence.first(start)
     while found is not None:
         yield found
         found = recurrence.next(found)
@@ -47,6 +48,12 @@ def next_fires(recurrence: Recurrence, start: datetime, count: int) -> list[dict
         }
         for instant in islice(upcoming(recurrence, start), count)
     ]
+
+
+def then(recurrence: Recurrence) -> str | None:
+    """What comes after the instants that are known ahead, if that is known: "10 minutes after each run ends"."""
+    delay = recurrence.spec.delay
+    return None if delay is None else describe_delay(Step(0, 0, delay.length), delay.since, None)
 
 
 def answer_line(line: str) -> str:
@@ -94,7 +101,7 @@ def _note(recurrence: Recurrence, jump: Segment) -> str | None:
         return None
     times = [from_wall_us(wall).strftime("%H:%M:%S").removesuffix(":00") for wall in named[:_FEW]]
     what = join([*times, "others"] if len(named) > _FEW else times)
-    day = _date(from_wall_us(named[0]))
+    day = describe_date(from_wall_us(named[0]))
     several = len(named) > 1
     happens = ("do not exist" if several else "does not exist") if skipped else f"happen{'' if several else 's'} twice"
     effect = _gap_effect(recurrence, named[:_FEW], jump) if skipped else _fold_effect(rule, named[:_FEW], jump)
@@ -118,10 +125,6 @@ def _fold_effect(rule: Rule, named: list[int], jump: Segment) -> str:
     if rule.fold == "both":
         return f"fires both times ({first} and {last})"
     return f"fires once, the first time ({first})" if rule.fold == "first" else f"fires once, the second time ({last})"
-
-
-def _date(when: datetime) -> str:
-    return f"{day_name((when.weekday() + 1) % 7)[:3]} {when.day} {month_name(when.month)[:3]} {when.year}"
 
 
 def _clock(recurrence: Recurrence, instant: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from typing import TYPE_CHECKING
 
 from timebell.recurrence.fields import CronFields
@@ -16,6 +16,11 @@ _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
 )
+_SINCE = {"last_end": "after each run ends", "last_start": "after each run starts"}
+_MONTH_ENDS = {
+    "skip": ", without the months that lack the day",
+    "next": ", on the 1st of the next month where a month lacks the day",
+}
 _FEW_TIMES = 6
 _FEW_DATES = 3
 
@@ -25,8 +30,21 @@ def describe_cron(fields: CronFields) -> str:
     return " ".join(part for part in (_times(fields), _days(fields), _months(fields)) if part)
 
 
-def describe_interval(step: Step, anchor: datetime | None) -> str:
+def describe_interval(step: Step, anchor: datetime | None, month_end: str = "back") -> str:
     """E.g. "Every 15 minutes from 2027-03-14 07:00 UTC"."""
+    every = describe_step(step)
+    if every.startswith("1 ") and " and " not in every:
+        every = every[2:]
+    return f"Every {every}" + (f" from {_moment(anchor)}" if anchor else "") + _MONTH_ENDS.get(month_end, "")
+
+
+def describe_delay(step: Step, since: str, anchor: datetime | None) -> str:
+    """E.g. "10 minutes after each run ends, from 2027-03-14 07:00 UTC"."""
+    return f"{describe_step(step)} {_SINCE[since]}" + (f", from {_moment(anchor)}" if anchor else "")
+
+
+def describe_step(step: Step) -> str:
+    """E.g. "1 hour and 30 minutes"."""
     seconds, fraction = divmod(step.elapsed, 1_000_000)
     units = (
         (step.months // 12, "year"),
@@ -40,10 +58,7 @@ def describe_interval(step: Step, anchor: datetime | None) -> str:
     if seconds % 60 or fraction:
         exact = f"{seconds % 60}.{fraction:06}".rstrip("0").rstrip(".") if fraction else str(seconds % 60)
         amounts.append(f"{exact} second{'' if exact == '1' else 's'}")
-    every = join(amounts)
-    if len(amounts) == 1 and every.startswith("1 "):
-        every = every[2:]
-    return f"Every {every}" + (f" from {_moment(anchor)}" if anchor else "")
+    return join(amounts)
 
 
 def describe_dates(dates: Sequence[datetime]) -> str:
@@ -51,6 +66,11 @@ def describe_dates(dates: Sequence[datetime]) -> str:
     shown = [_moment(one) for one in dates[:_FEW_DATES]]
     more = len(dates) - len(shown)
     return f"At {join([*shown, f'{more} more']) if more else join(shown)}"
+
+
+def describe_date(day: date) -> str:
+    """E.g. "Sun 14 Mar 2027", in any locale."""
+    return f"{day_name(day.isoweekday() % 7)[:3]} {day.day} {month_name(day.month)[:3]} {day.year}"
 
 
 def join(words: Sequence[str], last: str = "and") -> str:

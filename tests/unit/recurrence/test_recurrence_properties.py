@@ -91,7 +91,12 @@ durations = st.one_of(
     st.builds("P{}D".format, st.integers(1, 500)),
     st.builds("P{}Y{}M{}W{}D".format, *(st.integers(0, 5),) * 3, st.integers(1, 40)),
 )
-intervals = st.builds(Every, durations, st.one_of(instants, walls, near))
+anchors = st.one_of(instants, walls, near)
+by_month = st.builds(
+    lambda months, anchor, end, jumps: Every(f"P{months}M", anchor, month_end=end, **jumps),
+    st.integers(1, 40), anchors, st.sampled_from(["back", "skip", "next"]), dst,
+)  # fmt: skip
+intervals = st.one_of(st.builds(Every, durations, anchors), by_month)
 dates = st.builds(Dates, st.lists(st.one_of(instants, walls), min_size=1, max_size=9))
 specs = st.one_of(crons(), intervals, dates)
 
