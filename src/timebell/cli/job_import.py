@@ -110,12 +110,13 @@ class Importer:
         try:
             spec = job_lines.read(line)
             given = (spec.run_at, spec.timezone, self.app.settings.default_timezone)
-            at = instants.read(*given, LONG_AGO)
+            adjust = (spec.on_gap, spec.on_fold)
+            at = instants.read(*given, LONG_AGO, *adjust)
             now = self.app.clock.now()
             if spec.run_at is None or at.at >= now - instants.PAST_GRACE:
                 return dataclasses.replace(spec, run_at=spec.run_at and at.at, timezone=at.timezone)
             if self.past == "refuse":
-                instants.read(*given, now)  # raises InThePast
+                instants.read(*given, now, *adjust)  # raises InThePast
             if self.past == "now":
                 return dataclasses.replace(spec, run_at=None, timezone=at.timezone)
             self.tally.skipped += 1

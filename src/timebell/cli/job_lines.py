@@ -16,7 +16,7 @@ from timebell.errors import InvalidInput
 FIELDS = {
     "topic": "topic", "runAt": "run_at", "timezone": "timezone", "payload": "payload", "key": "key", "queue": "queue",
     "priority": "priority", "timeoutSeconds": "timeout", "expiresAfterSeconds": "expires_after", "target": "target",
-    "metadata": "metadata", "retry": "retry", "maxRetries": "retry",
+    "metadata": "metadata", "retry": "retry", "maxRetries": "retry", "onGap": "on_gap", "onFold": "on_fold",
 }  # fmt: skip
 LABELS = {
     "ownerId": "owner_id", "tenantId": "tenant_id", "correlationId": "correlation_id",

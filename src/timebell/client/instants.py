@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from timebell.errors import InThePast, InvalidInstant
-from timebell.recurrence import resolve_local, zone
+from timebell.errors import InThePast, InvalidInput, InvalidInstant
+from timebell.recurrence import Zone, resolve_local, zone
+from timebell.recurrence.explain import describe_date
 
 PAST_GRACE = timedelta(seconds=5)
 
@@ -21,12 +22,28 @@ class When:
     note: str | None = None
 
 
-def read(value: datetime | str | None, timezone_name: str | None, default: str | None, now: datetime) -> When:
-    """Resolve `run_at`. None means now; a naive time is wall time in the zone (RFC 5545, 3.3.5, for gaps and folds).
+def read(
+    value: datetime | str | None,
+    timezone_name: str | None,
+    default: str | None,
+    now: datetime,
+    on_gap: str = "shift",
+    on_fold: str = "first",
+) -> When:
+    """Resolve `run_at`. None means now; a naive time is wall time in the zone.
 
-    The zone is the one given, or that of the datetime's own ZoneInfo, or the default; without any of them it is
-    refused: RUN_AT_WITHOUT_TIMEZONE, TIMEZONE_MISSING, INVALID_TIMEZONE, RUN_AT_INVALID, SCHEDULE_IN_THE_PAST.
+    One that the clock skips or repeats is resolved by RFC 5545, 3.3.5, or refused with "error": RUN_AT_IN_GAP,
+    RUN_AT_AMBIGUOUS. A repeated one with `fold=1` is the second (PEP 495). The zone is the one given, or that of the
+    datetime's own ZoneInfo, or the default; without any of them it is refused: RUN_AT_WITHOUT_TIMEZONE,
+    TIMEZONE_MISSING, INVALID_TIMEZONE, RUN_AT_INVALID, SCHEDULE_IN_THE_PAST, INVALID_ON_GAP, INVALID_ON_FOLD.
     """
+    if on_gap not in ("shift", "error"):
+        raise InvalidInput(f"on_gap is {on_gap!r:.60}.", code="INVALID_ON_GAP", fix="Use shift or error.")
+    if on_fold not in ("first", "error"):
+        raise InvalidInput(
+            f"on_fold is {on_fold!r:.60}.", code="INVALID_ON_FOLD",
+            fix="Use first or error; fold=1 in the datetime takes the second.",
+        )  # fmt: skip
     if isinstance(value, str):
         value = _parse(value)
     if value is not None and not isinstance(value, datetime):
@@ -43,6 +60,10 @@ def read(value: datetime | str | None, timezone_name: str | None, default: str |
     note = None
     if value.tzinfo is None:
         at, note = resolve_local(value, place)
+        if note == "fold" and value.fold:
+            at, note = value.replace(tzinfo=place.info).astimezone(UTC), None
+        if (note == "gap" and on_gap == "error") or (note == "fold" and on_fold == "error"):
+            raise _adjusted(value, place, note)
     else:
         at = _in_utc(value)
     if at < now - PAST_GRACE:
@@ -53,6 +74,28 @@ def read(value: datetime | str | None, timezone_name: str | None, default: str |
     if at.year > 2199:
         raise InvalidInstant(f"run_at is in the year {at.year}; the last one is 2199.")
     return When(at, named, note)
+
+
+def _adjusted(wall: datetime, place: Zone, note: str) -> InvalidInstant:
+    """The refusal of a local time that the clock skips or repeats, with both readings of it."""
+    both = [place.local(wall.replace(tzinfo=place.info, fold=fold).astimezone(UTC)) for fold in (0, 1)]
+    when = f"on {describe_date(wall)} in {place.name}"
+    if note == "gap":
+        written = [f"{_clock(one, None if one.date() == wall.date() else one)} ({one.tzname()})" for one in both]
+        return InvalidInstant(
+            f"{_clock(wall)} does not exist {when}.", code="RUN_AT_IN_GAP", fix=f"Write {written[0]} or {written[1]}."
+        )
+    written = [f"{one.isoformat()} ({one.tzname()})" for one in both]
+    return InvalidInstant(
+        f"{_clock(wall)} happens twice {when}.", code="RUN_AT_AMBIGUOUS",
+        fix=f"Write {written[0]} or {written[1]}; fold=1 in a datetime takes the second.",
+    )  # fmt: skip
+
+
+def _clock(wall: datetime, day: datetime | None = None) -> str:
+    """The time of day as short as it can be said, with the date where one has to be given."""
+    clock = wall.time().isoformat("auto" if wall.second or wall.microsecond else "minutes")
+    return clock if day is None else f"{clock} on {describe_date(day)}"
 
 
 def _parse(text: str) -> datetime:

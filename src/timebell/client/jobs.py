@@ -48,6 +48,8 @@ class JobSpec:
     priority: int = 0
     expires_after: float | timedelta | None = None
     target: Mapping[str, Any] | None = None
+    on_gap: str = "shift"
+    on_fold: str = "first"
 
 
 class Jobs:
@@ -97,7 +99,7 @@ class Jobs:
 
     def _new(self, spec: JobSpec, id_: str, now: datetime) -> NewJob:
         """A spec, checked, as a row to write."""
-        when = instants.read(spec.run_at, spec.timezone, self._default_timezone, now)
+        when = instants.read(spec.run_at, spec.timezone, self._default_timezone, now, spec.on_gap, spec.on_fold)
         target = None if spec.target is None else self._check_target(spec.target)
         given = {
             "owner_id": spec.owner_id, "correlation_id": spec.correlation_id,
@@ -120,7 +122,7 @@ class Jobs:
             queue=queue_name(spec.queue), priority=urgency(spec.priority),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
-            expires_at=expires,
+            expires_at=expires, adjusted=when.note,
         )  # fmt: skip
 
     def shown(self, new: NewJob) -> Job:
@@ -131,6 +133,7 @@ class Jobs:
             metadata=decode(new.metadata) or {}, owner_id=new.owner_id, key=new.key, target=decode(new.target),
             queue=new.queue, priority=new.priority, retry=decode(new.retry), timeout=new.timeout,
             expires_at=new.expires_at, created_at=new.created_at, replaces=new.replaces,
+            adjusted=new.adjusted,
         )  # fmt: skip
 
     async def cancel(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> ledger.Cancelled:
@@ -173,8 +176,12 @@ class Jobs:
         await self._opened()
         now = self._clock.now()
 
+        adjusted: str | None = None
+
         def read_time(own: str) -> tuple[datetime, str]:
+            nonlocal adjusted
             when = instants.read(run_at, timezone, own, now)
+            adjusted = when.note
             return when.at, when.timezone
 
         call: Any = self._store.run if connection is None else _joined(self._store, connection)
@@ -183,6 +190,7 @@ class Jobs:
         )
         if new is None:
             raise no_such_job(job_id)
+        new.adjusted = adjusted
         self._working.poke_threadsafe()
         return new
 

@@ -118,6 +118,8 @@ class Job:
     replaced_by: str | None = None
     skipped_to: datetime | None = None
     skipped_count: int = 1
+    adjusted: str | None = None
+    """Of a job just made at a local time: `gap` or `fold` if the clock skips or repeats that time."""
 
     @property
     def status(self) -> JobState:
@@ -174,6 +176,7 @@ class NewJob:
     hold: Hold | None = None
     serial: bool = False
     replaces: str | None = None
+    adjusted: str | None = None
 
 
 @dataclass(slots=True)

@@ -70,6 +70,7 @@ def test_all_fields_arrive(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
 
 def test_bad_lines_are_set_aside_with_reasons_and_good_ones_written(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
     good = {"topic": "a", "runAt": LATER}
+    gap = {"topic": "a", "runAt": "2039-03-13T02:30", "timezone": "America/New_York"}
     bad: list[tuple[Any, str]] = [
         (b"{", "LINE_NOT_JSON"),
         (b"\xff\xfe", "LINE_NOT_JSON"),
@@ -84,6 +85,10 @@ def test_bad_lines_are_set_aside_with_reasons_and_good_ones_written(cli: Cli, tm
         ({**good, "runAt": "2030-01-01T00:00:00"}, "RUN_AT_WITHOUT_TIMEZONE"),
         ({**good, "runAt": "2030-01-01T00:00:00+09:00"}, "TIMEZONE_MISSING"),
         ({**good, "runAt": "2020-01-01T00:00:00Z"}, "SCHEDULE_IN_THE_PAST"),
+        ({**gap, "onGap": "error"}, "RUN_AT_IN_GAP"),
+        ({**gap, "runAt": "2039-11-06T01:30", "onFold": "error"}, "RUN_AT_AMBIGUOUS"),
+        ({**gap, "onGap": "end"}, "INVALID_ON_GAP"),
+        ({**gap, "onFold": 1}, "INVALID_ON_FOLD"),
         ({**good, "timezone": "KST"}, "INVALID_TIMEZONE"),
         ({**good, "metadata": 5}, "INVALID_METADATA"),
         ({**good, "retry": {"tries": 5}}, "INVALID_RETRY"),
