@@ -96,7 +96,7 @@ class Timebell:
         name: str,
         *,
         cron: str | None = None,
-        every: str | timedelta | None = None,
+        every: str | timedelta | Every | None = None,
         topic: str | None = None,
         **options: Any,
     ) -> Callable[[F], F]:
@@ -107,7 +107,7 @@ class Timebell:
         """
         if (cron is None) == (every is None):
             raise InvalidInput("A schedule needs either cron or every.", code="RECURRENCE_MISSING")
-        spec: Spec = Every(every) if every is not None else parse_cron(cron or "")
+        spec: Spec = parse_cron(cron or "") if every is None else every if isinstance(every, Every) else Every(every)
         heard = topic or name
         self._schedules.append((heard, spec, {**options, "name": name}))
         self.schedules.draft(heard, spec, {**options, "name": name}, self.clock.now())
@@ -167,7 +167,10 @@ class Timebell:
 
     async def cancel(self, job_id: str, *, tenant_id: str | None = None, connection: Any = None) -> Cancelled:
         """Keep a job from starting: `prevented`, `in_flight` or `already_done`; asking again changes nothing."""
-        return await self.jobs.cancel(job_id, tenant_id, connection)
+        cancelled = await self.jobs.cancel(job_id, tenant_id, connection)
+        if cancelled.job.schedule_id is not None:
+            self._planning.poke_threadsafe()  # its end may have set when a fixed delay fires
+        return cancelled
 
     async def cancel_all(
         self,
@@ -182,7 +185,9 @@ class Timebell:
         """Cancel every live job of a tenant that has all of these: how many were `prevented`, how many are
         `in_flight`. None at all is no error. Raises InvalidInput (FILTER_MISSING) when nothing is named."""
         named = {"key": key, "owner_id": owner_id, "topic": topic, "schedule_id": schedule_id, "queue": queue}
-        return await self.jobs.sweep(named, tenant_id)
+        swept = await self.jobs.sweep(named, tenant_id)
+        self._planning.poke_threadsafe()
+        return swept
 
     async def reschedule(
         self,

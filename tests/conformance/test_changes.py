@@ -12,7 +12,7 @@ from timebell.ids import new_id
 from timebell.model.job import CancelOutcome, Hold, Job
 from timebell.store.schema import finished, requests, revisions
 from timebell.store.schema import jobs as live_jobs
-from timebell.store.sql import dead, erasure, ledger
+from timebell.store.sql import dead, erasure, ledger, turns
 
 from .helpers import (
     T0,
@@ -29,7 +29,6 @@ from .helpers import (
     fire,
     get,
     job,
-    jobs,
     one,
     put,
     schedule,
@@ -173,7 +172,7 @@ async def test_a_replayed_occurrence_waits_for_its_turn(store: Store) -> None:
     await fire(store, after(minutes=1))
     (attempt,) = await claim(store, after(minutes=1))
     failed = ending(attempt, JobState.FAILED, schedule_id=attempt.schedule_id)
-    await store.run(jobs.end_in_turn, [failed], [str(attempt.schedule_id)])
+    await store.run(turns.end_in_turn, [failed], [str(attempt.schedule_id)])
     await fire(store, after(minutes=2))
     await store.run(dead.replay, None, attempt.id, LATER)
     assert (await get(store, attempt.id)).hold is Hold.OVERLAP

@@ -6,7 +6,7 @@ import pytest
 
 from timebell.model.job import Ending, Hold, Kind
 from timebell.model.payload import encode
-from timebell.store.sql import jobs, ledger
+from timebell.store.sql import jobs, ledger, turns
 
 from .helpers import (
     NODE,
@@ -255,7 +255,7 @@ async def _chain(store: Store, count: int, **fields: object) -> list[str]:
 
 async def _end_in_turn(store: Store, schedule_id: str | None, *endings: Ending) -> set[str]:
     assert schedule_id is not None
-    return await store.run(jobs.end_in_turn, endings, [schedule_id])
+    return (await store.run(turns.end_in_turn, endings, [schedule_id])).ids
 
 
 @stored
@@ -321,6 +321,6 @@ async def test_two_schedules_do_not_wait_for_each_other(store: Store) -> None:
     await _chain(store, 2)
     await _chain(store, 2)
     a, b = await claim(store, after(hours=1))
-    ended = await store.run(jobs.end_in_turn, [ending(a), ending(b)], [str(a.schedule_id), str(b.schedule_id)])
-    assert ended == {a.id, b.id}
+    ended = await store.run(turns.end_in_turn, [ending(a), ending(b)], [str(a.schedule_id), str(b.schedule_id)])
+    assert ended.ids == {a.id, b.id}
     assert len(await claim(store, after(hours=1), node=NODE)) == 2

@@ -14,7 +14,7 @@ from timebell.model.job import Hold, Kind, NewJob, Reason
 from timebell.model.policy import Retry
 from timebell.recurrence import Dates, Every
 from timebell.store.schema import revisions, schedules
-from timebell.store.sql import jobs, ledger
+from timebell.store.sql import jobs, ledger, turns
 from timebell.store.sql import schedules as verbs
 from timebell.store.transaction import Transaction
 
@@ -299,7 +299,7 @@ async def test_catch_up_all_runs_one_after_another_under_skip(store: Store) -> N
     for _ in range(5):
         (attempt,) = await claim(store, after(hours=1))
         order.append(attempt.scheduled_at)
-        await store.run(jobs.end_in_turn, [ending(attempt)], [str(attempt.schedule_id)])
+        await store.run(turns.end_in_turn, [ending(attempt)], [str(attempt.schedule_id)])
     assert order == list(minutes(1, 5))
 
 
@@ -586,7 +586,7 @@ async def test_what_runs_is_asked_and_its_successor_waits_for_it(store: Store) -
     assert last.hold is Hold.OVERLAP
     assert await claim(store, after(minutes=3)) == []
     failed = ending(attempt, JobState.FAILED, after(minutes=3), schedule_id=attempt.schedule_id)
-    await store.run(jobs.end_in_turn, [failed], [str(attempt.schedule_id)])
+    await store.run(turns.end_in_turn, [failed], [str(attempt.schedule_id)])
     assert (await everything(store))[0].state is JobState.CANCELLED
     assert [one.id for one in await claim(store, after(minutes=3))] == [last.id]
 

@@ -11,7 +11,7 @@ from timebell.errors import InvalidInput
 from timebell.ids import new_id
 from timebell.model.job import Hold, Kind
 from timebell.recurrence import Every
-from timebell.store.sql import steering
+from timebell.store.sql import steering, turns
 
 from .helpers import (
     T0,
@@ -27,7 +27,6 @@ from .helpers import (
     everything,
     fire,
     job_of,
-    jobs,
     minutes,
     put,
     replace,
@@ -165,7 +164,7 @@ async def test_a_backfill_runs_what_was_skipped_and_nothing_twice(store: Store) 
     await put(store, schedule(catch_up=CatchUp.SKIP, missed_after=0.0))
     await fire(store, after(minutes=3))  # 1 and 2 are missed, 3 runs
     (attempt,) = await claim(store, after(minutes=3))
-    await store.run(jobs.end_in_turn, [ending(attempt, schedule_id=attempt.schedule_id)], [str(attempt.schedule_id)])
+    await store.run(turns.end_in_turn, [ending(attempt, schedule_id=attempt.schedule_id)], [str(attempt.schedule_id)])
     dry = await _backfill(store, 1, 3, after(minutes=3, seconds=30), dry_run=True)
     assert (dry.instants, dry.kept, len(await everything(store))) == (list(minutes(1, 2)), 1, 3)
     done = await _backfill(store, 1, 3, after(minutes=3, seconds=30))
@@ -219,7 +218,7 @@ async def test_a_large_backlog_waits_until_somebody_recovers_it(store: Store) ->
     assert await store.run(steering.recover, "acme", None, False, after(minutes=5)) == 0
     assert await store.run(steering.recover, "default", None, False, after(minutes=5)) == 3
     done = [ending(one, schedule_id=one.schedule_id) for one in attempts]
-    await store.run(jobs.end_in_turn, done, [str(attempts[0].schedule_id)])
+    await store.run(turns.end_in_turn, done, [str(attempts[0].schedule_id)])
     (following,) = await claim(store, after(minutes=5))
     assert following.scheduled_at == after(minutes=1)  # in order, one at a time
 
@@ -244,7 +243,7 @@ async def test_a_backlog_that_waits_does_not_stop_what_is_new(store: Store) -> N
     await fire(store, after(minutes=3))
     while attempts := await claim(store, after(minutes=3)):
         done = [ending(one, schedule_id=one.schedule_id) for one in attempts]
-        await store.run(jobs.end_in_turn, done, [str(attempts[0].schedule_id)])
+        await store.run(turns.end_in_turn, done, [str(attempts[0].schedule_id)])
     fired = await fire(store, after(minutes=4))
     assert (fired.jobs, fired.skips) == (1, 0)
 

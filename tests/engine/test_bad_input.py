@@ -72,6 +72,12 @@ JOBS = [
     bad("RUN_AT_INVALID", "", run_at=datetime(1, 1, 1, tzinfo=ZoneInfo("Asia/Seoul")), timezone=None),
     # What.
     bad("TOPIC_INVALID", "billing.invoice-due", topic="two words"),
+    bad("RUN_AT_IN_GAP", "03:30", run_at=datetime(2027, 3, 14, 2, 30), timezone="America/New_York", on_gap="error"),
+    bad("RUN_AT_AMBIGUOUS", "-05:00", run_at="2027-11-07T01:30", timezone="America/New_York", on_fold="error"),
+    bad("INVALID_ON_GAP", "shift or error", on_gap="end"),
+    bad("INVALID_ON_GAP", "shift or error", on_gap=["error"]),
+    bad("INVALID_ON_FOLD", "fold=1", on_fold="last"),
+    bad("INVALID_ON_FOLD", "fold=1", on_fold=None),
     bad("TOPIC_INVALID", "billing.invoice-due", topic=""),
     bad("TOPIC_INVALID", "billing.invoice-due", topic="a..b"),
     bad("TOPIC_INVALID", "billing.invoice-due", topic="billing.*"),
@@ -145,6 +151,13 @@ SCHEDULES = [
     bad("INVALID_CRON", "", spec="every day"),
     bad("INVALID_INTERVAL", "", every="PT0S"),
     bad("INVALID_INTERVAL", "", every="1 hour"),
+    bad("INVALID_INTERVAL", "PT24H", every="P1D", since="last_end"),
+    bad("INVALID_INTERVAL", "last_end, last_start", every="PT1H", since="end"),
+    bad("INVALID_INTERVAL", "steps of months", every="P1W", month_end="skip"),
+    bad("INVALID_OVERLAP", "fixed delay", every="PT1H", since="last_end", overlap="queue"),
+    bad("INVALID_CATCH_UP", "expires_after", every="PT1H", since="last_end", catch_up="all"),
+    bad("INVALID_RECURRENCE", "max_runs", every="PT1H", since="last_end", max_runs=3),
+    bad("NEVER_FIRES", "shorter", every="PT99999999H", since="last_start"),
     bad("TOPIC_INVALID", "", topic="a b"),
     bad("INVALID_NAME", "200", name="n" * 201),
     bad("INVALID_NAME", "200", name=5),
@@ -199,8 +212,9 @@ async def test_a_schedule_that_cannot_be_right_is_refused_and_nothing_is_written
     app = world.app(timezone=None)
     given = {"topic": "t", "timezone": "UTC", "spec": "0 9 * * *", **row.fields}
     spec, every = given.pop("spec"), given.pop("every", None)
+    options = {name: given.pop(name) for name in ("since", "month_end") if name in given}
     with pytest.raises(Exception) as raised:
-        await app.schedule_repeat(given.pop("topic"), Every(every) if every else Cron(spec), **given)
+        await app.schedule_repeat(given.pop("topic"), Every(every, **options) if every else Cron(spec), **given)
     refused(raised.value, row)
     await nothing_written(app)
 

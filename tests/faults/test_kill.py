@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.faults.harness import NodeProcess, accounted, ask, jobs, lines, starts, wait_until
 from timebell import Every, JobSpec, Timebell
-from timebell.model.job import JobState
+from timebell.model.job import Job, JobState
 
 Start = Callable[..., NodeProcess]
 
@@ -21,13 +22,13 @@ POINTS = {
     "claim": (1, 1),
     "claim_limited": (3, 3),
     "end": (2, 1),
-    "end_in_turn": (4, 3),
+    "end_in_turn": (5, 4),
     "retry": (1, 1),
 }
 
 
 async def _work(app: Timebell) -> None:
-    """One of everything: one-shots, one that fails first, a limited queue, a schedule whose jobs run in turn."""
+    """One of everything: one-shots, one that fails first, a limited queue, schedules on a grid and of a fixed delay."""
     await app.open()
     from timebell.store.sql import queues
 
@@ -39,6 +40,20 @@ async def _work(app: Timebell) -> None:
         + [JobSpec(topic="work", run_at=now, queue="narrow") for _ in range(3)]
     )
     await app.schedule_repeat("work", Every("PT1S"), name="ticks", catch_up="all", missed_after=0.5)
+    await app.schedule_repeat("work", Every("PT1S", since="last_end"), name="delay")
+
+
+async def _ids(app: Timebell) -> dict[str, str]:
+    """Of the schedules, by name."""
+    return {name: (await app.schedules.get(name=name)).id for name in ("ticks", "delay")}
+
+
+def _one_after_another(runs: list[Job]) -> None:
+    """Each run of the fixed delay is due a second after the end of the one before, and all but one have ended."""
+    runs.sort(key=lambda job: job.scheduled_at)
+    for run, following in pairwise(runs):
+        assert run.finished_at is not None
+        assert following.scheduled_at == run.finished_at + timedelta(seconds=1)
 
 
 def _one_shots_done(url: str) -> bool:
@@ -71,10 +86,16 @@ def test_a_node_killed_at_any_point_loses_nothing_and_doubles_nothing(
         return all(job.state in (JobState.COMPLETED, JobState.FAILED) for job in shots)
 
     wait_until(settled, "every one-shot ends", 60)
+    ids = ask(store_url, _ids)
+    runs = len(jobs(store_url, schedule_id=ids["delay"], status=["completed"]))
+    wait_until(
+        lambda: len(jobs(store_url, schedule_id=ids["delay"], status=["completed"])) > runs + 1, "the delay goes on", 20
+    )
     wait_until(lambda: not jobs(store_url, status=["running"]) or None, "nothing runs", 20)
     assert last.terminate()[0] == 0
     everything = jobs(store_url)
-    accounted([job for job in everything if job.schedule_id is not None], 1.0)
+    accounted([job for job in everything if job.schedule_id == ids["ticks"]], 1.0)
+    _one_after_another([job for job in everything if job.schedule_id == ids["delay"]])
     for key, attempts in starts(effects).items():
         assert attempts == sorted(set(attempts)), f"{key} ran twice under one attempt number: {attempts}"
     done = {job.occurrence_key for job in everything if job.state is JobState.COMPLETED}

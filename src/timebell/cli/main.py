@@ -87,6 +87,9 @@ def next_(
     every: Annotated[
         str | None, typer.Option(metavar="D", help="An interval instead: PT90M, P1D, R/<anchor>/P1D.")
     ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="last_end|last_start", help="Count the interval from each run instead.")
+    ] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="Answer JSON lines {kind, spec, tz, start, count}.")] = False,
     output: Output = None,
 ) -> None:
@@ -99,7 +102,7 @@ def next_(
     if stdin:
         upcoming.answer(sys.stdin)
     else:
-        upcoming.explain(expression, every, timezone, count, start, output)
+        upcoming.explain(expression, every, since, timezone, count, start, output)
 
 
 @db.command("upgrade")

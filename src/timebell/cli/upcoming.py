@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TextIO
+from typing import Any, TextIO
 
 from timebell import settings
 from timebell.cli.output import emit, paint, say, show, table
 from timebell.clock import wall
 from timebell.dashboard.words import relative
-from timebell.errors import InvalidInput
-from timebell.recurrence import Spec, parse_cron, parse_interval, resolve_local, zone
-from timebell.recurrence.door import answer_line, dst_notes, next_fires
+from timebell.errors import InvalidInput, InvalidRecurrence
+from timebell.recurrence import Every, Spec, parse_cron, parse_interval, resolve_local, zone
+from timebell.recurrence.door import answer_line, dst_notes, next_fires, then
 from timebell.recurrence.instants import parse_instant
 
 YEAR = timedelta(days=366)
@@ -26,8 +27,8 @@ def answer(lines: TextIO) -> None:
             show(answer_line(line))
 
 
-def explain(expression: str | None, every: str | None, timezone: str | None, count: int, start: str | None,
-            form: str | None) -> None:  # fmt: skip
+def explain(expression: str | None, every: str | None, since: str | None, timezone: str | None, count: int,
+            start: str | None, form: str | None) -> None:  # fmt: skip
     """Words, fires, warnings and the coming year's clock changes. Raises InvalidInput."""
     chosen = settings.load(default_timezone=timezone, output=form)
     if chosen.default_timezone is None:
@@ -35,13 +36,16 @@ def explain(expression: str | None, every: str | None, timezone: str | None, cou
             "No time zone was given, and there is no default.", code="TIMEZONE_MISSING",
             fix="Add --timezone Asia/Seoul (an IANA name). Timebell never guesses one.",
         )  # fmt: skip
-    spec = _spec(expression, every)
+    spec = _spec(expression, every, since)
     after = _instant(start, chosen.default_timezone)
     recurrence = spec.bind(chosen.default_timezone, created_at=after)
     fires = next_fires(recurrence, after, count)
     remarks = [*spec.warnings(), *dst_notes(recurrence, after, after + YEAR)]
+    following = then(recurrence)
     if chosen.output != "table":
         emit(fires, chosen.output)
+        if following:
+            say(f"then {following}")
         for remark in remarks:
             say(f"! {remark}")
         return
@@ -58,20 +62,25 @@ def explain(expression: str | None, every: str | None, timezone: str | None, cou
         ])  # fmt: skip
     if rows:
         table(rows)
+    if following:
+        show(f"     then {following}")
     for remark in remarks:
         show(paint("! ", "yellow", sys.stdout) + remark)
 
 
-def _spec(expression: str | None, every: str | None) -> Spec:
+def _spec(expression: str | None, every: str | None, since: Any) -> Spec:
     if (expression is None) == (every is None):
         raise InvalidInput(
             "Give one expression, or one interval.", code="RECURRENCE_MISSING",
             fix='For example: timebell next "0 9 * * 1-5", or timebell next --every PT90M.',
         )  # fmt: skip
-    if every is not None:
-        return parse_interval(every)
-    assert expression is not None
-    return parse_interval(expression) if expression.startswith(("P", "R/")) else parse_cron(expression)
+    text = every or expression or ""
+    spec = parse_interval(text) if every is not None or text.startswith(("P", "R/")) else parse_cron(text)
+    if since is None:
+        return spec
+    if not isinstance(spec, Every):
+        raise InvalidRecurrence(f"--since concerns intervals, and {text!r} is none.", fix="Use --every PT10M.")
+    return replace(spec, since=since)
 
 
 def _instant(text: str | None, timezone: str) -> datetime:

@@ -91,12 +91,14 @@ class Schedules:
         if not isinstance(enabled, bool):
             raise InvalidInput(f"enabled is {enabled!r}; it is True or False.", code="INVALID_ENABLED")
         policies = _policies(given)
+        if spec.delay is not None:
+            _check_delay(policies)
         action = self._action(topic, given)
         if given:
             raise InvalidInput(f"schedule_repeat has no option {', '.join(sorted(given))}.", code="UNKNOWN_OPTION")
         return Schedule(
             id=id_, tenant_id=text(tenant_id, "tenant_id"), name=text(name, "name"), recurrence=recurrence,
-            action=action, policies=policies, enabled=enabled, next_fire_at=recurrence.next(now),
+            action=action, policies=policies, enabled=enabled, next_fire_at=recurrence.first(now),
             created_at=now, updated_at=now,
         )  # fmt: skip
 
@@ -258,6 +260,20 @@ def _policies(given: dict[str, Any]) -> Policies:
         jitter=seconds(given.pop("jitter", default.jitter), "jitter"),
         tolerance=seconds(given.pop("tolerance", default.tolerance), "tolerance"),
     )
+
+
+def _check_delay(policies: Policies) -> None:
+    """Of a fixed delay no run overlaps another and none is missed. Raises InvalidInput."""
+    if policies.overlap is not Overlap.SKIP:
+        raise InvalidInput(
+            f"overlap is {policies.overlap}, but a fixed delay counts from the last run, so that no two can overlap.",
+            code="INVALID_OVERLAP", fix="Leave overlap out, or since.",
+        )  # fmt: skip
+    if policies.catch_up is not CatchUp.LATEST:
+        raise InvalidInput(
+            f"catch_up is {policies.catch_up}, but a fixed delay has no grid to miss: after an outage it runs once.",
+            code="INVALID_CATCH_UP", fix="Leave catch_up out; expires_after keeps a late run from starting.",
+        )  # fmt: skip
 
 
 def _choice(words: Any, value: Any, field: str) -> Any:

@@ -13,7 +13,7 @@ import logging
 from timebell.engine.context import Node
 from timebell.errors import StoreError
 from timebell.model.job import Ending, JobState
-from timebell.store.sql import jobs
+from timebell.store.sql import jobs, turns
 
 log = logging.getLogger("timebell.completer")
 
@@ -89,8 +89,11 @@ class Completer:
             written |= await (store.hot if store.dialect.delete_in_cte else store.run)(jobs.end, plain)
         if in_turn:
             schedules = [ending.schedule_id for ending in in_turn if ending.schedule_id]
-            written |= await store.run(jobs.end_in_turn, in_turn, schedules)
+            ended = await store.run(turns.end_in_turn, in_turn, schedules)
+            written |= ended.ids
             self.node.working.poke()
+            if ended.put_off:
+                self.node.planning.poke()
         stale = [ending.id for ending in final if ending.id not in written]
         if stale:
             self.node.counters.fenced += len(stale)

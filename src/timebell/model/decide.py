@@ -54,16 +54,23 @@ class Plan:
     supersedes: bool = False
 
 
-def plan(schedule: Schedule, now: datetime, live: int) -> Plan:
-    """Decide every occurrence in [schedule.next_fire_at, now]; `live` jobs of it are not finished.
+def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
+    """Decide every occurrence in [schedule.next_fire_at, now]; `live` jobs of it are not finished, of which
+    `beside` were made to run beside others.
 
     Up to `missed_after` late each one fires; those later are missed, and catch-up decides. Nothing is
     dropped: each occurrence is in exactly one Fire or Skip. The next cursor follows the nominal instants,
-    never `now`.
+    never `now`. A fixed delay misses nothing: it fires once, however late, and the end of a job that takes turns
+    sets its cursor.
     """
     cursor, recurrence, policies = schedule.next_fire_at, schedule.recurrence, schedule.policies
     if cursor is None or cursor > now:
         return Plan(next_fire_at=cursor)
+    if recurrence.spec.delay is not None:
+        if not live:
+            return Plan([_start(schedule, Fire(cursor), 0, 0, now)])
+        later = recurrence.following(None, now) if live == beside else None
+        return Plan([], [Skip(cursor, cursor, 1, Reason.OVERLAP)], later)
     until = now + TINY
     recent_from = min(max(cursor, now - timedelta(seconds=policies.missed_after)), until)
     recent = list(recurrence.between(recent_from, until))
@@ -103,6 +110,8 @@ def passed_over(schedule: Schedule, now: datetime) -> Plan:
     cursor, recurrence = schedule.next_fire_at, schedule.recurrence
     if cursor is None or cursor > now:
         return Plan(next_fire_at=cursor)
+    if recurrence.spec.delay is not None:
+        return Plan([], [Skip(cursor, cursor, 1, Reason.PAUSED)], recurrence.following(None, now))
     return Plan([], list(_skips(recurrence, cursor, now + TINY, Reason.PAUSED)), recurrence.next(now))
 
 

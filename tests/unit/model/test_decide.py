@@ -305,3 +305,16 @@ def test_the_latest_missed_one_waits_its_turn_behind_a_live_job() -> None:
     planned = plan(schedule(catch_up=CatchUp.LATEST, missed_after=10.0), T0 + 6.5 * MINUTE, True)
     assert [(fire.at, fire.hold) for fire in planned.fires] == [(T0 + 6 * MINUTE, Hold.OVERLAP)]
     assert skipped(planned) == minutes(1, 5, "coalesced")
+
+
+@pytest.mark.parametrize(("live", "beside", "later"), [(1, 0, None), (2, 1, None), (2, 2, 10)])
+def test_a_fixed_delay_that_is_due_while_a_run_goes_on_leaves_the_next_to_its_end(
+    live: int, beside: int, later: int | None
+) -> None:
+    made = schedule(Every("PT10M", since="last_end"))
+    due = made.recurrence.first(T0)
+    assert due is not None
+    waiting = replace(made, next_fire_at=due)
+    assert plan(waiting, due + timedelta(days=9), 0) == Plan([Fire(due)])
+    expected = None if later is None else due + timedelta(minutes=later)
+    assert plan(waiting, due, live, beside) == Plan([], [Skip(due, due, 1, Reason.OVERLAP)], expected)

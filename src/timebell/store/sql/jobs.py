@@ -5,16 +5,13 @@ Each batch is one statement; the fence (attempt number, state running) guards ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import select, update
-
-from timebell.model.decide import SUPERSEDED
-from timebell.model.job import Attempt, Ending, Hold, JobState, NewJob
+from timebell.model.job import Attempt, Ending, JobState, NewJob
 from timebell.model.routes import ANYONE, Routes
 from timebell.store.schema import jobs
 from timebell.store.statement import Statement
@@ -187,7 +184,7 @@ _INTO = (
 )
 END = Statement(
     f"WITH $rows, gone AS (DELETE FROM timebell_jobs j USING d WHERE {_GUARD} AND {_PINNED}"  # noqa: S608
-    f" RETURNING {_VALUES}) {_INTO} SELECT * FROM gone RETURNING id, schedule_id",
+    f" RETURNING {_VALUES}) {_INTO} SELECT * FROM gone RETURNING id, schedule_id, started_at",
     **_ENDING,
 )
 COPY_ENDED = Statement(
@@ -196,7 +193,7 @@ COPY_ENDED = Statement(
 )
 DELETE_ENDED = Statement(
     "WITH $rows DELETE FROM timebell_jobs WHERE id IN"  # noqa: S608
-    f" (SELECT j.id FROM d JOIN timebell_jobs j ON {_GUARD}) RETURNING id, schedule_id",
+    f" (SELECT j.id FROM d JOIN timebell_jobs j ON {_GUARD}) RETURNING id, schedule_id, started_at",
     **_ENDING,
 )
 
@@ -217,72 +214,16 @@ def _ending_row(tx: Transaction, ending: Ending) -> dict[str, Any]:
 
 def end(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
     """Move jobs to `finished`; the ids whose fence still held. One statement where the dialect can."""
-    return {str(row["id"]) for row in _end(tx, endings)}
+    return {str(row["id"]) for row in ended(tx, endings)}
 
 
-def _end(tx: Transaction, endings: Sequence[Ending]) -> list[Row]:
+def ended(tx: Transaction, endings: Sequence[Ending]) -> list[Row]:
+    """As `end`; of each job whose fence held its id, schedule_id and started_at."""
     rows = [_ending_row(tx, ending) for ending in endings]
     if tx.dialect.delete_in_cte:
         return tx.fetch(END, rows)
     tx.fetch(COPY_ENDED, rows)
     return tx.fetch(DELETE_ENDED, rows)
-
-
-LOCK_SCHEDULES = Statement(
-    "WITH $rows SELECT id FROM timebell_schedules WHERE id $pick SELECT id FROM d $picked ORDER BY id $for_update",
-    id="id",
-)
-NEXT_IN_TURN = Statement(
-    """
-    WITH $rows UPDATE timebell_jobs SET hold = NULL WHERE id $pick
-        SELECT (SELECT j.id FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.hold = 'overlap'
-                ORDER BY j.scheduled_at, j.id LIMIT 1)
-        FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id
-                                 AND (j.hold IS NULL OR j.hold NOT IN ('overlap', 'recover')))
-    $picked RETURNING id
-    """,
-    id="id",
-)
-
-
-def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[str]) -> set[str]:
-    """As `end`, for jobs that run one at a time within their schedule: the next in turn is let go.
-
-    The schedules' rows are locked first, as the planner does, so that none is held behind a job just gone.
-    """
-    tx.fetch(LOCK_SCHEDULES, [{"id": schedule} for schedule in sorted(set(schedules))])
-    ended = _end(tx, endings)
-    left = sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None})
-    let_go(tx, left)
-    return {str(row["id"]) for row in ended}
-
-
-def let_go(tx: Transaction, schedules: Sequence[str]) -> None:
-    """Where nothing of a schedule is live but what waits for its turn, the first in turn may start."""
-    if schedules and tx.fetch(NEXT_IN_TURN, [{"id": schedule} for schedule in schedules]):
-        tx.notify()
-
-
-def supersede(tx: Transaction, successors: Mapping[str, str], now: datetime) -> int:
-    """Make way for the newest job of each schedule: end what is pending before it, ask what runs to stop.
-
-    Returns how many were asked. The successor waits for its turn, and so is let go when the last one ends.
-    """
-    previous = select(jobs).where(jobs.c.schedule_id.in_(successors), jobs.c.id.not_in(successors.values()))
-    endings, running = [], []
-    for row in tx.execute(previous.order_by(jobs.c.id).with_for_update()):
-        if row.state == JobState.PENDING:
-            endings.append(Ending(
-                row.id, row.attempt, JobState.CANCELLED, now, was=JobState.PENDING, counts=False,
-                reason=SUPERSEDED, errors=row.errors, replaced_by=successors[row.schedule_id],
-            ))  # fmt: skip
-        else:
-            running.append(row.id)
-    if endings:
-        end_in_turn(tx, endings, list(successors))
-    if running:
-        tx.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_asked=True, hold=Hold.STOPPING.value))
-    return len(running)
 
 
 RETRY = Statement(

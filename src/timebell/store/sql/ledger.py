@@ -15,9 +15,10 @@ from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.model.routes import ANYONE
 from timebell.store.schema import finished, jobs, requests, tenants
-from timebell.store.sql.jobs import LANES, end, end_in_turn
+from timebell.store.sql.jobs import LANES, end
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.jobs import load as load_jobs
+from timebell.store.sql.turns import end_in_turn
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 from timebell.store.types import EPOCH
@@ -156,7 +157,7 @@ def cancel(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime) -
             row.id, row.attempt, JobState.CANCELLED, now, was=JobState.PENDING, counts=False,
             errors=row.errors, cancel=CancelOutcome.PREVENTED,
         )  # fmt: skip
-        ended = end_in_turn(tx, [ending], [row.schedule_id]) if row.serial else end(tx, [ending])
+        ended = end_in_turn(tx, [ending], [row.schedule_id]).ids if row.serial else end(tx, [ending])
         outcome = CancelOutcome.PREVENTED if ended else None
     elif row is not None:
         tx.execute(update(jobs).where(mine).values(cancel_asked=True))

@@ -6,8 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import lru_cache
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -15,13 +14,15 @@ from sqlalchemy import Row, insert, select, update
 
 from timebell.errors import Conflict
 from timebell.model.decide import passed_over, plan
-from timebell.model.job import NewJob
+from timebell.model.job import Hold, NewJob
 from timebell.model.page import Page
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
 from timebell.model.schedule import Action, Policies, Schedule
 from timebell.recurrence import Recurrence
+from timebell.store.schema import jobs as job_table
 from timebell.store.schema import revisions, schedules
-from timebell.store.sql import jobs
+from timebell.store.sql import jobs, turns
+from timebell.store.sql.recurrences import recurrence_of
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
@@ -59,7 +60,7 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
         if old.fault is None and (unchanged or by_code):
             return old
         settle(tx, old, build, now)
-    return write_over(tx, row.id, schedule, now)
+    return write_over(tx, row.id, schedule, old, now)
 
 
 def settle(tx: Transaction, schedule: Schedule, build: Build, now: datetime) -> None:
@@ -81,7 +82,7 @@ def pass_over(tx: Transaction, schedule: Schedule, build: Build, now: datetime) 
     tx.execute(update(schedules).where(schedules.c.id == schedule.id).values(**values))
 
 
-def write_over(tx: Transaction, id_: str, schedule: Schedule, now: datetime) -> Schedule:
+def write_over(tx: Transaction, id_: str, schedule: Schedule, old: Schedule | None, now: datetime) -> Schedule:
     """Write a new spec over an old one. What fired already is behind its cursor, also if `now` lags."""
     mine = schedules.c.id == id_
     row = tx.execute(select(schedules).where(mine)).one()
@@ -91,12 +92,34 @@ def write_over(tx: Transaction, id_: str, schedule: Schedule, now: datetime) -> 
     since = now if row.last_fired_at is None else max(now, row.last_fired_at)
     written |= {
         "revision": row.revision + 1, "fault": None, "code_hash": schedule.code_hash or row.code_hash,
-        "next_fire_at": schedule.recurrence.next(since),
+        "next_fire_at": _after_edit(tx, row, schedule, old, since),
     }  # fmt: skip
     tx.execute(update(schedules).where(mine).values(**written))
     edited = read(tx.execute(select(schedules).where(mine)).one())
     revise(tx, edited, now)
     return edited
+
+
+def _after_edit(
+    tx: Transaction, row: Row[Any], schedule: Schedule, old: Schedule | None, since: datetime
+) -> datetime | None:
+    """The first instant of a new spec. Of a fixed delay: none while a run goes on, whose end decides; and the
+    pause since the last run, if there was one, goes on with the new length."""
+    recurrence, delay = schedule.recurrence, schedule.recurrence.spec.delay
+    if delay is None:
+        return recurrence.next(since)
+    apart = job_table.c.hold == Hold.RECOVER.value
+    in_turn = (job_table.c.schedule_id == row.id) & job_table.c.serial & (job_table.c.hold.is_(None) | ~apart)
+    if tx.execute(select(job_table.c.id).where(in_turn).limit(1)).first() is not None:
+        return None
+    paused = None if old is None or row.last_fired_at is None else old.recurrence.spec.delay
+    unnamed = row.created_at + timedelta(microseconds=delay.length)  # the anchor of a spec that names none
+    if paused is not None and row.next_fire_at is not None and recurrence.next(since) in (None, unnamed):
+        begun = row.next_fire_at - timedelta(microseconds=paused.length)
+        following = recurrence.following(None, begun)
+        if following is None or following > since:
+            return following
+    return recurrence.first(since)
 
 
 def revise(tx: Transaction, schedule: Schedule, now: datetime) -> None:
@@ -128,8 +151,9 @@ NEXT = Statement(
     " ORDER BY next_fire_at LIMIT 1"
 )
 LIVE = Statement(
-    "WITH $rows SELECT j.schedule_id, count(*) AS live FROM timebell_jobs j JOIN d ON j.schedule_id = d.id"
-    " WHERE j.hold IS NULL OR j.hold <> 'recover' GROUP BY j.schedule_id",
+    "WITH $rows SELECT j.schedule_id, count(*) AS live, sum(CASE WHEN j.serial THEN 0 ELSE 1 END) AS beside"
+    " FROM timebell_jobs j JOIN d ON j.schedule_id = d.id WHERE j.hold IS NULL OR j.hold <> 'recover'"
+    " GROUP BY j.schedule_id",
     id="id",
 )
 ADVANCE = Statement(
@@ -182,7 +206,7 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
     for schedule in due:
         advance: dict[str, Any] = {"id": schedule.id, "fault": None, "last_fired_at": None}
         try:
-            planned = plan(schedule, now, live.get(schedule.id, 0))
+            planned = plan(schedule, now, *live.get(schedule.id, (0, 0)))
             made = [build(schedule, fire.at, fire.hold, now) for fire in planned.fires]
             for job, one in zip(made, planned.fires, strict=True):
                 job.run_at = one.run_at or job.run_at
@@ -206,15 +230,15 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
         tx.notify()
     if skips:
         jobs.skip(tx, skips, now)
-    stopping = jobs.supersede(tx, successors, now) if successors else 0
+    stopping = turns.supersede(tx, successors, now) if successors else 0
     tx.fetch(ADVANCE, advances)
     return Fired(len(due), len(new), sum(count for _, _, count, _ in skips), stopping)
 
 
-def live_of(tx: Transaction, ids: Sequence[str]) -> dict[str, int]:
-    """How many live jobs these schedules have; those without any are left out."""
+def live_of(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """How many live jobs these schedules have, and how many of them take no turns; those without any are left out."""
     rows = tx.fetch(LIVE, [{"id": id_} for id_ in ids]) if ids else []
-    return {str(row["schedule_id"]): row["live"] for row in rows}
+    return {str(row["schedule_id"]): (row["live"], row["beside"]) for row in rows}
 
 
 def next_fire(tx: Transaction) -> datetime | None:
@@ -253,11 +277,6 @@ def upcoming(tx: Transaction, limit: int) -> list[Schedule]:
     query = select(schedules).where(schedules.c.enabled, schedules.c.fault.is_(None))
     query = query.where(schedules.c.next_fire_at.is_not(None)).order_by(schedules.c.next_fire_at).limit(limit)
     return [read(row) for row in tx.execute(query)]
-
-
-@lru_cache(maxsize=10_000)
-def _recurrence(text: str) -> Recurrence:
-    return Recurrence.from_json(orjson.loads(text))
 
 
 def _row(schedule: Schedule) -> dict[str, Any]:
@@ -318,7 +337,7 @@ def read_parts(row: Row[Any]) -> dict[str, Any]:
         if name in policies:
             policies[name] = words(policies[name])
     return {
-        "recurrence": _recurrence(row.recurrence), "action": Action(**action), "policies": Policies(**policies),
+        "recurrence": recurrence_of(row.recurrence), "action": Action(**action), "policies": Policies(**policies),
     }  # fmt: skip
 
 

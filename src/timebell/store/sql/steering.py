@@ -21,7 +21,7 @@ from timebell.model.policy import Overlap
 from timebell.model.schedule import Revision, Schedule
 from timebell.store.schema import finished, revisions, schedules
 from timebell.store.schema import jobs as live_jobs
-from timebell.store.sql import jobs, ledger
+from timebell.store.sql import jobs, ledger, turns
 from timebell.store.sql.schedules import Build, live_of, pass_over, read, read_parts, revise, settle, write_over
 from timebell.store.transaction import Transaction
 
@@ -67,7 +67,7 @@ def trigger(tx: Transaction, tenant_id: str, id_: str, build: Build, now: dateti
     found = _locked(tx, tenant_id, id_)
     if found is None:
         return None
-    planned = decide.by_hand(found, now, live_of(tx, [id_]).get(id_, 0))
+    planned = decide.by_hand(found, now, live_of(tx, [id_]).get(id_, (0, 0))[0])
     made = build(found, now, planned.fires[0].hold if planned.fires else None, now)
     made.kind = Kind.MANUAL
     if planned.skips:
@@ -76,7 +76,7 @@ def trigger(tx: Transaction, tenant_id: str, id_: str, build: Build, now: dateti
         while not jobs.insert(tx, [made]):  # somebody else asked in the same microsecond
             made.scheduled_at += decide.TINY
         if planned.supersedes:
-            jobs.supersede(tx, {id_: made.id}, now)
+            turns.supersede(tx, {id_: made.id}, now)
         tx.notify()
     return ledger.find(tx, tenant_id, made.id)
 
@@ -103,7 +103,8 @@ def backfill(
         return None
     if found.enabled and found.next_fire_at is not None:
         end = min(end, found.next_fire_at)  # from there on the planner has yet to decide
-    instants = list(islice(found.recurrence.between(start, end), MOST_BACKFILLED + 1))
+    grid = found.recurrence.spec.delay is None  # there is nothing to make up for without one
+    instants = list(islice(found.recurrence.between(start, end), MOST_BACKFILLED + 1)) if grid else []
     if len(instants) > MOST_BACKFILLED:
         raise InvalidInput(
             f"There are more than {MOST_BACKFILLED:,} occurrences in that time.", code="BACKFILL_TOO_LARGE",
@@ -117,7 +118,9 @@ def backfill(
     left = [at for at in instants if at not in done]
     if left and not dry_run:
         serial = (overlap or found.policies.overlap) is not Overlap.ALLOW
-        fires = decide.in_turn(left, live_of(tx, [id_]).get(id_, 0)) if serial else [decide.Fire(at) for at in left]
+        fires = (
+            decide.in_turn(left, live_of(tx, [id_]).get(id_, (0, 0))[0]) if serial else [decide.Fire(at) for at in left]
+        )
         made = [build(found, fire.at, fire.hold, now) for fire in fires]
         for job in made:
             job.kind, job.run_at, job.expires_at, job.serial = Kind.BACKFILL, now, None, serial
@@ -139,9 +142,9 @@ def recover(tx: Transaction, tenant_id: str, id_: str | None, discard: bool, now
     if discard:
         return _discard(tx, tenant_id, ids, now)
     freed = tx.execute(update(live_jobs).where(mine, live_jobs.c.serial.is_(False)).values(hold=None)).rowcount
-    turns = update(live_jobs).where(mine, live_jobs.c.serial.is_(True)).values(hold=Hold.OVERLAP.value)
-    freed += tx.execute(turns).rowcount
-    jobs.let_go(tx, ids)
+    waiting = update(live_jobs).where(mine, live_jobs.c.serial.is_(True)).values(hold=Hold.OVERLAP.value)
+    freed += tx.execute(waiting).rowcount
+    turns.let_go(tx, ids)
     return freed
 
 
@@ -182,7 +185,7 @@ def revert(
     if all(getattr(found, part) == value for part, value in parts.items()):
         return found, True
     settle(tx, found, build, now)
-    return write_over(tx, id_, dataclasses.replace(found, **parts, updated_at=now), now), True
+    return write_over(tx, id_, dataclasses.replace(found, **parts, updated_at=now), found, now), True
 
 
 def delete(tx: Transaction, tenant_id: str, id_: str, build: Build, now: datetime) -> ledger.Swept | None:

@@ -1,0 +1,118 @@
+"""Jobs that run one at a time within their schedule: whose turn is next, and when a fixed delay fires again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import select, update
+
+from timebell.model.decide import SUPERSEDED
+from timebell.model.job import Ending, Hold, JobState
+from timebell.store.schema import jobs as table
+from timebell.store.sql import jobs
+from timebell.store.sql.recurrences import recurrence_of
+from timebell.store.statement import Statement
+from timebell.store.transaction import Row, Transaction
+
+log = logging.getLogger("timebell.completer")
+
+# Without a next instant are only schedules that are over, and those of a fixed delay while a job of theirs lives.
+LOCK_SCHEDULES = Statement(
+    "WITH $rows SELECT id, CASE WHEN next_fire_at IS NULL THEN recurrence END AS waiting FROM timebell_schedules"
+    " WHERE id $pick SELECT id FROM d $picked ORDER BY id $for_update",
+    id="id",
+)
+NEXT_IN_TURN = Statement(
+    """
+    WITH $rows UPDATE timebell_jobs SET hold = NULL WHERE id $pick
+        SELECT (SELECT j.id FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.hold = 'overlap'
+                ORDER BY j.scheduled_at, j.id LIMIT 1)
+        FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id
+                                 AND (j.hold IS NULL OR j.hold NOT IN ('overlap', 'recover')))
+    $picked RETURNING id
+    """,
+    id="id",
+)
+# Not while another job of it lives, whose end comes here too; what waits for `recover` is in nobody's way.
+PUT_OFF = Statement(
+    "WITH $rows UPDATE timebell_schedules AS s SET next_fire_at = d.next_fire_at FROM d WHERE s.id = d.id"
+    " AND s.id $pick SELECT id FROM d $picked"
+    " AND NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.serial"
+    " AND (j.hold IS NULL OR j.hold <> 'recover')) RETURNING name",
+    id="id",
+    next_fire_at="instant",
+)
+
+
+class Ended(NamedTuple):
+    """The ids whose fence still held, and whether a schedule got its next instant by that."""
+
+    ids: set[str]
+    put_off: bool
+
+
+def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[str]) -> Ended:
+    """As `jobs.end`, for jobs that run one at a time within their schedule: the next in turn is let go, and a
+    schedule of a fixed delay gets its next instant.
+
+    The schedules' rows are locked first, as the planner does, so that none is held behind a job just gone.
+    """
+    locked = tx.fetch(LOCK_SCHEDULES, [{"id": schedule} for schedule in sorted(set(schedules))])
+    ended = jobs.ended(tx, endings)
+    left = sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None})
+    let_go(tx, left)
+    waiting = {str(row["id"]): row["waiting"] for row in locked if row["waiting"] is not None}
+    put_off = _put_off(tx, waiting, ended, {ending.id: ending.at for ending in endings}) if waiting else False
+    return Ended({str(row["id"]) for row in ended}, put_off)
+
+
+def _put_off(tx: Transaction, waiting: dict[str, str], ended: Sequence[Row], ends: dict[str, datetime]) -> bool:
+    """Give the schedules of a fixed delay whose run ended their next instant; whether there was one."""
+    found: dict[str, datetime] = {}
+    for row in ended:
+        id_, end = str(row["schedule_id"]), ends[str(row["id"])]
+        if id_ not in waiting:
+            continue
+        try:
+            recurrence = recurrence_of(waiting[id_])
+            if recurrence.spec.delay is None:
+                continue
+            following = recurrence.following(tx.dialect.from_db(row["started_at"]), end)
+        except Exception:  # the planner looks at it at once, and sets it aside with the reason
+            log.exception("schedule %s cannot be read", id_)
+            following = end
+        if following is not None:
+            found[id_] = max(following, found.get(id_, following))
+    rows = [{"id": id_, "next_fire_at": tx.dialect.to_db(at)} for id_, at in found.items()]
+    return bool(rows) and bool(tx.fetch(PUT_OFF, rows))
+
+
+def let_go(tx: Transaction, schedules: Sequence[str]) -> None:
+    """Where nothing of a schedule is live but what waits for its turn, the first in turn may start."""
+    if schedules and tx.fetch(NEXT_IN_TURN, [{"id": schedule} for schedule in schedules]):
+        tx.notify()
+
+
+def supersede(tx: Transaction, successors: Mapping[str, str], now: datetime) -> int:
+    """Make way for the newest job of each schedule: end what is pending before it, ask what runs to stop.
+
+    Returns how many were asked. The successor waits for its turn, and so is let go when the last one ends.
+    """
+    previous = select(table).where(table.c.schedule_id.in_(successors), table.c.id.not_in(successors.values()))
+    endings, running = [], []
+    for row in tx.execute(previous.order_by(table.c.id).with_for_update()):
+        if row.state == JobState.PENDING:
+            endings.append(Ending(
+                row.id, row.attempt, JobState.CANCELLED, now, was=JobState.PENDING, counts=False,
+                reason=SUPERSEDED, errors=row.errors, replaced_by=successors[row.schedule_id],
+            ))  # fmt: skip
+        else:
+            running.append(row.id)
+    if endings:
+        end_in_turn(tx, endings, list(successors))
+    if running:
+        tx.execute(update(table).where(table.c.id.in_(running)).values(cancel_asked=True, hold=Hold.STOPPING.value))
+    return len(running)
