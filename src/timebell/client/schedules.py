@@ -82,11 +82,11 @@ class Schedules:
             )  # fmt: skip
         zone(named)
         bounds = {name: given.pop(name, None) for name in ("start", "end", "max_runs")}
-        recurrence = spec.bind(named, created_at=since or now, **bounds)
         id_ = new_id(now)
-        name = given.pop("name", None) or f"{topic}-{id_[-12:]}"
+        name = text(given.pop("name", None) or f"{topic}-{id_[-12:]}", "name")
         tenant_id = given.pop("tenant_id", None)
-        tenant_id = "default" if tenant_id is None else tenant_id
+        tenant_id = text("default" if tenant_id is None else tenant_id, "tenant_id")
+        recurrence = spec.bind(named, created_at=since or now, key=f"{tenant_id}/{name}", **bounds)
         enabled = given.pop("enabled", True)
         if not isinstance(enabled, bool):
             raise InvalidInput(f"enabled is {enabled!r}; it is True or False.", code="INVALID_ENABLED")
@@ -97,7 +97,7 @@ class Schedules:
         if given:
             raise InvalidInput(f"schedule_repeat has no option {', '.join(sorted(given))}.", code="UNKNOWN_OPTION")
         return Schedule(
-            id=id_, tenant_id=text(tenant_id, "tenant_id"), name=text(name, "name"), recurrence=recurrence,
+            id=id_, tenant_id=tenant_id, name=name, recurrence=recurrence,
             action=action, policies=policies, enabled=enabled, next_fire_at=recurrence.first(now),
             created_at=now, updated_at=now,
         )  # fmt: skip
@@ -121,10 +121,11 @@ class Schedules:
 
     async def put(self, schedule: Schedule, *, replace: bool, connection: Any = None) -> Schedule:
         """Write it; with `replace`, over the one of the same name. Raises Conflict (SCHEDULE_EXISTS)."""
-        if schedule.next_fire_at is None and schedule.code_hash is None:  # code outlives the end of its schedule
+        spec, outlives = schedule.recurrence.spec, schedule.code_hash is not None  # code outlives its schedule's end
+        if schedule.next_fire_at is None and not (outlives or spec.allow_never):
             raise InvalidRecurrence(
-                f"{schedule.recurrence.describe()}: it never fires again.", code="NEVER_FIRES",
-                fix="Give a later end, more runs, or dates to come.",
+                f"{schedule.recurrence.describe()}: {spec.over()}.", code="NEVER_FIRES",
+                fix="Give a later end, more runs, or years or dates to come.",
             )  # fmt: skip
         await self._opened()
         now = self._clock.now()

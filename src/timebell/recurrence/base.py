@@ -76,6 +76,8 @@ class Spec(ABC):
 
     __slots__ = ()
     kind: ClassVar[str]
+    allow_never: bool = False
+    """Whether a schedule may have it though it never fires."""
 
     @abstractmethod
     def compiled(self, where: Zone) -> Rule:
@@ -104,6 +106,14 @@ class Spec(ABC):
         to_us(created_at, "created_at")
         return self
 
+    def keyed(self, key: str) -> Spec:
+        """This spec with what it leaves to the schedule's name chosen by this key."""
+        return self
+
+    def over(self) -> str:
+        """What to say of it once it has no instant left."""
+        return "it never fires again"
+
     def warnings(self) -> list[str]:
         """What is legal but seldom meant, one sentence each."""
         return []
@@ -116,14 +126,16 @@ class Spec(ABC):
         start: datetime | None = None,
         end: datetime | None = None,
         max_runs: int | None = None,
+        key: str = "",
     ) -> Recurrence:
         """This spec in an IANA zone, limited to nominal instants in [start, end).
 
-        `created_at` is the anchor of an interval that has none. `max_runs` keeps the first so many
+        `created_at` is the anchor of an interval that has none. `key`, the name of a schedule, chooses the
+        numbers of an `H` in cron. `max_runs` keeps the first so many
         instants from `start`, or after `created_at` without one. Datetimes must be aware.
         Raises InvalidTimezone, InvalidRecurrence.
         """
-        spec = self.anchored(created_at)
+        spec = self.anchored(created_at).keyed(key)
         if max_runs is not None and start is None:
             start = from_us(_within(to_us(created_at)) + 1)
         return Recurrence(spec, timezone, start, end, max_runs)

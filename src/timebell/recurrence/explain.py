@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime
 from typing import TYPE_CHECKING
 
-from timebell.recurrence.fields import CronFields
-
 if TYPE_CHECKING:
     from timebell.recurrence.interval import Step
 
@@ -21,13 +19,7 @@ _MONTH_ENDS = {
     "skip": ", without the months that lack the day",
     "next": ", on the 1st of the next month where a month lacks the day",
 }
-_FEW_TIMES = 6
 _FEW_DATES = 3
-
-
-def describe_cron(fields: CronFields) -> str:
-    """E.g. "At 09:00 on Monday to Friday"."""
-    return " ".join(part for part in (_times(fields), _days(fields), _months(fields)) if part)
 
 
 def describe_interval(step: Step, anchor: datetime | None, month_end: str = "back") -> str:
@@ -88,68 +80,6 @@ def _moment(when: datetime) -> str:
     return text if when.tzinfo is None else f"{text} UTC"
 
 
-def _bits(mask: int) -> list[int]:
-    return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
-
-
-def _step(text: str) -> int | None:
-    """n of `*` (1) or `*/n`, None for any other field."""
-    star, _, step = text.partition("/")
-    return int(step or 1) if text == "*" or (star == "*" and step.isdigit()) else None
-
-
-def _times(fields: CronFields) -> str:
-    second, minute, hour = fields.texts[:3]
-    hours, minutes, seconds = _bits(fields.hours), _bits(fields.minutes), _bits(fields.seconds)
-    if not fields.wildcard and len(hours) * len(minutes) * len(seconds) <= _FEW_TIMES:
-        clock = [(h, m, s) for h in hours for m in minutes for s in seconds]
-        return "At " + join([f"{h:02}:{m:02}" + (f":{s:02}" if seconds != [0] else "") for h, m, s in clock])
-    if not fields.wildcard and len(minutes) == 1 and seconds == [0] and hours[-1] - hours[0] < len(hours):
-        return f"Every hour from {hours[0]:02}:{minutes[0]:02} to {hours[-1]:02}:{minutes[0]:02}"
-    parts = []
-    if seconds != [0]:
-        parts.append(_every(second, "second", seconds))
-    if parts and minute != "*":
-        parts.append(_within(minute, "minute", minutes))
-    elif not parts and (hour != "*" or minutes != [0]):
-        parts.append(_every(minute, "minute", minutes))
-    if not parts:
-        parts.append("every hour")
-    elif hour != "*":
-        parts.append(_within(hour, "hour", hours))
-    elif _step(minute) is None:
-        parts.append("past every hour")
-    text = " ".join(parts)
-    return text[0].upper() + text[1:]
-
-
-def _every(text: str, unit: str, values: list[int]) -> str:
-    step = _step(text)
-    if step is None:
-        return f"at {unit}{'' if len(values) == 1 else 's'} {_runs(values)}"
-    return f"every {unit}" if step == 1 else f"every {step} {unit}s"
-
-
-def _within(text: str, unit: str, values: list[int]) -> str:
-    step = _step(text)
-    if step is not None and step > 1:
-        return f"of every {_ordinal(step)} {unit}"
-    return f"of {unit}{'' if len(values) == 1 else 's'} {_runs(values)}"
-
-
-def _days(fields: CronFields) -> str:
-    day, weekday = fields.texts[3], fields.texts[5]
-    by_day = "" if day == "*" else f"on day{'' if _one(fields.days) else 's'} {_runs(_bits(fields.days))}"
-    by_weekday = "" if weekday == "*" else f"on {_weekdays(fields.weekdays)}"
-    if by_day and by_weekday:
-        return f"{by_day} or {by_weekday}" if fields.either_day else f"{by_day} that fall {by_weekday}"
-    return by_day or by_weekday
-
-
-def _months(fields: CronFields) -> str:
-    return "" if fields.months.bit_count() == 12 else f"in {_runs(_bits(fields.months), month_name)}"
-
-
 def month_name(number: int) -> str:
     """January is 1."""
     return _MONTHS[number - 1]
@@ -160,30 +90,22 @@ def day_name(number: int) -> str:
     return _DAYS[number]
 
 
-def _weekdays(mask: int) -> str:
-    monday_first = sorted((day - 1) % 7 for day in _bits(mask))
-    return _runs(monday_first, lambda day: day_name((day + 1) % 7))
-
-
-def _one(mask: int) -> bool:
-    return mask.bit_count() == 1
-
-
-def _ordinal(number: int) -> str:
+def ordinal(number: int) -> str:
+    """E.g. 3 as "3rd"."""
     tail = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{tail}"
 
 
-def _runs(values: Iterable[int], name: Callable[[int], str] = str) -> str:
+def runs(values: Iterable[int], name: Callable[[int], str] = str, last: str = "and") -> str:
     """E.g. 1, 2, 3, 7 as "1 to 3 and 7"."""
-    runs: list[list[int]] = []
+    found: list[list[int]] = []
     for value in values:
-        if runs and runs[-1][-1] == value - 1:
-            runs[-1].append(value)
+        if found and found[-1][-1] == value - 1:
+            found[-1].append(value)
         else:
-            runs.append([value])
+            found.append([value])
     words: list[str] = []
-    for run in runs:
+    for run in found:
         named = [name(value) for value in run]
         words += [f"{named[0]} to {named[-1]}"] if len(run) > 2 else named
-    return join(words)
+    return join(words, last)
