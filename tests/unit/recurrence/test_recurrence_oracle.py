@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from tests.unit.recurrence.oracle import Walk, changes, info
+from tests.unit.recurrence.cron_texts import cron, dates, day_options, months, weekdays, years
+from tests.unit.recurrence.oracle import DAY, Walk, changes, info, numbers, read
 from timebell.recurrence import Cron, zone
 from timebell.recurrence.zone_names import names
 
@@ -51,13 +55,19 @@ def expressions(rng: random.Random, name: str, change: datetime) -> list[str]:
         f"{minute} 0-3,{hour} {day} {before.month} *",
         f"{near.minute} {near.hour} {near.day} {near.month} *",
         f"*/{rng.choice((5, 20))} {near.hour} {near.day} {near.month} *",
+        f"{minute} {hour} {day}W,L-{rng.randrange(1, 8)} * ?",
+        f"{near.minute} {near.hour} ? * {weekday}#{(day + 6) // 7}",
+        f"*/{rng.choice((5, 20))} {hour} L,LW,{day} * {weekday}L",
+        f"H {hour},{near.hour} * * *",
+        f"H/7 H({max(hour - 1, 0)}-{hour}) {day} * +{weekday}",
+        f"0 {minute} {hour} * * * {before.year}",
     ]
 
 
-def check(name: str, expression: str, walk: Walk, start: datetime, end: datetime, **dst: str) -> None:
-    bound = Cron(expression, **dst).bind(name, created_at=CREATED)  # type: ignore[arg-type]
-    wanted = [at for at in walk.fires(expression, **dst) if start <= at < end]
-    context = f"{expression} {name} {start} {dst}"
+def check(name: str, expression: str, walk: Walk, start: datetime, end: datetime, **options: str) -> None:
+    bound = Cron(expression, **options).bind(name, created_at=CREATED)  # type: ignore[arg-type]
+    wanted = [at for at in walk.fires(expression, **options) if start <= at < end]
+    context = f"{expression} {name} {start} {options}"
     assert list(bound.between(start, end)) == wanted, context
     assert bound.count(start, end) == len(wanted), context
     back, at = [], bound.previous(end)
@@ -71,8 +81,14 @@ def sweep(name: str, change: datetime, rng: random.Random, most: int) -> None:
     start, end = change - 25 * HOUR, change + 25 * HOUR
     walk = Walk(name, start - 26 * HOUR, end + 26 * HOUR, MINUTE)
     for expression in rng.sample(expressions(rng, name, change), most):
-        dst = {"gap": rng.choice(("end", "shift", "skip")), "fold": rng.choice(("first", "last", "both"))}
-        check(name, expression, walk, start, end, **(dst if rng.random() < 0.5 else {}))
+        options = {
+            "gap": rng.choice(("end", "shift", "skip")),
+            "fold": rng.choice(("first", "last", "both")),
+            "wildcard": rng.choice(("real", "fixed")),
+            "month_end": rng.choice(("skip", "back")),
+            "hash_key": rng.choice(("", "default/report")),
+        }
+        check(name, expression, walk, start, end, **(options if rng.random() < 0.5 else {}))
 
 
 def test_there_are_all_zones() -> None:
@@ -124,6 +140,29 @@ def test_every_policy(name: str, change: datetime, gap: str, fold: str) -> None:
     walk = Walk(name, start - 24 * HOUR, end + 24 * HOUR, MINUTE)
     for expression in ("30 2 * * *", "0,30 2-3 * * *", "30 1 * * *", "0-59/10 0-4 * * *", "*/10 * * * *"):
         check(name, expression, walk, start, end, gap=gap, fold=fold)
+
+
+@settings(max_examples=300, deadline=None)
+@given(dates, months, weekdays, years, day_options, st.dates(date(1970, 1, 1), date(2198, 12, 31)))
+def test_days(dates: str, months: str, weekdays: str, years: str, options: dict[str, Any], start: date) -> None:
+    """Every day of a year and of those that the year field names."""
+    assume(weekdays[0] != "+" or options.get("days") != "or")
+    for year in (years, "*"):
+        text = f"0 0 12 {dates} {months} {weekdays} {year}"
+        spec = cron(text, **options)
+        expression = read(text, **options)
+        first = start if year == "*" else min(start, date(min(numbers(years, 1970, 2199)), 1, 1))
+        span = [first + n * DAY for n in range(400)]
+        wanted = [day for day in span if expression.on(day)]
+        if spec is None:
+            assert wanted == []
+            continue
+        low, high = (datetime.combine(edge, time(), UTC) for edge in (first, span[-1] + DAY))
+        bound = spec.bind("UTC", created_at=CREATED)
+        assert [at.date() for at in bound.between(low, high)] == wanted, spec
+        assert bound.count(low, high) == len(wanted)
+        last = bound.previous(high)
+        assert wanted[-1:] == ([last.date()] if last and last >= low else [])
 
 
 @pytest.mark.parametrize("name", ["America/New_York", "Australia/Lord_Howe", "America/St_Johns"])

@@ -11,8 +11,9 @@ from itertools import islice, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.recurrence.cron_texts import crons, dst
 from timebell.errors import InvalidRecurrence, InvalidTimezone
-from timebell.recurrence import Cron, Dates, Every, Recurrence, Spec, parse_cron, parse_interval, zone
+from timebell.recurrence import Dates, Every, Recurrence, Spec, parse_cron, parse_interval, zone
 from timebell.recurrence.door import answer_line, dst_notes
 
 ZONES = [
@@ -34,22 +35,6 @@ ZONES = [
 JUMPS = {name: [jump.start for jump in zone(name).jumps(0, 2_500_000_000)] for name in ZONES if name != "UTC"}
 
 
-def field(low: int, high: int) -> st.SearchStrategy[str]:
-    number = st.integers(low, high)
-    spans = st.tuples(number, number).map(lambda pair: f"{min(pair)}-{max(pair)}")
-    step = st.integers(1, high - low)
-    item = st.one_of(number.map(str), spans, st.tuples(spans, step).map(lambda pair: f"{pair[0]}/{pair[1]}"))
-    items = st.lists(item, min_size=1, max_size=3).map(",".join)
-    return st.one_of(st.just("*"), step.map(lambda n: f"*/{n}"), items)
-
-
-dst = st.fixed_dictionaries(
-    {},
-    optional={
-        "gap": st.sampled_from(["end", "shift", "skip"]),
-        "fold": st.sampled_from(["first", "last", "both"]),
-    },
-)
 instants = st.datetimes(datetime(1971, 1, 1), datetime(2150, 1, 1), timezones=st.just(UTC))
 walls = st.datetimes(datetime(1971, 1, 1), datetime(2150, 1, 1))
 near = st.one_of(
@@ -63,25 +48,6 @@ near = st.one_of(
         st.integers(-200, 200),
     ),
 )
-
-
-@st.composite
-def crons(draw: st.DrawFn) -> Spec:
-    fields = [
-        draw(field(0, 59)),
-        draw(field(0, 23)),
-        draw(field(1, 31)),
-        draw(field(1, 12)),
-        draw(field(0, 7)),
-    ]
-    if draw(st.booleans()):
-        fields.insert(0, draw(field(0, 59)))
-    try:
-        return Cron(" ".join(fields), **draw(dst))
-    except InvalidRecurrence as error:
-        if error.code != "NEVER_FIRES":
-            raise
-        return Cron("0 0 29 2 *")
 
 
 durations = st.one_of(
@@ -182,11 +148,27 @@ def test_the_bounds_only_cut(spec: Spec, name: str, start: datetime, runs: int) 
 
 pieces = st.lists(
     st.sampled_from(
-        [*"0123456789*/,-?LWH#@ ", "SUN", "jan", "MON-", "@every ", "CRON_TZ=", "PT", "P1", "R/", "٣", "\0"]
+        [
+            *"0123456789*/,-?+LWH#@ ",
+            "H(1-",
+            "FRIL",
+            "#5",
+            "2027",
+            "SUN",
+            "jan",
+            "MON-",
+            "@every ",
+            "CRON_TZ=",
+            "PT",
+            "P1",
+            "R/",
+            "٣",
+            "\0",
+        ]
     ),
     max_size=20,
 ).map("".join)
-anything = st.one_of(st.text(max_size=40), pieces, st.lists(pieces, min_size=5, max_size=6).map(" ".join))
+anything = st.one_of(st.text(max_size=40), pieces, st.lists(pieces, min_size=5, max_size=7).map(" ".join))
 
 
 @settings(max_examples=1000, deadline=None)
