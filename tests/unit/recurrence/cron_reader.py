@@ -72,7 +72,9 @@ def times(text: str) -> set[tuple[int, int, int]] | tuple[set[int], set[int], se
         if part == "past every hour":
             continue
         if match := re.fullmatch(r"(?:of )?every (?:(\d+)(?:st|nd|rd|th)? )?(second|minute|hour)s?", part):
-            sets[match[2]] = set(range(0, len(sets["hour"] if match[2] == "hour" else every), int(match[1] or 1)))
+            size, step = len(sets["hour"] if match[2] == "hour" else every), int(match[1] or 1)
+            assert size % step == 0, f"{part}: not after the last"
+            sets[match[2]] = set(range(0, size, step))
         elif match := re.fullmatch(r"(?:of|at) every (\d+).. (second|minute|hour) from (\d+) to (\d+)", part):
             sets[match[2]] = set(range(int(match[3]), int(match[4]) + 1, int(match[1])))
         else:
