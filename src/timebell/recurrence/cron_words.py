@@ -25,6 +25,7 @@ from timebell.recurrence.walls import bits
 _FEW_TIMES = 6
 _MANY = 5  # values at equal distances are no longer listed
 _NTH = ("first", "second", "third", "fourth", "fifth", "last")
+_OR_LAST = " (or the last day of a shorter month)"
 _BY_NAME = " (chosen by name)"
 _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _FIRST_YEAR, _LAST_YEAR = 1970, 2199
@@ -124,17 +125,19 @@ def _days(fields: CronFields, *, either: bool, back: bool) -> str:
 
 def _dates(dates: MonthDays, back_in: int) -> list[str]:
     """`back_in`: the months in which a day that they lack is the last one."""
-    words = _listed(bits(dates.numbers), "day")
-    if near := [ordinal(day) for day in bits(dates.nearest) if day]:
-        words.append(f"the weekday{'' if len(near) == 1 else 's'} nearest {join([f'the {day}' for day in near])}")
     shortest = min((_LENGTHS[month] for month in bits(back_in)), default=31)
-    if max(dates.numbers, dates.nearest) >> shortest + 1:
-        words[-1] += " (or the last day of a shorter month)"
+    by_number, before = _listed(bits(dates.numbers), "day"), [ordinal(days) for days in bits(dates.from_end) if days]
+    if dates.numbers >> shortest + 1:
+        by_number[-1] += _OR_LAST
+    words = by_number + (["the last day of the month"] if dates.from_end & 1 else [])
+    if before:
+        words.append(f"the {join(before)} day{'' if len(before) == 1 else 's'} before the last day of the month")
     if dates.nearest & 1:
         words.append("the last weekday of the month")
-    if before := [ordinal(days) for days in bits(dates.from_end) if days]:
-        words.append(f"the {join(before)} day{'' if len(before) == 1 else 's'} before the last day of the month")
-    return words + (["the last day of the month"] if dates.from_end & 1 else [])
+    if near := [f"the {ordinal(day)}" for day in bits(dates.nearest) if day]:
+        reaches = _OR_LAST if dates.nearest >> shortest + 1 else ""
+        words.append(f"the weekday{'' if len(near) == 1 else 's'} nearest {join(near)}{reaches}")
+    return words
 
 
 def _weekdays(weekdays: WeekDays, last: str) -> list[str]:

@@ -35,8 +35,8 @@ def _field(low: int, high: int, *more: Texts, most: int | None = None) -> Texts:
     return st.one_of(st.just("*"), st.integers(1, high - low).map(lambda n: f"*/{n}"), lists)
 
 
-_last = st.integers(0, 30).map(lambda n: f"L-{n}" if n else "L")
-_nearest = st.integers(1, 32).map(lambda n: f"{n}W" if n < 32 else "LW")
+_last = st.one_of(st.just("L"), st.integers(1, 30).map("L-{}".format))
+_nearest = st.one_of(st.just("LW"), st.integers(1, 31).map("{}W".format), st.sampled_from(["1W", "31W"]))
 _weekday = st.one_of(st.integers(0, 7).map(str), st.sampled_from(["sun", "MON", "Fri"]))
 _nth = st.builds("{}#{}".format, _weekday, st.integers(1, 5))
 minutes, hours, months = _field(0, 59), _field(0, 23), _field(1, 12)

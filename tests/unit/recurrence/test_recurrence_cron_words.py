@@ -106,7 +106,7 @@ def test_the_words_are_true(expression: str, words: str) -> None:
     says_what_is_so(macros.get(expression, expression), words)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(texts(), day_options, st.dates(date(1970, 1, 1), date(2190, 1, 1)))
 def test_any_words_are_true(text: str, options: dict[str, Any], start: date) -> None:
     assume("+" not in text or options.get("days") != "or")
