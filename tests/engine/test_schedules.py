@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from timebell import Arrived, Cron, Dates, Every, Retry, Timebell
-from timebell.errors import Conflict
+from timebell.errors import Conflict, InvalidRecurrence
 
 from .world import QUIET, START, Log, World, after, engine, jobs, offset, outcomes, raises, virtual
 
@@ -682,3 +682,29 @@ async def test_the_same_spec_again_is_no_edit_also_for_an_interval_that_says_no_
         again = await app.schedule_repeat("t", Every("PT1M"), name="s", replace=True)
         await world.advance(seconds=100)
     assert (again.id, again.revision, log.scheduled) == (first.id, 1, [60, 120])
+
+
+@virtual
+async def test_h_is_chosen_by_tenant_and_name_and_stays_through_edits(world: World) -> None:
+    app, _ = listening(world)
+    spec = Cron("H H * * *")
+    made = await app.schedule_repeat("t", spec, name="report")
+    assert made.recurrence == spec.bind("UTC", created_at=START, key="default/report")
+    assert (await app.schedules.get(made.id)).recurrence == made.recurrence
+    edited = await app.schedule_repeat("t", spec, name="report", payload="other", replace=True)
+    assert edited.next_fire_at == made.next_fire_at
+    assert edited.revision == 2
+    other = await app.schedule_repeat("t", spec, name="report", tenant_id="b")
+    assert other.next_fire_at != made.next_fire_at
+
+
+@virtual
+async def test_years_that_are_over_are_refused_and_may_be_allowed(world: World) -> None:
+    app, _ = listening(world)
+    with pytest.raises(InvalidRecurrence) as caught:
+        await app.schedule_repeat("t", Cron("0 0 0 1 1 * 2020-2026"))
+    assert caught.value.code == "NEVER_FIRES"
+    assert "its year field is 2020-2026" in caught.value.message
+    allowed = await app.schedule_repeat("t", Cron("0 0 30 2 *", allow_never=True))
+    assert allowed.next_fire_at is None
+    assert (await app.schedules.get(allowed.id)).recurrence == allowed.recurrence

@@ -30,6 +30,7 @@ _CHOICES = {
     "days": (None, *get_args(BothDays)),
     "month_end": get_args(MonthEnd),
 }
+_USUAL = ("end", "first", "real", None, "skip")
 _KEY = re.compile(r"[^\0\ud800-\udfff]{0,1000}")
 
 
@@ -58,9 +59,10 @@ class Cron(Spec):
     hash_key: str | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            if (value := getattr(self, name)) not in allowed:
-                refuse(f"{name}={value!r:.64} is unknown.", f"Use one of {', '.join(map(str, allowed))}.")
+        if (self.gap, self.fold, self.wildcard, self.days, self.month_end) != _USUAL:
+            for name, allowed in _CHOICES.items():
+                if (value := getattr(self, name)) not in allowed:
+                    refuse(f"{name}={value!r:.64} is unknown.", f"Use one of {', '.join(map(str, allowed))}.")
         if not isinstance(self.allow_never, bool):
             refuse(f"allow_never={self.allow_never!r:.64} is unknown.", "Use True or False.")
         if self.hash_key is not None and (not isinstance(self.hash_key, str) or not _KEY.fullmatch(self.hash_key)):
@@ -69,20 +71,21 @@ class Cron(Spec):
             refuse(f"A cron expression is text, not {self.expression!r:.64}.", 'E.g. "0 9 * * 1-5".')
         if self.days == "or" and self._fields().texts[WEEKDAY].startswith("+"):
             refuse('+ asks for both day fields, days="or" for either.', "Leave one of them out.")
-        if not _compiled(self.expression, self.hash_key, self.days, self.month_end).ever and not self.allow_never:
+        if not self._compiled().ever and not self.allow_never:
             why = why_never(self._fields(), back=self.month_end == "back")
             raise InvalidRecurrence(
                 f"{self.expression!r} never fires: {why}.", code="NEVER_FIRES", fix="Change its days, months or years."
             )
 
     def compiled(self, where: Zone) -> WallRule:
-        key = "" if self.hash_key is None and self._fields().hashed else self.hash_key
-        made = _compiled(self.expression, key, self.days, self.month_end)
+        made = self._compiled()
+        if made.hashed:
+            made = _compiled(self.expression, "", self.days, self.month_end)
         fixed = self.wildcard == "fixed" or not made.starred
         return WallRule(where, made.walls, gap=self.gap, fold=self.fold, fixed=fixed)
 
     def keyed(self, key: str) -> Cron:
-        return replace(self, hash_key=key) if self.hash_key is None and self._fields().hashed else self
+        return replace(self, hash_key=key) if self._compiled().hashed else self
 
     def over(self) -> str:
         year = self._fields().texts[YEAR]
@@ -94,7 +97,7 @@ class Cron(Spec):
 
     def warnings(self) -> list[str]:
         fields, back = self._fields(), self.month_end == "back"
-        if not _compiled(self.expression, self.hash_key, self.days, self.month_end).ever:
+        if not self._compiled().ever:
             return [f"It never fires: {why_never(fields, back=back)}."]
         found = remarks(fields, back=back)
         if fields.either_day() and self.days is None:
@@ -117,6 +120,9 @@ class Cron(Spec):
     def _fields(self) -> CronFields:
         return parse_fields(self.expression, self.hash_key)
 
+    def _compiled(self) -> _Compiled:
+        return _compiled(self.expression, self.hash_key, self.days, self.month_end)
+
 
 _OPTIONS = {
     "wildcard": "wildcard", "days": "days", "monthEnd": "month_end", "allowNever": "allow_never", "hashKey": "hash_key"
@@ -126,6 +132,8 @@ _DEFAULTS = {"wildcard": "real", "days": None, "monthEnd": "skip", "allowNever":
 
 class _Compiled(NamedTuple):
     starred: bool
+    hashed: bool
+    """Whether something is left to the name."""
     ever: bool
     walls: DailyWalls
 
@@ -136,7 +144,7 @@ def _compiled(expression: str, key: str | None, days: BothDays | None, month_end
     either, back = fields.either_day(days), month_end == "back"
     found = _days(fields.dates, fields.months, fields.weekdays, fields.years, either=either, back=back)
     times = _times(fields.hours, fields.minutes, fields.seconds)
-    return _Compiled(fields.wildcard, bool(found), DailyWalls(found, times))
+    return _Compiled(fields.wildcard, any(fields.chosen), bool(found), DailyWalls(found, times))
 
 
 _days = lru_cache(maxsize=1024)(matching)

@@ -114,11 +114,6 @@ class CronFields(NamedTuple):
         free = (date in "*?" and self.dates == EVERY_DATE) or (weekday in "*?" and self.weekdays == EVERY_WEEKDAY)
         return days == "or" and not free
 
-    @property
-    def hashed(self) -> bool:
-        """Whether something is left to the name."""
-        return any(self.chosen)
-
 
 def refuse(message: str, fix: str) -> NoReturn:
     """Raises InvalidRecurrence with code INVALID_CRON."""

@@ -35,6 +35,13 @@ def test_json_is_the_contracts_list(cli: Cli) -> None:
     assert "does not exist" in done.err
 
 
+def test_h_is_an_example_without_a_name(cli: Cli) -> None:
+    done = cli("next", "H 2 * * *", "--timezone", "UTC", "--count", 1, *FROM)
+    assert done.code == 0
+    assert done.out.startswith("At 02:")
+    assert "! The minute depends on the schedule's name (H)" in done.out
+
+
 def test_yaml_and_csv(cli: Cli) -> None:
     base = ("next", "0 9 * * *", "--timezone", "Asia/Seoul", "--count", 1, "--from", "2027-01-01T00:00")
     assert cli(*base, "-o", "csv").out == "utc,local,note\n2027-01-01T00:00:00Z,2027-01-01T09:00:00+09:00,\n"
