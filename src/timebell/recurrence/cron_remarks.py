@@ -10,6 +10,7 @@ from timebell.recurrence.explain import join, month_name, runs
 from timebell.recurrence.fields import FIELDS, MONTH_DAY, WEEKDAY, YEAR, CronFields
 from timebell.recurrence.walls import bits
 
+_FEW_YEARS = 3
 _LEAP_DAY = (1 << 29, 1 << 2)
 _SHORTEST = {29: 1 << 2, 30: 1 << 2, 31: 1 << 2 | 1 << 4 | 1 << 6 | 1 << 9 | 1 << 11}  # months that lack a day
 _RESTART = {
@@ -43,7 +44,10 @@ def why_never(fields: CronFields, *, back: bool) -> str:
         plain = not (dates.from_end or dates.nearest)
         found.append(f"{has} day {runs(bits(dates.numbers), last='or')}" if plain else f"{date}: {has} such day")
     elif not matching(dates, months, EVERY_WEEKDAY, years, back=back):
-        found.append(f"{_no_year(bits(years))} has 29 February" + ("" if date == "29" else f", which {date} needs"))
+        found.append(
+            f"{_no_year(bits(years), fields.texts[YEAR])} has 29 February"
+            + ("" if date == "29" else f", which {date} needs")
+        )
     if not matching(EVERY_DATE, months, weekdays, years):
         found.append(f"{weekday}: there is none{in_months(months, years)}")
     if not found:
@@ -53,10 +57,11 @@ def why_never(fields: CronFields, *, back: bool) -> str:
     return join(found)
 
 
-def _no_year(years: list[int]) -> str:
+def _no_year(years: list[int], text: str) -> str:
     first, last = 1970 + years[0], 1970 + years[-1]
-    together = last - first == len(years) - 1 > 0
-    return f"no year from {first} to {last}" if together else f"no year of {runs(1970 + n for n in years)}"
+    if last - first == len(years) - 1 > 0:
+        return f"no year from {first} to {last}"
+    return f"no year of {runs(1970 + n for n in years) if len(years) <= _FEW_YEARS else text}"
 
 
 def _left_to_the_name(fields: CronFields) -> list[str]:

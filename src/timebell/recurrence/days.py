@@ -133,46 +133,50 @@ class Days:
 class DaysInYears:
     """Those of some days that lie in some years; bit n of `years` is 1970 + n."""
 
-    __slots__ = ("_days", "_spans")
+    __slots__ = ("_days", "_ends", "_firsts")
 
     def __init__(self, days: Days, years: int) -> None:
         self._days = days
-        self._spans: list[tuple[int, int]] = []  # [first, end) of each run of years
+        self._firsts: list[int] = []  # of each run of years, and the first day after it
+        self._ends: list[int] = []
         for year in range(_FIRST_YEAR + 1, _LAST_YEAR):
             if years >> year - 1970 & 1:
                 first, end = (date(edge, 1, 1).toordinal() - _EPOCH_DAY for edge in (year, year + 1))
-                if self._spans and self._spans[-1][1] == first:
-                    first = self._spans.pop()[0]
-                self._spans.append((first, end))
+                if self._ends and self._ends[-1] == first:
+                    self._ends.pop()
+                else:
+                    self._firsts.append(first)
+                self._ends.append(end)
+        if self.next(_FIRST[0]) is None:
+            self._firsts, self._ends = [], []
 
     def __bool__(self) -> bool:
-        return self.next(_FIRST[0]) is not None
+        return bool(self._ends)
 
     def __contains__(self, day: int) -> bool:
-        return any(first <= day < end for first, end in self._spans) and day in self._days
+        n = bisect_right(self._ends, day)
+        return n < len(self._ends) and self._firsts[n] <= day and day in self._days
 
     def next(self, day: int) -> int | None:
         """The first matching day from `day` on."""
-        for first, end in self._spans:
-            if end > day:
-                found = self._days.next(max(day, first))
-                if found is None or found < end:
-                    return found
+        for n in range(bisect_right(self._ends, day), len(self._ends)):
+            found = self._days.next(max(day, self._firsts[n]))
+            if found is None or found < self._ends[n]:
+                return found
         return None
 
     def previous(self, day: int) -> int | None:
         """The last matching day up to `day`."""
-        for first, end in reversed(self._spans):
-            if first <= day:
-                found = self._days.previous(min(day, end - 1))
-                if found is None or found >= first:
-                    return found
+        for n in reversed(range(bisect_right(self._firsts, day))):
+            found = self._days.previous(min(day, self._ends[n] - 1))
+            if found is None or found >= self._firsts[n]:
+                return found
         return None
 
     def count(self, start: int, end: int) -> int:
         """How many days of [start, end) match."""
-        spans = ((max(start, first), min(end, last)) for first, last in self._spans)
-        return sum(self._days.count(first, last) for first, last in spans if first < last)
+        spans = range(bisect_right(self._ends, start), bisect_right(self._firsts, end))
+        return sum(self._days.count(max(start, self._firsts[n]), min(end, self._ends[n])) for n in spans)
 
 
 def matching(
