@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from timebell.app import Timebell
     from timebell.client.jobs import JobSpec
     from timebell.model.policy import Retry
-    from timebell.recurrence import Cron, Dates, Every
+    from timebell.recurrence import Cron, Dates, Every, RRule
     from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, Cancel, Snooze, arrived_event_name
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Dates",
     "Every",
     "JobSpec",
+    "RRule",
     "Retry",
     "Snooze",
     "Timebell",
@@ -34,7 +35,7 @@ _HOMES = {
     "timebell.app": ("Timebell",),
     "timebell.client.jobs": ("JobSpec",),
     "timebell.model.policy": ("Retry",),
-    "timebell.recurrence": ("Cron", "Dates", "Every"),
+    "timebell.recurrence": ("Cron", "Dates", "Every", "RRule"),
     "timebell.targets.handler": ("SCHEDULE_ARRIVED", "Arrived", "Cancel", "Snooze", "arrived_event_name"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -25,7 +25,7 @@ from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.policy import Retry, seconds
 from timebell.model.schedule import Schedule
-from timebell.recurrence import Every, Spec, parse_cron, tzdata_version, zone
+from timebell.recurrence import Every, RRule, Spec, parse_cron, tzdata_version, zone
 from timebell.store.dialects.base import Store
 from timebell.store.open import HEAD, open_store, outdated, upgrade, version
 from timebell.store.sql import queues
@@ -97,6 +97,7 @@ class Timebell:
         *,
         cron: str | None = None,
         every: str | timedelta | Every | None = None,
+        rrule: str | None = None,
         topic: str | None = None,
         **options: Any,
     ) -> Callable[[F], F]:
@@ -105,9 +106,13 @@ class Timebell:
         The decorated function listens to its topic (by default the schedule's name). Other options are those
         of `schedule_repeat`. Code that is gone deletes nothing. Raises InvalidInput.
         """
-        if (cron is None) == (every is None):
-            raise InvalidInput("A schedule needs either cron or every.", code="RECURRENCE_MISSING")
-        spec: Spec = parse_cron(cron or "") if every is None else every if isinstance(every, Every) else Every(every)
+        if sum(given is not None for given in (cron, every, rrule)) != 1:
+            raise InvalidInput("A schedule needs one of cron, every and rrule.", code="RECURRENCE_MISSING")
+        spec: Spec
+        if every is not None:
+            spec = every if isinstance(every, Every) else Every(every)
+        else:
+            spec = RRule(rrule) if rrule is not None else parse_cron(cron or "")
         heard = topic or name
         self._schedules.append((heard, spec, {**options, "name": name}))
         self.schedules.draft(heard, spec, {**options, "name": name}, self.clock.now())

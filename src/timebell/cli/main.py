@@ -87,6 +87,9 @@ def next_(
     every: Annotated[
         str | None, typer.Option(metavar="D", help="An interval instead: PT90M, P1D, R/<anchor>/P1D.")
     ] = None,
+    rrule: Annotated[
+        str | None, typer.Option(metavar="RULE", help="An RRULE instead, or DTSTART, RRULE, EXDATE and RDATE lines.")
+    ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="last_end|last_start", help="Count the interval from each run instead.")
     ] = None,
@@ -102,7 +105,7 @@ def next_(
     if stdin:
         upcoming.answer(sys.stdin)
     else:
-        upcoming.explain(expression, every, since, timezone, count, start, output)
+        upcoming.explain(expression, every, rrule, since, timezone, count, start, output)
 
 
 @db.command("upgrade")

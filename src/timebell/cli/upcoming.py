@@ -12,7 +12,7 @@ from timebell.cli.output import emit, paint, say, show, table
 from timebell.clock import wall
 from timebell.dashboard.words import relative
 from timebell.errors import InvalidInput, InvalidRecurrence
-from timebell.recurrence import Every, Spec, parse_cron, parse_interval, resolve_local, zone
+from timebell.recurrence import Every, RRule, Spec, parse_cron, parse_interval, resolve_local, zone
 from timebell.recurrence.door import answer_line, dst_notes, next_fires, then
 from timebell.recurrence.instants import parse_instant
 
@@ -27,8 +27,8 @@ def answer(lines: TextIO) -> None:
             show(answer_line(line))
 
 
-def explain(expression: str | None, every: str | None, since: str | None, timezone: str | None, count: int,
-            start: str | None, form: str | None) -> None:  # fmt: skip
+def explain(expression: str | None, every: str | None, rrule: str | None, since: str | None,
+            timezone: str | None, count: int, start: str | None, form: str | None) -> None:  # fmt: skip
     """Words, fires, warnings and the coming year's clock changes. Raises InvalidInput."""
     chosen = settings.load(default_timezone=timezone, output=form)
     if chosen.default_timezone is None:
@@ -36,7 +36,7 @@ def explain(expression: str | None, every: str | None, since: str | None, timezo
             "No time zone was given, and there is no default.", code="TIMEZONE_MISSING",
             fix="Add --timezone Asia/Seoul (an IANA name). Timebell never guesses one.",
         )  # fmt: skip
-    spec = _spec(expression, every, since)
+    spec = _spec(expression, every, rrule, since)
     after = _instant(start, chosen.default_timezone)
     recurrence = spec.bind(chosen.default_timezone, created_at=after)
     fires = next_fires(recurrence, after, count)
@@ -68,14 +68,20 @@ def explain(expression: str | None, every: str | None, since: str | None, timezo
         show(paint("! ", "yellow", sys.stdout) + remark)
 
 
-def _spec(expression: str | None, every: str | None, since: Any) -> Spec:
-    if (expression is None) == (every is None):
+def _spec(expression: str | None, every: str | None, rrule: str | None, since: Any) -> Spec:
+    if sum(given is not None for given in (expression, every, rrule)) != 1:
         raise InvalidInput(
-            "Give one expression, or one interval.", code="RECURRENCE_MISSING",
+            "Give one expression, one interval or one RRULE.", code="RECURRENCE_MISSING",
             fix='For example: timebell next "0 9 * * 1-5", or timebell next --every PT90M.',
         )  # fmt: skip
-    text = every or expression or ""
-    spec = parse_interval(text) if every is not None or text.startswith(("P", "R/")) else parse_cron(text)
+    text = every or rrule or expression or ""
+    spec: Spec
+    if every is not None or text.startswith(("P", "R/")):
+        spec = parse_interval(text)
+    elif rrule is not None or text.upper().startswith(("FREQ=", "RRULE", "DTSTART")):
+        spec = RRule(text.replace("\\n", "\n"))
+    else:
+        spec = parse_cron(text)
     if since is None:
         return spec
     if not isinstance(spec, Every):

@@ -5,6 +5,7 @@ from timebell.recurrence.cron import Cron
 from timebell.recurrence.dates import Dates
 from timebell.recurrence.interval import Every
 from timebell.recurrence.parse import parse_cron, parse_interval, spec_from_json, spec_to_json
+from timebell.recurrence.rrule import RRule
 from timebell.recurrence.zones import Note, Zone, resolve_local, tzdata_version, zone
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Fold",
     "Gap",
     "Note",
+    "RRule",
     "Recurrence",
     "Rule",
     "Spec",

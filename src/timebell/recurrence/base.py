@@ -172,7 +172,7 @@ class Recurrence:
                     "max_runs counts instants that are known ahead; those of a fixed delay are not.",
                     fix="Leave it out, or bound the schedule with end.",
                 )
-            stop = _stop_after(rule, first, stop, _checked_runs(self.max_runs))
+            stop = stop_after(rule, first, stop, _checked_runs(self.max_runs))
         for name, value in (("rule", rule), ("_first", first), ("_stop", stop)):
             object.__setattr__(self, name, value)
         for name in ("start", "end"):
@@ -270,7 +270,7 @@ def _checked_runs(runs: object) -> int:
     return runs
 
 
-def _stop_after(rule: Rule, first: int, stop: int, runs: int) -> int:
+def stop_after(rule: Rule, first: int, stop: int, runs: int) -> int:
     """The instant just after the so-manieth one from `first`, found by counting rather than walking."""
     high, step = first, DAY
     while high < stop and rule.count(first, high) < runs:

@@ -23,9 +23,10 @@ from timebell.recurrence.instants import (
 )
 from timebell.recurrence.interval import Step
 from timebell.recurrence.parse import parse_cron, parse_interval
+from timebell.recurrence.rrule import RRule
 from timebell.recurrence.zones import Segment, resolve_local, zone
 
-_PARSERS: dict[str, Callable[[str], Spec]] = {"cron": parse_cron, "interval": parse_interval}
+_PARSERS: dict[str, Callable[[str], Spec]] = {"cron": parse_cron, "interval": parse_interval, "rrule": RRule}
 _MOST = 100_000
 _FEW = 4
 

@@ -14,8 +14,9 @@ from timebell.recurrence.dates import Dates
 from timebell.recurrence.fields import MAX_TEXT
 from timebell.recurrence.instants import format_instant, parse_instant
 from timebell.recurrence.interval import Every
+from timebell.recurrence.rrule import RRule
 
-KINDS: dict[str, type[Spec]] = {kind.kind: kind for kind in (Cron, Every, Dates)}
+KINDS: dict[str, type[Spec]] = {kind.kind: kind for kind in (Cron, Every, RRule, Dates)}
 
 _GO_DURATION = re.compile(r"(?=.)(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII)
 

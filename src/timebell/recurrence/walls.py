@@ -93,6 +93,27 @@ class TimesOfDay:
         return self.minutes[minute] + self.seconds[second]
 
 
+class TimesList(TimesOfDay):
+    """Any set of seconds of the day, given in order."""
+
+    __slots__ = ("_all",)
+
+    def __init__(self, times: tuple[int, ...]) -> None:
+        self._all = times
+        self.per_day = len(times)
+        self.first, self.last = times[0], times[-1]
+
+    def next(self, second: int) -> int | None:
+        i = bisect_left(self._all, second)
+        return self._all[i] if i < len(self._all) else None
+
+    def count(self, second: int) -> int:
+        return bisect_left(self._all, second)
+
+    def at(self, index: int) -> int:
+        return self._all[index]
+
+
 class DailyWalls(Walls):
     """The same times on each of some days."""
 

@@ -130,3 +130,11 @@ def test_help_waits_for_no_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Exit codes" in done.stdout
+
+
+def test_an_rrule_is_understood_by_option_and_by_its_look(cli: Cli) -> None:
+    rule = "FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=9;BYMINUTE=0;BYSECOND=0"
+    for words in (("--rrule", rule), (rule,), (f"DTSTART:20270101T000000\\nRRULE:{rule}",)):
+        done = cli("next", *words, "--timezone", "Europe/Paris", "--count", 1, *FROM, "-o", "json")
+        assert [fire["utc"] for fire in json.loads(done.out)] == ["2027-03-26T08:00:00Z"]
+    assert cli("next", "--rrule", rule, "--every", "P1D", "--timezone", "UTC").code == 2
