@@ -58,10 +58,11 @@ class Alarm:
     def poke(self) -> None:
         """Wake the waiter, or the next one at once: a poke nobody waited for is remembered, any number of
         them once. From the event loop's thread only."""
-        if self._waiter is None or self._waiter.done():
-            self._poked = True
-        else:
-            self._waiter.set_result(True)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(True)
+        elif waiter is None or waiter.cancelled() or not waiter.result():
+            self._poked = True  # else the poke before woke a waiter that has not run yet, and will see this one too
 
     def poke_threadsafe(self) -> None:
         """Like `poke`, from any thread. Does nothing when the event loop is closed."""

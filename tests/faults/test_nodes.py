@@ -58,7 +58,7 @@ def test_a_node_frozen_inside_the_firing_transaction_holds_nobody_up(
     postgres_url: str, node: Start, effects: Path
 ) -> None:
     ask(postgres_url, lambda app: app.schedule_repeat("work", Every("PT1S"), name="ticks", overlap="allow"))
-    stuck = node(postgres_url, ready=False, FAULT="fire.4:stop:3")
+    stuck = node(postgres_url, ready=False, FAULT="fire.3:stop:3")
     wait_until(lambda: lines(effects, "fault"), "frozen in its transaction")
     wait_until(lambda: stuck.state == "T", "frozen")
     before = len(starts(effects))

@@ -91,7 +91,8 @@ class Completer:
             schedules = [ending.schedule_id for ending in in_turn if ending.schedule_id]
             ended = await store.run(turns.end_in_turn, in_turn, schedules)
             written |= ended.ids
-            self.node.working.poke()
+            if ended.let_go:
+                self.node.working.poke()
             if ended.put_off:
                 self.node.planning.poke()
         stale = [ending.id for ending in final if ending.id not in written]

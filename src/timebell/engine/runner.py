@@ -12,6 +12,7 @@ from timebell.model import decide
 from timebell.model.job import Attempt, Ending, JobState
 from timebell.model.payload import decode, encode, legible
 from timebell.model.schedule import Policies
+from timebell.recurrence import Recurrence
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.handler import Cancel, Snooze
 
@@ -24,10 +25,11 @@ DEFAULT_TOLERANCE = Policies().tolerance
 
 
 class Runner:
-    """Runs attempts; holds no state of its own."""
+    """Runs attempts; remembers only what is upcoming after them."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self._told: dict[tuple[str, int], list[datetime]] = {}
 
     async def run(self, held: Held) -> Ending | None:
         """One attempt; None when it is no longer this node's to end."""
@@ -93,18 +95,29 @@ class Runner:
     def _delivery(self, attempt: Attempt, now: datetime) -> Delivery:
         name: str | None = None
         upcoming: list[datetime] = []
-        known = self.node.known.get((attempt.schedule_id or "", attempt.revision or 0))
+        key = attempt.schedule_id or "", attempt.revision or 0
+        known = self.node.known.get(key)
         if known is not None:
             name = known.name
-            at = known.recurrence.next(attempt.scheduled_at)
-            while at is not None and len(upcoming) < UPCOMING:
-                upcoming.append(at)
-                at = known.recurrence.next(at)
+            upcoming = self._upcoming(key, known.recurrence, attempt.scheduled_at)
         return Delivery(
             attempt.id, attempt.tenant_id, attempt.topic, decode(attempt.payload), decode(attempt.metadata) or {},
             attempt.timezone, attempt.scheduled_at, now, attempt.schedule_id, name, attempt.occurrence_key,
             attempt.number, upcoming,
         )  # fmt: skip
+
+    def _upcoming(self, key: tuple[str, int], recurrence: Recurrence, at: datetime) -> list[datetime]:
+        """The instants after one; most were found already for the one before it."""
+        before = self._told.get(key, [])
+        found = before[1:] if before and before[0] == at else []
+        following = recurrence.next(found[-1] if found else at)
+        while following is not None and len(found) < UPCOMING:
+            found.append(following)
+            following = recurrence.next(following) if len(found) < UPCOMING else None
+        if len(self._told) > 10_000:
+            self._told.clear()
+        self._told[key] = found
+        return list(found)
 
     def _ending(self, attempt: Attempt, outcome: Outcome) -> Ending:
         now = self.node.clock.now()

@@ -129,7 +129,8 @@ class Worker:
             raise
         finally:
             hands.free += 1
-            self.node.working.poke()
+            if hands.free == 1:  # none was free: what is due for these hands was not looked at
+                self.node.working.poke()
         if ending is None:
             self.node.held.pop(held.attempt.id, None)
         else:

@@ -73,7 +73,11 @@ def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
         return Plan([], [Skip(cursor, cursor, 1, Reason.OVERLAP)], later)
     until = now + TINY
     recent_from = min(max(cursor, now - timedelta(seconds=policies.missed_after)), until)
-    recent = list(recurrence.between(recent_from, until))
+    recent = []
+    following = recurrence.next(recent_from - TINY)
+    while following is not None and following < until:
+        recent.append(following)
+        following = recurrence.next(following)
     fires, skips = _catch_up(schedule, cursor, recent_from, now, bool(recent))
     waiting: list[Fire] = []
     if len(fires) > policies.hold_above:
@@ -82,7 +86,7 @@ def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
     skips.extend(Skip(at, at, 1, Reason.OVERLAP) for at in left)
     supersedes = policies.overlap is Overlap.CANCEL_PREVIOUS and not fires and bool(planned and live)
     planned = [_start(schedule, fire, n, len(fires), now) for n, fire in enumerate(planned)]
-    return Plan([*waiting, *planned], skips, recurrence.next(now), supersedes)
+    return Plan([*waiting, *planned], skips, following, supersedes)
 
 
 def _start(schedule: Schedule, fire: Fire, n: int, caught_up: int, now: datetime) -> Fire:

@@ -73,23 +73,24 @@ async def version(url: str) -> str | None:
 
 async def upgrade(url: str) -> tuple[str | None, str]:
     """Bring the tables up to this version; the versions before and after. Safe to run anywhere, any time."""
-
-    def migrate(connection: Connection) -> tuple[str | None, str]:
-        from alembic import command
-        from alembic.config import Config
-        from alembic.migration import MigrationContext
-
-        options = {"version_table": VERSION_TABLE}
-        if connection.dialect.name == "postgresql":  # one migrator at a time
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7463210012)")
-        before = MigrationContext.configure(connection, opts=options).get_current_revision()
-        config = Config()
-        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-        return before, HEAD
-
     return await _on_connection(url, migrate)
+
+
+def migrate(connection: Connection) -> tuple[str | None, str]:
+    """As `upgrade`, on a connection that is open, in its transaction."""
+    from alembic import command
+    from alembic.config import Config
+    from alembic.migration import MigrationContext
+
+    options = {"version_table": VERSION_TABLE}
+    if connection.dialect.name == "postgresql":  # one migrator at a time
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7463210012)")
+    before = MigrationContext.configure(connection, opts=options).get_current_revision()
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    return before, HEAD
 
 
 async def _on_connection(url: str, call: Callable[[Connection], R], begin: str = "BEGIN IMMEDIATE") -> R:

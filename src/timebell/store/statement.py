@@ -39,6 +39,19 @@ class Statement:
             text = self._named[words.name] = self.template.substitute(words.words, rows=rows)
         return text
 
+    def listed(self, words: Words, count: int) -> str:
+        """For batches of a few: `count` rows of `?`, column by column, where the others read one JSON parameter.
+
+        Other parameters there must be none.
+        """
+        name = f"{words.name} {count}"
+        text = self._named.get(name)
+        if text is None:
+            marks = ", ".join([f"({', '.join('?' * len(self.columns))})"] * count)
+            rows = f"d({', '.join(self.columns)}) AS (VALUES {marks})"
+            text = self._named[name] = self.template.substitute(words.words, rows=rows)
+        return text
+
     def numbered(self, words: Words) -> tuple[str, list[str]]:
         """For asyncpg, which binds `$1`: the text and the names in order."""
         found = self._numbered.get(words.name)

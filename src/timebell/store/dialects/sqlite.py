@@ -21,9 +21,10 @@ from sqlalchemy.pool import NullPool
 from timebell.errors import StoreError, StoreInUse, StoreUnreachable
 from timebell.store.dialects.base import Operation, P, R, join_callers
 from timebell.store.statement import Statement
-from timebell.store.transaction import Row, SqlTransaction, Steps
+from timebell.store.transaction import Dialect, Row, SqlTransaction, Steps
 from timebell.store.types import from_micros, to_micros
 
+FEW = 8  # rows from which on reading a batch from JSON costs less than binding each value
 _JSON = "json_extract(value, '$.{0}') AS {0}"
 
 
@@ -61,35 +62,41 @@ class SqliteWords:
 class SqliteTransaction(SqlTransaction):
     """Hot statements go straight to the driver, in the same transaction."""
 
-    def _driver(self) -> sqlite3.Connection:
-        driver = self.connection.connection.driver_connection
-        assert isinstance(driver, sqlite3.Connection)
-        return driver
+    def __init__(self, connection: Connection, dialect: Dialect, steps: Steps, driver: sqlite3.Connection) -> None:
+        super().__init__(connection, dialect, steps)
+        self.driver = driver
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
         """As in Transaction."""
         self.steps()
-        if statement.columns:
-            params["rows"] = orjson.dumps(rows).decode()
-        for name in ("exact", "prefixes"):
-            if name in params:
-                params[name] = orjson.dumps(params[name]).decode()
-        cursor = self._driver().execute(statement.named(self.dialect), params)
+        if statement.columns and 0 < len(rows) <= FEW and not params:
+            values = [row.get(column) for row in rows for column in statement.columns]
+            cursor = self.driver.execute(statement.listed(self.dialect, len(rows)), values)
+        else:
+            if statement.columns:
+                params["rows"] = orjson.dumps(rows).decode()
+            for name in ("exact", "prefixes"):
+                if name in params:
+                    params[name] = orjson.dumps(params[name]).decode()
+            cursor = self.driver.execute(statement.named(self.dialect), params)
         if cursor.description is None:
             return []
         names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        return [dict(zip(names, row, strict=False)) for row in cursor.fetchall()]
 
     def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
         """As in Transaction."""
         self.steps()
         marks = ", ".join("?" * len(columns))
         text = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
-        self._driver().executemany(text, records)
+        self.driver.executemany(text, records)
 
 
-def engine_for(url: str, *, durable: bool = True, begin: str = "BEGIN IMMEDIATE") -> Engine:
-    """An engine whose transactions take the write lock at once, so that none fails half-way for want of it."""
+def engine_for(url: str, *, durable: bool = True, begin: str | None = "BEGIN IMMEDIATE") -> Engine:
+    """An engine whose transactions take the write lock at once, so that none fails half-way for want of it.
+
+    With `begin=None` its user begins and ends them on the driver's connection.
+    """
     synchronous = f"synchronous = {'FULL' if durable else 'OFF'}"
     engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": 10, "check_same_thread": False})
 
@@ -101,7 +108,8 @@ def engine_for(url: str, *, durable: bool = True, begin: str = "BEGIN IMMEDIATE"
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        if begin is not None:
+            connection.exec_driver_sql(begin)
 
     return engine
 
@@ -119,6 +127,7 @@ class SqliteStore:
         self._path = make_url(url).database or ":memory:"
         self._thread: ThreadPoolExecutor | None = None
         self._connection: Connection | None = None
+        self._driver: sqlite3.Connection | None = None
         self._lock: TextIO | None = None
 
     async def open(self) -> None:
@@ -135,7 +144,8 @@ class SqliteStore:
             raise StoreUnreachable(
                 f"Cannot open {self._path}: there is no folder {folder}.", fix="Make it, or name another file."
             )
-        self._connection = engine_for(self.url, durable=self._durable).connect()
+        self._connection = engine_for(self.url, durable=self._durable, begin=None).connect()
+        self._driver = self._connection.connection.driver_connection
 
     async def close(self) -> None:
         """As in Store."""
@@ -148,22 +158,47 @@ class SqliteStore:
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+            self._connection = self._driver = None
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
         return await self._in_thread(self._transact, operation, args, kwargs)
 
-    hot = run
+    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As in Store: each statement is a transaction of its own."""
+        return await self._in_thread(self._autocommit, operation, args, kwargs)
+
+    def _autocommit(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+        tx = self._transaction(operation)
+        answer = operation(tx, *args, **kwargs)
+        tx.steps.at("done")
+        self._committed(tx)
+        return answer
+
+    def _transaction(self, operation: Callable[..., Any] | None = None) -> SqliteTransaction:
+        assert self._connection is not None
+        assert self._driver is not None
+        steps = Steps(getattr(operation, "__name__", "operation"))
+        return SqliteTransaction(self._connection, self.dialect, steps, self._driver)
 
     def _transact(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-        assert self._connection is not None
-        steps = Steps(getattr(operation, "__name__", "operation"))
-        with self._connection.begin():
-            answer = operation(SqliteTransaction(self._connection, self.dialect, steps), *args, **kwargs)
-            steps.at("commit")
-        steps.at("done")
+        tx = self._transaction(operation)
+        driver = tx.driver
+        driver.execute("BEGIN IMMEDIATE")  # said to the driver: SQLAlchemy's own way costs more than the statements
+        try:
+            answer = operation(tx, *args, **kwargs)
+            tx.steps.at("commit")
+            driver.execute("COMMIT")
+        except BaseException:
+            if driver.in_transaction:
+                driver.execute("ROLLBACK")
+            raise
+        tx.steps.at("done")
+        self._committed(tx)
         return answer
+
+    def _committed(self, tx: SqliteTransaction) -> None:
+        """Called after each commit; SQLite has no one to tell."""
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -142,7 +142,7 @@ class Fired:
 
 _GOING = "NOT EXISTS (SELECT 1 FROM timebell_queues WHERE name = '*' AND paused)"
 DUE = Statement(
-    f"SELECT id FROM timebell_schedules WHERE enabled AND fault IS NULL AND $due_schedule AND {_GOING}"  # noqa: S608
+    f"SELECT * FROM timebell_schedules WHERE enabled AND fault IS NULL AND $due_schedule AND {_GOING}"  # noqa: S608
     " ORDER BY next_fire_at LIMIT :most $skip_locked"
 )
 NEXT = Statement(
@@ -171,23 +171,20 @@ def fire(tx: Transaction, build: Build, now: datetime, most: int) -> Fired:
 
     Other planners skip the rows locked here; a crash anywhere leaves the cursor where it was.
     """
-    ids = [str(row["id"]) for row in tx.fetch(DUE, now=tx.dialect.to_db(now), most=most)]
-    fired = Fired()
-    if ids:
-        rows = tx.execute(select(schedules).where(schedules.c.id.in_(ids))).all()
-        fired = _fire(tx, _readable(tx, rows), build, now)
-    following = next_fire(tx)
-    return dataclasses.replace(fired, next_fire_at=following)
+    rows = tx.fetch(DUE, now=tx.dialect.to_db(now), most=most)
+    fired = _fire(tx, _readable(tx, rows), build, now) if rows else Fired()
+    return Fired(fired.schedules, fired.jobs, fired.skips, fired.stopping, next_fire(tx))
 
 
-def _readable(tx: Transaction, rows: Sequence[Row[Any]]) -> list[Schedule]:
+def _readable(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> list[Schedule]:
     """Rows as schedules; those that cannot be read (of a newer release, a zone that is gone) are set aside."""
     found: list[Schedule] = []
     for row in rows:
         try:
-            found.append(read(row))
+            found.append(_schedule(row, tx.dialect.from_db))
         except Exception as broken:  # one broken schedule must not stop the others
-            tx.execute(update(schedules).where(schedules.c.id == row.id).values(fault=_fault(row.id, broken)))
+            id_ = str(row["id"])
+            tx.execute(update(schedules).where(schedules.c.id == id_).values(fault=_fault(id_, broken)))
     return found
 
 
@@ -321,24 +318,40 @@ def _read(row: Row[Any]) -> Schedule | None:
 
 def read(row: Row[Any]) -> Schedule:
     """A stored row as a Schedule."""
+    return _schedule(row._mapping, lambda instant: instant)
+
+
+def _schedule(row: Mapping[Any, Any], instant: Callable[[Any], datetime | None]) -> Schedule:
+    """Column values as a Schedule; `instant` reads those of time."""
+    created_at, updated_at = instant(row["created_at"]), instant(row["updated_at"])
+    assert created_at is not None
+    assert updated_at is not None
     return Schedule(
-        id=row.id, tenant_id=row.tenant_id, name=row.name, **read_parts(row), enabled=row.enabled,
-        revision=row.revision, code_hash=row.code_hash, fault=row.fault, next_fire_at=row.next_fire_at,
-        last_fired_at=row.last_fired_at, created_at=row.created_at, updated_at=row.updated_at,
-        paused_at=row.paused_at, pause_reason=row.pause_reason,
+        id=str(row["id"]), tenant_id=row["tenant_id"], name=row["name"], **read_parts(row),
+        enabled=bool(row["enabled"]), revision=row["revision"], code_hash=row["code_hash"], fault=row["fault"],
+        next_fire_at=instant(row["next_fire_at"]), last_fired_at=instant(row["last_fired_at"]),
+        created_at=created_at, updated_at=updated_at, paused_at=instant(row["paused_at"]),
+        pause_reason=row["pause_reason"],
     )  # fmt: skip
 
 
-def read_parts(row: Row[Any]) -> dict[str, Any]:
+def read_parts(row: Mapping[Any, Any]) -> dict[str, Any]:
     """What a schedule and each of its revisions have in common: recurrence, action, policies."""
-    action, policies = orjson.loads(row.action), orjson.loads(row.policies)
+    action = orjson.loads(row["action"])
     action["retry"] = Retry.read(action["retry"])
+    return {
+        "recurrence": recurrence_of(row["recurrence"]), "action": Action(**action),
+        "policies": _read_policies(row["policies"]),
+    }  # fmt: skip
+
+
+@lru_cache(maxsize=1000)
+def _read_policies(text: str) -> Policies:
+    policies = orjson.loads(text)
     for name, words in (("overlap", Overlap), ("catch_up", CatchUp), ("lateness", Lateness)):
         if name in policies:
             policies[name] = words(policies[name])
-    return {
-        "recurrence": recurrence_of(row.recurrence), "action": Action(**action), "policies": Policies(**policies),
-    }  # fmt: skip
+    return Policies(**policies)
 
 
 def revisions_of(tx: Transaction, keys: set[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Recurrence, float]]:
@@ -346,6 +359,6 @@ def revisions_of(tx: Transaction, keys: set[tuple[str, int]]) -> dict[tuple[str,
     joined = select(revisions, schedules.c.name).join(schedules, schedules.c.id == revisions.c.schedule_id)
     found = {}
     for row in tx.execute(joined.where(revisions.c.schedule_id.in_({id_ for id_, _ in keys}))):
-        parts = read_parts(row)
+        parts = read_parts(row._mapping)
         found[row.schedule_id, row.revision] = row.name, parts["recurrence"], parts["policies"].tolerance
     return found

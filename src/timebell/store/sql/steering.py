@@ -165,7 +165,7 @@ def history(tx: Transaction, tenant_id: str, id_: str) -> list[Revision]:
     """Every revision of a schedule, the newest first."""
     mine = (revisions.c.schedule_id == id_) & (revisions.c.tenant_id == tenant_id)
     rows = tx.execute(select(revisions).where(mine).order_by(revisions.c.revision.desc()))
-    return [Revision(number=row.revision, effective_at=row.effective_at, **read_parts(row)) for row in rows]
+    return [Revision(number=row.revision, effective_at=row.effective_at, **read_parts(row._mapping)) for row in rows]
 
 
 def revert(

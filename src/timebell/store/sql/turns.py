@@ -48,9 +48,10 @@ PUT_OFF = Statement(
 
 
 class Ended(NamedTuple):
-    """The ids whose fence still held, and whether a schedule got its next instant by that."""
+    """The ids whose fence still held, how many jobs were let go by that, and whether a schedule got its next instant."""
 
     ids: set[str]
+    let_go: int
     put_off: bool
 
 
@@ -63,10 +64,10 @@ def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[
     locked = tx.fetch(LOCK_SCHEDULES, [{"id": schedule} for schedule in sorted(set(schedules))])
     ended = jobs.ended(tx, endings)
     left = sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None})
-    let_go(tx, left)
+    freed = let_go(tx, left)
     waiting = {str(row["id"]): row["waiting"] for row in locked if row["waiting"] is not None}
     put_off = _put_off(tx, waiting, ended, {ending.id: ending.at for ending in endings}) if waiting else False
-    return Ended({str(row["id"]) for row in ended}, put_off)
+    return Ended({str(row["id"]) for row in ended}, freed, put_off)
 
 
 def _put_off(tx: Transaction, waiting: dict[str, str], ended: Sequence[Row], ends: dict[str, datetime]) -> bool:
@@ -90,10 +91,12 @@ def _put_off(tx: Transaction, waiting: dict[str, str], ended: Sequence[Row], end
     return bool(rows) and bool(tx.fetch(PUT_OFF, rows))
 
 
-def let_go(tx: Transaction, schedules: Sequence[str]) -> None:
-    """Where nothing of a schedule is live but what waits for its turn, the first in turn may start."""
-    if schedules and tx.fetch(NEXT_IN_TURN, [{"id": schedule} for schedule in schedules]):
+def let_go(tx: Transaction, schedules: Sequence[str]) -> int:
+    """Where nothing of a schedule is live but what waits for its turn, the first in turn may start; how many do."""
+    freed = len(tx.fetch(NEXT_IN_TURN, [{"id": schedule} for schedule in schedules])) if schedules else 0
+    if freed:
         tx.notify()
+    return freed
 
 
 def supersede(tx: Transaction, successors: Mapping[str, str], now: datetime) -> int:
