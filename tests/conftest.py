@@ -11,6 +11,8 @@ import pytest
 
 from tests.servers import Postgres
 
+pytest_plugins = ["timebell.testing"]
+
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import gc
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -50,23 +51,48 @@ class Timebell:
         if self.settings.default_timezone is not None:
             zone(self.settings.default_timezone)
         self._virtual = clock is not None
-        self.clock: Clock = clock or SystemClock()
         self.handlers = Handlers()
         self.targets: dict[str, Target] = {"handler": self.handlers}
         self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
         self._queues: dict[str, int | None] = {}
-        self._working, self._planning = Alarm(self.clock), Alarm(self.clock)
-        self.store: Store = open_store(
-            self.settings.database_url,
-            self.clock.now if self._virtual else wall,
-            server_clock=not self._virtual,
-        )
+        clock = clock or SystemClock()
+        url, now = self.settings.database_url, clock.now if self._virtual else wall
+        self._bind(open_store(url, now, server_clock=not self._virtual), clock)
+        self._given = False
+
+    def _bind(self, store: Store, clock: Clock, beating: Alarm | None = None) -> None:
+        """Be on a store and a clock."""
+        self.store, self.clock = store, clock
+        self._beating = beating or Alarm(clock)
+        self._working, self._planning = Alarm(clock), Alarm(clock)
         self._opening: asyncio.Task[None] | None = None
         self.service: Service | None = None
-        zone_name = self.settings.default_timezone
-        shared = (self.open, self._check_target, zone_name)
-        self.jobs = Jobs(self.store, self.clock, self._working, *shared)
-        self.schedules = Schedules(self.store, self.clock, self._planning, self._working, *shared)
+        shared = (self.open, self._check_target, self.settings.default_timezone)
+        self.jobs = Jobs(store, clock, self._working, *shared)
+        self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
+
+    @contextmanager
+    def _elsewhere(self, store: Store, clock: Clock) -> Iterator[None]:
+        """Be on an open store and a clock that someone else looks after, until the block ends: for simulation."""
+        before = dict(self.__dict__)
+        self._bind(store, clock)
+        self._virtual = self._given = True
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
+
+    def _twin(self, store: Store, clock: Clock, beating: Alarm) -> Timebell:
+        """Another node of the same program (handlers, schedules, queues, settings), on an open store: for simulation.
+
+        Its heart beats when `beating` says so.
+        """
+        twin = copy.copy(self)
+        twin.handlers = self.handlers.copy()
+        twin.targets = {"handler": twin.handlers}
+        twin._bind(store, clock, beating)
+        twin._virtual = twin._given = True
+        return twin
 
     def on(
         self,
@@ -278,6 +304,8 @@ class Timebell:
 
     async def _open(self) -> None:
         url = self.settings.database_url
+        if self._given:
+            return
         found = await version(url)
         if found != HEAD and (self.settings.database_auto_upgrade or (found is None and url.startswith("sqlite"))):
             await upgrade(url)
@@ -292,7 +320,7 @@ class Timebell:
         """Let go of the store and the targets. The app can be opened again."""
         for target in self.targets.values():
             await target.close()
-        if self._opened_well():
+        if self._opened_well() and not self._given:
             await self.store.close()
         self._opening = None
 
@@ -308,7 +336,7 @@ class Timebell:
         chosen = dataclasses.replace(self._options(), **options)
         node = Node(
             id=new_id(now), store=self.store, clock=self.clock, options=chosen, handlers=self.handlers,
-            targets=self.targets, planning=self._planning, working=self._working, beating=Alarm(self.clock),
+            targets=self.targets, planning=self._planning, working=self._working, beating=self._beating,
         )  # fmt: skip
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, concurrency in self._queues.items():

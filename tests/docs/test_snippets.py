@@ -145,6 +145,7 @@ class Session:
             "COLUMNS": "160",
             "NO_COLOR": "1",
             "TIMEBELL_LOG_FORMAT": "text",
+            "PYTEST_PLUGINS": "timebell.testing",  # what the entry point of the installed package does
         }
         return {"TIMEBELL_HTTP_PORT": self.port, **os.environ, **self.variables, **ours}
 

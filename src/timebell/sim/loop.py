@@ -53,6 +53,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, start_time: float = 0.0) -> None:
         self._calls: list[_Call] = []
         self._holds = 0
+        self.before_jump: Callable[[float | None], float | None] | None = None
+        """Asked before each jump of time: given the next timer's time (None: there is none), it answers where
+        to jump, no further than that, and may make something ready there."""
         super().__init__(_Selector(self._idle))
         self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="virtual"))
         self._jump(start_time)
@@ -114,10 +117,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if events := poll(self.patience):
                 return events
             raise RuntimeError(f"virtual time: a thread or socket has been at work for {self.patience:g} real seconds")
-        if forever:
+        at = None if forever else self._scheduled[0].when()
+        if self.before_jump is not None:
+            at = self.before_jump(at)
+        if at is None:
             waiting = ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self)))
             raise RuntimeError(f"virtual time: everything waits and no timer is set (tasks: {waiting or 'none'})")
-        self._jump(self._scheduled[0].when())
+        self._jump(at)
         return []
 
     def _first_to_hand_over(self) -> _Call | None:

@@ -108,6 +108,15 @@ class Handlers:
         self._all.append(handler)
         self._matching.cache_clear()
 
+    def copy(self) -> Handlers:
+        """The same functions, for another node: they are called in threads of its own."""
+        copied = Handlers()
+        copied._all = list(self._all)
+        return copied
+
+    def __len__(self) -> int:
+        return len(self._all)
+
     def matching(self, topic: str) -> list[Handler]:
         """All that hear a topic, the most specific first."""
         return self._matching(topic)

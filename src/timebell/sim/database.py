@@ -1,0 +1,203 @@
+"""The database of a simulation: the SQLite store in memory, and the ways to it that can break."""
+
+from __future__ import annotations
+
+import sqlite3
+import types
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from timebell.errors import StoreUnreachable
+from timebell.model.routes import ANYONE
+from timebell.store import transaction
+from timebell.store.dialects.base import Operation, P, R
+from timebell.store.dialects.sqlite import SqliteStore, SqliteTransaction, engine_for, translate
+from timebell.store.open import migrate
+from timebell.store.sql import jobs
+from timebell.store.transaction import Dialect
+
+POINTS = {"fire": 5, "claim": 1, "claim_limited": 3, "end": 2, "end_in_turn": 3, "retry": 1}
+"""Where a node can be made to crash: these operations, each before one of so many statements (`fire.1`), before
+its commit (`fire.commit`, where there are several) and after it (`fire.done`)."""
+
+
+class Database(SqliteStore):
+    """One SQLite database in memory, with the tables of the migrations; its clock is `wall`.
+
+    Operations run where they are called, one after another: in memory there is nothing to wait for, and virtual
+    time stands still meanwhile.
+    """
+
+    def __init__(self, wall: Callable[[], datetime], *, many_nodes: bool) -> None:
+        super().__init__("sqlite:///:memory:", wall, durable=False)
+        self.many_nodes = many_nodes
+        self.away = False
+        self.listeners: list[Callable[[], None]] = []
+
+    async def open(self) -> None:
+        """As in Store."""
+        if self._connection is None:
+            self._connect()
+            self._transaction().driver.executescript(_tables())
+
+    async def close(self) -> None:
+        """As in Store."""
+        self._disconnect()
+
+    def look(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run an operation that only reads, from outside of the event loop too."""
+        return operation(self._transaction(), *args, **kwargs)
+
+    def calm_until(self, held: int) -> datetime | None:
+        """Until when nobody but the nodes, which hold so many attempts, has anything to do; None: not even now.
+
+        It is calm when every attempt is held and none was asked to stop, and nothing that is due waits for a place.
+        """
+        session = self._transaction()
+        running, stopping, pending = session.driver.execute(_LIVE).fetchone()
+        if running != held or stopping:
+            return None
+        if not pending:
+            return _NEVER
+        now = self._wall()
+        lanes = jobs.lanes(session, ANYONE, now)
+        until = min((lane.next_due for lane in lanes if lane.next_due is not None and lane.room != 0), default=_NEVER)
+        return until if until > now else None
+
+    def _committed(self, tx: SqliteTransaction) -> None:
+        if tx.wants_notify:
+            for poke in self.listeners:
+                poke()
+
+    async def _in_thread(self, call: Callable[..., R], *args: Any) -> R:
+        try:
+            return call(*args)
+        except (DBAPIError, sqlite3.Error) as failed:
+            raise translate(failed, self._path) from failed
+
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+_LIVE = (
+    "SELECT count(*), count(hold), EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'pending' AND hold IS NULL)"
+    " FROM timebell_jobs WHERE state = 'running'"
+)
+
+
+@types.coroutine
+def _others_first() -> Generator[None]:
+    yield
+
+
+@cache
+def _tables() -> str:
+    """What the migrations make of an empty database, as SQL: running them takes far longer."""
+    engine = engine_for("sqlite:///:memory:")
+    with engine.connect() as connection:
+        with connection.begin():
+            migrate(connection)
+        driver: Any = connection.connection.driver_connection
+        return "\n".join(driver.iterdump())
+
+
+class Link:
+    """The way of one node, or of a client, to the database. It can be cut, also at a named point."""
+
+    def __init__(self, database: Database, name: str, after: Callable[[], None] | None = None) -> None:
+        self.url = database.url
+        self.many_nodes = database.many_nodes
+        self.cut = False
+        self.fault: tuple[str, Callable[[], None]] | None = None
+        self._database = database
+        self._name = name
+        self._after = after
+        self._poke: Callable[[], None] | None = None
+
+    @property
+    def dialect(self) -> Dialect:
+        """As in Store."""
+        return self._database.dialect
+
+    async def open(self) -> None:
+        """As in Store: it is."""
+
+    async def close(self) -> None:
+        """As in Store: the simulation closes it."""
+
+    async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As in Store."""
+        await self._reach()
+        with self._aimed(operation):
+            answer = await self._database.run(operation, *args, **kwargs)
+        if self._after is not None:
+            self._after()
+        return answer
+
+    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As in Store."""
+        await self._reach()
+        with self._aimed(operation):
+            return await self._database.hot(operation, *args, **kwargs)
+
+    async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As in Store; the connection is one to a database of the caller's own."""
+        return await self._database.join(connection, operation, *args, **kwargs)
+
+    async def reading(self) -> datetime:
+        """As in Store."""
+        await self._reach()
+        return await self._database.reading()
+
+    async def lock_engine(self) -> None:
+        """As in Store: whoever made the simulation says how many engines there are."""
+
+    async def unlock_engine(self) -> None:
+        """As in Store."""
+        if self._poke in self._database.listeners:
+            self._database.listeners.remove(self._poke)
+
+    async def listen(self, poke: Callable[[], None]) -> bool:
+        """As in Store."""
+        if self._poke is None:
+            self._poke = poke
+            self._database.listeners.append(poke)
+        return True
+
+    async def _reach(self) -> None:
+        if self._database.many_nodes:  # between any two operations of one node another may come
+            await _others_first()
+        if self.cut or self._database.away:
+            raise StoreUnreachable(f"{self._name} does not reach the simulated database: {self._why()}.")
+
+    def _why(self) -> str:
+        return "it has crashed" if self.cut else "the database is away"
+
+    @contextmanager
+    def _aimed(self, operation: Callable[..., Any]) -> Iterator[None]:
+        """Where a fault may strike this operation, which nobody interrupts; nothing comes after it any more."""
+        if self.fault is None or not self.fault[0].startswith(f"{operation.__name__}."):
+            yield
+            return
+        at, strike = self.fault
+
+        def probe(point: str) -> None:
+            if point == at:
+                raise _Fault(point)
+
+        before, transaction.probe = transaction.probe, probe
+        try:
+            yield
+        except _Fault:
+            self.cut, self.fault = True, None
+            strike()
+            raise StoreUnreachable(f"{self._name} crashed at {at}.") from None
+        finally:
+            transaction.probe = before
+
+
+class _Fault(Exception):
+    """What keeps an operation from going on."""

@@ -1,0 +1,35 @@
+"""The pytest plugin: the fixture `timebell`, a real engine on virtual time. See docs/guides/testing.md.
+
+pytest imports this wherever the package is installed, so what it needs it imports when a test asks for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from timebell.testing.kit import Kit
+
+
+@pytest.fixture
+def timebell() -> Iterator[Kit]:
+    """A Timebell app on a database and a clock of its own; time passes when the test says so."""
+    from timebell.testing.kit import Kit
+
+    with Kit() as kit:
+        yield kit
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An async test that uses the fixture runs on the fixture's event loop."""
+    kit: Any = pyfuncitem.funcargs.get("timebell")
+    if not inspect.iscoroutinefunction(pyfuncitem.obj) or type(kit).__module__ != f"{__name__}.kit":
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    kit.run(pyfuncitem.obj(**arguments))
+    return True
