@@ -130,6 +130,7 @@ def test_points_to_crash_at_are_those_there_are() -> None:
                 await app.schedule_at("flaky")
                 await app.schedule_at("flaky", queue="narrow")
                 await app.schedule_repeat("flaky", Every("PT1M"))
+                await app.schedule_repeat("flaky", Every("PT1M", since="last_end"))
 
             world.run(make())
             world.run(world.advance(minutes=3))
@@ -206,6 +207,18 @@ def test_an_outage_of_the_database_delays_and_loses_nothing() -> None:
         runs = world.history()
     assert [run.state for run in runs] == [JobState.COMPLETED] * 3
     assert timedelta(seconds=30) <= (runs[0].fired_at or START) - runs[0].scheduled_at < timedelta(seconds=33)
+
+
+def test_a_fixed_delay_goes_on_by_another_node_on_time() -> None:
+    with World(start=START, nodes=2) as world:
+        app = world.new_app()
+        app.on("delay")(nothing)
+        world.run(app.schedule_repeat("delay", Every("PT1H", since="last_end")))
+        world.run(world.advance(minutes=61))
+        (holder,) = {job.node_id for job in world.run(app.list())}
+        world.crash(next(n.name for n in world._lives if n.service and n.service.node.id == holder), down=86_400)
+        world.run(world.advance(hours=1))
+        assert [run.fired_at for run in world.history()] == [START + timedelta(hours=1), START + timedelta(hours=2)]
 
 
 def test_unheard_jobs_are_held_within_a_heartbeat_as_in_production() -> None:

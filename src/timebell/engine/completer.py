@@ -81,7 +81,7 @@ class Completer:
             final += [
                 dataclasses.replace(ending, state=JobState.CANCELLED) for ending in again if ending.id not in kept
             ]
-            self._wake(again)
+            self.node.working.poke()  # it learns when they are due
         plain = [ending for ending in final if ending.schedule_id is None]
         in_turn = [ending for ending in final if ending.schedule_id is not None]
         written: set[str] = set()
@@ -99,8 +99,3 @@ class Completer:
         if stale:
             self.node.counters.fenced += len(stale)
             log.warning("%d endings came too late and changed nothing: %s", len(stale), ", ".join(stale[:5]))
-
-    def _wake(self, again: list[Ending]) -> None:
-        now = self.node.clock.now()
-        if any(ending.run_at is not None and (ending.run_at - now).total_seconds() < 10 for ending in again):
-            self.node.working.poke()

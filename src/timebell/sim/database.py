@@ -18,10 +18,10 @@ from timebell.store import transaction
 from timebell.store.dialects.base import Operation, P, R
 from timebell.store.dialects.sqlite import SqliteStore, SqliteTransaction, engine_for, translate
 from timebell.store.open import migrate
-from timebell.store.sql import jobs
+from timebell.store.sql import jobs, schedules
 from timebell.store.transaction import Dialect
 
-POINTS = {"fire": 5, "claim": 1, "claim_limited": 3, "end": 2, "end_in_turn": 3, "retry": 1}
+POINTS = {"fire": 5, "claim": 1, "claim_limited": 3, "end": 2, "end_in_turn": 5, "retry": 1}
 """Where a node can be made to crash: these operations, each before one of so many statements (`fire.1`), before
 its commit (`fire.commit`, where there are several) and after it (`fire.done`)."""
 
@@ -58,15 +58,14 @@ class Database(SqliteStore):
 
         It is calm when every attempt is held and none was asked to stop, and nothing that is due waits for a place.
         """
-        session = self._transaction()
+        session, now = self._transaction(), self._wall()
         running, stopping, pending = session.driver.execute(_LIVE).fetchone()
         if running != held or stopping:
             return None
-        if not pending:
-            return _NEVER
-        now = self._wall()
-        lanes = jobs.lanes(session, ANYONE, now)
-        until = min((lane.next_due for lane in lanes if lane.next_due is not None and lane.room != 0), default=_NEVER)
+        due = [schedules.next_fire(session)]
+        if pending:
+            due += [lane.next_due for lane in jobs.lanes(session, ANYONE, now) if lane.room != 0]
+        until = min((at for at in due if at is not None), default=_NEVER)
         return until if until > now else None
 
     def _committed(self, tx: SqliteTransaction) -> None:

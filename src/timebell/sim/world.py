@@ -328,7 +328,7 @@ class World:
         self.database.away = away
 
     def _poke(self) -> None:
-        """A client wrote: as when the node's own process does, its planner and worker look at once."""
+        """Planners and workers look at once, as after a write by their own process, or a heartbeat."""
         for life in self._lives:
             if life.service is not None:
                 life.service.node.planning.poke()
@@ -347,8 +347,9 @@ class World:
         beat = min((life.heart.due for life in self._lives), default=math.inf) + self.clock.rested
         if at > beat:
             if (calm := self._calm_until()) is not None:
-                if at > calm:
+                if at > calm:  # what nobody waits for yet, a heartbeat would have told them by then
                     at, goal = calm, None
+                    self._poke()
                 self.clock.rested += at - now
             else:
                 at, goal = max(beat, now), None

@@ -48,7 +48,7 @@ PUT_OFF = Statement(
 
 
 class Ended(NamedTuple):
-    """The ids whose fence still held, how many jobs were let go by that, and whether a schedule got its next instant."""
+    """The ids whose fence still held, how many jobs that let go, and whether a schedule got its next instant."""
 
     ids: set[str]
     let_go: int
