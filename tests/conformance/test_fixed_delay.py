@@ -74,7 +74,7 @@ async def test_firing_leaves_no_next_instant_and_the_end_sets_it(store: Store) -
     (attempt,) = await claim(store, after(minutes=11))
     assert (attempt.scheduled_at, attempt.serial) == (after(minutes=10), True)
     ended = await store.run(turns.end_in_turn, [ending(attempt, at=after(minutes=15))], [str(attempt.schedule_id)])
-    assert ended == turns.Ended({attempt.id}, put_off=True)
+    assert ended == turns.Ended({attempt.id}, let_go=0, put_off=True)
     assert await cursor(store) == await store.run(schedules.next_fire) == after(minutes=25)
     await fire(store, after(minutes=25))
     assert at_minutes(await everything(store)) == [10, 25]
