@@ -1,4 +1,4 @@
-"""Next-fire evaluations a second from random starts: ours beside croniter and cronsim.
+"""Next-fire evaluations a second from random starts: ours beside croniter, cronsim and dateutil.
 
 `compiled` asks one recurrence; `fresh` makes it anew from text each time, as croniter and cronsim must for a
 new start (with the caches that make that cheap for us).
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from timebell.recurrence import parse_cron
+from timebell.recurrence import RRule, Spec, parse_cron
 
 CASES = (
     ("30 2 * * *", "America/New_York"),
@@ -22,7 +22,13 @@ CASES = (
     ("15 6 31 * *", "Australia/Sydney"),
     ("0 0 29 2 *", "UTC"),
     ("0 0 L * *", "Asia/Tokyo"),
+    ("FREQ=DAILY", "America/New_York"),
+    ("FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,FR", "Europe/Berlin"),
+    ("FREQ=MONTHLY;BYDAY=-1FR", "Europe/London"),
+    ("FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29", "UTC"),
+    ("FREQ=HOURLY;INTERVAL=6;BYDAY=MO,TU", "America/New_York"),
 )
+DTSTART = datetime(2015, 1, 1, 9)
 LEAST = 0.2  # seconds a figure is measured for, at least
 
 
@@ -32,7 +38,7 @@ def measure() -> list[dict[str, Any]]:
     starts = [chance.randrange(1_750_000_000, 2_000_000_000) for _ in range(2000)]
     rows = []
     for expression, name in CASES:
-        place = ZoneInfo(name)
+        place, rule = ZoneInfo(name), expression.startswith("FREQ=")
         utc = [datetime.fromtimestamp(start, UTC) for start in starts]
         local = [datetime.fromtimestamp(start, place) for start in starts]
         rows.append(
@@ -41,8 +47,9 @@ def measure() -> list[dict[str, Any]]:
                 "timezone": name,
                 "compiled": _rate(lambda e=expression, n=name: _compiled(e, n), utc),
                 "fresh": _rate(lambda e=expression, n=name: _fresh(e, n), utc),
-                "croniter": _rate(lambda e=expression: _croniter(e), local),
-                "cronsim": _rate(lambda e=expression: _cronsim(e), local),
+                "croniter": None if rule else _rate(lambda e=expression: _croniter(e), local),
+                "cronsim": None if rule else _rate(lambda e=expression: _cronsim(e), local),
+                "dateutil": _rate(lambda e=expression, n=name: _dateutil(e, n), local) if rule else None,
             }
         )
     return rows
@@ -52,11 +59,15 @@ Evaluate = Callable[[datetime], Any]
 
 
 def _compiled(expression: str, name: str) -> Evaluate:
-    return parse_cron(expression).bind(name, created_at=datetime(2025, 1, 1, tzinfo=UTC)).next
+    return _spec(expression).bind(name, created_at=datetime(2025, 1, 1, tzinfo=UTC)).next
+
+
+def _spec(expression: str) -> Spec:
+    return RRule(expression, DTSTART) if expression.startswith("FREQ=") else parse_cron(expression)
 
 
 def _fresh(expression: str, name: str) -> Evaluate:
-    return lambda start: parse_cron(expression).bind(name, created_at=start).next(start)
+    return lambda start: _spec(expression).bind(name, created_at=start).next(start)
 
 
 def _croniter(expression: str) -> Evaluate:
@@ -71,6 +82,13 @@ def _cronsim(expression: str) -> Evaluate:
     return lambda start: next(CronSim(expression, start))
 
 
+def _dateutil(expression: str, name: str) -> Evaluate:
+    from dateutil.rrule import rrulestr
+
+    rule = rrulestr(expression, dtstart=DTSTART.replace(tzinfo=ZoneInfo(name)))
+    return rule.after
+
+
 def _rate(make: Callable[[], Evaluate], starts: list[datetime]) -> float | None:
     try:
         evaluate = make()
@@ -79,7 +97,7 @@ def _rate(make: Callable[[], Evaluate], starts: list[datetime]) -> float | None:
         return None
     count, begin = 0, time.perf_counter()
     while (spent := time.perf_counter() - begin) < LEAST:
-        for start in starts[count % len(starts) :][:100]:
+        for start in starts[count % len(starts) :][:20]:
             evaluate(start)
-        count += 100
+        count += 20
     return count / spent

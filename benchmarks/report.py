@@ -90,13 +90,11 @@ def _faults(figures: dict[str, Any]) -> str:
 
 def next_table(rows: Sequence[dict[str, Any]]) -> str:
     """Evaluations a second."""
-    lines = [["expression", "zone", "compiled", "fresh", "croniter", "cronsim", "x croniter", "x cronsim"]]
+    peers = ("croniter", "cronsim", "dateutil")
+    lines = [["expression", "zone", "compiled", "fresh", *peers, *(f"x {peer}" for peer in peers)]]
     for row in rows:
-        ratios = [
-            f"{row['compiled'] / row[peer]:.1f}" if row["compiled"] and row[peer] else "-"
-            for peer in ("croniter", "cronsim")
-        ]
-        rates = [number(row[name]) for name in ("compiled", "fresh", "croniter", "cronsim")]
+        ratios = [f"{row['compiled'] / row[peer]:.1f}" if row["compiled"] and row[peer] else "-" for peer in peers]
+        rates = [number(row[name]) for name in ("compiled", "fresh", *peers)]
         lines.append([row["expression"], row["timezone"], *rates, *ratios])
     return f"next  evaluations a second\n\n{table(lines)}"
 
