@@ -114,7 +114,7 @@ class Importer:
             at = instants.read(*given, LONG_AGO, *adjust)
             now = self.app.clock.now()
             if spec.run_at is None or at.at >= now - instants.PAST_GRACE:
-                return dataclasses.replace(spec, run_at=spec.run_at and at.at, timezone=at.timezone)
+                return dataclasses.replace(spec, run_at=at.local_time or (spec.run_at and at.at), timezone=at.timezone)
             if self.past == "refuse":
                 instants.read(*given, now, *adjust)  # raises InThePast
             if self.past == "now":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from timebell.errors import InThePast, InvalidInput, InvalidInstant
@@ -15,11 +16,23 @@ PAST_GRACE = timedelta(seconds=5)
 
 @dataclass(slots=True)
 class When:
-    """An instant (aware UTC), the zone it was meant in, and `gap` or `fold` if its local time was adjusted."""
+    """An instant (aware UTC), the zone it was meant in, and `gap` or `fold` if its local time was adjusted.
+
+    One that was given as local time keeps it, with the release of the zone data that made it an instant.
+    """
 
     at: datetime
     timezone: str
     note: str | None = None
+    local_time: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """What a NewJob says of its time."""
+        tzdata = None if self.local_time is None else zone(self.timezone).release.version
+        return {
+            "run_at": self.at, "timezone": self.timezone, "adjusted": self.note, "local_time": self.local_time,
+            "tzdata": tzdata,
+        }  # fmt: skip
 
 
 def read(
@@ -57,8 +70,9 @@ def read(
     place = zone(named)
     if value is None:
         return When(now, named)
-    note = None
+    note = local_time = None
     if value.tzinfo is None:
+        local_time = value.isoformat()
         at, note = resolve_local(value, place)
         if note == "fold" and value.fold:
             at, note = value.replace(tzinfo=place.info).astimezone(UTC), None
@@ -73,7 +87,7 @@ def read(
         )
     if at.year > 2199:
         raise InvalidInstant(f"run_at is in the year {at.year}; the last one is 2199.")
-    return When(at, named, note)
+    return When(at, named, note, local_time)
 
 
 def _adjusted(wall: datetime, place: Zone, note: str) -> InvalidInstant:

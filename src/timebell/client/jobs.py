@@ -114,7 +114,7 @@ class Jobs:
         tenant_id = "default" if spec.tenant_id is None else text(spec.tenant_id, "tenant_id")
         return NewJob(
             id=id_, tenant_id=tenant_id, topic=topic,
-            scheduled_at=when.at, run_at=when.at, timezone=when.timezone, created_at=now,
+            scheduled_at=when.at, created_at=now, **when.fields(),
             payload=encode(spec.payload), metadata=encode(metadata, "metadata") if metadata else None,
             owner_id=metadata.get("owner_id"), key=None if spec.key is None else text(spec.key, "key"),
             request_id=metadata.get("client_request_id"), kind=Kind.ONCE,
@@ -122,7 +122,7 @@ class Jobs:
             queue=queue_name(spec.queue), priority=urgency(spec.priority),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
-            expires_at=expires, adjusted=when.note,
+            expires_at=expires,
         )  # fmt: skip
 
     def shown(self, new: NewJob) -> Job:
@@ -133,7 +133,7 @@ class Jobs:
             metadata=decode(new.metadata) or {}, owner_id=new.owner_id, key=new.key, target=decode(new.target),
             queue=new.queue, priority=new.priority, retry=decode(new.retry), timeout=new.timeout,
             expires_at=new.expires_at, created_at=new.created_at, replaces=new.replaces,
-            adjusted=new.adjusted,
+            adjusted=new.adjusted, local_time=new.local_time,
         )  # fmt: skip
 
     async def cancel(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> ledger.Cancelled:
@@ -176,13 +176,8 @@ class Jobs:
         await self._opened()
         now = self._clock.now()
 
-        adjusted: str | None = None
-
-        def read_time(own: str) -> tuple[datetime, str]:
-            nonlocal adjusted
-            when = instants.read(run_at, timezone, own, now)
-            adjusted = when.note
-            return when.at, when.timezone
+        def read_time(own: str) -> dict[str, Any]:
+            return instants.read(run_at, timezone, own, now).fields()
 
         call: Any = self._store.run if connection is None else _joined(self._store, connection)
         new: NewJob | None = await call(
@@ -190,7 +185,6 @@ class Jobs:
         )
         if new is None:
             raise no_such_job(job_id)
-        new.adjusted = adjusted
         self._working.poke_threadsafe()
         return new
 

@@ -108,6 +108,7 @@ class Job:
     tries: int = 0
     node_id: str | None = None
     created_at: datetime
+    local_time: str | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     reason: str | None = None
@@ -176,6 +177,8 @@ class NewJob:
     hold: Hold | None = None
     serial: bool = False
     replaces: str | None = None
+    local_time: str | None = None
+    tzdata: str | None = None
     adjusted: str | None = None
 
 

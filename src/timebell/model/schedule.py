@@ -70,6 +70,9 @@ class Schedule:
     updated_at: datetime
     paused_at: datetime | None = None
     pause_reason: str | None = None
+    tzdata: str | None = field(default=None, compare=False)
+    utc_offset: int | None = field(default=None, compare=False)
+    """With what zone data `next_fire_at` was computed, and the seconds east of UTC that gave; None: not known."""
 
     @property
     def timezone(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence.instants import DAY, MAX, MIN, SECOND, format_instant, from_us, to_us
-from timebell.recurrence.zones import Note, Segment, Zone, zone
+from timebell.recurrence.zones import Note, Release, Segment, Zone, installed
 
 Gap = Literal["end", "shift", "skip"]
 Fold = Literal["first", "last", "both"]
@@ -153,12 +153,14 @@ class Recurrence:
     start: datetime | None = None
     end: datetime | None = None
     max_runs: int | None = None
+    release: Release = field(default_factory=installed, kw_only=True, repr=False, compare=False)
+    """The zone data it goes by."""
     rule: Rule = field(init=False, repr=False, compare=False)
     _first: int = field(init=False, repr=False, compare=False)
     _stop: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        rule = self.spec.compiled(zone(self.timezone))
+        rule = self.spec.compiled(self.release.zone(self.timezone))
         first = MIN if self.start is None else _within(to_us(self.start, "start"))
         stop = MAX if self.end is None else _within(to_us(self.end, "end"))
         if self.start is not None and self.end is not None and stop <= first:

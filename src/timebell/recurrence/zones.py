@@ -7,21 +7,27 @@ so negative daylight saving (Dublin), half an hour (Lord Howe), two hours (Troll
 
 from __future__ import annotations
 
+import re
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import cache
 from importlib import import_module, resources
+from importlib.resources.abc import Traversable
 from io import BytesIO
+from pathlib import Path
 from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
-from timebell.errors import InvalidInstant
+from timebell.errors import InvalidInput, InvalidInstant, InvalidTimezone
 from timebell.recurrence.instants import DAY_S, MAX_S, MIN_S, SECOND, from_us, wall_us
 from timebell.recurrence.zone_names import check_name
 
 Note = Literal["gap", "fold"]
+
+_VERSION = re.compile(r"\b\d{4}[a-z]\b")
 
 _FAR_PAST = -1000 * DAY_S
 _FAR_FUTURE = MAX_S + 1000 * DAY_S
@@ -46,12 +52,14 @@ class Segment(NamedTuple):
 
 
 class Zone:
-    """An IANA time zone over 1970..2199. Make one with `zone(name)`; there is one object per name."""
+    """An IANA time zone over 1970..2199, as a release of the database has it. Make one with `zone(name)`; there is
+    one object per name and release."""
 
-    __slots__ = ("_starts", "info", "missing_days", "name", "segments")
+    __slots__ = ("_starts", "info", "missing_days", "name", "release", "segments")
 
-    def __init__(self, name: str, data: bytes) -> None:
+    def __init__(self, name: str, data: bytes, release: Release) -> None:
         self.name = name
+        self.release = release
         self.info = ZoneInfo.from_file(BytesIO(data), key=name)
         self.segments = _segments(self.info, data)
         self._starts = [segment.start for segment in self.segments]
@@ -62,7 +70,7 @@ class Zone:
         return f"zone({self.name!r})"
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        return zone, (self.name,)
+        return self.release.zone, (self.name,)
 
     def index(self, second: int) -> int:
         """Which of `segments` an epoch second falls in."""
@@ -111,18 +119,69 @@ def zone(name: str) -> Zone:
 
     Raises InvalidTimezone for any other spelling, abbreviations, fixed offsets and legacy names.
     """
-    check_name(name)
-    return _load(name)
+    return installed().zone(name)
 
 
-@lru_cache(maxsize=1024)
-def _load(name: str) -> Zone:
-    return Zone(name, resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).read_bytes())
+class Release:
+    """A release of the IANA database: its zones, as compiled files (TZif) in a folder, and its version."""
+
+    def __init__(self, folder: Traversable, version: str) -> None:
+        self.folder = folder
+        self.version = version
+        self._zones: dict[str, Zone] = {}
+
+    def __repr__(self) -> str:
+        return f"Release({str(self.folder)!r}, {self.version!r})"
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return (installed, ()) if self is installed() else (Release, (self.folder, self.version))
+
+    def zone(self, name: str) -> Zone:
+        """The zone of exactly this name. Raises InvalidTimezone, also for one that this release does not have."""
+        found = self._zones.get(name) if isinstance(name, str) else None
+        if found is None:
+            check_name(name)
+            try:
+                data = self.folder.joinpath(*name.split("/")).read_bytes()
+            except OSError:
+                raise InvalidTimezone(
+                    f"The zone data {self.version} has no {name}.", fix="Install a newer release of the tzdata package."
+                ) from None
+            found = self._zones[name] = Zone(name, data, self)
+        return found
+
+
+@cache
+def installed() -> Release:
+    """The release in the `tzdata` package, which all is computed with, whatever the host has installed."""
+    return Release(resources.files("tzdata").joinpath("zoneinfo"), str(import_module("tzdata").IANA_VERSION))
+
+
+def open_release(path: Path) -> Release:
+    """Another release, to compare with: a zoneinfo folder (the system's is /usr/share/zoneinfo), or the folder of a
+    `tzdata` package or what `pip install --target` made of it. Raises InvalidInput (ZONE_DATA_NOT_FOUND)."""
+    for folder in (path, path / "zoneinfo", path / "tzdata" / "zoneinfo"):
+        utc = folder / "Etc" / "UTC"
+        if utc.is_file() and utc.read_bytes()[:4] == b"TZif":
+            return Release(folder, _version_in(folder))
+    raise InvalidInput(
+        f"{path} is no folder of compiled zone data.", code="ZONE_DATA_NOT_FOUND",
+        fix="Give one such as /usr/share/zoneinfo, or one made by: pip install --target FOLDER tzdata",
+    )  # fmt: skip
+
+
+def _version_in(folder: Path) -> str:
+    """The version a folder of zone data states: in the first line of `tzdata.zi`, or in `+VERSION`."""
+    for name in ("tzdata.zi", "+VERSION"):
+        with suppress(OSError), (folder / name).open(encoding="utf-8") as file:
+            if match := _VERSION.search(file.readline()):
+                return match[0]
+    return "unknown"
 
 
 def tzdata_version() -> str:
     """The release of the IANA database in use, e.g. "2026a"."""
-    return str(import_module("tzdata").IANA_VERSION)
+    return installed().version
 
 
 def resolve_local(wall: datetime, where: Zone) -> tuple[datetime, Note | None]:

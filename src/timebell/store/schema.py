@@ -56,6 +56,9 @@ schedules = Table(
     Column("updated_at", Instant, nullable=False),
     Column("paused_at", Instant),
     Column("pause_reason", Text),
+    # The release of the zone data that gave next_fire_at, and the offset from UTC (seconds) it gave it with.
+    Column("tzdata", String(20)),
+    Column("utc_offset", Integer),
     Index("timebell_schedules_name", "tenant_id", "name", unique=True),
     # The planner's look-up: its left edge is the next schedule to fire.
     Index(
@@ -111,10 +114,14 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
         Column("started_at", Instant),
         Column("errors", Text),
         Column("replaces", Id),
+        # The local time that run_at was given as, if it was, and the zone data that made an instant of it.
+        Column("local_time", String(32)),
+        Column("tzdata", String(20)),
     ]
 
 
 _CLAIMABLE = text("state = 'pending' AND hold IS NULL")
+_WAITING = text("local_time IS NOT NULL AND state = 'pending'")
 
 jobs = Table(
     "timebell_jobs",
@@ -165,6 +172,8 @@ jobs = Table(
         postgresql_where=text("key IS NOT NULL"),
         sqlite_where=text("key IS NOT NULL"),
     ),
+    # What new zone data may move. A job leaves it by starting.
+    Index("timebell_jobs_local", "tzdata", postgresql_where=_WAITING, sqlite_where=_WAITING),
 )
 
 finished = Table(
@@ -225,4 +234,20 @@ leases = Table(
     Column("fence", BigInteger, nullable=False, server_default="0"),
     Column("beat", BigInteger, nullable=False, server_default="0"),
     Column("acquired_at", Instant),
+)
+
+# What each release of the zone data moved, by zone and change of offset (seconds). Every schedule and job is
+# counted where it belongs, those that stayed in place under looked_at alone.
+zone_changes = Table(
+    "timebell_zone_changes",
+    metadata,
+    Column("tzdata", String(20), primary_key=True),
+    Column("timezone", String(64), primary_key=True),
+    Column("offset_before", Integer, primary_key=True, autoincrement=False),
+    Column("offset_after", Integer, primary_key=True, autoincrement=False),
+    Column("looked_at", Integer, nullable=False),
+    Column("schedules", Integer, nullable=False),
+    Column("jobs", Integer, nullable=False),
+    Column("since", Instant),
+    Column("recorded_at", Instant, nullable=False),
 )

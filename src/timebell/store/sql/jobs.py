@@ -59,7 +59,7 @@ def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
         "queue": job.queue, "priority": job.priority, "retry": job.retry, "timeout": job.timeout,
         "expires_at": to_db(job.expires_at), "serial": job.serial, "state": "pending", "attempt": 0,
         "tries": 0, "created_at": to_db(job.created_at), "replaces": job.replaces,
-        "route": job.route, "hold": job.hold,
+        "local_time": job.local_time, "tzdata": job.tzdata, "route": job.route, "hold": job.hold,
     }  # fmt: skip
 
 

@@ -209,13 +209,13 @@ def reschedule(
     tenant_id: str | None,
     job_id: str,
     new_id: str,
-    read_time: Callable[[str], tuple[datetime, str]],
+    read_time: Callable[[str], dict[str, Any]],
     now: datetime,
 ) -> NewJob | None:
     """Cancel a pending job in favour of a new one at another time, linked both ways; None for an unknown id.
 
-    `read_time` gives the new instant and its zone, knowing the zone the job had. An occurrence keeps its nominal
-    instant. Raises Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
+    `read_time` gives what the new job says of its time, knowing the zone the old one had. An occurrence keeps its
+    nominal instant. Raises Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
     """
     row = tx.execute(select(jobs).where(_mine(jobs, tenant_id, job_id)).with_for_update()).first()
     if row is None:
@@ -235,11 +235,12 @@ def reschedule(
             f"Job {job_id} is running; it cannot be moved.", code="JOB_IN_FLIGHT", existing=job_id,
             fix="Cancel it, or wait for it to finish and make a new one.",
         )  # fmt: skip
-    run_at, timezone = read_time(row.timezone)
+    when = read_time(row.timezone)
+    run_at = when["run_at"]
     left = None if row.expires_at is None else row.expires_at - row.run_at
     kept = {name: getattr(row, name) for name in _KEPT}
     job = NewJob(
-        **kept, id=new_id, timezone=timezone, run_at=run_at, created_at=now,
+        **kept, **when, id=new_id, created_at=now,
         scheduled_at=run_at if row.schedule_id is None else row.scheduled_at,
         expires_at=None if left is None else run_at + left, replaces=row.id, kind=Kind(row.kind),
         hold=Hold.OVERLAP if row.hold == Hold.OVERLAP else None,
@@ -340,5 +341,5 @@ def read(row: Row[Any]) -> Job:
         started_at=row.started_at, finished_at=has.get("finished_at"), reason=has.get("reason"),
         error=has.get("error"), result=decode(has.get("result")), attempts=decode(row.errors) or [],
         replaces=row.replaces, replaced_by=has.get("replaced_by"), skipped_to=skipped_to,
-        skipped_count=has.get("skipped_count") or 1,
+        skipped_count=has.get("skipped_count") or 1, local_time=row.local_time,
     )  # fmt: skip

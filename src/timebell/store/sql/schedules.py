@@ -19,6 +19,7 @@ from timebell.model.page import Page
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
 from timebell.model.schedule import Action, Policies, Schedule
 from timebell.recurrence import Recurrence
+from timebell.recurrence.zone_changes import carried, offset_at
 from timebell.store.schema import jobs as job_table
 from timebell.store.schema import revisions, schedules
 from timebell.store.sql import jobs, turns
@@ -79,6 +80,7 @@ def pass_over(tx: Transaction, schedule: Schedule, build: Build, now: datetime) 
             tx, [(build(schedule, one.at, None, now), one.reason, one.count, one.to) for one in planned.skips], now
         )
     values = {"next_fire_at": planned.next_fire_at, "updated_at": now}
+    values |= stamp(schedule.recurrence, planned.next_fire_at)
     tx.execute(update(schedules).where(schedules.c.id == schedule.id).values(**values))
 
 
@@ -94,6 +96,7 @@ def write_over(tx: Transaction, id_: str, schedule: Schedule, old: Schedule | No
         "revision": row.revision + 1, "fault": None, "code_hash": schedule.code_hash or row.code_hash,
         "next_fire_at": _after_edit(tx, row, schedule, old, since),
     }  # fmt: skip
+    written |= stamp(schedule.recurrence, written["next_fire_at"])
     tx.execute(update(schedules).where(mine).values(**written))
     edited = read(tx.execute(select(schedules).where(mine)).one())
     revise(tx, edited, now)
@@ -158,11 +161,14 @@ LIVE = Statement(
 )
 ADVANCE = Statement(
     "WITH $rows UPDATE timebell_schedules AS s SET next_fire_at = d.next_fire_at, last_fired_at ="
-    " COALESCE(d.last_fired_at, s.last_fired_at), fault = d.fault FROM d WHERE s.id = d.id",
+    " COALESCE(d.last_fired_at, s.last_fired_at), fault = d.fault, tzdata = d.tzdata, utc_offset = d.utc_offset"
+    " FROM d WHERE s.id = d.id",
     id="id",
     next_fire_at="instant",
     last_fired_at="instant",
     fault="text",
+    tzdata="text",
+    utc_offset="int",
 )
 
 
@@ -213,10 +219,12 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
         except Exception as broken:  # one broken schedule must not stop the others
             advance["fault"] = _fault(schedule.id, broken)
             advance["next_fire_at"] = tx.dialect.to_db(schedule.next_fire_at)
+            advance |= {"tzdata": schedule.tzdata, "utc_offset": schedule.utc_offset}
         else:
             new += made
             skips += left
             advance["next_fire_at"] = tx.dialect.to_db(planned.next_fire_at)
+            advance |= stamp(schedule.recurrence, planned.next_fire_at)
             if planned.supersedes:
                 successors[schedule.id] = made[-1].id
             if planned.fires:
@@ -288,7 +296,13 @@ def _row(schedule: Schedule) -> dict[str, Any]:
         "fault": schedule.fault, "next_fire_at": schedule.next_fire_at,
         "last_fired_at": schedule.last_fired_at, "created_at": schedule.created_at,
         "updated_at": schedule.updated_at, "paused_at": schedule.paused_at, "pause_reason": schedule.pause_reason,
+        **stamp(schedule.recurrence, schedule.next_fire_at),
     }  # fmt: skip
+
+
+def stamp(recurrence: Recurrence, next_fire_at: datetime | None) -> dict[str, Any]:
+    """What is kept of the zone data that gave the next instant, so that other data can move it."""
+    return {"tzdata": recurrence.release.version, "utc_offset": offset_at(recurrence, next_fire_at)}
 
 
 _FIRST_POLICIES = ("overlap", "catch_up", "catch_up_window", "catch_up_limit", "missed_after")
@@ -322,16 +336,20 @@ def read(row: Row[Any]) -> Schedule:
 
 
 def _schedule(row: Mapping[Any, Any], instant: Callable[[Any], datetime | None]) -> Schedule:
-    """Column values as a Schedule; `instant` reads those of time."""
+    """Column values as a Schedule; `instant` reads those of time. If other zone data gave its next instant, its
+    recurrence goes on from there."""
     created_at, updated_at = instant(row["created_at"]), instant(row["updated_at"])
     assert created_at is not None
     assert updated_at is not None
+    parts, next_fire_at = read_parts(row), instant(row["next_fire_at"])
+    if row["tzdata"] != parts["recurrence"].release.version:
+        parts["recurrence"] = carried(parts["recurrence"], next_fire_at, row["utc_offset"])
     return Schedule(
-        id=str(row["id"]), tenant_id=row["tenant_id"], name=row["name"], **read_parts(row),
+        id=str(row["id"]), tenant_id=row["tenant_id"], name=row["name"], **parts,
         enabled=bool(row["enabled"]), revision=row["revision"], code_hash=row["code_hash"], fault=row["fault"],
-        next_fire_at=instant(row["next_fire_at"]), last_fired_at=instant(row["last_fired_at"]),
+        next_fire_at=next_fire_at, last_fired_at=instant(row["last_fired_at"]),
         created_at=created_at, updated_at=updated_at, paused_at=instant(row["paused_at"]),
-        pause_reason=row["pause_reason"],
+        pause_reason=row["pause_reason"], tzdata=row["tzdata"], utc_offset=row["utc_offset"],
     )  # fmt: skip
 
 
