@@ -1,4 +1,4 @@
-"""The leader does chores that need doing once: unheard topics, retention, the rows of dead nodes.
+"""The leader does chores that need doing once: unheard topics, retention, new zone data, the rows of dead nodes.
 
 Nothing that fires depends on it. Its lease is a counter like an attempt's, and every chore checks the fencing
 token in its own transaction, so a leader that slept through its lease does nothing when it wakes.
@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from timebell.engine.context import Node
+from timebell.engine.zone_data import ZoneData
 from timebell.model.routes import Routes
 from timebell.store.sql import jobs, nodes, retention
 from timebell.store.transaction import Transaction
@@ -32,6 +33,7 @@ class Leader:
         self._seen: tuple[nodes.Lease, float] | None = None
         self._beats: dict[str, tuple[int, float]] = {}
         self._tidied: float | None = None
+        self._zone_data = ZoneData(node, self._as_leader)
 
     async def step(self) -> None:
         """Lead, try to, or watch who does; then the chores."""
@@ -53,6 +55,7 @@ class Leader:
         vacant = lease.holder is None or now - self._seen[1] >= node.options.lease
         if vacant and (taken := await node.store.run(nodes.take_lease, node.id, lease, node.clock.now())):
             self.fence = taken.fence
+            self._zone_data.begin()
             node.counters.leader_changes += 1
             log.info("this node leads (fence %d)", taken.fence)
 
@@ -63,6 +66,7 @@ class Leader:
         if done is not None and done[0]:
             node.counters.unheard += done[0]
             log.warning("%d due jobs have a topic that no live node listens to; they are held", done[0])
+        await self._zone_data.step()
         monotonic = node.clock.monotonic()
         if self._tidied is None or monotonic - self._tidied >= TIDY_EVERY:
             self._tidied = monotonic
@@ -77,16 +81,18 @@ class Leader:
         now, lease = node.clock.monotonic(), node.options.lease
         heard = Routes()
         beats: dict[str, tuple[int, float]] = {}
-        dead = []
+        dead, versions = [], set()
         for other in await node.store.run(nodes.listed):
             was = self._beats.get(other.id)
             beats[other.id] = was if was is not None and was[0] == other.beat else (other.beat, now)
             silent = now - beats[other.id][1]
             if other.id == node.id or silent < lease:
                 heard |= other.routes
+                versions.add(other.tzdata)
             elif silent >= 4 * lease:
                 dead.append(other.id)
         self._beats = beats
+        self._zone_data.heard(versions)
         if dead:
             await self._as_leader(nodes.forget, dead)
         return heard

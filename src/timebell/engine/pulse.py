@@ -39,9 +39,19 @@ class Pulse:
         node = self.node
         await self._measure()
         await node.store.run(nodes.announce, self.announced)
+        await self._warn_of_newer_zone_data()
         await node.store.run(jobs.hear, self.announced.routes)
         if not node.store.many_nodes:  # its file is ours alone, so whatever runs there has no one
             await self._rescue(list(await node.store.run(jobs.running)))
+
+    async def _warn_of_newer_zone_data(self) -> None:
+        mine = self.announced.tzdata
+        newer = [one for one in await self.node.store.run(nodes.listed) if one.tzdata > mine]
+        if newer:
+            log.warning(
+                "this node has the zone data %s, and %s has %s: upgrade the tzdata package here",
+                mine, newer[0].name, newer[0].tzdata,
+            )  # fmt: skip
 
     async def step(self) -> datetime | None:
         """One heartbeat; when the next is."""

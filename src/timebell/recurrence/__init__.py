@@ -6,7 +6,7 @@ from timebell.recurrence.dates import Dates
 from timebell.recurrence.interval import Every
 from timebell.recurrence.parse import parse_cron, parse_interval, spec_from_json, spec_to_json
 from timebell.recurrence.rrule import RRule
-from timebell.recurrence.zones import Note, Zone, resolve_local, tzdata_version, zone
+from timebell.recurrence.zones import Note, Release, Zone, installed, open_release, resolve_local, tzdata_version, zone
 
 __all__ = [
     "Cron",
@@ -17,9 +17,12 @@ __all__ = [
     "Note",
     "RRule",
     "Recurrence",
+    "Release",
     "Rule",
     "Spec",
     "Zone",
+    "installed",
+    "open_release",
     "parse_cron",
     "parse_interval",
     "resolve_local",
