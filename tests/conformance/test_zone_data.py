@@ -1,0 +1,353 @@
+"""New zone data: what is to come moves, what is due does not, nothing fires twice or is lost, on every store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from tests.zone_data import MEXICO, SUMMER_TIME, release
+from timebell.model.job import Ending, JobState, NewJob
+from timebell.model.schedule import Schedule
+from timebell.recurrence import Release, Spec, installed
+from timebell.recurrence.zone_changes import under
+from timebell.store import schema, transaction
+from timebell.store.sql import jobs as job_ops
+from timebell.store.sql import zone_changes
+
+from .helpers import (
+    T0,
+    CatchUp,
+    Cron,
+    Overlap,
+    Store,
+    after,
+    claim,
+    create,
+    end,
+    ending,
+    everything,
+    execute,
+    fire,
+    get,
+    job,
+    put,
+    replace,
+    schedule,
+    started,
+    stored,
+    stored_schedule,
+)  # fmt: skip
+
+HOUR = timedelta(hours=1)
+CST, CDT = -21_600, -18_000
+NINE = Cron("0 9 * * *")
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Release:
+    """An earlier release: Mexico had summer time, which the data that is installed does not know after 2022."""
+    return release(tmp_path / "old", "2020a", {MEXICO: SUMMER_TIME})
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> Release:
+    """A release to come, in which Mexico has it again."""
+    return release(tmp_path / "newer", "2099z", {MEXICO: SUMMER_TIME})
+
+
+def made_by(data: Release, spec: Spec = NINE, at: datetime = T0, **fields: Any) -> Schedule:
+    """A schedule in Mexico, made at an instant by a node that has this zone data."""
+    plain = schedule(spec, timezone=MEXICO, **fields)
+    recurrence = under(plain.recurrence, data)
+    return replace(plain, recurrence=recurrence, next_fire_at=recurrence.next(at))
+
+
+def at_nine(data: Release, day: str = "2027-07-01", **fields: Any) -> NewJob:
+    """A job made for nine in the morning there, by a node that has this zone data."""
+    local = datetime.fromisoformat(f"{day}T09:00")
+    run_at = local.replace(tzinfo=data.zone(MEXICO).info).astimezone(UTC)
+    given = {"local_time": local.isoformat(), "tzdata": data.version, "timezone": MEXICO, "run_at": run_at}
+    return job(**{**given, **fields})
+
+
+async def place(store: Store, data: Release, now: datetime = T0, most: int = 500) -> int:
+    """Compute everything again that an earlier release gave; in how many transactions."""
+    rounds, after_id = 0, None
+    while True:
+        rounds += 1
+        after_id = await store.run(zone_changes.place_schedules, data, after_id, now, most)
+        if after_id is None:
+            break
+    while await store.run(zone_changes.place_jobs, data, now, most):
+        rounds += 1
+    return rounds
+
+
+async def moved(store: Store, data: Release | None = None) -> list[tuple[str, int, int, int, int, int]]:
+    version = (data or installed()).version
+    return [
+        (one.timezone, one.offset_before, one.offset_after, one.looked_at, one.schedules, one.jobs)
+        for one in await store.run(zone_changes.recorded, version)
+    ]
+
+
+@stored
+async def test_a_schedule_moves_to_its_local_time_and_fires_there_once(store: Store, old: Release) -> None:
+    july = utc("2027-06-30T20:00")
+    await put(store, made_by(old, at=july))
+    assert (await stored_schedule(store)).next_fire_at == utc("2027-07-01T14:00")
+    await place(store, installed(), july)
+    found = await stored_schedule(store)
+    assert (found.next_fire_at, found.tzdata, found.utc_offset) == (utc("2027-07-01T15:00"), installed().version, CST)
+    assert found.revision == 1
+    assert (await fire(store, utc("2027-07-01T14:30"))).jobs == 0
+    await fire(store, utc("2027-07-01T15:00"))
+    assert [one.scheduled_at for one in await everything(store)] == [utc("2027-07-01T15:00")]
+    assert await moved(store) == [(MEXICO, CDT, CST, 1, 1, 0)]
+
+
+@stored
+async def test_one_that_stays_is_looked_at_and_no_more(store: Store, old: Release) -> None:
+    await put(store, made_by(old))
+    await put(store, made_by(old, Cron("0 * * * *"), utc("2027-06-30T20:00"), name="hourly"))
+    await place(store, installed())
+    assert {one.name: one.tzdata for one in [await stored_schedule(store), await stored_schedule(store, "hourly")]} == {
+        "s": installed().version, "hourly": installed().version,
+    }  # fmt: skip
+    assert (await stored_schedule(store)).next_fire_at == utc("2027-03-01T15:00")
+    assert await moved(store) == [(MEXICO, CST, CST, 2, 0, 0)]
+    await place(store, installed())
+    assert await moved(store) == [(MEXICO, CST, CST, 2, 0, 0)]
+
+
+@stored
+async def test_what_is_due_stays_due_and_its_local_time_comes_once(store: Store, old: Release) -> None:
+    await put(store, made_by(old, at=utc("2027-06-30T20:00")))
+    now = utc("2027-07-01T14:00:30")
+    await place(store, installed(), now)  # the planner was just about to fire it
+    assert (await stored_schedule(store)).next_fire_at == utc("2027-07-01T14:00")
+    await fire(store, now)
+    await fire(store, utc("2027-07-01T15:00:30"))
+    await fire(store, utc("2027-07-02T15:00:30"))
+    assert [one.scheduled_at for one in await everything(store)][:1] == [utc("2027-07-01T14:00")]
+    fired = await execute(store, select(schema.jobs.c.scheduled_at).order_by(schema.jobs.c.scheduled_at))
+    skipped = await execute(store, select(schema.finished.c.scheduled_at, schema.finished.c.reason))
+    assert [row.scheduled_at for row in fired] == [utc("2027-07-01T14:00")]
+    assert [(row.scheduled_at, row.reason) for row in skipped] == [(utc("2027-07-02T15:00"), "overlap")]
+    assert (await stored_schedule(store)).tzdata == installed().version
+
+
+@stored
+async def test_a_planner_with_new_data_needs_no_leader(store: Store, old: Release) -> None:
+    """An outage over the instant, and new data at the start: the first to look is the planner."""
+    week = {"overlap": Overlap.ALLOW, "catch_up": CatchUp.ALL, "catch_up_window": 7 * 86_400.0}
+    await put(store, made_by(old, at=utc("2027-06-30T20:00"), **week))
+    await fire(store, utc("2027-07-03T20:00"))
+    made = sorted(one.scheduled_at for one in await everything(store))
+    assert made == [utc(f"2027-07-0{day}") for day in ("1T14:00", "2T15:00", "3T15:00")]
+    assert (await stored_schedule(store)).next_fire_at == utc("2027-07-04T15:00")
+
+
+@stored
+async def test_a_time_that_has_passed_by_new_data_goes_to_the_misfire_policy(store: Store, newer: Release) -> None:
+    """Nine came an hour earlier than what was stored: by the new rules it is missed, and is made up for."""
+    now = utc("2027-07-01T14:20")
+    await put(store, made_by(installed(), at=utc("2027-06-30T20:00")))
+    await place(store, newer, now)
+    assert (await stored_schedule(store)).next_fire_at == utc("2027-07-01T14:00")
+    assert await everything(store) == []  # the change itself fires nothing
+    await fire(store, now)
+    await fire(store, utc("2027-07-01T15:30"))
+    assert [one.scheduled_at for one in await everything(store)] == [utc("2027-07-01T14:00")]
+
+
+@stored
+async def test_an_occurrence_never_takes_the_instant_of_one_that_fired(store: Store, newer: Release) -> None:
+    """Nine fired; by the new rules ten was at that very instant. It stays where it is stored, and fires once."""
+    twice = made_by(installed(), Cron("0 9,10 * * *"), at=utc("2027-06-30T20:00"), overlap=Overlap.ALLOW)
+    await put(store, twice)
+    await fire(store, utc("2027-07-01T15:00"))
+    await place(store, newer, utc("2027-07-01T15:30"))
+    assert (await stored_schedule(store)).next_fire_at == utc("2027-07-01T16:00")
+    await fire(store, utc("2027-07-01T16:00"))
+    assert [one.scheduled_at for one in await everything(store)] == [
+        utc("2027-07-01T15:00"), utc("2027-07-01T16:00"),
+    ]  # fmt: skip
+
+
+@stored
+async def test_a_node_with_older_data_fires_what_newer_data_gave_and_moves_nothing(
+    store: Store, newer: Release, old: Release
+) -> None:
+    await put(store, made_by(newer, at=utc("2027-06-30T20:00"), overlap=Overlap.ALLOW))
+    at = utc("2027-07-01T14:00")
+    for older in (old, installed()):
+        await place(store, older, utc("2027-06-30T21:00"))
+        assert (await stored_schedule(store)).next_fire_at == at
+    await fire(store, at)  # by installed data nine is at 15:00, and is not fired again
+    await fire(store, at + HOUR)
+    assert [one.scheduled_at for one in await everything(store)] == [at]
+    found = await stored_schedule(store)
+    assert (found.next_fire_at, found.tzdata) == (utc("2027-07-02T15:00"), installed().version)
+    await place(store, newer, at + HOUR)
+    assert (await stored_schedule(store)).next_fire_at == utc("2027-07-02T14:00")
+
+
+@stored
+async def test_rows_from_before_releases_were_kept_are_computed_once(store: Store, old: Release) -> None:
+    july = utc("2027-06-30T20:00")
+    await put(store, made_by(old, at=july))
+    await execute(store, update(schema.schedules).values(tzdata=None, utc_offset=None))
+    await place(store, installed(), july)
+    assert (await stored_schedule(store)).next_fire_at == utc("2027-07-01T15:00")
+    assert await moved(store) == [(MEXICO, CDT, CST, 1, 1, 0)]
+
+
+@stored
+async def test_paused_schedules_move_too_and_broken_ones_stop_nobody(store: Store, old: Release) -> None:
+    july = utc("2027-06-30T20:00")
+    for name, enabled in (("a", False), ("b", True), ("c", True)):
+        await put(store, made_by(old, at=july, name=name, enabled=enabled))
+    broken = update(schema.schedules).where(schema.schedules.c.name == "b").values(recurrence="{}")
+    await execute(store, broken)
+    await place(store, installed(), july)
+    rows = await execute(store, select(schema.schedules).order_by(schema.schedules.c.name))
+    assert [(row.next_fire_at, row.tzdata) for row in rows] == [
+        (utc("2027-07-01T15:00"), installed().version),
+        (utc("2027-07-01T14:00"), "2020a"),
+        (utc("2027-07-01T15:00"), installed().version),
+    ]
+
+
+@stored
+async def test_jobs_given_as_local_time_move_and_those_given_as_instants_do_not(store: Store, old: Release) -> None:
+    local, instant = at_nine(old, expires_at=utc("2027-07-01T14:10")), job(run_at=utc("2027-07-01T14:00"))
+    winter = at_nine(old, "2027-12-01")
+    await create(store, local)
+    await create(store, instant, winter, bulk=True)
+    await place(store, installed())
+    found = await get(store, local.id)
+    assert found.run_at == found.scheduled_at == utc("2027-07-01T15:00")
+    assert (found.expires_at, found.local_time) == (utc("2027-07-01T15:10"), "2027-07-01T09:00:00")
+    assert (await get(store, instant.id)).run_at == utc("2027-07-01T14:00")
+    assert (await get(store, winter.id)).run_at == utc("2027-12-01T15:00")
+    assert await moved(store) == [(MEXICO, CST, CST, 1, 0, 0), (MEXICO, CDT, CST, 1, 0, 1)]
+    await place(store, installed())
+    assert len(await moved(store)) == 2
+    (claimed,) = [one for one in await claim(store, utc("2027-07-01T15:00")) if one.id == local.id]
+    await end(store, ending(claimed))
+    assert (await get(store, local.id)).local_time == "2027-07-01T09:00:00"
+
+
+@stored
+async def test_jobs_that_are_due_or_run_or_wait_to_be_tried_again_do_not_move(store: Store, old: Release) -> None:
+    now = utc("2027-07-01T14:00")
+    due = at_nine(old)
+    await create(store, due)
+    running = await started(store, now, **_fields(at_nine(old)))
+    failed = await started(store, now, **_fields(at_nine(old)))
+    later = now + 3 * HOUR
+    await store.run(job_ops.retry, [Ending(failed.id, failed.number, JobState.PENDING, now, run_at=later)])
+    await place(store, installed(), now)
+    assert [(await get(store, id_)).run_at for id_ in (due.id, running.id, failed.id)] == [now, now, later]
+    assert await moved(store) == []
+
+
+def _fields(made: NewJob) -> dict[str, Any]:
+    return {name: getattr(made, name) for name in ("run_at", "scheduled_at", "timezone", "local_time", "tzdata")}
+
+
+@stored
+async def test_a_rescheduled_occurrence_keeps_its_name(store: Store, old: Release) -> None:
+    made = made_by(old)
+    await put(store, made)
+    moved_job = at_nine(old, schedule_id=made.id, revision=1, scheduled_at=after(hours=3))
+    await create(store, moved_job)
+    await place(store, installed())
+    found = await get(store, moved_job.id)
+    assert (found.run_at, found.scheduled_at) == (utc("2027-07-01T15:00"), after(hours=3))
+
+
+@pytest.fixture
+def crash() -> Iterator[Any]:
+    """Sets the point of an operation at which it fails."""
+
+    class Crashed(Exception):
+        pass
+
+    def at(point: str) -> type[Exception]:
+        def probe(name: str) -> None:
+            if name == point:
+                raise Crashed(point)
+
+        transaction.probe = probe
+        return Crashed
+
+    yield at
+    transaction.probe = None
+
+
+@stored
+async def test_a_crash_in_the_middle_loses_nothing_and_counts_nothing_twice(
+    store: Store, old: Release, crash: Any
+) -> None:
+    july = utc("2027-06-30T20:00")
+    for n in range(5):
+        await put(store, made_by(old, at=july, name=f"s{n}"))
+        await create(store, at_nine(old))
+    points = [f"place_schedules.{n}" for n in ("1", "2", "3", "4", "commit", "done")]
+    points += [f"place_jobs.{n}" for n in ("1", "2", "3", "4", "commit", "done")]
+    crashes = 0
+    for point in points:
+        crashed = crash(point)
+        try:
+            await place(store, installed(), july, most=2)
+        except crashed:
+            crashes += 1
+    assert crashes >= 8
+    transaction.probe = None
+    await place(store, installed(), july, most=2)
+    rows = await execute(store, select(schema.schedules.c.next_fire_at))
+    assert {row.next_fire_at for row in rows} == {one.run_at for one in await everything(store)} == {
+        utc("2027-07-01T15:00")
+    }  # fmt: skip
+    assert await moved(store) == [(MEXICO, CDT, CST, 10, 5, 5)]
+
+
+@stored
+async def test_a_planner_that_fires_meanwhile_and_the_leader_do_not_both_decide(store: Store, old: Release) -> None:
+    """The leader's clock lags a little: to it what the planner fires just now is still to come."""
+    due = utc("2027-07-01T14:00")
+    for n in range(60):
+        await put(store, made_by(old, at=utc("2027-06-30T20:00"), name=f"s{n}", overlap=Overlap.ALLOW))
+    early = due - timedelta(seconds=1)
+    fires = [fire(store, due, most=5) for _ in range(12)]
+    await asyncio.gather(place(store, installed(), early, most=7), *fires)
+    await fire(store, due)
+    await fire(store, due + HOUR)
+    made = await everything(store)
+    assert len(made) == len({one.schedule_id for one in made}) == 60
+    assert {one.scheduled_at for one in made} <= {due, due + HOUR}
+
+
+@stored
+async def test_work_is_done_in_batches(store: Store, old: Release) -> None:
+    july = utc("2027-06-30T20:00")
+    for n in range(5):
+        await put(store, made_by(old, at=july, name=f"s{n}"))
+    await create(store, *[at_nine(old) for _ in range(5)], bulk=True)
+    assert await place(store, installed(), july, most=2) == 3 + 3
+    (change,) = [one for one in await store.run(zone_changes.recorded, installed().version) if one.moves]
+    assert change.since == utc("2027-07-01T14:00")
+    words = "5 schedules and 5 jobs in America/Mexico_City move by one hour"
+    assert change.sentence() == f"{words} (from 2027-07-01, UTC-05:00 becomes UTC-06:00)"
