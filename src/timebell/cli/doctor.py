@@ -7,7 +7,7 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import text
 
@@ -21,12 +21,13 @@ from timebell.recurrence import tzdata_version
 from timebell.settings import Settings
 from timebell.store.dialects.base import Store
 from timebell.store.open import HEAD, open_store
-from timebell.store.sql import nodes
+from timebell.store.sql import nodes, zone_changes
 from timebell.store.transaction import Transaction
 
 WAL_BUG = ((3, 7, 0), (3, 51, 2))
 FAR = 0.5  # seconds of clock offset from which it is worth a look
 PATIENCE = 2.0
+RECENT = timedelta(minutes=2)  # a node that was not seen for so long is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ def examine(database: str | None, form: str | None) -> int:
 
 async def _all(chosen: Settings) -> list[Check]:
     checks = [check async for check in _database(chosen.database_url)]
-    return [*checks, Check("ok", "zone data", f"{tzdata_version()} (package tzdata)"), _port(chosen)]
+    if all(check.name != "zone data" for check in checks):
+        checks.append(Check("ok", "zone data", f"{tzdata_version()} (package tzdata)"))
+    return [*checks, _port(chosen)]
 
 
 async def _database(url: str) -> AsyncIterator[Check]:
@@ -95,6 +98,7 @@ async def _opened(store: Store, found: str | None) -> AsyncIterator[Check]:
         yield _sqlite_library()
     if found == HEAD:
         yield await _engine(store)
+        yield await _zone_data(store)
 
 
 async def _reached(store: Store) -> Check:
@@ -173,6 +177,21 @@ async def _engine(store: Store) -> Check:
     except StoreInUse as taken:
         return Check("ok", "engine", f"{taken.message.split(';')[0]}")
     return Check("ok", "engine", "none runs on this file; its lock is free")
+
+
+async def _zone_data(store: Store) -> Check:
+    """Whether all nodes have the same, and what it moved when it came."""
+    version = tzdata_version()
+    now = await store.reading()
+    live = [node for node in await store.run(nodes.listed) if now - node.seen_at < RECENT]
+    others = [f"{node.name} has {node.tzdata}" for node in live if node.tzdata != version]
+    if others:
+        fix = "Give every node the newest: pip install --upgrade tzdata"
+        return Check("warn", "zone data", f"{version} here; {', '.join(others)}", fix)
+    changes = await store.run(zone_changes.recorded, version)
+    moved = [sum(counts) for counts in zip(*((one.schedules, one.jobs) for one in changes), strict=True)] or [0, 0]
+    what = f"; it moved {moved[0]:,} schedules and {moved[1]:,} jobs when it came" if any(moved) else ""
+    return Check("ok", "zone data", f"{version} (package tzdata){what}")
 
 
 def _sqlite_library() -> Check:

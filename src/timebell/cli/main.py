@@ -127,6 +127,24 @@ def db_status(database: Database = None, output: Output = None) -> None:
     raise typer.Exit(tables.show_status(database, output))
 
 
+@db.command("zones")
+def db_zones(
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Zone data of another release: what differs in the coming year."),
+    ] = None,
+    database: Database = None,
+    output: Output = None,
+) -> None:
+    """Show what new zone data moves, before it does; exit 7 if anything.
+
+    Without --against: next occurrences and jobs that the installed zone data will move when the engine starts.
+    """
+    from timebell.cli import zones
+
+    raise typer.Exit(zones.preview(database, against, output))
+
+
 @root.command()
 def doctor(database: Database = None, output: Output = None) -> None:
     """Check database, clock, zone data and port."""

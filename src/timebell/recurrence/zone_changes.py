@@ -83,10 +83,17 @@ class Difference(NamedTuple):
     since: datetime
 
 
-def differences(old: Recurrence, new: Recurrence, start: datetime, end: datetime) -> Iterator[Difference]:
+def differences(old: Recurrence, new: Recurrence, start: datetime, end: datetime) -> list[Difference]:
     """What moves within [start, end) when a recurrence by old zone data becomes one by new data."""
-    if old.spec.delay is not None:
-        return
+    found: dict[tuple[int, int], Difference] = {}
+    for one in _differences(old, new, start, end) if old.spec.delay is None else ():
+        key = one.offset_before, one.offset_after
+        was = found.get(key)
+        found[key] = one if was is None else was._replace(occurrences=was.occurrences + one.occurrences)
+    return list(found.values())
+
+
+def _differences(old: Recurrence, new: Recurrence, start: datetime, end: datetime) -> Iterator[Difference]:
     for low, high, before, after in _apart(old.rule.zone, new.rule.zone, start, end):
         if next(old.rule.wall(low + before * SECOND, high + before * SECOND), None) is not None:
             first = old.next_us(low - 1)

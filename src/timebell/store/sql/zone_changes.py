@@ -81,7 +81,7 @@ def place_jobs(tx: Transaction, release: Release, now: datetime, most: int) -> i
     rows = tx.execute(query.with_for_update(skip_locked=True)).all()
     tally, placed = Tally(), []
     for row in rows:
-        at = count_job(tally, row, release)
+        at = count_job(tally, row.timezone, row.local_time, row.run_at, release)
         by = at - row.run_at
         placed.append({
             "id": row.id, "run_at": tx.dialect.to_db(at), "tzdata": release.version,
@@ -109,13 +109,13 @@ def count_schedule(tally: Tally, recurrence: Recurrence, row: Row[Any], at: date
     tally.add(recurrence.timezone, before, after, was, schedules=1)
 
 
-def count_job(tally: Tally, row: Row[Any], release: Release) -> datetime:
+def count_job(tally: Tally, timezone: str, local_time: str, was: datetime, release: Release) -> datetime:
     """Count a job that was made at a local time; when it runs by this release."""
-    zone = release.zone(row.timezone)
-    at = resolve_again(row.local_time, row.run_at, zone)
+    zone = release.zone(timezone)
+    at = resolve_again(local_time, was, zone)
     after = zone.offset(int(at.timestamp()))
-    before = after + round((at - row.run_at).total_seconds())
-    tally.add(row.timezone, before, after, None if at == row.run_at else row.run_at, jobs=1)
+    before = after + round((at - was).total_seconds())
+    tally.add(timezone, before, after, None if at == was else was, jobs=1)
     return at
 
 
