@@ -17,6 +17,7 @@ from timebell.cli.output import FAILED, OK, emit, paint, show
 from timebell.clock import SystemClock, wall
 from timebell.dashboard.words import milliseconds
 from timebell.errors import StoreError, StoreInUse, TimebellError
+from timebell.model.zone_change import many
 from timebell.recurrence import tzdata_version
 from timebell.settings import Settings
 from timebell.store.dialects.base import Store
@@ -190,7 +191,7 @@ async def _zone_data(store: Store) -> Check:
         return Check("warn", "zone data", f"{version} here; {', '.join(others)}", fix)
     changes = await store.run(zone_changes.recorded, version)
     moved = [sum(counts) for counts in zip(*((one.schedules, one.jobs) for one in changes), strict=True)] or [0, 0]
-    what = f"; it moved {moved[0]:,} schedules and {moved[1]:,} jobs when it came" if any(moved) else ""
+    what = f"; it moved {many(moved[0], 'schedule')} and {many(moved[1], 'job')} when it came" if any(moved) else ""
     return Check("ok", "zone data", f"{version} (package tzdata){what}")
 
 

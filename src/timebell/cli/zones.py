@@ -14,7 +14,7 @@ from timebell.cli.database import found_version, shown
 from timebell.cli.output import DIFFERENT, OK, emit, say, show
 from timebell.clock import wall
 from timebell.errors import InvalidInput
-from timebell.model.zone_change import Change, Tally
+from timebell.model.zone_change import Change, Tally, many
 from timebell.recurrence import Release, installed, open_release
 from timebell.recurrence.instants import format_instant
 from timebell.recurrence.zone_changes import differences, moved_to, resolve_again
@@ -85,7 +85,7 @@ class _Comparison:
     def summary(self, moves: bool) -> str:
         """What was compared."""
         given = "what is stored" if self.before is None else f"zone data {self.before.version}"
-        looked = f"{self.schedules:,} schedules and {self.jobs:,} jobs at a local time looked at"
+        looked = f"{many(self.schedules, 'schedule')} and {many(self.jobs, 'job')} at a local time looked at"
         return f"From {given} to zone data {self.after.version}: {looked}{'.' if moves else ', nothing moves.'}"
 
 

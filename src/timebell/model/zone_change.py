@@ -28,10 +28,10 @@ class Change:
 
     def sentence(self, verb: str = "move") -> str:
         """It in words: `212 occurrences of 14 schedules in America/Mexico_City move by one hour (from ...)`."""
-        what = [_many(self.schedules, "schedule")] if self.schedules else []
+        what = [many(self.schedules, "schedule")] if self.schedules else []
         if self.occurrences:
-            what = [f"{_many(self.occurrences, 'occurrence')} of {what[0] if what else 'schedules'}"]
-        what += [_many(self.jobs, "job")] if self.jobs else []
+            what = [f"{many(self.occurrences, 'occurrence')} of {what[0] if what else 'schedules'}"]
+        what += [many(self.jobs, "job")] if self.jobs else []
         from_ = "" if self.since is None else f"from {self.since + timedelta(seconds=self.offset_before):%Y-%m-%d}, "
         offsets = f"{utc(self.offset_before)} becomes {utc(self.offset_after)}"
         single = self.schedules + self.jobs == 1 and self.occurrences < 2 and verb == "move"
@@ -79,7 +79,8 @@ def utc(offset: int) -> str:
     )
 
 
-def _many(count: int, noun: str) -> str:
+def many(count: int, noun: str) -> str:
+    """A number of things."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 

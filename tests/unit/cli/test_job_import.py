@@ -66,6 +66,7 @@ def test_all_fields_arrive(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
         9,
     )
     assert job.expires_at == job.run_at + timedelta(seconds=60)
+    assert job.local_time == "2030-01-01T09:00:00"
 
 
 def test_bad_lines_are_set_aside_with_reasons_and_good_ones_written(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:

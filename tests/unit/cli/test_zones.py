@@ -76,7 +76,7 @@ def test_another_release_is_compared_over_the_coming_year(store_url: str, summer
     shown = cli(*at, "--against", summer / "tzdata")
     assert "occurrences of 2 schedules and 1 job in America/Mexico_City move by one hour (from 20" in shown.out
     assert "UTC-06:00 becomes UTC-05:00)" in shown.out
-    assert f"From zone data {tzdata_version()} to zone data 2099z: 4 schedules and 1 jobs" in shown.err
+    assert f"From zone data {tzdata_version()} to zone data 2099z: 4 schedules and 1 job at a local time" in shown.err
 
 
 def test_an_earlier_release_is_compared_the_other_way_round(sqlite_url: str, tmp_path: Path, cli: Cli) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.zone_data import MEXICO, SUMMER_TIME, Rules, release
 from timebell.errors import InvalidInput, InvalidTimezone
-from timebell.recurrence import Cron, Dates, Every, Recurrence, Spec, installed, open_release, zone
+from timebell.recurrence import Cron, Dates, Every, Recurrence, RRule, Spec, installed, open_release, zone
 from timebell.recurrence.door import upcoming
 from timebell.recurrence.zone_changes import carried, differences, moved_to, offset_at, resolve_again, under
 from timebell.recurrence.zones import Release
@@ -74,6 +74,8 @@ def test_a_recurrence_by_another_release_is_the_same_otherwise(summer: Release) 
         (Cron("0 * * * *"), "2027-07-01T14:00", CDT, "2027-07-01T14:00"),
         (Every("PT6H", utc("2027-01-01")), "2027-07-01T12:00", CDT, "2027-07-01T12:00"),
         (Every("P1D", datetime(2027, 1, 1, 9)), "2027-07-01T14:00", CDT, "2027-07-01T15:00"),
+        (RRule("DTSTART:20270101T090000\nRRULE:FREQ=DAILY"), "2027-07-01T14:00", CDT, "2027-07-01T15:00"),
+        (RRule("DTSTART:20270101T090000\nRRULE:FREQ=HOURLY"), "2027-07-01T14:00", CDT, "2027-07-01T14:00"),
         (Dates([datetime(2027, 7, 1, 9)]), "2027-07-01T14:00", CDT, "2027-07-01T15:00"),
         (Dates([utc("2027-07-01T14:00")]), "2027-07-01T14:00", CDT, "2027-07-01T14:00"),
         # The gap of 4 April 2027 is no more, and with it what moved 02:30 to 03:00.

@@ -5,11 +5,13 @@ Each batch is one statement; the fence (attempt number, state running) guards ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
 from typing import Any
+
+from sqlalchemy import Column
 
 from timebell.model.job import Attempt, Ending, JobState, NewJob
 from timebell.model.routes import ANYONE, Routes
@@ -23,9 +25,11 @@ _TYPES = {
     "String": "text", "Text": "text", "Integer": "int", "SmallInteger": "int", "BigInteger": "int",
     "Float": "real", "Boolean": "bool", "Instant": "instant", "Id": "id",
 }  # fmt: skip
-_NEW = [
-    column for column in jobs.columns if column.name not in ("node_id", "started_at", "errors", "beat", "cancel_asked")
-]
+# A local time is written only where there is one: most jobs have none, and every column read from JSON costs.
+_LOCAL = ("local_time", "tzdata")
+_LATER = ("node_id", "started_at", "errors", "beat", "cancel_asked")
+_NEW_LOCAL = [column for column in jobs.columns if column.name not in _LATER]
+_NEW = [column for column in _NEW_LOCAL if column.name not in _LOCAL]
 _NEW_NAMES = [column.name for column in _NEW]
 _in_order = itemgetter(*_NEW_NAMES)
 
@@ -41,17 +45,22 @@ class Lane:
     limited: bool
 
 
-CREATE = Statement(
-    f"WITH $rows INSERT INTO timebell_jobs ({', '.join(_NEW_NAMES)}) "  # noqa: S608 - our own column names
-    f"SELECT {', '.join(_NEW_NAMES)} FROM d WHERE true ON CONFLICT DO NOTHING RETURNING id",
-    **{column.name: _TYPES[type(column.type).__name__] for column in _NEW},
-)
+def _create(columns: Sequence[Column[Any]]) -> Statement:
+    names = ", ".join(column.name for column in columns)
+    return Statement(
+        f"WITH $rows INSERT INTO timebell_jobs ({names}) "  # noqa: S608 - our own column names
+        f"SELECT {names} FROM d WHERE true ON CONFLICT DO NOTHING RETURNING id",
+        **{column.name: _TYPES[type(column.type).__name__] for column in columns},
+    )
+
+
+CREATE, CREATE_LOCAL = _create(_NEW), _create(_NEW_LOCAL)
 
 
 def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
     """A new job as a row of the jobs table."""
     to_db = tx.dialect.to_db
-    return {
+    row = {
         "id": job.id, "tenant_id": job.tenant_id, "topic": job.topic, "schedule_id": job.schedule_id,
         "revision": job.revision, "kind": job.kind, "scheduled_at": to_db(job.scheduled_at),
         "run_at": to_db(job.run_at), "timezone": job.timezone, "payload": job.payload,
@@ -59,19 +68,29 @@ def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
         "queue": job.queue, "priority": job.priority, "retry": job.retry, "timeout": job.timeout,
         "expires_at": to_db(job.expires_at), "serial": job.serial, "state": "pending", "attempt": 0,
         "tries": 0, "created_at": to_db(job.created_at), "replaces": job.replaces,
-        "local_time": job.local_time, "tzdata": job.tzdata, "route": job.route, "hold": job.hold,
+        "route": job.route, "hold": job.hold,
     }  # fmt: skip
+    if job.local_time is not None:
+        row["local_time"], row["tzdata"] = job.local_time, job.tzdata
+    return row
 
 
 def insert(tx: Transaction, new: Sequence[NewJob]) -> set[str]:
     """Write jobs that may collide with a live one (key, occurrence); the ids that were written."""
-    written = tx.fetch(CREATE, [_record(job, tx) for job in new])
+    local = any(job.local_time for job in new)
+    written = tx.fetch(CREATE_LOCAL if local else CREATE, [_record(job, tx) for job in new])
     return {str(row["id"]) for row in written}
 
 
-def load(tx: Transaction, new: Iterable[NewJob]) -> None:
+def load(tx: Transaction, new: Sequence[NewJob]) -> None:
     """Write jobs that cannot collide, in bulk."""
-    tx.load("timebell_jobs", _NEW_NAMES, (_in_order(_record(job, tx)) for job in new))
+    if not any(job.local_time for job in new):
+        tx.load("timebell_jobs", _NEW_NAMES, (_in_order(_record(job, tx)) for job in new))
+        return
+    none = dict.fromkeys(_LOCAL)
+    names = [*_NEW_NAMES, *_LOCAL]
+    in_order = itemgetter(*names)
+    tx.load("timebell_jobs", names, (in_order(none | _record(job, tx)) for job in new))
 
 
 _CLAIMABLE = "state = 'pending' AND hold IS NULL"

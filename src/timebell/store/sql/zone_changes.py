@@ -10,7 +10,7 @@ import logging
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, case, insert, literal, select, update
+from sqlalchemy import ColumnElement, Row, Select, case, insert, literal, select, text, update
 
 from timebell.model.zone_change import Change, Tally
 from timebell.recurrence import Recurrence, Release
@@ -75,9 +75,7 @@ def place_schedules(tx: Transaction, release: Release, after: str | None, now: d
 
 def place_jobs(tx: Transaction, release: Release, now: datetime, most: int) -> int:
     """Compute again when jobs run that were made at a local time and have not begun; how many were looked at."""
-    waiting = (jobs.c.local_time.is_not(None)) & (jobs.c.state == "pending")
-    fresh = (jobs.c.attempt == 0) & (jobs.c.run_at > now)  # after a try, run_at is no local time any more
-    query = select(jobs).where(waiting, fresh, jobs.c.tzdata < release.version).limit(most)
+    query = _jobs_to_come(now).where(jobs.c.tzdata < release.version).limit(most)
     rows = tx.execute(query.with_for_update(skip_locked=True)).all()
     tally, placed = Tally(), []
     for row in rows:
@@ -119,9 +117,9 @@ def count_job(tally: Tally, timezone: str, local_time: str, was: datetime, relea
     return at
 
 
-def recurrence_by(release: Release, text: str) -> Recurrence:
+def recurrence_by(release: Release, stored: str) -> Recurrence:
     """A stored recurrence, by this release."""
-    recurrence = recurrence_of(text)
+    recurrence = recurrence_of(stored)
     return recurrence if recurrence.release is release else under(recurrence, release)
 
 
@@ -134,8 +132,7 @@ def page_of_schedules(tx: Transaction, after: str | None, most: int) -> list[Row
 
 def page_of_jobs(tx: Transaction, now: datetime, after: str | None, most: int) -> list[Row[Any]]:
     """Jobs to come that were made at a local time, by id from `after` on."""
-    query = select(jobs).where(jobs.c.local_time.is_not(None), jobs.c.state == "pending")
-    query = query.where(jobs.c.attempt == 0, jobs.c.run_at > now)
+    query = _jobs_to_come(now)
     query = query if after is None else query.where(jobs.c.id > after)
     return list(tx.execute(query.order_by(jobs.c.id).limit(most)))
 
@@ -148,6 +145,12 @@ def recorded(tx: Transaction, version: str) -> list[Change]:
         Change(row.timezone, row.offset_before, row.offset_after, row.looked_at, row.schedules, row.jobs, 0, row.since)
         for row in tx.execute(ordered)
     ]
+
+
+def _jobs_to_come(now: datetime) -> Select[Any]:
+    """Jobs at a local time that have not begun: after a try, run_at is no local time any more."""
+    in_index = text("local_time IS NOT NULL AND state = 'pending'")  # to the letter, or it is not used
+    return select(jobs).where(in_index, jobs.c.attempt == 0, jobs.c.run_at > now)
 
 
 def _earlier(column: ColumnElement[Any], release: Release) -> ColumnElement[bool]:
