@@ -41,7 +41,8 @@ LATER = after(hours=5)
 
 
 async def _move(store: Store, id_: str, to: datetime = LATER) -> str | None:
-    new = await store.run(ledger.reschedule, None, id_, new_id(T0), lambda zone: (to, zone), T0)
+    when = {"run_at": to}
+    new = await store.run(ledger.reschedule, None, id_, new_id(T0), lambda zone: {**when, "timezone": zone}, T0)
     return None if new is None else new.id
 
 

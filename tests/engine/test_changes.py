@@ -39,6 +39,7 @@ async def test_a_local_time_is_read_in_the_zone_that_the_job_has(world: World) -
     assert (new.run_at.hour, new.timezone) == (13, "America/New_York")
     moved = await app.reschedule(new.id, datetime(2027, 3, 21, 9), timezone="Europe/Paris")
     assert (moved.run_at.hour, moved.timezone) == (8, "Europe/Paris")
+    assert moved.local_time == "2027-03-21T09:00:00"
 
 
 @virtual
