@@ -11,16 +11,18 @@ if TYPE_CHECKING:
     from timebell.app import Timebell
     from timebell.client.jobs import JobSpec
     from timebell.model.policy import Retry
-    from timebell.recurrence import Cron, Dates, Every, RRule
+    from timebell.recurrence import Calendar, Cron, Dates, Every, Hours, RRule
     from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, Cancel, Snooze, arrived_event_name
 
 __all__ = [
     "SCHEDULE_ARRIVED",
     "Arrived",
+    "Calendar",
     "Cancel",
     "Cron",
     "Dates",
     "Every",
+    "Hours",
     "JobSpec",
     "RRule",
     "Retry",
@@ -35,7 +37,7 @@ _HOMES = {
     "timebell.app": ("Timebell",),
     "timebell.client.jobs": ("JobSpec",),
     "timebell.model.policy": ("Retry",),
-    "timebell.recurrence": ("Cron", "Dates", "Every", "RRule"),
+    "timebell.recurrence": ("Calendar", "Cron", "Dates", "Every", "Hours", "RRule"),
     "timebell.targets.handler": ("SCHEDULE_ARRIVED", "Arrived", "Cancel", "Snooze", "arrived_event_name"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -26,10 +26,11 @@ from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.policy import Retry, seconds
 from timebell.model.schedule import Schedule
-from timebell.recurrence import Every, RRule, Spec, parse_cron, tzdata_version, zone
+from timebell.recurrence import Calendar, Every, RRule, Spec, parse_cron, tzdata_version, zone
 from timebell.store.dialects.base import Store
 from timebell.store.open import HEAD, open_store, outdated, upgrade, version
 from timebell.store.sql import queues
+from timebell.store.sql.calendars import SavedCalendar
 from timebell.store.sql.erasure import Erased
 from timebell.store.sql.ledger import Cancelled, Swept
 from timebell.targets.base import Target
@@ -188,13 +189,29 @@ class Timebell:
         Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
         priority, retry, timeout, expires_after, overlap (skip, queue, cancel_previous, allow),
         catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
-        class_ (state, anchored), jitter, tolerance, start, end, max_runs, enabled. Raises InvalidInput, Conflict
-        (SCHEDULE_EXISTS, unless `replace`).
+        class_ (state, anchored), jitter, tolerance, start, end, max_runs, enabled; and calendar (a Calendar, the
+        name of a saved one, or a name and a version, "kr@3") with roll (skip, next, previous). Raises InvalidInput,
+        NotFound (CALENDAR_NOT_FOUND), Conflict (SCHEDULE_EXISTS, unless `replace`).
         """
         await self.open()
         since = await self.schedules.since(options, connection) if replace else None
-        draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since)
+        calendar = await self.schedules.calendar_of(options, connection)
+        draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since, calendar)
         return await self.schedules.put(draft, replace=replace, connection=connection)
+
+    async def save_calendar(
+        self, name: str, calendar: Calendar, *, tenant_id: str = "default", connection: Any = None
+    ) -> SavedCalendar:
+        """Save a calendar under a name, as a new `version` unless it is what the newest one is.
+
+        Schedules made with `calendar=name` get it at once, each as a new revision; how many is in `schedules`. A
+        calendar of the tenant `default` serves every tenant that has none of this name. Raises InvalidInput.
+        """
+        return await self.schedules.save_calendar(name, calendar, tenant_id, connection)
+
+    async def calendar(self, name: str, version: int | None = None, *, tenant_id: str = "default") -> Calendar:
+        """A saved calendar, the newest version unless one is given. Raises NotFound (CALENDAR_NOT_FOUND)."""
+        return await self.schedules.calendar(name, version, tenant_id)
 
     async def cancel(self, job_id: str, *, tenant_id: str | None = None, connection: Any = None) -> Cancelled:
         """Keep a job from starting: `prevented`, `in_flight` or `already_done`; asking again changes nothing."""
@@ -374,7 +391,8 @@ class Timebell:
         """Write the schedules defined in code, where the code changed."""
         for topic, spec, options in self._schedules:
             since = await self.schedules.since(options)
-            draft = self.schedules.draft(topic, spec, options, self.clock.now(), since)
+            calendar = await self.schedules.calendar_of(options)
+            draft = self.schedules.draft(topic, spec, options, self.clock.now(), since, calendar)
             hashed = dataclasses.replace(draft, code_hash=code_hash(spec, topic, options))
             await self.schedules.put(hashed, replace=True)
 

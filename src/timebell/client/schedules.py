@@ -19,9 +19,10 @@ from timebell.model.page import Page
 from timebell.model.payload import encode
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry, seconds
 from timebell.model.schedule import Action, Policies, Revision, Schedule
-from timebell.recurrence import Spec, zone
+from timebell.recurrence import Calendar, OnCalendar, Spec, zone
+from timebell.recurrence.instants import from_us, to_us
 from timebell.store.dialects.base import Store
-from timebell.store.sql import schedules, steering
+from timebell.store.sql import calendars, overrides, schedules, steering
 from timebell.store.sql.ledger import Swept
 from timebell.targets.handler import check_topic
 
@@ -61,12 +62,60 @@ class Schedules:
             found = await self._store.join(connection, schedules.made_at, tenant_id, name)
         return found
 
+    async def calendar_of(self, options: Mapping[str, Any], connection: Any = None) -> Calendar | None:
+        """The calendar that these options name, if they name one. Raises InvalidInput, NotFound."""
+        named = options.get("calendar")
+        if not isinstance(named, str):
+            return None
+        name, version = calendar_name(named)
+        return await self.calendar(name, version, options.get("tenant_id") or "default", connection)
+
+    async def calendar(
+        self, name: str, version: int | None = None, tenant_id: str = "default", connection: Any = None
+    ) -> Calendar:
+        """A saved calendar, the newest version unless one is given. Raises NotFound (CALENDAR_NOT_FOUND)."""
+        await self._opened()
+        call: tuple[Any, ...] = (calendars.find, text(tenant_id, "tenant_id"), name, version)
+        found: Calendar | None = await self._run(connection, *call)
+        if found is None:
+            raise NotFound(
+                f"There is no calendar {name!s:.60}" + ("." if version is None else f" of version {version}."),
+                code="CALENDAR_NOT_FOUND", fix="Save it with save_calendar.",
+            )  # fmt: skip
+        return found
+
+    async def save_calendar(
+        self, name: str, calendar: Calendar, tenant_id: str = "default", connection: Any = None
+    ) -> calendars.SavedCalendar:
+        """Write a version of a calendar and give it to the schedules that follow it. Raises InvalidInput."""
+        if not isinstance(calendar, Calendar):
+            raise InvalidInput(
+                f"{calendar!r:.60} is no calendar.", code="INVALID_CALENDAR", fix='E.g. Calendar.of("KR").'
+            )
+        chosen, version = calendar_name(name)
+        if version is not None:
+            raise InvalidInput("A new version gets its number when it is saved.", code="INVALID_CALENDAR")
+        await self._opened()
+        call: tuple[Any, ...] = (
+            calendars.save,
+            text(tenant_id, "tenant_id"),
+            chosen,
+            calendar,
+            job_of,
+            self._clock.now(),
+        )
+        saved: calendars.SavedCalendar = await self._run(connection, *call)
+        self._planning.poke_threadsafe()
+        return saved
+
     def draft(
-        self, topic: str, spec: Spec, options: Mapping[str, Any], now: datetime, since: datetime | None = None
-    ) -> Schedule:
+        self, topic: str, spec: Spec, options: Mapping[str, Any], now: datetime, since: datetime | None = None,
+        calendar: Calendar | None = None,
+    ) -> Schedule:  # fmt: skip
         """A schedule from what a person gives, checked; nothing is written. Raises InvalidInput.
 
         `since` anchors what names no anchor: an edit keeps the grid that the schedule has had since it was made.
+        `calendar` is the one that the options name; without it the days of a name are not known yet.
         """
         if not isinstance(spec, Spec):
             raise InvalidInput(
@@ -74,6 +123,7 @@ class Schedules:
                 fix='Give Cron("0 9 * * *"), Every("PT1H") or Dates([...]).',
             )  # fmt: skip
         given = dict(options)
+        spec = _on_calendar(spec, given, calendar)
         named = given.pop("timezone", None) or self._default_timezone
         if named is None:
             raise InvalidInput(
@@ -130,9 +180,9 @@ class Schedules:
         await self._opened()
         now = self._clock.now()
         if connection is None:
-            written = await self._store.run(schedules.put, schedule, job_of, now, replace=replace)
+            written = await self._store.run(calendars.put, schedule, job_of, now, replace=replace)
         else:
-            written = await self._store.join(connection, schedules.put, schedule, job_of, now, replace=replace)
+            written = await self._store.join(connection, calendars.put, schedule, job_of, now, replace=replace)
         self._planning.poke_threadsafe()
         return written
 
@@ -193,6 +243,30 @@ class Schedules:
         self._working.poke_threadsafe()
         return count
 
+    async def skip(self, id_: str, at: datetime, *, tenant_id: str = "default", connection: Any = None) -> Schedule:
+        """Leave out one occurrence to come, named by its nominal instant (aware): it becomes a row `skipped`, reason
+        `override`, when its time comes. Raises NotFound, InvalidInput (NOT_AN_OCCURRENCE, OCCURRENCE_PAST)."""
+        return await self._override(connection, tenant_id, id_, "skip", at, None)
+
+    async def move(
+        self, id_: str, at: datetime, to: datetime, *, tenant_id: str = "default", connection: Any = None
+    ) -> Schedule:
+        """Let one occurrence to come fire at another instant to come, which is what identifies it then; at its own
+        it leaves a row as `skip` does. Raises as `skip`, and Conflict (OCCURRENCE_EXISTS)."""
+        to_us(to, "to")
+        return await self._override(connection, tenant_id, id_, "move", at, to)
+
+    async def undo(self, id_: str, at: datetime, *, tenant_id: str = "default", connection: Any = None) -> Schedule:
+        """Take back a `skip` or a `move` whose nominal instant is still to come. Raises NotFound
+        (OVERRIDE_NOT_FOUND), InvalidInput (OCCURRENCE_PAST)."""
+        return await self._override(connection, tenant_id, id_, "undo", at, None)
+
+    async def _override(
+        self, connection: Any, tenant_id: str, id_: str, action: overrides.Action, at: datetime, to: datetime | None
+    ) -> Schedule:
+        instants = [None if one is None else from_us(to_us(one, "the occurrence")) for one in (at, to)]
+        return await self._steer(connection, overrides.override, tenant_id, id_, action, *instants)
+
     async def history(self, id_: str, *, tenant_id: str = "default") -> list[Revision]:
         """Every revision, the newest first; those of a schedule that was deleted too. Raises NotFound."""
         await self._opened()
@@ -216,6 +290,11 @@ class Schedules:
         """Forget it. Its jobs that wait are cancelled (`prevented`), those that run (`in_flight`) not tried again;
         finished jobs and revisions stay. Raises NotFound."""
         return await self._steer(connection, steering.delete, tenant_id, id_)
+
+    async def _run(self, connection: Any, operation: Callable[..., R], *args: Any) -> R:
+        if connection is None:
+            return await self._store.run(operation, *args)
+        return await self._store.join(connection, operation, *args)
 
     async def _steer(self, connection: Any, verb: Callable[..., R | None], tenant_id: str, id_: str, *args: Any) -> R:
         await self._opened()
@@ -281,6 +360,31 @@ def _choice(words: Any, value: Any, field: str) -> Any:
     if value not in list(words):
         raise InvalidInput(f"{field} is {value!r}.", code=f"INVALID_{field.upper()}", fix=f"Use {', '.join(words)}.")
     return words(value)
+
+
+def calendar_name(given: str) -> tuple[str, int | None]:
+    """`name`, or `name@3` for its third version. Raises InvalidInput (INVALID_CALENDAR)."""
+    name, at, version = given.partition("@") if isinstance(given, str) else ("", "", "")
+    number = int(version) if version.isascii() and version.isdigit() and len(version) < 10 else None
+    if not 0 < len(name) <= 200 or "\0" in name or bool(at) != bool(number):
+        raise InvalidInput(
+            f"calendar is {given!r:.60}.", code="INVALID_CALENDAR",
+            fix='Give a Calendar, a name, or a name and a version such as "kr@3".',
+        )  # fmt: skip
+    return name, number
+
+
+def _on_calendar(spec: Spec, given: dict[str, Any], found: Calendar | None) -> Spec:
+    """The spec on the calendar among the options, which are taken out of `given`."""
+    named, roll = given.pop("calendar", None), given.pop("roll", None)
+    if named is None:
+        if roll is not None:
+            raise InvalidInput("roll says what to do on days off, and there is no calendar.", code="INVALID_ROLL")
+        return spec
+    if isinstance(named, Calendar):
+        return OnCalendar(spec, named, roll or "skip")
+    _, version = calendar_name(named)
+    return OnCalendar(spec, found or Calendar(), roll or "skip", follows=version is None)
 
 
 def _optional(value: float | timedelta | None, field: str) -> float | None:

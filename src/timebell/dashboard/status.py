@@ -111,9 +111,9 @@ def _next(look: Look) -> list[Next]:
     """Jobs that wait and schedules that will make one, soonest first."""
     rows = [Next(job.run_at, job.timezone, "", job.topic, "retry" if job.attempt else "job") for job in look.jobs]
     rows += [
-        Next(schedule.next_fire_at, schedule.timezone, schedule.name, schedule.topic, "schedule")
+        Next(fires_at, schedule.timezone, schedule.name, schedule.topic, "schedule")
         for schedule in look.schedules
-        if schedule.next_fire_at is not None
+        if (fires_at := schedule.fires_at) is not None
     ]
     return sorted(rows, key=lambda row: row.at)[:ROWS]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from timebell.engine.context import Held, Node
-from timebell.errors import InvalidPayload
+from timebell.errors import InvalidPayload, InvalidRecurrence
 from timebell.model import decide
 from timebell.model.job import Attempt, Ending, JobState
 from timebell.model.payload import decode, encode, legible
@@ -110,10 +111,12 @@ class Runner:
         """The instants after one; most were found already for the one before it."""
         before = self._told.get(key, [])
         found = before[1:] if before and before[0] == at else []
-        following = recurrence.next(found[-1] if found else at)
-        while following is not None and len(found) < UPCOMING:
-            found.append(following)
-            following = recurrence.next(following) if len(found) < UPCOMING else None
+        fired = recurrence.fired()
+        with suppress(InvalidRecurrence):  # a search for more that was given up
+            following = fired.next(found[-1] if found else at)
+            while following is not None and len(found) < UPCOMING:
+                found.append(following)
+                following = fired.next(following) if len(found) < UPCOMING else None
         if len(self._told) > 10_000:
             self._told.clear()
         self._told[key] = found

@@ -6,11 +6,13 @@ The planner, the simulator and the tests call these same functions; none of them
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from zlib import crc32
 
+from timebell.errors import InvalidRecurrence
 from timebell.model.job import Ending, Hold, JobState, Reason
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
 from timebell.model.schedule import Schedule
@@ -52,6 +54,8 @@ class Plan:
     skips: list[Skip] = field(default_factory=list)
     next_fire_at: datetime | None = None
     supersedes: bool = False
+    fault: str | None = None
+    """Why nothing further is known of the schedule, which is to be set aside."""
 
 
 def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
@@ -73,11 +77,10 @@ def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
         return Plan([], [Skip(cursor, cursor, 1, Reason.OVERLAP)], later)
     until = now + TINY
     recent_from = min(max(cursor, now - timedelta(seconds=policies.missed_after)), until)
-    recent = []
-    following = recurrence.next(recent_from - TINY)
-    while following is not None and following < until:
-        recent.append(following)
-        following = recurrence.next(following)
+    recent, following, fault = _due(recurrence, recent_from, until)
+    overridden = _overridden(schedule, cursor, until)
+    if overridden:
+        recent = [at for at in recent if at not in {skip.at for skip in overridden}]
     fires, skips = _catch_up(schedule, cursor, recent_from, now, bool(recent))
     waiting: list[Fire] = []
     if len(fires) > policies.hold_above:
@@ -86,7 +89,30 @@ def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
     skips.extend(Skip(at, at, 1, Reason.OVERLAP) for at in left)
     supersedes = policies.overlap is Overlap.CANCEL_PREVIOUS and not fires and bool(planned and live)
     planned = [_start(schedule, fire, n, len(fires), now) for n, fire in enumerate(planned)]
-    return Plan([*waiting, *planned], skips, following, supersedes)
+    return Plan([*waiting, *planned], [*overridden, *skips], following, supersedes, fault)
+
+
+def _due(recurrence: Recurrence, start: datetime, end: datetime) -> tuple[list[datetime], datetime | None, str | None]:
+    """The instants in [start, end), the one after them, and the reason where a search for it is given up."""
+    found: list[datetime] = []
+    following, fault = next_of(recurrence, start - TINY)
+    while following is not None and following < end:
+        found.append(following)
+        following, fault = next_of(recurrence, following)
+    return found, following, fault
+
+
+def next_of(recurrence: Recurrence, now: datetime) -> tuple[datetime | None, str | None]:
+    """A schedule's cursor after `now`; and the reason, where a search for it is given up."""
+    try:
+        return recurrence.next(now), None
+    except InvalidRecurrence as barren:
+        return None, str(barren)
+
+
+def _overridden(schedule: Schedule, start: datetime, end: datetime) -> list[Skip]:
+    """What overrides skip or move away in [start, end)."""
+    return [Skip(at, at, 1, Reason.OVERRIDE) for at in schedule.recurrence.overridden(start, end)]
 
 
 def _start(schedule: Schedule, fire: Fire, n: int, caught_up: int, now: datetime) -> Fire:
@@ -101,7 +127,7 @@ def _start(schedule: Schedule, fire: Fire, n: int, caught_up: int, now: datetime
         return replace(fire, run_at=now + pause) if pause else fire
     if not policies.jitter:
         return fire
-    following = schedule.recurrence.next(fire.at)
+    following, _ = next_of(schedule.recurrence, fire.at)
     most = policies.jitter
     if following is not None:
         most = min(most, (following - fire.at).total_seconds())
@@ -111,12 +137,15 @@ def _start(schedule: Schedule, fire: Fire, n: int, caught_up: int, now: datetime
 
 def passed_over(schedule: Schedule, now: datetime) -> Plan:
     """Leave out every occurrence in [schedule.next_fire_at, now], as it fell into a pause."""
-    cursor, recurrence = schedule.next_fire_at, schedule.recurrence
+    cursor, until = schedule.next_fire_at, now + TINY
     if cursor is None or cursor > now:
         return Plan(next_fire_at=cursor)
+    recurrence = schedule.recurrence
     if recurrence.spec.delay is not None:
         return Plan([], [Skip(cursor, cursor, 1, Reason.PAUSED)], recurrence.following(None, now))
-    return Plan([], list(_skips(recurrence, cursor, now + TINY, Reason.PAUSED)), recurrence.next(now))
+    skips = _skips(recurrence.fired(), cursor, until, Reason.PAUSED)
+    following, fault = next_of(recurrence, now)
+    return Plan([], [*_overridden(schedule, cursor, until), *skips], following, fault=fault)
 
 
 def by_hand(schedule: Schedule, now: datetime, live: int) -> Plan:
@@ -155,7 +184,7 @@ def _catch_up(
     schedule: Schedule, cursor: datetime, end: datetime, now: datetime, recent: bool
 ) -> tuple[list[datetime], list[Skip]]:
     """The missed occurrences in [cursor, end): which of them fire after all, and the skips of the rest."""
-    recurrence, policies = schedule.recurrence, schedule.policies
+    recurrence, policies = schedule.recurrence.fired(), schedule.policies
     if cursor >= end:
         return [], []
     if policies.lateness is Lateness.ANCHORED:
@@ -181,10 +210,11 @@ def _catch_up(
 def _newest(recurrence: Recurrence, start: datetime, end: datetime, limit: int) -> list[datetime]:
     """The last `limit` instants in [start, end), oldest first."""
     found: list[datetime] = []
-    at = recurrence.previous(end)
-    while at is not None and at >= start and len(found) < limit:
-        found.append(at)
-        at = recurrence.previous(at)
+    with suppress(InvalidRecurrence):  # a search for earlier ones that was given up
+        at = recurrence.previous(end)
+        while at is not None and at >= start and len(found) < limit:
+            found.append(at)
+            at = recurrence.previous(at)
     return found[::-1]
 
 

@@ -59,6 +59,7 @@ class Reason(StrEnum):
     MISSED = "missed"
     COALESCED = "coalesced"
     PAUSED = "paused"
+    OVERRIDE = "override"
     EXPIRED = "expired"
 
 

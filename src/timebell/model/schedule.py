@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
-from timebell.recurrence import Recurrence
+from timebell.recurrence import Override, Recurrence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +73,20 @@ class Schedule:
     tzdata: str | None = field(default=None, compare=False)
     utc_offset: int | None = field(default=None, compare=False)
     """With what zone data `next_fire_at` was computed, and the seconds east of UTC that gave; None: not known."""
+    dropped: tuple[Override, ...] = ()
+    """Of a schedule just edited: the overrides that name no occurrence of it any more."""
 
     @property
     def timezone(self) -> str:
         """The zone's IANA key, as it was given."""
         return self.recurrence.timezone
+
+    @property
+    def fires_at(self) -> datetime | None:
+        """When it fires next: the cursor, unless an override skips or moves that occurrence."""
+        if self.next_fire_at is None or not self.recurrence.overrides:
+            return self.next_fire_at
+        return self.recurrence.fired().next(self.next_fire_at - timedelta(microseconds=1))
 
     @property
     def topic(self) -> str:

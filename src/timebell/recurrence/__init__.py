@@ -1,25 +1,36 @@
 """When: recurrences as immutable data and pure functions, without a clock and without a store."""
 
-from timebell.recurrence.base import Fold, Gap, Recurrence, Rule, Spec
+from timebell.recurrence.base import Fold, Gap, Override, Recurrence, Roll, Rule, Spec
+from timebell.recurrence.business import OnCalendar
+from timebell.recurrence.calendars import Calendar
 from timebell.recurrence.cron import Cron
 from timebell.recurrence.dates import Dates
 from timebell.recurrence.interval import Every
 from timebell.recurrence.parse import parse_cron, parse_interval, spec_from_json, spec_to_json
 from timebell.recurrence.rrule import RRule
+from timebell.recurrence.sets import Except, Hours, Union, Within
 from timebell.recurrence.zones import Note, Release, Zone, installed, open_release, resolve_local, tzdata_version, zone
 
 __all__ = [
+    "Calendar",
     "Cron",
     "Dates",
     "Every",
+    "Except",
     "Fold",
     "Gap",
+    "Hours",
     "Note",
+    "OnCalendar",
+    "Override",
     "RRule",
     "Recurrence",
     "Release",
+    "Roll",
     "Rule",
     "Spec",
+    "Union",
+    "Within",
     "Zone",
     "installed",
     "open_release",

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from timebell.errors import InvalidRecurrence
-from timebell.recurrence.instants import DAY, MAX, MIN, SECOND, format_instant, from_us, to_us
+from timebell.recurrence.instants import DAY, MAX, MIN, SECOND, format_instant, from_us, parse_instant, to_us
+from timebell.recurrence.search import Fruitless
 from timebell.recurrence.zones import Note, Release, Segment, Zone, installed
+
+if TYPE_CHECKING:
+    from timebell.recurrence.calendars import Calendar
+    from timebell.recurrence.sets import Hours
 
 Gap = Literal["end", "shift", "skip"]
 Fold = Literal["first", "last", "both"]
 Since = Literal["last_end", "last_start"]
+Roll = Literal["skip", "next", "previous"]
 JSON = Mapping[str, Any]
 
 
@@ -54,6 +61,27 @@ class Rule(ABC):
 
         None for a rule that follows real time, because it names no local times.
         """
+
+    def within(self, start: int, end: int) -> int | None:
+        """The first instant in [start, end), also where `after` would give up a search that goes on beyond."""
+        try:
+            found = self.after(start - 1)
+        except Fruitless as fruitless:
+            if fruitless.reached < end and self.count(start, end):
+                raise
+            return None
+        return None if found is None or found >= end else found
+
+    def has(self, instant: int) -> bool:
+        """Whether this is one of its instants."""
+        try:
+            return self.after(instant - 1) == instant
+        except Fruitless:
+            return False
+
+    def leaves(self) -> Iterator[Rule]:
+        """The rules that name its local times, each with its own `gap` and `fold`."""
+        yield self
 
     def note(self, instant: int) -> Note | None:
         """What the clock did to this instant of the rule."""
@@ -101,6 +129,34 @@ class Spec(ABC):
         """Set for a fixed delay, of which only the first instant is known ahead: each run decides the next."""
         return None
 
+    def on(self, calendar: Calendar, roll: Roll = "skip") -> Spec:
+        """This spec on a calendar's business days: "skip" leaves the other days' occurrences out, "next" and
+        "previous" move them to the next or last business day, at the same local time.
+
+        Raises InvalidRecurrence (INVALID_ROLL) where a rule that follows real time would be moved.
+        """
+        from timebell.recurrence.business import OnCalendar
+
+        return OnCalendar(self, calendar, roll)
+
+    def __or__(self, other: Spec) -> Spec:
+        """The instants of either."""
+        from timebell.recurrence.sets import Union
+
+        return Union((self, other)) if isinstance(other, Spec) else NotImplemented
+
+    def __sub__(self, other: Spec) -> Spec:
+        """The instants of this one that are none of the other."""
+        from timebell.recurrence.sets import Except
+
+        return Except(self, other) if isinstance(other, Spec) else NotImplemented
+
+    def __and__(self, hours: Hours) -> Spec:
+        """The instants of this one within some hours."""
+        from timebell.recurrence.sets import Hours, Within
+
+        return Within(self, hours) if isinstance(hours, Hours) else NotImplemented
+
     def anchored(self, created_at: datetime) -> Spec:
         """This spec with what it leaves to its creation filled in."""
         to_us(created_at, "created_at")
@@ -141,11 +197,43 @@ class Spec(ABC):
         return Recurrence(spec, timezone, start, end, max_runs)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Override:
+    """What happens to one occurrence, named by its nominal instant, instead of firing then: it is skipped, or moved
+    to another instant. Both are aware datetimes. Raises InvalidRecurrence."""
+
+    at: datetime
+    to: datetime | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("at", "to"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, from_us(_within(to_us(value, name))))
+
+    def to_json(self) -> dict[str, str]:
+        """JSON-ready fields that `from_json` turns into an equal override."""
+        if self.to is None:
+            return {"at": format_instant(self.at), "action": "skip"}
+        return {"at": format_instant(self.at), "action": "move", "to": format_instant(self.to)}
+
+    @classmethod
+    def from_json(cls, data: JSON) -> Self:
+        """The inverse of `to_json`. Raises InvalidRecurrence."""
+        action, to = (data.get("action"), data.get("to")) if isinstance(data, Mapping) else (None, None)
+        if action not in ("skip", "move") or (action == "move") != (to is not None):
+            raise InvalidRecurrence(
+                f"{data!r:.80} is no override.",
+                fix='Write {"at", "action": "skip"}, or {"at", "action": "move", "to"}.',
+            )
+        return cls(parse_instant(data.get("at"), "at"), None if to is None else parse_instant(to, "to"))
+
+
 @dataclass(frozen=True, slots=True)
 class Recurrence:
     """A spec in a zone with bounds: a pure, immutable set of instants that knows no clock.
 
-    Made by `Spec.bind`. Every datetime it returns is aware and in UTC.
+    Made by `Spec.bind`. Every datetime it returns is aware and in UTC. With overrides it has the nominal instants of
+    those that are skipped or moved, and also where they are moved to, whatever the bounds; `fired` has what fires.
     """
 
     spec: Spec
@@ -153,6 +241,7 @@ class Recurrence:
     start: datetime | None = None
     end: datetime | None = None
     max_runs: int | None = None
+    overrides: tuple[Override, ...] = ()
     release: Release = field(default_factory=installed, kw_only=True, repr=False, compare=False)
     """The zone data it goes by."""
     rule: Rule = field(init=False, repr=False, compare=False)
@@ -175,6 +264,11 @@ class Recurrence:
                     fix="Leave it out, or bound the schedule with end.",
                 )
             stop = stop_after(rule, first, stop, _checked_runs(self.max_runs))
+        if self.overrides:
+            from timebell.recurrence.overrides import Overridden
+
+            object.__setattr__(self, "overrides", tuple(sorted(self.overrides)))
+            rule, first, stop = Overridden(rule, first, stop, self.overrides), MIN, MAX
         for name, value in (("rule", rule), ("_first", first), ("_stop", stop)):
             object.__setattr__(self, name, value)
         for name in ("start", "end"):
@@ -182,7 +276,11 @@ class Recurrence:
                 object.__setattr__(self, name, from_us(to_us(bound)))
 
     def next(self, after: datetime) -> datetime | None:
-        """The first instant strictly after an aware datetime; None when there is none."""
+        """The first instant strictly after an aware datetime; None when there is none.
+
+        Raises InvalidRecurrence (NEVER_FIRES) where a combination rules out all it finds and the search is given up;
+        so does `previous`.
+        """
         found = self.next_us(to_us(after))
         return None if found is None else from_us(found)
 
@@ -213,16 +311,35 @@ class Recurrence:
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
         """The instants in [start, end), in order."""
-        stop = to_us(end)
-        found = self.next_us(to_us(start) - 1)
-        while found is not None and found < stop:
+        stop = min(to_us(end), self._stop)
+        found = self.rule.within(max(to_us(start), self._first), stop)
+        while found is not None:
             yield from_us(found)
-            found = self.next_us(found)
+            found = self.rule.within(found + 1, stop)
 
     def count(self, start: datetime, end: datetime) -> int:
         """How many instants lie in [start, end), without walking them."""
         low, high = max(to_us(start), self._first), min(to_us(end), self._stop)
         return self.rule.count(low, high) if low < high else 0
+
+    def has(self, instant: datetime) -> bool:
+        """Whether this aware datetime is one of its instants."""
+        at = to_us(instant)
+        return self._first <= at < self._stop and self.rule.has(at)
+
+    def fired(self) -> Recurrence:
+        """The same recurrence with what fires alone: without the instants that overrides skip, or move away."""
+        from timebell.recurrence.overrides import Overridden
+
+        if not isinstance(self.rule, Overridden):
+            return self
+        found = copy(self)
+        object.__setattr__(found, "rule", self.rule.fired())
+        return found
+
+    def overridden(self, start: datetime, end: datetime) -> list[datetime]:
+        """The instants in [start, end) that overrides skip or move away, in order."""
+        return [one.at for one in self.overrides if start <= one.at < end]
 
     def note(self, instant: datetime) -> Note | None:
         """Of one of its instants: "gap" if its local time did not exist and it was moved, "fold" if clocks
@@ -241,6 +358,8 @@ class Recurrence:
         parts += [f"until {self._shown(self.end)}"] if self.end else []
         if self.max_runs is not None:
             parts.append("once" if self.max_runs == 1 else f"at most {self.max_runs} times")
+        for one in self.overrides:
+            parts.append(f"{self._shown(one.at)} {f'moved to {self._shown(one.to)}' if one.to else 'skipped'}")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -274,16 +393,21 @@ def _checked_runs(runs: object) -> int:
 
 def stop_after(rule: Rule, first: int, stop: int, runs: int) -> int:
     """The instant just after the so-manieth one from `first`, found by counting rather than walking."""
-    high, step = first, DAY
-    while high < stop and rule.count(first, high) < runs:
-        high, step = min(high + step, stop), step * 2
-    if rule.count(first, high) < runs:
+    low, step = first, DAY
+    while rule.after(low - 1) is not None:
+        high = min(low + step, stop)
+        if (found := rule.count(low, high)) >= runs:
+            break
+        if high == stop:
+            return stop
+        low, step, runs = high, step * 2, runs - found
+    else:
         return stop
-    low = first
     while high - low > 1:
         middle = (low + high) // 2
-        if rule.count(first, middle) < runs:
-            low = middle
+        found = rule.count(low, middle)
+        if found < runs:
+            low, runs = middle, runs - found
         else:
             high = middle
     return high

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from timebell.errors import InvalidInput, InvalidRecurrence
-from timebell.recurrence.base import Recurrence, Rule, Spec
+from timebell.recurrence.base import Gap, Recurrence, Rule, Spec
 from timebell.recurrence.explain import describe_date, describe_delay, join
 from timebell.recurrence.instants import (
     MAX_S,
@@ -32,11 +32,13 @@ _FEW = 4
 
 
 def upcoming(recurrence: Recurrence, start: datetime) -> Iterator[datetime]:
-    """The instants strictly after an aware datetime, so far as they are known ahead."""
-    found = recurrence.first(start)
+    """What fires strictly after an aware datetime, so far as it is known ahead: what overrides skip is left out, what
+    they move is where it goes."""
+    fired = recurrence.fired()
+    found = fired.first(start)
     while found is not None:
         yield found
-        found = recurrence.next(found)
+        found = fired.next(found)
 
 
 def next_fires(recurrence: Recurrence, start: datetime, count: int) -> list[dict[str, str | None]]:
@@ -89,12 +91,15 @@ def _answer(request: dict[str, Any]) -> list[str]:
 def dst_notes(recurrence: Recurrence, start: datetime, end: datetime) -> list[str]:
     """A sentence for each jump of the clock in [start, end) that changes when the recurrence fires."""
     low, high = (min(max(to_us(edge) // SECOND, MIN_S), MAX_S) for edge in (start, end))
-    found = (_note(recurrence, jump) for jump in recurrence.rule.zone.jumps(low, high))
-    return [note for note in found if note]
+    found = (
+        _note(recurrence, rule, jump)
+        for jump in recurrence.rule.zone.jumps(low, high)
+        for rule in recurrence.rule.leaves()
+    )
+    return list(dict.fromkeys(note for note in found if note))
 
 
-def _note(recurrence: Recurrence, jump: Segment) -> str | None:
-    rule = recurrence.rule
+def _note(recurrence: Recurrence, rule: Rule, jump: Segment) -> str | None:
     skipped = jump.offset > jump.before
     shown = sorted((jump.start + jump.before, jump.start + jump.offset))
     named = list(islice(rule.wall(shown[0] * SECOND, shown[1] * SECOND), _FEW + 1))
@@ -105,12 +110,13 @@ def _note(recurrence: Recurrence, jump: Segment) -> str | None:
     day = describe_date(from_wall_us(named[0]))
     several = len(named) > 1
     happens = ("do not exist" if several else "does not exist") if skipped else f"happen{'' if several else 's'} twice"
-    effect = _gap_effect(recurrence, named[:_FEW], jump) if skipped else _fold_effect(rule, named[:_FEW], jump)
+    effect = (
+        _gap_effect(recurrence, rule.gap, named[:_FEW], jump) if skipped else _fold_effect(rule, named[:_FEW], jump)
+    )
     return f"{what} {happens} on {day} in {recurrence.timezone}: {effect}."
 
 
-def _gap_effect(recurrence: Recurrence, named: list[int], jump: Segment) -> str:
-    gap = recurrence.rule.gap
+def _gap_effect(recurrence: Recurrence, gap: Gap, named: list[int], jump: Segment) -> str:
     if gap == "skip":
         return "does not fire"
     if gap == "end":

@@ -208,8 +208,12 @@ class CalendarRule(WallRule):
         self._given = None if anchor.tzinfo is None else to_us(anchor)
         local = wall_us(anchor if anchor.tzinfo is None else where.local(anchor).replace(tzinfo=None))
         second, fraction = divmod(local, SECOND)
+        self._every = StepWalls(spec.step, second, 0, spec.month_end)
         walls = StepWalls(spec.step, second, self._given is not None, spec.month_end)
         super().__init__(where, walls, gap=spec.gap, fold=spec.fold, missing_days=True, fraction=fraction)
+
+    def all_walls(self) -> Walls:
+        return self._every
 
     def after(self, instant: int) -> int | None:
         return self._given if self._given is not None and instant < self._given else super().after(instant)

@@ -8,15 +8,18 @@ from datetime import datetime
 from typing import Any
 
 from timebell.errors import InvalidRecurrence, InvalidTimezone
-from timebell.recurrence.base import Recurrence, Spec
+from timebell.recurrence.base import Override, Recurrence, Spec
+from timebell.recurrence.business import OnCalendar
 from timebell.recurrence.cron import Cron
 from timebell.recurrence.dates import Dates
 from timebell.recurrence.fields import MAX_TEXT
 from timebell.recurrence.instants import format_instant, parse_instant
 from timebell.recurrence.interval import Every
 from timebell.recurrence.rrule import RRule
+from timebell.recurrence.sets import DEEPEST, Except, Union, Within, refuse_size
 
-KINDS: dict[str, type[Spec]] = {kind.kind: kind for kind in (Cron, Every, RRule, Dates)}
+_ALL: tuple[type[Spec], ...] = (Cron, Every, RRule, Dates, OnCalendar, Union, Except, Within)
+KINDS: dict[str, type[Spec]] = {kind.kind: kind for kind in _ALL}
 
 _GO_DURATION = re.compile(r"(?=.)(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII)
 
@@ -70,18 +73,32 @@ def spec_from_json(data: Mapping[str, Any]) -> Spec:
             f"kind is {str(data.get('kind'))[:64]!r}, which is not known.",
             fix=f"Use one of {', '.join(KINDS)}.",
         )
+    _check_depth(data)
     return kind.from_fields(data)
+
+
+def _check_depth(data: Mapping[str, Any]) -> None:
+    """Refuses nesting that no spec has before anything descends into it."""
+    level: list[Any] = [data]
+    for _ in range(DEEPEST):
+        inner = [one.get(name) for one in level if isinstance(one, Mapping) for name in ("spec", "except")]
+        level = [part for one in inner for part in (one if isinstance(one, list) else [one])]
+    if any(isinstance(one, Mapping) for one in level):
+        refuse_size("recurrence")
 
 
 def recurrence_to_json(recurrence: Recurrence) -> dict[str, Any]:
     """A bound recurrence as JSON-ready fields: those of its spec, and timezone, start, end, maxRuns."""
-    return {
+    found = {
         **spec_to_json(recurrence.spec),
         "timezone": recurrence.timezone,
         "start": format_instant(recurrence.start) if recurrence.start else None,
         "end": format_instant(recurrence.end) if recurrence.end else None,
         "maxRuns": recurrence.max_runs,
     }
+    if recurrence.overrides:
+        found["overrides"] = [one.to_json() for one in recurrence.overrides]
+    return found
 
 
 def recurrence_from_json(data: Mapping[str, Any]) -> Recurrence:
@@ -93,7 +110,11 @@ def recurrence_from_json(data: Mapping[str, Any]) -> Recurrence:
             f"Invalid timezone: {timezone!r:.64}. Use IANA format (e.g., America/New_York)",
         )
     start, end = (_bound(data.get(name), name) for name in ("start", "end"))
-    return Recurrence(spec, timezone, start, end, data.get("maxRuns"))
+    overrides = data.get("overrides") or []
+    if not isinstance(overrides, list):
+        raise InvalidRecurrence(f"overrides are {overrides!r:.60}.", fix="Give a list.")
+    found = tuple(Override.from_json(one) for one in overrides)
+    return Recurrence(spec, timezone, start, end, data.get("maxRuns"), found)
 
 
 def _bound(text: object, name: str) -> datetime | None:

@@ -136,6 +136,8 @@ class RRuleRule(Rule):
         self.zone = where
         self._inner, first = _unbounded(parts, spec, where)
         self.gap, self.fold = self._inner.gap, self._inner.fold
+        self.fixed = isinstance(self._inner, WallRule)
+        """Whether it names local times, rather than following real time."""
         self._stop = _stop(parts, self._inner, first, where)
         removed = {_instant(one, where) for one in block.exdates + spec.exdates}
         added = {_instant(one, where) for one in block.rdates + spec.rdates} - removed

@@ -19,6 +19,9 @@ from timebell.recurrence.zones import WIDEST, Segment, Zone
 class Walls(ABC):
     """A set of local times, as whole seconds of the wall clock since its 1970-01-01T00:00."""
 
+    uniform = False
+    """Whether each day that has any has the same times."""
+
     @abstractmethod
     def next(self, local: int) -> int | None:
         """The first from `local` on."""
@@ -117,7 +120,7 @@ class TimesList(TimesOfDay):
 class DailyWalls(Walls):
     """The same times on each of some days."""
 
-    __slots__ = ("_days", "_times")
+    uniform = True
 
     def __init__(self, days: Days, times: TimesOfDay) -> None:
         self._days, self._times = days, times
@@ -175,6 +178,16 @@ class WallRule(Rule):
         self.fold = fold if fixed else "both"
         self._missing = frozenset() if missing_days else where.missing_days
         self._fraction = fraction
+
+    def all_walls(self) -> Walls:
+        """Every local time that it names."""
+        return self.walls
+
+    def among(self, walls: Walls) -> WallRule:
+        """The rule that does the same to other local times."""
+        made = WallRule(self.zone, walls, gap=self.gap, fold=self.fold, fixed=self.fixed, fraction=self._fraction)
+        made._missing = self._missing
+        return made
 
     def after(self, instant: int) -> int | None:
         found = self._next((instant - self._fraction) // SECOND)
@@ -244,7 +257,7 @@ class WallRule(Rule):
         moved = self._moved_next(segment, start) if segment.offset > segment.before else None
         while moved is not None and moved < end:
             local = moved + segment.offset
-            total += self.walls.next(local) != local
+            total += not self.walls.count(local, local + 1)
             moved = self._moved_next(segment, moved + 1)
         return total
 
@@ -277,7 +290,7 @@ class WallRule(Rule):
 
     def _named(self, low: int, high: int) -> int | None:
         """The first local second in [low, high), except on dates that never were."""
-        local = self.walls.next(low)
+        local = self.walls.next(low) if self.walls.count(low, high) else None  # does not search on after `high`
         while local is not None and local < high and local // DAY_S in self._missing:
             local = self.walls.next((local // DAY_S + 1) * DAY_S)
         return local if local is not None and local < high else None

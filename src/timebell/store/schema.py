@@ -44,6 +44,8 @@ schedules = Table(
     Column("tenant_id", String(200), nullable=False),
     Column("name", String(200), nullable=False),
     Column("recurrence", Text, nullable=False),
+    # The name of the calendar of which it is given each new version.
+    Column("calendar", String(200)),
     Column("action", Text, nullable=False),
     Column("policies", Text, nullable=False),
     Column("enabled", Boolean, nullable=False, server_default=true()),
@@ -66,6 +68,12 @@ schedules = Table(
         "next_fire_at",
         postgresql_where=text("enabled AND fault IS NULL"),
         sqlite_where=text("enabled AND fault IS NULL"),
+    ),
+    Index(
+        "timebell_schedules_calendar",
+        "calendar",
+        postgresql_where=text("calendar IS NOT NULL"),
+        sqlite_where=text("calendar IS NOT NULL"),
     ),
 )
 
@@ -193,6 +201,16 @@ finished = Table(
     Index("timebell_finished_id", "id"),
     Index("timebell_finished_at", "finished_at"),
     Index("timebell_finished_schedule", "schedule_id", "scheduled_at"),
+)
+
+calendars = Table(
+    "timebell_calendars",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("definition", Text, nullable=False),
+    Column("created_at", Instant, nullable=False),
 )
 
 # Client request ids, unique per tenant for ever, in all states: never pruned.

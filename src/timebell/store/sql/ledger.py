@@ -33,7 +33,7 @@ def create(
     `keep` the existing job stands, with `replace` the pending one is cancelled in favour of the new. Jobs due
     before `soon` make other nodes look again.
     """
-    _make_tenants(tx, {job.tenant_id for job in new}, min(job.created_at for job in new))
+    make_tenants(tx, {job.tenant_id for job in new}, min(job.created_at for job in new))
     if bulk and not any(job.key or job.request_id for job in new):
         load_jobs(tx, new)
         existing: dict[str, str] = {}
@@ -61,7 +61,7 @@ MAKE_TENANTS = Statement(
 )
 
 
-def _make_tenants(tx: Transaction, ids: set[str], now: datetime) -> None:
+def make_tenants(tx: Transaction, ids: set[str], now: datetime) -> None:
     known = set(tx.execute(select(tenants.c.id).where(tenants.c.id.in_(ids))).scalars())
     if unknown := sorted(ids - known):
         tx.fetch(MAKE_TENANTS, [{"id": tenant, "created_at": tx.dialect.to_db(now)} for tenant in unknown])

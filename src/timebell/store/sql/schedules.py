@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ import orjson
 from sqlalchemy import Row, insert, select, update
 
 from timebell.errors import Conflict
-from timebell.model.decide import passed_over, plan
+from timebell.model.decide import next_of, passed_over, plan
 from timebell.model.job import Hold, NewJob
 from timebell.model.page import Page
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
 from timebell.model.schedule import Action, Policies, Schedule
-from timebell.recurrence import Recurrence
+from timebell.recurrence import OnCalendar, Override, Recurrence
+from timebell.recurrence.overrides import carried as carried_overrides
 from timebell.recurrence.zone_changes import carried, offset_at
 from timebell.store.schema import jobs as job_table
 from timebell.store.schema import revisions, schedules
@@ -51,17 +53,36 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
             f"There is a schedule {schedule.name!r} already.", code="SCHEDULE_EXISTS", existing=row.id,
             fix="Use another name, or put it by name to change it.",
         )  # fmt: skip
-    old = _read(row)
-    if old is not None:
-        same = _row(schedule)
-        unchanged = old.recurrence == schedule.recurrence and all(
-            same[part] == getattr(row, part) for part in ("action", "policies")
-        )
-        by_code = schedule.code_hash is not None and schedule.code_hash == old.code_hash
-        if old.fault is None and (unchanged or by_code):
-            return old
-        settle(tx, old, build, now)
-    return write_over(tx, row.id, schedule, old, now)
+    old = legible(row)
+    if old is None:
+        return write_over(tx, row.id, schedule, None, now)
+    same = _row(schedule)
+    unchanged = dataclasses.replace(old.recurrence, overrides=()) == schedule.recurrence and all(
+        same[part] == getattr(row, part) for part in ("action", "policies")
+    )
+    by_code = schedule.code_hash is not None and schedule.code_hash == old.code_hash
+    if old.fault is None and (unchanged or by_code):
+        return old
+    return edit(tx, old, schedule, build, now)
+
+
+def edit(
+    tx: Transaction, old: Schedule, new: Schedule, build: Build, now: datetime,
+    overrides: Sequence[Override] | None = None,
+) -> Schedule:  # fmt: skip
+    """Write a new spec, which has no overrides yet, over a locked one. Those that the old one has (or the given
+    ones) stay where they still name an occurrence; the schedule says which were `dropped`."""
+    settle(tx, old, build, now)
+    since = now if old.last_fired_at is None else max(now, old.last_fired_at)
+    kept, dropped = carried_overrides(
+        old.recurrence.overrides if overrides is None else overrides, new.recurrence, since
+    )
+    for one in dropped:
+        log.warning("schedule %s has no occurrence at %s to override any more", old.id, one.at)
+    if kept:
+        new = dataclasses.replace(new, recurrence=dataclasses.replace(new.recurrence, overrides=kept))
+    written = write_over(tx, old.id, dataclasses.replace(new, updated_at=now), old, now)
+    return dataclasses.replace(written, dropped=dropped)
 
 
 def settle(tx: Transaction, schedule: Schedule, build: Build, now: datetime) -> None:
@@ -79,7 +100,7 @@ def pass_over(tx: Transaction, schedule: Schedule, build: Build, now: datetime) 
         jobs.skip(
             tx, [(build(schedule, one.at, None, now), one.reason, one.count, one.to) for one in planned.skips], now
         )
-    values = {"next_fire_at": planned.next_fire_at, "updated_at": now}
+    values = {"next_fire_at": planned.next_fire_at, "updated_at": now, "fault": planned.fault}
     values |= stamp(schedule.recurrence, planned.next_fire_at)
     tx.execute(update(schedules).where(schedules.c.id == schedule.id).values(**values))
 
@@ -92,9 +113,10 @@ def write_over(tx: Transaction, id_: str, schedule: Schedule, old: Schedule | No
     for kept in ("id", "enabled", "created_at", "last_fired_at", "paused_at", "pause_reason"):
         del written[kept]
     since = now if row.last_fired_at is None else max(now, row.last_fired_at)
+    following, fault = _after_edit(tx, row, schedule, old, since)
     written |= {
-        "revision": row.revision + 1, "fault": None, "code_hash": schedule.code_hash or row.code_hash,
-        "next_fire_at": _after_edit(tx, row, schedule, old, since),
+        "revision": row.revision + 1, "fault": fault, "code_hash": schedule.code_hash or row.code_hash,
+        "next_fire_at": following,
     }  # fmt: skip
     written |= stamp(schedule.recurrence, written["next_fire_at"])
     tx.execute(update(schedules).where(mine).values(**written))
@@ -105,24 +127,25 @@ def write_over(tx: Transaction, id_: str, schedule: Schedule, old: Schedule | No
 
 def _after_edit(
     tx: Transaction, row: Row[Any], schedule: Schedule, old: Schedule | None, since: datetime
-) -> datetime | None:
-    """The first instant of a new spec. Of a fixed delay: none while a run goes on, whose end decides; and the
-    pause since the last run, if there was one, goes on with the new length."""
+) -> tuple[datetime | None, str | None]:
+    """The first instant of a new spec, and the reason where a search for it is given up. Of a fixed delay: none while
+    a run goes on, whose end decides; and the pause since the last run, if there was one, goes on with the new length.
+    """
     recurrence, delay = schedule.recurrence, schedule.recurrence.spec.delay
     if delay is None:
-        return recurrence.next(since)
+        return next_of(recurrence, since)
     apart = job_table.c.hold == Hold.RECOVER.value
     in_turn = (job_table.c.schedule_id == row.id) & job_table.c.serial & (job_table.c.hold.is_(None) | ~apart)
     if tx.execute(select(job_table.c.id).where(in_turn).limit(1)).first() is not None:
-        return None
+        return None, None
     paused = None if old is None or row.last_fired_at is None else old.recurrence.spec.delay
     unnamed = row.created_at + timedelta(microseconds=delay.length)  # the anchor of a spec that names none
     if paused is not None and row.next_fire_at is not None and recurrence.next(since) in (None, unnamed):
         begun = row.next_fire_at - timedelta(microseconds=paused.length)
         following = recurrence.following(None, begun)
         if following is None or following > since:
-            return following
-    return recurrence.first(since)
+            return following, None
+    return recurrence.first(since), None
 
 
 def revise(tx: Transaction, schedule: Schedule, now: datetime) -> None:
@@ -225,6 +248,9 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
             skips += left
             advance["next_fire_at"] = tx.dialect.to_db(planned.next_fire_at)
             advance |= stamp(schedule.recurrence, planned.next_fire_at)
+            if planned.fault is not None:
+                log.error("schedule %s is set aside: %s", schedule.id, planned.fault)
+                advance["fault"] = planned.fault[:500]
             if planned.supersedes:
                 successors[schedule.id] = made[-1].id
             if planned.fires:
@@ -290,7 +316,7 @@ def _row(schedule: Schedule) -> dict[str, Any]:
     spoken["retry"] = action.retry.to_json() if action.retry else None
     return {
         "id": schedule.id, "tenant_id": schedule.tenant_id, "name": schedule.name,
-        "recurrence": _dump(schedule.recurrence.to_json()), "action": _dump(spoken),
+        "recurrence": _dump(schedule.recurrence.to_json()), "calendar": _followed(schedule), "action": _dump(spoken),
         "policies": _dump(_policies(policies)),
         "enabled": schedule.enabled, "revision": schedule.revision, "code_hash": schedule.code_hash,
         "fault": schedule.fault, "next_fire_at": schedule.next_fire_at,
@@ -317,11 +343,17 @@ def _policies(policies: Policies) -> dict[str, Any]:
     }
 
 
+def _followed(schedule: Schedule) -> str | None:
+    """The name of the calendar of which it is given each new version."""
+    spec = schedule.recurrence.spec
+    return spec.calendar.name if isinstance(spec, OnCalendar) and spec.follows else None
+
+
 def _dump(value: dict[str, Any]) -> str:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
-def _read(row: Row[Any]) -> Schedule | None:
+def legible(row: Row[Any]) -> Schedule | None:
     """As `read`; None for a row that cannot be read."""
     try:
         return read(row)

@@ -16,9 +16,10 @@ from sqlalchemy import select, update
 
 from timebell.errors import InvalidInput
 from timebell.model import decide
-from timebell.model.job import Hold, Job, JobState, Kind
+from timebell.model.job import Hold, Job, JobState, Kind, Reason
 from timebell.model.policy import Overlap
 from timebell.model.schedule import Revision, Schedule
+from timebell.recurrence import Override
 from timebell.store.schema import finished, revisions, schedules
 from timebell.store.schema import jobs as live_jobs
 from timebell.store.sql import jobs, ledger, turns
@@ -29,7 +30,8 @@ MOST_BACKFILLED = 10_000
 DELETED = "schedule deleted"
 
 
-def _locked(tx: Transaction, tenant_id: str, id_: str) -> Schedule | None:
+def locked(tx: Transaction, tenant_id: str, id_: str) -> Schedule | None:
+    """The schedule with this id, locked as the planner locks it."""
     mine = (schedules.c.id == id_) & (schedules.c.tenant_id == tenant_id)
     row = tx.execute(select(schedules).where(mine).with_for_update()).first()
     return None if row is None else read(row)
@@ -44,7 +46,7 @@ def pause(
     tx: Transaction, tenant_id: str, id_: str, reason: str | None, build: Build, now: datetime
 ) -> Schedule | None:
     """Fire nothing more until `resume`; what was due by now is decided first. None for an unknown id."""
-    found = _locked(tx, tenant_id, id_)
+    found = locked(tx, tenant_id, id_)
     if found is None or not found.enabled:
         return found and _change(tx, id_, now, pause_reason=reason)
     settle(tx, found, build, now)
@@ -54,7 +56,7 @@ def pause(
 def resume(tx: Transaction, tenant_id: str, id_: str, catch_up: bool, build: Build, now: datetime) -> Schedule | None:
     """Fire again from now on. What fell into the pause is `skipped`, reason `paused`; with `catch_up` the
     schedule's catch-up decides on it, as after an outage. None for an unknown id."""
-    found = _locked(tx, tenant_id, id_)
+    found = locked(tx, tenant_id, id_)
     if found is None or found.enabled:
         return found
     if not catch_up:
@@ -64,7 +66,7 @@ def resume(tx: Transaction, tenant_id: str, id_: str, catch_up: bool, build: Bui
 
 def trigger(tx: Transaction, tenant_id: str, id_: str, build: Build, now: datetime) -> Job | None:
     """One more occurrence, now, of kind `manual`: obeys overlap, moves nothing. None for an unknown id."""
-    found = _locked(tx, tenant_id, id_)
+    found = locked(tx, tenant_id, id_)
     if found is None:
         return None
     planned = decide.by_hand(found, now, live_of(tx, [id_]).get(id_, (0, 0))[0])
@@ -98,7 +100,7 @@ def backfill(
     One after another unless overlap is `allow`; what ran, runs or was cancelled is not repeated, nor is what
     another backfill made. None for an unknown id. Raises InvalidInput (BACKFILL_TOO_LARGE).
     """
-    found = _locked(tx, tenant_id, id_)
+    found = locked(tx, tenant_id, id_)
     if found is None:
         return None
     if found.enabled and found.next_fire_at is not None:
@@ -114,7 +116,10 @@ def backfill(
     for table in (live_jobs, finished):
         of_it = (table.c.schedule_id == id_) & (table.c.kind != Kind.MANUAL)
         query = select(table.c.scheduled_at).where(of_it, table.c.scheduled_at >= start, table.c.scheduled_at < end)
-        done |= set(tx.execute(query.where(table.c.state != JobState.SKIPPED)).scalars())
+        settled = table.c.state != JobState.SKIPPED
+        if table is finished:
+            settled |= table.c.reason == Reason.OVERRIDE.value  # left out on purpose
+        done |= set(tx.execute(query.where(settled)).scalars())
     left = [at for at in instants if at not in done]
     if left and not dry_run:
         serial = (overlap or found.policies.overlap) is not Overlap.ALLOW
@@ -175,7 +180,7 @@ def revert(
 
     None for an unknown id.
     """
-    found = _locked(tx, tenant_id, id_)
+    found = locked(tx, tenant_id, id_)
     wanted = next((one for one in history(tx, tenant_id, id_) if one.number == number), None)
     if found is None:
         return None
@@ -193,7 +198,7 @@ def delete(tx: Transaction, tenant_id: str, id_: str, build: Build, now: datetim
 
     Its history stays: finished jobs, and the revisions. None for an unknown id.
     """
-    found = _locked(tx, tenant_id, id_)
+    found = locked(tx, tenant_id, id_)
     if found is None:
         return None
     settle(tx, found, build, now)
@@ -214,4 +219,9 @@ def _ended(schedule: Schedule, now: datetime) -> Any:
     """The recurrence as it is for an audit of a schedule that is gone: over."""
     first = schedule.recurrence.start
     end = max(now, first + timedelta(microseconds=1)) if first is not None else now
-    return dataclasses.replace(schedule.recurrence, end=end)
+    passed = [
+        one if one.to is None or one.to <= now else Override(one.at)
+        for one in schedule.recurrence.overrides
+        if one.at <= now
+    ]
+    return dataclasses.replace(schedule.recurrence, end=end, overrides=tuple(passed))
