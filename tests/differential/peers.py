@@ -31,6 +31,7 @@ from . import cases, oracle
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 COUNT = 5
+LAST = 2025  # Node has zone data of its own; later years differ by release
 NPM = ("cron-parser@5.10.5", "croner@11.0.1")
 Ask = Callable[[str, str, datetime], list[datetime]]
 
@@ -59,9 +60,7 @@ def generate(seed: int, most: int) -> Iterator[Case]:
 
 
 def _calendar(rnd: random.Random, zone: str) -> Iterator[Case]:
-    start = (
-        datetime(2000, 1, 1, tzinfo=UTC) + rnd.randrange(13_000) * DAY + rnd.randrange(86_400) * timedelta(seconds=1)
-    )
+    start = datetime(2000, 1, 1, tzinfo=UTC) + rnd.randrange(9_000) * DAY + rnd.randrange(86_400) * timedelta(seconds=1)
     text = cases.days(rnd)
     fields = text.split()
     if len(fields) != 5 or "?" in text or "+" in text:
@@ -95,7 +94,7 @@ _known: dict[str, list[datetime]] = {}
 
 def _transitions(zone: str) -> list[datetime]:
     if zone not in _known:
-        _known[zone] = oracle.transitions(oracle.info(zone), 1980, 2036)
+        _known[zone] = oracle.transitions(oracle.info(zone), 1980, LAST)
     return _known[zone]
 
 
@@ -135,6 +134,8 @@ def why(case: Case, mine: list[datetime], theirs: list[datetime]) -> str | None:
         return "a starred day field does not make it AND"
     if _starred(fields) and _reads(spec, case, theirs, both=True):
         return "day-of-month and day-of-week must both match, although neither is starred"
+    if "#" in fields[4] and _reads(oracle.Cron(" ".join([*fields[:2], "*", *fields[3:]])), case, theirs, both=True):
+        return "with # the day-of-month field is ignored"
     if "W" in fields[2]:
         return "nW in a month without that day is clamped, or nW with weekdays is read otherwise"
     return None
