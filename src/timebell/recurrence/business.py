@@ -11,7 +11,7 @@ from timebell.errors import InvalidRecurrence
 from timebell.recurrence.base import JSON, Roll, Rule, Spec
 from timebell.recurrence.calendars import FIRST_DAY, LAST_DAY, BusinessDays, Calendar
 from timebell.recurrence.instants import DAY_S, SECOND
-from timebell.recurrence.rrule import RRuleRule
+from timebell.recurrence.rrule_rule import RRuleRule
 from timebell.recurrence.search import Fruitless
 from timebell.recurrence.sets import Union, UnionRule, checked, part_from_json, part_to_json
 from timebell.recurrence.walls import WallRule, Walls

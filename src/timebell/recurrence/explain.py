@@ -27,12 +27,12 @@ def describe_interval(step: Step, anchor: datetime | None, month_end: str = "bac
     every = describe_step(step)
     if every.startswith("1 ") and " and " not in every:
         every = every[2:]
-    return f"Every {every}" + (f" from {_moment(anchor)}" if anchor else "") + _MONTH_ENDS.get(month_end, "")
+    return f"Every {every}" + (f" from {moment(anchor)}" if anchor else "") + _MONTH_ENDS.get(month_end, "")
 
 
 def describe_delay(step: Step, since: str, anchor: datetime | None) -> str:
     """E.g. "10 minutes after each run ends, from 2027-03-14 07:00 UTC"."""
-    return f"{describe_step(step)} {_SINCE[since]}" + (f", from {_moment(anchor)}" if anchor else "")
+    return f"{describe_step(step)} {_SINCE[since]}" + (f", from {moment(anchor)}" if anchor else "")
 
 
 def describe_step(step: Step) -> str:
@@ -55,7 +55,7 @@ def describe_step(step: Step) -> str:
 
 def describe_dates(dates: Sequence[datetime]) -> str:
     """E.g. "At 2027-03-14 07:00 UTC, 2027-04-14 07:00 UTC and 2027-05-14 07:00 UTC"."""
-    shown = [_moment(one) for one in dates[:_FEW_DATES]]
+    shown = [moment(one) for one in dates[:_FEW_DATES]]
     more = len(dates) - len(shown)
     return f"At {join([*shown, f'{more} more']) if more else join(shown)}"
 
@@ -74,7 +74,8 @@ def _amount(number: int, unit: str) -> str:
     return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
-def _moment(when: datetime) -> str:
+def moment(when: datetime) -> str:
+    """E.g. "2027-03-14 07:00 UTC", without UTC for a local time."""
     spec = "auto" if when.second or when.microsecond else "minutes"
     text = when.replace(tzinfo=None).isoformat(sep=" ", timespec=spec)
     return text if when.tzinfo is None else f"{text} UTC"

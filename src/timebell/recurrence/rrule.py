@@ -1,42 +1,42 @@
-"""RRULE: RFC 5545 recurrence rules with EXDATE and RDATE.
+"""RRULE: the recurrence rules of iCalendar, RFC 5545, with RFC 7529's SKIP.
 
-Rules of days and longer periods name local times: one that the clock skips is as late as the clock jumped,
-of one that it repeats the first counts (RFC 5545 3.3.5). Rules of hours and shorter periods count real time.
-Nothing is ever walked from DTSTART: every question starts at the period it is about.
+DAILY and coarser rules name local times, and WallRule says what jumps of the clock make of them. HOURLY and
+finer ones are steps of real time from DTSTART, kept or left out by what clocks show.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Self, get_args
 
 from timebell.errors import InvalidRecurrence
-from timebell.recurrence.base import JSON, Fold, Gap, Rule, Spec, stop_after
-from timebell.recurrence.instants import DAY_S, MAX, SECOND, format_instant, from_us, parse_instant, to_us, wall_us
-from timebell.recurrence.interval import ElapsedRule, Step
-from timebell.recurrence.rrule_days import RuleDays, picked
-from timebell.recurrence.rrule_elapsed import UNITS, ElapsedPicks, is_elapsed
-from timebell.recurrence.rrule_text import MOST_DATES, Parts, check_zone, parse_block, parse_rule, refuse
+from timebell.recurrence.base import JSON, Fold, Gap, Rule, Spec
+from timebell.recurrence.explain import join
+from timebell.recurrence.instants import SECOND, format_instant, from_us, parse_instant, to_us, wall_us
+from timebell.recurrence.interval import MonthEnd
+from timebell.recurrence.rrule_rule import completed, refuse_never, rule_of
+from timebell.recurrence.rrule_text import HOURLY, MONTHLY, Lines, parse_lines, refuse
 from timebell.recurrence.rrule_words import describe_rrule
-from timebell.recurrence.walls import DailyWalls, TimesOfDay, WallRule, Walls
-from timebell.recurrence.zones import Zone
+from timebell.recurrence.zones import Zone, zone
 
-_HORIZON = timedelta(days=36_525)
+MOST = 1000
+_LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 @dataclass(frozen=True, slots=True)
 class RRule(Spec):
-    """A recurrence rule: `FREQ=...` with its own `dtstart`, or a block of DTSTART, RRULE, EXDATE, RDATE lines.
+    """A recurrence rule, e.g. "FREQ=MONTHLY;BYDAY=-1FR", or lines DTSTART, RRULE, EXDATE and RDATE of iCalendar.
 
-    `dtstart` is an aware datetime, or a naive one for a local time in the schedule's zone; without one it is
-    the creation. Whole seconds. A DTSTART that the rule does not name is no occurrence. What a local time does
-    when the clock skips it (`gap`): "shift" it as far as the clock jumped, fire at the "end" of the gap, or
-    "skip" it; and when the clock repeats it (`fold`): "first", "last" or "both". Raises InvalidRecurrence
-    (INVALID_RRULE); NEVER_FIRES when bound, if nothing comes within a hundred years.
+    `dtstart` is where it begins, unless the text says so: a local time in the zone, or an aware datetime; without
+    one, the creation. What the rule leaves open is taken from it, and it is an instant only if it fits the rule.
+    `rdates` are instants in addition, `exdates` are left out; at most 1,000 of both. All in whole seconds.
+
+    `month_end` is RFC 7529's SKIP: of a month that lacks a day of BYMONTHDAY nothing ("skip"), its last day
+    ("back") or the 1st of the month after ("next"). `gap` ("end", "shift", "skip") and `fold` ("first", "last",
+    "both") are as in Cron, by default RFC 5545 3.3.5; HOURLY and finer rules are real time and take neither.
+    Raises InvalidRecurrence (INVALID_RRULE); bound to a zone also NEVER_FIRES, without an instant in 100 years.
     """
 
     kind: ClassVar[str] = "rrule"
@@ -44,6 +44,8 @@ class RRule(Spec):
     dtstart: datetime | None = None
     exdates: tuple[datetime, ...] = ()
     rdates: tuple[datetime, ...] = ()
+    _: KW_ONLY
+    month_end: MonthEnd = "skip"
     gap: Gap = "shift"
     fold: Fold = "first"
 
@@ -53,54 +55,107 @@ class RRule(Spec):
         dtstart: datetime | None = None,
         exdates: Iterable[datetime] = (),
         rdates: Iterable[datetime] = (),
+        *,
+        month_end: MonthEnd = "skip",
         gap: Gap = "shift",
         fold: Fold = "first",
     ) -> None:
-        if not isinstance(text, str):
-            refuse(f"A rule is text, not {text!r:.64}.", 'Write it like "FREQ=WEEKLY;BYDAY=MO,FR".')
-        block = parse_block(text)
-        if block.dtstart is not None and dtstart is not None and _whole(dtstart) != _whole(block.dtstart):
-            refuse("DTSTART is in the text and given beside it.", "Give it once.")
-        for name, value, allowed in (("gap", gap, get_args(Gap)), ("fold", fold, get_args(Fold))):
-            if value not in allowed:
-                refuse(f"{name}={value!r} is unknown.", f"Use one of {', '.join(allowed)}.")
-        start = dtstart if dtstart is not None else block.dtstart
-        fields: dict[str, Any] = {
-            "text": text, "dtstart": None if start is None else _whole(start), "gap": gap, "fold": fold,
-            "exdates": _dates(exdates, "exdates"), "rdates": _dates(rdates, "rdates"),
+        given = {
+            "text": text, "dtstart": None if dtstart is None else _moment(dtstart, "dtstart"),
+            "exdates": _moments(exdates, "exdates"), "rdates": _moments(rdates, "rdates"),
+            "month_end": month_end, "gap": gap, "fold": fold,
         }  # fmt: skip
-        for name, value in fields.items():
+        for name, value in given.items():
             object.__setattr__(self, name, value)
-        if len(self.exdates) + len(self.rdates) + len(block.exdates) + len(block.rdates) > MOST_DATES:
-            refuse("There are too many EXDATEs and RDATEs.", f"Give at most {MOST_DATES}; a calendar holds more.")
-        parse_rule(block.rule)
+        self._check()
+
+    def _check(self) -> None:
+        for name, allowed in (("month_end", MonthEnd), ("gap", Gap), ("fold", Fold)):
+            if (value := getattr(self, name)) not in get_args(allowed):
+                refuse(f"{name}={value!r:.64} is unknown.", f"Use one of {', '.join(get_args(allowed))}.")
+        if not isinstance(self.text, str):
+            refuse(f"A recurrence rule is text, not {self.text!r:.64}.", 'E.g. "FREQ=WEEKLY;BYDAY=MO".')
+        lines = self.lines
+        parts = lines.parts
+        if lines.dtstart is not None and self.dtstart is not None:
+            refuse("DTSTART is in the text, and dtstart is given too.", "Leave one out.")
+        if len(self.exdates) + len(self.rdates) > MOST:
+            refuse(f"There are more than {MOST} exdates and rdates.", "Use fewer, or a list of dates.")
+        if parts.freq >= HOURLY and (self.gap, self.fold) != ("shift", "first"):
+            refuse(f"gap and fold mean nothing with FREQ={parts.name}: it follows real time.", "Leave them out.")
+        if parts.skip not in (None, self.month_end) and self.month_end != "skip":
+            refuse("month_end and SKIP in the text differ.", "Leave one out.")
+        if self.skip != "skip":
+            if any(abs(day) == 366 for day in parts.yeardays):
+                refuse("SKIP is about days of a month, not BYYEARDAY=366.", "Use BYMONTH and BYMONTHDAY.")
+            several = any(len(numbers) > 1 for numbers in (parts.hours, parts.minutes, parts.seconds))
+            moves = any(abs(day) > 28 for day in parts.monthdays) if parts.monthdays or parts.days else True
+            if self.skip == "next" and parts.freq == MONTHLY and parts.setpos and several and moves:
+                refuse("SKIP=FORWARD with BYSETPOS and several times a day is not supported.", "Leave one out.")
+        moved = self.skip != "skip" and parts.freq <= MONTHLY
+        named = [(month, abs(day)) for month in parts.months for day in parts.monthdays]
+        if named and not moved and all(day > _LONGEST[month - 1] for month, day in named):
+            refuse_never("no month of BYMONTH has a day of BYMONTHDAY")
 
     @property
-    def parts(self) -> Parts:
-        """The rule's parts."""
-        return parse_rule(parse_block(self.text).rule)
+    def lines(self) -> Lines:
+        """The text, parsed."""
+        return parse_lines(self.text)
+
+    @property
+    def start(self) -> datetime | None:
+        """DTSTART, from the text or beside it: naive, or in UTC."""
+        return self.lines.dtstart if self.dtstart is None else self.dtstart
+
+    @property
+    def skip(self) -> MonthEnd:
+        """What happens in a month that lacks a day."""
+        return self.lines.parts.skip or self.month_end
 
     def anchored(self, created_at: datetime) -> RRule:
         to_us(created_at, "created_at")
-        return self if self.dtstart is not None else replace(self, dtstart=created_at.replace(microsecond=0))
+        return self if self.start is not None else replace(self, dtstart=created_at.replace(microsecond=0))
 
-    def compiled(self, where: Zone) -> RRuleRule:
-        if self.dtstart is None:
-            refuse("The rule has no DTSTART.", "Give dtstart, or bind the rule with created_at.")
-        return _compiled(self, where)
+    def compiled(self, where: Zone) -> Rule:
+        if self.start is None:
+            refuse("The rule has no DTSTART.", "Give one, or bind the rule with created_at.")
+        for name in self.lines.timezones - {where.name}:
+            refuse(f"TZID={name[:64]} is not the zone of the schedule, {where.name}.", "Use one zone for both.")
+        lines = self.lines
+        parts = lines.parts._replace(skip=self.skip)
+        exdates, rdates = self.exdates + lines.exdates, self.rdates + lines.rdates
+        return rule_of(parts, self.start, exdates, rdates, self.gap, self.fold, where)
 
     def describe(self) -> str:
-        block = parse_block(self.text)
-        return describe_rrule(self.parts, self.dtstart, len(block.exdates + self.exdates), block.rdates + self.rdates)
+        return describe_rrule(self.lines, self.start, self.skip, len(self.exdates), len(self.rdates))
 
     def warnings(self) -> list[str]:
-        parts = self.parts
         found = []
-        if any(abs(n) > 28 for n in parts.bymonthday) and parts.skip == "skip" and parts.freq in ("MONTHLY", "YEARLY"):
-            found.append(
-                "months without the day are left out: SKIP=BACKWARD takes their last day, BYMONTHDAY=-1 always."
-            )
+        start, parts = self.start, self.lines.parts
+        if start is not None and start.tzinfo is None:
+            parts = completed(parts, wall_us(start) // SECOND)
+            found += self._outside(start)
+        short = [day for day in parts.monthdays if abs(day) > 28] if self.skip == "skip" and not parts.setpos else []
+        months = [28 if month == 2 else _LONGEST[month - 1] for month in parts.months or range(1, 13)]
+        if parts.freq <= MONTHLY and any(abs(day) > length for day in short for length in months):
+            fix = "BYMONTHDAY=-1 is the last day, SKIP=BACKWARD the nearest before."
+            found.append(f"Months without day {join(list(map(str, short)), 'or')} are left out. {fix}")
+        if {53, -53} & {*parts.weeknos} or {366, -366} & {*parts.yeardays}:
+            found.append(f"Years without {'week 53' if parts.weeknos else 'day 366'} are left out.")
         return found
+
+    def _outside(self, start: datetime) -> list[str]:
+        """A sentence if DTSTART, a local time, is no instant of its own rule."""
+        where = zone(next(iter(self.lines.timezones), "UTC"))
+        if not where.instants(wall_us(start) // SECOND):
+            return []
+        try:
+            first = replace(self, exdates=(), rdates=()).compiled(where).after(-SECOND)
+        except InvalidRecurrence:
+            return []
+        shown = where.local(from_us(first or 0)).replace(tzinfo=None)
+        fits = shown == start or first is None
+        return [] if fits else [f"DTSTART {start} does not fit its own rule, which begins at {shown}."]
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -108,6 +163,7 @@ class RRule(Spec):
             "dtstart": format_instant(self.dtstart) if self.dtstart else None,
             "exdates": [format_instant(one) for one in self.exdates],
             "rdates": [format_instant(one) for one in self.rdates],
+            "monthEnd": self.month_end,
             "dst": {"gap": self.gap, "fold": self.fold},
         }
 
@@ -115,184 +171,34 @@ class RRule(Spec):
     def from_fields(cls, fields: JSON) -> Self:
         dst = fields.get("dst") or {}
         if not isinstance(dst, dict) or not dst.keys() <= {"gap", "fold"}:
-            refuse(f"dst={dst!r:.80} is unknown.", 'Write it like {"gap": "shift", "fold": "first"}.')
-        lists: dict[str, Any] = {}
-        for name in ("exdates", "rdates"):
-            texts = fields.get(name) or []
-            if not isinstance(texts, list):
-                refuse(f"{name} is a {type(texts).__name__}.", "Give a list of dates and times.")
-            lists[name] = [parse_instant(text, name) for text in texts]
+            refuse(f"dst={dst!r:.64} is unknown.", 'Write it like {"gap": "shift", "fold": "first"}.')
+        exdates, rdates = (_texts(fields, name) for name in ("exdates", "rdates"))
         start = fields.get("dtstart")
-        return cls(fields["spec"], None if start is None else parse_instant(start, "dtstart"), **lists, **dst)
-
-
-class RRuleRule(Rule):
-    """A rule from DTSTART to its COUNT or UNTIL, with the RDATEs and without the EXDATEs."""
-
-    def __init__(self, spec: RRule, where: Zone) -> None:
-        assert spec.dtstart is not None
-        block, parts = parse_block(spec.text), spec.parts
-        check_zone(block.timezone, where.name)
-        self.zone = where
-        self._inner, first = _unbounded(parts, spec, where)
-        self.gap, self.fold = self._inner.gap, self._inner.fold
-        self.fixed = isinstance(self._inner, WallRule)
-        """Whether it names local times, rather than following real time."""
-        self._stop = _stop(parts, self._inner, first, where)
-        removed = {_instant(one, where) for one in block.exdates + spec.exdates}
-        added = {_instant(one, where) for one in block.rdates + spec.rdates} - removed
-        self._removed = sorted(one for one in removed if self._in(one))
-        self._gone = frozenset(self._removed)
-        self._added = sorted(one for one in added if 0 <= one < MAX and not self._in(one))
-
-    def after(self, instant: int) -> int | None:
-        found = self._inner.after(instant)
-        while found is not None and found in self._gone:
-            found = self._inner.after(found)
-        if found is not None and found >= self._stop:
-            found = None
-        i = bisect_right(self._added, instant)
-        if i < len(self._added) and (found is None or self._added[i] < found):
-            return self._added[i]
-        return found
-
-    def before(self, instant: int) -> int | None:
-        found = self._inner.before(min(instant, self._stop))
-        while found is not None and found in self._gone:
-            found = self._inner.before(found)
-        i = bisect_left(self._added, instant)
-        if i and (found is None or self._added[i - 1] > found):
-            return self._added[i - 1]
-        return found
-
-    def count(self, start: int, end: int) -> int:
-        if start >= end:
-            return 0
-        total = self._inner.count(start, min(end, self._stop)) if start < self._stop else 0
-        for instants, sign in ((self._removed, -1), (self._added, 1)):
-            total += sign * (bisect_left(instants, end) - bisect_left(instants, start))
-        return total
-
-    def wall(self, low: int, high: int) -> Iterator[int]:
-        return self._inner.wall(low, high)
-
-    def _in(self, instant: int) -> bool:
-        return instant < self._stop and self._inner.after(instant - 1) == instant
-
-
-class _Since(Walls):
-    """Local times from a first one on."""
-
-    def __init__(self, walls: Walls, first: int) -> None:
-        self._walls, self._first = walls, first
-
-    def next(self, local: int) -> int | None:
-        return self._walls.next(max(local, self._first))
-
-    def previous(self, local: int) -> int | None:
-        found = self._walls.previous(local) if local > self._first else None
-        return found if found is not None and found >= self._first else None
-
-    def count(self, low: int, high: int) -> int:
-        low = max(low, self._first)
-        return self._walls.count(low, high) if low < high else 0
-
-
-class _From(WallRule):
-    """As WallRule, from a DTSTART on that is an instant. It counts if the rule names its local time, also in
-    the second pass of a fold, of which the rule would take the first."""
-
-    def __init__(self, where: Zone, walls: Walls, start: int, gap: Gap, fold: Fold) -> None:
-        super().__init__(where, walls, gap=gap, fold=fold, missing_days=True)
-        self._start = start
-        local = start // SECOND + where.offset(start // SECOND)
-        self._counts = walls.next(local) == local
-        self._besides = self._counts and super().after(start - 1) != start
-
-    def after(self, instant: int) -> int | None:
-        if instant < self._start and self._counts:
-            return self._start
-        return super().after(max(instant, self._start))
-
-    def before(self, instant: int) -> int | None:
-        found = super().before(instant)
-        if found is not None and found > self._start:
-            return found
-        return self._start if self._counts and self._start < instant else None
-
-    def count(self, start: int, end: int) -> int:
-        total = super().count(max(start, self._start), end) if end > self._start else 0
-        return total + (self._besides and start <= self._start < end)
-
-
-@lru_cache(maxsize=4096)
-def _compiled(spec: RRule, where: Zone) -> RRuleRule:
-    rule = RRuleRule(spec, where)
-    start = _instant(spec.dtstart, where) if spec.dtstart is not None else 0
-    first = rule.after(start - 2 * DAY_S * SECOND)
-    if first is None or first > start + _HORIZON // timedelta(microseconds=1):
-        raise InvalidRecurrence(
-            f"{spec.text[:80]!r} names nothing within a hundred years of its DTSTART.", code="NEVER_FIRES",
-            fix="Its BY parts exclude one another, or UNTIL comes too soon.",
+        return cls(
+            fields["spec"], None if start is None else parse_instant(start, "dtstart"), exdates, rdates,
+            month_end=fields.get("monthEnd", "skip"), **dst,
         )  # fmt: skip
-    return rule
 
 
-def _unbounded(parts: Parts, spec: RRule, where: Zone) -> tuple[Rule, int]:
-    """The rule without COUNT, UNTIL and single dates, and the instant from which COUNT counts."""
-    assert spec.dtstart is not None
-    aware = spec.dtstart.tzinfo is not None
-    local = wall_us(where.local(spec.dtstart).replace(tzinfo=None) if aware else spec.dtstart) // SECOND
-    start = _instant(spec.dtstart, where)
-    days = RuleDays(parts, local // DAY_S)
-    if is_elapsed(parts.freq):
-        by = ("bysecond", "byminute", "byhour", "byday", "bymonthday", "byyearday", "bymonth", "bysetpos")
-        if not any(getattr(parts, name) for name in by):
-            step = Step(0, 0, UNITS[parts.freq] * parts.interval * SECOND)
-            return ElapsedRule(step, from_us(start), where), start
-        return ElapsedPicks(parts, days, start // SECOND, where), start
-    hour, minute, second = local % DAY_S // 3600, local % 3600 // 60, local % 60
-    times = TimesOfDay(_mask(parts.byhour, hour), _mask(parts.byminute, minute), _mask(parts.bysecond, second))
-    walls: Walls = _Since(picked(days, times) if parts.bysetpos else DailyWalls(days, times), local)
-    if aware:
-        return _From(where, walls, start, spec.gap, spec.fold), start
-    return WallRule(where, walls, gap=spec.gap, fold=spec.fold, missing_days=True), start - 2 * DAY_S * SECOND
+def _texts(fields: JSON, name: str) -> list[datetime]:
+    texts = fields.get(name) or []
+    if not isinstance(texts, list):
+        refuse(f"{name} is a {type(texts).__name__}.", "Give a list of dates and times.")
+    return [parse_instant(text, name) for text in texts]
 
 
-def _stop(parts: Parts, rule: Rule, first: int, where: Zone) -> int:
-    """The instant before which the rule ends."""
-    if parts.count is not None and isinstance(rule, ElapsedPicks):
-        return rule.stop_after(parts.count)
-    if parts.count is not None:
-        return stop_after(rule, max(first, 0), MAX, parts.count)
-    if parts.until is None:
-        return MAX
-    return min(_instant(parts.until, where) + 1, MAX)
+def _moment(given: object, what: str) -> datetime:
+    """In UTC or naive, in whole seconds."""
+    if isinstance(given, datetime) and given.microsecond:
+        refuse(f"{what} is {given.isoformat()}.", "Give whole seconds: RFC 5545 knows no others.")
+    if not isinstance(given, datetime):
+        refuse(f"{what} is {given!r:.64}, which is not a datetime.", "Give a datetime.")
+    if not 1970 <= given.year < 2200:
+        refuse(f"{what} is in the year {given.year}.", "Give one within 1970 to 2199.")
+    found = given if given.tzinfo is None else given.astimezone(UTC)
+    return found.replace(fold=0)
 
 
-def _mask(values: tuple[int, ...], default: int) -> int:
-    return sum(1 << value for value in values or (default,))
-
-
-def _instant(when: datetime, where: Zone) -> int:
-    if when.tzinfo is not None:
-        return to_us(when)
-    second, fraction = divmod(wall_us(when), SECOND)
-    return where.resolve(second)[0] * SECOND + fraction
-
-
-def _whole(when: datetime) -> datetime:
-    if not isinstance(when, datetime) or not 1970 <= when.year < 2200:
-        refuse(f"dtstart is {when!r:.64}.", "Give a datetime within 1970 to 2199.")
-    if when.microsecond:
-        refuse(f"dtstart is {when.isoformat()}.", "RFC 5545 knows whole seconds only.")
-    return when.replace(fold=0) if when.tzinfo is None else when.astimezone(UTC)
-
-
-def _dates(dates: Iterable[datetime], what: str) -> tuple[datetime, ...]:
-    found = []
-    for one in dates:
-        if not isinstance(one, datetime) or not 1970 <= one.year < 2200:
-            refuse(f"{one!r:.64} in {what} is not a datetime within 1970 to 2199.", "Give datetimes.")
-        found.append(one.replace(fold=0) if one.tzinfo is None else one.astimezone(UTC))
-    return tuple(found)
+def _moments(given: Iterable[datetime], what: str) -> tuple[datetime, ...]:
+    found = {_moment(one, what) for one in given}
+    return (*sorted(one for one in found if one.tzinfo), *sorted(one for one in found if not one.tzinfo))

@@ -1,318 +1,356 @@
-"""Which days an RRULE of days or longer periods names: a bit mask for each calendar year, made when asked for.
+"""Which days a recurrence rule names, a year at a time: the days of a year are one bit mask, bit 0 its 1 January.
 
-The sets are those of RFC 5545 3.3.10. Days are counted from 1970-01-01; bit 0 of a mask is January 1st.
+What a rule's BY parts say of a year depends on its shape alone: the weekday it begins with, its length and
+its neighbours'. There are few shapes, so masks are built once for each and then cut by the rule's INTERVAL.
+Days are counted from 1970-01-01, which was a Thursday; Monday is 0. RFC 5545, 3.3.10.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from calendar import isleap
 from datetime import date
 from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from timebell.recurrence.instants import DAY_S
-from timebell.recurrence.rrule_text import Parts
-from timebell.recurrence.walls import DailyWalls, TimesList, TimesOfDay, Walls, bits
+from timebell.recurrence.rrule_text import DAILY, MONTHLY, WEEKLY, YEARLY, Parts
+from timebell.recurrence.walls import TimesOfDay, Walls
 
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
-FIRST_YEAR, LAST_YEAR = 1969, 2200  # local dates reach a day beyond the instants 1970..2199
-_STARTS = [date(year, 1, 1).toordinal() - _EPOCH_DAY for year in range(FIRST_YEAR, LAST_YEAR + 2)]
+_FIRST_YEAR, _LAST_YEAR = 1969, 2200  # local dates reach a day beyond the instants 1970..2199
+_YEARS = range(_FIRST_YEAR, _LAST_YEAR + 1)
+_FIRST = [date(year, 1, 1).toordinal() - _EPOCH_DAY for year in _YEARS]
+_END = _FIRST[-1] + 365 + isleap(_LAST_YEAR)
+_WEEKS = sum(1 << 7 * week for week in range(55))
 
 
-def year_of(day: int) -> int:
-    """The year of a day, within those that are known."""
-    return min(max(bisect_right(_STARTS, day) - 1, 0), LAST_YEAR - FIRST_YEAR) + FIRST_YEAR
+class Shape(NamedTuple):
+    """Of a year: the weekday of 1 January, the number of days in the year before, in it and in the one after."""
+
+    weekday: int
+    before: int
+    length: int
+    after: int
 
 
-def start_of(year: int) -> int:
-    """January 1st."""
-    return _STARTS[year - FIRST_YEAR]
+_SHAPES = [
+    Shape((first + 3) % 7, 365 + isleap(year - 1), 365 + isleap(year), 365 + isleap(year + 1))
+    for first, year in zip(_FIRST, _YEARS, strict=True)
+]
 
 
-class RuleDays:
-    """The days of a rule of YEARLY, MONTHLY, WEEKLY or DAILY frequency that has begun on `first`.
+class YearDays:
+    """The days of a rule that begins on the local date `start`, and of the periods before it in its phase.
 
-    With a finer frequency, those that its BY parts leave. Days before `first` are named, too.
+    With `setpos` BYSETPOS has chosen among them: one time a day, so that its positions are days.
     """
 
-    def __init__(self, parts: Parts, first: int) -> None:
-        self.parts = parts
-        self._first = first
-        self._start = date.fromordinal(first + _EPOCH_DAY)
-        self._masks: dict[int, int] = {}
+    __slots__ = ("_interval", "_kept", "_masks", "_parts", "_phase", "_setpos", "_shapes")
+
+    def __init__(self, parts: Parts, start: int, *, setpos: bool = False) -> None:
+        self._parts = parts
+        self._setpos = parts.setpos if setpos and parts.freq <= WEEKLY else ()
+        self._interval = parts.interval
+        self._phase = self._phase_of(start)
+        self._shapes: dict[Shape, list[int]] = {}
+        self._masks: list[int | None] = [None] * len(_FIRST)
 
     def __contains__(self, day: int) -> bool:
-        year = year_of(day)
-        return bool(self.mask(year) >> (day - start_of(year)) & 1)
+        n = bisect_right(_FIRST, day) - 1
+        return bool(self.mask(n) >> (day - _FIRST[n]) & 1)
 
     def next(self, day: int) -> int | None:
         """The first from `day` on."""
-        year = year_of(day)
-        since = max(day - start_of(year), 0)
-        mask = self.mask(year) >> since << since
-        while not mask:
-            year += 1
-            if year > LAST_YEAR:
-                return None
-            mask = self.mask(year)
-        return start_of(year) + (mask & -mask).bit_length() - 1
+        n = bisect_right(_FIRST, day) - 1
+        found = self._masks[n]
+        if found is None:
+            found = self.mask(n)
+        found = found >> (day - _FIRST[n])
+        if found:
+            return day + (found & -found).bit_length() - 1
+        for later in range(n + 1, len(_FIRST)):
+            if found := self.mask(later):
+                return _FIRST[later] + (found & -found).bit_length() - 1
+        return None
 
     def previous(self, day: int) -> int | None:
-        """The last up to `day`."""
-        year = year_of(day)
-        mask = self.mask(year) & ((2 << max(day - start_of(year), -1)) - 1)
-        while not mask:
-            year -= 1
-            if year < FIRST_YEAR:
+        """The last up to `day`, which counts."""
+        n = bisect_right(_FIRST, day) - 1
+        found = self.mask(n) & ((2 << (day - _FIRST[n])) - 1)
+        while not found:
+            n -= 1
+            if n < 0:
                 return None
-            mask = self.mask(year)
-        return start_of(year) + mask.bit_length() - 1
+            found = self.mask(n)
+        return _FIRST[n] + found.bit_length() - 1
 
     def count(self, start: int, end: int) -> int:
         """How many are in [start, end)."""
-        return self.between(start, end).bit_count() if end - start < 800 else self._count_years(start, end)
+        n, last = bisect_right(_FIRST, start) - 1, bisect_right(_FIRST, end) - 1
+        total = -(self.mask(n) & ((1 << (start - _FIRST[n])) - 1)).bit_count()
+        total += sum(self.mask(year).bit_count() for year in range(n, last))
+        return total + (self.mask(last) & ((1 << (end - _FIRST[last])) - 1)).bit_count()
 
-    def _count_years(self, start: int, end: int) -> int:
-        low, high = year_of(start), year_of(end)
-        whole = sum(self.mask(year).bit_count() for year in range(low, high))
-        before = (self.mask(low) & ((1 << max(start - start_of(low), 0)) - 1)).bit_count()
-        return whole - before + (self.mask(high) & ((1 << max(end - start_of(high), 0)) - 1)).bit_count()
+    def after_run(self, day: int) -> int:
+        """The first day from `day` on that is none of them."""
+        n = bisect_right(_FIRST, day) - 1
+        while n < len(_FIRST):
+            missing = ~self.mask(n) & ((1 << _SHAPES[n].length) - 1)
+            if missing := missing >> (day - _FIRST[n]):
+                return day + (missing & -missing).bit_length() - 1
+            n += 1
+            day = _FIRST[n] if n < len(_FIRST) else _END
+        return _END
 
-    def between(self, start: int, end: int) -> int:
-        """Those of [start, end) as a mask whose bit 0 is `start`."""
-        found = 0
-        for year in range(year_of(start), year_of(end - 1) + 1):
-            shift = start_of(year) - start
-            found |= self.mask(year) << shift if shift >= 0 else self.mask(year) >> -shift
-        return found & ((1 << max(end - start, 0)) - 1)
-
-    def mask(self, year: int) -> int:
-        """The days of a year."""
-        found = self._masks.get(year)
+    def mask(self, n: int) -> int:
+        """The days of the n-th year."""
+        found = self._masks[n]
         if found is None:
-            found = self._masks[year] = self._make(year)
+            if self._setpos:
+                length = _SHAPES[n].length
+                chosen = [self._chosen(days) for days in self.periods(n)]
+                late = [self._chosen(days) >> _SHAPES[n - 1].length for days in self.periods(n - 1)] if n else []
+                found = _union(chosen + late) & ((1 << length) - 1)
+            else:
+                found = self._days(n)
+            self._masks[n] = found
         return found
 
-    def _make(self, year: int) -> int:
-        parts, start = self.parts, self._start
-        this = _Year(year, parts.wkst)
-        if parts.freq == "YEARLY" and (year - start.year) % parts.interval:
-            return 0
-        months: tuple[int, ...] = parts.bymonth or tuple(range(1, 13))
-        monthdays, days = parts.bymonthday, parts.byday
-        bare = not (parts.byday or parts.bymonthday or parts.byyearday)
-        if parts.freq == "YEARLY" and parts.byweekno and bare:
-            days = ((0, start.weekday()),)
-        elif parts.freq == "YEARLY" and bare:
-            monthdays = (start.day,)
-            months = parts.bymonth or (start.month,)
-        elif parts.freq == "MONTHLY" and bare:
-            monthdays = (start.day,)
-        elif parts.freq == "WEEKLY" and not parts.byday:
-            days = ((0, start.weekday()),)
-        if parts.freq == "MONTHLY":
-            gone = year * 12 - start.year * 12 - start.month
-            months = tuple(month for month in months if (gone + month) % parts.interval == 0)
-        found = this.months(months)
-        if monthdays:
-            found = this.monthdays(monthdays, months, parts.skip)
-        if parts.byyearday:
-            found &= this.yeardays(parts.byyearday)
-        if parts.byweekno:
-            found &= this.weeks(parts.byweekno)
-        if days:
-            ordinals_in_months = parts.freq == "MONTHLY" or bool(parts.bymonth)
-            found &= this.weekdays(days, months if ordinals_in_months else ())
-        return found & self._stepped(this)
+    def periods(self, n: int) -> list[int]:
+        """The masks, relative to the n-th year, of the periods that begin in it; of DAILY and finer rules, the year."""
+        if self._parts.freq == MONTHLY:
+            return self._months(n)
+        if self._parts.freq != WEEKLY:
+            return [self._days(n)]
+        length = _SHAPES[n].length
+        both = self._days(n) | (self._days(n + 1) << length if n + 1 < len(_FIRST) else 0)
+        return [both & 0x7F << day for day in range((self._parts.wkst - _SHAPES[n].weekday) % 7, length, 7)]
 
-    def _stepped(self, this: _Year) -> int:
-        """The days that an interval of days or weeks leaves."""
-        parts = self.parts
-        if parts.interval == 1 or parts.freq not in ("DAILY", "WEEKLY"):
-            return this.all
-        if parts.freq == "DAILY":
-            return _every(parts.interval, (self._first - this.start) % parts.interval, this.length)
-        week = self._first - (self._start.weekday() - parts.wkst) % 7
-        step = parts.interval * 7
-        since = (week - this.start) % step
-        return sum(_every(step, (since + n) % step, this.length) for n in range(7))
+    def _days(self, n: int) -> int:
+        """The days of the n-th year before BYSETPOS."""
+        if self._parts.freq == MONTHLY:
+            return _union(self._months(n))
+        return self._shape(n)[0] & self._in_phase(n)
 
+    def _months(self, n: int) -> list[int]:
+        first = (_FIRST_YEAR + n) * 12
+        return [days for i, days in enumerate(self._shape(n)) if (first + i - self._phase) % self._interval == 0]
 
-def _every(step: int, first: int, length: int) -> int:
-    return sum(1 << day for day in range(first, length, step))
+    def _shape(self, n: int) -> list[int]:
+        shape = _SHAPES[n]
+        if shape not in self._shapes:
+            self._shapes[shape] = days_of_shape(self._parts, shape)
+        return self._shapes[shape]
 
+    def _chosen(self, days: int) -> int:
+        found = _bits(days)
+        return _union([1 << found[i] for i in chosen(self._setpos, len(found))])
 
-class _Year:
-    """A year's days as masks."""
+    def _phase_of(self, start: int) -> int:
+        """Where the periods that INTERVAL keeps begin: a year, a month or a day."""
+        when = date.fromordinal(start + _EPOCH_DAY)
+        if self._parts.freq == YEARLY:
+            return when.year
+        if self._parts.freq == MONTHLY:
+            return when.year * 12 + when.month - 1
+        return start - (when.weekday() - self._parts.wkst) % 7 if self._parts.freq == WEEKLY else start
 
-    def __init__(self, year: int, wkst: int) -> None:
-        self.start, self._wkst = start_of(year), wkst
-        self.length = start_of(year + 1) - self.start if year < LAST_YEAR else 365
-        self.all = (1 << self.length) - 1
-        self._year = year
-        self._weekday = (self.start + 3) % 7  # 1970-01-01 was a Thursday, 3
-        leap = self.length == 366
-        lengths = (31, 29 if leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-        self._lengths = lengths
-        self._firsts = [sum(lengths[:n]) for n in range(12)]
-
-    def months(self, months: tuple[int, ...]) -> int:
-        if len(months) == 12:
-            return self.all
-        return sum(((1 << self._lengths[m - 1]) - 1) << self._firsts[m - 1] for m in months)
-
-    def monthdays(self, monthdays: tuple[int, ...], months: tuple[int, ...], skip: str) -> int:
-        found = 0
-        for month in months:
-            first, length = self._firsts[month - 1], self._lengths[month - 1]
-            for n in monthdays:
-                day = n - 1 if n > 0 else length + n
-                if 0 <= day < length:
-                    found |= 1 << first + day
-                elif skip == "back":  # RFC 7529: the last day before the one that is not there
-                    found |= 1 << first + length - 1 if n > 0 else (1 << first - 1 if first else 0)
-                elif skip == "next":
-                    found |= 1 << first + length if n > 0 else 1 << first
-        return found & self.all
-
-    def yeardays(self, yeardays: tuple[int, ...]) -> int:
-        days = (n - 1 if n > 0 else self.length + n for n in yeardays)
-        return sum(1 << day for day in set(days) if 0 <= day < self.length)
-
-    def weekday(self, weekday: int) -> int:
-        """Every Monday, for 0."""
-        return _weekdays((weekday - self._weekday) % 7, self.length)
-
-    def weekdays(self, days: tuple[tuple[int, int], ...], months: tuple[int, ...]) -> int:
-        """Weekdays, those with a number counted in the months named, or in the year."""
-        found = 0
-        for ordinal, weekday in days:
-            every = self.weekday(weekday)
-            if not ordinal:
-                found |= every
-                continue
-            for low, length in [(self._firsts[m - 1], self._lengths[m - 1]) for m in months] or [(0, self.length)]:
-                within = bits(every >> low & ((1 << length) - 1))
-                if abs(ordinal) <= len(within):
-                    found |= 1 << low + within[ordinal - 1 if ordinal > 0 else ordinal]
-        return found
-
-    def weeks(self, numbers: tuple[int, ...]) -> int:
-        """The days whose week, of the year that has most of it, has one of these numbers."""
-        found = 0
-        for of in (self._year - 1, self._year, self._year + 1):
-            first, count = _weeks(of, self._wkst)
-            for number in {n if n > 0 else count + 1 + n for n in numbers}:
-                if 1 <= number <= count:
-                    low = first + (number - 1) * 7 - self.start
-                    found |= 0b1111111 << low if low >= 0 else 0b1111111 >> -low
-        return found & self.all
+    def _in_phase(self, n: int) -> int:
+        """The days of the n-th year that are in periods kept by INTERVAL."""
+        if self._interval == 1 or self._parts.freq > DAILY:
+            return -1
+        if self._parts.freq == YEARLY:
+            return -1 if (_FIRST_YEAR + n - self._phase) % self._interval == 0 else 0
+        wide, every = (7, self._interval * 7) if self._parts.freq == WEEKLY else (1, self._interval)
+        ahead = (self._phase - _FIRST[n]) % every
+        running = ((1 << wide) - 1) >> (every - ahead)  # of the period that began last year
+        return _repeated(wide, every) << ahead | running
 
 
-@lru_cache(maxsize=16)
-def _weekdays(first: int, length: int) -> int:
-    return _every(7, first, length)
+class SetWalls(Walls):
+    """BYSETPOS among several times on the days of each period (a week, a month or a year)."""
 
-
-@lru_cache(maxsize=2048)
-def _weeks(year: int, wkst: int) -> tuple[int, int]:
-    """When the first week of a year begins, the first with four days in it, and how many weeks it has."""
-
-    def first(of: int) -> int:
-        fourth = date(of, 1, 4).toordinal() - _EPOCH_DAY
-        return fourth - (fourth + 3 - wkst) % 7
-
-    return first(year), (first(year + 1) - first(year)) // 7
-
-
-def picked(days: RuleDays, times: TimesOfDay) -> Walls:
-    """BYSETPOS: the times of these days that it picks."""
-    positions, per_day = days.parts.bysetpos, times.per_day
-    if days.parts.freq == "DAILY":  # the same ones every day
-        places = sorted({n - 1 if n > 0 else per_day + n for n in positions if abs(n) <= per_day})
-        return DailyWalls(days, TimesList(tuple(times.at(place) for place in places))) if places else Nothing()
-    most = {"WEEKLY": max(1, len(days.parts.byday)), "MONTHLY": 31, "YEARLY": 366}[days.parts.freq] * per_day
-    return PickedWalls(days, times) if any(abs(n) <= most for n in positions) else Nothing()
-
-
-class Nothing(Walls):
-    """No local time at all."""
+    def __init__(self, parts: Parts, days: YearDays, times: TimesOfDay) -> None:
+        self._setpos, self._days, self._times = parts.setpos, days, times
+        self._periods: dict[int, list[list[int]]] = {}
+        self._chosen: dict[int, list[int]] = {}
 
     def next(self, local: int) -> int | None:
+        n = max(0, bisect_right(_FIRST, local // DAY_S) - 1)
+        for year in range(max(0, n - 1), len(_FIRST)):  # a week may have begun in the year before
+            for days in self._of(year):
+                if (days[-1] + 1) * DAY_S > local:
+                    places = self._places(days)
+                    if (i := bisect_left(places, self._before(days, local))) < len(places):
+                        return self._at(days, places[i])
         return None
 
     def previous(self, local: int) -> int | None:
+        n = min(len(_FIRST), bisect_right(_FIRST, local // DAY_S)) - 1
+        for year in range(n, -1, -1):
+            for days in reversed(self._of(year)):
+                if days[0] * DAY_S < local:
+                    places = self._places(days)
+                    if i := bisect_left(places, self._before(days, local)):
+                        return self._at(days, places[i - 1])
         return None
 
     def count(self, low: int, high: int) -> int:
-        return 0
+        since = max(0, bisect_right(_FIRST, low // DAY_S) - 2)
+        return self._count(since, high) - self._count(since, low)
 
-
-class PickedWalls(Walls):
-    """BYSETPOS: some of the times of each year, month or week, chosen by their place among them.
-
-    Of days, `picked` makes a plain list of times.
-    """
-
-    def __init__(self, days: RuleDays, times: TimesOfDay) -> None:
-        self._days, self._times = days, times
-        self._positions = days.parts.bysetpos
-        self._picked = lru_cache(maxsize=1024)(self._pick)
-
-    def next(self, local: int) -> int | None:
-        start, end = self._period(local // DAY_S)
-        while start < start_of(LAST_YEAR):
-            for wall in self._picked(start, end):
-                if wall >= local:
-                    return wall
-            following = self._days.next(end)
-            if following is None:
-                return None
-            start, end = self._period(following)
-        return None
-
-    def previous(self, local: int) -> int | None:
-        start, end = self._period((local - 1) // DAY_S)
-        while True:
-            for wall in reversed(self._picked(start, end)):
-                if wall < local:
-                    return wall
-            earlier = self._days.previous(start - 1)
-            if earlier is None or earlier < start_of(FIRST_YEAR):
-                return None
-            start, end = self._period(earlier)
-
-    def count(self, low: int, high: int) -> int:
-        total, day = 0, low // DAY_S
-        while day * DAY_S < high:
-            start, end = self._period(day)
-            total += sum(low <= wall < high for wall in self._picked(start, end))
-            following = self._days.next(end)
-            if following is None:
-                break
-            day = following
+    def _count(self, since: int, local: int) -> int:
+        """How many of the periods from a year on are before `local`."""
+        total = 0
+        for year in range(since, bisect_right(_FIRST, local // DAY_S)):
+            for days in self._of(year):
+                if days[0] * DAY_S >= local:
+                    break
+                places = self._places(days)
+                whole = (days[-1] + 1) * DAY_S <= local
+                total += len(places) if whole else bisect_left(places, self._before(days, local))
         return total
 
-    def _period(self, day: int) -> tuple[int, int]:
-        """The days [from, to) of the period that a day is in."""
-        freq = self._days.parts.freq
-        if freq == "WEEKLY":
-            start = day - (day + 3 - self._days.parts.wkst) % 7
-            return start, start + 7
-        year = year_of(day)
-        if freq == "YEARLY":
-            return start_of(year), start_of(year + 1)
-        at = date.fromordinal(day + _EPOCH_DAY).replace(day=1)
-        start = at.toordinal() - _EPOCH_DAY
-        following = date(at.year + at.month // 12, at.month % 12 + 1, 1)
-        return start, following.toordinal() - _EPOCH_DAY
+    def _of(self, year: int) -> list[list[int]]:
+        found = self._periods.get(year)
+        if found is None:
+            found = [[_FIRST[year] + day for day in _bits(days)] for days in self._days.periods(year) if days]
+            self._periods[year] = found
+        return found
 
-    def _pick(self, start: int, end: int) -> tuple[int, ...]:
-        days = bits(self._days.between(start, end))
-        per_day = self._times.per_day
-        total = len(days) * per_day
-        places = {n - 1 if n > 0 else total + n for n in self._positions}
-        return tuple(
-            (start + days[place // per_day]) * DAY_S + self._times.at(place % per_day)
-            for place in sorted(places)
-            if 0 <= place < total
-        )
+    def _places(self, days: list[int]) -> list[int]:
+        """Which of the period's instants are chosen, by their index."""
+        found = self._chosen.get(len(days))
+        if found is None:
+            found = self._chosen[len(days)] = chosen(self._setpos, len(days) * self._times.per_day)
+        return found
+
+    def _before(self, days: list[int], local: int) -> int:
+        """How many instants of the period are before `local`."""
+        day, second = divmod(local, DAY_S)
+        i = bisect_left(days, day)
+        today = self._times.count(second) if i < len(days) and days[i] == day else 0
+        return i * self._times.per_day + today
+
+    def _at(self, days: list[int], place: int) -> int:
+        day, time = divmod(place, self._times.per_day)
+        return days[day] * DAY_S + self._times.at(time)
+
+
+def chosen(setpos: tuple[int, ...], size: int) -> list[int]:
+    """The indexes that BYSETPOS takes of a set of this size, in order."""
+    return sorted({p - 1 if p > 0 else size + p for p in setpos if 1 <= abs(p) <= size})
+
+
+def days_of_shape(parts: Parts, shape: Shape) -> list[int]:
+    """The days that the BY parts leave of such a year: one mask, or with MONTHLY one for each month."""
+    whole = (1 << shape.length) - 1
+    every, numbered = _weekday_sets(parts)
+    starts = _month_starts(shape.length)
+    months = [whole & (1 << end) - (1 << first) for first, end in pairwise(starts)]
+    kept = [month if not parts.months or i in parts.months else 0 for i, month in enumerate(months, 1)]
+    if parts.monthdays:
+        move = parts.skip or "skip" if parts.freq <= MONTHLY else "skip"
+        kept = [_monthdays(starts, i, parts.monthdays, move) if month else 0 for i, month in enumerate(kept)]
+    if parts.days:
+        plain = _weekdays(every, shape.weekday) & whole
+        scopes = months if parts.freq == MONTHLY or parts.months else [whole]
+        days = plain | _union([_nth(numbered, scope, shape.weekday) for scope in scopes] if numbered else [])
+        kept = [month & days for month in kept]
+    if parts.freq == MONTHLY:
+        return kept
+    found = _union(kept)
+    if parts.yeardays:
+        found &= _union([1 << d for d in (y - 1 if y > 0 else shape.length + y for y in parts.yeardays) if d >= 0])
+    if parts.weeknos:
+        found &= _weeks(parts.weeknos, parts.wkst, shape)
+    return [found & whole]
+
+
+def _weekday_sets(parts: Parts) -> tuple[int, list[tuple[int, int]]]:
+    """BYDAY's weekdays without a number, as a mask, and those with one."""
+    return _union([1 << day for n, day in parts.days if n == 0]), [pair for pair in parts.days if pair[0]]
+
+
+def _weekdays(mask: int, first: int) -> int:
+    """All days with these weekdays in a year that begins with the weekday `first`."""
+    return ((mask | mask << 7) >> first & 0x7F) * _WEEKS
+
+
+def _nth(numbered: list[tuple[int, int]], scope: int, first: int) -> int:
+    """The n-th weekday within a month or a year."""
+    found = 0
+    for n, day in numbered:
+        among = _bits(_weekdays(1 << day, first) & scope)
+        if abs(n) <= len(among):
+            found |= 1 << among[n - 1 if n > 0 else n]
+    return found
+
+
+def _monthdays(starts: list[int], month: int, days: tuple[int, ...], move: str) -> int:
+    """BYMONTHDAY in one month. RFC 7529: a day that it lacks is left out, the one before or the one after."""
+    first, end = starts[month], starts[month + 1]
+    found = 0
+    for day in days:
+        at = first + day - 1 if day > 0 else end + day
+        if first <= at < end:
+            found |= 1 << at
+        elif move != "skip":
+            edge = end if day > 0 else first
+            found |= 1 << (edge - 1 if move == "back" else edge)
+    return found
+
+
+def _weeks(numbers: tuple[int, ...], wkst: int, shape: Shape) -> int:
+    """BYWEEKNO: week 1 is the first with four days in the year; days at its ends are in a neighbour's week."""
+    weekday, before, length, after = shape
+    start = _week_one(weekday, wkst)
+    following = length + _week_one((weekday + length) % 7, wkst)
+    last = length + after + _week_one((weekday + length + after) % 7, wkst)
+    earlier = -before + _week_one((weekday - before) % 7, wkst)
+    found = 0
+    for low, high in ((earlier, start), (start, following), (following, last)):
+        count = (high - low) // 7
+        for number in numbers:
+            week = number if number > 0 else count + 1 + number
+            if 1 <= week <= count:
+                at = low + 7 * (week - 1)
+                found |= 0x7F << at if at >= 0 else 0x7F >> -at
+    return found
+
+
+def _week_one(weekday: int, wkst: int) -> int:
+    """Where week 1 begins, in days after a 1 January with this weekday."""
+    ahead = (wkst - weekday) % 7
+    return ahead if ahead < 4 else ahead - 7
+
+
+@lru_cache(maxsize=2)
+def _month_starts(length: int) -> list[int]:
+    february = length - 337
+    return [0, *accumulate((31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31))]
+
+
+@lru_cache(maxsize=1024)
+def _repeated(wide: int, every: int) -> int:
+    """`wide` bits at each multiple of `every`, for at least a year."""
+    return _union([((1 << wide) - 1) << at for at in range(0, 373, every)])
+
+
+def _bits(mask: int) -> list[int]:
+    """The numbers of the bits that are set, in order; quick where they are few."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+def _union(masks: list[int]) -> int:
+    found = 0
+    for mask in masks:
+        found |= mask
+    return found

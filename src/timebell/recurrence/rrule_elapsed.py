@@ -1,221 +1,210 @@
-"""RRULEs of hours, minutes or seconds: steps of real time from DTSTART, of which BY parts leave some.
+"""Recurrence rules of hours, minutes and seconds: steps of real time, of which BY parts keep some by local fields.
 
-A period is an hour, minute or second of real time, in step with DTSTART's local clock. Instants of every
-INTERVAL-th period count when clocks show a time that the BY parts name.
+The steps come round: after the least common multiple of the step and a day (or a week) they meet the same
+local times again, as long as the offset from UTC is the same. Which steps of one such round have a wanted
+time of day is listed once, so that the next one is found by arithmetic and bisection, however far it is.
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
-from math import gcd
+from itertools import compress
+from math import gcd, lcm
 
 from timebell.recurrence.base import Rule
 from timebell.recurrence.instants import DAY_S, MAX, MAX_S, MIN, MIN_S, SECOND
-from timebell.recurrence.rrule_days import RuleDays
-from timebell.recurrence.rrule_text import FREQUENCIES, Parts, refuse
-from timebell.recurrence.walls import DailyWalls, TimesList, TimesOfDay, bits
-from timebell.recurrence.zones import WIDEST, Zone
+from timebell.recurrence.rrule_days import YearDays, chosen
+from timebell.recurrence.rrule_text import HOURLY, MINUTELY, UNIT_S, Parts
+from timebell.recurrence.zones import Segment, Zone
 
-UNITS = {"HOURLY": 3600, "MINUTELY": 60, "SECONDLY": 1}
-_FEW = 1000
-_SPARSEST = 1000  # days between two hits that are still looked for one by one
+_WEEK_S = 7 * DAY_S
+_EPOCH_WEEKDAY = 3  # 1970-01-01 was a Thursday; Monday is 0
 
 
-class ElapsedPicks(Rule):
-    """The rule in a zone, from `start` (an epoch second) on."""
+class SteppedRule(Rule):
+    """Periods of real time from `start` (an epoch second) on, and before it; the caller bounds them."""
 
-    gap = "skip"
-    fold = "both"
-
-    def __init__(self, parts: Parts, days: RuleDays, start: int, where: Zone) -> None:
+    def __init__(self, parts: Parts, start: int, where: Zone) -> None:
         self.zone = where
-        self._parts, self._days, self._start = parts, days, start
-        self._unit = UNITS[parts.freq]
-        self._step = self._unit * parts.interval
-        self._offset = where.offset(start)
-        local = start + self._offset
-        self._base = start - local % self._unit  # when DTSTART's own period began
-        self._minute, self._second = local % 3600 // 60, local % 60
-        self._times = lru_cache(maxsize=64)(self._times_at)
-        self._day_counts: dict[tuple[int, int], int] = {}
-        self._check_density()
+        self._step = parts.interval * UNIT_S[parts.freq]
+        shown = start + where.offset(start)
+        self._wide, late = _opening(parts, shown)
+        self._origin = start - late
+        # Weekdays and steps meet in the same way every week if the step has a factor 7, else all of them meet.
+        self._round = _WEEK_S if self._step % 7 == 0 else DAY_S
+        self._every = gcd(self._step, self._round)
+        self._length = lcm(self._step, self._round)
+        self._wanted = (
+            parts.hours,
+            parts.minutes,
+            parts.seconds if parts.seconds or not parts.minutes or parts.freq != HOURLY else (shown % 60,),
+            tuple(day for _, day in parts.days) if self._round == _WEEK_S else (),
+            parts.setpos,
+        )
+        limited = parts.months or parts.yeardays or parts.monthdays or parts.days
+        self._days = YearDays(parts, shown // DAY_S) if limited else None
+        self._plain = not any(self._wanted)
+        self._grids: dict[int, tuple[int, array[int]]] = {}
 
     def after(self, instant: int) -> int | None:
-        at = max(instant // SECOND + 1, self._start, MIN_S)
-        i = self.zone.index(at)
-        while i < len(self.zone.segments):
-            segment = self.zone.segments[i]
-            local = self._next(max(at, segment.start) + segment.offset, segment.end + segment.offset, segment.offset)
-            if local is not None and local - segment.offset < segment.end:
-                found = local - segment.offset
-                return found * SECOND if found < MAX_S else None
-            i = i + 1 if local is None else max(i + 1, self.zone.index(local - WIDEST))
-        return None
+        found = self._next(max(instant // SECOND + 1, MIN_S))
+        return None if found is None else found * SECOND
 
     def before(self, instant: int) -> int | None:
-        at = min(-(-instant // SECOND), MAX_S) - 1
-        i = self.zone.index(at)
-        while i >= 0 and at >= self._start:
-            segment = self.zone.segments[i]
-            low = max(segment.start, self._start, MIN_S)
-            if segment.end <= self._start:
-                return None
-            local = self._previous(min(at, segment.end - 1) + segment.offset, low + segment.offset, segment.offset)
-            if local is not None:
-                return (local - segment.offset) * SECOND
-            i -= 1
-        return None
+        found = self._previous(min(-(-instant // SECOND), MAX_S))
+        return None if found is None else found * SECOND
 
     def count(self, start: int, end: int) -> int:
         low, high = (-(-min(max(edge, MIN), MAX) // SECOND) for edge in (start, end))
-        low = max(low, self._start)
-        total = 0
-        if low < high:
-            for segment in self.zone.segments[self.zone.index(low) : self.zone.index(high - 1) + 1]:
-                since, until = max(low, segment.start), min(high, segment.end)
-                total += self._count(since + segment.offset, until + segment.offset, segment.offset)
-        return total
+        if low >= high:
+            return 0
+        segments = self.zone.segments[self.zone.index(low) : self.zone.index(high - 1) + 1]
+        return sum(self._count(segment, max(low, segment.start), min(high, segment.end)) for segment in segments)
 
     def wall(self, low: int, high: int) -> Iterator[int]:
         return iter(())
 
-    def _times_at(self, offset: int) -> TimesOfDay | None:
-        """The times of day that are named while this offset holds; None when no period ever meets one.
-
-        What DTSTART gives, its minute and second, goes on in real time: a jump of half an hour moves it.
-        """
-        parts = self._parts
-        minute = (self._minute + (offset - self._offset) // 60) % 60
-        hours = _mask(parts.byhour) or (1 << 24) - 1
-        minutes = _mask(parts.byminute) or (1 << minute if parts.freq == "HOURLY" else (1 << 60) - 1)
-        seconds = _mask(parts.bysecond) or (1 << self._second if parts.freq != "SECONDLY" else (1 << 60) - 1)
-        times: TimesOfDay | None = TimesOfDay(hours, minutes, seconds)
-        if parts.bysetpos:
-            times = _picked(parts, hours, minutes, seconds)
-        return times if times is not None and self._hits(times, offset, 1) else None
-
-    def _hits(self, times: TimesOfDay, offset: int, most: int) -> int:
-        """How many of these times some period of the step can meet; counted up to `most`."""
-        common = gcd(self._step, DAY_S)
-        if common <= self._unit:
-            return min(times.per_day, most)
-        phase = self._base + offset
-        met = ((phase + at + n) % DAY_S for at in range(0, DAY_S, common) for n in range(self._unit))
-        return sum(1 for _ in islice((second for second in met if times.next(second) == second), most))
-
-    def _check_density(self) -> None:
-        times = self._times(self._offset)
-        cycle = self._step // gcd(self._step, DAY_S)  # days until the steps fall on the same times again
-        need = cycle // _SPARSEST
-        if times is not None and need and self._hits(times, self._offset, need) < need:
-            refuse(
-                f"INTERVAL={self._parts.interval} meets the BY parts about once in {cycle // 365} years.",
-                "Use a coarser FREQ, or an INTERVAL that divides a day.",
-            )
-
-    def _next(self, local: int, limit: int, offset: int) -> int | None:
-        """The first local second from `local` on that counts; None beyond `limit`."""
-        times = self._times(offset)
-        if times is None:
-            return None
-        walls, phase = DailyWalls(self._days, times), self._base + offset
-        while local < limit:
-            found = walls.next(local)
-            if found is None:
-                return None
-            into = (found - phase) % self._step
-            if into < self._unit:
-                return found
-            local = found + self._step - into
-        return local
-
-    def _previous(self, local: int, limit: int, offset: int) -> int | None:
-        """The last local second up to `local` that counts; None before `limit`."""
-        times = self._times(offset)
-        if times is None:
-            return None
-        walls, phase = DailyWalls(self._days, times), self._base + offset
-        while local >= limit:
-            found = walls.previous(local + 1)
-            if found is None or found < limit:
-                return None
-            into = (found - phase) % self._step
-            if into < self._unit:
-                return found
-            local = found - into + self._unit - 1
+    def _next(self, low: int) -> int | None:
+        """The first epoch second from `low` on."""
+        i, segments = self.zone.index(low), self.zone.segments
+        while i < len(segments):
+            segment = segments[i]
+            found = self._from(segment.offset, max(low, segment.start))
+            while self._days is not None and found is not None and found < segment.end:
+                day = (found + segment.offset) // DAY_S
+                match = self._days.next(day)
+                if match == day:
+                    break
+                if match is None:
+                    return None
+                found = self._from(segment.offset, match * DAY_S - segment.offset)
+            if found is not None and found < segment.end:
+                return found if found < MAX_S else None
+            i += 1
         return None
 
-    def _count(self, low: int, high: int, offset: int) -> int:
-        """How many local seconds of [low, high) count."""
-        times = self._times(offset)
-        if times is None:
-            return 0
-        if self._step == self._unit:
-            return DailyWalls(self._days, times).count(low, high)
-        return sum(self._count_of(chunk, offset) for chunk in self._chunks(low, high))
-
-    def _chunks(self, low: int, high: int) -> Iterator[tuple[int, int]]:
-        """[low, high) by days, those that cannot count left out."""
-        day = self._days.next(low // DAY_S)
-        while day is not None and day * DAY_S < high:
-            yield max(low, day * DAY_S), min(high, (day + 1) * DAY_S)
-            day = self._days.next(day + 1)
-
-    def _count_of(self, chunk: tuple[int, int], offset: int) -> int:
-        """How many local seconds of a day, or of a part of one, count; days alike are counted once."""
-        low, high = chunk
-        if self._step == self._unit:
-            return self._count(low, high, offset)
-        if high - low < DAY_S:
-            return sum(1 for _ in self._walk(low, high, offset))
-        key = (offset, (low - self._base - offset) % self._step)
-        if key not in self._day_counts:
-            self._day_counts[key] = sum(1 for _ in self._walk(low, high, offset))
-        return self._day_counts[key]
-
-    def _walk(self, low: int, high: int, offset: int) -> Iterator[int]:
-        found = self._next(low, high, offset)
-        while found is not None and found < high:
-            yield found
-            found = self._next(found + 1, high, offset)
-
-    def stop_after(self, runs: int) -> int:
-        """The instant just after the so-manieth one; the end of time when there are fewer."""
-        if runs <= _FEW:
-            found = self.after(self._start * SECOND - 1)
-            for _ in range(runs - 1):
-                found = None if found is None else self.after(found)
-            return MAX if found is None else found + 1
-        for segment in self.zone.segments[self.zone.index(self._start) :]:
-            low, high = max(self._start, segment.start) + segment.offset, segment.end + segment.offset
-            if self._times(segment.offset) is None:
-                continue
-            for chunk in self._chunks(low, min(high, MAX_S + segment.offset)):
-                if (count := self._count_of(chunk, segment.offset)) >= runs:
-                    last = next(islice(self._walk(*chunk, segment.offset), runs - 1, None))
-                    return (last - segment.offset) * SECOND + 1
-                runs -= count
-        return MAX
-
-
-def _picked(parts: Parts, hours: int, minutes: int, seconds: int) -> TimesOfDay | None:
-    """BYSETPOS within each hour, minute or second; None when it leaves nothing."""
-    units = {"HOURLY": (minutes, seconds), "MINUTELY": (1, seconds), "SECONDLY": (1, 1)}[parts.freq]
-    period = [minute * 60 + second for minute in bits(units[0]) for second in bits(units[1])]
-    kept = sorted({period[n - 1 if n > 0 else n] for n in parts.bysetpos if abs(n) <= len(period)})
-    if not kept:
+    def _previous(self, high: int) -> int | None:
+        """The last epoch second before `high`."""
+        i, segments = self.zone.index(high - 1), self.zone.segments
+        while i >= 0:
+            segment = segments[i]
+            found = self._until(segment.offset, min(high, segment.end))
+            while self._days is not None and found is not None and found >= max(segment.start, MIN_S):
+                day = (found + segment.offset) // DAY_S
+                match = self._days.previous(day)
+                if match == day:
+                    break
+                if match is None:
+                    return None
+                found = self._until(segment.offset, (match + 1) * DAY_S - segment.offset)
+            if found is not None and found >= segment.start:
+                return found if found >= MIN_S else None
+            i -= 1
         return None
-    if parts.freq == "HOURLY":
-        return TimesList(tuple(hour * 3600 + at for hour in bits(hours) for at in kept))
-    return TimesOfDay(hours, minutes, _mask(tuple(kept)) if parts.freq == "MINUTELY" else seconds)
+
+    def _count(self, segment: Segment, low: int, high: int) -> int:
+        """How many in [low, high), which lies within the segment."""
+        offset = segment.offset
+        if self._days is None:
+            return self._passed(offset, high) - self._passed(offset, low)
+        total, (day, last) = 0, ((low + offset) // DAY_S, (high + offset - 1) // DAY_S)
+        if self._length == DAY_S and last - day > 1:
+            whole = self._passed(offset, DAY_S) - self._passed(offset, 0)
+            total += self._days.count(day + 1, last) * whole
+            edges = [(day, day + 1), (last, last + 1)]
+            edges = [edge for edge in edges if edge[0] in self._days]
+        else:
+            edges = []
+            while (match := self._days.next(day)) is not None and match <= last:
+                day = self._days.after_run(match)
+                edges.append((match, day))
+        for first, end in edges:
+            since, until = max(low, first * DAY_S - offset), min(high, end * DAY_S - offset)
+            total += self._passed(offset, until) - self._passed(offset, since)
+        return total
+
+    def _from(self, offset: int, at: int) -> int | None:
+        """The first second from `at` on that has a wanted time of day at this offset."""
+        if self._plain:
+            return at + (self._origin - at) % self._step
+        anchor, places = self._grid(offset)
+        if not places:
+            return None
+        rounds, ahead = divmod(at - anchor, self._length)
+        turn, rest = divmod(ahead, self._step)
+        i = bisect_left(places, turn * self._wide + min(rest, self._wide))
+        if i == len(places):
+            rounds, i = rounds + 1, 0
+        turn, rest = divmod(places[i], self._wide)
+        return anchor + rounds * self._length + turn * self._step + rest
+
+    def _until(self, offset: int, before: int) -> int | None:
+        """The last such second before this one."""
+        if self._plain:
+            return before - 1 - (before - 1 - self._origin) % self._step
+        anchor, places = self._grid(offset)
+        if not places:
+            return None
+        rounds, i = divmod(self._passed(offset, before) - 1, len(places))
+        turn, rest = divmod(places[i], self._wide)
+        return anchor + rounds * self._length + turn * self._step + rest
+
+    def _passed(self, offset: int, at: int) -> int:
+        """How many such seconds are before this one, counted from an arbitrary one."""
+        if self._plain:
+            return -((self._origin - at) // self._step)
+        anchor, places = self._grid(offset)
+        rounds, ahead = divmod(at - anchor, self._length)
+        turn, rest = divmod(ahead, self._step)
+        return rounds * len(places) + bisect_left(places, turn * self._wide + min(rest, self._wide))
+
+    def _grid(self, offset: int) -> tuple[int, array[int]]:
+        """An epoch second at which a round begins, and the places in it that have a wanted time of day."""
+        found = self._grids.get(offset)
+        if found is None:
+            local = (self._origin + offset + _EPOCH_WEEKDAY * DAY_S) % self._round
+            begin = local % self._every
+            turns = self._round // self._every
+            ahead = (begin - local) // self._every * pow(self._step // self._every, -1, turns) % turns
+            places = _places(self._step, self._round, self._wide, begin, self._wanted)
+            found = self._grids[offset] = (self._origin + ahead * self._step, places)
+        return found
 
 
-def _mask(values: tuple[int, ...]) -> int:
-    return sum(1 << value for value in values)
+def _opening(parts: Parts, shown: int) -> tuple[int, int]:
+    """How wide the part of a period is that BY parts choose from, and how far into it DTSTART is."""
+    if parts.freq == HOURLY and parts.minutes:
+        return 3600, shown % 3600
+    if parts.freq in (HOURLY, MINUTELY) and parts.seconds:
+        return 60, shown % 60
+    return 1, 0
 
 
-def is_elapsed(freq: str) -> bool:
-    """Whether a frequency counts real time."""
-    return FREQUENCIES.index(freq) < FREQUENCIES.index("DAILY")
+@lru_cache(maxsize=64)
+def _places(step: int, around: int, wide: int, begin: int, wanted: tuple[tuple[int, ...], ...]) -> array[int]:
+    """Of the periods of one round, which begins at the local second `begin` of a day or Monday, the seconds that
+    have a wanted time of day: period * wide + second."""
+    hours, minutes, seconds, weekdays, setpos = wanted
+    minute = bytes(not seconds or second in seconds for second in range(60))
+    hour = b"".join(minute if not minutes or m in minutes else bytes(60) for m in range(60))
+    day = b"".join(hour if not hours or h in hours else bytes(3600) for h in range(24))
+    clock = b"".join(day if not weekdays or d in weekdays else bytes(DAY_S) for d in range(around // DAY_S))
+    every = gcd(step, around)
+    turns = around // every
+    if wide == 1:
+        # The wanted seconds that any period meets, in the order of the clock, then in the order of the periods.
+        back = pow(step // every, -1, turns)
+        met = bytearray(turns)
+        for place in compress(range(turns), clock[begin::every]):
+            met[place * back % turns] = 1
+        return array("I", compress(range(turns), met) if not setpos or chosen(setpos, 1) else ())
+    clock += clock[:wide]
+    places = array("I")
+    for turn in range(turns):
+        at = (begin + turn * step) % around
+        found = list(compress(range(turn * wide, turn * wide + wide), clock[at : at + wide]))
+        places.extend([found[i] for i in chosen(setpos, len(found))] if setpos else found)
+    return places

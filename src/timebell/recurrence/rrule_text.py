@@ -1,62 +1,71 @@
-"""The text of RFC 5545 recurrence rules and dates to values. Grammar: RFC 5545 3.3.10, 3.3.5; RFC 7529 SKIP."""
+"""The text of a recurrence rule to numbers. Grammar: RFC 5545, 3.3.10 and 3.8.5, and RFC 7529 for SKIP."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import datetime
 from functools import lru_cache
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from timebell.errors import InvalidInput, InvalidRecurrence
+from timebell.errors import InvalidRecurrence
 from timebell.recurrence.instants import parse_instant
-from timebell.recurrence.zones import zone
+from timebell.recurrence.interval import MonthEnd
 
-MOST_TEXT = 65_536
-MOST_RULE = 4_096
-MOST_DATES = 1_000
-MOST_INTERVAL = 1_000_000
-MOST_COUNT = 1_000_000
-FREQUENCIES = ("SECONDLY", "MINUTELY", "HOURLY", "DAILY", "WEEKLY", "MONTHLY", "YEARLY")
-DAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
-_DATE = re.compile(r"(\d{4})(\d\d)(\d\d)(?:T(\d\d)(\d\d)(\d\d)(Z)?)?", re.ASCII)
-_DAY = re.compile(r"([+-]?\d{1,2})?(MO|TU|WE|TH|FR|SA|SU)", re.ASCII)
-_NUMBER = re.compile(r"[+-]?\d{1,7}", re.ASCII)
-# Least and greatest value, and whether they count from the end, too.
-_RANGES = {
-    "BYSECOND": (0, 59, False),
-    "BYMINUTE": (0, 59, False),
-    "BYHOUR": (0, 23, False),
-    "BYMONTHDAY": (1, 31, True),
-    "BYYEARDAY": (1, 366, True),
-    "BYWEEKNO": (1, 53, True),
-    "BYMONTH": (1, 12, False),
-    "BYSETPOS": (1, 366, True),
-}
-_SKIPS = {"OMIT": "skip", "BACKWARD": "back", "FORWARD": "next"}
+MAX_TEXT = 4096
+YEARLY, MONTHLY, WEEKLY, DAILY, HOURLY, MINUTELY, SECONDLY = range(7)
+FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
+UNIT_S = (31_556_952, 2_629_746, 604_800, 86_400, 3600, 60, 1)
+"""The mean length of each frequency's period in seconds."""
+WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
+HORIZON_S = 100 * UNIT_S[YEARLY]
+_SKIPS: dict[str, MonthEnd] = {"OMIT": "skip", "BACKWARD": "back", "FORWARD": "next"}
+
+_LINE = re.compile(r"(?P<name>[A-Za-z-]+)(?P<params>(?:;[A-Za-z-]+=(?:\"[^\"]*\"|[^\";:]*))*):(?P<value>.*)", re.DOTALL)
+_BARE = re.compile(r"\s*[A-Za-z-]+=")
+_BASIC = re.compile(r"(\d{4})(\d\d)(\d\d)(?:[Tt](\d\d)(\d\d)(\d\d)?([Zz])?)?", re.ASCII)
+_DAY_ONLY = re.compile(r"\d{8}|\d{4}-\d\d-\d\d", re.ASCII)
+_NUMBER = re.compile(r"[+-]?\d{1,3}", re.ASCII)
+_ORDINAL_DAY = re.compile(r"([+-]?\d{1,2})?([A-Z]{2})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A parsed rule. Lists are sorted and without duplicates; weekdays count from Monday = 0."""
+class Parts(NamedTuple):
+    """A rule's parts. Numbers are sorted and without duplicates; an empty tuple is a part not given."""
 
-    freq: str
+    freq: int
     interval: int = 1
-    count: int | None = None
+    limit: int | None = None
+    """COUNT."""
     until: datetime | None = None
-    """Inclusive; aware, or naive for a local time."""
+    """The last instant or, naive, local time that may be one; of a date its last second."""
+    until_date: bool = False
     wkst: int = 0
-    bysecond: tuple[int, ...] = ()
-    byminute: tuple[int, ...] = ()
-    byhour: tuple[int, ...] = ()
-    byday: tuple[tuple[int, int], ...] = ()
-    """(ordinal or 0, weekday)"""
-    bymonthday: tuple[int, ...] = ()
-    byyearday: tuple[int, ...] = ()
-    byweekno: tuple[int, ...] = ()
-    bymonth: tuple[int, ...] = ()
-    bysetpos: tuple[int, ...] = ()
-    skip: str = "skip"
+    months: tuple[int, ...] = ()
+    weeknos: tuple[int, ...] = ()
+    yeardays: tuple[int, ...] = ()
+    monthdays: tuple[int, ...] = ()
+    days: tuple[tuple[int, int], ...] = ()
+    """(n, weekday): the n-th of its period, 0 for every one; Monday is 0."""
+    hours: tuple[int, ...] = ()
+    minutes: tuple[int, ...] = ()
+    seconds: tuple[int, ...] = ()
+    setpos: tuple[int, ...] = ()
+    skip: MonthEnd | None = None
+
+    @property
+    def name(self) -> str:
+        """The frequency as written."""
+        return FREQUENCIES[self.freq]
+
+
+class Lines(NamedTuple):
+    """What a text block says: naive datetimes are local times, aware ones UTC."""
+
+    parts: Parts
+    dtstart: datetime | None
+    exdates: tuple[datetime, ...]
+    rdates: tuple[datetime, ...]
+    timezones: frozenset[str]
 
 
 def refuse(message: str, fix: str) -> NoReturn:
@@ -65,176 +74,187 @@ def refuse(message: str, fix: str) -> NoReturn:
 
 
 @lru_cache(maxsize=4096)
-def parse_rule(text: str) -> Parts:
-    """`FREQ=...;...`, with or without `RRULE:` before it. Raises InvalidRecurrence (INVALID_RRULE)."""
-    if len(text) > MOST_RULE:
-        refuse(f"The rule has {len(text)} characters.", f"Use at most {MOST_RULE}.")
-    body = text.strip().upper().removeprefix("RRULE:")
-    given: dict[str, str] = {}
-    for part in body.removesuffix(";").split(";"):
-        name, equals, value = part.partition("=")
-        if not equals or not value or not name.isascii():
-            refuse(f"{part[:40]!r} is no part of a rule.", "Write it like FREQ=WEEKLY;BYDAY=MO,FR.")
-        if name in given:
-            refuse(f"{name} is given twice.", "Give it once, with a list of values.")
-        given[name] = value
-    parts = _read(given)
-    _check_parts(parts)
-    return parts
-
-
-def _read(given: dict[str, str]) -> Parts:
-    freq = given.pop("FREQ", None)
-    if freq not in FREQUENCIES:
-        refuse(f"FREQ is {freq!r:.40}." if freq else "FREQ is missing.", f"Use one of {', '.join(FREQUENCIES)}.")
-    if given.pop("RSCALE", "GREGORIAN") != "GREGORIAN":
-        refuse("RSCALE is not GREGORIAN.", "Other calendars are not supported.")
-    values: dict[str, object] = {"freq": freq}
-    for name, value in given.items():
-        if name in _RANGES:
-            values[name.lower()] = _numbers(name, value)
-        elif name == "BYDAY":
-            values["byday"] = _days(value)
-        elif name in ("INTERVAL", "COUNT"):
-            values[name.lower()] = _whole(name, value)
-        elif name == "UNTIL":
-            values["until"] = _until(value)
-        elif name == "WKST" and value in DAYS:
-            values["wkst"] = DAYS.index(value)
-        elif name == "SKIP" and value in _SKIPS:
-            values["skip"] = _SKIPS[value]
-        elif name in ("WKST", "SKIP"):
-            refuse(f"{name} is {value[:40]!r}.", f"Use one of {', '.join(DAYS if name == 'WKST' else _SKIPS)}.")
-        else:
-            refuse(f"{name[:40]!r} is no part of a rule.", "RFC 5545 3.3.10 lists them.")
-    return Parts(**values)  # type: ignore[arg-type]
-
-
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    low, high, signed = _RANGES[name]
-    found = set()
-    for item in text.split(","):
-        number = int(item) if _NUMBER.fullmatch(item) else None
-        if number is None or not low <= (abs(number) if signed else number) <= high:
-            least = f"{low} to {high}" + (f" or {-high} to {-low}" if signed else "")
-            leap = " Leap seconds are not supported." if name == "BYSECOND" and number == 60 else ""
-            refuse(f"{item[:40]!r} in {name} is out of range.", f"Use {least}.{leap}")
-        found.add(number)
-    return tuple(sorted(found))
-
-
-def _days(text: str) -> tuple[tuple[int, int], ...]:
-    found = set()
-    for item in text.split(","):
-        match = _DAY.fullmatch(item)
-        ordinal = int(match[1] or 0) if match else 0
-        if match is None or (match[1] is not None and not 1 <= abs(ordinal) <= 53):
-            refuse(f"{item[:40]!r} in BYDAY is no weekday.", "Write MO, 2TU or -1FR, with 1 to 53.")
-        found.add((ordinal, DAYS.index(match[2])))
-    return tuple(sorted(found))
-
-
-def _whole(name: str, text: str) -> int:
-    most = MOST_INTERVAL if name == "INTERVAL" else MOST_COUNT
-    number = int(text) if _NUMBER.fullmatch(text) else 0
-    if not 1 <= number <= most:
-        refuse(f"{name} is {text[:40]}.", f"Use 1 to {most}.")
-    return number
-
-
-def _until(text: str) -> datetime:
-    found = read_date(text, "UNTIL")
-    if len(text.strip()) > len("2027-03-14"):
-        return found
-    return found + timedelta(days=1, microseconds=-1)  # a date covers its whole day
-
-
-def _check_parts(parts: Parts) -> None:
-    """The combinations that RFC 5545 3.3.10 rules out."""
-    freq = parts.freq
-    if parts.count is not None and parts.until is not None:
-        refuse("COUNT and UNTIL exclude each other.", "Give one of them.")
-    coarse = {"YEARLY", "MONTHLY"}
-    if any(ordinal for ordinal, _ in parts.byday) and (freq not in coarse or parts.byweekno):
-        with_weeks = " with BYWEEKNO" if freq in coarse else f" with FREQ={freq}"
-        refuse(f"BYDAY has a number{with_weeks}.", "Only YEARLY and MONTHLY rules count weekdays; leave it out.")
-    for name, fits in (
-        ("byweekno", {"YEARLY"}),
-        ("byyearday", {"YEARLY", "HOURLY", "MINUTELY", "SECONDLY"}),
-        ("bymonthday", set(FREQUENCIES) - {"WEEKLY"}),
-    ):
-        if getattr(parts, name) and freq not in fits:
-            refuse(f"{name.upper()} does not go with FREQ={freq}.", "See the table in RFC 5545 3.3.10.")
-    others = ("bysecond", "byminute", "byhour", "byday", "bymonthday", "byyearday", "byweekno", "bymonth")
-    if parts.bysetpos and not any(getattr(parts, name) for name in others):
-        refuse("BYSETPOS picks from the other BY parts, and there are none.", "Add one, e.g. BYDAY=MO,TU,WE,TH,FR.")
-
-
-class Block(NamedTuple):
-    """What the lines of a recurrence say."""
-
-    rule: str
-    dtstart: datetime | None
-    exdates: tuple[datetime, ...]
-    rdates: tuple[datetime, ...]
-    timezone: str | None
-
-
-def parse_block(text: str) -> Block:
-    """DTSTART, RRULE, EXDATE and RDATE lines, or a rule alone. Raises InvalidRecurrence (INVALID_RRULE)."""
-    if len(text) > MOST_TEXT:
-        refuse(f"The recurrence has {len(text)} characters.", f"Use at most {MOST_TEXT}.")
-    lines = re.sub(r"\r?\n[ \t]", "", text).split("\n")  # RFC 5545 3.1: folded lines
-    rule: str | None = None
-    dtstart: datetime | None = None
-    dates: dict[str, list[datetime]] = {"EXDATE": [], "RDATE": []}
+def parse_lines(text: str) -> Lines:
+    """A rule alone, or lines DTSTART, RRULE, EXDATE and RDATE. Raises InvalidRecurrence (INVALID_RRULE)."""
+    if len(text) > MAX_TEXT:
+        refuse(f"The rule has {len(text)} characters.", f"Use at most {MAX_TEXT}; give dates as exdates and rdates.")
+    unfolded = re.sub(r"\r?\n[ \t]", "", text.strip())
+    dates: dict[str, list[datetime]] = {"DTSTART": [], "EXDATE": [], "RDATE": []}
+    rules: list[str] = []
     zones: set[str] = set()
-    for line in filter(None, (line.strip() for line in lines)):
-        head, colon, value = line.partition(":")
-        name, *options = head.upper().split(";")
-        if not colon or name == "RRULE" or line.upper().startswith("FREQ="):
-            if rule is not None:
-                refuse("There are two rules.", "Give one RRULE; a union of schedules does the rest.")
-            rule = line
-            continue
-        zones |= {option.partition("=")[2] for option in head.split(";")[1:] if option.upper().startswith("TZID=")}
-        if any(not option.startswith(("TZID=", "VALUE=DATE")) or option == "VALUE=PERIOD" for option in options):
-            refuse(f"{head[:60]} has an option that is not known.", "TZID and VALUE=DATE are.")
-        if name == "DTSTART" and dtstart is None:
-            dtstart = read_date(value, "DTSTART")
+    for line in filter(None, map(str.strip, unfolded.splitlines())):
+        match = None if _BARE.match(line) else _LINE.fullmatch(line)
+        name = "RRULE" if _BARE.match(line) else match["name"].upper() if match else line[:20]
+        value = match["value"] if match else line
+        params = match["params"] if match else ""
+        if name == "RRULE":
+            rules.append(value)
+            if params:
+                refuse(f"{params[1:]} has no place in RRULE.", "Leave it out.")
         elif name in dates:
-            dates[name] += [read_date(one, name) for one in value.split(",")]
+            dates[name] += _dates(name, value, _params(name, params, zones))
         else:
-            refuse(f"The line {line[:40]!r} is not known.", "Use one DTSTART, one RRULE, EXDATE and RDATE.")
-    if rule is None:
-        refuse("There is no RRULE.", "Write it like RRULE:FREQ=WEEKLY;BYDAY=MO.")
-    if len(zones) > 1:
-        refuse(f"The lines are in different zones: {', '.join(sorted(zones))[:80]}.", "Use one.")
-    return Block(rule, dtstart, tuple(dates["EXDATE"]), tuple(dates["RDATE"]), next(iter(zones), None))
+            fix = "Use the lines DTSTART, RRULE, EXDATE and RDATE."
+            refuse(f"{name!r} is no line of a recurrence.", fix if name != "EXRULE" else f"RFC 5545 has none. {fix}")
+    if len(rules) != 1:
+        refuse(f"There are {len(rules)} rules.", "Give one, e.g. FREQ=DAILY." if rules else "Write it like FREQ=DAILY.")
+    if len(dates["DTSTART"]) > 1:
+        refuse("DTSTART is given more than once.", "Give one.")
+    start = next(iter(dates["DTSTART"]), None)
+    return Lines(_rule(rules[0]), start, tuple(dates["EXDATE"]), tuple(dates["RDATE"]), frozenset(zones))
 
 
-def read_date(text: str, what: str) -> datetime:
-    """A date and time in the RFC's form, 20270314T020000 or with `Z` for UTC, or in ISO 8601's with dashes.
-
-    Without `Z` it is a local time (naive); a date alone is its midnight. Raises InvalidRecurrence.
-    """
-    text = text.strip()
-    match = _DATE.fullmatch(text.upper())
-    try:
-        if match is None:
-            found = parse_instant(text, what)
+def _params(name: str, text: str, zones: set[str]) -> bool:
+    """Whether the values are dates; a TZID goes to `zones`."""
+    local = date = False
+    for param in filter(None, text.split(";")):
+        key, _, value = param.upper().partition("=")
+        if key == "TZID":
+            zones.add(param.partition("=")[2].strip('"'))
+            local = True
+        elif key == "VALUE" and value in ("DATE", "DATE-TIME"):
+            date = value == "DATE"
         else:
-            numbers = [int(one) for one in match.groups()[:6] if one is not None]
-            found = datetime(*numbers, tzinfo=UTC if match[7] else None)  # type: ignore[arg-type,misc]
-    except (ValueError, InvalidInput):
-        refuse(f"{what} is {text[:40]!r}, which is not a date and time.", "Write it like 20270314T090000.")
-    if not 1970 <= found.year < 2200:
-        refuse(f"{what} is in the year {found.year}.", "Give one within 1970 to 2199.")
+            refuse(f"{param} of {name} is not supported.", "Use TZID, VALUE=DATE or VALUE=DATE-TIME.")
+    if local and date:
+        refuse(f"{name} has a TZID and VALUE=DATE.", "A date has no zone of its own: leave TZID out.")
+    return date
+
+
+def _dates(name: str, text: str, date: bool) -> list[datetime]:
+    found = []
+    for value in text.split(","):
+        if date and not _DAY_ONLY.fullmatch(value.strip()):
+            refuse(f"{value.strip()[:40]!r} in {name} is not a date.", "Write it like 20270101.")
+        found.append(_moment(value.strip(), name))
     return found
 
 
-def check_zone(named: str | None, schedule: str) -> None:
-    """A TZID must be the zone of the schedule: there is one place for it. Raises InvalidRecurrence."""
-    if named is not None and named != schedule:
-        zone(named)
-        refuse(f"TZID is {named}, and the schedule's zone is {schedule}.", "Use one of them for both.")
+def _moment(text: str, what: str) -> datetime:
+    """Basic (20270101T090000) or extended (2027-01-01T09:00:00) ISO 8601, with Z for UTC; a date is its midnight."""
+    match = _BASIC.fullmatch(text)
+    if match:
+        year, month, day, hour, minute, second, utc = match.groups()
+        text = f"{year}-{month}-{day}" + (f"T{hour}:{minute}:{second or '00'}{utc or ''}" if hour else "")
+    try:
+        found = parse_instant(text, what)
+    except InvalidRecurrence:
+        refuse(f"{text[:40]!r} in {what} is not a date and time.", "Write it like 20270101T090000, with Z for UTC.")
+    if not 1970 <= found.year < 2200:
+        refuse(f"{text} in {what} is outside the years 1970 to 2199.", "Give a year in that range.")
+    return found.replace(microsecond=0)
+
+
+def _rule(text: str) -> Parts:
+    given: dict[str, str] = {}
+    for item in text.strip().upper().split(";"):
+        name, equals, value = (side.strip() for side in item.partition("="))
+        if name not in _READ or not equals:
+            refuse(f"{item[:40]!r} is no part of a rule.", f"The parts are {', '.join(_READ)}, each NAME=VALUE.")
+        if name in given:
+            refuse(f"{name} is given twice.", "Give it once, with a list where it takes one.")
+        given[name] = value
+    if "FREQ" not in given:
+        refuse("The rule has no FREQ.", f"Add one of {', '.join(FREQUENCIES)}.")
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        field, parse = _READ[name]
+        if field:
+            read[field] = parse(name, value)
+        else:
+            parse(name, value)
+    if "until" in read and _DAY_ONLY.fullmatch(given["UNTIL"]):
+        read.update(until=read["until"].replace(hour=23, minute=59, second=59), until_date=True)
+    parts = Parts(**read)
+    _check(parts, "RSCALE" in given)
+    return parts
+
+
+def _check(parts: Parts, rscale: bool) -> None:
+    """The table of RFC 5545, 3.3.10, and its notes: what may stand together."""
+    freq, name = parts.freq, parts.name
+    if parts.limit is not None and parts.until is not None:
+        refuse("COUNT and UNTIL are both given.", "Leave one out: RFC 5545 allows only one of them.")
+    if parts.interval * UNIT_S[freq] > HORIZON_S:
+        refuse(f"INTERVAL={parts.interval} with {name} is more than 100 years.", "Use a shorter one.")
+    if parts.weeknos and freq != YEARLY:
+        refuse(f"BYWEEKNO has no meaning with FREQ={name}.", "Use it with FREQ=YEARLY.")
+    if parts.yeardays and freq in (MONTHLY, WEEKLY, DAILY):
+        refuse(f"BYYEARDAY has no meaning with FREQ={name}.", "Use it with FREQ=YEARLY, or BYMONTH and BYMONTHDAY.")
+    if parts.monthdays and freq == WEEKLY:
+        refuse("BYMONTHDAY has no meaning with FREQ=WEEKLY.", "Use FREQ=MONTHLY or FREQ=DAILY.")
+    if any(n for n, _ in parts.days):
+        if freq not in (YEARLY, MONTHLY):
+            refuse(f"BYDAY has a number, which means nothing with FREQ={name}.", "Use FREQ=MONTHLY or FREQ=YEARLY.")
+        if parts.weeknos:
+            refuse("BYDAY has a number, which means nothing with BYWEEKNO.", "Leave the number out.")
+    by = (parts.months, parts.weeknos, parts.yeardays, parts.monthdays, parts.days)
+    if parts.setpos and not any((*by, parts.hours, parts.minutes, parts.seconds)):
+        refuse("BYSETPOS chooses among what other BY parts give, and there are none.", "Add one, e.g. BYDAY=MO,TU.")
+    if parts.skip is not None and not rscale:
+        refuse("SKIP is given without RSCALE.", "Add RSCALE=GREGORIAN (RFC 7529).")
+
+
+def _choice(options: dict[str, Any]) -> Callable[[str, str], Any]:
+    def parse(name: str, text: str) -> Any:
+        if text not in options:
+            refuse(f"{name}={text[:40]} is unknown.", f"Use one of {', '.join(options)}.")
+        return options[text]
+
+    return parse
+
+
+def _positive(name: str, text: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or int(text) == 0:
+        refuse(f"{name}={text[:40]} is not a whole number from 1.", "Write it like 2, or leave it out.")
+    return int(text)
+
+
+def _numbers(low: int, high: int, signed: bool = False) -> Callable[[str, str], tuple[int, ...]]:
+    def parse(name: str, text: str) -> tuple[int, ...]:
+        found = set()
+        for item in text.split(","):
+            good = _NUMBER.fullmatch(item.strip())
+            number = int(item) if good else -1
+            if not good or not low <= (abs(number) if signed else number) <= high:
+                limits = f"{low} to {high}" + (f" or -{high} to -{low}" if signed else "")
+                what = "is not a number" if not good else "is out of range"
+                refuse(f"{item.strip()[:40]!r} in {name} {what}.", f"Use {limits}.")
+            found.add(number)
+        return tuple(sorted(found))
+
+    return parse
+
+
+def _weekdays(name: str, text: str) -> tuple[tuple[int, int], ...]:
+    found = set()
+    for item in text.split(","):
+        match = _ORDINAL_DAY.fullmatch(item.strip())
+        if not match or match[2] not in WEEKDAYS or not (match[1] is None or 1 <= abs(int(match[1])) <= 53):
+            refuse(f"{item.strip()[:40]!r} in {name} is not a weekday.", "Write it like MO, 1MO or -1FR (the last).")
+        found.add((int(match[1] or 0), WEEKDAYS.index(match[2])))
+    return tuple(sorted(found))
+
+
+def _until(name: str, text: str) -> datetime:
+    return _moment(text, name)
+
+
+_READ: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "FREQ": ("freq", _choice({name: i for i, name in enumerate(FREQUENCIES)})),
+    "INTERVAL": ("interval", _positive),
+    "COUNT": ("limit", _positive),
+    "UNTIL": ("until", _until),
+    "WKST": ("wkst", _choice({name: i for i, name in enumerate(WEEKDAYS)})),
+    "BYMONTH": ("months", _numbers(1, 12)),
+    "BYWEEKNO": ("weeknos", _numbers(1, 53, signed=True)),
+    "BYYEARDAY": ("yeardays", _numbers(1, 366, signed=True)),
+    "BYMONTHDAY": ("monthdays", _numbers(1, 31, signed=True)),
+    "BYDAY": ("days", _weekdays),
+    "BYHOUR": ("hours", _numbers(0, 23)),
+    "BYMINUTE": ("minutes", _numbers(0, 59)),
+    "BYSECOND": ("seconds", _numbers(0, 59)),
+    "BYSETPOS": ("setpos", _numbers(1, 366, signed=True)),
+    "RSCALE": ("", _choice({"GREGORIAN": None})),
+    "SKIP": ("skip", _choice(_SKIPS)),
+}

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from itertools import count as counting
 from itertools import islice, pairwise
 from typing import Any
 
@@ -329,14 +330,20 @@ REFUSED = [
     "FREQ=DAILY;;", "FREQ=DAILY;BYHOUR=", "RRULE:FREQ=DAILY\nRRULE:FREQ=DAILY", "DTSTART:20270101T000000",
     "DTSTART;TZID=Europe/Paris:20270101T000000\nRRULE:FREQ=DAILY", "RRULE:FREQ=DAILY\nDESCRIPTION:x",
     "FREQ=DAILY;BYHOUR=" + ",".join("1" * 5000), "X" * 100_000, "FREQ=DAILY;SKIP=UP", "RSCALE=HEBREW;FREQ=DAILY",
-    "FREQ=DAILY\x00", "FREQ=SECONDLY;INTERVAL=86399;BYHOUR=1;BYMINUTE=2;BYSECOND=3",
+    "FREQ=DAILY\x00", "FREQ=DAILY;UNTIL=20200101", "FREQ=DAILY;INTERVAL=36526", "FREQ=MONTHLY;SKIP=FORWARD",
+    "DTSTART;TZID=UTC:20270101T000000\nRRULE:FREQ=DAILY\nEXDATE;VALUE=PERIOD:20270101T000000/PT1H",
+    "DTSTART:19691231T000000\nRRULE:FREQ=DAILY", "FREQ=MONTHLY;BYMONTH=5L", "RRULE;X=1:FREQ=DAILY",
 ]  # fmt: skip
+SIXTY = ",".join(map(str, range(1, 60)))
 NEVER = [
     "FREQ=SECONDLY;BYMONTH=2;BYMONTHDAY=30", "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30",
     "FREQ=MONTHLY;BYMONTH=4;BYMONTHDAY=31",
     "FREQ=HOURLY;INTERVAL=2;BYHOUR=1,3,5", "FREQ=MINUTELY;INTERVAL=1440;BYHOUR=5", "FREQ=DAILY;INTERVAL=14;BYDAY=MO",
-    "FREQ=DAILY;UNTIL=20200101", "FREQ=YEARLY;BYDAY=MO;BYSETPOS=54", "FREQ=WEEKLY;BYDAY=MO,TU;BYSETPOS=3",
+    "FREQ=YEARLY;BYDAY=MO;BYSETPOS=54", "FREQ=WEEKLY;BYDAY=MO,TU;BYSETPOS=3",
     "FREQ=MINUTELY;BYSETPOS=5;BYSECOND=1,2", "FREQ=DAILY;BYHOUR=1;BYSETPOS=2", "FREQ=YEARLY;BYYEARDAY=366;BYMONTH=1",
+    "FREQ=SECONDLY;INTERVAL=86399;BYHOUR=1;BYMINUTE=2;BYSECOND=3", "FREQ=SECONDLY;INTERVAL=2;BYSECOND=1",
+    "FREQ=HOURLY;INTERVAL=21;BYHOUR=1;BYDAY=TH", "FREQ=HOURLY;INTERVAL=84;BYDAY=MO", "FREQ=MONTHLY;BYDAY=6MO",
+    "FREQ=MINUTELY;INTERVAL=10080;BYDAY=MO", "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29;BYHOUR=1,2;BYSETPOS=3",
 ]  # fmt: skip
 SLOW = [
     "FREQ=SECONDLY;INTERVAL=7;BYHOUR=3;BYMONTH=2;BYMONTHDAY=29", "FREQ=MINUTELY;INTERVAL=5",
@@ -345,8 +352,15 @@ SLOW = [
     "FREQ=SECONDLY",
     "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1;BYHOUR=1,2,3;BYMINUTE=1,2,3",
     "FREQ=HOURLY;INTERVAL=7;BYHOUR=3;BYDAY=MO",
-    "FREQ=SECONDLY;INTERVAL=3600;BYSECOND=0", "FREQ=YEARLY;INTERVAL=100", "FREQ=DAILY;INTERVAL=999983;COUNT=1",
+    "FREQ=SECONDLY;INTERVAL=3600;BYSECOND=0", "FREQ=YEARLY;INTERVAL=100", "FREQ=SECONDLY;INTERVAL=86401;BYHOUR=3",
+    "FREQ=SECONDLY;INTERVAL=999983;BYHOUR=3;BYDAY=FR",
+    f"FREQ=HOURLY;INTERVAL=37;BYMINUTE={SIXTY};BYSECOND={SIXTY};BYYEARDAY=-366",
+    f"FREQ=WEEKLY;BYDAY=MO,TU;BYHOUR=1,2,3,4,5,6;BYMINUTE={SIXTY};BYSETPOS={SIXTY};COUNT=100000",
+    "FREQ=MINUTELY;INTERVAL=7;BYMONTHDAY=1,3,5,7,9,11,13,15,17,19,21,23,25,27,29,31;COUNT=1000000",
 ]  # fmt: skip
+
+
+fresh = counting(1)  # days by which DTSTART differs, so that nothing is remembered
 
 
 def quickest(call: Any) -> float:
@@ -383,7 +397,15 @@ def test_rules_that_name_nothing_are_refused_at_once(text: str) -> None:
 
 @pytest.mark.parametrize("text", SLOW)
 def test_no_question_takes_long(text: str) -> None:
-    rule = bound(text, datetime(1980, 1, 1))
+    start = datetime(1980, 1, 1)
+
+    def made() -> None:
+        with suppress(InvalidRecurrence):  # with that DTSTART it may name nothing
+            bound(text, start - next(fresh) * DAY)
+
+    assert quickest(made) < 0.1
+    rule = bound(text, start)
+    assert quickest(lambda: rule.count(start.replace(tzinfo=UTC), datetime(2199, 1, 1, tzinfo=UTC))) < 0.2
     for at in (datetime(1980, 1, 1, tzinfo=UTC), datetime(2027, 3, 2, tzinfo=UTC), datetime(2199, 12, 30, tzinfo=UTC)):
         assert quickest(lambda at=at: rule.next(at)) < 0.1
         assert quickest(lambda at=at: rule.previous(at)) < 0.1
@@ -450,13 +472,63 @@ def test_the_door_answers_blocks() -> None:
     ("text", "words"),
     [
         ("FREQ=WEEKLY;INTERVAL=2;BYDAY=FR,MO;COUNT=10", "Every 2 weeks on Monday and Friday at 09:00, 10 times"),
-        ("FREQ=MONTHLY;BYDAY=-1FR", "Every month on the last Friday of the month at 09:00"),
-        ("FREQ=MONTHLY;BYMONTHDAY=1,-1", "Every month on the last and the 1st day of the month at 09:00"),
-        ("FREQ=YEARLY", "Every year in March on the 1st day of the month at 09:00"),
-        ("FREQ=DAILY;BYHOUR=8,20;UNTIL=20271231", "Every day at 08:00 and 20:00, until 2027-12-31 23:59:59"),
-        ("FREQ=MINUTELY;INTERVAL=15;BYHOUR=9,10", "Every 15 minutes while the hour is 9 and 10"),
+        ("FREQ=WEEKLY", "Every week on Monday at 09:00"),
+        ("FREQ=WEEKLY;BYMONTH=1,2,3", "Every week on Monday in January to March at 09:00"),
+        ("FREQ=MONTHLY;BYDAY=-1FR", "On the last Friday of every month at 09:00"),
+        ("FREQ=MONTHLY;BYDAY=-1FR;BYMONTH=6,12", "On the last Friday of June and December at 09:00"),
+        ("FREQ=MONTHLY;BYMONTHDAY=1,-1", "On day 1 and the last day of every month at 09:00"),
+        ("FREQ=MONTHLY;BYMONTHDAY=-1", "On the last day of every month at 09:00"),
+        ("FREQ=MONTHLY;BYMONTHDAY=13;BYDAY=FR", "On day 13 that is Friday of every month at 09:00"),
+        ("FREQ=MONTHLY;INTERVAL=2;BYMONTHDAY=15", "Every 2 months on day 15 at 09:00"),
+        (
+            "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1",
+            "On Monday to Friday of every month at 09:00, only the last of these in each month",
+        ),
+        (
+            "RSCALE=GREGORIAN;SKIP=BACKWARD;FREQ=MONTHLY;BYMONTHDAY=31",
+            "On day 31 of every month at 09:00, on the last day of a month that lacks the day",
+        ),
+        ("FREQ=YEARLY", "Every year on day 1 of March at 09:00"),
         ("FREQ=YEARLY;BYDAY=20MO", "Every year on the 20th Monday of the year at 09:00"),
+        ("FREQ=YEARLY;BYMONTH=11;BYDAY=4TH", "Every year on the fourth Thursday of November at 09:00"),
+        ("FREQ=YEARLY;BYWEEKNO=20", "Every year on Monday in week 20 at 09:00"),
+        ("FREQ=YEARLY;BYYEARDAY=1,100,-1", "Every year on days 1 and 100 and the last day of the year at 09:00"),
+        ("FREQ=DAILY;BYHOUR=8,20;UNTIL=20271231", "Every day at 08:00 and 20:00, until 2027-12-31"),
+        ("FREQ=DAILY;BYDAY=MO,TU;BYMONTH=1", "Every day only on Monday and Tuesday, in January at 09:00"),
+        ("FREQ=DAILY;UNTIL=20271231T090000Z", "Every day at 09:00, until 2027-12-31 09:00 UTC"),
+        ("FREQ=HOURLY;BYMINUTE=0,30", "Every hour at minutes 0 and 30"),
+        ("FREQ=MINUTELY;INTERVAL=15;BYHOUR=9,10", "Every 15 minutes only in hours 9 and 10"),
+        ("FREQ=SECONDLY;COUNT=1", "Every second, once"),
+        (
+            "RRULE:FREQ=DAILY\nEXDATE:20270301,20270302\nRDATE:20270303",
+            "Every day at 09:00, and at 1 more date, except at 2 dates",
+        ),
     ],
 )
 def test_words(text: str, words: str) -> None:
-    assert RRule(text, datetime(2027, 3, 1, 9)).describe() == f"{words}, from 2027-03-01 09:00"
+    assert RRule(text, datetime(2027, 3, 1, 9)).describe() == words
+
+
+def test_words_without_a_local_start() -> None:
+    assert RRule("FREQ=WEEKLY").describe() == "Every week"
+    bound_at = RRule("FREQ=WEEKLY;BYHOUR=9").bind("Asia/Seoul", created_at=datetime(2027, 3, 1, tzinfo=UTC))
+    assert bound_at.describe() == "Every week at hour 9 from 2027-03-01 00:00 UTC, Asia/Seoul"
+
+
+def test_warnings() -> None:
+    def warnings(text: str, day: int = 1, **options: Any) -> list[str]:
+        return RRule(text, datetime(2027, 3, day, 9), **options).warnings()
+
+    assert warnings("FREQ=DAILY") == warnings("FREQ=MONTHLY;BYMONTHDAY=-1,1") == []
+    assert warnings("FREQ=WEEKLY;BYDAY=FR") == [
+        "DTSTART 2027-03-01 09:00:00 does not fit its own rule, which begins at 2027-03-05 09:00:00."
+    ]
+    assert "begins" in warnings("FREQ=HOURLY;BYHOUR=10")[0]
+    assert warnings("FREQ=HOURLY;BYHOUR=9") == []
+    short = "Months without day 31 are left out. BYMONTHDAY=-1 is the last day, SKIP=BACKWARD the nearest before."
+    assert warnings("FREQ=MONTHLY", 31) == warnings("FREQ=MONTHLY;BYMONTHDAY=31", 31) == [short]
+    assert warnings("FREQ=MONTHLY", 31, month_end="back") == []
+    assert warnings("FREQ=YEARLY;BYMONTH=1;BYMONTHDAY=31", 31)[1:] == []
+    assert warnings("FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29")[1].startswith("Months without day 29")
+    assert warnings("FREQ=MONTHLY;BYMONTHDAY=28,29,30,31;BYSETPOS=-1", 31) == []
+    assert warnings("FREQ=YEARLY;BYWEEKNO=53")[-1] == "Years without week 53 are left out."
