@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from calendar import isleap
+from collections.abc import Iterator
 from datetime import date
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -93,16 +94,14 @@ class YearDays:
         total += sum(self.mask(year).bit_count() for year in range(n, last))
         return total + (self.mask(last) & ((1 << (end - _FIRST[last])) - 1)).bit_count()
 
-    def after_run(self, day: int) -> int:
-        """The first day from `day` on that is none of them."""
-        n = bisect_right(_FIRST, day) - 1
-        while n < len(_FIRST):
-            missing = ~self.mask(n) & ((1 << _SHAPES[n].length) - 1)
-            if missing := missing >> (day - _FIRST[n]):
-                return day + (missing & -missing).bit_length() - 1
-            n += 1
-            day = _FIRST[n] if n < len(_FIRST) else _END
-        return _END
+    def runs(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Those in [start, end), as stretches [from, to) of days one after another within a year."""
+        for n in range(bisect_right(_FIRST, start) - 1, bisect_right(_FIRST, end - 1)):
+            first, mask = _FIRST[n], self.mask(n)
+            begins, ends = _bits(mask & ~(mask << 1)), _bits(mask << 1 & ~mask)
+            for low, high in zip(begins, ends, strict=True):
+                if first + high > start and first + low < end:
+                    yield max(first + low, start), min(first + high, end)
 
     def mask(self, n: int) -> int:
         """The days of the n-th year."""

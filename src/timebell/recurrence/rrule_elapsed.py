@@ -114,13 +114,9 @@ class SteppedRule(Rule):
         if self._length == DAY_S and last - day > 1:
             whole = self._passed(offset, DAY_S) - self._passed(offset, 0)
             total += self._days.count(day + 1, last) * whole
-            edges = [(day, day + 1), (last, last + 1)]
-            edges = [edge for edge in edges if edge[0] in self._days]
+            edges = [edge for edge in ((day, day + 1), (last, last + 1)) if edge[0] in self._days]
         else:
-            edges = []
-            while (match := self._days.next(day)) is not None and match <= last:
-                day = self._days.after_run(match)
-                edges.append((match, day))
+            edges = list(self._days.runs(day, last + 1))
         for first, end in edges:
             since, until = max(low, first * DAY_S - offset), min(high, end * DAY_S - offset)
             total += self._passed(offset, until) - self._passed(offset, since)

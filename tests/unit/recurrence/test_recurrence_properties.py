@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.unit.recurrence.cron_texts import crons, dst
 from timebell.errors import InvalidRecurrence, InvalidTimezone
-from timebell.recurrence import Dates, Every, Recurrence, Spec, parse_cron, parse_interval, zone
+from timebell.recurrence import Dates, Every, Recurrence, RRule, Spec, parse_cron, parse_interval, zone
 from timebell.recurrence.door import answer_line, dst_notes
 
 ZONES = [
@@ -174,7 +174,7 @@ anything = st.one_of(st.text(max_size=40), pieces, st.lists(pieces, min_size=5, 
 @settings(max_examples=1000, deadline=None)
 @given(anything)
 def test_any_text_is_parsed_or_refused(text: str) -> None:
-    for parse in (parse_cron, parse_interval, Every, zone):
+    for parse in (parse_cron, parse_interval, Every, RRule, zone):
         with suppress(InvalidRecurrence, InvalidTimezone):
             parse(text)
 
@@ -187,8 +187,8 @@ json_values = st.recursive(
 requests = st.fixed_dictionaries(
     {},
     optional={
-        "kind": st.one_of(st.sampled_from(["cron", "interval", "dates"]), json_values),
-        "spec": st.one_of(st.sampled_from(["@daily", "P1D", "R/2027-01-01/P1D"]), json_values),
+        "kind": st.one_of(st.sampled_from(["cron", "interval", "rrule", "dates"]), json_values),
+        "spec": st.one_of(st.sampled_from(["@daily", "P1D", "R/2027-01-01/P1D", "FREQ=HOURLY;BYDAY=MO"]), json_values),
         "tz": st.one_of(st.sampled_from(["UTC", "Asia/Seoul"]), json_values),
         "timezone": st.one_of(st.just("UTC"), json_values),
         "start": st.one_of(st.just("2027-01-01T00:00:00Z"), json_values),
