@@ -84,18 +84,20 @@ def parse_lines(text: str) -> Lines:
     zones: set[str] = set()
     for line in filter(None, map(str.strip, unfolded.splitlines())):
         match = None if _BARE.match(line) else _LINE.fullmatch(line)
-        name = "RRULE" if _BARE.match(line) else match["name"].upper() if match else line[:20]
+        name = "RRULE" if _BARE.match(line) else match["name"].upper() if match else line
         value = match["value"] if match else line
         params = match["params"] if match else ""
         if name == "RRULE":
             rules.append(value)
             if params:
-                refuse(f"{params[1:]} has no place in RRULE.", "Leave it out.")
+                refuse(f"{params[1:41]} has no place in RRULE.", "Leave it out.")
         elif name in dates:
             dates[name] += _dates(name, value, _params(name, params, zones))
         else:
             fix = "Use the lines DTSTART, RRULE, EXDATE and RDATE."
-            refuse(f"{name!r} is no line of a recurrence.", fix if name != "EXRULE" else f"RFC 5545 has none. {fix}")
+            refuse(
+                f"{name[:40]!r} is no line of a recurrence.", fix if name != "EXRULE" else f"RFC 5545 has none. {fix}"
+            )
     if len(rules) != 1:
         refuse(f"There are {len(rules)} rules.", "Give one, e.g. FREQ=DAILY." if rules else "Write it like FREQ=DAILY.")
     if len(dates["DTSTART"]) > 1:
@@ -115,7 +117,7 @@ def _params(name: str, text: str, zones: set[str]) -> bool:
         elif key == "VALUE" and value in ("DATE", "DATE-TIME"):
             date = value == "DATE"
         else:
-            refuse(f"{param} of {name} is not supported.", "Use TZID, VALUE=DATE or VALUE=DATE-TIME.")
+            refuse(f"{param[:40]} of {name} is not supported.", "Use TZID, VALUE=DATE or VALUE=DATE-TIME.")
     if local and date:
         refuse(f"{name} has a TZID and VALUE=DATE.", "A date has no zone of its own: leave TZID out.")
     return date

@@ -119,6 +119,14 @@ def test_across_jumps(text: str, start: datetime, zone: str) -> None:
     assert agree(read(text), start, zone, start.replace(tzinfo=UTC) + timedelta(days=16))
 
 
+@pytest.mark.parametrize("wkst", ["MO", "WE", "SU"])
+@pytest.mark.parametrize("interval", ["2", "3", "5"])
+def test_weeks_that_reach_into_the_next_year(wkst: str, interval: str) -> None:
+    parts = {"FREQ": "WEEKLY", "INTERVAL": interval, "WKST": wkst, "BYDAY": "MO,TU,WE,TH,FR,SA,SU"}
+    for setpos in ({}, {"BYSETPOS": "-2,1,6"}):
+        assert agree({**parts, **setpos}, datetime(2007, 5, 3, 9), "UTC", datetime(2027, 1, 1, tzinfo=UTC)) > 300
+
+
 def bound(text: str, start: datetime | None = None, zone: str = "America/New_York", **options: Any) -> Recurrence:
     return RRule(text, start, **options).bind(zone, created_at=CREATED)
 
