@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from hypothesis import settings
+
 from tests.servers import Postgres
+
+# How long an example takes says more about the machine; what must be quick has tests that say so.
+settings.register_profile("timebell", deadline=None)
+settings.load_profile("timebell")
 
 pytest_plugins = ["timebell.testing"]
 
