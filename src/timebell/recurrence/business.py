@@ -50,7 +50,11 @@ class OnCalendar(Spec):
             _refuse(f"follows={self.follows!r:.60} is unknown.", "Use True or False.")
         checked(self, self.spec)
         if self.roll != "skip":
-            self._rule(self.spec.anchored(_EPOCH), zone("UTC"))
+            try:
+                self._rule(self.spec.anchored(_EPOCH), zone("UTC"))
+            except InvalidRecurrence as refused:
+                if refused.code != "INVALID_RRULE":  # an RRULE may name a zone of its own: then binding it says
+                    raise
 
     def compiled(self, where: Zone) -> Rule:
         return self._rule(self.spec, where)

@@ -330,3 +330,9 @@ def test_bad_json_is_refused(fields: dict[str, object]) -> None:
     good = spec_to_json(Cron("0 9 * * *").on(Calendar()))
     with pytest.raises(InvalidRecurrence):
         spec_from_json({**good, **fields})
+
+
+def test_an_rrule_that_names_its_zone_is_moved_as_any_other() -> None:
+    text = "DTSTART;TZID=Asia/Seoul:20270227T090000\nRRULE:FREQ=WEEKLY"
+    bound = RRule(text).on(Calendar(), "next").bind("Asia/Seoul", created_at=datetime(2027, 2, 1, tzinfo=UTC))
+    assert bound.next(datetime(2027, 2, 26, tzinfo=UTC)) == datetime(2027, 3, 1, 0, tzinfo=UTC)  # Saturday to Monday
