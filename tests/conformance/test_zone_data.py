@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 from tests.zone_data import MEXICO, SUMMER_TIME, release
 from timebell.model.job import Ending, JobState, NewJob
 from timebell.model.schedule import Schedule
-from timebell.recurrence import Release, Spec, installed
+from timebell.recurrence import Override, Release, Spec, installed
 from timebell.recurrence.zone_changes import under
 from timebell.store import schema, transaction
 from timebell.store.sql import jobs as job_ops
@@ -114,6 +114,27 @@ async def test_a_schedule_moves_to_its_local_time_and_fires_there_once(store: St
     await fire(store, utc("2027-07-01T15:00"))
     assert [one.scheduled_at for one in await everything(store)] == [utc("2027-07-01T15:00")]
     assert await moved(store) == [(MEXICO, CDT, CST, 1, 1, 0)]
+
+
+@stored
+async def test_an_occurrence_that_is_skipped_or_moved_stays_so_at_its_local_time(store: Store, old: Release) -> None:
+    july = utc("2027-06-30T20:00")
+    made = made_by(old, at=july)
+    gone, moved_on = Override(utc("2027-07-01T14:00")), Override(utc("2027-07-02T14:00"), utc("2027-07-02T20:00"))
+    await put(store, replace(made, recurrence=replace(made.recurrence, overrides=(gone, moved_on))))
+    await place(store, installed(), july)
+    found = await stored_schedule(store)
+    assert [one.at for one in found.recurrence.overrides] == [utc("2027-07-01T15:00"), utc("2027-07-02T15:00")]
+    assert (found.next_fire_at, found.revision) == (utc("2027-07-01T15:00"), 2)
+    for day in (1, 2, 3):
+        for hour in (14, 15, 20):
+            await fire(store, utc(f"2027-07-0{day}T{hour}:00"))
+    assert [(one.scheduled_at, one.reason) for one in await everything(store) if one.reason] == [
+        (utc("2027-07-01T15:00"), "override"),
+        (utc("2027-07-02T15:00"), "override"),
+        (utc("2027-07-03T15:00"), "overlap"),
+    ]
+    assert [one.scheduled_at for one in await everything(store) if not one.reason] == [utc("2027-07-02T20:00")]
 
 
 @stored

@@ -67,6 +67,17 @@ def carried(recurrence: Recurrence, at: datetime | None, offset: int | None) -> 
     return made
 
 
+def overrides_again(recurrence: Recurrence, since: datetime) -> Recurrence:
+    """The recurrence, whose overrides after `since` name instants that other zone data gave: each now names the
+    occurrence that is nearest."""
+    plain = replace(recurrence, overrides=())
+    named = [
+        one if one.at <= since or plain.has(one.at) else replace(one, at=_nearest(plain, one.at) or one.at)
+        for one in recurrence.overrides
+    ]
+    return replace(recurrence, overrides=tuple(named))
+
+
 def resolve_again(local_time: str, at: datetime, zone: Zone) -> datetime:
     """Where a local time that was resolved to `at` lies in this zone: there, if clocks still show it then."""
     second, fraction = divmod(wall_us(datetime.fromisoformat(local_time)), SECOND)

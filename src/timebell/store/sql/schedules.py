@@ -148,6 +148,15 @@ def _after_edit(
     return recurrence.first(since), None
 
 
+def replace_recurrence(tx: Transaction, row: Row[Any], recurrence: Recurrence, now: datetime) -> None:
+    """Write another recurrence of a locked schedule as a revision that leaves its cursor where it is."""
+    edited = dataclasses.replace(read(row), recurrence=recurrence, revision=row.revision + 1, updated_at=now)
+    written = _row(edited)
+    values = {part: written[part] for part in ("recurrence", "revision", "updated_at")}
+    tx.execute(update(schedules).where(schedules.c.id == row.id).values(**values))
+    revise(tx, edited, now)
+
+
 def revise(tx: Transaction, schedule: Schedule, now: datetime) -> None:
     """Keep what the schedule is from now on."""
     row = _row(schedule)

@@ -14,9 +14,10 @@ from sqlalchemy import ColumnElement, Row, Select, case, insert, literal, select
 
 from timebell.model.zone_change import Change, Tally
 from timebell.recurrence import Recurrence, Release
-from timebell.recurrence.zone_changes import moved_to, offset_at, resolve_again, under
+from timebell.recurrence.zone_changes import moved_to, offset_at, overrides_again, resolve_again, under
 from timebell.store.schema import jobs, schedules, zone_changes
 from timebell.store.sql.recurrences import recurrence_of
+from timebell.store.sql.schedules import replace_recurrence
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 from timebell.store.types import Instant
@@ -55,13 +56,16 @@ def place_schedules(tx: Transaction, release: Release, after: str | None, now: d
     tally, placed = Tally(), []
     for row in rows:
         try:
-            recurrence = recurrence_by(release, row.recurrence)
+            stored = recurrence_by(release, row.recurrence)
+            recurrence = overrides_again(stored, now) if stored.overrides else stored
             at = moved_to(recurrence, row.next_fire_at, row.utc_offset)
         except Exception:  # one broken schedule must not stop the others; the planner sets it aside when it is due
             log.exception("schedule %s cannot be computed by the zone data %s", row.id, release.version)
             continue
         if at is not None and row.last_fired_at is not None and at <= row.last_fired_at:
             continue  # an occurrence of that name has fired: this one stays where it is, and is not lost
+        if recurrence.overrides != stored.overrides:
+            replace_recurrence(tx, row, recurrence, now)
         count_schedule(tally, recurrence, row, at)
         placed.append({
             "id": row.id, "next_fire_at": tx.dialect.to_db(at), "tzdata": release.version,
