@@ -278,7 +278,7 @@ def _combined(inner: st.SearchStrategy[Spec]) -> st.SearchStrategy[Spec]:
 combined = st.recursive(parts, _combined, max_leaves=5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     combined, st.sampled_from(ZONES), st.datetimes(datetime(2027, 3, 1), datetime(2027, 4, 1), timezones=st.just(UTC))
 )
