@@ -125,7 +125,7 @@ async def _make(app: Timebell, found: Crontab, name: str, *, dry_run: bool) -> l
         await app.open()  # from here on, now is the database's
         for entry, draft in _drafts(app, found):
             kept = await app.schedules.put(draft, replace=True)
-            changed = "changed" if kept.updated_at == draft.updated_at else "unchanged"
+            changed = "changed" if kept.updated_at >= draft.updated_at else "unchanged"
             rows.append(_row(name, entry, kept, "made" if kept.id == draft.id else changed, app))
     finally:
         await app.close()
