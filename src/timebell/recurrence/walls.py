@@ -224,10 +224,15 @@ class WallRule(Rule):
             if segment.offset > segment.before and at < segment.start + segment.offset - segment.before:
                 moved = self._moved_next(segment, at)
                 found = moved if found is None or (moved is not None and moved < found) else found
-            if found is not None or local is None:
-                return found if found is not None and found < MAX_S else None
+            if found is not None:
+                return found if found < MAX_S else None
             # Nothing fires before `local`, except that a fold shows earlier local times again.
-            i = i + 1 if segment.after < segment.offset else max(i + 1, self.zone.index(local - WIDEST))
+            if segment.after < segment.offset:
+                i += 1
+            elif local is not None:
+                i = max(i + 1, self.zone.index(local - WIDEST))
+            else:
+                return None
         return None
 
     def _previous(self, second: int) -> int | None:
@@ -244,9 +249,14 @@ class WallRule(Rule):
             ):
                 moved = self._moved_previous(segment, at)
                 found = moved if found is None or (moved is not None and moved > found) else found
-            if found is not None or local is None:
-                return found if found is not None and found >= MIN_S else None
-            i = i - 1 if segment.before > segment.offset else min(i - 1, self.zone.index(local + WIDEST))
+            if found is not None:
+                return found if found >= MIN_S else None
+            if segment.before > segment.offset:
+                i -= 1
+            elif local is not None:
+                i = min(i - 1, self.zone.index(local + WIDEST))
+            else:
+                return None
         return None
 
     def _count(self, segment: Segment, start: int, end: int) -> int:

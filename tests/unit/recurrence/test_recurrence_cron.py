@@ -354,6 +354,14 @@ def test_the_even_hour_after_a_gap_just_past_midnight() -> None:
     assert found == ["2003-04-06T03:30", "2003-04-06T04:30", "2003-04-06T06:30"]
 
 
+def test_the_last_times_and_the_first_ones_of_all_happen_twice_too() -> None:
+    passes = ["1972-10-29T05:29", "1972-10-29T06:29"]
+    assert fires("0 29 1/23 29 10 * 1972", "America/New_York", "1972-10-01", "1972-12-01", fold="both") == passes
+    assert fires("0 29 * 29 10 * 1972", "America/New_York", "1972-10-29T05:00", "1972-10-29T07:00") == passes
+    first = bound("0 45,54 23 31 12 ? 1985-2050", "Africa/Casablanca")  # clocks went back at 24:00
+    assert first.previous(utc("1985-12-31T23:08:18")) == utc("1985-12-31T22:54")
+
+
 def test_a_repeated_hour_stays_in_order() -> None:
     found = fires("7,37 * * * *", "America/St_Johns", "2002-10-27T00:00", "2002-10-27T06:00")
     assert found == [f"2002-10-27T0{hour}:{minute}" for hour in range(6) for minute in ("07", "37")]
