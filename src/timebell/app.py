@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
+import functools
 import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from timebell import settings as configuration
 from timebell.alarm import Alarm
@@ -36,6 +37,9 @@ from timebell.store.sql.ledger import Cancelled, Swept
 from timebell.targets.base import Target
 from timebell.targets.handler import Function, Handler, Handlers
 
+if TYPE_CHECKING:
+    from timebell.blocking import Blocking
+
 F = TypeVar("F", bound=Function)
 
 
@@ -57,15 +61,25 @@ class Timebell:
         self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
         self._queues: dict[str, int | None] = {}
         clock = clock or SystemClock()
-        url, now = self.settings.database_url, clock.now if self._virtual else wall
-        self._bind(open_store(url, now, server_clock=not self._virtual), clock)
+        self._bind(self._new_store(clock), clock)
         self._given = False
 
-    def _bind(self, store: Store, clock: Clock, beating: Alarm | None = None) -> None:
+    def _new_store(self, clock: Clock) -> Store:
+        now = clock.now if self._virtual else wall
+        return open_store(self.settings.database_url, now, server_clock=not self._virtual)
+
+    def _bind(
+        self,
+        store: Store,
+        clock: Clock,
+        beating: Alarm | None = None,
+        working: Alarm | None = None,
+        planning: Alarm | None = None,
+    ) -> None:
         """Be on a store and a clock."""
         self.store, self.clock = store, clock
         self._beating = beating or Alarm(clock)
-        self._working, self._planning = Alarm(clock), Alarm(clock)
+        self._working, self._planning = working or Alarm(clock), planning or Alarm(clock)
         self._opening: asyncio.Task[None] | None = None
         self.service: Service | None = None
         shared = (self.open, self._check_target, self.settings.default_timezone)
@@ -94,6 +108,21 @@ class Timebell:
         twin._bind(store, clock, beating)
         twin._virtual = twin._given = True
         return twin
+
+    def _beside(self) -> Timebell:
+        """The same app with a store of its own, for another event loop: what it makes wakes this one's engine."""
+        other = copy.copy(self)
+        other.targets = {"handler": self.handlers}
+        clock = self.clock if self._virtual else SystemClock()
+        other._bind(other._new_store(clock), clock, self._beating, self._working, self._planning)
+        return other
+
+    @functools.cached_property
+    def sync(self) -> Blocking:
+        """The same verbs, blocking: for scripts, Flask and Django. See `timebell.blocking`."""
+        from timebell.blocking import Blocking
+
+        return Blocking(self)
 
     def on(
         self,
@@ -158,6 +187,7 @@ class Timebell:
 
     async def schedule_at(
         self,
+        /,
         topic: str,
         run_at: datetime | str | None = None,
         *,
@@ -173,7 +203,7 @@ class Timebell:
         spec = _spec(topic=topic, run_at=run_at, **fields)
         (made,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
         if isinstance(made, str):
-            return await self.jobs.get(made)
+            return await self.jobs.get(made, connection=connection)
         return self.jobs.shown(made)
 
     async def schedule_many(self, specs: Iterable[JobSpec], *, on_conflict: str = "error") -> list[Job]:
@@ -182,7 +212,7 @@ class Timebell:
         return [await self.jobs.get(job) if isinstance(job, str) else self.jobs.shown(job) for job in made]
 
     async def schedule_repeat(
-        self, topic: str, recurrence: Spec, *, replace: bool = False, connection: Any = None, **options: Any
+        self, /, topic: str, recurrence: Spec, *, replace: bool = False, connection: Any = None, **options: Any
     ) -> Schedule:
         """Make a schedule: a job of `topic` at each instant of `recurrence` in `timezone`.
 

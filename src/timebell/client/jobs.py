@@ -208,10 +208,11 @@ class Jobs:
         await self._opened()
         return await self._store.run(erasure.erase, tenant_id, text(owner_id, "owner_id"), self._clock.now())
 
-    async def get(self, job_id: str, tenant_id: str | None = None) -> Job:
+    async def get(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
         """One job, live or finished. Raises NotFound."""
         await self._opened()
-        job = await self._store.run(ledger.find, tenant_id, job_uuid(job_id))
+        call: Any = self._store.run if connection is None else _joined(self._store, connection)
+        job: Job | None = await call(ledger.find, tenant_id, job_uuid(job_id))
         if job is None:
             raise no_such_job(job_id)
         return job

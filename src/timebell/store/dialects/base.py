@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
+from timebell.errors import InvalidInput
 from timebell.store.transaction import Dialect, SqlTransaction, Steps, Transaction
 
 P = ParamSpec("P")
@@ -70,15 +72,37 @@ def join(
     return operation(tx, *args, **kwargs), tx.wants_notify
 
 
+callers_thread: ContextVar[Callable[[Callable[[], Any]], Awaitable[Any]] | None] = ContextVar("thread", default=None)
+"""Set where a verb is awaited for a thread that blocks: how that thread is made to call something meanwhile."""
+
+
 async def join_callers(
     connection: Any, dialect: Dialect, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[R, bool]:
-    """`join` for whatever a caller holds: Connection, Session, AsyncConnection or AsyncSession."""
-    if hasattr(connection, "run_sync"):
+    """`join` for whatever a caller holds: Connection, Session, AsyncConnection or AsyncSession.
+
+    A synchronous one is used by the thread that brought it. Raises InvalidInput (CONNECTION_INVALID).
+    """
+    there, is_async = callers_thread.get(), hasattr(connection, "run_sync")
+    if not (is_async or isinstance(connection, Connection) or callable(getattr(connection, "connection", None))):
+        raise InvalidInput(
+            f"connection is a {type(connection).__name__}.", code="CONNECTION_INVALID",
+            fix="Give a SQLAlchemy Connection, Session, AsyncConnection or AsyncSession.",
+        )  # fmt: skip
+    if is_async and there is not None:
+        raise InvalidInput(
+            f"connection is a {type(connection).__name__}, which belongs to an event loop, and app.sync blocks.",
+            code="CONNECTION_INVALID", fix="Give a Connection or Session, or await app.schedule_at(...).",
+        )  # fmt: skip
+    if is_async:
         return await connection.run_sync(  # type: ignore[no-any-return]
             lambda inner: join(_connection(inner), dialect, operation, args, kwargs)
         )
-    return join(_connection(connection), dialect, operation, args, kwargs)
+
+    def joined() -> tuple[R, bool]:
+        return join(_connection(connection), dialect, operation, args, kwargs)
+
+    return joined() if there is None else await there(joined)
 
 
 def _connection(given: Any) -> Connection:

@@ -151,7 +151,10 @@ class SqliteStore:
         """As in Store."""
         await self.unlock_engine()
         if self._thread is not None:
-            await self._in_thread(self._disconnect)
+            try:
+                await self._in_thread(self._disconnect)
+            except RuntimeError:  # at the interpreter's end threads take no more work
+                self._disconnect()
             self._thread.shutdown()
             self._thread = None
 

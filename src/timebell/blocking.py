@@ -1,0 +1,211 @@
+"""`app.sync`: the verbs for callers that block. Each is the app's own coroutine, run on an event loop in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from timebell.app import Timebell
+from timebell.client.schedules import Schedules
+from timebell.errors import TimebellError
+from timebell.store.dialects.base import callers_thread
+
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
+PATIENCE = 10.0  # seconds that closing waits for a database that does not answer
+
+
+@dataclass(slots=True)
+class _Serving:
+    """The event loop of a portal, the app on it, and how to end it."""
+
+    loop: asyncio.AbstractEventLoop
+    app: Timebell
+    over: asyncio.Event
+    thread: threading.Thread
+
+
+class Portal:
+    """The way from threads that block to an event loop, which starts in a thread of its own when first needed.
+
+    On it is a twin of the app, with connections of its own: the app itself may run on another loop meanwhile. Any
+    number of threads may call. After a fork the child starts anew.
+    """
+
+    def __init__(self, app: Timebell) -> None:
+        self._app = app
+        self._starting = threading.Lock()
+        self._serving: _Serving | None = None
+        _portals.add(self)
+
+    def call(self, verb: Callable[[Timebell], Coroutine[Any, Any, R]]) -> R:
+        """Run a verb of the app to its end. Raises what it raises, and BLOCKING_IN_LOOP on an event loop's thread."""
+        if asyncio._get_running_loop() is not None:
+            raise TimebellError(
+                "app.sync blocks, and this thread runs an event loop, which would stand still.",
+                code="BLOCKING_IN_LOOP", fix="Use the verb itself: await app.schedule_at(...).",
+            )  # fmt: skip
+        serving = self._start()
+        work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        done = asyncio.run_coroutine_threadsafe(_called(verb, serving.app, work), serving.loop)
+        done.add_done_callback(lambda _: work.put(None))
+        try:
+            while (task := work.get()) is not None:
+                task()
+        except BaseException:
+            done.cancel()
+            raise
+        return done.result()
+
+    def _start(self) -> _Serving:
+        with self._starting:
+            if self._serving is None:
+                begun: Future[_Serving] = Future()
+                threading.Thread(target=self._serve, args=(begun,), name="timebell-sync", daemon=True).start()
+                self._serving = begun.result()
+                atexit.register(self.close)
+            return self._serving
+
+    def _serve(self, begun: Future[_Serving]) -> None:
+        """The thread: an event loop until `over`. At the interpreter's end nothing here needs a new thread."""
+        loop = asyncio.new_event_loop()
+        pool = ThreadPoolExecutor(2, thread_name_prefix="timebell-sync")
+        loop.set_default_executor(pool)
+        try:
+            loop.run_until_complete(self._until_over(begun))
+        finally:
+            pool.shutdown()
+            loop.close()
+
+    async def _until_over(self, begun: Future[_Serving]) -> None:
+        app, over = self._app._beside(), asyncio.Event()
+        begun.set_result(_Serving(asyncio.get_running_loop(), app, over, threading.current_thread()))
+        await over.wait()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+        await app.close()
+
+    def close(self) -> None:
+        """End the loop and let go of its connections; the next call starts another. Also done at exit."""
+        with self._starting:
+            serving, self._serving = self._serving, None
+        if serving is not None:
+            atexit.unregister(self.close)
+            serving.loop.call_soon_threadsafe(serving.over.set)
+            serving.thread.join(PATIENCE)
+
+    def _forked(self) -> None:
+        """In a child process: the thread is not there, the connections are the parent's, the lock may be taken."""
+        if self._serving is not None:
+            _of_parents.append(self._serving)  # kept, as to let go of them would be to end them for the parent
+        self._serving, self._starting = None, threading.Lock()
+
+
+_portals: weakref.WeakSet[Portal] = weakref.WeakSet()
+_of_parents: list[_Serving] = []
+
+
+def _after_fork() -> None:
+    for portal in list(_portals):
+        portal._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+async def _called(
+    verb: Callable[[Timebell], Coroutine[Any, Any, R]], app: Timebell, work: SimpleQueue[Callable[[], None] | None]
+) -> R:
+    """Await a verb; what it does on a synchronous connection is done by the thread that brought the connection."""
+
+    async def there(call: Callable[[], Any]) -> Any:
+        answer: Future[Any] = Future()
+
+        def task() -> None:
+            try:
+                answer.set_result(call())
+            except Exception as failed:
+                answer.set_exception(failed)
+
+        work.put(task)
+        return await asyncio.wrap_future(answer)
+
+    callers_thread.set(there)
+    return await verb(app)
+
+
+class Verb(Generic[S, P, R]):
+    """A coroutine method as one that blocks: same arguments, same answer."""
+
+    def __init__(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, verbs: _Verbs[S], _: type | None = None) -> Callable[P, R]:
+        @functools.wraps(self._method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return verbs._portal.call(lambda app: self._method(verbs._of(app), *args, **kwargs))
+
+        return call
+
+
+class _Verbs(Generic[S]):
+    def __init__(self, portal: Portal, of: Callable[[Timebell], S]) -> None:
+        self._portal = portal
+        self._of = of
+
+
+class BlockingSchedules(_Verbs[Schedules]):
+    """`app.sync.schedules`."""
+
+    get = Verb(Schedules.get)
+    list = Verb(Schedules.list)
+    pause = Verb(Schedules.pause)
+    resume = Verb(Schedules.resume)
+    trigger = Verb(Schedules.trigger)
+    backfill = Verb(Schedules.backfill)
+    recover = Verb(Schedules.recover)
+    history = Verb(Schedules.history)
+    revert = Verb(Schedules.revert)
+    delete = Verb(Schedules.delete)
+
+
+class Blocking(_Verbs[Timebell]):
+    """`app.sync`: for scripts, Flask and Django. Thread-safe; a verb in an event loop is refused (BLOCKING_IN_LOOP)."""
+
+    schedule_at = Verb(Timebell.schedule_at)
+    schedule_many = Verb(Timebell.schedule_many)
+    schedule_repeat = Verb(Timebell.schedule_repeat)
+    cancel = Verb(Timebell.cancel)
+    cancel_all = Verb(Timebell.cancel_all)
+    reschedule = Verb(Timebell.reschedule)
+    replay = Verb(Timebell.replay)
+    erase = Verb(Timebell.erase)
+    get = Verb(Timebell.get)
+    list = Verb(Timebell.list)
+    pause_queue = Verb(Timebell.pause_queue)
+    resume_queue = Verb(Timebell.resume_queue)
+    pause_all = Verb(Timebell.pause_all)
+    resume_all = Verb(Timebell.resume_all)
+    open = Verb(Timebell.open)
+
+    def __init__(self, app: Timebell) -> None:
+        super().__init__(Portal(app), lambda on_its_loop: on_its_loop)
+        self.schedules = BlockingSchedules(self._portal, lambda on_its_loop: on_its_loop.schedules)
+
+    def close(self) -> None:
+        """Let go of the connections; the next verb opens them again. Done at exit by itself."""
+        self._portal.close()

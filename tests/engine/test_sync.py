@@ -1,0 +1,331 @@
+"""`app.sync`: the verbs for scripts, threads and forked workers, also inside the caller's own transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+from timebell import Arrived, Every, JobSpec, Timebell
+from timebell.blocking import Blocking, BlockingSchedules
+from timebell.client.schedules import Schedules
+from timebell.errors import Conflict, InvalidInput, NotFound, TimebellError
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[Timebell]:
+    made = Timebell(store_url, timezone="UTC")
+    yield made
+    made.sync.close()
+
+
+def portals() -> int:
+    return sum(thread.name == "timebell-sync" for thread in threading.enumerate())
+
+
+def exists(app: Timebell, job_id: str) -> bool:
+    try:
+        app.sync.get(job_id)
+    except NotFound:
+        return False
+    return True
+
+
+# The verbs.
+
+
+@pytest.mark.parametrize(("asked", "offered"), [(Timebell, Blocking), (Schedules, BlockingSchedules)])
+def test_every_verb_of_the_app_is_there(asked: type, offered: type) -> None:
+    verbs = {name for name, _ in inspect.getmembers(asked, inspect.iscoroutinefunction) if name[0] != "_"}
+    assert verbs - {"run", "put", "since"} - {name for name in vars(offered) if name[0] != "_"} <= {"close"}
+
+
+def test_S2_01_the_verbs_do_what_they_do_async(app: Timebell) -> None:
+    job = app.sync.schedule_at("mail.send", payload={"to": "ana"}, owner_id="ana", key="k")
+    assert app.sync.get(job.id) == job
+    assert [made.topic for made in app.sync.schedule_many([JobSpec(topic="a"), JobSpec(topic="b")])] == ["a", "b"]
+    assert {seen.topic for seen in app.sync.list(limit=10)} == {"mail.send", "a", "b"}
+    assert app.sync.cancel(job.id).outcome == "prevented"
+    schedule = app.sync.schedule_repeat("tick", Every("PT1H"), name="ticks")
+    assert app.sync.schedules.pause(schedule.id, "lunch").enabled is False
+    assert [seen.name for seen in app.sync.schedules.list(None, 10, None)] == ["ticks"]
+    with pytest.raises(Conflict) as refused:
+        app.sync.schedule_repeat("tick", Every("PT1H"), name="ticks")
+    assert refused.value.code == "SCHEDULE_EXISTS"
+
+
+def test_one_event_loop_serves_any_number_of_threads_and_closing_ends_it(app: Timebell) -> None:
+    before = portals()
+    with ThreadPoolExecutor(12) as threads:
+        made = list(threads.map(lambda number: app.sync.schedule_at("t", payload=number).id, range(120)))
+        assert portals() == before + 1
+    assert len(set(made)) == 120 == len(app.sync.list(limit=500).items)
+    app.sync.close()
+    assert portals() == before
+    assert exists(app, made[0])  # and it opens again
+    app.sync.close()
+    app.sync.close()
+
+
+def test_an_event_loop_is_not_blocked_but_told_to_await(app: Timebell) -> None:
+    async def body() -> None:
+        with pytest.raises(TimebellError) as refused:
+            app.sync.schedule_at("t")
+        assert refused.value.code == "BLOCKING_IN_LOOP"
+        assert "await app.schedule_at" in str(refused.value)
+        await asyncio.to_thread(app.sync.schedule_at, "t")  # a thread beside it may
+
+    asyncio.run(body())
+    assert len(app.sync.list().items) == 1
+
+
+def test_the_app_itself_may_run_on_another_loop_meanwhile_and_is_told_at_once(app: Timebell) -> None:
+    ran: list[str] = []
+
+    @app.on("first")
+    def first(event: Arrived) -> None:
+        app.sync.schedule_at("second", payload=event.job_id)
+
+    @app.on("second")
+    async def second(event: Arrived) -> None:
+        ran.append(event.payload)
+
+    async def body() -> str:
+        async with app.running(poll=3600.0, heartbeat=1000.0, lease=3000.0):
+            made = await app.schedule_at("first")
+            async with asyncio.timeout(PATIENCE):
+                while not ran:
+                    await asyncio.sleep(0.01)
+        await app.close()
+        return made.id
+
+    assert ran == [asyncio.run(body())]
+
+
+# Processes.
+
+SCRIPT = """
+import os, sys, threading
+from timebell import Timebell
+app = Timebell(sys.argv[1], timezone="UTC")
+"""
+
+
+def run(script: str, url: str, tmp_path: Path) -> list[str]:
+    """A program of its own, any warning an error; the lines it prints."""
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT + script)
+    command = [sys.executable, "-X", "dev", "-W", "error", "-W", "ignore::DeprecationWarning:alembic", str(file), url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE * 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_a_script_ends_in_good_order_without_closing_anything(store_url: str, tmp_path: Path) -> None:
+    assert run('print(app.sync.schedule_at("t").state)', store_url, tmp_path) == ["pending"]
+
+
+def test_importing_and_making_an_app_starts_no_thread(store_url: str, tmp_path: Path) -> None:
+    assert run("app.sync; print(threading.active_count())", store_url, tmp_path) == ["1"]
+
+
+FORK = """
+app.sync.schedule_at("before")
+children = []
+for number in range(3):
+    child = os.fork()
+    if child == 0:
+        threads = [threading.Thread(target=app.sync.schedule_at, args=(f"child{number}",)) for _ in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        sys.stdout.flush()
+        os._exit(0 if app.sync.list(topic=f"child{number}", limit=10).items else 1)
+    children.append(child)
+app.sync.schedule_at("after")
+print(*(os.waitpid(child, 0)[1] for child in children), len(app.sync.list(limit=100).items))
+"""
+
+
+def test_a_forked_worker_starts_a_loop_of_its_own(store_url: str, tmp_path: Path) -> None:
+    assert run(FORK, store_url, tmp_path) == ["0", "0", "0", "14"]
+
+
+# In the caller's transaction.
+
+
+class Rollback(Exception):
+    """What makes a caller's transaction roll back."""
+
+
+@pytest.fixture
+def engine(app: Timebell, store_url: str) -> Iterator[Engine]:
+    app.sync.open()  # not from within a transaction, for which SQLite would wait
+    driver = "postgresql+psycopg" if "postgres" in store_url else "sqlite"
+    made = create_engine(make_url(store_url).set(drivername=driver))
+    with made.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (id integer)"))
+    yield made
+    made.dispose()
+
+
+@contextmanager
+def _connection(engine: Engine) -> Iterator[Any]:
+    with engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def _session(engine: Engine) -> Iterator[Any]:
+    with Session(engine) as session, session.begin():
+        yield session
+
+
+both = pytest.mark.parametrize("begin", [_connection, _session], ids=["Connection", "Session"])
+Begin = Callable[[Engine], Any]
+
+
+@both
+def test_S2_F1_a_job_exists_if_and_only_if_the_caller_commits(app: Timebell, engine: Engine, begin: Begin) -> None:
+    kept: list[str] = []
+    lost: list[str] = []
+    for made in (kept, lost):
+        try:
+            with begin(engine) as connection:
+                connection.execute(text("INSERT INTO orders VALUES (1)"))
+                made.append(app.sync.schedule_at("t", connection=connection).id)
+                made.append(app.sync.schedule_at("t", connection=connection).id)
+                if made is lost:
+                    raise Rollback
+        except Rollback:
+            pass
+    assert [exists(app, job_id) for job_id in kept + lost] == [True, True, False, False]
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orders")).scalar() == 1
+
+
+@both
+def test_what_a_savepoint_rolls_back_never_was_and_the_rest_is_kept(
+    app: Timebell, engine: Engine, begin: Begin
+) -> None:
+    with begin(engine) as connection:
+        first = app.sync.schedule_at("t", connection=connection)
+        with pytest.raises(Rollback), connection.begin_nested():
+            lost = app.sync.schedule_at("t", connection=connection)
+            raise Rollback
+        with connection.begin_nested():
+            second = app.sync.schedule_at("t", connection=connection)
+    assert [exists(app, job.id) for job in (first, lost, second)] == [True, False, True]
+
+
+@both
+def test_a_released_savepoint_still_depends_on_the_transaction(app: Timebell, engine: Engine, begin: Begin) -> None:
+    with pytest.raises(Rollback), begin(engine) as connection:
+        connection.execute(text("INSERT INTO orders VALUES (1)"))
+        with connection.begin_nested():
+            lost = app.sync.schedule_at("t", connection=connection)
+        raise Rollback
+    assert not exists(app, lost.id)
+
+
+@both
+def test_editing_and_cancelling_hold_if_and_only_if_the_caller_commits(
+    app: Timebell, engine: Engine, begin: Begin
+) -> None:
+    job, other = app.sync.schedule_at("t", key="k"), app.sync.schedule_at("t", "2199-01-01T00:00Z")
+    schedule = app.sync.schedule_repeat("t", Every("PT1H"), name="s", payload=1)
+    for commits in (False, True):
+        try:
+            with begin(engine) as connection:
+                app.sync.schedule_repeat("t", Every("PT1H"), name="s", payload=2, replace=True, connection=connection)
+                app.sync.schedules.pause(schedule.id, connection=connection)
+                assert app.sync.cancel(job.id, connection=connection).outcome == "prevented"
+                moved = app.sync.reschedule(other.id, "2199-02-01T00:00Z", connection=connection)
+                if not commits:
+                    raise Rollback
+        except Rollback:
+            pass
+        seen = app.sync.schedules.get(schedule.id)
+        states = app.sync.get(job.id).state, app.sync.get(other.id).state, exists(app, moved.id)
+        found = (seen.action.payload, seen.enabled, *states)
+        assert found == (
+            (2, False, "cancelled", "cancelled", True) if commits else (1, True, "pending", "pending", False)
+        )
+
+
+@both
+def test_a_key_made_in_the_same_transaction_is_kept(app: Timebell, engine: Engine, begin: Begin) -> None:
+    with begin(engine) as connection:
+        made = app.sync.schedule_at("t", key="k", connection=connection)
+        again = app.sync.schedule_at("t", key="k", on_conflict="keep", connection=connection)
+    assert again.id == made.id == app.sync.list().items[0].id
+
+
+def test_the_connection_is_used_by_the_thread_that_brought_it(app: Timebell, engine: Engine) -> None:
+    users: set[int] = set()
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(*_: Any) -> None:
+        users.add(threading.get_ident())
+
+    with engine.begin() as connection:
+        app.sync.schedule_at("t", connection=connection)
+        app.sync.schedule_repeat("t", Every("PT1H"), name="s", replace=True, connection=connection)
+    assert users == {threading.get_ident()}
+
+
+def test_a_caller_who_waits_for_anothers_lock_does_not_block_the_others(postgres_url: str) -> None:
+    app = Timebell(postgres_url, timezone="UTC")
+    engine = create_engine(make_url(postgres_url).set(drivername="postgresql+psycopg"))
+
+    def second() -> str:
+        with pytest.raises(Conflict) as refused, engine.begin() as connection:
+            started.set()
+            app.sync.schedule_at("t", key="k", connection=connection)
+        return str(refused.value.existing)
+
+    started = threading.Event()
+    app.sync.open()
+    with ThreadPoolExecutor(1) as threads:
+        with engine.begin() as connection:
+            first = app.sync.schedule_at("t", key="k", connection=connection)
+            waits = threads.submit(second)
+            assert started.wait(PATIENCE)
+            while not _waiting(engine):
+                pass
+            assert app.sync.list().items == []
+        assert waits.result(PATIENCE) == first.id
+    engine.dispose()
+    app.sync.close()
+
+
+def _waiting(engine: Engine) -> int:
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+        return int(found.scalar_one())
+
+
+def test_what_is_no_synchronous_connection_is_refused(app: Timebell, store_url: str) -> None:
+    app.sync.open()
+    given: list[Any] = [7, "connection", object()]
+    if "postgres" in store_url:
+        given.append(create_async_engine(make_url(store_url).set(drivername="postgresql+asyncpg")).connect())
+    for connection in given:
+        with pytest.raises(InvalidInput) as refused:
+            app.sync.schedule_at("t", connection=connection)
+        assert refused.value.code == "CONNECTION_INVALID"
+        assert "Connection" in refused.value.fix
+    assert app.sync.list().items == []
