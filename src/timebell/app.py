@@ -63,6 +63,7 @@ class Timebell:
         clock = clock or SystemClock()
         self._bind(self._new_store(clock), clock)
         self._given = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def _new_store(self, clock: Clock) -> Store:
         now = clock.now if self._virtual else wall
@@ -87,11 +88,12 @@ class Timebell:
         self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
 
     @contextmanager
-    def _elsewhere(self, store: Store, clock: Clock) -> Iterator[None]:
-        """Be on an open store and a clock that someone else looks after, until the block ends: for simulation."""
+    def _elsewhere(self, store: Store, clock: Clock, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Be on an open store, a clock and a loop of someone else's, until the block ends: for simulation."""
         before = dict(self.__dict__)
         self._bind(store, clock)
         self._virtual = self._given = True
+        self._loop = loop
         try:
             yield
         finally:
@@ -122,7 +124,7 @@ class Timebell:
         """The same verbs, blocking: for scripts, Flask and Django. See `timebell.blocking`."""
         from timebell.blocking import Blocking
 
-        return Blocking(self)
+        return self.__dict__.setdefault("sync", Blocking(self))  # type: ignore[no-any-return]  # one, whoever is first
 
     def on(
         self,

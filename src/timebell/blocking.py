@@ -55,9 +55,14 @@ class Portal:
                 "app.sync blocks, and this thread runs an event loop, which would stand still.",
                 code="BLOCKING_IN_LOOP", fix="Use the verb itself: await app.schedule_at(...).",
             )  # fmt: skip
-        serving = self._start()
+        app, loop = self._app, self._app._loop
+        if loop is not None and not loop.is_running():  # in a simulation time passes in this very thread
+            return loop.run_until_complete(verb(app))
+        if loop is None:
+            serving = self._start()
+            app, loop = serving.app, serving.loop
         work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        done = asyncio.run_coroutine_threadsafe(_called(verb, serving.app, work), serving.loop)
+        done = asyncio.run_coroutine_threadsafe(_called(verb, app, work), loop)
         done.add_done_callback(lambda _: work.put(None))
         try:
             while (task := work.get()) is not None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from timebell import Arrived, Every, JobSpec, Timebell
 from timebell.blocking import Blocking, BlockingSchedules
 from timebell.client.schedules import Schedules
 from timebell.errors import Conflict, InvalidInput, NotFound, TimebellError
+from timebell.testing.kit import Kit
 
 PATIENCE = 30.0
 
@@ -329,3 +331,22 @@ def test_what_is_no_synchronous_connection_is_refused(app: Timebell, store_url: 
         assert refused.value.code == "CONNECTION_INVALID"
         assert "Connection" in refused.value.fix
     assert app.sync.list().items == []
+
+
+# On virtual time.
+
+
+def test_the_fixtures_world_is_reached_too_from_a_test_and_from_plain_handlers(timebell: Kit) -> None:
+    app = Timebell("sqlite:///never-touched.db", timezone="UTC")
+    ran: list[str] = []
+
+    @app.on("mail.send")
+    def send(event: Arrived) -> None:
+        ran.append(app.sync.schedule_at("mail.sent", payload=event.payload).id)
+
+    timebell.use(app)
+    made = app.sync.schedule_at("mail.send", timebell.now + timedelta(days=3), payload="ana")
+    timebell.advance(days=3)
+    assert app.sync.get(made.id).state == "completed"
+    assert [app.sync.get(job_id).payload for job_id in ran] == ["ana"]
+    assert not Path("never-touched.db").exists()

@@ -143,7 +143,7 @@ class World:
         """Make this the program that the nodes run; its own verbs act on this world too, until the end."""
         if self._begun:
             raise RuntimeError("Nodes run another app already: choose one before time passes.")
-        self._stack.enter_context(app._elsewhere(self._client, self.clock))
+        self._stack.enter_context(app._elsewhere(self._client, self.clock, self._runner.get_loop()))
         self.app = app
         return app
 
