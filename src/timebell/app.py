@@ -36,6 +36,7 @@ from timebell.store.sql.erasure import Erased
 from timebell.store.sql.ledger import Cancelled, Swept
 from timebell.targets.base import Target
 from timebell.targets.handler import Function, Handler, Handlers
+from timebell.targets.payloads import Upgrade, payload_type
 
 if TYPE_CHECKING:
     from timebell.blocking import Blocking
@@ -83,7 +84,7 @@ class Timebell:
         self._working, self._planning = working or Alarm(clock), planning or Alarm(clock)
         self._opening: asyncio.Task[None] | None = None
         self.service: Service | None = None
-        shared = (self.open, self._check_target, self.settings.default_timezone)
+        shared = (self.open, self._check_target, self.handlers.accepted, self.settings.default_timezone)
         self.jobs = Jobs(store, clock, self._working, *shared)
         self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
 
@@ -133,18 +134,23 @@ class Timebell:
         retry: Retry | Mapping[str, Any] | None = None,
         timeout: float | timedelta | None = None,
         handles: bool | None = None,
+        version: int = 1,
+        upgrade: Mapping[int, Upgrade] | None = None,
     ) -> Callable[[F], F]:
         """Listen to a topic, a prefix (`billing.*`) or everything (`*`, which alone makes no topic heard).
 
         The function takes an `Arrived`; async ones run on the event loop, plain ones in threads. `retry` and
-        `timeout` (seconds) hold for jobs that bring none of their own. Raises InvalidInput.
+        `timeout` (seconds) hold for jobs that bring none of their own. One that takes `Arrived[Reminder]` has its
+        payloads checked, when jobs are made here and when they are due; `version` is that of the type as it is now,
+        and `upgrade` has a function for each step of older payloads: `{1: from_1_to_2}`. Raises InvalidInput.
         """
         handler_retry = Retry.read(retry)
         limit = None if timeout is None else seconds(timeout, "timeout", least=0.001)
         heard = topic != "*" if handles is None else handles
 
         def listen(function: F) -> F:
-            self.handlers.add(Handler(topic, function, handler_retry, limit, heard))
+            taken = payload_type(function, version, upgrade)
+            self.handlers.add(Handler(topic, function, handler_retry, limit, heard, taken))
             return function
 
         return listen

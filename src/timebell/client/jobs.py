@@ -22,10 +22,14 @@ from timebell.model.routes import route
 from timebell.store.dialects.base import Store
 from timebell.store.sql import dead, erasure, ledger
 from timebell.targets.handler import check_topic
+from timebell.targets.payloads import plain
 
 # A job due sooner than this makes other nodes look again; for later ones their next heartbeat is in time.
 SOON = timedelta(seconds=10)
 PRIORITIES = range(-32_768, 32_768)
+
+Accepted = Callable[[str, Any, dict[str, Any]], tuple[str, dict[str, Any]]]
+"""(topic, payload, metadata) of a job for handlers: the payload as JSON, and the metadata to be kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +57,7 @@ class JobSpec:
 
 
 class Jobs:
-    """The verbs. `opened` makes sure that the store is open; `check_target` validates targets."""
+    """The verbs. `opened` makes sure that the store is open; `check_target` validates targets, `accepted` payloads."""
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Jobs:
         working: Alarm,
         opened: Callable[[], Any],
         check_target: Callable[[Mapping[str, Any]], dict[str, Any]],
+        accepted: Accepted,
         default_timezone: str | None,
     ) -> None:
         self._store = store
@@ -69,6 +74,7 @@ class Jobs:
         self._working = working
         self._opened = opened
         self._check_target = check_target
+        self._accepted = accepted
         self._default_timezone = default_timezone
 
     async def create(
@@ -111,11 +117,12 @@ class Jobs:
             expires = when.at + timedelta(seconds=seconds(spec.expires_after, "expires_after"))
         retry = Retry.read(spec.retry)
         topic = check_topic(spec.topic)
+        payload, metadata = payload_of(topic, spec.payload, metadata, target, self._accepted)
         tenant_id = "default" if spec.tenant_id is None else text(spec.tenant_id, "tenant_id")
         return NewJob(
             id=id_, tenant_id=tenant_id, topic=topic,
             scheduled_at=when.at, created_at=now, **when.fields(),
-            payload=encode(spec.payload), metadata=encode(metadata, "metadata") if metadata else None,
+            payload=payload, metadata=encode(metadata, "metadata") if metadata else None,
             owner_id=metadata.get("owner_id"), key=None if spec.key is None else text(spec.key, "key"),
             request_id=metadata.get("client_request_id"), kind=Kind.ONCE,
             target=encode(target, "target") if target else None, route=route(topic, target),
@@ -269,6 +276,13 @@ def labelled(metadata: Mapping[str, Any] | None, labels: Mapping[str, Any]) -> d
         if value is not None:
             given[name] = text(value, name)
     return given
+
+
+def payload_of(
+    topic: str, payload: Any, metadata: dict[str, Any], target: Mapping[str, Any] | None, accepted: Accepted
+) -> tuple[str, dict[str, Any]]:
+    """A payload as JSON, and the metadata to be kept. Only handlers look into it. Raises InvalidPayload."""
+    return accepted(topic, payload, metadata) if target is None else (encode(plain(payload)), metadata)
 
 
 def urgency(priority: Any) -> int:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
-from timebell.client.jobs import labelled, queue_name, text, urgency, uuid_of
+from timebell.client.jobs import Accepted, labelled, payload_of, queue_name, text, urgency, uuid_of
 from timebell.clock import Clock
 from timebell.engine.planner import job_of
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
@@ -16,7 +16,7 @@ from timebell.ids import new_id
 from timebell.model import page
 from timebell.model.job import Job
 from timebell.model.page import Page
-from timebell.model.payload import encode
+from timebell.model.payload import decode, encode
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry, seconds
 from timebell.model.schedule import Action, Policies, Revision, Schedule
 from timebell.recurrence import Calendar, OnCalendar, Spec, zone
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class Schedules:
-    """The verbs. `opened` makes sure that the store is open; `check_target` validates targets."""
+    """The verbs. `opened` makes sure that the store is open; `check_target` validates targets, `accepted` payloads."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Schedules:
         working: Alarm,
         opened: Callable[[], Any],
         check_target: Callable[[Mapping[str, Any]], dict[str, Any]],
+        accepted: Accepted,
         default_timezone: str | None,
     ) -> None:
         self._store = store
@@ -48,6 +49,7 @@ class Schedules:
         self._working = working
         self._opened = opened
         self._check_target = check_target
+        self._accepted = accepted
         self._default_timezone = default_timezone
 
     async def since(self, options: Mapping[str, Any], connection: Any = None) -> datetime | None:
@@ -156,13 +158,12 @@ class Schedules:
         """What each occurrence becomes; takes its options out of `given`."""
         labels = {name: given.pop(name, None) for name in ("owner_id", "correlation_id")}
         metadata = labelled(given.pop("metadata", None), labels)
-        payload = given.pop("payload", None)
-        encode(payload)
-        encode(metadata, "metadata")
         target = given.pop("target", None)
+        target = None if target is None else self._check_target(target)
+        payload, metadata = payload_of(check_topic(topic), given.pop("payload", None), metadata, target, self._accepted)
+        encode(metadata, "metadata")
         return Action(
-            topic=check_topic(topic), payload=payload, metadata=metadata, owner_id=metadata.get("owner_id"),
-            target=None if target is None else self._check_target(target),
+            topic=topic, payload=decode(payload), metadata=metadata, owner_id=metadata.get("owner_id"), target=target,
             queue=queue_name(given.pop("queue", "default")), priority=urgency(given.pop("priority", 0)),
             retry=Retry.read(given.pop("retry", None)),
             timeout=_optional(given.pop("timeout", None), "timeout"),

@@ -6,19 +6,35 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
-from timebell.errors import InvalidInput
+from timebell.errors import InvalidInput, InvalidPayload
+from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry, seconds
 from timebell.model.routes import Routes
+from timebell.targets import payloads
 from timebell.targets.base import Delivery, Outcome
+from timebell.targets.payloads import PayloadType
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    P = TypeVar("P", default=Any)  # so that `Arrived` alone is a whole type, also under mypy --strict
+else:
+    from typing import TypeVar
+
+    P = TypeVar("P")
+
+log = logging.getLogger("timebell.handler")
 
 SCHEDULE_ARRIVED = "schedule.arrived"
+NEWER_PAUSE = 5.0  # seconds until a payload that is too new for this node is tried again, perhaps elsewhere
 _TOPIC = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 
 
@@ -28,14 +44,15 @@ def arrived_event_name(topic: str) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Arrived:
+class Arrived(Generic[P]):
     """A job that is due, as its handler sees it. Datetimes are aware UTC.
 
-    `occurrence_key` is the same for every attempt at the same occurrence: de-duplicate on it.
+    `occurrence_key` is the same for every attempt at the same occurrence: de-duplicate on it. A handler that takes
+    `Arrived[Reminder]` has its payload checked and given as a Reminder: a pydantic model, dataclass or TypedDict.
     """
 
     topic: str
-    payload: Any
+    payload: P
     metadata: dict[str, Any]
     timezone: str
     scheduled_at: datetime
@@ -76,6 +93,7 @@ class Handler:
     retry: Retry | None = None
     timeout: float | None = None
     handles: bool = True
+    payload: PayloadType | None = None
     is_async: bool = field(init=False)
     """Whether it runs on the event loop; plain functions run in threads."""
 
@@ -135,6 +153,18 @@ class Handlers:
             "*" in patterns,
         )
 
+    def accepted(self, topic: str, payload: Any, metadata: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """A new job's payload as JSON, which fits every handler here that says what it takes; and its metadata, with
+        the payload's version unless that is 1. Raises InvalidPayload."""
+        text = encode(payloads.plain(payload))
+        takers = [handler.payload for handler in self.matching(topic) if handler.payload is not None]
+        if takers and takers[0].version > 1:
+            metadata = {payloads.VERSION: takers[0].version, **metadata}
+        for taker in takers:
+            if (version := payloads.version_of(metadata)) <= taker.version:
+                taker.read(topic, decode(text), version)
+        return text, metadata
+
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """As in Target: a handler has no options."""
         if options:
@@ -146,16 +176,13 @@ class Handlers:
 
         Snooze and Cancel pass through. What the most specific function returns is the result.
         """
-        event = Arrived(
-            topic=delivery.topic, payload=delivery.payload, metadata=delivery.metadata,
-            timezone=delivery.timezone, scheduled_at=delivery.scheduled_at, fired_at=delivery.fired_at,
-            late_by=delivery.fired_at - delivery.scheduled_at, job_id=delivery.job_id,
-            schedule_id=delivery.schedule_id, occurrence_key=delivery.occurrence_key,
-            attempt=delivery.attempt, upcoming=delivery.upcoming,
-        )  # fmt: skip
         heard = self.matching(delivery.topic)
+        try:
+            events = _events(delivery, heard)
+        except InvalidPayload as unfit:
+            return Outcome.failed(unfit.code, unfit.message, retryable=False)
         result = None
-        for number, handler in enumerate(heard):
+        for number, (handler, event) in enumerate(zip(heard, events, strict=True)):
             try:
                 returned = await self._call(handler, event)
             except (Snooze, Cancel):
@@ -176,6 +203,28 @@ class Handlers:
 
     async def close(self) -> None:
         """As in Target."""
+
+
+def _events(delivery: Delivery, heard: list[Handler]) -> list[Arrived]:
+    """What each handler is given. Raises InvalidPayload; Snooze when the payload is newer than the code here."""
+    event: Arrived = Arrived(
+        topic=delivery.topic, payload=delivery.payload, metadata=delivery.metadata,
+        timezone=delivery.timezone, scheduled_at=delivery.scheduled_at, fired_at=delivery.fired_at,
+        late_by=delivery.fired_at - delivery.scheduled_at, job_id=delivery.job_id,
+        schedule_id=delivery.schedule_id, occurrence_key=delivery.occurrence_key,
+        attempt=delivery.attempt, upcoming=delivery.upcoming,
+    )  # fmt: skip
+    events = []
+    for handler in heard:
+        mine = event
+        if handler.payload is not None:
+            version = payloads.version_of(delivery.metadata)
+            if version > handler.payload.version:
+                log.warning("job %s has a payload of version %d, newer than this node's code", delivery.job_id, version)
+                raise Snooze(NEWER_PAUSE)
+            mine = replace(event, payload=handler.payload.read(delivery.topic, delivery.payload, version))
+        events.append(mine)
+    return events
 
 
 def check_topic(topic: str) -> str:

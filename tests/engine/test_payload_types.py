@@ -1,0 +1,325 @@
+"""Payloads that a handler names the type of: checked when made and when due, brought up when they are old."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from timebell import Arrived, Every, JobSpec, Timebell
+from timebell.errors import InvalidInput, InvalidPayload
+
+from .world import World, after, engine, jobs, virtual
+
+
+class Reminder(BaseModel):
+    user_id: int
+    message: str = "Tea is ready"
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+    at: datetime
+    id: UUID
+    price: Decimal = Field(alias="Price")
+
+
+@dataclass
+class Visit:
+    at: datetime
+    place: str = "home"
+
+
+class Address(TypedDict):
+    street: str
+    number: int
+
+
+@virtual
+async def test_a_handler_is_given_the_type_it_names(world: World) -> None:
+    app = world.app()
+    seen: list[Any] = []
+
+    @app.on("reminder.send")
+    async def remind(event: Arrived[Reminder]) -> None:
+        seen.append(event.payload)
+
+    @app.on("visit")
+    def visit(event: Arrived[Visit]) -> None:
+        seen.append(event.payload)
+
+    @app.on("move")
+    async def move(event: Arrived[Address]) -> None:
+        seen.append(event.payload)
+
+    @app.on("strict")
+    async def strict(event: Arrived[Strict]) -> None:
+        seen.append(event.payload)
+
+    address: Address = {"street": "Ahornweg", "number": 7}
+    price = Strict(at=after(), id=UUID(int=1), Price=Decimal("1.50"))
+    given = [("reminder.send", Reminder(user_id=7)), ("visit", Visit(after())), ("move", address), ("strict", price)]
+    for topic, payload in given:
+        await app.schedule_at(topic, payload=payload)
+    async with engine(app):
+        await world.advance(seconds=1)
+    assert sorted(seen, key=repr) == sorted((payload for _, payload in given), key=repr)
+    assert [type(payload) for payload in seen if isinstance(payload, BaseModel)] == [Reminder, Strict]
+
+
+@virtual
+async def test_what_is_stored_is_plain_json_as_it_was_given(world: World) -> None:
+    app = world.app()
+    at = datetime(2027, 3, 1, 9, tzinfo=UTC)
+    made = [
+        await app.schedule_at("t", payload=payload)
+        for payload in ({"user_id": 7}, Reminder(user_id=7), Visit(at), Strict(at=at, id=UUID(int=1), Price=Decimal(2)))
+    ]
+    assert [job.payload for job in made] == [
+        {"user_id": 7},
+        {"user_id": 7, "message": "Tea is ready"},
+        {"at": "2027-03-01T09:00:00Z", "place": "home"},
+        {"at": "2027-03-01T09:00:00Z", "id": "00000000-0000-0000-0000-000000000001", "Price": "2"},
+    ]
+    assert [(await app.get(job.id)).payload for job in made] == [job.payload for job in made]
+    assert all(job.metadata == {} for job in made)
+
+
+@virtual
+async def test_a_payload_that_does_not_fit_is_refused_naming_field_and_problem(world: World) -> None:
+    app = world.app()
+
+    @app.on("reminder.*")
+    async def remind(event: Arrived[Reminder]) -> None: ...
+
+    refused = []
+    for call in (
+        app.schedule_at("reminder.send", payload={"user_id": "7a"}),
+        app.schedule_at("reminder.send", payload={"message": 7}),
+        app.schedule_at("reminder.send"),
+        app.schedule_many([JobSpec(topic="t"), JobSpec(topic="reminder.x", payload=Visit(after()))]),
+        app.schedule_repeat("reminder.send", Every("PT1H"), payload=[]),
+    ):
+        with pytest.raises(InvalidPayload) as raised:
+            await call
+        assert raised.value.code == "PAYLOAD_INVALID"
+        refused.append(str(raised.value))
+    assert "payload for reminder.send does not fit Reminder: user_id: Input should be a valid integer" in refused[0]
+    assert "got '7a'" in refused[0]
+    assert "user_id: Field required" in refused[1]
+    assert "message: Input should be a valid string, got 7" in refused[1]
+    assert (await jobs(app), (await app.schedules.list(None, 10, None)).items) == ([], [])
+    await app.schedule_at("other", payload={"user_id": "7a"})  # nobody's business
+
+
+@virtual
+async def test_a_payload_that_no_longer_fits_when_due_fails_for_good_and_calls_no_one(world: World) -> None:
+    called: list[str] = []
+    made = await world.app().schedule_at("reminder.send", payload={"user_id": "7a"})  # by a process without handlers
+    app = world.app()
+
+    @app.on("reminder.send")
+    async def remind(event: Arrived[Reminder]) -> None:
+        called.append("typed")
+
+    @app.on("reminder.*")
+    async def note(event: Arrived) -> None:
+        called.append("plain")
+
+    async with engine(app):
+        await world.advance(minutes=5)
+    job = await app.get(made.id)
+    assert (job.state, job.attempt, called) == ("failed", 1, [])
+    assert job.attempts[0]["code"] == "PAYLOAD_INVALID"
+    assert job.error is not None and "user_id" in job.error
+
+
+class ReminderNow(BaseModel):
+    to: list[str]
+    seconds: int
+
+
+def to_2(payload: Any) -> Any:
+    return {"to": [payload["name"]], "minutes": payload["minutes"]}
+
+
+def to_3(payload: Any) -> Any:
+    return {"to": payload["to"], "seconds": payload["minutes"] * 60}
+
+
+def now_app(world: World, seen: list[Any], version: int = 3) -> Timebell:
+    app = world.app()
+
+    @app.on("reminder.send", version=version, upgrade={1: to_2, 2: to_3})
+    async def remind(event: Arrived[ReminderNow]) -> None:
+        seen.append(event.payload)
+
+    return app
+
+
+@virtual
+async def test_payloads_older_than_the_deploy_are_brought_up_step_by_step(world: World) -> None:
+    before = world.app()
+    await before.schedule_at("reminder.send", payload={"name": "ana", "minutes": 1})
+    await before.schedule_at(
+        "reminder.send", payload={"to": ["bo"], "minutes": 2}, metadata={"payload_version": 2, "source": "crm"}
+    )
+    seen: list[ReminderNow] = []
+    app = now_app(world, seen)
+    job = await app.schedule_at("reminder.send", payload=ReminderNow(to=["cy"], seconds=180))
+    assert (job.metadata, (await app.get(job.id)).metadata) == ({"payload_version": 3}, {"payload_version": 3})
+    schedule = await app.schedule_repeat("reminder.send", Every("PT1H"), payload={"to": [], "seconds": 0})
+    assert schedule.action.metadata == {"payload_version": 3}
+    async with engine(app):
+        await world.advance(seconds=1)
+    assert sorted((one.to, one.seconds) for one in seen) == [(["ana"], 60), (["bo"], 120), (["cy"], 180)]
+
+
+@virtual
+async def test_an_old_payload_is_checked_as_what_it_becomes(world: World) -> None:
+    app = now_app(world, [])
+    with pytest.raises(InvalidPayload, match="from version 1 to 2: KeyError"):
+        await app.schedule_at("reminder.send", payload={"minutes": 1}, metadata={"payload_version": 1})
+    await app.schedule_at("reminder.send", payload={"name": "x", "minutes": 1}, metadata={"payload_version": 1})
+    for version in ("2", 0, True, None):
+        with pytest.raises(InvalidInput) as refused:
+            await app.schedule_at("reminder.send", payload={}, metadata={"payload_version": version})
+        assert refused.value.code == "INVALID_VERSION"
+    assert len(await jobs(app)) == 1
+
+
+@virtual
+async def test_a_newer_payload_waits_for_code_that_knows_it_and_uses_up_no_try(world: World) -> None:
+    seen: list[Any] = []
+    old: list[Any] = []
+    made = await now_app(world, seen).schedule_at("reminder.send", payload=ReminderNow(to=["ana"], seconds=1))
+    app = world.app()
+
+    @app.on("reminder.send")
+    async def remind(event: Arrived[Reminder]) -> None:
+        old.append(event.payload)
+
+    async with engine(app):
+        await world.advance(minutes=1)
+    waiting = await app.get(made.id)
+    assert (waiting.state, waiting.tries, waiting.error, old) == ("pending", 0, None, [])
+    async with engine(now_app(world, seen)):
+        await world.advance(seconds=6)
+    assert [one.to for one in seen] == [["ana"]]
+    assert (await app.get(made.id)).state == "completed"
+
+
+@virtual
+async def test_versions_work_without_a_type_too(world: World) -> None:
+    app, seen = world.app(), []
+    await world.app().schedule_at("t", payload=1)
+
+    @app.on("t", version=2, upgrade={1: lambda payload: {"number": payload}})
+    async def take(event: Arrived) -> None:
+        seen.append(event.payload)
+
+    async with engine(app):
+        await world.advance(seconds=1)
+    assert seen == [{"number": 1}]
+
+
+# Registering.
+
+
+@virtual
+async def test_plain_handlers_take_anything_whatever_they_are(world: World) -> None:
+    app = world.app()
+
+    class Caller:
+        async def __call__(self, event: Arrived[Reminder]) -> None: ...
+
+    app.on("print")(print)
+    app.on("lambda")(lambda event: None)
+    app.on("any")(_any)
+    app.on("builtin")(dict)
+    app.on("object")(Caller())
+    for topic in ("print", "lambda", "any", "builtin"):
+        await app.schedule_at(topic, payload={"anything": [1]})
+    with pytest.raises(InvalidPayload):
+        await app.schedule_at("object", payload={"user_id": "x"})
+
+
+async def _any(event: Arrived[Any]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"version": 0}, "whole number"),
+        ({"version": "2"}, "whole number"),
+        ({"version": True}, "whole number"),
+        ({"version": 2, "upgrade": {2: to_2}}, "each step to version 2"),
+        ({"version": 3, "upgrade": {1: to_2}}, "each step to version 3"),
+        ({"version": 3, "upgrade": {"1": to_2, "2": to_3}}, "each step to version 3"),
+        ({"upgrade": {1: to_2}}, "each step to version 1"),
+        ({"version": 2, "upgrade": {0: to_2, 1: to_2}}, "each step to version 2"),
+    ],
+)
+def test_versions_that_cannot_be_right_are_refused_at_once(sqlite_url: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        Timebell(sqlite_url).on("t", **options)(_any)
+    assert refused.value.code == "INVALID_VERSION"
+    assert says in str(refused.value)
+
+
+def test_a_type_that_cannot_be_read_is_refused_at_once(sqlite_url: str) -> None:
+    class Hidden(BaseModel):
+        x: int
+
+    async def by_name(event: Arrived[Hidden]) -> None: ...
+
+    async def odd(event: Arrived[object.__subclasses__]) -> None: ...  # type: ignore[valid-type, name-defined]
+
+    for handler in (by_name, odd):
+        with pytest.raises(InvalidInput) as refused:
+            Timebell(sqlite_url).on("t")(handler)
+        assert refused.value.code == "PAYLOAD_TYPE_UNKNOWN"
+        assert "handler's module" in str(refused.value)
+
+
+WITHOUT = """
+import sys
+sys.modules["pydantic"] = None
+from dataclasses import dataclass
+from timebell import Arrived, Timebell
+from timebell.errors import InvalidInput
+
+@dataclass
+class Visit:
+    place: str
+
+async def visit(event: Arrived[Visit]) -> None: ...
+async def plain(event: Arrived) -> None: ...
+
+app = Timebell("sqlite:///without.db", timezone="UTC")
+app.on("plain")(plain)
+print(app.sync.schedule_at("plain", payload=Visit("here")).payload["place"])
+try:
+    app.on("typed")(visit)
+except InvalidInput as error:
+    print(error.code, "pip install pydantic" in error.fix)
+"""
+
+
+def test_without_pydantic_only_handlers_that_name_a_type_are_refused(tmp_path: Any) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (["here", "PYDANTIC_MISSING", "True"], "")
+
+
+def test_pydantic_is_not_imported_for_those_who_name_no_type(tmp_path: Any) -> None:
+    script = "import sys, timebell as t; t.Timebell('sqlite:///x.db').on('t')(print); print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["False"], done.stderr

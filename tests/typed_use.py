@@ -1,0 +1,49 @@
+"""What a user's own strict mypy sees of the library. Never run: `make check` reads it."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from pydantic import BaseModel
+
+from timebell import Arrived, Every, JobSpec, Timebell
+from timebell.model.job import Job
+from timebell.model.page import Page
+from timebell.model.schedule import Schedule
+from timebell.store.sql.ledger import Cancelled
+
+
+class Reminder(BaseModel):
+    user_id: int
+
+
+def use(app: Timebell) -> None:
+    """Blocking verbs have the types of the verbs."""
+    job = app.sync.schedule_at("t", payload=Reminder(user_id=1), key="k")
+    assert_type(job, Job)
+    assert_type(app.sync.schedule_many([JobSpec(topic="t")]), list[Job])
+    assert_type(app.sync.schedule_repeat("t", Every("PT1H")), Schedule)
+    assert_type(app.sync.cancel(job.id), Cancelled)
+    assert_type(app.sync.list(owner_id="ana"), Page[Job])
+    assert_type(app.sync.schedules.pause("id", "lunch"), Schedule)
+    app.sync.get()  # type: ignore[call-arg]
+    app.sync.cancel(job.id, colour="red")  # type: ignore[call-arg]
+    app.sync.list(limit="10")  # type: ignore[arg-type]
+
+
+def handlers(app: Timebell, reminder: Arrived[Reminder]) -> None:
+    """A payload has the type that its handler names; `Arrived` alone is a whole type."""
+
+    @app.on("plain")
+    async def plain(event: Arrived) -> None:
+        assert_type(event.payload, Any)
+
+    @app.on("typed", version=2, upgrade={1: dict})
+    def typed(event: Arrived[Reminder]) -> int:
+        assert_type(event.payload, Reminder)
+        return event.payload.user_id
+
+    assert_type(typed(Arrived()), int)
+
+    @app.on("wrong")  # type: ignore[type-var]
+    async def wrong(number: int) -> None: ...
