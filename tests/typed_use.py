@@ -43,7 +43,7 @@ def handlers(app: Timebell, reminder: Arrived[Reminder]) -> None:
         assert_type(event.payload, Reminder)
         return event.payload.user_id
 
-    assert_type(typed(Arrived()), int)
+    assert_type(typed(reminder), int)
 
     @app.on("wrong")  # type: ignore[type-var]
     async def wrong(number: int) -> None: ...
