@@ -8,24 +8,26 @@ import copy
 import dataclasses
 import functools
 import gc
+import inspect
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from timebell import settings as configuration
+from timebell import setup
 from timebell.alarm import Alarm
 from timebell.client.jobs import Jobs, JobSpec, queue_name
 from timebell.client.schedules import Schedules, code_hash
 from timebell.clock import Clock, SystemClock, wall
-from timebell.engine.context import Node, Options
+from timebell.engine.context import Node
 from timebell.engine.service import Service
 from timebell.errors import InvalidInput
 from timebell.ids import new_id
 from timebell.model.job import Job
 from timebell.model.page import Page
-from timebell.model.policy import Retry, seconds
+from timebell.model.policy import Retry, Unheard, choice, seconds
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Calendar, Every, RRule, Spec, parse_cron, tzdata_version, zone
 from timebell.store.dialects.base import Store
@@ -35,32 +37,45 @@ from timebell.store.sql.calendars import SavedCalendar
 from timebell.store.sql.erasure import Erased
 from timebell.store.sql.ledger import Cancelled, Swept
 from timebell.targets.base import Target
-from timebell.targets.handler import Function, Handler, Handlers
+from timebell.targets.handler import Function, Handler, Handlers, Middleware
 from timebell.targets.payloads import Upgrade, payload_type
 
 if TYPE_CHECKING:
     from timebell.blocking import Blocking
 
 F = TypeVar("F", bound=Function)
+M = TypeVar("M", bound=Middleware)
+L = TypeVar("L", bound=Callable[[], AsyncIterator[Any] | AbstractAsyncContextManager[Any]])
 
 
 class Timebell:
     """A scheduler: handlers, the verbs that make work, and the engine that runs it.
 
     `url` is `sqlite:///file` or `postgresql://user@host/name` (else TIMEBELL_DATABASE_URL, else
-    `sqlite:///timebell.db`); `timezone` is the IANA zone of calls that give none. `clock` is for virtual time.
+    `sqlite:///timebell.db`); `timezone` is the IANA zone of calls that give none. `unheard`
+    says what becomes of due jobs whose topic no live node listens to: `hold` them until one does, or `complete` them
+    with `listeners: 0`. `clock` is for virtual time.
     Making one costs little: it opens no connection, starts no thread. Raises InvalidInput.
     """
 
-    def __init__(self, url: str | None = None, *, timezone: str | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        timezone: str | None = None,
+        unheard: str = "hold",
+        clock: Clock | None = None,
+    ) -> None:
         self.settings = configuration.load(database_url=url, default_timezone=timezone)
         if self.settings.default_timezone is not None:
             zone(self.settings.default_timezone)
+        self._unheard = choice(Unheard, unheard, "unheard")
         self._virtual = clock is not None
         self.handlers = Handlers()
         self.targets: dict[str, Target] = {"handler": self.handlers}
         self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
         self._queues: dict[str, int | None] = {}
+        self._resources: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext
         clock = clock or SystemClock()
         self._bind(self._new_store(clock), clock)
         self._given = False
@@ -186,6 +201,41 @@ class Timebell:
 
         return listen
 
+    def middleware(self, function: M) -> M:
+        """Put `async def around(event, call_next)` around every call of a handler, in the order of registration:
+        it sees the event, what the handler returns and what it raises. Raises InvalidInput."""
+        self.handlers.wrap(function)
+        return function
+
+    @overload
+    def lifespan(self, opens: L) -> L: ...  # type: ignore[overload-overlap]  # an application takes arguments
+    @overload
+    def lifespan(self, opens: object) -> AbstractAsyncContextManager[None]: ...
+    def lifespan(self, opens: Any) -> Any:
+        """Decorate an async generator that opens what handlers need, yields it once and closes it: `event.state`.
+
+        It is entered before the engine starts and left after it has drained, on every node. Called with an ASGI
+        application, it is the lifespan of that one: `FastAPI(lifespan=app.lifespan)` runs the engine beside it.
+        Raises InvalidInput (LIFESPAN_INVALID).
+        """
+        if not inspect.isroutine(opens):
+            return self._hosted()
+        if not inspect.isasyncgenfunction(inspect.unwrap(opens)) or self._resources is not contextlib.nullcontext:
+            raise InvalidInput(
+                f"{opens.__name__} cannot be the lifespan of the app.", code="LIFESPAN_INVALID",
+                fix="Give one async generator function, which yields once.",
+            )  # fmt: skip
+        self._resources = asynccontextmanager(opens) if inspect.isasyncgenfunction(opens) else opens
+        return opens
+
+    @asynccontextmanager
+    async def _hosted(self) -> AsyncIterator[None]:
+        try:
+            async with self.running():
+                yield
+        finally:
+            await self.close()
+
     def queue(self, name: str, *, concurrency: int | None = None) -> None:
         """Limit how many jobs of a queue run at once over all nodes; written when the app starts."""
         whole = isinstance(concurrency, int) and not isinstance(concurrency, bool)
@@ -227,9 +277,9 @@ class Timebell:
         Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
         priority, retry, timeout, expires_after, overlap (skip, queue, cancel_previous, allow),
         catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
-        class_ (state, anchored), jitter, tolerance, start, end, max_runs, enabled; and calendar (a Calendar, the
-        name of a saved one, or a name and a version, "kr@3") with roll (skip, next, previous). Raises InvalidInput,
-        NotFound (CALENDAR_NOT_FOUND), Conflict (SCHEDULE_EXISTS, unless `replace`).
+        class_ (state, anchored), jitter, tolerance, unheard (hold, complete), start, end, max_runs, enabled; and
+        calendar (a Calendar, the name of a saved one, or a name and a version, "kr@3") with roll (skip, next,
+        previous). Raises InvalidInput, NotFound (CALENDAR_NOT_FOUND), Conflict (SCHEDULE_EXISTS, unless `replace`).
         """
         await self.open()
         since = await self.schedules.since(options, connection) if replace else None
@@ -388,7 +438,7 @@ class Timebell:
         await self.open()
         self._add_targets()
         now = self.clock.now()
-        chosen = dataclasses.replace(self._options(), **options)
+        chosen = dataclasses.replace(setup.options(self.settings), **options)
         node = Node(
             id=new_id(now), store=self.store, clock=self.clock, options=chosen, handlers=self.handlers,
             targets=self.targets, planning=self._planning, working=self._working, beating=self._beating,
@@ -396,7 +446,7 @@ class Timebell:
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, concurrency in self._queues.items():
             await self.store.run(queues.put, name, concurrency)
-        async with service.running():
+        async with self._resources() as self.handlers.state, service.running():
             self.service = service
             try:
                 await self._sync_schedules()
@@ -434,46 +484,19 @@ class Timebell:
             hashed = dataclasses.replace(draft, code_hash=code_hash(spec, topic, options))
             await self.schedules.put(hashed, replace=True)
 
-    def _options(self) -> Options:
-        chosen = self.settings
-        return Options(
-            slots=chosen.worker_concurrency, threads=chosen.worker_threads, lease=chosen.scheduler_lease,
-            heartbeat=chosen.scheduler_heartbeat, drain=chosen.worker_drain_timeout,
-            retention=chosen.retention_done, name=chosen.node_name,
-        )  # fmt: skip
-
     def _add_targets(self) -> None:
         """The targets this node is set up for; jobs for others it leaves to nodes that are."""
-        offered = {"http": self.settings.webhook_signing_secret, "command": self.settings.command_enabled}
-        for kind in (kind for kind, configured in offered.items() if configured):
+        for kind in setup.offered(self.settings):
             with contextlib.suppress(ImportError):  # http needs the `server` extra
-                self.targets.setdefault(kind, self._target(kind))
+                self.targets.setdefault(kind, setup.target(kind, self.settings, self.clock.now))
 
-    def _target(self, kind: str) -> Target:
-        chosen = self.settings
-        if kind == "command":
-            from timebell.targets.command import CommandTarget
+    def _check_target(self, given: Any, unheard: Unheard | None = None) -> dict[str, Any] | None:
+        """A target as it is stored. Raises InvalidInput, Refused."""
 
-            return CommandTarget(enabled=chosen.command_enabled)
-        from timebell.targets.http import HttpTarget
+        def find(kind: str) -> Target:
+            return self.targets.get(kind) or setup.target(kind, self.settings, self.clock.now)
 
-        return HttpTarget(
-            signing_secret=chosen.webhook_signing_secret, allow_private=chosen.webhook_allow_private,
-            timeout=chosen.webhook_timeout, now=self.clock.now,
-        )  # fmt: skip
-
-    def _check_target(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A target as it is stored: {kind, options}. Raises InvalidInput (TARGET_UNKNOWN, ...), Refused."""
-        options = dict(given) if isinstance(given, Mapping) else {"kind": given}
-        kind = options.pop("kind", None)
-        if kind == "handler":
-            raise InvalidInput("The handler target is the default: leave target out.", code="TARGET_UNKNOWN")
-        if kind not in ("http", "command"):
-            raise InvalidInput(
-                f"There is no target {kind!r:.60}.", code="TARGET_UNKNOWN", fix='Use {"kind": "http"} or "command".'
-            )
-        target = self.targets.get(kind) or self._target(kind)
-        return {"kind": kind, "options": target.check(options)}
+        return setup.check_target(given, unheard or self._unheard, find)
 
 
 def _spec(**fields: Any) -> JobSpec:

@@ -15,11 +15,11 @@ import orjson
 import pytest
 
 from tests.servers import Postgres
-from timebell.model.routes import ANYONE, Routes
+from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
 from timebell.store.dialects.postgres import PostgresWords
 from timebell.store.dialects.sqlite import SqliteWords
 from timebell.store.open import upgrade
-from timebell.store.sql import jobs, schedules
+from timebell.store.sql import jobs, schedules, unheard
 from timebell.store.statement import Statement
 from timebell.store.types import to_micros
 
@@ -57,6 +57,7 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
     optional = dict.fromkeys(("reason", "error", "code", "result", "errors", "cancel", "replaced_by"))
     retry = {**end, "state": "pending", "run_at": at}
     lane = {"queue": "queue1", "priority": 1}
+    deaf = {**lane, **ANYONE.params(), "now": at, "completes": COMPLETES_TEXT}
     return {
         "LANES": (jobs.LANES, {"now": at, **HEARD.params()}, []),
         "CLAIM": (jobs.CLAIM, {**lane, **HEARD.params(), "node": NODE, "now": at, "most": BATCH}, []),
@@ -66,7 +67,8 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
         "RETRY": (jobs.RETRY, {}, [{**row, **optional, **retry} for row in running]),
         "END": (jobs.END, {}, [{**row, **optional, **end} for row in running]),
         "RUNNING": (jobs.RUNNING, {}, []),
-        "HOLD_UNHEARD": (jobs.HOLD_UNHEARD, {**lane, **ANYONE.params(), "now": at}, []),
+        "HOLD_UNHEARD": (unheard.HOLD, deaf, []),
+        "COMPLETE_UNHEARD": (unheard.COMPLETABLE, deaf, []),
     }
 
 
@@ -74,7 +76,7 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
 
 POSTGRES = PostgresWords()
 MOST_BUFFERS = {"LANES": 600, "CLAIM": 4_000, "DUE": 500, "NEXT": 20, "BEAT": 3_000, "RETRY": 5_000, "END": 3_000,
-                "RUNNING": 700, "HOLD_UNHEARD": 3_000}  # fmt: skip
+                "RUNNING": 700, "HOLD_UNHEARD": 3_000, "COMPLETE_UNHEARD": 3_000}  # fmt: skip
 
 
 async def _fill_postgres(connection: asyncpg.Connection[Any], rows: int) -> None:
@@ -159,7 +161,7 @@ def _check(url: str, name: str) -> None:
         small = node["Relation Name"] == "timebell_queues"
         assert small or node["Node Type"] != "Seq Scan", f"{name} reads all of {node['Relation Name']}"
     sorts = [node for node in _nodes(plan) if node["Node Type"] == "Sort"]
-    most = DUE if name == "HOLD_UNHEARD" else BATCH  # what is due may be put in order, what waits may not
+    most = DUE if name.endswith("_UNHEARD") else BATCH  # what is due may be put in order, what waits may not
     assert all(node["Actual Rows"] <= most for node in sorts), f"{name} sorts more than its batch"
     assert buffers <= MOST_BUFFERS[name], f"{name} touched {buffers} buffers"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from timebell.model.job import Hold
-from timebell.store.sql import jobs
+from timebell.model.job import Hold, Kind
+from timebell.model.routes import COMPLETES_TEXT
+from timebell.store.sql import jobs, unheard
 
 from .helpers import (
     T0,
@@ -11,12 +12,15 @@ from .helpers import (
     Routes,
     Store,
     after,
+    again,
     claim,
     create,
     everything,
     get,
     job,
     one,
+    put,
+    schedule,
     started,
     stored,
 )
@@ -26,7 +30,8 @@ MAIL = Routes(frozenset({"mail"}), frozenset({"billing."}))
 
 async def look(store: Store, heard: Routes, minutes: float = 0) -> tuple[int, int]:
     """(held, let go)."""
-    return await store.run(jobs.hold_unheard, heard, after(minutes=minutes))
+    settled = await store.run(unheard.settle, heard, after(minutes=minutes))
+    return settled.held, settled.freed
 
 
 @stored
@@ -89,3 +94,45 @@ async def test_a_thousand_deaf_jobs_do_not_hide_the_deaf_ones_behind_them(store:
     await create(store, *(job(topic="fax") for _ in range(1500)), bulk=True)
     held = [(await look(store, MAIL))[0] for _ in range(3)]
     assert (sum(held), held[-1]) == (1500, 0)
+
+
+async def completed(store: Store, heard: Routes) -> int:
+    return (await store.run(unheard.settle, heard, T0)).completed
+
+
+@stored
+async def test_S2_22_a_job_that_wants_no_listener_is_completed_with_none(store: Store) -> None:
+    deaf, heard = [await one(store, topic=topic, target=COMPLETES_TEXT) for topic in ("fax", "mail")]
+    held = await one(store, topic="fax")
+    assert await completed(store, MAIL) == 1
+    done = await get(store, deaf)
+    assert (done.state, done.result, done.attempt, done.tries) == (JobState.COMPLETED, {"listeners": 0}, 0, 0)
+    assert ((await get(store, held)).hold, (await get(store, heard)).state) == (Hold.UNHEARD, JobState.PENDING)
+    assert await completed(store, MAIL) == 0
+
+
+@stored
+async def test_a_job_that_was_tried_before_is_held_whatever_it_wants(store: Store) -> None:
+    attempt = await started(store, topic="fax", target=COMPLETES_TEXT)
+    await store.run(jobs.retry, [again(attempt, T0)])
+    assert await look(store, MAIL) == (1, 0)
+    assert (await get(store, attempt.id)).hold is Hold.UNHEARD
+
+
+@stored
+async def test_completing_lets_the_next_in_turn_go(store: Store) -> None:
+    await put(store, made := schedule(topic="fax"))
+    turns = {"topic": "fax", "schedule_id": made.id, "serial": True, "target": COMPLETES_TEXT}
+    await one(store, **turns)
+    waiting = await one(store, **turns, hold=Hold.OVERLAP, run_at=after(seconds=-1), kind=Kind.MANUAL)
+    assert await completed(store, MAIL) == 1
+    assert (await get(store, waiting)).hold is None
+    assert await completed(store, MAIL) == 1
+
+
+@stored
+async def test_a_thousand_that_are_completed_hide_none_behind_them(store: Store) -> None:
+    await create(store, *(job(topic="fax", target=COMPLETES_TEXT) for _ in range(1200)), bulk=True)
+    await one(store, topic="fax", run_at=after(seconds=0))
+    assert [await completed(store, MAIL) for _ in range(3)] == [1000, 200, 0]
+    assert [seen.hold for seen in await everything(store) if seen.state is JobState.PENDING] == [Hold.UNHEARD]

@@ -26,7 +26,7 @@ CODE = re.compile(r"[A-Z]{2,}(?:_[A-Z]+)*")
 # Codes made of a field's name: INVALID_<FIELD>.
 OF_FIELDS = {
     "text": ("owner_id", "correlation_id", "client_request_id", "tenant_id", "key", "queue", "name", "reason"),
-    "_choice": ("overlap", "catch_up", "class"),
+    "choice": ("overlap", "catch_up", "class", "unheard"),
 }
 
 

@@ -18,7 +18,7 @@ from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode, legible
 from timebell.model.policy import Retry, seconds
-from timebell.model.routes import route
+from timebell.model.routes import COMPLETES, route
 from timebell.store.dialects.base import Store
 from timebell.store.sql import dead, erasure, ledger
 from timebell.targets.handler import check_topic
@@ -65,7 +65,7 @@ class Jobs:
         clock: Clock,
         working: Alarm,
         opened: Callable[[], Any],
-        check_target: Callable[[Mapping[str, Any]], dict[str, Any]],
+        check_target: Callable[[Any], dict[str, Any] | None],
         accepted: Accepted,
         default_timezone: str | None,
     ) -> None:
@@ -106,7 +106,7 @@ class Jobs:
     def _new(self, spec: JobSpec, id_: str, now: datetime) -> NewJob:
         """A spec, checked, as a row to write."""
         when = instants.read(spec.run_at, spec.timezone, self._default_timezone, now, spec.on_gap, spec.on_fold)
-        target = None if spec.target is None else self._check_target(spec.target)
+        target = self._check_target(spec.target)
         given = {
             "owner_id": spec.owner_id, "correlation_id": spec.correlation_id,
             "client_request_id": spec.client_request_id,
@@ -282,7 +282,9 @@ def payload_of(
     topic: str, payload: Any, metadata: dict[str, Any], target: Mapping[str, Any] | None, accepted: Accepted
 ) -> tuple[str, dict[str, Any]]:
     """A payload as JSON, and the metadata to be kept. Only handlers look into it. Raises InvalidPayload."""
-    return accepted(topic, payload, metadata) if target is None else (encode(plain(payload)), metadata)
+    if target is None or target == COMPLETES:
+        return accepted(topic, payload, metadata)
+    return encode(plain(payload)), metadata
 
 
 def urgency(priority: Any) -> int:

@@ -17,7 +17,7 @@ from timebell.model import page
 from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
-from timebell.model.policy import CatchUp, Lateness, Overlap, Retry, seconds
+from timebell.model.policy import CatchUp, Lateness, Overlap, Retry, Unheard, choice, seconds
 from timebell.model.schedule import Action, Policies, Revision, Schedule
 from timebell.recurrence import Calendar, OnCalendar, Spec, zone
 from timebell.recurrence.instants import from_us, to_us
@@ -39,7 +39,7 @@ class Schedules:
         planning: Alarm,
         working: Alarm,
         opened: Callable[[], Any],
-        check_target: Callable[[Mapping[str, Any]], dict[str, Any]],
+        check_target: Callable[[Any, Unheard | None], dict[str, Any] | None],
         accepted: Accepted,
         default_timezone: str | None,
     ) -> None:
@@ -158,8 +158,9 @@ class Schedules:
         """What each occurrence becomes; takes its options out of `given`."""
         labels = {name: given.pop(name, None) for name in ("owner_id", "correlation_id")}
         metadata = labelled(given.pop("metadata", None), labels)
-        target = given.pop("target", None)
-        target = None if target is None else self._check_target(target)
+        unheard = given.pop("unheard", None)
+        unheard = None if unheard is None else choice(Unheard, unheard, "unheard")
+        target = self._check_target(given.pop("target", None), unheard)
         payload, metadata = payload_of(check_topic(topic), given.pop("payload", None), metadata, target, self._accepted)
         encode(metadata, "metadata")
         return Action(
@@ -223,7 +224,7 @@ class Schedules:
         One after another, unless overlap (by default the schedule's) is `allow`. With `dry_run` nothing is
         written. Raises InvalidInput (INVALID_RANGE, BACKFILL_TOO_LARGE), NotFound.
         """
-        policy = None if overlap is None else _choice(Overlap, overlap, "overlap")
+        policy = None if overlap is None else choice(Overlap, overlap, "overlap")
         now = self._clock.now()
         aware = all(isinstance(edge, datetime) and edge.utcoffset() is not None for edge in (start, end))
         if not aware or not start < end <= now:
@@ -330,12 +331,12 @@ def _policies(given: dict[str, Any]) -> Policies:
     """The policies among the options, taken out of `given`."""
     default = Policies()
     return Policies(
-        overlap=_choice(Overlap, given.pop("overlap", default.overlap), "overlap"),
-        catch_up=_choice(CatchUp, given.pop("catch_up", default.catch_up), "catch_up"),
+        overlap=choice(Overlap, given.pop("overlap", default.overlap), "overlap"),
+        catch_up=choice(CatchUp, given.pop("catch_up", default.catch_up), "catch_up"),
         catch_up_window=seconds(given.pop("catch_up_window", default.catch_up_window), "catch_up_window"),
         catch_up_limit=int(seconds(given.pop("catch_up_limit", default.catch_up_limit), "catch_up_limit")),
         missed_after=seconds(given.pop("missed_after", default.missed_after), "missed_after"),
-        lateness=_choice(Lateness, given.pop("class_", default.lateness), "class"),
+        lateness=choice(Lateness, given.pop("class_", default.lateness), "class"),
         catch_up_pace=seconds(given.pop("catch_up_pace", default.catch_up_pace), "catch_up_pace"),
         hold_above=int(seconds(given.pop("hold_above", default.hold_above), "hold_above")),
         jitter=seconds(given.pop("jitter", default.jitter), "jitter"),
@@ -355,12 +356,6 @@ def _check_delay(policies: Policies) -> None:
             f"catch_up is {policies.catch_up}, but a fixed delay has no grid to miss: after an outage it runs once.",
             code="INVALID_CATCH_UP", fix="Leave catch_up out; expires_after keeps a late run from starting.",
         )  # fmt: skip
-
-
-def _choice(words: Any, value: Any, field: str) -> Any:
-    if value not in list(words):
-        raise InvalidInput(f"{field} is {value!r}.", code=f"INVALID_{field.upper()}", fix=f"Use {', '.join(words)}.")
-    return words(value)
 
 
 def calendar_name(given: str) -> tuple[str, int | None]:

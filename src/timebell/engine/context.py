@@ -91,7 +91,7 @@ class Node:
         """The retry policy of a job: its own, its handler's, the default."""
         if given is not None:
             return Retry(**given)
-        if attempt.target is None:
+        if attempt.is_for_handlers:
             for handler in self.handlers.matching(attempt.topic)[:1]:
                 if handler.retry is not None:
                     return handler.retry
@@ -99,13 +99,13 @@ class Node:
 
     def can_stop(self, attempt: Attempt) -> bool:
         """Whether cancelling its task ends the work itself: a plain function goes on in its thread."""
-        return attempt.target is not None or all(one.is_async for one in self.handlers.matching(attempt.topic))
+        return not attempt.is_for_handlers or all(one.is_async for one in self.handlers.matching(attempt.topic))
 
     def timeout_of(self, attempt: Attempt) -> float:
         """Seconds an attempt may take: the job's own, its handler's, the default."""
         if attempt.timeout is not None:
             return attempt.timeout
-        if attempt.target is None:
+        if attempt.is_for_handlers:
             for handler in self.handlers.matching(attempt.topic)[:1]:
                 if handler.timeout is not None:
                     return handler.timeout

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from timebell.engine.context import Node
 from timebell.engine.zone_data import ZoneData
 from timebell.model.routes import Routes
-from timebell.store.sql import jobs, nodes, retention
+from timebell.store.sql import nodes, retention, unheard
 from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.leader")
@@ -62,10 +62,12 @@ class Leader:
     async def _chores(self) -> None:
         node, now = self.node, self.node.clock.now()
         heard = await self._heard()
-        done = await self._as_leader(jobs.hold_unheard, heard, now)
-        if done is not None and done[0]:
-            node.counters.unheard += done[0]
-            log.warning("%d due jobs have a topic that no live node listens to; they are held", done[0])
+        done = await self._as_leader(unheard.settle, heard, now) or unheard.Settled()
+        if done.held:
+            node.counters.unheard += done.held
+            log.warning("%d due jobs have a topic that no live node listens to; they are held", done.held)
+        if done.completed:
+            log.info("%d jobs that no live node listens to are completed, as they asked", done.completed)
         await self._zone_data.step()
         monotonic = node.clock.monotonic()
         if self._tidied is None or monotonic - self._tidied >= TIDY_EVERY:

@@ -16,7 +16,7 @@ from timebell.engine.runner import mark
 from timebell.model import decide
 from timebell.model.job import JobState
 from timebell.model.payload import decode
-from timebell.store.sql import jobs, nodes
+from timebell.store.sql import jobs, nodes, unheard
 
 log = logging.getLogger("timebell.pulse")
 
@@ -40,7 +40,7 @@ class Pulse:
         await self._measure()
         await node.store.run(nodes.announce, self.announced)
         await self._warn_of_newer_zone_data()
-        await node.store.run(jobs.hear, self.announced.routes)
+        await node.store.run(unheard.hear, self.announced.routes)
         if not node.store.many_nodes:  # its file is ours alone, so whatever runs there has no one
             await self._rescue(list(await node.store.run(jobs.running)))
 

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from timebell.ids import occurrence_key
+from timebell.model.routes import COMPLETES_TEXT
 
 
 class JobState(StrEnum):
@@ -208,6 +209,11 @@ class Attempt:
     revision: int | None
     run_at: datetime
     started_at: datetime
+
+    @property
+    def is_for_handlers(self) -> bool:
+        """Whether handlers of its topic take it, rather than another target."""
+        return self.target is None or self.target == COMPLETES_TEXT
 
     @property
     def occurrence_key(self) -> str:

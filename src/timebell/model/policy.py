@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from timebell.errors import InvalidInput
+
+W = TypeVar("W", bound=StrEnum)
 
 
 class Overlap(StrEnum):
@@ -35,12 +37,28 @@ class Lateness(StrEnum):
     ANCHORED = "anchored"
 
 
+class Unheard(StrEnum):
+    """What becomes of a due job whose topic no live node listens to."""
+
+    HOLD = "hold"
+    COMPLETE = "complete"
+
+
 class Backoff(StrEnum):
     """How the pause grows from one try to the next."""
 
     FIXED = "fixed"
     LINEAR = "linear"
     EXPONENTIAL = "exponential"
+
+
+def choice(words: type[W], value: Any, field: str) -> W:
+    """`value` as one of the words. Raises InvalidInput."""
+    if value not in list(words):
+        raise InvalidInput(
+            f"{field} is {value!r:.60}.", code=f"INVALID_{field.upper()}", fix=f"Use {', '.join(words)}."
+        )
+    return words(value)
 
 
 def seconds(value: float | timedelta, field: str, *, least: float = 0.0) -> float:

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+COMPLETES: dict[str, Any] = {"kind": "handler", "options": {"unheard": "complete"}}
+"""The target of a job for handlers that is over when it is due and no live node listens; without it, it is held."""
+COMPLETES_TEXT = '{"kind":"handler","options":{"unheard":"complete"}}'
+"""The same as it is stored."""
+
 
 def route(topic: str, target: Mapping[str, Any] | None) -> str:
     """The route of a job of this topic and target (None: the topic's handlers)."""
-    return topic if target is None else f"@{target['kind']}"
+    return topic if target is None or target == COMPLETES else f"@{target['kind']}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class Arrived(Generic[P]):
     occurrence_key: str
     attempt: int
     upcoming: list[datetime] = field(default_factory=list)
+    state: Any = None
+    """What the app's lifespan opened for its handlers."""
 
 
 class Snooze(Exception):
@@ -82,6 +84,9 @@ class Cancel(Exception):
 
 
 Function = Callable[[Arrived], Awaitable[Any] | Any]
+Call = Callable[[Arrived], Awaitable[Any]]
+Middleware = Callable[[Arrived, Call], Awaitable[Any]]
+"""Around every call of a handler: `await call_next(event)` goes on inwards and gives what the handler returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +103,7 @@ class Handler:
     """Whether it runs on the event loop; plain functions run in threads."""
 
     def __post_init__(self) -> None:
-        called = getattr(self.function, "__call__", None)  # noqa: B004 - callable objects may be async, too
-        is_async = inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(called)
-        object.__setattr__(self, "is_async", is_async)
+        object.__setattr__(self, "is_async", _is_async(self.function))
 
     def hears(self, topic: str) -> bool:
         """Whether a job of this topic is for it."""
@@ -116,6 +119,8 @@ class Handlers:
 
     def __init__(self) -> None:
         self._all: list[Handler] = []
+        self._around: list[Middleware] = []
+        self.state: Any = None
         self._matching = functools.lru_cache(maxsize=10_000)(self._match)
         self.threads: Executor | None = None
 
@@ -126,10 +131,19 @@ class Handlers:
         self._all.append(handler)
         self._matching.cache_clear()
 
+    def wrap(self, middleware: Middleware) -> None:
+        """Put it around every call, inside of those that came before. Raises InvalidInput (MIDDLEWARE_INVALID)."""
+        if not _is_async(middleware):
+            raise InvalidInput(
+                f"{middleware!r:.60} is no async function.", code="MIDDLEWARE_INVALID",
+                fix="Write async def middleware(event, call_next): return await call_next(event).",
+            )  # fmt: skip
+        self._around.append(middleware)
+
     def copy(self) -> Handlers:
         """The same functions, for another node: they are called in threads of its own."""
         copied = Handlers()
-        copied._all = list(self._all)
+        copied._all, copied._around = list(self._all), list(self._around)
         return copied
 
     def __len__(self) -> int:
@@ -172,26 +186,35 @@ class Handlers:
         return {}
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
-        """Call every function that hears the topic; any failure fails the attempt.
+        """Call every function that hears the topic, the most specific first; any failure fails the attempt.
 
-        Snooze and Cancel pass through. What the most specific function returns is the result.
+        All run; the first that raises decides. Snooze and Cancel pass through. What the most specific function
+        returns is the result.
         """
         heard = self.matching(delivery.topic)
         try:
-            events = _events(delivery, heard)
+            events = _events(delivery, heard, self.state)
         except InvalidPayload as unfit:
             return Outcome.failed(unfit.code, unfit.message, retryable=False)
-        result = None
-        for number, (handler, event) in enumerate(zip(heard, events, strict=True)):
+        results: list[Any] = []
+        raised: BaseException | None = None
+        for handler, event in zip(heard, events, strict=True):
             try:
-                returned = await self._call(handler, event)
-            except (Snooze, Cancel):
-                raise
-            except (Exception, SystemExit) as raised:  # a script's sys.exit() must not end the engine
-                return Outcome.failed(type(raised).__name__, _words(raised))
-            if number == 0:
-                result = returned
-        return Outcome.ok(result)
+                results.append(await self._through(handler)(event))
+            except (Exception, SystemExit) as failed:  # a script's sys.exit() must not end the engine
+                raised = failed if raised is None else raised
+        if isinstance(raised, Snooze | Cancel):
+            raise raised
+        if raised is not None:
+            return Outcome.failed(type(raised).__name__, _words(raised))
+        return Outcome.ok(results[0] if results else None)
+
+    def _through(self, handler: Handler) -> Call:
+        """A call of the handler, through all middleware."""
+        call: Call = functools.partial(self._call, handler)
+        for middleware in reversed(self._around):
+            call = functools.partial(_within, middleware, call)
+        return call
 
     async def _call(self, handler: Handler, event: Arrived) -> Any:
         if not handler.is_async:
@@ -205,14 +228,23 @@ class Handlers:
         """As in Target."""
 
 
-def _events(delivery: Delivery, heard: list[Handler]) -> list[Arrived]:
+async def _within(middleware: Middleware, call_next: Call, event: Arrived) -> Any:
+    return await middleware(event, call_next)
+
+
+def _is_async(function: Any) -> bool:
+    """Whether calling it gives a coroutine; callable objects may be async, too."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _events(delivery: Delivery, heard: list[Handler], state: Any) -> list[Arrived]:
     """What each handler is given. Raises InvalidPayload; Snooze when the payload is newer than the code here."""
     event: Arrived = Arrived(
         topic=delivery.topic, payload=delivery.payload, metadata=delivery.metadata,
         timezone=delivery.timezone, scheduled_at=delivery.scheduled_at, fired_at=delivery.fired_at,
         late_by=delivery.fired_at - delivery.scheduled_at, job_id=delivery.job_id,
         schedule_id=delivery.schedule_id, occurrence_key=delivery.occurrence_key,
-        attempt=delivery.attempt, upcoming=delivery.upcoming,
+        attempt=delivery.attempt, upcoming=delivery.upcoming, state=state,
     )  # fmt: skip
     events = []
     for handler in heard:

@@ -77,10 +77,10 @@ def payload_type(
 
 
 def version_of(metadata: Mapping[str, Any]) -> int:
-    """The version of a job's payload. Raises InvalidInput (INVALID_VERSION)."""
+    """The version of a job's payload. Raises InvalidPayload (INVALID_VERSION)."""
     version = metadata.get(VERSION, 1)
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise InvalidInput(
+        raise InvalidPayload(
             f"metadata {VERSION} is {version!r:.60}; it is a whole number from 1.", code="INVALID_VERSION"
         )
     return version

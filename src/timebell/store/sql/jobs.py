@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Column
 
 from timebell.model.job import Attempt, Ending, JobState, NewJob
-from timebell.model.routes import ANYONE, Routes
+from timebell.model.routes import Routes
 from timebell.store.schema import jobs
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, Transaction
@@ -93,11 +93,11 @@ def load(tx: Transaction, new: Sequence[NewJob]) -> None:
     tx.load("timebell_jobs", names, (in_order(none | _record(job, tx)) for job in new))
 
 
-_CLAIMABLE = "state = 'pending' AND hold IS NULL"
+CLAIMABLE = "state = 'pending' AND hold IS NULL"
 # In two steps, as SQLite uses only the first column of a comparison of rows.
 _NEXT_LANE = (
-    f"COALESCE((SELECT {{column}} FROM timebell_jobs WHERE {_CLAIMABLE} AND queue = l.queue"  # noqa: S608 - constants only
-    f" AND priority > l.priority ORDER BY priority LIMIT 1), (SELECT {{column}} FROM timebell_jobs WHERE {_CLAIMABLE}"
+    f"COALESCE((SELECT {{column}} FROM timebell_jobs WHERE {CLAIMABLE} AND queue = l.queue"  # noqa: S608 - constants only
+    f" AND priority > l.priority ORDER BY priority LIMIT 1), (SELECT {{column}} FROM timebell_jobs WHERE {CLAIMABLE}"
     " AND queue > l.queue ORDER BY queue, priority LIMIT 1))"
 )
 # A loose index scan: a few look-ups a lane, whatever the number of pending jobs. Routes are asked of what is due only:
@@ -105,7 +105,7 @@ _NEXT_LANE = (
 LANES = Statement(
     f"""
     WITH RECURSIVE lane(queue, priority) AS (
-        SELECT * FROM (SELECT queue, priority FROM timebell_jobs WHERE {_CLAIMABLE}
+        SELECT * FROM (SELECT queue, priority FROM timebell_jobs WHERE {CLAIMABLE}
                        ORDER BY queue, priority LIMIT 1) AS first
         UNION ALL
         SELECT {_NEXT_LANE.format(column="queue")}, {_NEXT_LANE.format(column="priority")}
@@ -113,9 +113,9 @@ LANES = Statement(
     )
     SELECT l.queue, l.priority, q.concurrency, q.paused OR a.paused AS paused,
         COALESCE(
-            (SELECT run_at FROM timebell_jobs j WHERE {_CLAIMABLE} AND j.queue = l.queue
+            (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
                 AND j.priority = l.priority AND run_at <= :now AND $hears ORDER BY run_at LIMIT 1),
-            (SELECT run_at FROM timebell_jobs j WHERE {_CLAIMABLE} AND j.queue = l.queue
+            (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
                 AND j.priority = l.priority AND run_at > :now ORDER BY run_at LIMIT 1)) AS next_due,
         CASE WHEN q.concurrency IS NOT NULL THEN
             (SELECT count(*) FROM timebell_jobs r WHERE r.state = 'running' AND r.queue = l.queue) END AS busy
@@ -149,7 +149,7 @@ CLAIM = Statement(
     f"""
     UPDATE timebell_jobs SET state = 'running', attempt = attempt + 1, node_id = :node, started_at = :now
     WHERE id $pick
-        SELECT id FROM timebell_jobs WHERE {_CLAIMABLE} AND queue = :queue AND priority = :priority
+        SELECT id FROM timebell_jobs WHERE {CLAIMABLE} AND queue = :queue AND priority = :priority
         AND $due AND $hears ORDER BY run_at LIMIT :most $skip_locked
     $picked RETURNING {_TAKEN}
     """  # noqa: S608 - constants only
@@ -293,41 +293,6 @@ def abandoned(tx: Transaction, attempts: Sequence[tuple[str, int]], now: datetim
     """The attempts of this list that still run, whole, so that they can be decided on."""
     rows = tx.fetch(ABANDONED, [{"id": id_, "attempt": number} for id_, number in attempts])
     return [_attempt(tx, row, now) for row in rows]
-
-
-HOLD_UNHEARD = Statement(
-    f"""
-    UPDATE timebell_jobs SET hold = 'unheard' WHERE id $pick
-        SELECT id FROM (SELECT id, route FROM timebell_jobs j WHERE {_CLAIMABLE} AND queue = :queue
-            AND priority = :priority AND run_at <= :now ORDER BY run_at LIMIT 1000) AS head
-        WHERE NOT $hears $picked AND {_CLAIMABLE} RETURNING id
-    """  # noqa: S608 - constants only
-)
-HEAR = Statement(
-    "UPDATE timebell_jobs SET hold = NULL WHERE id $pick SELECT id FROM timebell_jobs j"
-    " WHERE hold = 'unheard' AND state = 'pending' AND $hears LIMIT 10000 $picked RETURNING id"
-)
-
-
-def hold_unheard(tx: Transaction, heard: Routes, now: datetime) -> tuple[int, int]:
-    """Set aside due jobs that no live node takes, and let go those that one takes again: (held, let go).
-
-    Only the head of each lane is looked at: a job that nobody waits behind harms nobody.
-    """
-    freed = hear(tx, heard)
-    held = 0
-    for row in tx.fetch(LANES, now=tx.dialect.to_db(now), **ANYONE.params()):
-        at = {"queue": row["queue"], "priority": row["priority"], "now": tx.dialect.to_db(now)}
-        held += len(tx.fetch(HOLD_UNHEARD, **at, **heard.params()))
-    return held, freed
-
-
-def hear(tx: Transaction, routes: Routes) -> int:
-    """Let go the unheard jobs that these routes take; how many."""
-    freed = len(tx.fetch(HEAR, **routes.params()))
-    if freed:
-        tx.notify()
-    return freed
 
 
 def _attempt(tx: Transaction, row: Row, now: datetime) -> Attempt:
