@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import gc
 import inspect
-import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
@@ -18,11 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from timebell import settings as configuration
 from timebell import setup
 from timebell.alarm import Alarm
-from timebell.client.jobs import Jobs, JobSpec, queue_name
+from timebell.client.jobs import Jobs, JobSpec, queue_name, spec_of
 from timebell.client.schedules import Schedules, code_hash
 from timebell.clock import Clock, SystemClock, wall
 from timebell.engine.context import Node
 from timebell.engine.service import Service
+from timebell.engine.signals import stopped_by_signals
 from timebell.errors import InvalidInput
 from timebell.ids import new_id
 from timebell.model.job import Job
@@ -126,14 +126,6 @@ class Timebell:
         twin._bind(store, clock, beating)
         twin._virtual = twin._given = True
         return twin
-
-    def _beside(self) -> Timebell:
-        """The same app with a store of its own, for another event loop: what it makes wakes this one's engine."""
-        other = copy.copy(self)
-        other.targets = {"handler": self.handlers}
-        clock = self.clock if self._virtual else SystemClock()
-        other._bind(other._new_store(clock), clock, self._beating, self._working, self._planning)
-        return other
 
     @functools.cached_property
     def sync(self) -> Blocking:
@@ -258,7 +250,7 @@ class Timebell:
         With `connection` (a SQLAlchemy connection or session) the job exists if and only if the caller's
         transaction commits. Raises InvalidInput, InThePast, Conflict, Refused, StoreError.
         """
-        spec = _spec(topic=topic, run_at=run_at, **fields)
+        spec = spec_of(topic=topic, run_at=run_at, **fields)
         (made,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
         if isinstance(made, str):
             return await self.jobs.get(made, connection=connection)
@@ -459,20 +451,14 @@ class Timebell:
         # A process of our own: jobs come and go by the thousand, and what is loaded by now stays.
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        loop = asyncio.get_running_loop()
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _stopper(stop))
         try:
-            async with self.running() as service:
-                if until_idle:
-                    idle = asyncio.create_task(service.idle())
-                    await asyncio.wait({idle, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
-                else:
-                    await stop.wait()
+            with stopped_by_signals() as stop:
+                async with self.running() as service:
+                    waits: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
+                    if until_idle:
+                        waits.append(asyncio.create_task(service.idle()))
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
             await self.close()
 
     async def _sync_schedules(self) -> None:
@@ -497,21 +483,3 @@ class Timebell:
             return self.targets.get(kind) or setup.target(kind, self.settings, self.clock.now)
 
         return setup.check_target(given, unheard or self._unheard, find)
-
-
-def _spec(**fields: Any) -> JobSpec:
-    try:
-        return JobSpec(**fields)
-    except TypeError as unknown:
-        raise InvalidInput(f"schedule_at {str(unknown).split(')', 1)[-1].strip()}.", code="UNKNOWN_OPTION") from None
-
-
-def _stopper(stop: asyncio.Event) -> Callable[[], None]:
-    """A signal handler: the first time ends the run in good order, the second at once."""
-
-    def handle() -> None:
-        if stop.is_set():
-            raise SystemExit(130)
-        stop.set()
-
-    return handle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import copy
 import functools
 import os
 import threading
@@ -16,6 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from timebell.app import Timebell
 from timebell.client.schedules import Schedules
+from timebell.clock import SystemClock
 from timebell.errors import TimebellError
 from timebell.store.dialects.base import callers_thread
 
@@ -93,7 +95,7 @@ class Portal:
             loop.close()
 
     async def _until_over(self, begun: Future[_Serving]) -> None:
-        app, over = self._app._beside(), asyncio.Event()
+        app, over = _beside(self._app), asyncio.Event()
         begun.set_result(_Serving(asyncio.get_running_loop(), app, over, threading.current_thread()))
         await over.wait()
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -129,6 +131,15 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _beside(app: Timebell) -> Timebell:
+    """The same app with a store of its own, for another event loop: what it makes wakes this one's engine."""
+    other = copy.copy(app)
+    other.targets = {"handler": app.handlers}
+    clock = app.clock if app._virtual else SystemClock()
+    other._bind(other._new_store(clock), clock, app._beating, app._working, app._planning)
+    return other
 
 
 async def _called(
@@ -183,6 +194,9 @@ class BlockingSchedules(_Verbs[Schedules]):
     trigger = Verb(Schedules.trigger)
     backfill = Verb(Schedules.backfill)
     recover = Verb(Schedules.recover)
+    skip = Verb(Schedules.skip)
+    move = Verb(Schedules.move)
+    undo = Verb(Schedules.undo)
     history = Verb(Schedules.history)
     revert = Verb(Schedules.revert)
     delete = Verb(Schedules.delete)
@@ -194,6 +208,8 @@ class Blocking(_Verbs[Timebell]):
     schedule_at = Verb(Timebell.schedule_at)
     schedule_many = Verb(Timebell.schedule_many)
     schedule_repeat = Verb(Timebell.schedule_repeat)
+    save_calendar = Verb(Timebell.save_calendar)
+    calendar = Verb(Timebell.calendar)
     cancel = Verb(Timebell.cancel)
     cancel_all = Verb(Timebell.cancel_all)
     reschedule = Verb(Timebell.reschedule)

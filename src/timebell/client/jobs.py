@@ -56,6 +56,14 @@ class JobSpec:
     on_fold: str = "first"
 
 
+def spec_of(**fields: Any) -> JobSpec:
+    """The JobSpec of what `schedule_at` was given. Raises InvalidInput (UNKNOWN_OPTION)."""
+    try:
+        return JobSpec(**fields)
+    except TypeError as unknown:
+        raise InvalidInput(f"schedule_at {str(unknown).split(')', 1)[-1].strip()}.", code="UNKNOWN_OPTION") from None
+
+
 class Jobs:
     """The verbs. `opened` makes sure that the store is open; `check_target` validates targets, `accepted` payloads."""
 
