@@ -37,7 +37,7 @@ from timebell.store.sql.calendars import SavedCalendar
 from timebell.store.sql.erasure import Erased
 from timebell.store.sql.ledger import Cancelled, Swept
 from timebell.targets.base import Target
-from timebell.targets.handler import Function, Handler, Handlers, Middleware
+from timebell.targets.handler import Function, Handler, Handlers, Middleware, check_pattern
 from timebell.targets.payloads import Upgrade, payload_type
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class Timebell:
         payloads checked, when jobs are made here and when they are due; `version` is that of the type as it is now,
         and `upgrade` has a function for each step of older payloads: `{1: from_1_to_2}`. Raises InvalidInput.
         """
+        check_pattern(topic)
         handler_retry = Retry.read(retry)
         limit = None if timeout is None else seconds(timeout, "timeout", least=0.001)
         heard = topic != "*" if handles is None else handles

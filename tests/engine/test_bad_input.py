@@ -15,7 +15,7 @@ import pytest
 
 from timebell import Cron, Dates, Every, JobSpec, Retry, Timebell
 from timebell.clock import VirtualClock
-from timebell.errors import InvalidInput, NotFound, StoreUnreachable, TimebellError
+from timebell.errors import Conflict, InvalidInput, NotFound, StoreUnreachable, TimebellError
 from timebell.sim.loop import run_virtual
 
 from .world import START, World, after, virtual
@@ -53,6 +53,8 @@ JOBS = [
     bad("TIMEZONE_MISSING", "timezone=", run_at="2027-06-01T09:00:00+09:00", timezone=None),
     bad("TIMEZONE_MISSING", "timezone=", timezone=None),
     bad("INVALID_TIMEZONE", "IANA", timezone="CST"),
+    bad("INVALID_TIMEZONE", "America/Chicago or America/Costa_Rica or America/Havana or Asia/Shanghai", timezone="CST"),
+    bad("INVALID_TIMEZONE", "Did you mean Europe/Paris", timezone="Europe/Pariss"),
     bad("INVALID_TIMEZONE", "IANA", timezone="Mars/Olympus"),
     bad("INVALID_TIMEZONE", "IANA", timezone="+09:00"),
     bad("INVALID_TIMEZONE", "IANA", timezone="asia/seoul"),
@@ -84,6 +86,7 @@ JOBS = [
     bad("TOPIC_INVALID", "billing.invoice-due", topic="t" * 201),
     bad("TOPIC_INVALID", "billing.invoice-due", topic=7),
     bad("PAYLOAD_NOT_JSON", "isoformat", payload={"at": NOON}),
+    bad("PAYLOAD_NOT_JSON", "pydantic model", payload={"at": NOON}),
     bad("PAYLOAD_NOT_JSON", "payload.ids", payload={"ids": {1, 2}}),
     bad("PAYLOAD_NOT_JSON", "payload", payload={"x": float("nan")}),
     bad("PAYLOAD_NOT_JSON", "payload", payload=[float("-inf")]),
@@ -140,13 +143,16 @@ JOBS = [
     bad("TARGET_UNKNOWN", "http", target=["http"]),
     bad("INVALID_ON_CONFLICT", "keep", on_conflict="overwrite"),
     bad("UNKNOWN_OPTION", "runat", runat=NOON),
+    bad("UNKNOWN_OPTION", "Did you mean payload?", paylod=1),
+    bad("UNKNOWN_OPTION", "Did you mean timezone?", tz="Asia/Seoul"),
 ]
 
 SCHEDULES = [
     bad("TIMEZONE_MISSING", "timezone=", timezone=None),
     bad("INVALID_TIMEZONE", "IANA", timezone="EST5EDT4"),
-    bad("INVALID_CRON", "", spec="0 9 * *"),
-    bad("INVALID_CRON", "", spec="60 * * * *"),
+    bad("INVALID_CRON", "has 4 fields", spec="0 9 * *"),
+    bad("INVALID_CRON", "e.g. '0 9 * * *'", spec="0 9 * *"),
+    bad("INVALID_CRON", "0 to 59", spec="60 * * * *"),
     bad("NEVER_FIRES", "day 30", spec="0 0 30 2 *"),
     bad("INVALID_CRON", "", spec="every day"),
     bad("INVALID_INTERVAL", "", every="PT0S"),
@@ -175,6 +181,9 @@ SCHEDULES = [
     bad("INVALID_METADATA", "", metadata="text"),
     bad("TARGET_UNKNOWN", "", target={"kind": "pigeon"}),
     bad("UNKNOWN_OPTION", "cron", cron="* * * * *"),
+    bad("UNKNOWN_OPTION", "Did you mean overlap?", overlapp="skip"),
+    bad("INVALID_UNHEARD", "hold, complete", unheard="drop"),
+    bad("INVALID_UNHEARD", "hold, complete", unheard=True),
     bad("NEVER_FIRES", "never", end=START - timedelta(days=1)),
 ]  # fmt: skip
 
@@ -234,6 +243,48 @@ async def test_one_bad_job_of_many_keeps_all_from_being_written(world: World) ->
     with pytest.raises(InvalidInput):
         await app.schedule_many([JobSpec(topic="t"), JobSpec(topic="t", payload=object()), JobSpec(topic="t")])
     await nothing_written(app)
+
+
+@pytest.mark.parametrize("given", ["t", ["t"], [{"topic": "t"}], JobSpec(topic="t"), {"topic": "t"}, 7, [None]])
+@virtual
+async def test_many_that_are_no_list_of_specs_are_refused_with_what_to_write(world: World, given: Any) -> None:
+    app = world.app()
+    with pytest.raises(InvalidInput) as raised:
+        await app.schedule_many(given)
+    refused(raised.value, Bad("SPEC_INVALID", "[JobSpec(", {}))
+    await nothing_written(app)
+    assert await app.schedule_many(JobSpec(topic=topic) for topic in "ab")
+
+
+@virtual
+async def test_a_key_in_use_says_whose_it_is_and_what_can_be_done(world: World) -> None:
+    app = world.app()
+    first = await app.schedule_at("t", key="tea-7", payload=1)
+    with pytest.raises(Conflict) as raised:
+        await app.schedule_at("t", key="tea-7", payload=2)
+    assert (raised.value.code, raised.value.existing) == ("KEY_IN_USE", first.id)
+    for word in ("tea-7", first.id, "keep", "replace"):
+        assert word in str(raised.value)
+
+
+@virtual
+async def test_a_local_time_that_does_not_exist_is_no_mistake_but_told(world: World) -> None:
+    job = await world.app().schedule_at("t", datetime(2027, 3, 14, 2, 30), timezone="America/New_York")
+    assert (job.adjusted, job.run_at) == ("gap", datetime(2027, 3, 14, 7, 30, tzinfo=UTC))
+
+
+@virtual
+async def test_a_topic_nobody_hears_is_told_with_what_is_heard_instead(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = world.app()
+    app.on("reminders.send")(print)
+    await app.schedule_at("reminder.send")
+    async with app.running():
+        await world.advance(seconds=10)
+    (told,) = [record.getMessage() for record in caplog.records if "listens" in record.getMessage()]
+    assert "reminder.send" in told
+    assert "did you mean reminders.send?" in told.lower()
 
 
 @virtual
@@ -301,6 +352,11 @@ def test_a_handler_or_app_that_cannot_be_right_is_refused_at_once(tmp_path: Path
     assert _fails(lambda: Timebell("nonsense")).code == "DATABASE_URL_INVALID"
     assert _fails(lambda: Timebell(url, timezone="Nowhere")).code == "INVALID_TIMEZONE"
     assert _fails(lambda: Timebell(url).on("two words")(print)).code == "TOPIC_INVALID"
+    for topic in ("two words", "", 7, None, print, "a.*.b"):
+        assert _fails(lambda topic=topic: Timebell(url).on(topic)).code == "TOPIC_INVALID"
+    for handler in (None, "name", 7, lambda: None, lambda event, more: None):
+        error = _fails(lambda handler=handler: Timebell(url).on("t")(handler))
+        assert (error.code, "Arrived" in error.fix) == ("HANDLER_INVALID", True)
     assert _fails(lambda: Timebell(url).on("t", timeout=-1)).code == "INVALID_DURATION"
     assert _fails(lambda: Timebell(url).on("t", retry={"attempts": -1})).code == "INVALID_RETRY"
     assert _fails(lambda: Timebell(url).queue("q", concurrency=0)).code == "INVALID_CONCURRENCY"

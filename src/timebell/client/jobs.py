@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
@@ -56,12 +57,33 @@ class JobSpec:
     on_fold: str = "first"
 
 
+def _listed(specs: Any) -> list[JobSpec]:
+    """Specs as a list. Raises InvalidInput (SPEC_INVALID)."""
+    given = list(specs) if isinstance(specs, Iterable) and not isinstance(specs, str | Mapping) else None
+    if given is None or not all(isinstance(one, JobSpec) for one in given):
+        raise InvalidInput(
+            f"schedule_many was given {specs!r:.60}.", code="SPEC_INVALID",
+            fix='Give a list of JobSpecs: [JobSpec(topic="mail.send", payload={"to": "ana"}), ...].',
+        )  # fmt: skip
+    return given
+
+
 def spec_of(**fields: Any) -> JobSpec:
     """The JobSpec of what `schedule_at` was given. Raises InvalidInput (UNKNOWN_OPTION)."""
-    try:
-        return JobSpec(**fields)
-    except TypeError as unknown:
-        raise InvalidInput(f"schedule_at {str(unknown).split(')', 1)[-1].strip()}.", code="UNKNOWN_OPTION") from None
+    known = JobSpec.__slots__
+    if unknown := [name for name in fields if name not in known]:
+        raise unknown_options("schedule_at", unknown, known)
+    return JobSpec(**fields)
+
+
+def unknown_options(verb: str, unknown: Iterable[str], known: Iterable[str]) -> InvalidInput:
+    """The error for arguments that a verb does not have, with the names they come close to."""
+    near = [get_close_matches("timezone" if name == "tz" else name, known, 1) for name in unknown]
+    fix = " and ".join(found[0] for found in near if found)
+    return InvalidInput(
+        f"{verb} has no option {', '.join(sorted(unknown))}.", code="UNKNOWN_OPTION",
+        fix=f"Did you mean {fix}?" if fix else "",
+    )  # fmt: skip
 
 
 class Jobs:
@@ -96,9 +118,9 @@ class Jobs:
             raise InvalidInput(
                 f"on_conflict is {on_conflict!r}.", code="INVALID_ON_CONFLICT", fix="Use error, keep or replace."
             )
+        specs = _listed(specs)
         await self._opened()
         now = self._clock.now()
-        specs = list(specs)
         if not specs:
             return []
         new = [self._new(spec, id_, now) for spec, id_ in zip(specs, new_ids(now, len(specs)), strict=True)]

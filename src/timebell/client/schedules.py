@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
-from timebell.client.jobs import Accepted, labelled, payload_of, queue_name, text, urgency, uuid_of
+from timebell.client.jobs import Accepted, labelled, payload_of, queue_name, text, unknown_options, urgency, uuid_of
 from timebell.clock import Clock
 from timebell.engine.planner import job_of
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
@@ -27,6 +27,12 @@ from timebell.store.sql.ledger import Swept
 from timebell.targets.handler import check_topic
 
 R = TypeVar("R")
+
+
+OPTIONS = (
+    "timezone", "name", "tenant_id", "enabled", "start", "end", "max_runs", "calendar", "roll", "class_", "unheard",
+    "correlation_id", *Policies.__slots__, *Action.__slots__,
+)  # fmt: skip
 
 
 class Schedules:
@@ -147,7 +153,7 @@ class Schedules:
             _check_delay(policies)
         action = self._action(topic, given)
         if given:
-            raise InvalidInput(f"schedule_repeat has no option {', '.join(sorted(given))}.", code="UNKNOWN_OPTION")
+            raise unknown_options("schedule_repeat", given, OPTIONS)
         return Schedule(
             id=id_, tenant_id=tenant_id, name=name, recurrence=recurrence,
             action=action, policies=policies, enabled=enabled, next_fire_at=recurrence.first(now),

@@ -7,8 +7,9 @@ token in its own transaction, so a leader that slept through its lease does noth
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from timebell.engine.context import Node
@@ -22,6 +23,7 @@ log = logging.getLogger("timebell.leader")
 R = TypeVar("R")
 TIDY_EVERY = 3600.0  # seconds
 PRUNED = 10_000  # rows a transaction
+TOLD = 5  # topics that a warning names
 
 
 class Leader:
@@ -65,7 +67,7 @@ class Leader:
         done = await self._as_leader(unheard.settle, heard, now) or unheard.Settled()
         if done.held:
             node.counters.unheard += done.held
-            log.warning("%d due jobs have a topic that no live node listens to; they are held", done.held)
+            log.warning("%d due jobs are held, as no live node listens: %s", done.held, _named(done.routes, heard))
         if done.completed:
             log.info("%d jobs that no live node listens to are completed, as they asked", done.completed)
         await self._zone_data.step()
@@ -101,6 +103,15 @@ class Leader:
 
     async def _as_leader(self, chore: Callable[..., R], *args: Any) -> R | None:
         return await self.node.store.run(_fenced, self.node.id, self.fence or 0, chore, args)
+
+
+def _named(unheard: Collection[str], heard: Routes) -> str:
+    """Topics that nobody hears, with what is heard and looks like it: perhaps one of the two is misspelt."""
+    said = []
+    for topic in sorted(unheard)[:TOLD]:
+        near = get_close_matches(topic, heard.exact, 1)
+        said.append(f"{topic} (did you mean {near[0]}?)" if near else topic)
+    return ", ".join(said) + (", ..." if len(unheard) > TOLD else "")
 
 
 def _fenced(tx: Transaction, node_id: str, fence: int, chore: Callable[..., R], args: tuple[Any, ...]) -> R | None:

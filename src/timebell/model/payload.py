@@ -67,7 +67,7 @@ def _check(value: Any, path: str, depth: int) -> None:
     else:
         raise InvalidPayload(
             f"{path} is a {kind.__name__} object; payloads are JSON.",
-            fix="Use text, numbers, booleans, None, lists and dicts; for a datetime, .isoformat().",
+            fix="Use text, numbers, booleans, None, lists and dicts; for a datetime, .isoformat() or a pydantic model.",
         )
 
 

@@ -103,6 +103,11 @@ class Handler:
     """Whether it runs on the event loop; plain functions run in threads."""
 
     def __post_init__(self) -> None:
+        if not callable(self.function) or not _takes_one(self.function):
+            raise InvalidInput(
+                f"{self.function!r:.100} cannot be a handler of {self.pattern}.", code="HANDLER_INVALID",
+                fix="A handler takes the event: async def handle(event: Arrived) -> None.",
+            )  # fmt: skip
         object.__setattr__(self, "is_async", _is_async(self.function))
 
     def hears(self, topic: str) -> bool:
@@ -125,9 +130,7 @@ class Handlers:
         self.threads: Executor | None = None
 
     def add(self, handler: Handler) -> None:
-        """Listen. Raises InvalidInput (TOPIC_INVALID)."""
-        if handler.pattern != "*":
-            check_topic(handler.pattern.removesuffix(".*"))
+        """Listen."""
         self._all.append(handler)
         self._matching.cache_clear()
 
@@ -228,6 +231,17 @@ class Handlers:
         """As in Target."""
 
 
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Whether it can be called with an event; yes where nothing is known of its parameters."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except (ValueError, NameError):
+        return True
+    return True
+
+
 async def _within(middleware: Middleware, call_next: Call, event: Arrived) -> Any:
     return await middleware(event, call_next)
 
@@ -259,11 +273,18 @@ def _events(delivery: Delivery, heard: list[Handler], state: Any) -> list[Arrive
     return events
 
 
+def check_pattern(pattern: str) -> str:
+    """A topic, `prefix.*` or `*`. Raises InvalidInput (TOPIC_INVALID)."""
+    if pattern != "*":
+        check_topic(pattern.removesuffix(".*") if isinstance(pattern, str) else pattern)
+    return pattern
+
+
 def check_topic(topic: str) -> str:
     """A dotted name of letters, digits, `_` and `-`, at most 200 characters. Raises InvalidInput."""
     if not isinstance(topic, str) or len(topic) > 200 or not _TOPIC.fullmatch(topic):
         raise InvalidInput(
-            f"{topic!r} is not a topic.", code="TOPIC_INVALID",
+            f"{topic!r:.100} is not a topic.", code="TOPIC_INVALID",
             fix="Topics are dotted names of letters, digits, _ and -, such as billing.invoice-due.",
         )  # fmt: skip
     return topic

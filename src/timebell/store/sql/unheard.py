@@ -23,7 +23,7 @@ _HEAD = (
 _COMPLETES = "target = :completes AND attempt = 0"
 HOLD = Statement(
     f"UPDATE timebell_jobs SET hold = 'unheard' WHERE id $pick SELECT id FROM ({_HEAD}) AS head"  # noqa: S608
-    f" WHERE NOT $hears $picked AND {CLAIMABLE} AND (target IS NULL OR NOT ({_COMPLETES})) RETURNING id"
+    f" WHERE NOT $hears $picked AND {CLAIMABLE} AND (target IS NULL OR NOT ({_COMPLETES})) RETURNING id, route"
 )
 COMPLETABLE = Statement(
     f"SELECT id, schedule_id, serial FROM timebell_jobs WHERE id $pick SELECT id FROM ({_HEAD}) AS head"  # noqa: S608
@@ -41,16 +41,20 @@ class Settled(NamedTuple):
     held: int = 0
     freed: int = 0
     completed: int = 0
+    routes: frozenset[str] = frozenset()
+    """Of those that were held: their topics, or `@http` and the like."""
 
 
 def settle(tx: Transaction, heard: Routes, now: datetime) -> Settled:
     """Set aside or complete due jobs that no live node takes, and let go those that one takes again."""
     freed = hear(tx, heard)
     held = completed = 0
+    routes: set[str] = set()
     for row in tx.fetch(LANES, now=tx.dialect.to_db(now), **ANYONE.params()):
         at = {"queue": row["queue"], "priority": row["priority"], "now": tx.dialect.to_db(now)}
         asked = {**at, **heard.params(), "completes": COMPLETES_TEXT}
-        held += len(tx.fetch(HOLD, **asked))
+        aside = tx.fetch(HOLD, **asked)
+        held, routes = held + len(aside), routes | {job["route"] for job in aside}
         over = tx.fetch(COMPLETABLE, **asked)
         endings = [
             Ending(str(job["id"]), 0, JobState.COMPLETED, now, was=JobState.PENDING, counts=False, result=NO_LISTENERS)
@@ -58,7 +62,7 @@ def settle(tx: Transaction, heard: Routes, now: datetime) -> Settled:
         ]
         if endings:
             completed += len(end_in_turn(tx, endings, [str(job["schedule_id"]) for job in over if job["serial"]]).ids)
-    return Settled(held, freed, completed)
+    return Settled(held, freed, completed, frozenset(routes))
 
 
 def hear(tx: Transaction, routes: Routes) -> int:
