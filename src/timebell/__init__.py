@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from timebell.client.jobs import JobSpec
     from timebell.model.policy import Retry
     from timebell.recurrence import Calendar, Cron, Dates, Every, Hours, RRule
-    from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, Cancel, Snooze, arrived_event_name
+    from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, CallNext, Cancel, Snooze, arrived_event_name
 
 __all__ = [
     "SCHEDULE_ARRIVED",
     "Arrived",
     "Calendar",
+    "CallNext",
     "Cancel",
     "Cron",
     "Dates",
@@ -38,7 +39,7 @@ _HOMES = {
     "timebell.client.jobs": ("JobSpec",),
     "timebell.model.policy": ("Retry",),
     "timebell.recurrence": ("Calendar", "Cron", "Dates", "Every", "Hours", "RRule"),
-    "timebell.targets.handler": ("SCHEDULE_ARRIVED", "Arrived", "Cancel", "Snooze", "arrived_event_name"),
+    "timebell.targets.handler": ("SCHEDULE_ARRIVED", "Arrived", "CallNext", "Cancel", "Snooze", "arrived_event_name"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

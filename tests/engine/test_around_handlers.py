@@ -13,9 +13,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from timebell import Arrived, Cancel, Every, JobSpec, Retry, Snooze, Timebell
+from timebell import Arrived, CallNext, Cancel, Every, JobSpec, Retry, Snooze, Timebell
 from timebell.errors import InvalidInput
-from timebell.targets.handler import Call
 
 from .world import Log, World, engine, jobs, raises, virtual
 
@@ -28,7 +27,7 @@ async def test_middleware_is_around_every_call_in_order_of_registration(world: W
     user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
 
     @app.middleware
-    async def outer(event: Arrived, call_next: Call) -> Any:
+    async def outer(event: Arrived, call_next: CallNext) -> Any:
         user.set(event.payload)
         told.append("outer in")
         result = await call_next(event)
@@ -36,7 +35,7 @@ async def test_middleware_is_around_every_call_in_order_of_registration(world: W
         return f"<{result}>"
 
     @app.middleware
-    async def inner(event: Arrived, call_next: Call) -> Any:
+    async def inner(event: Arrived, call_next: CallNext) -> Any:
         told.append("inner in")
         try:
             return await call_next(event)
@@ -72,7 +71,7 @@ async def test_middleware_sees_what_a_handler_raises_and_may_raise_itself(world:
     app, seen = world.app(), []
 
     @app.middleware
-    async def around(event: Arrived, call_next: Call) -> Any:
+    async def around(event: Arrived, call_next: CallNext) -> Any:
         try:
             await call_next(event)
         except (Exception, Snooze, Cancel) as raised:

@@ -84,8 +84,8 @@ class Cancel(Exception):
 
 
 Function = Callable[[Arrived], Awaitable[Any] | Any]
-Call = Callable[[Arrived], Awaitable[Any]]
-Middleware = Callable[[Arrived, Call], Awaitable[Any]]
+CallNext = Callable[[Arrived], Awaitable[Any]]
+Middleware = Callable[[Arrived, CallNext], Awaitable[Any]]
 """Around every call of a handler: `await call_next(event)` goes on inwards and gives what the handler returns."""
 
 
@@ -189,7 +189,7 @@ class Handlers:
         return {}
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
-        """Call every function that hears the topic, the most specific first; any failure fails the attempt.
+        """CallNext every function that hears the topic, the most specific first; any failure fails the attempt.
 
         All run; the first that raises decides. Snooze and Cancel pass through. What the most specific function
         returns is the result.
@@ -212,9 +212,9 @@ class Handlers:
             return Outcome.failed(type(raised).__name__, _words(raised))
         return Outcome.ok(results[0] if results else None)
 
-    def _through(self, handler: Handler) -> Call:
+    def _through(self, handler: Handler) -> CallNext:
         """A call of the handler, through all middleware."""
-        call: Call = functools.partial(self._call, handler)
+        call: CallNext = functools.partial(self._call, handler)
         for middleware in reversed(self._around):
             call = functools.partial(_within, middleware, call)
         return call
@@ -242,7 +242,7 @@ def _takes_one(function: Callable[..., Any]) -> bool:
     return True
 
 
-async def _within(middleware: Middleware, call_next: Call, event: Arrived) -> Any:
+async def _within(middleware: Middleware, call_next: CallNext, event: Arrived) -> Any:
     return await middleware(event, call_next)
 
 
@@ -291,7 +291,7 @@ def check_topic(topic: str) -> str:
 
 
 def _called(function: Function, event: Arrived) -> Any:
-    """Call a plain function; a StopIteration, which no future can carry, becomes a RuntimeError."""
+    """CallNext a plain function; a StopIteration, which no future can carry, becomes a RuntimeError."""
     try:
         return function(event)
     except StopIteration as stop:
