@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from timebell import Arrived, Every, JobSpec, Timebell
 from timebell.blocking import Blocking, BlockingSchedules
 from timebell.client.schedules import Schedules
-from timebell.errors import Conflict, InvalidInput, NotFound, TimebellError
+from timebell.errors import Conflict, InvalidInput, NotFound, StoreError, TimebellError
 from timebell.testing.kit import Kit
 
 PATIENCE = 30.0
@@ -338,6 +338,34 @@ def test_what_is_no_synchronous_connection_is_refused(app: Timebell, store_url: 
         assert refused.value.code == "CONNECTION_INVALID"
         assert "Connection" in refused.value.fix
     assert app.sync.list().items == []
+
+
+# Several event loops, without app.sync.
+
+
+def test_an_app_may_be_awaited_in_one_event_loop_after_another(store_url: str, tmp_path: Path) -> None:
+    script = """
+import asyncio
+async def one(): return (await app.schedule_at("t")).state
+async def all(): return len((await app.list()).items)
+print(asyncio.run(one()), asyncio.run(one()), asyncio.run(all()))
+"""
+    command = [sys.executable, "-c", SCRIPT + script, store_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE * 2)
+    assert (done.stdout.split(), done.stderr) == (["pending", "pending", "2"], "")
+
+
+def test_two_event_loops_at_once_are_told_of_app_sync(postgres_url: str) -> None:
+    app = Timebell(postgres_url, timezone="UTC")
+
+    async def body() -> None:
+        await app.schedule_at("t")
+        with pytest.raises(StoreError) as refused:
+            await asyncio.to_thread(asyncio.run, app.schedule_at("t"))
+        assert (refused.value.code, "app.sync" in refused.value.fix) == ("OTHER_EVENT_LOOP", True)
+        await app.close()
+
+    asyncio.run(body())
 
 
 # On virtual time.

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
-from timebell.errors import StoreUnreachable
+from timebell.errors import StoreError, StoreUnreachable
 from timebell.store.dialects.base import Operation, P, R, join_callers
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, SqlTransaction, Steps, Transaction
@@ -104,6 +104,7 @@ class PostgresStore:
         self.url = url
         self.dialect = PostgresWords(server_clock=server_clock)
         self._engine: AsyncEngine = engine_for(url, pool_size=pool_size)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: list[AsyncConnection] = []
         self._listener: asyncpg.Connection[Any] | None = None
         self._notifying: asyncio.Task[None] | None = None
@@ -122,6 +123,7 @@ class PostgresStore:
                 await self._listener.close(timeout=1)
             self._listener = None
         await self._dispose()
+        self._loop = None
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
@@ -198,6 +200,8 @@ class PostgresStore:
         keep: bool = False,
     ) -> Any:
         """Run `way` on a connection; a transient conflict is tried again, a lost server is reported."""
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._settle_on(loop)
         for last in (False, False, True):
             try:
                 async with self._connection(keep) as connection:
@@ -221,6 +225,21 @@ class PostgresStore:
             if self._notifying is None or self._notifying.done():
                 self._notifying = asyncio.get_running_loop().create_task(self._notify())
         return answer
+
+    def _settle_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Connections belong to an event loop: a later one gets its own. Raises StoreError while the first one runs."""
+        if self._loop is not None and self._loop.is_running():
+            raise StoreError(
+                "This app is in use on another event loop, to which its connections belong.", code="OTHER_EVENT_LOOP",
+                fix="From other threads use app.sync, or make another Timebell.",
+            )  # fmt: skip
+        if self._loop is not None:  # it is over, so that they cannot be closed in good order any more
+            while self._kept:
+                with contextlib.suppress(Exception):
+                    self._kept.pop().sync_connection.detach()  # type: ignore[union-attr]
+            self._engine.sync_engine.dispose(close=False)
+            self._listener = self._notifying = None
+        self._loop = loop
 
     async def _dispose(self) -> None:
         """Let go of every connection that nobody uses now."""
