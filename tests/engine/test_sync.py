@@ -102,7 +102,7 @@ def test_an_event_loop_is_not_blocked_but_told_to_await(app: Timebell) -> None:
     assert len(app.sync.list().items) == 1
 
 
-def test_the_app_itself_may_run_on_another_loop_meanwhile_and_is_told_at_once(app: Timebell) -> None:
+def test_the_app_itself_may_run_on_another_loop_meanwhile(app: Timebell) -> None:
     ran: list[str] = []
 
     @app.on("first")
@@ -123,6 +123,22 @@ def test_the_app_itself_may_run_on_another_loop_meanwhile_and_is_told_at_once(ap
         return made.id
 
     assert ran == [asyncio.run(body())]
+
+
+def test_an_engine_that_sleeps_is_woken_by_what_a_thread_beside_it_makes(sqlite_url: str) -> None:
+    app, ran = Timebell(sqlite_url, timezone="UTC"), threading.Event()
+    app.on("t")(lambda event: ran.set())
+
+    async def body() -> None:
+        async with app.running(poll=3600.0, heartbeat=1000.0, lease=3000.0) as service:
+            await service.idle()
+            await asyncio.sleep(0.2)
+            await asyncio.to_thread(app.sync.schedule_at, "t")
+            assert await asyncio.to_thread(ran.wait, 10)
+        await app.close()
+
+    asyncio.run(body())
+    app.sync.close()
 
 
 # Processes.
