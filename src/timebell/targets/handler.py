@@ -189,7 +189,7 @@ class Handlers:
         return {}
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
-        """CallNext every function that hears the topic, the most specific first; any failure fails the attempt.
+        """Call every function that hears the topic, the most specific first; any failure fails the attempt.
 
         All run; the first that raises decides. Snooze and Cancel pass through. What the most specific function
         returns is the result.
