@@ -6,9 +6,11 @@ TimebellError
 │   ├── InvalidRecurrence                INVALID_CRON, INVALID_INTERVAL, INVALID_DATES, NEVER_FIRES, ...
 │   ├── InvalidInstant                   RUN_AT_WITHOUT_TIMEZONE, RUN_AT_INVALID, ...
 │   │   └── InThePast                    SCHEDULE_IN_THE_PAST
-│   └── InvalidPayload                   PAYLOAD_NOT_JSON, PAYLOAD_TOO_DEEP, PAYLOAD_TOO_LARGE
+│   ├── InvalidPayload                   PAYLOAD_NOT_JSON, PAYLOAD_TOO_DEEP, PAYLOAD_TOO_LARGE
+│   └── RevisionMissing                  REVISION_MISSING
 ├── NotFound (also a LookupError)        JOB_NOT_FOUND, SCHEDULE_NOT_FOUND, ...
 ├── Conflict                             KEY_IN_USE, SCHEDULE_CLIENT_REQUEST_ID_IN_USE, ...
+│   └── RevisionStale                    REVISION_STALE
 ├── Refused                              COMMAND_TARGET_OFF, PRIVATE_ADDRESS, ...
 └── StoreError
     ├── StoreUnreachable                 DATABASE_UNREACHABLE
@@ -85,6 +87,18 @@ class Conflict(TimebellError):
     def __init__(self, message: str, *, code: str | None = None, fix: str = "", existing: str | None = None) -> None:
         super().__init__(message, code=code, fix=fix)
         self.existing = existing
+
+
+class RevisionStale(Conflict):
+    """Somebody has edited it since it was read."""
+
+    code = "REVISION_STALE"
+
+
+class RevisionMissing(InvalidInput):
+    """An edit has to say of which revision."""
+
+    code = "REVISION_MISSING"
 
 
 class Refused(TimebellError):

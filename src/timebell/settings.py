@@ -20,7 +20,7 @@ from timebell.errors import InvalidInput
 PREFIX = "TIMEBELL_"
 NOT_OURS = "TIMEBELL_TEST_"
 # Names that are understood, but by other readers: this module's own, clients of a server, pieces to come.
-ELSEWHERE = frozenset({"config", "url", "api_key", "tenant", "secret_key"})
+ELSEWHERE = frozenset({"config", "url", "api_key", "tenant"})
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 ROLES = ("planner", "worker", "api", "ui")
 
@@ -39,6 +39,7 @@ class Settings:
 
     database_url: str = _setting("sqlite:///timebell.db", "secret")
     database_auto_upgrade: bool = _setting(False, "bool")
+    secret_key: str | None = _setting(None, "secret")
     default_timezone: str | None = _setting(None, "text")
     app: str | None = _setting(None, "text")
     node_name: str = _setting(lambda: f"{os.uname().nodename}-{os.getpid()}", "text")

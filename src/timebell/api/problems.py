@@ -3,31 +3,115 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+
+from timebell.api.door import TooManyWrongKeys, Unauthorized
+from timebell.api.guard import BodyTooLarge, MediaTypeUnsupported
+from timebell.errors import (
+    Conflict,
+    InThePast,
+    InvalidInput,
+    NotFound,
+    Refused,
+    RevisionMissing,
+    RevisionStale,
+    StoreError,
+    TimebellError,
+)
+from timebell.tenancy.limits import LimitReached
 
 log = logging.getLogger("timebell.api")
 
+STATUS: tuple[tuple[type[TimebellError], int], ...] = (
+    (Unauthorized, 401), (TooManyWrongKeys, 429), (LimitReached, 429), (BodyTooLarge, 413), (MediaTypeUnsupported, 415),
+    (RevisionStale, 412), (RevisionMissing, 428), (InThePast, 400), (NotFound, 404), (Conflict, 409), (Refused, 403),
+    (StoreError, 503), (InvalidInput, 422),
+)  # fmt: skip
+UNPARSED = ("JSON_INVALID", "KEY_IN_URL")
 
-def problem(status: int, code: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """One problem as a response."""
+
+def problem(
+    status: int,
+    code: str,
+    detail: str,
+    headers: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Response:
+    """One problem as a response; members of None are left out."""
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "code": code, "detail": detail}
-    return JSONResponse(body, status, headers, media_type="application/problem+json")
+    body |= {name: value for name, value in more.items() if value is not None}
+    return Response(orjson.dumps(body), status, dict(headers or {}), media_type="application/problem+json")
+
+
+def of(error: TimebellError, request_id: str | None, errors: Sequence[Mapping[str, Any]] | None = None) -> Response:
+    """The problem that an error of ours is."""
+    status = 400 if error.code in UNPARSED else next((code for kind, code in STATUS if isinstance(error, kind)), 500)
+    headers = {}
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Bearer realm="timebell"'
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        after = getattr(error, "retry_after", None)
+        headers["Retry-After"] = str(math.ceil(after or 60))
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = "1"
+        detail = "The database does not answer."
+    else:
+        detail = error.message
+    return problem(
+        status, error.code, detail, headers, fix=error.fix or None, existing=getattr(error, "existing", None),
+        errors=errors, requestId=request_id,
+    )  # fmt: skip
 
 
 def install(web: FastAPI) -> None:
     """Make every error of this application a problem."""
 
+    @web.exception_handler(TimebellError)
+    async def _ours(request: Request, error: TimebellError) -> Response:
+        if isinstance(error, StoreError):
+            log.warning("%s %s: %s", request.method, request.url.path, error)
+        return of(error, _id(request))
+
+    @web.exception_handler(RequestValidationError)
+    async def _unfit(request: Request, unfit: RequestValidationError) -> Response:
+        errors = [_field(error) for error in unfit.errors()[:20]]
+        first = errors[0] if errors else {"detail": "It does not fit.", "pointer": ""}
+        return problem(
+            422, "FIELDS_INVALID", f"{first['pointer'] or 'The request'}: {first['detail']}", errors=errors,
+            requestId=_id(request),
+        )  # fmt: skip
+
     @web.exception_handler(HTTPException)
-    async def _refused(request: Request, refused: HTTPException) -> JSONResponse:
+    async def _refused(request: Request, refused: HTTPException) -> Response:
         code = HTTPStatus(refused.status_code).name
-        headers = dict(refused.headers or {})
-        return problem(refused.status_code, code, f"{request.method} {request.url.path}: {refused.detail}.", headers)
+        detail = f"{request.method} {request.url.path}: {refused.detail}."
+        return problem(refused.status_code, code, detail, dict(refused.headers or {}), requestId=_id(request))
 
     @web.exception_handler(Exception)
-    async def _broken(request: Request, broken: Exception) -> JSONResponse:
+    async def _broken(request: Request, broken: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=broken)
-        return problem(500, "INTERNAL_ERROR", "This is a fault of Timebell; its log says more.")
+        return problem(
+            500, "INTERNAL_ERROR", "This is a fault of Timebell; its log says more.", requestId=_id(request)
+        )
+
+
+def _id(request: Request) -> str | None:
+    return getattr(request.state, "id", None)
+
+
+def _field(error: Mapping[str, Any]) -> dict[str, str]:
+    """What pydantic says of one field: where, in words, and a code."""
+    where = [str(part) for part in error["loc"]]
+    place, rest = where[0], where[1:]
+    pointer = "/" + "/".join(part.replace("~", "~0").replace("/", "~1") for part in rest) if rest else ""
+    if place != "body":
+        pointer = f"{place} {'.'.join(rest)}"
+    return {"pointer": pointer, "detail": error["msg"], "code": str(error["type"]).upper()}

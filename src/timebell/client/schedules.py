@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -16,7 +17,7 @@ from timebell.ids import new_id
 from timebell.model import page
 from timebell.model.job import Job
 from timebell.model.page import Page
-from timebell.model.payload import decode, encode
+from timebell.model.payload import decode, encode, legible
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry, Unheard, choice, seconds
 from timebell.model.schedule import Action, Policies, Revision, Schedule
 from timebell.recurrence import Calendar, OnCalendar, Spec, zone
@@ -27,6 +28,7 @@ from timebell.store.sql.ledger import Swept
 from timebell.targets.handler import check_topic
 
 R = TypeVar("R")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 
 
 OPTIONS = (
@@ -175,6 +177,7 @@ class Schedules:
             retry=Retry.read(given.pop("retry", None)),
             timeout=_optional(given.pop("timeout", None), "timeout"),
             expires_after=_optional(given.pop("expires_after", None), "expires_after"),
+            description=_description(given.pop("description", None)), labels=_labels(given.pop("labels", None)),
         )  # fmt: skip
 
     async def put(self, schedule: Schedule, *, replace: bool, connection: Any = None) -> Schedule:
@@ -331,6 +334,27 @@ def code_hash(spec: Spec, topic: str, options: Mapping[str, Any]) -> str:
     """A fingerprint of a code-defined schedule: it is written again only when this changes."""
     facts = repr((repr(spec), topic, sorted((name, repr(value)) for name, value in options.items())))
     return sha256(facts.encode()).hexdigest()
+
+
+def _description(given: Any) -> str | None:
+    """What people say of a schedule, of at most 2,000 characters. Raises InvalidInput."""
+    if given is None or (isinstance(given, str) and len(given) <= 2000 and legible(given, 2000) == given):
+        return given
+    raise InvalidInput(
+        f"description is {given!r:.60}; it is text of at most 2,000 characters.", code="INVALID_DESCRIPTION"
+    )
+
+
+def _labels(given: Any) -> dict[str, str]:
+    """Up to 32 words for filters, each with its value. Raises InvalidInput."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or len(given) > 32 or any(not _LABEL.fullmatch(str(name)) for name in given):
+        raise InvalidInput(
+            f"labels is {given!r:.60}.", code="INVALID_LABELS",
+            fix='Give up to 32, such as {"team": "billing"}: names of letters, digits, dots, dashes and underscores.',
+        )  # fmt: skip
+    return {name: text(value, "labels") for name, value in given.items()}
 
 
 def _policies(given: dict[str, Any]) -> Policies:

@@ -33,7 +33,7 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What each occurrence of a schedule becomes: the job's own settings."""
+    """What each occurrence of a schedule becomes: the job's own settings; and what people say of it."""
 
     topic: str
     payload: Any = None
@@ -45,6 +45,8 @@ class Action:
     retry: Retry | None = None
     timeout: float | None = None
     expires_after: float | None = None
+    description: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class Schedule:
     updated_at: datetime
     paused_at: datetime | None = None
     pause_reason: str | None = None
+    created_by: str | None = None
     tzdata: str | None = field(default=None, compare=False)
     utc_offset: int | None = field(default=None, compare=False)
     """With what zone data `next_fire_at` was computed, and the seconds east of UTC that gave; None: not known."""

@@ -35,6 +35,8 @@ tenants = Table(
     metadata,
     Column("id", String(200), primary_key=True),
     Column("created_at", Instant, nullable=False),
+    # What it may use, as JSON: see tenancy/limits.py.
+    Column("limits", Text),
 )
 
 schedules = Table(
@@ -61,6 +63,7 @@ schedules = Table(
     # The release of the zone data that gave next_fire_at, and the offset from UTC (seconds) it gave it with.
     Column("tzdata", String(20)),
     Column("utc_offset", Integer),
+    Column("created_by", String(200)),
     Index("timebell_schedules_name", "tenant_id", "name", unique=True),
     # The planner's look-up: its left edge is the next schedule to fire.
     Index(
@@ -268,4 +271,88 @@ zone_changes = Table(
     Column("jobs", Integer, nullable=False),
     Column("since", Instant),
     Column("recorded_at", Instant, nullable=False),
+)
+
+# API keys: what a key may do, and a digest of it that only the secret key of the installation can check.
+keys = Table(
+    "timebell_keys",
+    metadata,
+    Column("id", String(20), primary_key=True),
+    # None: of the platform, for every tenant.
+    Column("tenant_id", String(200)),
+    Column("name", String(200), nullable=False),
+    Column("role", String(10), nullable=False),
+    Column("scopes", Text),
+    Column("networks", Text),
+    Column("digest", String(64), nullable=False),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", String(200)),
+    Column("expires_at", Instant),
+    Column("last_used_at", Instant),
+    Column("revoked_at", Instant),
+    Index("timebell_keys_tenant", "tenant_id", "id"),
+)
+
+# Who changed what: written by the transaction of the change, never changed.
+audit_log = Table(
+    "timebell_audit_log",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", String(200), nullable=False),
+    Column("at", Instant, nullable=False),
+    Column("actor", String(200), nullable=False),
+    Column("key_id", String(20)),
+    Column("address", String(64)),
+    Column("action", String(100), nullable=False),
+    Column("subject", String(200)),
+    # SHA-256 of what it was before and after.
+    Column("before", String(64)),
+    Column("after", String(64)),
+    Column("request_id", Id),
+    Index("timebell_audit_log_tenant", "tenant_id", "id"),
+    Index("timebell_audit_log_subject", "tenant_id", "subject", "id"),
+)
+
+# Answers to requests that carried an Idempotency-Key, written by the transaction of what they did.
+answers = Table(
+    "timebell_answers",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("request", String(64), nullable=False),
+    Column("status", SmallInteger),
+    Column("headers", Text),
+    Column("body", Text),
+    Column("created_at", Instant, nullable=False),
+    Index("timebell_answers_created_at", "created_at"),
+)
+
+# Long work that one request started; a node does it in steps, each in a transaction with its progress.
+operations = Table(
+    "timebell_operations",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant_id", String(200), nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("cursor", Text),
+    Column("total", BigInteger),
+    Column("done", BigInteger, nullable=False, server_default="0"),
+    Column("failed", BigInteger, nullable=False, server_default="0"),
+    Column("skipped", BigInteger, nullable=False, server_default="0"),
+    # The first lines that were refused, and why, as JSON.
+    Column("errors", Text),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", String(200)),
+    Column("updated_at", Instant, nullable=False),
+    Column("finished_at", Instant),
+    Column("cancel_asked", Boolean, nullable=False, server_default=false()),
+    Index("timebell_operations_tenant", "tenant_id", "id"),
+    Index(
+        "timebell_operations_running",
+        "id",
+        postgresql_where=text("state = 'running'"),
+        sqlite_where=text("state = 'running'"),
+    ),
 )

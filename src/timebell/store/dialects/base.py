@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -45,6 +46,12 @@ class Store(Protocol):
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an operation inside the caller's own SQLAlchemy transaction (sync or async)."""
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        """A transaction of several operations, for `join`: commits when the block ends, unless it raises."""
+
+    def passes(self, failed: BaseException) -> bool:
+        """Whether it is a conflict that passes by itself: what failed may be done again from its start."""
 
     async def reading(self) -> datetime:
         """The database's clock, now."""

@@ -142,6 +142,24 @@ class PostgresStore:
             await join_callers(connection, self.dialect, _notify, (), {})
         return answer
 
+    @contextlib.asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        """As in Store."""
+        try:
+            async with self._engine.connect() as connection:
+                await connection.execution_options(isolation_level="READ COMMITTED")
+                async with connection.begin():
+                    yield connection
+        except (*_GONE, DBAPIError, asyncpg.PostgresError) as failed:
+            if _lost(failed):
+                await self._dispose()
+                raise unreachable(self.url, failed) from failed
+            raise
+
+    def passes(self, failed: BaseException) -> bool:
+        """As in Store."""
+        return getattr(getattr(failed, "orig", None) or failed, "sqlstate", None) in _TRANSIENT
+
     async def reading(self) -> datetime:
         """As in Store."""
         found: datetime = await self.hot(_reading)

@@ -8,8 +8,9 @@ import functools
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, TextIO
 
@@ -19,7 +20,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from timebell.errors import StoreError, StoreInUse, StoreUnreachable
-from timebell.store.dialects.base import Operation, P, R, join_callers
+from timebell.store.dialects.base import Operation, P, R, callers_thread, join_callers
 from timebell.store.statement import Statement
 from timebell.store.transaction import Dialect, Row, SqlTransaction, Steps
 from timebell.store.types import from_micros, to_micros
@@ -129,6 +130,8 @@ class SqliteStore:
         self._connection: Connection | None = None
         self._driver: sqlite3.Connection | None = None
         self._lock: TextIO | None = None
+        self._others: ThreadPoolExecutor | None = None
+        self._one_at_a_time = asyncio.Lock()
 
     async def open(self) -> None:
         """As in Store."""
@@ -157,6 +160,9 @@ class SqliteStore:
                 self._disconnect()
             self._thread.shutdown()
             self._thread = None
+        if self._others is not None:
+            self._others.shutdown()
+            self._others = None
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -206,6 +212,29 @@ class SqliteStore:
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
         return (await join_callers(connection, self.dialect, _begun(operation), args, kwargs))[0]
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        """As in Store: one at a time, on a connection of its own."""
+        if self._others is None:
+            self._others = ThreadPoolExecutor(1, thread_name_prefix="timebell-sqlite-joined")
+        loop, there = asyncio.get_running_loop(), self._others
+        async with self._one_at_a_time:
+            run = functools.partial(loop.run_in_executor, there)
+            connection = await run(engine_for(self.url, durable=self._durable).connect)
+            before = callers_thread.set(run)
+            try:
+                yield connection
+                await run(connection.commit)
+            except (OperationalError, DatabaseError, sqlite3.Error) as failed:
+                raise translate(failed, self._path) from failed
+            finally:
+                callers_thread.reset(before)
+                await run(connection.close)
+
+    def passes(self, failed: BaseException) -> bool:
+        """As in Store: writers wait for each other."""
+        return False
 
     async def reading(self) -> datetime:
         """As in Store."""

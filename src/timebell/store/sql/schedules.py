@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import orjson
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import JSON, ColumnElement, Row, cast, func, insert, select, update
 
 from timebell.errors import Conflict
 from timebell.model.decide import next_of, passed_over, plan
@@ -30,6 +30,7 @@ from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.planner")
+EVERY: Mapping[str, str] = {}
 
 # Makes the jobs of a schedule's occurrences: (schedule, [(at, hold)], now) -> rows. Given by the caller, as
 # defaults of topics and targets are not the store's business.
@@ -110,7 +111,7 @@ def write_over(tx: Transaction, id_: str, schedule: Schedule, old: Schedule | No
     mine = schedules.c.id == id_
     row = tx.execute(select(schedules).where(mine)).one()
     written = _row(schedule)
-    for kept in ("id", "enabled", "created_at", "last_fired_at", "paused_at", "pause_reason"):
+    for kept in ("id", "enabled", "created_at", "created_by", "last_fired_at", "paused_at", "pause_reason"):
         del written[kept]
     since = now if row.last_fired_at is None else max(now, row.last_fired_at)
     following, fault = _after_edit(tx, row, schedule, old, since)
@@ -301,15 +302,30 @@ def made_at(tx: Transaction, tenant_id: str, name: str) -> datetime | None:
     return tx.execute(select(schedules.c.created_at).where(named)).scalar()
 
 
-def page(tx: Transaction, tenant_id: str | None, limit: int, after: str | None) -> Page[Schedule]:
-    """Schedules, newest first."""
+def page(
+    tx: Transaction, tenant_id: str | None, limit: int, after: str | None, *,
+    name: str | None = None, enabled: bool | None = None, topic: str | None = None,
+    labels: Mapping[str, str] = EVERY,
+) -> Page[Schedule]:  # fmt: skip
+    """Schedules, newest first: all, or those with this name, switch, topic and these labels."""
     query = select(schedules).order_by(schedules.c.id.desc()).limit(limit + 1)
-    if tenant_id is not None:
-        query = query.where(schedules.c.tenant_id == tenant_id)
+    equal = {schedules.c.tenant_id: tenant_id, schedules.c.name: name, schedules.c.enabled: enabled}
+    query = query.where(*(column == value for column, value in equal.items() if value is not None))
+    within = {"topic": topic} | {f"labels.{label}": value for label, value in labels.items()}
+    query = query.where(*(_in_action(tx, path) == value for path, value in within.items() if value is not None))
     if after is not None:
         query = query.where(schedules.c.id < after)
     found = [read(row) for row in tx.execute(query)]
     return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
+
+
+def _in_action(tx: Transaction, path: str) -> ColumnElement[str]:
+    """The text at `path` of the JSON that is kept of a schedule's action; a label may have dots in its name."""
+    outer, _, inner = path.partition(".")
+    names = [outer, inner] if inner else [outer]
+    if tx.dialect.partitioned:
+        return func.json_extract_path_text(cast(schedules.c.action, JSON), *names)
+    return func.json_extract(schedules.c.action, "$" + "".join(f'."{name}"' for name in names))
 
 
 def upcoming(tx: Transaction, limit: int) -> list[Schedule]:
@@ -323,6 +339,9 @@ def _row(schedule: Schedule) -> dict[str, Any]:
     action, policies = schedule.action, schedule.policies
     spoken = {name: getattr(action, name) for name in Action.__slots__}
     spoken["retry"] = action.retry.to_json() if action.retry else None
+    for name in ("description", "labels"):
+        if not spoken[name]:
+            del spoken[name]
     return {
         "id": schedule.id, "tenant_id": schedule.tenant_id, "name": schedule.name,
         "recurrence": _dump(schedule.recurrence.to_json()), "calendar": _followed(schedule), "action": _dump(spoken),
@@ -331,6 +350,7 @@ def _row(schedule: Schedule) -> dict[str, Any]:
         "fault": schedule.fault, "next_fire_at": schedule.next_fire_at,
         "last_fired_at": schedule.last_fired_at, "created_at": schedule.created_at,
         "updated_at": schedule.updated_at, "paused_at": schedule.paused_at, "pause_reason": schedule.pause_reason,
+        "created_by": schedule.created_by,
         **stamp(schedule.recurrence, schedule.next_fire_at),
     }  # fmt: skip
 
@@ -390,7 +410,7 @@ def _schedule(row: Mapping[Any, Any], instant: Callable[[Any], datetime | None])
         enabled=bool(row["enabled"]), revision=row["revision"], code_hash=row["code_hash"], fault=row["fault"],
         next_fire_at=next_fire_at, last_fired_at=instant(row["last_fired_at"]),
         created_at=created_at, updated_at=updated_at, paused_at=instant(row["paused_at"]),
-        pause_reason=row["pause_reason"], tzdata=row["tzdata"], utc_offset=row["utc_offset"],
+        pause_reason=row["pause_reason"], created_by=row["created_by"], tzdata=row["tzdata"], utc_offset=row["utc_offset"],
     )  # fmt: skip
 
 

@@ -1,0 +1,182 @@
+"""Who is let in: the key of a request, or on loopback in `dev` everyone on this machine."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from timebell.app import Timebell
+from timebell.client.jobs import text as name_text
+from timebell.errors import InvalidInput, Refused, TimebellError
+from timebell.store.sql import keys as key_rows
+from timebell.store.sql import tenants
+from timebell.tenancy import keys
+from timebell.tenancy.keys import Key
+from timebell.tenancy.limits import LimitReached, Limits
+from timebell.tenancy.roles import Role
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+REMEMBERED = 2.0  # seconds for which a key's row is not read again: well within the 5 s of a revocation
+WRONG_A_MINUTE = 10
+MOST_REMEMBERED = 10_000
+REQUESTS_PER_SECOND = 2000
+TENANT_HEADER = "Timebell-Tenant"
+
+
+class Unauthorized(TimebellError):
+    """No key, or none that opens anything. The answer is the same whatever is wrong with it."""
+
+    code = "UNAUTHORIZED"
+
+
+class TooManyWrongKeys(TimebellError):
+    """This address has guessed too often."""
+
+    code = "TOO_MANY_WRONG_KEYS"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and in which tenant. `key` is None on loopback in `dev`."""
+
+    actor: str
+    tenant_id: str
+    role: Role
+    address: str
+    key: Key | None = None
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether other tenants may be named."""
+        return self.role is Role.PLATFORM
+
+
+class Bucket:
+    """Tokens that come back at a steady rate."""
+
+    def __init__(self, rate: float, now: float) -> None:
+        self.rate, self.left, self.at = rate, rate, now
+
+    def take(self, rate: float, now: float) -> bool:
+        """One token, if there is one."""
+        self.left = min(rate, self.left + (now - self.at) * rate)
+        self.rate, self.at = rate, now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+class Door:
+    """Lets requests in. With `open_here`, those from this machine's own browser and shell need no key."""
+
+    def __init__(self, app: Timebell, *, open_here: bool) -> None:
+        self.app = app
+        self.open_here = open_here
+        self._known: dict[str, tuple[Key, float]] = {}
+        self._wrong: dict[str, deque[float]] = {}
+        self._limits: dict[str, tuple[Limits, float]] = {}
+        self._buckets: dict[str, Bucket] = {}
+
+    async def admit(self, request: Request) -> Caller:
+        """The caller. Raises Unauthorized, TooManyWrongKeys, Refused, InvalidInput."""
+        address = request.client.host if request.client else ""
+        if f"tb_{keys.ENVIRONMENT}_" in request.url.query:
+            raise InvalidInput(
+                "A key does not belong into a URL, which is logged everywhere.", code="KEY_IN_URL",
+                fix="Send it as Authorization: Bearer <key>, and revoke this one.",
+            )  # fmt: skip
+        given = request.headers.get("authorization", "")
+        if not given and self.open_here:
+            _check_local(request)
+            return self._acting("local", None, Role.PLATFORM, address, request)
+        scheme, _, text = given.partition(" ")
+        key = await self._check(text.strip() if scheme.lower() == "bearer" else "", address)
+        return self._acting(key.name, key, key.role, address, request)
+
+    def _acting(self, actor: str, key: Key | None, role: Role, address: str, request: Request) -> Caller:
+        own = key.tenant_id if key is not None else None
+        named = request.headers.get(TENANT_HEADER) or request.query_params.get("tenant")
+        if named and own is not None and named != own:
+            raise Refused(
+                f"This key is of another tenant than {named!r:.60}.", code="TENANT_NOT_YOURS",
+                fix="Leave the tenant out: the key decides.",
+            )  # fmt: skip
+        return Caller(actor, own or name_text(named or "default", "tenant_id"), role, address, key)
+
+    async def _check(self, text: str, address: str) -> Key:
+        now, at = self.app.clock.now(), self.app.clock.monotonic()
+        if len(self._recent(address, at)) >= WRONG_A_MINUTE:
+            raise TooManyWrongKeys("Too many wrong keys came from this address.", fix="Wait a minute.")
+        # The same work for an unknown id and a wrong secret.
+        id_ = keys.id_of(text) or ""
+        digest = keys.digest(self.app.settings.secret_key or "-", text)
+        known = self._known.get(digest)
+        if known is None or at - known[1] > REMEMBERED:
+            self._known.pop(digest, None)
+            found = await self.app.store.run(key_rows.find, id_)
+            right = keys.matches(found[1] if found else "0" * 64, digest) and bool(self.app.settings.secret_key)
+            if found is None or not right:
+                self._recent(address, at).append(at)
+                raise _unauthorized()
+            if len(self._known) > MOST_REMEMBERED:
+                self._known.clear()
+            known = self._known[digest] = (found[0], at)
+            if found[0].usable(now, address):
+                await self.app.store.run(key_rows.used, id_, now)
+        if not known[0].usable(now, address):
+            raise _unauthorized()
+        return known[0]
+
+    def _recent(self, address: str, at: float) -> deque[float]:
+        """When wrong keys came from there in the last minute."""
+        if len(self._wrong) > MOST_REMEMBERED:
+            self._wrong.clear()
+        times = self._wrong.setdefault(address, deque(maxlen=WRONG_A_MINUTE))
+        while times and at - times[0] > 60:
+            times.popleft()
+        return times
+
+    async def pace(self, caller: Caller) -> Mapping[str, str]:
+        """Count a request of a tenant; the RateLimit fields. Raises LimitReached."""
+        at = self.app.clock.monotonic()
+        limits = await self.limits(caller.tenant_id)
+        rate = limits.requests_per_second or REQUESTS_PER_SECOND
+        if len(self._buckets) > MOST_REMEMBERED:
+            self._buckets.clear()
+        bucket = self._buckets.setdefault(caller.tenant_id, Bucket(rate, at))
+        taken = bucket.take(rate, at)
+        if not taken:
+            raise LimitReached(
+                f"The tenant {caller.tenant_id} may ask {rate} times a second.", retry_after=1.0, fix="Slow down."
+            )
+        return {"RateLimit-Policy": f'"default";q={rate};w=1', "RateLimit": f'"default";r={int(bucket.left)};t=1'}
+
+    async def limits(self, tenant_id: str) -> Limits:
+        """The limits of a tenant, at most 2 s old."""
+        at = self.app.clock.monotonic()
+        known = self._limits.get(tenant_id)
+        if known is None or at - known[1] > REMEMBERED:
+            if len(self._limits) > MOST_REMEMBERED:
+                self._limits.clear()
+            known = self._limits[tenant_id] = (await self.app.store.run(tenants.limits, tenant_id), at)
+        return known[0]
+
+
+def _unauthorized() -> Unauthorized:
+    return Unauthorized(
+        "This needs an API key.", fix="Send Authorization: Bearer <key>; timebell key create makes one."
+    )
+
+
+def _check_local(request: Request) -> None:
+    """No page of another site may use what is open to this machine. Raises Refused (NOT_LOCAL)."""
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    if request.url.hostname not in LOOPBACK or site not in ("same-origin", "none"):
+        raise Refused(
+            "Without a key this answers to this machine alone.", code="NOT_LOCAL",
+            fix="Open it at http://127.0.0.1, or send a key.",
+        )  # fmt: skip

@@ -1,0 +1,102 @@
+"""What serving others needs: API keys, limits of tenants, the audit log, kept answers, operations."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+from timebell.store.types import Id, Instant
+
+revision = "0006"
+down_revision = "0004"
+
+
+def upgrade() -> None:
+    op.add_column("timebell_tenants", sa.Column("limits", sa.Text()))
+    op.add_column("timebell_schedules", sa.Column("created_by", sa.String(200)))
+    _keys()
+    _audit_log()
+    _answers()
+    _operations()
+
+
+def _keys() -> None:
+    op.create_table(
+        "timebell_keys",
+        sa.Column("id", sa.String(20), primary_key=True),
+        sa.Column("tenant_id", sa.String(200)),
+        sa.Column("name", sa.String(200), nullable=False),
+        sa.Column("role", sa.String(10), nullable=False),
+        sa.Column("scopes", sa.Text()),
+        sa.Column("networks", sa.Text()),
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("created_at", Instant, nullable=False),
+        sa.Column("created_by", sa.String(200)),
+        sa.Column("expires_at", Instant),
+        sa.Column("last_used_at", Instant),
+        sa.Column("revoked_at", Instant),
+    )
+    op.create_index("timebell_keys_tenant", "timebell_keys", ["tenant_id", "id"])
+
+
+def _audit_log() -> None:
+    op.create_table(
+        "timebell_audit_log",
+        sa.Column("id", Id, primary_key=True),
+        sa.Column("tenant_id", sa.String(200), nullable=False),
+        sa.Column("at", Instant, nullable=False),
+        sa.Column("actor", sa.String(200), nullable=False),
+        sa.Column("key_id", sa.String(20)),
+        sa.Column("address", sa.String(64)),
+        sa.Column("action", sa.String(100), nullable=False),
+        sa.Column("subject", sa.String(200)),
+        sa.Column("before", sa.String(64)),
+        sa.Column("after", sa.String(64)),
+        sa.Column("request_id", Id),
+    )
+    op.create_index("timebell_audit_log_tenant", "timebell_audit_log", ["tenant_id", "id"])
+    op.create_index("timebell_audit_log_subject", "timebell_audit_log", ["tenant_id", "subject", "id"])
+
+
+def _answers() -> None:
+    op.create_table(
+        "timebell_answers",
+        sa.Column("tenant_id", sa.String(200), primary_key=True),
+        sa.Column("key", sa.String(255), primary_key=True),
+        sa.Column("request", sa.String(64), nullable=False),
+        sa.Column("status", sa.SmallInteger()),
+        sa.Column("headers", sa.Text()),
+        sa.Column("body", sa.Text()),
+        sa.Column("created_at", Instant, nullable=False),
+    )
+    op.create_index("timebell_answers_created_at", "timebell_answers", ["created_at"])
+
+
+def _operations() -> None:
+    op.create_table(
+        "timebell_operations",
+        sa.Column("id", Id, primary_key=True),
+        sa.Column("tenant_id", sa.String(200), nullable=False),
+        sa.Column("kind", sa.String(20), nullable=False),
+        sa.Column("state", sa.String(10), nullable=False),
+        sa.Column("spec", sa.Text(), nullable=False),
+        sa.Column("cursor", sa.Text()),
+        sa.Column("total", sa.BigInteger()),
+        sa.Column("done", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("failed", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("skipped", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("errors", sa.Text()),
+        sa.Column("created_at", Instant, nullable=False),
+        sa.Column("created_by", sa.String(200)),
+        sa.Column("updated_at", Instant, nullable=False),
+        sa.Column("finished_at", Instant),
+        sa.Column("cancel_asked", sa.Boolean(), nullable=False, server_default=sa.false()),
+    )
+    op.create_index("timebell_operations_tenant", "timebell_operations", ["tenant_id", "id"])
+    op.create_index(
+        "timebell_operations_running",
+        "timebell_operations",
+        ["id"],
+        postgresql_where=sa.text("state = 'running'"),
+        sqlite_where=sa.text("state = 'running'"),
+    )

@@ -1,0 +1,64 @@
+"""Tenants and what they may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+from sqlalchemy import Row, select, update
+
+from timebell.model.page import Page
+from timebell.store.schema import tenants
+from timebell.store.sql.ledger import make_tenants
+from timebell.store.transaction import Transaction
+from timebell.tenancy.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant. `created_at` is aware UTC."""
+
+    id: str
+    created_at: datetime
+    limits: Limits
+
+
+def limits(tx: Transaction, id_: str) -> Limits:
+    """The limits of a tenant; none for one that is not there yet."""
+    found = tx.execute(select(tenants.c.limits).where(tenants.c.id == id_)).scalar()
+    return _read_limits(found)
+
+
+def find(tx: Transaction, id_: str) -> Tenant | None:
+    """A tenant."""
+    row = tx.execute(select(tenants).where(tenants.c.id == id_)).first()
+    return None if row is None else _read(row)
+
+
+def put(tx: Transaction, id_: str, changes: Mapping[str, int | None], now: datetime) -> Tenant:
+    """Make a tenant if there is none, and change these of its limits."""
+    make_tenants(tx, {id_}, now)
+    row = tx.execute(select(tenants).where(tenants.c.id == id_).with_for_update()).one()
+    changed = Limits.read({**_read(row).limits.to_json(), **changes})
+    tx.execute(update(tenants).where(tenants.c.id == id_).values(limits=orjson.dumps(changed.to_json()).decode()))
+    return Tenant(id_, row.created_at, changed)
+
+
+def page(tx: Transaction, limit: int, after: str | None) -> Page[Tenant]:
+    """Tenants, by id."""
+    query = select(tenants).order_by(tenants.c.id).limit(limit + 1)
+    if after is not None:
+        query = query.where(tenants.c.id > after)
+    found = [_read(row) for row in tx.execute(query)]
+    return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
+
+
+def _read(row: Row[Any]) -> Tenant:
+    return Tenant(row.id, row.created_at, _read_limits(row.limits))
+
+
+def _read_limits(text: str | None) -> Limits:
+    return Limits(**orjson.loads(text)) if text else Limits()
