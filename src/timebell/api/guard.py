@@ -100,7 +100,7 @@ class Guarded(APIRoute):
             require(caller.role, role)
             if caller.key is not None and not caller.key.permits(scope):
                 raise Refused(f"This key is not for {scope}.", code="SCOPE_MISSING", fix="Make one that is.")
-            request.state.headers |= await door.pace(caller)
+            request.state.headers.update(await door.pace(caller))
             asked = request.state.asked = Asked(app, door, caller, app.clock.now(), request.state.id)
             if not streams:
                 await _read_body(request)

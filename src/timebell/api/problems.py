@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from timebell.api.door import TooManyWrongKeys, Unauthorized
 from timebell.api.guard import BodyTooLarge, MediaTypeUnsupported
+from timebell.api.shapes import UnknownField
 from timebell.errors import (
     Conflict,
     InThePast,
@@ -35,6 +36,17 @@ STATUS: tuple[tuple[type[TimebellError], int], ...] = (
     (RevisionStale, 412), (RevisionMissing, 428), (InThePast, 400), (NotFound, 404), (Conflict, 409), (Refused, 403),
     (StoreError, 503), (InvalidInput, 422),
 )  # fmt: skip
+# The field that an error of ours is about, where its code says so.
+POINTERS = {
+    "INVALID_CRON": "/cronExpression", "INVALID_RRULE": "/rrule", "INVALID_INTERVAL": "/interval",
+    "INVALID_DATES": "/dates", "INVALID_TIMEZONE": "/timezone", "TIMEZONE_MISSING": "/timezone",
+    "RUN_AT_INVALID": "/runAt", "RUN_AT_WITHOUT_TIMEZONE": "/timezone", "PAYLOAD_TOO_LARGE": "/payload",
+    "INVALID_RETRY": "/retry", "TARGET_UNKNOWN": "/target", "TARGET_OPTIONS_INVALID": "/target",
+    "URL_INVALID": "/target/url", "INVALID_LABELS": "/labels", "INVALID_KEY": "/key", "INVALID_QUEUE": "/queue",
+    "INVALID_CALENDAR": "/calendar", "CALENDAR_NOT_FOUND": "/calendar", "NAME_MISSING": "/name",
+    "TOPIC_MISSING": "/topic", "TOPIC_INVALID": "/topic", "INVALID_CURSOR": "query cursor",
+}  # fmt: skip
+OURS = ("UNKNOWN_FIELD",)
 UNPARSED = ("JSON_INVALID", "KEY_IN_URL")
 
 
@@ -65,6 +77,9 @@ def of(error: TimebellError, request_id: str | None, errors: Sequence[Mapping[st
         detail = "The database does not answer."
     else:
         detail = error.message
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY and errors is None:
+        fix = {"fix": error.fix} if error.fix else {}
+        errors = [{"pointer": POINTERS.get(error.code, ""), "detail": error.message, "code": error.code, **fix}]
     return problem(
         status, error.code, detail, headers, fix=error.fix or None, existing=getattr(error, "existing", None),
         errors=errors, requestId=request_id,
@@ -83,9 +98,10 @@ def install(web: FastAPI) -> None:
     @web.exception_handler(RequestValidationError)
     async def _unfit(request: Request, unfit: RequestValidationError) -> Response:
         errors = [_field(error) for error in unfit.errors()[:20]]
-        first = errors[0] if errors else {"detail": "It does not fit.", "pointer": ""}
+        first = errors[0] if errors else {"detail": "It does not fit.", "pointer": "", "code": "FIELDS_INVALID"}
+        code = first["code"] if first["code"] in OURS else "FIELDS_INVALID"
         return problem(
-            422, "FIELDS_INVALID", f"{first['pointer'] or 'The request'}: {first['detail']}", errors=errors,
+            422, code, f"{first['pointer'] or 'The request'}: {first['detail']}", fix=first.get("fix"), errors=errors,
             requestId=_id(request),
         )  # fmt: skip
 
@@ -98,9 +114,7 @@ def install(web: FastAPI) -> None:
     @web.exception_handler(Exception)
     async def _broken(request: Request, broken: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=broken)
-        return problem(
-            500, "INTERNAL_ERROR", "This is a fault of Timebell; its log says more.", requestId=_id(request)
-        )
+        return problem(500, "INTERNAL_ERROR", "This is a fault of Timebell; its log says more.", requestId=_id(request))
 
 
 def _id(request: Request) -> str | None:
@@ -114,4 +128,9 @@ def _field(error: Mapping[str, Any]) -> dict[str, str]:
     pointer = "/" + "/".join(part.replace("~", "~0").replace("/", "~1") for part in rest) if rest else ""
     if place != "body":
         pointer = f"{place} {'.'.join(rest)}"
+    ours = error.get("ctx", {}).get("error")
+    if isinstance(ours, UnknownField):
+        pointer = f"{pointer.rstrip('/')}/{ours.name}"
+    if isinstance(ours, TimebellError):
+        return {"pointer": pointer, "detail": ours.message, "code": ours.code} | ({"fix": ours.fix} if ours.fix else {})
     return {"pointer": pointer, "detail": error["msg"], "code": str(error["type"]).upper()}

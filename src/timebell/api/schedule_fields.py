@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -166,7 +167,9 @@ def _spec(given: dict[str, Any], dst: Mapping[str, Any]) -> Spec:
 def _interval(value: Mapping[str, Any], jumps: Mapping[str, Any]) -> Every:
     length, text, anchor = value.get("every_ms"), value.get("every"), value.get("anchor")
     if (length is None) == (text is None):
-        raise InvalidInput("An interval has everyMs or every.", code="INVALID_INTERVAL", fix='E.g. {"everyMs": 900000}.')
+        raise InvalidInput(
+            "An interval has everyMs or every.", code="INVALID_INTERVAL", fix='E.g. {"everyMs": 900000}.'
+        )
     if length is not None:
         text = f"PT{length // 1000}" + (f".{length % 1000:03d}".rstrip("0") if length % 1000 else "") + "S"
     at = None if anchor is None else parse_instant(anchor, "anchor")
@@ -248,8 +251,9 @@ def given_of(schedule: Schedule) -> dict[str, Any]:
     recurrence, action, policies = schedule.recurrence, schedule.action, schedule.policies
     spec = recurrence.spec
     given: dict[str, Any] = {"name": schedule.name, "timezone": schedule.timezone, "topic": action.topic}
-    if isinstance(spec, OnCalendar) and schedule.calendar is not None:
-        given |= {"calendar": schedule.calendar, "roll": spec.roll}
+    if isinstance(spec, OnCalendar) and spec.calendar.name is not None:
+        named = spec.calendar.name if spec.follows else f"{spec.calendar.name}@{spec.calendar.version}"
+        given |= {"calendar": named, "roll": spec.roll}
         spec = spec.spec
     given |= _simple(spec) or {"recurrence": spec_to_json(spec)}
     for name, value in (("startAt", recurrence.start), ("endAt", recurrence.end)):
@@ -279,14 +283,18 @@ def _simple(spec: Spec) -> dict[str, Any]:
         case Cron() if fields.keys() <= {"spec", "dst"}:
             return {"cronExpression": spec.expression, "dst": {"gap": spec.gap, "fold": spec.fold}}
         case Every() if "monthEnd" not in fields:
-            shown = {"every": spec.duration, "anchor": fields["anchor"], "since": spec.since}
-            return {"interval": {name: value for name, value in shown.items() if value is not None}} | (
-                {"dst": fields["dst"]} if "dst" in fields else {}
-            )
+            step = spec.step
+            real = not (step.months or step.days or step.elapsed % 1000)
+            length = {"everyMs": step.elapsed // 1000} if real else {"every": spec.duration}
+            rest = {"anchor": fields["anchor"], "since": spec.since}
+            interval = length | {name: value for name, value in rest.items() if value is not None}
+            return {"interval": interval} | ({"dst": fields["dst"]} if "dst" in fields else {})
         case Dates():
             return {"dates": [format_instant(one) for one in spec.dates]}
-        case RRule() if not (spec.dtstart or spec.exdates or spec.rdates) and spec.month_end == RRule(spec.text).month_end:
-            return {"rrule": spec.text, "dst": fields["dst"]}
+        case RRule() if not (spec.exdates or spec.rdates) and spec.month_end == "skip":
+            start = fields["dtstart"]
+            first = f"DTSTART:{re.sub('[-:]', '', start)}\nRRULE:" if start else ""
+            return {"rrule": first + spec.text.removeprefix("RRULE:"), "dst": fields["dst"]}
     return {}
 
 
@@ -302,9 +310,6 @@ def shown(schedule: Schedule) -> dict[str, Any]:
     given = given_of(schedule)
     retry = schedule.action.retry or Retry()
     empty = dict.fromkeys(field.alias or name for name, field in ScheduleOut.model_fields.items())
-    interval = given.get("interval")
-    if interval is not None and "T" in interval["every"] and (millis := _millis(schedule.recurrence.spec)) is not None:
-        given["interval"] = {"everyMs": millis, **interval}
     return {
         **empty, **given,
         "id": schedule.id, "tenantId": schedule.tenant_id, "summary": schedule.recurrence.describe(),
@@ -320,11 +325,3 @@ def shown(schedule: Schedule) -> dict[str, Any]:
         "createdAt": utc(schedule.created_at), "updatedAt": utc(schedule.updated_at),
         "createdBy": schedule.created_by,
     }  # fmt: skip
-
-
-def _millis(spec: Spec) -> int | None:
-    """The length of an interval of real time, if whole milliseconds."""
-    step = getattr(spec.spec if isinstance(spec, OnCalendar) else spec, "step", None)
-    if step is None or step.months or step.days or step.elapsed % 1000:
-        return None
-    return int(step.elapsed // 1000)

@@ -13,8 +13,11 @@ from fastapi import APIRouter, FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from timebell.api.door import Door
 from timebell.api.problems import install
+from timebell.app import Timebell
 from timebell.errors import Conflict, InvalidInput, Refused
+from timebell.ids import new_id
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none';"
@@ -44,18 +47,23 @@ def bind(host: str, port: int) -> socket.socket:
         raise InvalidInput(f"Cannot listen on {host}: {failed.strerror}.", code="HOST_INVALID") from failed
 
 
-def asgi(routers: Iterable[APIRouter]) -> ASGIApp:
-    """The application of these routers, with the headers and errors that all answers share."""
+def asgi(app: Timebell, routers: Iterable[APIRouter], *, open_here: bool = False) -> ASGIApp:
+    """The application of these routers, with the headers and errors that all answers share. With `open_here`,
+    requests from this machine need no key."""
     web = FastAPI(title="Timebell", docs_url=None, redoc_url=None, openapi_url=None)
+    web.state.door = Door(app, open_here=open_here)
     install(web)
     for router in routers:
         web.include_router(router)
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        own = {"Request-Id": new_id(app.clock.now())}
+        scope.setdefault("state", {}).update(id=own["Request-Id"], headers=own)
+
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in (HEADERS | own).items():
                     headers.setdefault(name, value)
             await send(message)
 

@@ -17,6 +17,16 @@ from timebell.model.page import MAX_LIMIT, Page
 from timebell.recurrence.instants import format_instant, parse_instant
 
 
+class UnknownField(InvalidInput):
+    """A body has a field that nothing reads."""
+
+    code = "UNKNOWN_FIELD"
+
+    def __init__(self, name: str, fix: str) -> None:
+        super().__init__(f"There is no field {name!r}.", fix=fix)
+        self.name = name
+
+
 class Body(BaseModel):
     """A body that is sent to us."""
 
@@ -30,10 +40,8 @@ class Body(BaseModel):
         for name in given if isinstance(given, Mapping) else ():
             if name not in names:
                 near = get_close_matches(str(name), names, 1)
-                raise InvalidInput(
-                    f"There is no field {str(name)!r:.60}.", code="UNKNOWN_FIELD",
-                    fix=f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}.",
-                )  # fmt: skip
+                fix = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
+                raise UnknownField(str(name)[:60], fix)
         return given
 
     def given(self) -> dict[str, Any]:

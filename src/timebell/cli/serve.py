@@ -16,7 +16,8 @@ from typing import Any
 
 from timebell import settings as configuration
 from timebell.alarm import Alarm
-from timebell.api import health, server
+from timebell.api import health, server, v1
+from timebell.api.door import LOOPBACK
 from timebell.app import Timebell
 from timebell.cli import demo
 from timebell.cli.fires import Shown
@@ -31,7 +32,6 @@ from timebell.recurrence import tzdata_version
 
 log = logging.getLogger("timebell.run")
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOOK = 0.05  # seconds between looks at whether the engine is up
 RELOAD = 0.5  # seconds between looks at the user's files
 
@@ -63,7 +63,7 @@ async def _dev(app: Timebell, files: list[Path]) -> Path | None:
         signal.raise_signal(signal.SIGTERM)
 
     async with AsyncExitStack() as beside:
-        await beside.enter_async_context(_http(app, configuration.ROLES))
+        await beside.enter_async_context(_http(app, configuration.ROLES, open_here=True))
         await beside.enter_async_context(_beside(_announce(app, say)))
         await beside.enter_async_context(_beside(_watch(app.clock, files, on_change)))
         await app.run()
@@ -93,9 +93,9 @@ async def _run(app: Timebell, roles: tuple[str, ...], until_idle: bool) -> None:
 
 
 @asynccontextmanager
-async def _http(app: Timebell, roles: tuple[str, ...]) -> AsyncIterator[None]:
+async def _http(app: Timebell, roles: tuple[str, ...], *, open_here: bool = False) -> AsyncIterator[None]:
     """Serve what the roles ask for, from before the engine starts until after it has drained."""
-    routers = [health.router(app)] if "api" in roles else []
+    routers = [health.router(app), v1.routes] if "api" in roles else []
     routers += [status.router(app)] if "ui" in roles else []
     if not routers:
         yield
@@ -104,7 +104,7 @@ async def _http(app: Timebell, roles: tuple[str, ...]) -> AsyncIterator[None]:
     listening = server.bind(host, port)
     if "ui" in roles and host not in LOOPBACK:
         log.warning("the status page has no login: whoever reaches %s port %d can read it", host, port)
-    async with server.serving(server.asgi(routers), listening):
+    async with server.serving(server.asgi(app, routers, open_here=open_here and host in LOOPBACK), listening):
         yield
 
 

@@ -33,7 +33,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
 
 OPTIONS = (
     "timezone", "name", "tenant_id", "enabled", "start", "end", "max_runs", "calendar", "roll", "class_", "unheard",
-    "correlation_id", *Policies.__slots__, *Action.__slots__,
+    "correlation_id", "created_by", *Policies.__slots__, *Action.__slots__,
 )  # fmt: skip
 
 
@@ -154,12 +154,13 @@ class Schedules:
         if spec.delay is not None:
             _check_delay(policies)
         action = self._action(topic, given)
+        created_by = given.pop("created_by", None)
         if given:
             raise unknown_options("schedule_repeat", given, OPTIONS)
         return Schedule(
             id=id_, tenant_id=tenant_id, name=name, recurrence=recurrence,
             action=action, policies=policies, enabled=enabled, next_fire_at=recurrence.first(now),
-            created_at=now, updated_at=now,
+            created_at=now, updated_at=now, created_by=None if created_by is None else text(created_by, "created_by"),
         )  # fmt: skip
 
     def _action(self, topic: str, given: dict[str, Any]) -> Action:
@@ -320,10 +321,14 @@ class Schedules:
         self._working.poke_threadsafe()
         return found
 
-    async def list(self, tenant_id: str | None, limit: int, cursor: str | None) -> Page[Schedule]:
-        """A page of schedules, newest first."""
+    async def list(
+        self, tenant_id: str | None, limit: int, cursor: str | None, *, name: str | None = None,
+        enabled: bool | None = None, topic: str | None = None, labels: Mapping[str, str] = schedules.EVERY,
+    ) -> Page[Schedule]:  # fmt: skip
+        """A page of schedules, newest first: all, or those with this name, switch, topic and these labels."""
         await self._opened()
-        return await self._store.run(schedules.page, tenant_id, limit, page.check(limit, cursor))
+        wanted = {"name": name, "enabled": enabled, "topic": topic, "labels": labels}
+        return await self._store.run(schedules.page, tenant_id, limit, page.check(limit, cursor), **wanted)
 
 
 def _no_such_schedule(named: object) -> NotFound:

@@ -91,9 +91,7 @@ def check_networks(given: Sequence[str] | None) -> tuple[str, ...] | None:
     try:
         return tuple(str(ipaddress.ip_network(one)) for one in given)
     except ValueError as bad:
-        raise InvalidInput(
-            f"{bad}.", code="INVALID_NETWORKS", fix='Give networks such as "192.0.2.0/24".'
-        ) from bad
+        raise InvalidInput(f"{bad}.", code="INVALID_NETWORKS", fix='Give networks such as "192.0.2.0/24".') from bad
 
 
 def _within(address: str | None, networks: tuple[str, ...]) -> bool:

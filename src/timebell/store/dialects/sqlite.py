@@ -221,7 +221,7 @@ class SqliteStore:
         loop, there = asyncio.get_running_loop(), self._others
         async with self._one_at_a_time:
             run = functools.partial(loop.run_in_executor, there)
-            connection = await run(engine_for(self.url, durable=self._durable).connect)
+            connection = await run(engine_for(self.url, durable=self._durable, begin=None).connect)
             before = callers_thread.set(run)
             try:
                 yield connection

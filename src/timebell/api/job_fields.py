@@ -1,0 +1,102 @@
+"""A job as JSON: what is sent to make one, and how it is shown."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from timebell.api.shapes import Body, Instant, Json, Name, Shown, utc
+from timebell.client.job_fields import metadata_json, target_json
+from timebell.model.job import Job
+
+
+class JobIn(Body):
+    """What makes a job: a topic, and when (left out: now)."""
+
+    topic: Name
+    run_at: Annotated[str | None, Field(max_length=64, description="RFC 3339; without offset, local in timezone.")] = (
+        None
+    )
+    timezone: Annotated[str | None, Field(max_length=64)] = None
+    payload: Json = None
+    metadata: dict[str, Json] | None = None
+    key: Name | None = None
+    on_conflict: Literal["error", "keep", "replace"] = "error"
+    retry: dict[str, Json] | None = None
+    max_retries: Annotated[int | None, Field(ge=0, le=999)] = None
+    timeout_seconds: Annotated[float | None, Field(gt=0, lt=1e10)] = None
+    expires_after_seconds: Annotated[float | None, Field(ge=0, lt=1e10)] = None
+    queue: Annotated[str | None, Field(min_length=1, max_length=100)] = None
+    priority: Annotated[int | None, Field(ge=-32_768, le=32_767)] = None
+    target: dict[str, Json] | None = None
+    on_gap: Literal["shift", "end", "skip", "error"] | None = None
+    on_fold: Literal["first", "last", "error"] | None = None
+
+
+class JobOut(Shown):
+    """A job. `status` is its state; instants are UTC."""
+
+    id: str
+    tenant_id: str
+    topic: str
+    status: str
+    reason: str | None
+    kind: str
+    schedule_id: str | None
+    occurrence_key: str
+    scheduled_at: Instant
+    run_at: Instant
+    timezone: str
+    local_time: str | None
+    payload: Json
+    metadata: dict[str, Json]
+    key: str | None
+    queue: str
+    priority: int
+    retry: dict[str, Json] | None
+    timeout_seconds: float | None
+    expires_at: Instant | None
+    target: dict[str, Json] | None
+    unheard: str | None
+    hold: str | None
+    attempt_number: int
+    attempts_made: int
+    attempts: list[dict[str, Json]]
+    node_id: str | None
+    created_at: Instant
+    fired_at: Instant | None
+    completed_at: Instant | None
+    duration_ms: int | None
+    error_message: str | None
+    result: Json
+    replaces: str | None
+    replaced_by: str | None
+    skipped_to: Instant | None
+    skipped_count: int
+    adjusted: str | None
+
+
+def shown_job(job: Job) -> dict[str, Any]:
+    """A job as it is answered."""
+    where = target_json(job.target)
+    return {
+        "id": job.id, "tenantId": job.tenant_id, "topic": job.topic, "status": job.state.value, "reason": job.reason,
+        "kind": str(job.kind), "scheduleId": job.schedule_id, "occurrenceKey": job.occurrence_key,
+        "scheduledAt": utc(job.scheduled_at), "runAt": utc(job.run_at), "timezone": job.timezone,
+        "localTime": job.local_time, "payload": job.payload, "metadata": metadata_json(job.metadata), "key": job.key,
+        "queue": job.queue, "priority": job.priority, "retry": job.retry, "timeoutSeconds": job.timeout,
+        "expiresAt": utc(job.expires_at), "target": where.get("target"), "unheard": where.get("unheard"),
+        "hold": None if job.hold is None else str(job.hold), "attemptNumber": job.attempt, "attemptsMade": job.tries,
+        "attempts": job.attempts, "nodeId": job.node_id, "createdAt": utc(job.created_at),
+        "firedAt": utc(job.started_at), "completedAt": utc(job.finished_at), "durationMs": duration_ms(job),
+        "errorMessage": job.error, "result": job.result, "replaces": job.replaces, "replacedBy": job.replaced_by,
+        "skippedTo": utc(job.skipped_to), "skippedCount": job.skipped_count, "adjusted": job.adjusted,
+    }  # fmt: skip
+
+
+def duration_ms(job: Job) -> int | None:
+    """From the start of the last attempt to the end, in milliseconds."""
+    if job.started_at is None or job.finished_at is None:
+        return None
+    return max(0, round((job.finished_at - job.started_at).total_seconds() * 1000))

@@ -1,0 +1,47 @@
+"""`/api/v1`: every route of the API, and the OpenAPI 3.1 document that describes them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Response
+
+from timebell.api import schedules
+from timebell.api.guard import PREFIX, Guarded
+from timebell.api.shapes import PROBLEMS, Problem, answer
+
+PARTS = (schedules,)
+routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
+for part in PARTS:
+    assert part.routes.route_class is Guarded
+    routes.include_router(part.routes)
+
+SUMMARY = """Things that must happen at a time: once, on time, in the right time zone.
+
+Every error is an RFC 9457 problem with a stable `code`. Listings are paged by `cursor` and always end. A POST with an
+`Idempotency-Key` can be repeated for a day and gets the first answer again. A change of a schedule needs `If-Match`.
+`x-role` is the least role that an operation asks for."""
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document of the API."""
+    web = FastAPI(title="Timebell", version="1", description=SUMMARY)
+    web.include_router(routes)
+    document = web.openapi()
+    document["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+            operation["security"] = [{"key": []}]
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return document
+
+
+@routes.get("/openapi.json", include_in_schema=False)
+async def openapi_document() -> Response:
+    """The document; it says nothing about this installation, so anyone may read it."""
+    return answer(openapi())

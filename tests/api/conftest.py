@@ -1,0 +1,49 @@
+"""A Timebell behind its HTTP API, on each store in turn: `web` is open to this machine, `locked` wants keys."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+
+from timebell import Timebell
+from timebell.api import health, server, v1
+from timebell.clock import VirtualClock
+
+from .web import SECRET, Web
+
+
+@pytest.fixture
+def make(store_url: str) -> Callable[..., Any]:
+    """`async with make() as web:` serves an app of this store; options go to the server."""
+
+    @asynccontextmanager
+    async def served(
+        *, open_here: bool = True, clock: VirtualClock | None = None, **options: Any
+    ) -> AsyncIterator[Web]:
+        app = Timebell(store_url, clock=clock, **options)
+        app.settings = replace(app.settings, secret_key=SECRET)
+        asgi = server.asgi(app, [health.router(app), v1.routes], open_here=open_here)
+        transport = httpx2.ASGITransport(app=asgi, client=("127.0.0.1", 50_000))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700/api/v1") as client:
+            try:
+                yield Web(app, client, asgi)
+            finally:
+                await app.close()
+
+    return served
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tests here are coroutines."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True

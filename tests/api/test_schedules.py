@@ -1,0 +1,189 @@
+"""Schedules over HTTP: the blueprint's requests word for word, revisions, steering, paging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from .web import NIGHTLY, is_problem
+
+Make = Callable[..., Any]
+
+
+async def test_s1_104_the_blueprints_body_makes_a_schedule(make: Make) -> None:
+    async with make() as web:
+        made = await web.post("/schedules", NIGHTLY)
+        assert made.status_code == 201
+        body = made.json()
+        assert made.headers["location"] == f"/api/v1/schedules/{body['id']}"
+        assert made.headers["etag"] == '"1"'
+        for name, value in NIGHTLY.items():
+            assert body[name] == value, name
+        assert body["topic"] == "report.build"
+        assert body["retry"]["attempts"] == 4
+        assert body["lastFiredAt"] is None
+        assert body["createdBy"] == "local"
+        assert body["createdAt"] == body["updatedAt"]
+        assert datetime.fromisoformat(body["nextFireAt"]).astimezone(UTC) > web.app.clock.now()
+        assert (await web.get(f"/schedules/{body['id']}")).json() == body
+
+
+async def test_s1_106_to_110_filters_pause_resume_trigger_executions(make: Make) -> None:
+    async with make() as web:
+        id_ = (await web.post("/schedules", NIGHTLY)).json()["id"]
+        await web.post("/schedules", {**NIGHTLY, "name": "other", "jobType": "other", "labels": {"team.x": "a=b"}})
+        only = (await web.get("/schedules?enabled=true&jobType=report.build")).json()["items"]
+        assert [found["name"] for found in only] == ["nightly"]
+        labelled = (await web.get("/schedules?label=team.x=a=b")).json()["items"]
+        assert [found["name"] for found in labelled] == ["other"]
+        paused = (await web.post(f"/schedules/{id_}/pause", {"reason": "month end"})).json()
+        assert (paused["enabled"], paused["pauseReason"], paused["nextFireAt"]) == (False, "month end", None)
+        assert (await web.get("/schedules?enabled=true")).json()["items"][0]["name"] == "other"
+        resumed = (await web.post(f"/schedules/{id_}/resume")).json()
+        assert resumed["enabled"] is True
+        run = await web.post(f"/schedules/{id_}/trigger")
+        assert (run.status_code, run.json()["kind"], run.json()["status"]) == (201, "manual", "pending")
+        rows = (await web.get(f"/schedules/{id_}/executions?limit=20&status=pending")).json()["items"]
+        assert [row["id"] for row in rows] == [run.json()["id"]]
+        assert {"scheduledAt", "firedAt", "completedAt", "errorMessage", "attemptNumber", "durationMs"} <= rows[
+            0
+        ].keys()
+        assert (await web.get(f"/schedules/{id_}/executions?status=failed")).json()["items"] == []
+
+
+async def test_a_change_says_of_which_revision(make: Make) -> None:
+    async with make() as web:
+        id_ = (await web.post("/schedules", NIGHTLY)).json()["id"]
+        change = {"cronExpression": "0 3 * * *", "labels": {"team": "billing"}}
+        is_problem(await web.ask("PATCH", f"/schedules/{id_}", change), 428, "REVISION_MISSING")
+        changed = await web.ask("PATCH", f"/schedules/{id_}", change, if_match='"1"')
+        assert (changed.status_code, changed.json()["revision"], changed.headers["etag"]) == (200, 2, '"2"')
+        stale = is_problem(
+            await web.ask("PATCH", f"/schedules/{id_}", {"priority": 1}, if_match='"1"'), 412, "REVISION_STALE"
+        )
+        assert "revision 2" in stale["detail"]
+        same = (await web.ask("PATCH", f"/schedules/{id_}", change, if_match='"2"')).json()
+        assert same["revision"] == 2, "the same spec again is no edit"
+        back = (await web.post(f"/schedules/{id_}/revert", {"revision": 1})).json()
+        assert (back["revision"], back["cronExpression"], back["labels"]) == (3, "0 2 * * *", {})
+        history = (await web.get(f"/schedules/{id_}/revisions")).json()["items"]
+        assert [(one["revision"], one["cronExpression"]) for one in history] == [
+            (3, "0 2 * * *"), (2, "0 3 * * *"), (1, "0 2 * * *"),
+        ]  # fmt: skip
+        is_problem(await web.post(f"/schedules/{id_}/revert", {"revision": 9}), 404, "REVISION_NOT_FOUND")
+
+
+async def test_every_recurrence_comes_back_as_it_went_and_can_be_patched(make: Make) -> None:
+    ways: list[dict[str, Any]] = [
+        {"cronExpression": "0 9 * * 1-5", "dst": {"gap": "skip", "fold": "both"}},
+        {"interval": {"everyMs": 1500, "anchor": "2026-01-01T00:00:00Z"}},
+        {"interval": {"every": "P1M", "anchor": "2026-01-31T09:00:00"}},
+        {"interval": {"everyMs": 600_000, "anchor": "2026-01-01T00:00:00Z", "since": "last_end"}},
+        {"rrule": "DTSTART:20260101T090000Z\nRRULE:FREQ=MONTHLY;BYDAY=-1FR"},
+        {"dates": ["2040-01-01T00:00:00Z", "2041-01-01T09:00:00"]},
+        {"recurrence": {"kind": "union", "spec": [{"kind": "cron", "spec": "0 9 * * *"}, {"kind": "cron", "spec": "0 17 * * 5"}]}},
+    ]  # fmt: skip
+    async with make() as web:
+        for number, way in enumerate(ways):
+            base = {"name": f"way-{number}", "topic": "t", "timezone": "Europe/Paris"}
+            made = await web.post("/schedules", base | way)
+            assert made.status_code == 201, made.text
+            body = made.json()
+            for name, value in way.items():
+                if name != "recurrence":
+                    assert body[name] == value
+            patched = await web.ask("PATCH", f"/schedules/{body['id']}", {"priority": 7}, if_match="*")
+            assert patched.status_code == 200, patched.text
+            assert patched.json()["recurrence"] == body["recurrence"]
+            assert patched.json()["priority"] == 7
+
+
+async def test_put_by_name_makes_and_replaces(make: Make) -> None:
+    spec = {"topic": "a", "cronExpression": "0 5 * * *", "timezone": "UTC"}
+    async with make() as web:
+        first = await web.ask("PUT", "/schedules/by-name/from-git", spec)
+        assert first.status_code == 201
+        is_problem(await web.ask("PUT", "/schedules/by-name/from-git", spec, if_none_match="*"), 409, "SCHEDULE_EXISTS")
+        is_problem(await web.ask("PUT", "/schedules/by-name/from-git", spec), 428, "REVISION_MISSING")
+        second = await web.ask("PUT", "/schedules/by-name/from-git", {**spec, "priority": 3}, if_match='"1"')
+        assert (second.status_code, second.json()["id"]) == (200, first.json()["id"])
+        assert second.json()["revision"] == 2
+
+
+async def test_one_occurrence_is_skipped_moved_and_taken_back(make: Make) -> None:
+    async with make() as web:
+        id_ = (await web.post("/schedules", NIGHTLY)).json()["id"]
+        first, second, third = (one["utc"] for one in (await web.get(f"/schedules/{id_}/next?count=3")).json()["items"])
+        assert (await web.post(f"/schedules/{id_}/skip-next")).json()["nextFireAt"] == second
+        moved = await web.post(
+            f"/schedules/{id_}/overrides", {"at": second, "action": "move", "to": second.replace(":00:00Z", ":30:00Z")}
+        )
+        assert len(moved.json()["overrides"]) == 2
+        after = [one["utc"] for one in (await web.get(f"/schedules/{id_}/next?count=2")).json()["items"]]
+        assert after == [second.replace(":00:00Z", ":30:00Z"), third]
+        undone = await web.ask("DELETE", f"/schedules/{id_}/overrides?at={first}")
+        assert undone.json()["nextFireAt"] == first
+
+
+async def test_preview_writes_nothing_and_tells_of_the_clock(make: Make) -> None:
+    async with make() as web:
+        body = {"topic": "t", "timezone": "Europe/Paris", "cronExpression": "30 2 * * *"}
+        seen = (await web.post("/schedules/preview?count=3", body)).json()
+        assert seen["description"] == "At 02:30, Europe/Paris"
+        assert len(seen["next"]) == 3
+        assert any("does not exist" in note for note in seen["notes"])
+        assert (await web.get("/schedules")).json()["items"] == []
+
+
+async def test_backfill_is_previewed_then_done(make: Make) -> None:
+    async with make() as web:
+        hourly = {"name": "hourly", "topic": "t", "timezone": "UTC", "cronExpression": "0 * * * *"}
+        id_ = (await web.post("/schedules", hourly)).json()["id"]
+        span = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T05:00:00Z"}
+        plan = (await web.post(f"/schedules/{id_}/backfill", {**span, "dryRun": True})).json()
+        assert (plan["made"], len(plan["instants"])) == (0, 5)
+        done = (await web.post(f"/schedules/{id_}/backfill", span)).json()
+        assert done["made"] == 5
+        assert (await web.post(f"/schedules/{id_}/backfill", span)).json() == {
+            "dryRun": False, "instants": [], "made": 0, "kept": 5,
+        }  # fmt: skip
+
+
+async def test_pages_end_and_never_repeat(make: Make) -> None:
+    async with make() as web:
+        for number in range(7):
+            await web.post("/schedules", {**NIGHTLY, "name": f"s{number}"})
+        names: list[str] = []
+        cursor = ""
+        for _ in range(10):
+            page = (await web.get(f"/schedules?limit=3{cursor}")).json()
+            names += [item["name"] for item in page["items"]]
+            if page["nextCursor"] is None:
+                break
+            cursor = f"&cursor={page['nextCursor']}"
+        assert names == [f"s{number}" for number in reversed(range(7))]
+        is_problem(await web.get("/schedules?cursor=nonsense"), 422, "INVALID_CURSOR")
+
+
+async def test_a_mistake_names_the_field_and_the_remedy(make: Make) -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"cronExpression": "61 2 * * *"}, "INVALID_CRON", "/cronExpression"),
+        ({"timezone": "Europe/Pariss"}, "INVALID_TIMEZONE", "/timezone"),
+        ({"cronExpresion": "0 2 * * *"}, "UNKNOWN_FIELD", "/cronExpresion"),
+        ({"overlapPolicy": "never"}, "FIELDS_INVALID", "/overlapPolicy"),
+        ({"maxRetries": -1}, "FIELDS_INVALID", "/maxRetries"),
+        ({"name": "x" * 201}, "FIELDS_INVALID", "/name"),
+        ({"interval": {"everyMs": 1000}}, "RECURRENCE_MISSING", ""),
+    ]
+    async with make() as web:
+        for wrong, code, pointer in cases:
+            body = is_problem(await web.post("/schedules", NIGHTLY | wrong), 422, code)
+            assert body["errors"][0]["pointer"] == pointer, body
+        assert "Did you mean cronExpression?" in str(
+            (await web.post("/schedules", NIGHTLY | {"cronExpresion": "x"})).json()
+        )
+        assert "Invalid timezone: Europe/Pariss. Use IANA format (e.g., America/New_York)" in str(
+            (await web.post("/schedules", NIGHTLY | {"timezone": "Europe/Pariss"})).json()
+        )
+        assert (await web.get("/schedules")).json()["items"] == []
