@@ -25,7 +25,18 @@ REFERENCE = DOCS / "reference"
 CODE = re.compile(r"[A-Z]{2,}(?:_[A-Z]+)*")
 # Codes made of a field's name: INVALID_<FIELD>.
 OF_FIELDS = {
-    "text": ("owner_id", "correlation_id", "client_request_id", "tenant_id", "key", "queue", "name", "reason"),
+    "text": (
+        "owner_id",
+        "correlation_id",
+        "client_request_id",
+        "tenant_id",
+        "key",
+        "queue",
+        "name",
+        "reason",
+        "labels",
+        "created_by",
+    ),
     "choice": ("overlap", "catch_up", "class", "unheard"),
 }
 
@@ -75,15 +86,12 @@ def codes() -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 yield from _of_call(node)
-            elif isinstance(node, ast.ClassDef) and (
-                "Error" in node.name
-                or any("Error" in ast.unparse(base) for base in node.bases)
-                or path.name == "errors.py"
-            ):
+            elif isinstance(node, ast.ClassDef):
                 yield from (
                     str(inner.value.value)
                     for inner in node.body
                     if isinstance(inner, ast.Assign | ast.AnnAssign)
+                    and ast.unparse(inner.targets[0] if isinstance(inner, ast.Assign) else inner.target) == "code"
                     and isinstance(inner.value, ast.Constant)
                     and CODE.fullmatch(str(inner.value.value))
                 )

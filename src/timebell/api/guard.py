@@ -208,7 +208,7 @@ async def _read_body(request: Request) -> None:
         raise MediaTypeUnsupported(
             f"The body is {kind!r:.60}; this takes JSON.", fix="Send Content-Type: application/json."
         )
-    request._json = read_json(body)  # type: ignore[attr-defined]  # where Request.json looks first
+    request._json = read_json(body)  # where Request.json looks first
 
 
 def missing(what: str, named: object) -> NotFound:

@@ -98,12 +98,17 @@ def install(web: FastAPI) -> None:
     @web.exception_handler(RequestValidationError)
     async def _unfit(request: Request, unfit: RequestValidationError) -> Response:
         errors = [_field(error) for error in unfit.errors()[:20]]
-        first = errors[0] if errors else {"detail": "It does not fit.", "pointer": "", "code": "FIELDS_INVALID"}
-        code = first["code"] if first["code"] in OURS else "FIELDS_INVALID"
+        first = errors[0] if errors else {"detail": "It does not fit.", "pointer": "", "code": ""}
+        said = f"{first['pointer'] or 'The request'}: {first['detail']}"
+        code = first["code"]
         return problem(
-            422, code, f"{first['pointer'] or 'The request'}: {first['detail']}", fix=first.get("fix"), errors=errors,
+            422,
+            code if code in OURS else "FIELDS_INVALID",
+            said,
+            fix=first.get("fix"),
+            errors=errors,
             requestId=_id(request),
-        )  # fmt: skip
+        )
 
     @web.exception_handler(HTTPException)
     async def _refused(request: Request, refused: HTTPException) -> Response:

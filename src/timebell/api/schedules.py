@@ -109,7 +109,7 @@ class UndoIn(Body):
 async def find(let: Let, id_: str) -> Schedule:
     """The caller's schedule. Raises NotFound."""
     known = uuid_of(id_)
-    found: Schedule | None = known and await let.run(rows.find, let.tenant_id, id_=known)
+    found: Schedule | None = None if known is None else await let.run(rows.find, let.tenant_id, id_=known)
     if found is None:
         raise missing("schedule", id_)
     return found
@@ -121,7 +121,7 @@ async def expect(let: Let, id_: str, match: str | None) -> Schedule:
     Raises NotFound, RevisionMissing, RevisionStale.
     """
     known = uuid_of(id_)
-    found: Schedule | None = known and await let.run(steering.locked, let.tenant_id, known)
+    found: Schedule | None = None if known is None else await let.run(steering.locked, let.tenant_id, known)
     if found is None:
         raise missing("schedule", id_)
     let.subject, let.before = found.id, shown(found)
@@ -264,7 +264,7 @@ def _merged(given: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         given = {name: value for name, value in given.items() if name not in kinds and name != "dst"}
     if "maxRetries" in patch:
         given.pop("retry", None)
-    merged = _merge(given, patch)
+    merged: dict[str, Any] = _merge(given, patch)
     merged.setdefault("name", given["name"])
     return merged
 

@@ -19,6 +19,8 @@ def read(line: bytes) -> JobSpec:
     A line without a clientRequestId gets one made of its text: the same line again, in this file or the next
     import, is the same job.
     """
+    if len(line) > LONGEST:
+        raise InvalidInput(f"The line has more than {LONGEST:,} bytes.", code="LINE_TOO_LONG")
     given = read_json(line, "The line", limit=LONGEST)
     if not isinstance(given, dict):
         raise InvalidInput("The line is not a JSON object.", code="LINE_NOT_JSON")

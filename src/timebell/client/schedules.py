@@ -327,7 +327,7 @@ class Schedules:
     ) -> Page[Schedule]:  # fmt: skip
         """A page of schedules, newest first: all, or those with this name, switch, topic and these labels."""
         await self._opened()
-        wanted = {"name": name, "enabled": enabled, "topic": topic, "labels": labels}
+        wanted: dict[str, Any] = {"name": name, "enabled": enabled, "topic": topic, "labels": labels}
         return await self._store.run(schedules.page, tenant_id, limit, page.check(limit, cursor), **wanted)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import types
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -145,6 +145,14 @@ class Link:
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store; the connection is one to a database of the caller's own."""
         return await self._database.join(connection, operation, *args, **kwargs)
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        """As in Store."""
+        return self._database.begin()
+
+    def passes(self, failed: BaseException) -> bool:
+        """As in Store."""
+        return self._database.passes(failed)
 
     async def reading(self) -> datetime:
         """As in Store."""

@@ -73,8 +73,8 @@ def test_bad_lines_are_set_aside_with_reasons_and_good_ones_written(cli: Cli, tm
     good = {"topic": "a", "runAt": LATER}
     gap = {"topic": "a", "runAt": "2039-03-13T02:30", "timezone": "America/New_York"}
     bad: list[tuple[Any, str]] = [
-        (b"{", "LINE_NOT_JSON"),
-        (b"\xff\xfe", "LINE_NOT_JSON"),
+        (b"{", "JSON_INVALID"),
+        (b"\xff\xfe", "JSON_INVALID"),
         ([1], "LINE_NOT_JSON"),
         (b'"' + b"x" * 2_000_000 + b'"', "LINE_TOO_LONG"),
         ({"runAt": LATER}, "TOPIC_MISSING"),

@@ -410,7 +410,8 @@ def _schedule(row: Mapping[Any, Any], instant: Callable[[Any], datetime | None])
         enabled=bool(row["enabled"]), revision=row["revision"], code_hash=row["code_hash"], fault=row["fault"],
         next_fire_at=next_fire_at, last_fired_at=instant(row["last_fired_at"]),
         created_at=created_at, updated_at=updated_at, paused_at=instant(row["paused_at"]),
-        pause_reason=row["pause_reason"], created_by=row["created_by"], tzdata=row["tzdata"], utc_offset=row["utc_offset"],
+        pause_reason=row["pause_reason"], created_by=row["created_by"], tzdata=row["tzdata"],
+        utc_offset=row["utc_offset"],
     )  # fmt: skip
 
 
