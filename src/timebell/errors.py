@@ -12,6 +12,8 @@ TimebellError
 ├── Conflict                             KEY_IN_USE, SCHEDULE_CLIENT_REQUEST_ID_IN_USE, ...
 │   └── RevisionStale                    REVISION_STALE
 ├── Refused                              COMMAND_TARGET_OFF, PRIVATE_ADDRESS, ...
+├── ServerUnreachable                    SERVER_UNREACHABLE
+├── ServerError                          SERVER_ERROR
 └── StoreError
     ├── StoreUnreachable                 DATABASE_UNREACHABLE
     ├── SchemaOutdated                   DATABASE_NOT_UPGRADED
@@ -105,6 +107,18 @@ class Refused(TimebellError):
     """Not allowed by the configuration."""
 
     code = "REFUSED"
+
+
+class ServerUnreachable(TimebellError):
+    """The Timebell server does not answer. What was asked may or may not be done."""
+
+    code = "SERVER_UNREACHABLE"
+
+
+class ServerError(TimebellError):
+    """The Timebell server answered with a fault of its own."""
+
+    code = "SERVER_ERROR"
 
 
 class StoreError(TimebellError):

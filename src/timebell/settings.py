@@ -19,8 +19,8 @@ from timebell.errors import InvalidInput
 
 PREFIX = "TIMEBELL_"
 NOT_OURS = "TIMEBELL_TEST_"
-# Names that are understood, but by other readers: this module's own, clients of a server, pieces to come.
-ELSEWHERE = frozenset({"config", "url", "api_key", "tenant"})
+# Names that are understood, but are no settings: this module's own.
+ELSEWHERE = frozenset({"config"})
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 ROLES = ("planner", "worker", "api", "ui")
 
@@ -56,6 +56,9 @@ class Settings:
     command_enabled: bool = _setting(False, "bool")
     http_host: str = _setting("127.0.0.1", "text")
     http_port: int = _setting(8700, "int", least=1, most=65_535)
+    url: str = _setting("http://127.0.0.1:8700", "text")
+    api_key: str | None = _setting(None, "secret")
+    tenant: str | None = _setting(None, "text")
     log_level: str = _setting("info", "word", words=("debug", "info", "warning", "error"))
     log_format: str = _setting("auto", "word", words=("auto", "text", "json"))
     output: str = _setting("table", "word", words=("table", "json", "yaml", "csv"))

@@ -244,6 +244,10 @@ class ScheduleOut(Shown):
     created_at: Instant
     updated_at: Instant
     created_by: str | None
+    source: Annotated[str, Field(description="code, if an app defines it and writes it at its start; else api.")]
+    recent: Annotated[
+        list[str] | None, Field(description="Of a list asked for it: what its last runs became, newest first.")
+    ] = None
 
 
 def given_of(schedule: Schedule) -> dict[str, Any]:
@@ -323,5 +327,5 @@ def shown(schedule: Schedule) -> dict[str, Any]:
         "lastFiredAt": utc(schedule.last_fired_at), "pausedAt": utc(schedule.paused_at),
         "pauseReason": schedule.pause_reason, "fault": schedule.fault, "revision": schedule.revision,
         "createdAt": utc(schedule.created_at), "updatedAt": utc(schedule.updated_at),
-        "createdBy": schedule.created_by,
+        "createdBy": schedule.created_by, "source": "api" if schedule.code_hash is None else "code",
     }  # fmt: skip

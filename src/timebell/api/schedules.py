@@ -17,8 +17,8 @@ from timebell.client.jobs import uuid_of
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
 from timebell.model.schedule import Schedule
 from timebell.recurrence.door import dst_notes, next_fires
+from timebell.store.sql import audit_log, steering
 from timebell.store.sql import schedules as rows
-from timebell.store.sql import steering
 from timebell.tenancy.roles import Role
 
 YEAR = timedelta(days=366)
@@ -131,8 +131,10 @@ async def expect(let: Let, id_: str, match: str | None) -> Schedule:
             fix=f"Send If-Match: {etag(found)} (or *, to overwrite whatever is).",
         )
     if match != "*" and etag(found) not in [one.strip().removeprefix("W/") for one in match.split(",")]:
+        last = await let.run(audit_log.page, let.tenant_id, 1, None, subject=found.id)
+        who = "".join(f" {one.actor} changed it last, at {utc(one.at)} ({one.action})." for one in last)
         raise RevisionStale(
-            f"{found.name} is at revision {found.revision}, and the change is of {match:.40}.", existing=found.id,
+            f"{found.name} is at revision {found.revision}, and the change is of {match:.40}.{who}", existing=found.id,
             fix="Read it again, and change that.",
         )  # fmt: skip
     return found
@@ -191,6 +193,7 @@ async def list_schedules(
     job_type: Annotated[str | None, Query(alias="jobType", max_length=200)] = None,
     label: Annotated[list[str] | None, Query(max_length=32, description="name=value; all must match.")] = None,
     tenant: Annotated[str | None, Query(max_length=200, description="For keys of the platform.")] = None,
+    recent: Annotated[int, Query(ge=0, le=20, description="Tell what the last so many runs became.")] = 0,
 ) -> Response:  # fmt: skip
     """A page of schedules, newest first."""
     labels = {}
@@ -202,7 +205,8 @@ async def list_schedules(
     page = await let.app.schedules.list(
         let.tenant_id, limit, cursor, name=name, enabled=enabled, topic=topic or job_type, labels=labels
     )
-    return paged(page, [shown(found) for found in page])
+    ended = await let.run(rows.recent, [found.id for found in page], recent) if recent else {}
+    return paged(page, [shown(found) | {"recent": ended.get(found.id, []) if recent else None} for found in page])
 
 
 @routes.post("/schedules/preview", response_model=Preview, **reads())

@@ -13,6 +13,7 @@ except ModuleNotFoundError:  # the library alone is installed
     sys.exit('The command line needs more than the library: pip install "timebell[server]"')
 
 from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
+from timebell.cli.schedule import schedule
 from timebell.errors import TimebellError
 
 HELP = """Things that must happen at a time: once, on time, in the right time zone.
@@ -29,6 +30,7 @@ job = typer.Typer(help="Jobs.", **STYLE)  # type: ignore[arg-type]
 root.add_typer(db, name="db")
 root.add_typer(imports, name="import")
 root.add_typer(job, name="job")
+root.add_typer(schedule, name="schedule")
 
 App = Annotated[str | None, typer.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")]

@@ -8,13 +8,22 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TextIO
 
-from timebell.errors import Conflict, InvalidInput, NotFound, Refused, StoreInUse, StoreUnreachable, TimebellError
+from timebell.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    Refused,
+    ServerUnreachable,
+    StoreInUse,
+    StoreUnreachable,
+    TimebellError,
+)
 from timebell.settings import colourless
 
 OK, FAILED, USAGE, NOT_FOUND, REFUSED, CONFLICT, UNREACHABLE, DIFFERENT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
 EXITS: tuple[tuple[type[TimebellError], int], ...] = (
     (InvalidInput, USAGE), (NotFound, NOT_FOUND), (Refused, REFUSED), (Conflict, CONFLICT), (StoreInUse, CONFLICT),
-    (StoreUnreachable, UNREACHABLE),
+    (StoreUnreachable, UNREACHABLE), (ServerUnreachable, UNREACHABLE),
 )  # fmt: skip
 COLOURS = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
 

@@ -319,6 +319,23 @@ def page(
     return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
 
 
+RECENT = Statement(
+    "WITH $rows SELECT d.id, f.state, f.reason FROM d, timebell_finished f WHERE f.schedule_id = d.id"
+    " AND f.scheduled_at >= COALESCE((SELECT g.scheduled_at FROM timebell_finished g WHERE g.schedule_id = d.id"
+    " ORDER BY g.scheduled_at DESC LIMIT 1 OFFSET :last), f.scheduled_at) ORDER BY d.id, f.scheduled_at DESC",
+    id="id",
+)
+
+
+def recent(tx: Transaction, ids: Sequence[str], count: int) -> dict[str, list[str]]:
+    """What the last `count` occurrences of each schedule became, newest first: a state, or the reason of a skip."""
+    found: dict[str, list[str]] = {}
+    for row in tx.fetch(RECENT, [{"id": id_} for id_ in ids], last=count - 1):
+        became = row["state"] if row["state"] != "skipped" else row["reason"]
+        found.setdefault(str(row["id"]), []).append(str(became))
+    return {id_: became[:count] for id_, became in found.items()}
+
+
 def _in_action(tx: Transaction, path: str) -> ColumnElement[str]:
     """The text at `path` of the JSON that is kept of a schedule's action; a label may have dots in its name."""
     outer, _, inner = path.partition(".")
