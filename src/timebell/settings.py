@@ -81,6 +81,22 @@ def load(**flags: Any) -> Settings:
     return settings
 
 
+def explained() -> list[tuple[str, Any, str]]:
+    """(setting, value, where it comes from) for every setting of this process; secrets are not shown.
+
+    Raises InvalidInput.
+    """
+    settings = load()
+    origins = {name: origin for name, _, origin in _from_file(os.environ)}
+    origins |= {name: origin for name, _, origin in _from_environment(os.environ)}
+    found = []
+    for name, about in NAMES.items():
+        value = getattr(settings, name)
+        shown = "(set)" if about["kind"] == "secret" and value is not None else value
+        found.append((name, shown, origins.get(name, "default")))
+    return found
+
+
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """(name, value, variable) for each of our variables. Empty ones count as not given."""
     for variable, raw in environment.items():

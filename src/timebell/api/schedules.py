@@ -47,6 +47,7 @@ class Preview(Shown):
     description: str
     next: list[Fire]
     notes: list[str]
+    schedule: Annotated[ScheduleOut, Field(description="What would be written, defaults filled in.")]
 
 
 class Fires(Shown):
@@ -215,10 +216,12 @@ async def preview_schedule(body: ScheduleIn, let: Let, count: Annotated[int, Que
     topic, spec, options = read(body, let.app.settings.default_timezone)
     options |= {"tenant_id": let.tenant_id}
     calendar = await let.app.schedules.calendar_of(options)
-    draft = let.app.schedules.draft(topic, spec, options, let.now, None, calendar)
+    since = await let.app.schedules.since(options)
+    draft = let.app.schedules.draft(topic, spec, options, let.now, since, calendar)
     return answer({
         "description": draft.recurrence.describe(), "next": next_fires(draft.recurrence, let.now, count),
         "notes": [*spec.warnings(), *dst_notes(draft.recurrence, let.now, let.now + YEAR)],
+        "schedule": shown(draft),
     })  # fmt: skip
 
 

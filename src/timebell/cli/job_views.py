@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 
@@ -18,6 +19,22 @@ def show_jobs(rows: Iterable[Row], form: str) -> None:
         sooner(row["runAt"], row["timezone"]), str(row["attemptNumber"]),
         brief(row["errorMessage"] or row["reason"] or ""),
     ))  # fmt: skip
+
+
+def follow(lines: Iterable[str], form: str) -> None:
+    """Events of a server (text/event-stream), one line each as they come."""
+    for line in lines:
+        if not line.startswith("data:"):
+            continue
+        event = json.loads(line.removeprefix("data:"))
+        if form != Format.TABLE:
+            show(json.dumps(event))
+            continue
+        what = event.get("job") or event
+        why = what.get("errorMessage") or what.get("reason") or ""
+        show(
+            f"{event['at']}  {event['type']:<16}  {what.get('topic', '')}  {what.get('id', '')}  {brief(why)}".rstrip()
+        )
 
 
 def show_job(found: Row, form: str) -> None:

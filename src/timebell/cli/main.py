@@ -12,6 +12,10 @@ try:
 except ModuleNotFoundError:  # the library alone is installed
     sys.exit('The command line needs more than the library: pip install "timebell[server]"')
 
+from timebell.cli.apply import apply_, export
+from timebell.cli.dead import dead
+from timebell.cli.job import job
+from timebell.cli.operate import api, calendar, config, node
 from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
 from timebell.cli.schedule import schedule
 from timebell.errors import TimebellError
@@ -26,11 +30,15 @@ STYLE = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": Fa
 root = typer.Typer(name="timebell", help=HELP, pretty_exceptions_enable=False, **STYLE)  # type: ignore[arg-type]
 db = typer.Typer(help="The tables: bring them up to date, or look.", **STYLE)  # type: ignore[arg-type]
 imports = typer.Typer(help="Take over what other schedulers have.", **STYLE)  # type: ignore[arg-type]
-job = typer.Typer(help="Jobs.", **STYLE)  # type: ignore[arg-type]
 root.add_typer(db, name="db")
 root.add_typer(imports, name="import")
-root.add_typer(job, name="job")
 root.add_typer(schedule, name="schedule")
+root.add_typer(job, name="job")
+root.add_typer(dead, name="dead")
+root.add_typer(node, name="node")
+root.add_typer(config, name="config")
+for command in (apply_, export, calendar, api):
+    root.command(command.__name__.rstrip("_"))(command)
 
 App = Annotated[str | None, typer.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")]
@@ -170,20 +178,6 @@ def import_crontab(
     from timebell.cli import crontab_import
 
     raise typer.Exit(crontab_import.take(file, timezone, database, output, system=system, dry_run=dry_run))
-
-
-@job.command("import")
-def job_import(
-    file: Annotated[Path, typer.Argument(help="One job a line, with the fields of POST /jobs.")],
-    past: Annotated[str, typer.Option(metavar="refuse|skip|now", help="What becomes of jobs in the past.")] = "refuse",
-    timezone: Zone = None,
-    database: Database = None,
-    output: Output = None,
-) -> None:
-    """Make jobs from a file of JSON lines. Safe to repeat: nothing is made twice."""
-    from timebell.cli import job_import as importing
-
-    raise typer.Exit(importing.take(file, past, timezone, database, output))
 
 
 @root.command()

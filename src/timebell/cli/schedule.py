@@ -35,11 +35,21 @@ Description = Annotated[str | None, typer.Option(help="What people should know."
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def _remote(output: Format | None = None) -> Remote:
+def remote_of(output: Format | None = None) -> Remote:
+    """The server of the settings, with this way to print."""
     from timebell.cli.remote import Remote
     from timebell.settings import load
 
     return Remote(load(output=output))
+
+
+def target_of(text: str | None) -> Any:
+    """A target of a flag: a URL, or JSON. Raises InvalidInput."""
+    from timebell.cli.asking import json_of
+
+    if text is not None and text.startswith(("http://", "https://")):
+        return {"kind": "http", "url": text}
+    return json_of(text, "--target")
 
 
 def _body(**given: Any) -> dict[str, Any]:
@@ -54,10 +64,6 @@ def _body(**given: Any) -> dict[str, Any]:
         body["interval"] = {"every": every.duration}
         if every.anchor is not None:
             body["interval"]["anchor"] = format_instant(every.anchor)
-    target = given["target"]
-    if target is not None:
-        web = target.startswith(("http://", "https://"))
-        body["target"] = {"kind": "http", "url": target} if web else json_of(target, "--target")
     if given["catch_up"] is not None:
         body["catchUp"] = {"policy": given["catch_up"]}
     plain = {
@@ -66,6 +72,7 @@ def _body(**given: Any) -> dict[str, Any]:
         "maxRetries": given["retries"], "timeoutSeconds": given["timeout"], "queue": given["queue"],
         "priority": given["priority"], "calendar": given["calendar"], "labels": pairs(given["label"], "--label"),
         "description": given["description"],
+        "target": target_of(given["target"]),
     }  # fmt: skip
     return body | {name: value for name, value in plain.items() if value is not None}
 
@@ -97,7 +104,7 @@ def create(
     from timebell.cli.schedule_views import preview, show_one
     from timebell.settings import load
 
-    remote = _remote(output)
+    remote = remote_of(output)
     body = _body(
         topic=topic, cron=cron, every=every, rrule=rrule, timezone=timezone or load().default_timezone,
         payload=payload, overlap=overlap, catch_up=catch_up, retries=retries, timeout=timeout, queue=queue,
@@ -121,7 +128,7 @@ def list_(
     """List schedules, newest first."""
     from timebell.cli.schedule_views import show_list
 
-    remote = _remote(output)
+    remote = remote_of(output)
     params = {"enabled": enabled, "topic": topic, "label": label, "recent": 10}
     show_list(remote.pages("/schedules", params, limit), remote.settings.output)
 
@@ -131,7 +138,7 @@ def show(named: Named, output: Output = None) -> None:
     """Show a schedule, its last runs and its next ones."""
     from timebell.cli.schedule_views import show_one
 
-    remote = _remote(output)
+    remote = remote_of(output)
     found = remote.schedule(named)
     runs = remote.ask("GET", f"/schedules/{found['id']}/executions", params={"limit": 5})["items"]
     fires = remote.ask("GET", f"/schedules/{found['id']}/next", params={"count": 5})["items"]
@@ -164,7 +171,7 @@ def edit(
     from timebell.cli.schedule_views import show_one
     from timebell.errors import InvalidInput
 
-    remote = _remote(output)
+    remote = remote_of(output)
     patch = _body(
         topic=topic, cron=cron, every=every, rrule=rrule, timezone=timezone, payload=payload, overlap=overlap,
         catch_up=catch_up, retries=retries, timeout=timeout, queue=queue, priority=priority, target=target,
@@ -208,7 +215,7 @@ def skip_next(named: Named, output: Output = None) -> None:
 def _steer(named: str, verb: str, body: dict[str, Any] | None, output: Format | None) -> None:
     from timebell.cli.schedule_views import show_one
 
-    remote = _remote(output)
+    remote = remote_of(output)
     done = remote.ask("POST", f"/schedules/{remote.schedule(named)['id']}/{verb}", body)
     show_one(done, remote.settings.output)
 
@@ -218,7 +225,7 @@ def trigger(named: Named, output: Output = None) -> None:
     """Run it once more, now. It obeys overlap and moves nothing."""
     from timebell.cli.job_views import show_job
 
-    remote = _remote(output)
+    remote = remote_of(output)
     show_job(remote.ask("POST", f"/schedules/{remote.schedule(named)['id']}/trigger"), remote.settings.output)
 
 
@@ -237,7 +244,7 @@ def backfill(
     from timebell.cli.output import emit_one, say
     from timebell.cli.schedule_views import absolute, plan
 
-    remote = _remote(output)
+    remote = remote_of(output)
     found = remote.schedule(named)
     path = f"/schedules/{found['id']}/backfill"
     body = {"from": absolute(start, found["timezone"], "--from"), "to": absolute(end, found["timezone"], "--to")}
@@ -263,7 +270,7 @@ def history(
     """Show its runs, newest first."""
     from timebell.cli.schedule_views import show_revisions, show_runs
 
-    remote = _remote(output)
+    remote = remote_of(output)
     found = remote.schedule(named)
     if revisions:
         items = remote.ask("GET", f"/schedules/{found['id']}/revisions")["items"]
@@ -289,7 +296,7 @@ def delete(named: Named, yes: Yes = False) -> None:
     from timebell.cli.asking import confirmed
     from timebell.cli.output import say
 
-    remote = _remote()
+    remote = remote_of()
     found = remote.schedule(named)
     if confirmed(f"Delete {found['name']} ({found['summary']})?", yes=yes):
         swept = remote.ask("DELETE", f"/schedules/{found['id']}", match=f'"{found["revision"]}"')

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-
 from timebell.cli.asking import Row, brief, instant, listed, sooner
 from timebell.cli.output import Format, emit, emit_one, paint, say, show, table
 from timebell.dashboard.words import local
@@ -107,7 +106,12 @@ def preview(seen: Row, form: str) -> None:
         emit_one(seen, form)
         return
     show(paint(seen["description"], "bold", sys.stdout))
-    table([[f"{number:>3}", fire["local"], fire["utc"], fire["note"] or ""] for number, fire in enumerate(seen["next"], 1)])
+    table(
+        [
+            [f"{number:>3}", fire["local"], fire["utc"], fire["note"] or ""]
+            for number, fire in enumerate(seen["next"], 1)
+        ]
+    )
     for note in seen["notes"]:
         show(paint("! ", "yellow", sys.stdout) + note)
     say("Nothing was made (--dry-run).")
@@ -133,5 +137,3 @@ def absolute(text: str, timezone: str, flag: str) -> str:
         bad.fix = "Write it like 2027-03-14, 2027-03-14T02:30 or 2027-03-14T07:00:00Z."
         raise
     return format_instant(resolve_local(found, zone(timezone))[0] if found.tzinfo is None else found)
-
-

@@ -1,0 +1,98 @@
+"""`timebell calendar`, `node`, `config` and `api`: a look at what comes, at who runs, at settings; and raw calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from timebell.cli.output import Format, emit, show
+from timebell.cli.schedule import Output, remote_of
+
+node = typer.Typer(help="Nodes: the processes that run.", no_args_is_help=True, rich_markup_mode=None,
+                   add_completion=False)  # fmt: skip
+config = typer.Typer(help="Settings.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+
+
+@node.command("list")
+def node_list(output: Output = None) -> None:
+    """List nodes, and who leads since when."""
+    from timebell.cli.asking import listed, sooner
+
+    remote = remote_of(output)
+    listed(remote.pages("/nodes"), remote.settings.output, ("NAME", "STATE", "VERSION", "ZONE DATA", "STARTED"),
+           lambda one: (
+               one["name"], "leads" if one["leader"] else "alive" if one["alive"] else "silent", one["version"],
+               one["tzdata"], sooner(one["startedAt"], "UTC"),
+           ))  # fmt: skip
+
+
+def calendar(
+    days: Annotated[int, typer.Option(min=1, max=366, help="So many days from now.")] = 7,
+    ics: Annotated[bool, typer.Option("--ics", help="As iCalendar, for a calendar program.")] = False,
+    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many of a schedule.")] = 100,
+    output: Output = None,
+) -> None:
+    """Show what fires in the coming days, across all schedules."""
+    from datetime import timedelta
+
+    from timebell.cli.asking import instant
+    from timebell.cli.calendars import ics_of, show_days
+    from timebell.clock import wall
+
+    remote = remote_of(output)
+    end = wall() + timedelta(days=days)
+    fires: list[dict[str, Any]] = []
+    for one in remote.pages("/schedules", {"enabled": True, "topic": topic}):
+        if one["nextFireAt"] is None:
+            continue
+        found = remote.ask("GET", f"/schedules/{one['id']}/next", params={"count": limit})["items"]
+        fires += [
+            {"schedule": one["name"], "topic": one["topic"], "timezone": one["timezone"], "id": one["id"], **fire}
+            for fire in found
+            if (instant(fire["utc"]) or end) < end
+        ]
+    fires.sort(key=lambda fire: (fire["utc"], fire["schedule"]))
+    if ics:
+        show(ics_of(fires).rstrip())
+    elif remote.settings.output != Format.TABLE:
+        emit(fires, remote.settings.output)
+    else:
+        show_days(fires)
+
+
+@config.command("show")
+def config_show(
+    origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from.")] = False,
+    output: Output = None,
+) -> None:
+    """Show the settings; secrets are not shown."""
+    from timebell.cli.asking import listed
+    from timebell.settings import explained, load
+
+    rows = [
+        {"setting": name, "value": value} | ({"origin": where} if origin else {}) for name, value, where in explained()
+    ]
+    head = ("SETTING", "VALUE", *(("ORIGIN",) if origin else ()))
+    listed(rows, load(output=output).output, head, lambda row: [
+        "" if value is None else str(value) for value in row.values()
+    ])  # fmt: skip
+
+
+def api(
+    method: Annotated[str, typer.Argument(help="GET, POST, ...")],
+    path: Annotated[str, typer.Argument(help="Under /api/v1: /schedules?limit=2")],
+    data: Annotated[str | None, typer.Option("--data", "-d", metavar="JSON", help="The body; @file reads it.")] = None,
+    match: Annotated[str | None, typer.Option("--if-match", help="The ETag of what is changed.")] = None,
+) -> None:
+    """Call the API with your key, and print the answer."""
+    from timebell.cli.asking import json_of
+
+    remote = remote_of()
+    path = path.removeprefix("/api/v1")
+    found = remote.ask(
+        method.upper(), path if path.startswith("/") else f"/{path}", json_of(data, "--data"), match=match
+    )
+    show(json.dumps(found, indent=2, ensure_ascii=False))
