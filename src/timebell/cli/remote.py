@@ -37,9 +37,11 @@ class Remote:
             headers["Authorization"] = f"Bearer {self.settings.api_key}"
         if self.settings.tenant:
             headers["Timebell-Tenant"] = self.settings.tenant
-        self._client = httpx2.Client(
-            base_url=self.settings.url.rstrip("/") + "/api/v1", headers=headers, timeout=PATIENCE, trust_env=False
-        )
+        self._headers = headers
+        self._base = self.settings.url.rstrip("/") + "/api/v1"
+
+    def _client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self._base, headers=self._headers, timeout=PATIENCE, trust_env=False)
 
     def ask(
         self,
@@ -59,19 +61,18 @@ class Remote:
         given = {name: value for name, value in (params or {}).items() if value is not None}
         for last in (False, True):
             try:
-                response = self._client.request(
-                    method, path, params=given, headers=headers, **({} if body is None else {"json": body})
-                )
-                break
+                with self._client() as client:
+                    sent = {} if body is None else {"json": body}
+                    return read(client.request(method, path, params=given, headers=headers, **sent))
             except httpx2.HTTPError as failed:
                 if last or method == "PATCH" or isinstance(failed, httpx2.ConnectError | httpx2.TimeoutException):
                     raise self._unreachable(failed) from failed
-        return read(response)
+        raise AssertionError
 
     def lines(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[str]:
         """The lines of an answer that does not end."""
         try:
-            with self._client.stream("GET", path, params=params, timeout=None) as response:
+            with self._client() as client, client.stream("GET", path, params=params, timeout=None) as response:
                 if response.is_error:
                     response.read()
                     read(response)

@@ -1,0 +1,167 @@
+"""Commands that speak to a server: a real one, started for all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.servers import free_port
+
+from .conftest import Cli
+from .process import Process
+
+APP = """
+from timebell import Timebell
+app = Timebell()
+
+@app.on("mail.send")
+async def send(event):
+    return {"sent": event.payload}
+
+@app.schedule("from-code", cron="0 0 1 1 *", timezone="UTC", topic="mail.send")
+async def nothing(event): ...
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a running `timebell dev`."""
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
+    (folder / "app.py").write_text(APP)
+    process = Process(folder, ["dev", "app.py", "--port", str(port), "--no-reload"], {})
+    process.wait_for("Ready in", err=True)
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+
+
+@pytest.fixture
+def ask(cli: Cli, server: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Run `timebell ...` against the server."""
+    monkeypatch.setenv("TIMEBELL_URL", server)
+    return cli
+
+
+def as_json(done: Any) -> Any:
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_a_schedule_is_made_shown_edited_steered_and_deleted(ask: Cli) -> None:
+    made = as_json(ask(
+        "schedule", "create", "nightly", "--topic", "report.build", "--cron", "0 2 * * *", "--tz", "America/New_York",
+        "--payload", '{"a": 1}', "--retries", 5, "--label", "team=billing", "-o", "json",
+    ))  # fmt: skip
+    assert (made["maxRetries"], made["labels"], made["payload"]) == (5, {"team": "billing"}, {"a": 1})
+    line = next(line for line in ask("schedule", "list").out.splitlines() if line.startswith("nightly"))
+    assert re.search(r"nightly +At 02:00 +America/New_York +in .+ E[SD]T +healthy", line)
+    shown = ask("schedule", "show", "nightly").out
+    assert "report.build" in shown
+    assert shown.count("T02:00:00-0") == 5
+    assert as_json(ask("schedule", "edit", "nightly", "--cron", "0 3 * * *", "-o", "json"))["revision"] == 2
+    stale = ask("schedule", "edit", "nightly", "--priority", 1, "--revision", 1)
+    assert stale.code == 5
+    assert "local changed it last" in stale.err
+    assert "REVISION_STALE" in stale.err
+    assert as_json(ask("schedule", "pause", "nightly", "-r", "month end", "-o", "json"))["pauseReason"] == "month end"
+    assert "paused" in ask("schedule", "list", "--paused").out
+    assert as_json(ask("schedule", "resume", "nightly", "-o", "json"))["enabled"] is True
+    skipped = as_json(ask("schedule", "skip-next", "nightly", "-o", "json"))
+    assert len(skipped["overrides"]) == 1
+    assert as_json(ask("schedule", "trigger", "nightly", "-o", "json"))["kind"] == "manual"
+    runs = as_json(ask("schedule", "history", "nightly", "-o", "json"))
+    assert [run["kind"] for run in runs] == ["manual"]
+    revisions = ask("schedule", "history", "nightly", "--revisions").out.splitlines()
+    assert [line.split()[0] for line in revisions] == ["REVISION", "3", "2", "1"]
+    assert as_json(ask("schedule", "revert", "nightly", 1, "-o", "json"))["cronExpression"] == "0 2 * * *"
+    asked = ask("schedule", "delete", "nightly")
+    assert (asked.code, "--yes" in asked.err) == (2, True)
+    assert ask("schedule", "delete", "nightly", "--yes").code == 0
+    gone = ask("schedule", "show", "nightly")
+    assert (gone.code, "SCHEDULE_NOT_FOUND" in gone.err) == (3, True)
+
+
+def test_backfill_says_first_what_it_would_do(ask: Cli) -> None:
+    ask("schedule", "create", "daily", "--topic", "t.t", "--cron", "30 2 * * *", "--tz", "Europe/Paris")
+    span = ("--from", "2026-11-01", "--to", "2026-11-04")
+    planned = ask("schedule", "backfill", "daily", *span, "--dry-run")
+    assert "Would fire 3 times (01 Nov 02:30 to 03 Nov 02:30 CET), one after another." in planned.err
+    assert ask("schedule", "history", "daily", "-o", "json").out.strip() == "[]"
+    assert "3 made." in ask("schedule", "backfill", "daily", *span, "--yes").err
+    again = ask("schedule", "backfill", "daily", *span, "--yes")
+    assert "There is nothing to run in that time. 3 ran already and are left alone." in again.err
+
+
+def test_files_are_applied_compared_and_pruned(ask: Cli, tmp_path: Path) -> None:
+    ask("schedule", "create", "a", "--topic", "t.t", "--every", "PT15M", "--tz", "UTC", "--payload", '{"x": [1, 2]}')
+    exported = ask("export").out
+    bodies = {body["name"]: body for body in yaml.safe_load_all(exported)}
+    assert bodies["a"]["interval"]["everyMs"] == 900_000
+    assert "from-code" not in bodies
+    folder = tmp_path / "schedules"
+    folder.mkdir()
+    (folder / "all.yaml").write_text(exported)
+    same = ask("apply", "-f", folder, "--diff")
+    assert (same.code, same.out) == (0, ""), same.out
+    changed = exported.replace("900000", "60000") + "\n---\nname: b\ncronExpression: '0 5 * * *'\ntimezone: UTC\n"
+    (folder / "all.yaml").write_text(changed + "topic: on\nstartAt: 2027-01-01T00:00:00Z\n")
+    seen = ask("apply", "-f", folder, "--diff")
+    assert seen.code == 7
+    assert "~ a\n    interval: " in seen.out
+    assert "+ b  0 5 * * *  UTC" in seen.out
+    assert "1 to change, 1 to create, 0 to delete. Nothing done (--diff)." in seen.err
+    assert ask("apply", "-f", folder).code == 0
+    assert ask("apply", "-f", folder, "--diff").code == 0
+    made = as_json(ask("schedule", "show", "b", "-o", "json"))
+    assert (made["topic"], made["startAt"]) == ("on", "2027-01-01T00:00:00Z")
+    (folder / "all.yaml").write_text("name: b\ncronExpression: '0 5 * * *'\ntimezone: UTC\ntopic: on\n")
+    refused = ask("apply", "-f", folder, "--prune")
+    assert (refused.code, "CONFIRMATION_MISSING" in refused.err) == (2, True)
+    assert ask("apply", "-f", folder, "--prune", "--yes").code == 0
+    names = {one["name"] for one in as_json(ask("schedule", "list", "-o", "json"))}
+    assert names == {"b", "from-code"}
+    (folder / "all.yaml").write_text("name: c\ncronExpression: '99 * * * *'\ntimezone: UTC\ntopic: t\n---\nname: d\n")
+    wrong = ask("apply", "-f", folder)
+    assert (wrong.code, "c: 99 in minute is out of range" in wrong.err) == (2, True)
+    assert {one["name"] for one in as_json(ask("schedule", "list", "-o", "json"))} == names, "nothing was written"
+
+
+def test_what_comes_across_schedules_and_as_icalendar(ask: Cli) -> None:
+    ask("schedule", "create", "hourly", "--topic", "t.t", "--cron", "0 * * * *", "--tz", "Asia/Seoul")
+    fires = as_json(ask("calendar", "--days", 1, "--topic", "t.t", "-o", "json"))
+    assert len([fire for fire in fires if fire["schedule"] == "hourly"]) == 24
+    assert "hourly  Asia/Seoul" in ask("calendar", "--days", 1, "--topic", "t.t").out
+    ics = ask("calendar", "--days", 1, "--topic", "t.t", "--ics").out
+    assert ics.startswith("BEGIN:VCALENDAR\r\nVERSION:2.0\r\n")
+    assert ics.count("BEGIN:VEVENT") == len(fires)
+    assert all(len(line.encode()) <= 75 for line in ics.split("\r\n"))
+
+
+def test_errors_have_their_exit_codes(ask: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = ask("schedule", "create", "x", "--topic", "t", "--cron", "61 * * * *", "--tz", "UTC")
+    assert (bad.code, "INVALID_CRON" in bad.err, bad.out) == (2, True, "")
+    misspelt = ask("schedule", "create", "x", "--topic", "t", "--cron", "0 * * * *", "--tz", "Europe/Pariss")
+    assert (misspelt.code, "Invalid timezone: Europe/Pariss. Use IANA format" in misspelt.err) == (2, True)
+    ask("schedule", "create", "twice", "--topic", "t", "--cron", "0 * * * *", "--tz", "UTC")
+    assert ask("schedule", "create", "twice", "--topic", "t", "--cron", "0 * * * *", "--tz", "UTC").code == 5
+    near = ask("schedule", "show", "twic")
+    assert (near.code, "Did you mean twice?" in near.err) == (3, True)
+    monkeypatch.setenv("TIMEBELL_API_KEY", "tb_live_wrong_key")
+    assert ask("schedule", "list").code == 4
+    monkeypatch.delenv("TIMEBELL_API_KEY")
+    monkeypatch.setenv("TIMEBELL_URL", f"http://127.0.0.1:{free_port()}")
+    lost = ask("schedule", "list")
+    assert (lost.code, "SERVER_UNREACHABLE" in lost.err) == (6, True)
+
+
+def test_settings_and_where_they_come_from(ask: Cli) -> None:
+    rows = {row["setting"]: row for row in as_json(ask("config", "show", "--origin", "-o", "json"))}
+    assert rows["url"]["origin"] == "TIMEBELL_URL"
+    assert (rows["database_url"]["value"], rows["secret_key"]["value"]) == ("(set)", None)
+    raw = json.loads(ask("api", "GET", "/schedules?limit=1").out)
+    assert raw.keys() == {"items", "nextCursor"}
