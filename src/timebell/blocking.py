@@ -221,6 +221,7 @@ class Blocking(_Verbs[Timebell]):
     resume_queue = Verb(Timebell.resume_queue)
     pause_all = Verb(Timebell.pause_all)
     resume_all = Verb(Timebell.resume_all)
+    heal = Verb(Timebell.heal)
     open = Verb(Timebell.open)
 
     def __init__(self, app: Timebell) -> None:

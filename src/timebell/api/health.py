@@ -13,6 +13,7 @@ from sqlalchemy import text
 from timebell.api.problems import problem
 from timebell.app import Timebell
 from timebell.errors import SchemaOutdated, StoreError, StoreUnreachable
+from timebell.model.healed import Healed
 from timebell.recurrence import tzdata_version
 from timebell.settings import package_version
 from timebell.store.open import HEAD, VERSION_TABLE, outdated
@@ -88,5 +89,11 @@ def _facts(app: Timebell, database_time: datetime) -> dict[str, Any]:
         "databaseTime": database_time.isoformat().replace("+00:00", "Z"),
         "clockOffsetSeconds": round(app.clock.offset, 6),
         "largestLagSeconds": round(counters.lag_max, 6) if counters is not None else None,
+        "healing": _healing(service.healed) if service is not None else None,
         "listening": service.node.listening if service is not None else False,
     }
+
+
+def _healing(healed: Healed) -> dict[str, int]:
+    """What this node looked at since it started, and put right."""
+    return {"scanned": healed.scanned, "healed": healed.healed, "skipped": healed.skipped}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from timebell.alarm import Alarm
 from timebell.clock import Clock
+from timebell.model.healed import Healed
 from timebell.model.job import Attempt
 from timebell.model.policy import Retry
 from timebell.recurrence import Recurrence
@@ -84,6 +85,8 @@ class Node:
     held: dict[str, Held] = field(default_factory=dict)
     known: dict[tuple[str, int], Known] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
+    healed: Healed = field(default_factory=Healed)
+    """The report of all looks for lost work since it started."""
     stopping: bool = False
     listening: bool = False
 

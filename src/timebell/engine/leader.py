@@ -1,4 +1,4 @@
-"""The leader does chores that need doing once: unheard topics, retention, new zone data, the rows of dead nodes.
+"""The leader does chores that need doing once: unheard topics, what was lost, retention, new zone data, dead nodes.
 
 Nothing that fires depends on it. Its lease is a counter like an attempt's, and every chore checks the fencing
 token in its own transaction, so a leader that slept through its lease does nothing when it wakes.
@@ -13,7 +13,9 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from timebell.engine.context import Node
+from timebell.engine.healing import Healing
 from timebell.engine.zone_data import ZoneData
+from timebell.model.healed import Healed
 from timebell.model.routes import Routes
 from timebell.store.sql import nodes, retention, unheard
 from timebell.store.transaction import Transaction
@@ -36,6 +38,7 @@ class Leader:
         self._beats: dict[str, tuple[int, float]] = {}
         self._tidied: float | None = None
         self._zone_data = ZoneData(node, self._as_leader)
+        self._healing = Healing(node, self._as_leader)
 
     async def step(self) -> None:
         """Lead, try to, or watch who does; then the chores."""
@@ -58,6 +61,7 @@ class Leader:
         if vacant and (taken := await node.store.run(nodes.take_lease, node.id, lease, node.clock.now())):
             self.fence = taken.fence
             self._zone_data.begin()
+            self._healing.begin()
             node.counters.leader_changes += 1
             log.info("this node leads (fence %d)", taken.fence)
 
@@ -68,8 +72,12 @@ class Leader:
         if done.held:
             node.counters.unheard += done.held
             log.warning("%d due jobs are held, as no live node listens: %s", done.held, _named(done.routes, heard))
+        if done.freed:
+            log.info("%d held jobs are let go, as a live node listens again", done.freed)
+            node.healed += Healed({"unheard": done.freed})
         if done.completed:
             log.info("%d jobs that no live node listens to are completed, as they asked", done.completed)
+        await self._healing.step()
         await self._zone_data.step()
         monotonic = node.clock.monotonic()
         if self._tidied is None or monotonic - self._tidied >= TIDY_EVERY:

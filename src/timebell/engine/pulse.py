@@ -14,6 +14,7 @@ from timebell.engine.context import Node
 from timebell.engine.leader import Leader
 from timebell.engine.runner import mark
 from timebell.model import decide
+from timebell.model.healed import Healed
 from timebell.model.job import JobState
 from timebell.model.payload import decode
 from timebell.store.sql import jobs, nodes, unheard
@@ -42,7 +43,8 @@ class Pulse:
         await self._warn_of_newer_zone_data()
         await node.store.run(unheard.hear, self.announced.routes)
         if not node.store.many_nodes:  # its file is ours alone, so whatever runs there has no one
-            await self._rescue(list(await node.store.run(jobs.running)))
+            rescued = await self._rescue(list(await node.store.run(jobs.running)))
+            node.healed += Healed({"lease": rescued})
 
     async def _warn_of_newer_zone_data(self) -> None:
         mine = self.announced.tzdata
@@ -62,7 +64,7 @@ class Pulse:
         self.announced = self._announcement()
         await node.store.run(nodes.announce, self.announced)
         node.listening = await node.store.listen(node.working.poke)
-        await self._watch()
+        node.healed += await self._watch()
         await self.leader.step()
         node.working.poke()
         node.planning.poke()
@@ -117,7 +119,15 @@ class Pulse:
             elif held is not None:
                 self._drop(id_)
 
-    async def _watch(self) -> None:
+    async def look(self) -> Healed:
+        """Watch the leases and hear what is held for this node, now: what that healed, and what others hold."""
+        watched = await self._watch()
+        freed = await self.node.store.run(unheard.hear, self.announced.routes)
+        if freed:
+            self.node.working.poke()
+        return watched + Healed({"unheard": freed})
+
+    async def _watch(self) -> Healed:
         """Take back attempts whose counter has stood still for a whole lease, and stop those that were asked to."""
         node = self.node
         now = node.clock.monotonic()
@@ -134,8 +144,8 @@ class Pulse:
             if now - seen[key][1] >= node.options.lease:
                 dead.append(key)
         self._seen = seen
-        if dead:
-            await self._rescue(dead)
+        rescued = await self._rescue(dead)
+        return Healed({"lease": rescued}, {"leased": len(seen) - len(dead)})
 
     async def _stop(self, asked: list[tuple[str, int]], now: float) -> None:
         """Tell the attempts of this node that a later occurrence waits; end for them those that do not listen."""
@@ -155,10 +165,10 @@ class Pulse:
             mark(attempt, decide.superseded(attempt.id, attempt.number, at), node.id) for attempt in attempts
         ])  # fmt: skip
 
-    async def _rescue(self, keys: list[tuple[str, int]]) -> None:
-        """Let abandoned attempts be tried again at once, or fail those that have used up their tries."""
+    async def _rescue(self, keys: list[tuple[str, int]]) -> int:
+        """Let abandoned attempts be tried again at once, or fail those that have used up their tries; how many."""
         if not keys:
-            return
+            return 0
         node = self.node
         now = node.clock.now()
         endings = []
@@ -174,3 +184,4 @@ class Pulse:
         await self.completer.write(endings)
         node.counters.rescued += len(endings)
         log.warning("%d attempts of nodes that stopped answering were taken back", len(endings))
+        return len(endings)

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from zlib import crc32
 
 from timebell.alarm import Alarm
+from timebell.engine import healing
 from timebell.engine.completer import Completer
 from timebell.engine.context import Node
 from timebell.engine.leader import Leader
@@ -18,6 +19,7 @@ from timebell.engine.planner import Planner
 from timebell.engine.pulse import Pulse
 from timebell.engine.worker import Worker
 from timebell.errors import StoreError
+from timebell.model.healed import Healed
 from timebell.store.sql import jobs, nodes, schedules
 
 log = logging.getLogger("timebell.engine")
@@ -80,6 +82,19 @@ class Service:
             alarm = Alarm(node.clock)
             await alarm.wait(now + timedelta(seconds=0.05))
             alarm.close()
+
+    @property
+    def healed(self) -> Healed:
+        """What this node healed since it started, and what it looked at."""
+        return self.node.healed
+
+    async def heal(self) -> Healed:
+        """Look at everything now, as the node does bit by bit; what that came to."""
+        node = self.node
+        found = await self.pulse.look()
+        found += await healing.look(node.store.run, node.clock.now(), node.options.retention)
+        healing.report(node, found)
+        return found
 
     async def _keep(self, name: str, step: Callable[[], Awaitable[datetime | None]], alarm: Alarm) -> None:
         """Run a service for ever: step, wait for the instant it names or a poke; on an error, pause and go on."""
