@@ -19,7 +19,7 @@ from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
 from timebell.store.dialects.postgres import PostgresWords
 from timebell.store.dialects.sqlite import SqliteWords
 from timebell.store.open import upgrade
-from timebell.store.sql import jobs, schedules, unheard
+from timebell.store.sql import healing, jobs, schedules, unheard
 from timebell.store.statement import Statement
 from timebell.store.types import to_micros
 
@@ -69,6 +69,10 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
         "RUNNING": (jobs.RUNNING, {}, []),
         "HOLD_UNHEARD": (unheard.HOLD, deaf, []),
         "COMPLETE_UNHEARD": (unheard.COMPLETABLE, deaf, []),
+        "STUCK": (healing.STUCK, {}, []),
+        "RELEASE": (healing.RELEASE, {}, []),
+        "HELD": (healing.HELD, {"most": healing.COUNTED}, []),
+        "WITHOUT_NEXT": (healing.WITHOUT_NEXT, {"most": BATCH}, []),
     }
 
 
@@ -76,7 +80,8 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
 
 POSTGRES = PostgresWords()
 MOST_BUFFERS = {"LANES": 600, "CLAIM": 4_000, "DUE": 500, "NEXT": 20, "BEAT": 3_000, "RETRY": 5_000, "END": 3_000,
-                "RUNNING": 700, "HOLD_UNHEARD": 3_000, "COMPLETE_UNHEARD": 3_000}  # fmt: skip
+                "RUNNING": 700, "HOLD_UNHEARD": 3_000, "COMPLETE_UNHEARD": 3_000, "STUCK": 20, "RELEASE": 20,
+                "HELD": 20, "WITHOUT_NEXT": 20}  # fmt: skip
 
 
 async def _fill_postgres(connection: asyncpg.Connection[Any], rows: int) -> None:

@@ -1,0 +1,160 @@
+"""A running engine puts right what was lost, tells how much, and nothing is missed or doubled by it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from typing import Any
+
+import pytest
+
+from timebell import Arrived, Every, Timebell
+from timebell.model.healed import Healed
+
+from .world import Log, World, after, engine, jobs, virtual
+
+
+def damage(world: World, statement: str, *values: Any) -> None:
+    """As someone with a SQL prompt would."""
+    with sqlite3.connect(world.url.removeprefix("sqlite:///")) as driver:
+        driver.execute(statement, values)
+    driver.close()
+
+
+async def slow(event: Arrived) -> None:
+    await asyncio.sleep(100)
+
+
+@virtual
+async def test_a_schedule_that_lost_its_next_instant_fires_on_within_a_minute(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, log = world.app(), Log()
+    app.on("a")(log)
+    schedule = await app.schedule_repeat("a", Every("PT1M"), name="minutely", catch_up="all")
+    with caplog.at_level(logging.INFO, "timebell.healing"):
+        async with engine(app) as service:
+            await world.advance(minutes=3, seconds=30)
+            damage(world, "UPDATE timebell_schedules SET next_fire_at = NULL")
+            await world.advance(minutes=5)
+            assert service.healed.what["schedule"] == 1
+    assert log.scheduled == [60.0 * n for n in range(1, 9)]
+    assert "schedule 1" in caplog.text
+    assert schedule.id in caplog.text
+
+
+@virtual
+async def test_a_next_instant_in_the_far_future_is_brought_back(world: World) -> None:
+    app, log = world.app(), Log()
+    app.on("a")(log)
+    await app.schedule_repeat("a", Every("PT1M"), catch_up="all")
+    async with engine(app) as service:
+        await world.advance(minutes=1, seconds=30)
+        damage(world, "UPDATE timebell_schedules SET next_fire_at = next_fire_at + 86400000000 * 365")
+        await world.advance(minutes=4)
+        assert service.healed.healed == 1
+    assert log.scheduled == [60.0 * n for n in range(1, 6)]
+
+
+@virtual
+async def test_a_lost_turn_is_handed_on(world: World) -> None:
+    app, log = world.app(), Log(slow)
+    app.on("a")(log)
+    await app.schedule_repeat("a", Every("PT1M"), overlap="queue", max_runs=3)
+    async with engine(app) as service:
+        await world.advance(minutes=1, seconds=1)
+        (first,) = [job for job in await jobs(app) if job.state == "running"]
+        await world.advance(minutes=1.1)
+        # Its row goes with no ending, so nobody hands its turn on.
+        damage(world, "DELETE FROM timebell_jobs WHERE id = ?", first.id)
+        await world.advance(minutes=8)
+        assert service.healed.what["turn"] == 1
+    assert log.scheduled == [60, 120, 180]
+    assert [job.state for job in await jobs(app)] == ["completed", "completed"]
+
+
+@virtual
+async def test_a_hold_that_nobody_will_end_is_ended(world: World) -> None:
+    app, log = world.app(), Log()
+    app.on("a")(log)
+    job = await app.schedule_at("a")
+    damage(world, "UPDATE timebell_jobs SET hold = 'overlap'")
+    async with engine(app) as service:
+        await world.advance(seconds=10)
+        assert service.healed.what["hold"] == 1
+    assert [event.job_id for event in log.events] == [job.id]
+
+
+@virtual
+async def test_what_is_held_as_unheard_though_it_is_heard_is_let_go(world: World) -> None:
+    app, log = world.app(), Log()
+    app.on("a")(log)
+    async with engine(app) as service:
+        await world.advance(seconds=1)
+        await app.schedule_at("a", after(seconds=20))
+        damage(world, "UPDATE timebell_jobs SET hold = 'unheard'")
+        await world.advance(seconds=60)
+        assert service.healed.what["unheard"] == 1
+    assert log.fired == [20]
+
+
+@virtual
+async def test_an_attempt_that_nobody_has_is_taken_back(world: World) -> None:
+    app, log = world.app(), Log()
+    app.on("a")(log)
+    async with engine(app) as service:
+        await app.schedule_at("a", after(hours=1))
+        damage(world, "UPDATE timebell_jobs SET state = 'running', attempt = 1, node_id = 'gone', run_at = created_at")
+        await world.advance(seconds=30)
+        assert service.healed.what["lease"] == 1
+        assert service.healed.reasons["leased"] > 0  # before it was sure
+    assert [event.attempt for event in log.events] == [2]
+
+
+@virtual
+async def test_a_node_and_a_leader_whose_rows_are_gone_go_on(world: World) -> None:
+    app, log = world.app(), Log()
+    app.on("a")(log)
+    await app.schedule_repeat("a", Every("PT10S"))
+    async with engine(app):
+        await world.advance(seconds=11)
+        damage(world, "DELETE FROM timebell_nodes")
+        damage(world, "DELETE FROM timebell_leases")
+        await world.advance(seconds=30)
+        deaf = await app.schedule_at("deaf")
+        await world.advance(seconds=10)
+        assert (await app.get(deaf.id)).hold == "unheard"  # so somebody leads
+    assert log.scheduled == [10, 20, 30, 40, 50]
+
+
+@virtual
+async def test_heal_looks_at_everything_now_and_reports(world: World) -> None:
+    app, log = world.app(), Log()
+    app.on("a")(log)
+    for number in range(3):
+        await app.schedule_repeat("a", Every("PT1H"), name=f"s{number}")
+    await app.schedule_at("a", after(hours=2))
+    found = await app.heal()
+    assert found == Healed(reasons={"sound": 3})
+    assert str(found) == "3 scanned, 0 healed, 3 skipped (sound 3)"
+    damage(world, "UPDATE timebell_schedules SET next_fire_at = NULL WHERE name <> 's1'")
+    damage(world, "UPDATE timebell_jobs SET hold = 'stopping'")
+    found = await app.heal()
+    assert (found.scanned, found.healed, found.skipped) == (4, 3, 1)
+    async with engine(app, heartbeat=3600, lease=10_800) as service:
+        await world.advance(minutes=1)
+        damage(world, "UPDATE timebell_schedules SET next_fire_at = NULL")
+        before = service.healed
+        found = await app.heal()
+        assert found.what["schedule"] == 3
+        assert service.healed.healed == before.healed + 3
+        await world.advance(hours=1.5)
+    assert sorted(log.scheduled) == [3600, 3600, 3600]
+
+
+def test_heal_blocks_as_well(sqlite_url: str) -> None:
+    app = Timebell(sqlite_url, timezone="UTC")
+    app.sync.schedule_repeat("a", Every("PT1H"))
+    assert app.sync.heal().reasons["sound"] == 1
+    app.sync.close()
