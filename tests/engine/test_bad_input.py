@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -13,10 +14,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from timebell import Cron, Dates, Every, JobSpec, Retry, Timebell
+from timebell import Arrived, Cron, Dates, Every, JobSpec, Retry, Timebell
 from timebell.clock import VirtualClock
 from timebell.errors import Conflict, InvalidInput, NotFound, StoreUnreachable, TimebellError
 from timebell.sim.loop import run_virtual
+from timebell.targets import blocked
 
 from .world import START, World, after, virtual
 
@@ -421,3 +423,50 @@ def test_a_clock_without_a_zone_is_refused() -> None:
             VirtualClock(datetime(2027, 1, 1))
 
     run_virtual(body())
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_handler_that_blocks_the_event_loop_is_named_with_its_place_and_what_to_do(
+    sqlite_url: str, blocks: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocked, "TOO_LONG", 0.05)
+    app = Timebell(sqlite_url, timezone="UTC")
+
+    async def remind(event: Arrived) -> str:
+        await asyncio.sleep(0)
+        (time.sleep if blocks else (lambda _: None))(0.06)
+        try:
+            await asyncio.wait_for(asyncio.sleep(60), 0.06)
+        except TimeoutError:
+            return "done"
+        return "not reached"
+
+    app.on("notifications.task-reminder")(remind)
+
+    async def body() -> None:
+        job = await app.schedule_at("notifications.task-reminder")
+        async with app.running() as service:
+            await service.idle()
+        assert (await app.get(job.id)).result == "done"
+        await app.close()
+
+    asyncio.run(body())
+    said = [record.getMessage() for record in caplog.records if "blocked" in record.getMessage()]
+    assert len(said) == blocks
+    if blocks:
+        line = remind.__code__.co_firstlineno
+        for words in ("notifications.task-reminder", f"remind at test_bad_input.py:{line}", "0.1 s", "plain def"):
+            assert words in said[0]
+
+
+@pytest.mark.parametrize(("seconds", "says"), [(7.3, "7.3 s behind"), (-7.3, "7.3 s ahead of"), (0.2, None)])
+@virtual
+async def test_a_node_whose_clock_is_off_is_told_so(
+    world: World, seconds: float, says: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = world.app()
+    world.clock.step(seconds)  # the database's goes on from where the node's own is not
+    async with app.running():
+        pass
+    assert ("NTP" in caplog.text) == (says is not None)
+    assert says is None or says in caplog.text

@@ -16,6 +16,7 @@ from timebell.cli.database import found_version, missing, shown
 from timebell.cli.output import FAILED, OK, emit, paint, show
 from timebell.clock import SystemClock, wall
 from timebell.dashboard.words import milliseconds
+from timebell.engine.pulse import FAR
 from timebell.errors import StoreError, StoreInUse, TimebellError
 from timebell.model.zone_change import many
 from timebell.recurrence import tzdata_version
@@ -26,7 +27,6 @@ from timebell.store.sql import nodes, zone_changes
 from timebell.store.transaction import Transaction
 
 WAL_BUG = ((3, 7, 0), (3, 51, 2))
-FAR = 0.5  # seconds of clock offset from which it is worth a look
 PATIENCE = 2.0
 RECENT = timedelta(minutes=2)  # a node that was not seen for so long is gone
 

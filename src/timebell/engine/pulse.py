@@ -21,6 +21,7 @@ from timebell.store.sql import jobs, nodes, unheard
 
 log = logging.getLogger("timebell.pulse")
 
+FAR = 0.5  # seconds of clock offset from which it is worth a look
 STOP_WITHIN = 10.0  # seconds that an attempt has to stop when a later occurrence asks it to
 
 
@@ -39,6 +40,11 @@ class Pulse:
         """Before the first claim: know the time, be known, and take back what a dead engine left."""
         node = self.node
         await self._measure()
+        if abs(ahead := node.clock.offset) > FAR:
+            log.warning(
+                "this node's clock is %.1f s %s the database's, which is the one that counts: check NTP here and there",
+                abs(ahead), "behind" if ahead > 0 else "ahead of",
+            )  # fmt: skip
         await node.store.run(nodes.announce, self.announced)
         await self._warn_of_newer_zone_data()
         await node.store.run(unheard.hear, self.announced.routes)

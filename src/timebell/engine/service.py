@@ -46,6 +46,7 @@ class Service:
         """Plan and work while the block runs; then drain and leave. Raises StoreError if it cannot start."""
         node = self.node
         node.handlers.threads = ThreadPoolExecutor(node.options.threads, thread_name_prefix="timebell")
+        node.handlers.monotonic = node.clock.monotonic
         await node.store.lock_engine()
         await self.pulse.start()
         tasks = [

@@ -41,7 +41,7 @@ class RestingClock(VirtualClock):
     def begin(self, instant: datetime) -> None:
         """Make this aware instant the present, before anything has read the clock."""
         assert self._loop is not None
-        self._zero = instant.astimezone(UTC) - timedelta(seconds=self._loop.time())
+        self._zero = self._anchor = instant.astimezone(UTC) - timedelta(seconds=self._loop.time())
 
 
 class Heart(Alarm):

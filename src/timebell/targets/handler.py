@@ -20,6 +20,7 @@ from timebell.model.policy import Retry, seconds
 from timebell.model.routes import Routes
 from timebell.targets import payloads
 from timebell.targets.base import Delivery, Outcome
+from timebell.targets.blocked import Timed
 from timebell.targets.payloads import PayloadType
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ class Handlers:
         self.state: Any = None
         self._matching = functools.lru_cache(maxsize=10_000)(self._match)
         self.threads: Executor | None = None
+        self.monotonic: Callable[[], float] | None = None
+        """The clock of the node that runs, to tell who blocks it."""
 
     def add(self, handler: Handler) -> None:
         """Listen."""
@@ -203,7 +206,7 @@ class Handlers:
         raised: BaseException | None = None
         for handler, event in zip(heard, events, strict=True):
             try:
-                results.append(await self._through(handler)(event))
+                results.append(await self._timed(handler, event))
             except (Exception, SystemExit) as failed:  # a script's sys.exit() must not end the engine
                 raised = failed if raised is None else raised
         if isinstance(raised, Snooze | Cancel):
@@ -211,6 +214,12 @@ class Handlers:
         if raised is not None:
             return Outcome.failed(type(raised).__name__, _words(raised))
         return Outcome.ok(results[0] if results else None)
+
+    async def _timed(self, handler: Handler, event: Arrived) -> Any:
+        call = self._through(handler)(event)
+        if self.monotonic is None or not inspect.iscoroutine(call):
+            return await call
+        return await Timed(call, self.monotonic, event.topic, handler.function)
 
     def _through(self, handler: Handler) -> CallNext:
         """A call of the handler, through all middleware."""
