@@ -262,8 +262,9 @@ def _is_async(function: Any) -> bool:
 
 def _events(delivery: Delivery, heard: list[Handler], state: Any) -> list[Arrived]:
     """What each handler is given. Raises InvalidPayload; Snooze when the payload is newer than the code here."""
+    tenant = {} if delivery.tenant_id == "default" else {"tenant_id": delivery.tenant_id}
     event: Arrived = Arrived(
-        topic=delivery.topic, payload=delivery.payload, metadata=delivery.metadata,
+        topic=delivery.topic, payload=delivery.payload, metadata={**delivery.metadata, **tenant},
         timezone=delivery.timezone, scheduled_at=delivery.scheduled_at, fired_at=delivery.fired_at,
         late_by=delivery.fired_at - delivery.scheduled_at, job_id=delivery.job_id,
         schedule_id=delivery.schedule_id, occurrence_key=delivery.occurrence_key,
