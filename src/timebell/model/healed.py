@@ -14,7 +14,7 @@ class Healed:
     what: Mapping[str, int] = field(default_factory=dict)
     """How many were healed: `lease`, `unheard`, `turn`, `hold`, `schedule`."""
     reasons: Mapping[str, int] = field(default_factory=dict)
-    """How many were skipped, by what they wait for: a word of the glossary, page "What was lost"."""
+    """How many were skipped, by why they are fine as they are; the words are in the glossary."""
 
     @property
     def scanned(self) -> int:
