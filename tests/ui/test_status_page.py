@@ -198,8 +198,9 @@ def test_probes_and_page_tell_the_truth_in_an_outage(store_url: str, monkeypatch
     for state in ("before", "unreachable", "after"):
         assert seen[f"{state} /"][0] == 503
         assert 'role="alert"' in seen[f"{state} /"][1]
-    for fact in ("databaseTime", "clockOffsetSeconds", "tzdata", "node", "version", "largestLagSeconds", "schema"):
+    for fact in ("databaseTime", "clockOffsetSeconds", "tzdata", "node", "version", "largestLagSeconds", "healing"):
         assert f'"{fact}"' in seen["verbose"][1]
+    assert '"healing":{"scanned":0,"healed":0,"skipped":0}' in seen["verbose"][1]
 
 
 def test_errors_are_problems(sqlite_url: str) -> None:
