@@ -18,7 +18,7 @@ from timebell.model.healed import Healed
 from timebell.model.job import Hold, Kind
 from timebell.model.schedule import Schedule
 from timebell.store.schema import finished, jobs, revisions, schedules
-from timebell.store.sql.schedules import legible, stamp
+from timebell.store.sql.schedules import read, stamp
 from timebell.store.sql.turns import LOCK_SCHEDULES, let_go
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
@@ -112,8 +112,9 @@ def _sound(tx: Transaction, row: Row[Any], since: datetime, now: datetime) -> st
     at = row.next_fire_at
     if at is not None and at <= now:
         return "sound"  # due: the planner decides
-    schedule = legible(row)
-    if schedule is None:
+    try:
+        schedule = read(row)
+    except Exception:  # the planner sets it aside when it is due, and says why
         return "fault"
     if at is not None and row.tzdata != schedule.recurrence.release.version:
         return "sound"  # the chore of new zone data has it
@@ -121,17 +122,16 @@ def _sound(tx: Transaction, row: Row[Any], since: datetime, now: datetime) -> st
         if at is not None:
             return "sound"
         return "running" if _in_turn(tx, schedule.id) else None if _first(tx, schedule, row, since)[0] else "over"
-    if at is not None and next_of(schedule.recurrence, _fired(row))[0] == at:
-        return "sound"
-    first, fault = _first(tx, schedule, row, since)
-    if first is None and fault is None:
-        return "over" if at is None else "sound"
-    return None if at is None or (first is not None and first < at) else "sound"
+    first, fault = next_of(schedule.recurrence, _fired(row))
+    if first != at:  # not the one after the last that fired: then some were skipped in between
+        first, fault = _first(tx, schedule, row, since)
+    if at is None:
+        return "over" if first is None and fault is None else None
+    return None if first is not None and first < at else "sound"
 
 
 def _heal(tx: Transaction, row: Row[Any], since: datetime) -> int:
-    schedule = legible(row)
-    assert schedule is not None
+    schedule = read(row)
     first, fault = _first(tx, schedule, row, since)
     log.warning("schedule %s had lost its next instant; it is %s", schedule.id, first)
     values = {"next_fire_at": first, "fault": fault} | stamp(schedule.recurrence, first)
