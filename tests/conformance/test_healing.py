@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import delete, update
 
+from tests.zone_data import MEXICO, SUMMER_TIME, release
 from timebell.model.healed import Healed
 from timebell.model.job import Hold
 from timebell.recurrence import Every
+from timebell.recurrence.zone_changes import under
 from timebell.store.schema import jobs as table
 from timebell.store.schema import schedules
 from timebell.store.sql import healing, steering
@@ -32,6 +35,7 @@ from .helpers import (
     job_of,
     one,
     put,
+    replace,
     schedule,
     started,
     stored,
@@ -191,3 +195,19 @@ async def test_two_that_look_at_once_heal_once(store: Store) -> None:
     await put(store, schedule())
     await cursor(store, None)
     assert [(await look(store, T0)).healed for _ in range(2)] == [1, 0]
+
+
+@stored
+async def test_an_occurrence_of_other_zone_data_is_decided_at_its_local_time(store: Store, tmp_path: Path) -> None:
+    newer = release(tmp_path, "2099z", {MEXICO: SUMMER_TIME})
+    july = datetime(2027, 6, 30, 20, tzinfo=UTC)
+    plain = schedule(Cron("0 9 * * *"), timezone=MEXICO)
+    recurrence = under(plain.recurrence, newer)
+    await put(store, replace(plain, recurrence=recurrence, next_fire_at=recurrence.next(july)), july)
+    await fire(store, july.replace(day=30) + timedelta(hours=18))  # 14:00 by the newer data, 15:00 by this node's
+    assert (await stored_schedule(store)).last_fired_at == datetime(2027, 7, 1, 14, tzinfo=UTC)
+    now = datetime(2027, 7, 1, 14, 30, tzinfo=UTC)
+    assert (await look(store, now)).reasons == {"sound": 1}
+    await cursor(store, None)
+    await look(store, now)
+    assert (await stored_schedule(store)).next_fire_at == datetime(2027, 7, 2, 15, tzinfo=UTC)

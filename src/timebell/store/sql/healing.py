@@ -17,6 +17,7 @@ from timebell.model.decide import next_of
 from timebell.model.healed import Healed
 from timebell.model.job import Hold, Kind
 from timebell.model.schedule import Schedule
+from timebell.recurrence.zone_changes import carried
 from timebell.store.schema import finished, jobs, revisions, schedules
 from timebell.store.sql.schedules import read, stamp
 from timebell.store.sql.turns import LOCK_SCHEDULES, let_go
@@ -155,12 +156,16 @@ def _first(tx: Transaction, schedule: Schedule, row: Row[Any], since: datetime) 
         if last is not None and last.finished_at >= row.effective_at:
             return recurrence.following(last.started_at, last.finished_at), None
         return recurrence.first(row.effective_at), None
-    decided = max(_fired(row), since)
+    last = row.last_fired_at
     for table in (jobs, finished):
         query = select(table).where(table.c.schedule_id == schedule.id, table.c.kind == Kind.PLANNED.value)
         for one in tx.execute(query.order_by(table.c.scheduled_at.desc()).limit(LATEST)):
-            decided = max(decided, one.scheduled_at, one._mapping.get("skipped_to") or decided)
-    return next_of(recurrence, decided)
+            until = one._mapping.get("skipped_to") or one.scheduled_at
+            last = until if last is None else max(last, until)
+    floor = max(row.effective_at, since)
+    if last is None or last < floor:
+        return next_of(recurrence, floor)
+    return next_of(carried(recurrence, last, None), last)  # by other zone data it may have had another instant
 
 
 def _in_turn(tx: Transaction, schedule_id: str) -> bool:
