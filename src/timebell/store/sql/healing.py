@@ -158,10 +158,11 @@ def _first(tx: Transaction, schedule: Schedule, row: Row[Any], since: datetime) 
         return recurrence.first(row.effective_at), None
     last = row.last_fired_at
     for table in (jobs, finished):
-        query = select(table).where(table.c.schedule_id == schedule.id, table.c.kind == Kind.PLANNED.value)
-        for one in tx.execute(query.order_by(table.c.scheduled_at.desc()).limit(LATEST)):
-            until = one._mapping.get("skipped_to") or one.scheduled_at
-            last = until if last is None else max(last, until)
+        until = [finished.c.skipped_to] if table is finished else []
+        query = select(table.c.scheduled_at, *until)
+        query = query.where(table.c.schedule_id == schedule.id, table.c.kind == Kind.PLANNED.value)
+        for decided in tx.execute(query.order_by(table.c.scheduled_at.desc()).limit(LATEST)):
+            last = max(at for at in (last, *decided) if at is not None)
     floor = max(row.effective_at, since)
     if last is None or last < floor:
         return next_of(recurrence, floor)
