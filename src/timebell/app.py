@@ -460,14 +460,16 @@ class Timebell:
                 self.service = None
 
     async def run(self, *, until_idle: bool = False) -> None:
-        """Plan and work until SIGTERM or SIGINT (then drain), or with `until_idle` until nothing is due."""
+        """Plan and work until SIGTERM, SIGINT or `timebell node drain` (then drain), or with `until_idle` until nothing
+        is due."""
         # A process of our own: jobs come and go by the thousand, and what is loaded by now stays.
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
         try:
             with stopped_by_signals() as stop:
                 async with self.running() as service:
-                    waits: list[asyncio.Task[Any]] = [asyncio.create_task(stop.wait())]
+                    ends = (stop.wait(), service.node.drain_asked.wait())
+                    waits: list[asyncio.Task[Any]] = [asyncio.create_task(end) for end in ends]
                     if until_idle:
                         waits.append(asyncio.create_task(service.idle()))
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -28,6 +28,21 @@ def node_list(output: Output = None) -> None:
            ))  # fmt: skip
 
 
+@node.command("drain")
+def node_drain(named: Annotated[str, typer.Argument(metavar="NODE", help="Its name or id.")]) -> None:
+    """Ask a node to finish what runs there, and leave. Within a heartbeat it claims nothing more."""
+    from timebell.cli.output import say
+    from timebell.errors import NotFound
+
+    remote = remote_of()
+    ids = [one["id"] for one in remote.pages("/nodes") if named in (one["id"], one["name"])]
+    if not ids:
+        raise NotFound(f"There is no node {named!r:.80}.", code="NODE_NOT_FOUND", fix="timebell node list shows them.")
+    for id_ in ids:
+        remote.ask("POST", f"/nodes/{id_}/drain")
+    say(f"{named} was asked to drain.")
+
+
 def calendar(
     days: Annotated[int, typer.Option(min=1, max=366, help="So many days from now.")] = 7,
     ics: Annotated[bool, typer.Option("--ics", help="As iCalendar, for a calendar program.")] = False,

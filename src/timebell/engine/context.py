@@ -88,6 +88,8 @@ class Node:
     healed: Healed = field(default_factory=Healed)
     """The report of all looks for lost work since it started."""
     stopping: bool = False
+    drain_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when someone elsewhere asked this node to finish what it runs and leave."""
     listening: bool = False
 
     def retry_of(self, attempt: Attempt, given: Mapping[str, Any] | None) -> Retry:

@@ -68,7 +68,10 @@ class Pulse:
         await self._measure()
         await self._renew()
         self.announced = self._announcement()
-        await node.store.run(nodes.announce, self.announced)
+        if await node.store.run(nodes.announce, self.announced) and not node.stopping:
+            log.info("this node was asked to drain")
+            node.stopping = True
+            node.drain_asked.set()
         node.listening = await node.store.listen(node.working.poke)
         node.healed += await self._watch()
         await self.leader.step()

@@ -245,6 +245,8 @@ nodes = Table(
     Column("beat", BigInteger, nullable=False, server_default="0"),
     Column("started_at", Instant, nullable=False),
     Column("seen_at", Instant, nullable=False),
+    # Asked to finish what runs there and leave.
+    Column("draining", Boolean, nullable=False, server_default=false()),
 )
 
 leases = Table(

@@ -27,6 +27,7 @@ class Node:
     beat: int
     started_at: datetime
     seen_at: datetime
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +40,37 @@ class Lease:
     acquired_at: datetime | None
 
 
-def announce(tx: Transaction, node: Node) -> None:
-    """Write or renew a node's row."""
+def announce(tx: Transaction, node: Node) -> bool:
+    """Write or renew a node's row; whether it was asked to drain."""
     values = {
         "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": _dump(node.routes),
         "beat": node.beat, "started_at": node.started_at, "seen_at": node.seen_at,
     }  # fmt: skip
     if tx.execute(update(nodes).where(nodes.c.id == node.id).values(**values)).rowcount == 0:
         tx.execute(insert(nodes).values(id=node.id, **values))
+    return bool(tx.execute(select(nodes.c.draining).where(nodes.c.id == node.id)).scalar())
+
+
+def drain(tx: Transaction, id_: str) -> bool:
+    """Ask a node to finish what runs there and leave; whether there is such a one."""
+    return tx.execute(update(nodes).where(nodes.c.id == id_).values(draining=True)).rowcount == 1
 
 
 def listed(tx: Transaction) -> list[Node]:
     """Every node that has a row, oldest first."""
     rows = tx.execute(select(nodes).order_by(nodes.c.id))
     return [
-        Node(row.id, row.name, row.version, row.tzdata, _load(row.routes), row.beat, row.started_at, row.seen_at)
+        Node(
+            row.id,
+            row.name,
+            row.version,
+            row.tzdata,
+            _load(row.routes),
+            row.beat,
+            row.started_at,
+            row.seen_at,
+            bool(row.draining),
+        )
         for row in rows
     ]
 

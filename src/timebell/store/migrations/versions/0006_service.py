@@ -1,4 +1,4 @@
-"""What serving others needs: API keys, limits of tenants, the audit log, kept answers, operations."""
+"""What serving others needs: API keys, limits of tenants, the audit log, kept answers, operations, draining nodes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ down_revision = "0004"
 def upgrade() -> None:
     op.add_column("timebell_tenants", sa.Column("limits", sa.Text()))
     op.add_column("timebell_schedules", sa.Column("created_by", sa.String(200)))
+    op.add_column("timebell_nodes", sa.Column("draining", sa.Boolean(), nullable=False, server_default=sa.false()))
     _keys()
     _audit_log()
     _answers()
