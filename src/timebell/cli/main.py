@@ -181,6 +181,21 @@ def import_crontab(
 
 
 @root.command()
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Yours.")],
+) -> None:
+    """Print the script that completes commands and flags: source <(timebell completion bash)."""
+    from typer._completion_shared import get_completion_script
+
+    from timebell.cli.output import show
+    from timebell.errors import InvalidInput
+
+    if shell not in ("bash", "zsh", "fish"):
+        raise InvalidInput(f"There is no completion for {shell!r:.40}.", code="SHELL_UNKNOWN", fix="bash, zsh or fish.")
+    show(get_completion_script(prog_name="timebell", complete_var="_TIMEBELL_COMPLETE", shell=shell))
+
+
+@root.command()
 def version(output: Output = None) -> None:
     """Show versions: Timebell, Python, zone data, SQLite."""
     import platform
@@ -198,6 +213,10 @@ def version(output: Output = None) -> None:
 
 def main() -> None:
     """The program: errors of users become two lines and an exit code."""
+    if "_TIMEBELL_COMPLETE" in os.environ:  # a shell asks what could come next
+        from typer._completion_classes import completion_init
+
+        completion_init()
     try:
         root(prog_name="timebell")
     except TimebellError as error:

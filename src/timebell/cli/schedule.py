@@ -15,7 +15,20 @@ schedule = typer.Typer(
     help="Schedules: make, look, steer.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
 )
 Output = Annotated[Format | None, typer.Option("--output", "-o", help="How to print.  [default: table]")]
-Named = Annotated[str, typer.Argument(metavar="SCHEDULE", help="Its name or id.")]
+
+
+def _names(incomplete: str) -> list[str]:
+    """What a shell offers for the name of a schedule: none, if the server cannot be asked."""
+    from timebell.errors import TimebellError
+
+    try:
+        names = [str(one["name"]) for one in remote_of().pages("/schedules", most=500)]
+    except TimebellError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+Named = Annotated[str, typer.Argument(metavar="SCHEDULE", help="Its name or id.", autocompletion=_names)]
 Zone = Annotated[str | None, typer.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")]
 Cron = Annotated[str | None, typer.Option(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')]
 Every = Annotated[str | None, typer.Option(metavar="D", help="An interval: PT90M, P1D.")]

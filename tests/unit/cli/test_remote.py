@@ -159,6 +159,22 @@ def test_errors_have_their_exit_codes(ask: Cli, monkeypatch: pytest.MonkeyPatch)
     assert (lost.code, "SERVER_UNREACHABLE" in lost.err) == (6, True)
 
 
+def test_a_shell_completes_commands_flags_and_names(ask: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "complete -o default -F _timebell_completion timebell" in ask("completion", "bash").out
+    assert ask("completion", "tcsh").code == 2
+    ask("schedule", "create", "completed-name", "--topic", "t", "--cron", "0 * * * *", "--tz", "UTC")
+
+    def offered(words: str, shell: str = "bash") -> list[str]:
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+        monkeypatch.setenv("_TIMEBELL_COMPLETE", f"complete_{shell}")
+        return ask().out.split()
+
+    assert offered("timebell sched") == ["schedule"]
+    assert "--timezone" in offered("timebell schedule create --t")
+    assert offered("timebell schedule show compl") == ["completed-name"]
+
+
 def test_settings_and_where_they_come_from(ask: Cli) -> None:
     rows = {row["setting"]: row for row in as_json(ask("config", "show", "--origin", "-o", "json"))}
     assert rows["url"]["origin"] == "TIMEBELL_URL"
