@@ -250,8 +250,9 @@ class Timebell:
     ) -> Job:
         """Make one job, due at `run_at` (None: now). The other arguments are the fields of `JobSpec`.
 
-        With `connection` (a SQLAlchemy connection or session) the job exists if and only if the caller's
-        transaction commits. Raises InvalidInput, InThePast, Conflict, Refused, StoreError.
+        With `connection` (a connection or session of SQLAlchemy, or a connection of psycopg, asyncpg or sqlite3) the
+        job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast, Conflict, Refused,
+        StoreError.
         """
         spec = spec_of(topic=topic, run_at=run_at, **fields)
         (made,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
@@ -259,10 +260,15 @@ class Timebell:
             return await self.jobs.get(made, connection=connection)
         return self.jobs.shown(made)
 
-    async def schedule_many(self, specs: Iterable[JobSpec], *, on_conflict: str = "error") -> list[Job]:
+    async def schedule_many(
+        self, specs: Iterable[JobSpec], *, on_conflict: str = "error", connection: Any = None
+    ) -> list[Job]:
         """Make many jobs in one transaction, all or none. Raises as `schedule_at`."""
-        made = await self.jobs.create(specs, on_conflict=on_conflict)
-        return [await self.jobs.get(job) if isinstance(job, str) else self.jobs.shown(job) for job in made]
+        made = await self.jobs.create(specs, on_conflict=on_conflict, connection=connection)
+        return [
+            await self.jobs.get(job, connection=connection) if isinstance(job, str) else self.jobs.shown(job)
+            for job in made
+        ]
 
     async def schedule_repeat(
         self, /, topic: str, recurrence: Spec, *, replace: bool = False, connection: Any = None, **options: Any

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from datetime import UTC
 from typing import Any
 
+import asyncpg
 import pytest
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from timebell.errors import Conflict
+from timebell.errors import Conflict, InvalidInput
 from timebell.ids import new_id
 from timebell.store.sql import ledger, schedules
 
@@ -77,15 +81,79 @@ async def _async(url: str, session: bool) -> Any:
         await engine.dispose()
 
 
+@asynccontextmanager
+async def _psycopg(url: str, awaited: bool) -> Any:
+    """One of psycopg, whose rows are dicts and whose zone is not UTC."""
+    psycopg = pytest.importorskip(
+        "psycopg", reason="no synchronous PostgreSQL driver here: pip install psycopg[binary]"
+    )
+    options = {"row_factory": psycopg.rows.dict_row, "options": "-c timezone=Asia/Seoul"}
+    if awaited:
+        async with await psycopg.AsyncConnection.connect(url, **options) as connection:
+            yield connection
+    else:
+        with psycopg.connect(url, **options) as connection:
+            yield connection
+
+
+@asynccontextmanager
+async def _asyncpg(url: str, pooled: bool) -> Any:
+    """One of asyncpg, with a codec for json as many have; or one of a pool's."""
+    if pooled:
+        async with asyncpg.create_pool(url, min_size=1) as pool, pool.acquire() as connection, connection.transaction():
+            yield connection
+        return
+    connection = await asyncpg.connect(url)
+    await connection.set_type_codec("json", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+    try:
+        async with connection.transaction():
+            yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def _sqlite3(url: str, legacy: bool) -> Any:
+    """One of sqlite3, that begins by itself or is told to."""
+    with closing(sqlite3.connect(make_url(url).database or "")) as connection:
+        connection.row_factory = sqlite3.Row
+        if not legacy:
+            connection.isolation_level = None
+            connection.execute("BEGIN")
+        with connection:
+            yield connection
+
+
 WAYS = {
     "Connection": lambda url: _sync(url, session=False),
     "Session": lambda url: _sync(url, session=True),
     "AsyncConnection": lambda url: _async(url, session=False),
     "AsyncSession": lambda url: _async(url, session=True),
 }
+WAYS_OF_SQLITE = {
+    "Connection": WAYS["Connection"],
+    "Session": WAYS["Session"],
+    "sqlite3": lambda url: _sqlite3(url, legacy=True),
+    "sqlite3 by hand": lambda url: _sqlite3(url, legacy=False),
+}
+WAYS |= {
+    "psycopg": lambda url: _psycopg(url, awaited=False),
+    "psycopg async": lambda url: _psycopg(url, awaited=True),
+    "asyncpg": lambda url: _asyncpg(url, pooled=False),
+    "asyncpg pool": lambda url: _asyncpg(url, pooled=True),
+}
 ON_POSTGRES = [("postgres", way) for way in WAYS]
-ON_SQLITE = [("sqlite", "Connection"), ("sqlite", "Session")]
+ON_SQLITE = [("sqlite", way) for way in WAYS_OF_SQLITE]
+WAYS |= WAYS_OF_SQLITE
 every_way = pytest.mark.parametrize(("store", "way"), [*ON_SQLITE, *ON_POSTGRES], indirect=["store"])
+
+
+async def _say(connection: Any, statement: str) -> None:
+    """A statement of the caller's own."""
+    of_sqlalchemy = type(connection).__module__.startswith("sqlalchemy")
+    ran = connection.execute(text(statement) if of_sqlalchemy else statement)
+    if hasattr(ran, "__await__"):
+        await ran
 
 
 async def _create(store: Store, connection: Any, *new: Any, on_conflict: str = "error") -> dict[str, str]:
@@ -124,17 +192,13 @@ async def test_nobody_sees_the_job_before_the_commit(store: Store, way: str) -> 
 @stored
 async def test_the_job_commits_with_the_callers_own_writes(store: Store, way: str) -> None:
     async with WAYS[way](store.url) as connection:
-        ran = connection.execute(text("CREATE TABLE orders (id text)"))
-        if asyncio.iscoroutine(ran) or hasattr(ran, "__await__"):
-            await ran
+        await _say(connection, "CREATE TABLE orders (id text)")
     try:
         for commits in (False, True):
             new = job()
             try:
                 async with WAYS[way](store.url) as connection:
-                    ran = connection.execute(text("INSERT INTO orders VALUES (:id)"), {"id": new.id})
-                    if hasattr(ran, "__await__"):
-                        await ran
+                    await _say(connection, f"INSERT INTO orders VALUES ('{new.id}')")
                     await _create(store, connection, new)
                     if not commits:
                         raise Rollback
@@ -230,3 +294,62 @@ async def test_the_hint_to_other_nodes_comes_with_the_commit_or_not_at_all(store
         assert not heard.is_set()
     await asyncio.wait_for(heard.wait(), 10)
     assert len(await claim(store, node=NODE)) == 1
+
+
+@every_way
+@stored
+async def test_what_was_lent_is_as_it_was(store: Store, way: str) -> None:
+    """Not closed, not committed, its own rows as its owner has them; instants that it gives are UTC."""
+    id_ = await one(store)
+    async with WAYS[way](store.url) as connection:
+        cancelled = await store.join(connection, ledger.cancel, None, id_, T0)
+        assert cancelled is not None
+        assert cancelled.job.run_at == T0
+        assert cancelled.job.run_at.tzinfo is UTC
+        await _say(connection, "SELECT 1")
+        if hasattr(connection, "row_factory"):
+            assert connection.row_factory is not None
+        if way == "asyncpg":
+            assert await connection.fetchval("SELECT '[1]'::json") == [1]
+    assert (await get(store, id_)).state == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("store", "way"),
+    [("sqlite", "sqlite3"), ("postgres", "psycopg"), ("postgres", "psycopg async"), ("postgres", "asyncpg")],
+    indirect=["store"],
+)
+@stored
+async def test_without_a_transaction_there_is_nothing_to_join(store: Store, way: str) -> None:
+    if way == "sqlite3":
+        connection: Any = sqlite3.connect(make_url(store.url).database or "", isolation_level=None)
+    elif way == "asyncpg":
+        connection = await asyncpg.connect(store.url)
+    else:
+        psycopg = pytest.importorskip("psycopg")
+        kind = psycopg.Connection if way == "psycopg" else psycopg.AsyncConnection
+        connection = kind.connect(store.url, autocommit=True)
+        connection = await connection if way != "psycopg" else connection
+    with pytest.raises(InvalidInput) as refused:
+        await _create(store, connection, job())
+    assert refused.value.code == "TRANSACTION_MISSING"
+    closed = connection.close()
+    if hasattr(closed, "__await__"):
+        await closed
+    assert await _ids(store) == []
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@stored
+async def test_errors_are_those_of_the_driver(store: Store) -> None:
+    async with WAYS["asyncpg"](store.url) as connection:
+        with pytest.raises(asyncpg.PostgresSyntaxError):
+            await store.join(connection, lambda tx: tx.execute(text("SELEKT 1")))
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@stored
+async def test_a_connection_to_another_kind_of_database_is_refused(store: Store) -> None:
+    with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(InvalidInput) as refused:
+        await _create(store, connection, job())
+    assert refused.value.code == "CONNECTION_INVALID"

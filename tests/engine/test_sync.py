@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -401,3 +402,17 @@ def test_the_fixtures_world_is_reached_too_from_a_test_and_from_plain_handlers(t
     assert app.sync.get(made.id).state == "completed"
     assert [app.sync.get(job_id).payload for job_id in ran] == ["ana"]
     assert not Path("never-touched.db").exists()
+
+
+def test_a_connection_of_the_driver_itself_commits_or_not_and_is_used_by_its_own_thread(app: Timebell) -> None:
+    url = app.settings.database_url
+    app.sync.open()
+    for commits in (True, False):
+        if url.startswith("sqlite"):
+            connection: Any = sqlite3.connect(make_url(url).database or "")  # for this thread only
+        else:
+            connection = pytest.importorskip("psycopg").connect(url)
+        job = app.sync.schedule_at("t", connection=connection)
+        (connection.commit if commits else connection.rollback)()
+        connection.close()
+        assert exists(app, job.id) is commits

@@ -16,6 +16,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from sqlalchemy import text
+
 import timebell.clock
 from timebell import Arrived, Timebell
 from timebell.store import transaction
@@ -85,7 +87,24 @@ def build(url: str, effects: str) -> Timebell:
             raise RuntimeError("the first time it fails")
         note("end", event)
 
+    @app.on("order", retry={"attempts": 50})
+    async def order(event: Arrived) -> None:
+        async with event.transaction() as connection:
+            await connection.execute(text("INSERT INTO orders VALUES (:job, :attempt)"), row_of(event))
+            note("start", event)
+
+    @app.on("plain-order", retry={"attempts": 50})
+    def plain_order(event: Arrived) -> None:
+        with event.transaction() as connection:
+            connection.execute(text("INSERT INTO orders VALUES (:job, :attempt)"), row_of(event))
+            note("start", event)
+
     return app
+
+
+def row_of(event: Arrived) -> dict[str, object]:
+    """What the handler of an order writes."""
+    return {"job": event.job_id, "attempt": event.attempt}
 
 
 async def main() -> None:

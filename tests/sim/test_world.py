@@ -126,9 +126,15 @@ def test_points_to_crash_at_are_those_there_are() -> None:
                 if event.attempt == 1:
                     raise RuntimeError("the first time it fails")
 
+            @app.on("within")
+            async def within(event: Arrived) -> None:
+                async with event.transaction():
+                    pass
+
             async def make() -> None:
                 await app.schedule_at("flaky")
                 await app.schedule_at("flaky", queue="narrow")
+                await app.schedule_repeat("within", Every("PT1M", since="last_end"))
                 await app.schedule_repeat("flaky", Every("PT1M"))
                 await app.schedule_repeat("flaky", Every("PT1M", since="last_end"))
 

@@ -42,6 +42,8 @@ class Held:
     task: asyncio.Task[None] | None = None
     drop: str | None = None
     """Why its task is being cancelled: `lost` (not ours any more), `drain` (give it back) or `stop`."""
+    completing: bool = False
+    """Whether its end is being, or was, written in a transaction of its handler's: its lease matters no more."""
 
 
 class Known(NamedTuple):

@@ -106,7 +106,7 @@ class Pulse:
 
     def _drop(self, id_: str) -> None:
         held = self.node.held.get(id_)
-        if held is None or held.task is None or held.task.done():
+        if held is None or held.task is None or held.task.done() or held.completing:
             return
         log.warning("the lease of job %s was lost; its attempt %d is stopped", id_, held.attempt.number)
         held.drop = "lost"
@@ -116,7 +116,11 @@ class Pulse:
         node = self.node
         clock = node.clock
         soon = clock.monotonic() + node.options.lease - node.options.heartbeat * 0.5
-        aging = [(held.attempt.id, held.attempt.number) for held in node.held.values() if held.lease_until < soon]
+        aging = [
+            (held.attempt.id, held.attempt.number)
+            for held in node.held.values()
+            if held.lease_until < soon and not held.completing
+        ]
         if not aging:
             return
         sent = clock.monotonic()

@@ -6,8 +6,10 @@ import asyncio
 import logging
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 
 from timebell.engine.context import Held, Node
+from timebell.engine.within import Within
 from timebell.errors import InvalidPayload, InvalidRecurrence
 from timebell.model import decide
 from timebell.model.job import Attempt, Ending, JobState
@@ -33,7 +35,15 @@ class Runner:
         self._told: dict[tuple[str, int], list[datetime]] = {}
 
     async def run(self, held: Held) -> Ending | None:
-        """One attempt; None when it is no longer this node's to end."""
+        """One attempt; None when it is no longer this node's to end, or has been ended by its handler."""
+        within = Within(self.node, held, partial(self._completed, held.attempt))
+        ending = await self._carry(held, within)
+        if within.completed is None and not within.lost:
+            return ending
+        within.report(ending)
+        return None
+
+    async def _carry(self, held: Held, within: Within) -> Ending | None:
         attempt, clock = held.attempt, self.node.clock
         now = clock.now()
         if attempt.expires_at is not None and attempt.expires_at <= now:
@@ -42,7 +52,7 @@ class Runner:
             if clock.monotonic() >= held.lease_until:  # another node may have it already: send nothing
                 held.drop = "lost"
                 return None
-            outcome = await self._deliver(attempt, now)
+            outcome = await self._deliver(attempt, now, within)
             ending = self._ending(attempt, outcome)
         except Snooze as snooze:
             later = clock.now() + timedelta(seconds=snooze.delay)
@@ -60,10 +70,11 @@ class Runner:
                 raise
         return self._mark(attempt, ending)
 
-    async def _deliver(self, attempt: Attempt, now: datetime) -> Outcome:
+    async def _deliver(self, attempt: Attempt, now: datetime, within: Within) -> Outcome:
         target = decode(attempt.target)
         kind = "handler" if target is None else target["kind"]
         delivery = self._delivery(attempt, now)
+        delivery.completion = within
         if attempt.number == 1:  # later attempts are late on purpose
             lag = (now - attempt.run_at).total_seconds()
             counters, known = (
@@ -121,6 +132,9 @@ class Runner:
             self._told.clear()
         self._told[key] = found
         return list(found)
+
+    def _completed(self, attempt: Attempt, result: object) -> Ending:
+        return self._mark(attempt, self._ending(attempt, Outcome.ok(result)))
 
     def _ending(self, attempt: Attempt, outcome: Outcome) -> Ending:
         now = self.node.clock.now()

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import types
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from timebell.errors import StoreUnreachable
 from timebell.model.routes import ANYONE
+from timebell.sim.loop import VirtualLoop
 from timebell.store import transaction
-from timebell.store.dialects.base import Operation, P, R
+from timebell.store.dialects.base import Finish, Operation, P, R
+from timebell.store.dialects.lending import lend_here
+from timebell.store.dialects.shared import Shared, shared_engine
 from timebell.store.dialects.sqlite import SqliteStore, SqliteTransaction, engine_for, translate
 from timebell.store.open import migrate
 from timebell.store.sql import jobs, schedules
-from timebell.store.transaction import Dialect
+from timebell.store.transaction import Dialect, Transaction
 
-POINTS = {"fire": 5, "claim": 1, "claim_limited": 3, "end": 2, "end_in_turn": 5, "retry": 1}
+POINTS = {"fire": 5, "claim": 1, "claim_limited": 3, "end": 2, "end_in_turn": 5, "complete": 5, "retry": 1}
 """Where a node can be made to crash: these operations, each before one of so many statements (`fire.1`), before
 its commit (`fire.commit`, where there are several) and after it (`fire.done`)."""
+
+
+WAIT = 10.0  # seconds to wait for the lock, as on a file
 
 
 class Database(SqliteStore):
@@ -38,9 +47,13 @@ class Database(SqliteStore):
         self.many_nodes = many_nodes
         self.away = False
         self.listeners: list[Callable[[], None]] = []
+        self._loop: VirtualLoop | None = None
 
     async def open(self) -> None:
         """As in Store."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self._loop = loop
         if self._connection is None:
             self._connect()
             self._transaction().driver.executescript(_tables())
@@ -48,6 +61,42 @@ class Database(SqliteStore):
     async def close(self) -> None:
         """As in Store."""
         self._disconnect()
+
+    def _lender(self) -> AsyncEngine:
+        async def call(function: Callable[..., R], *args: Any) -> R:
+            return function(*args)
+
+        return AsyncEngine(shared_engine(lambda: Shared(self._driver, call, keep=True), is_async=True))
+
+    @contextmanager
+    def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
+        """As in Store. Its thread takes its turn with what is done on the event loop."""
+        assert self._loop is not None
+        self._loop.await_in_thread(self._take_turn())
+        try:
+            with self.connect() as connection, lend_here(connection, self.dialect, finish):
+                yield connection
+        finally:
+            self._loop.call_soon_threadsafe(self._turn.release)
+
+    def connect(self) -> Connection:
+        """A connection for code that blocks, while no other one writes."""
+        return shared_engine(lambda: Shared(self._driver, keep=True), is_async=False).connect()
+
+    async def free(self) -> None:
+        """Until no handler has a transaction open, as others wait for a file; StoreUnreachable after as long."""
+        while self._turn.locked():
+            await self._take_turn()
+            self._turn.release()
+
+    async def _take_turn(self) -> None:
+        try:
+            await asyncio.wait_for(self._turn.acquire(), WAIT)
+        except TimeoutError:
+            raise StoreUnreachable(
+                "The simulated database is locked by a handler that is in a transaction.",
+                fix="Inside event.transaction(), pass connection= to the verbs, and keep it short.",
+            ) from None
 
     def look(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an operation that only reads, from outside of the event loop too."""
@@ -146,6 +195,31 @@ class Link:
         """As in Store; the connection is one to a database of the caller's own."""
         return await self._database.join(connection, operation, *args, **kwargs)
 
+    @asynccontextmanager
+    async def lend(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
+        """As in Store."""
+        await self._reach()
+        with self._aimed(finish):
+            async with self._database.lend(self._reached(finish)) as connection:
+                yield connection
+
+    @contextmanager
+    def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
+        """As in Store. No fault strikes here, as its thread goes on beside all others."""
+        self._check()
+        with self._database.lend_to_thread(self._reached(finish)) as connection:
+            yield connection
+
+    def _reached(self, finish: Finish) -> Finish:
+        """`finish`, if by then the way is still there."""
+
+        @wraps(finish)
+        def reached(tx: Transaction) -> None:
+            self._check()
+            finish(tx)
+
+        return reached
+
     def begin(self) -> AbstractAsyncContextManager[Any]:
         """As in Store."""
         return self._database.begin()
@@ -177,6 +251,10 @@ class Link:
     async def _reach(self) -> None:
         if self._database.many_nodes:  # between any two operations of one node another may come
             await _others_first()
+        await self._database.free()
+        self._check()
+
+    def _check(self) -> None:
         if self.cut or self._database.away:
             raise StoreUnreachable(f"{self._name} does not reach the simulated database: {self._why()}.")
 

@@ -89,6 +89,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         call.result.add_done_callback(wake)
         return call.waiter
 
+    def await_in_thread(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Called in a thread: await something on the loop. Virtual time passes meanwhile, if that takes some."""
+        call: _Call | None = getattr(_thread, "call", None)
+
+        async def waiting() -> _T:
+            if call is not None:
+                call.waits = True
+            try:
+                return await coroutine
+            finally:
+                if call is not None:
+                    call.waits = False
+
+        return asyncio.run_coroutine_threadsafe(waiting(), self).result()
+
     def call_soon_threadsafe(
         self,
         callback: Callable[[*_Ts], object],
@@ -113,7 +128,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._calls.remove(call)
             call.hand_over()
             return []
-        if self._calls or self._holds:
+        if self._holds or not all(call.waits for call in self._calls):
             if events := poll(self.patience):
                 return events
             raise RuntimeError(f"virtual time: a thread or socket has been at work for {self.patience:g} real seconds")
@@ -149,6 +164,7 @@ class _Call:
     def __init__(self, waiter: asyncio.Future[Any]) -> None:
         self.waiter = waiter
         self.speaks = False
+        self.waits = False
 
     def hand_over(self) -> None:
         if self.waiter.done():

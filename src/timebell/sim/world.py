@@ -14,14 +14,14 @@ import hashlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import orjson
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from timebell import ids
 from timebell.app import Timebell
@@ -216,6 +216,13 @@ class World:
     def at(self, instant: datetime, call: Callable[[], None]) -> None:
         """Call something at an aware instant to come, before what is due then."""
         self._loop.call_at(self.clock.deadline(instant), call)
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """The simulated database, for tables of one's own: a SQLAlchemy connection in a transaction that the end of
+        the block commits. For use while no time passes."""
+        with self.database.connect() as connection, connection.begin():
+            yield connection
 
     def runs(self) -> list[Run]:
         """What fired, ended or was skipped, or is due and waits, and was not told before; in order."""

@@ -26,6 +26,11 @@ def from_micros(micros: int) -> datetime:
     return EPOCH + timedelta(microseconds=micros)
 
 
+def in_utc(instant: datetime) -> datetime:
+    """As it is, or moved from the zone of a caller's own connection."""
+    return instant if instant.tzinfo is UTC else instant.astimezone(UTC)
+
+
 class Instant(types.TypeDecorator[datetime]):
     """timestamptz on PostgreSQL; microseconds since 1970 elsewhere."""
 
@@ -44,7 +49,9 @@ class Instant(types.TypeDecorator[datetime]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         """In from the database."""
-        return value if value is None or dialect.name == "postgresql" else from_micros(value)
+        if value is None:
+            return None
+        return in_utc(value) if dialect.name == "postgresql" else from_micros(value)
 
 
 class Id(types.TypeDecorator[str]):

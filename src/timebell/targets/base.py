@@ -5,17 +5,45 @@ A new target is a class with `kind`, `check`, `deliver` and `close`; nothing els
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from types import TracebackType
 from typing import Any, Protocol
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.errors import InvalidInput
 
 KEPT_BYTES = 4096
 """How much of a receiver's body, or of each output of a command, is kept with the job."""
 LONGEST_RETRY_AFTER = 86_400.0
+
+
+class Block(Protocol):
+    """`async with` in async handlers, `with` in plain functions."""
+
+    async def __aenter__(self) -> AsyncConnection: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> bool | None: ...
+
+    def __enter__(self) -> Connection: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> bool | None: ...
+
+
+class Completion(Protocol):
+    """How a handler completes its job itself."""
+
+    def transaction(self, result: Callable[[], Any]) -> Block:
+        """A transaction that completes the job, with what `result` gives at its end."""
+        ...
 
 
 @dataclass(slots=True)
@@ -35,6 +63,7 @@ class Delivery:
     occurrence_key: str
     attempt: int
     upcoming: list[datetime]
+    completion: Completion | None = None
 
 
 @dataclass(slots=True)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic
 
-from timebell.errors import InvalidInput, InvalidPayload
+from timebell.errors import InvalidInput, InvalidPayload, TimebellError
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry, seconds
 from timebell.model.routes import Routes
 from timebell.targets import payloads
-from timebell.targets.base import Delivery, Outcome
+from timebell.targets.base import Block, Completion, Delivery, Outcome
 from timebell.targets.blocked import Timed
 from timebell.targets.payloads import PayloadType
 
@@ -66,6 +66,25 @@ class Arrived(Generic[P]):
     upcoming: list[datetime] = field(default_factory=list)
     state: Any = None
     """What the app's lifespan opened for its handlers."""
+    result: Any = None
+    """Set inside `transaction`, it is kept with the job."""
+    _completion: Completion | None = field(default=None, repr=False, compare=False)
+
+    def transaction(self) -> Block:
+        """A transaction on Timebell's own database in which the handler writes rows of its own: they exist if and
+        only if this attempt completed the job.
+
+        `async with event.transaction() as connection:` gives a SQLAlchemy AsyncConnection; in a plain function `with`
+        gives a Connection. When the block ends the job is completed in the same transaction; an error in it rolls
+        back and is one of the attempt. Raises Conflict (ATTEMPT_OVER) at the end if another attempt took over, and
+        TimebellError (TRANSACTION_NOT_ALONE).
+        """
+        if self._completion is None:
+            raise TimebellError(
+                f"This event of {self.topic} cannot complete its job.", code="TRANSACTION_NOT_ALONE",
+                fix="That takes one handler of the topic, called by the engine; what observes ('*') does not count.",
+            )  # fmt: skip
+        return self._completion.transaction(lambda: self.result)
 
 
 class Snooze(Exception):
@@ -270,15 +289,19 @@ def _events(delivery: Delivery, heard: list[Handler], state: Any) -> list[Arrive
         schedule_id=delivery.schedule_id, occurrence_key=delivery.occurrence_key,
         attempt=delivery.attempt, upcoming=delivery.upcoming, state=state,
     )  # fmt: skip
+    # What one handler commits cannot be undone when another fails.
+    alone = sum(handler.handles for handler in heard) <= 1
     events = []
     for handler in heard:
         mine = event
+        if alone and (handler.handles or len(heard) == 1):
+            mine = replace(event, _completion=delivery.completion)
         if handler.payload is not None:
             version = payloads.version_of(delivery.metadata)
             if version > handler.payload.version:
                 log.warning("job %s has a payload of version %d, newer than this node's code", delivery.job_id, version)
                 raise Snooze(NEWER_PAUSE)
-            mine = replace(event, payload=handler.payload.read(delivery.topic, delivery.payload, version))
+            mine = replace(mine, payload=handler.payload.read(delivery.topic, delivery.payload, version))
         events.append(mine)
     return events
 

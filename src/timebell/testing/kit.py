@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from timebell.app import Timebell
 from timebell.errors import InvalidInstant
@@ -15,6 +16,9 @@ from timebell.model.job import JobState
 from timebell.recurrence import resolve_local, zone
 from timebell.recurrence.instants import format_instant, parse_instant
 from timebell.sim.world import Run, World
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 T = TypeVar("T")
 _IN_ZONE = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
@@ -95,6 +99,11 @@ class Kit:
         self._touched = True
         _outside(coroutine)
         return self.world.run(coroutine)
+
+    def connect(self) -> AbstractContextManager[Connection]:
+        """The database of this world, for tables of your own: a SQLAlchemy connection in a transaction that the end
+        of the block commits. Outside of the event loop only, as no time may pass meanwhile."""
+        return self.world.connect()
 
     def start(self, *, nodes: int = 1, **options: Any) -> None:
         """Start several nodes, or one with options (see `Timebell.running`). Otherwise one starts by itself when time

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.errors import InvalidInput
+from timebell.store.dialects import drivers
 from timebell.store.transaction import Dialect, SqlTransaction, Steps, Transaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Operation = Callable[Concatenate[Transaction, P], R]
+Finish = Callable[[Transaction], None]
 
 
 class Store(Protocol):
@@ -45,7 +48,14 @@ class Store(Protocol):
         """As `run`, on the fast path: only for operations of a single statement, or that need no atomicity."""
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an operation inside the caller's own SQLAlchemy transaction (sync or async)."""
+        """Run an operation inside a transaction of the caller's: on a connection that `join_callers` takes."""
+
+    def lend(self, finish: Finish) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A connection in a transaction of its own. When the block ends well `finish` is run in it, and it is
+        committed; any error rolls it back."""
+
+    def lend_to_thread(self, finish: Finish) -> AbstractContextManager[Connection]:
+        """As `lend`, for the thread that calls."""
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
         """A transaction of several operations, for `join`: commits when the block ends, unless it raises."""
@@ -86,32 +96,49 @@ callers_thread: ContextVar[Callable[[Callable[[], Any]], Awaitable[Any]] | None]
 async def join_callers(
     connection: Any, dialect: Dialect, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[R, bool]:
-    """`join` for whatever a caller holds: Connection, Session, AsyncConnection or AsyncSession.
+    """`join` for whatever a caller holds: Connection, Session, AsyncConnection or AsyncSession, or a connection of
+    psycopg, asyncpg or sqlite3 itself.
 
-    A synchronous one is used by the thread that brought it. Raises InvalidInput (CONNECTION_INVALID).
+    A synchronous one is used by the thread that brought it. Raises InvalidInput (CONNECTION_INVALID,
+    TRANSACTION_MISSING).
     """
-    there, is_async = callers_thread.get(), hasattr(connection, "run_sync")
-    if not (is_async or isinstance(connection, Connection) or callable(getattr(connection, "connection", None))):
+    driver = drivers.driver_of(connection)
+    there, is_async = callers_thread.get(), hasattr(connection, "run_sync") or driver in drivers.ASYNC
+    named = type(connection).__name__
+    if not (driver or is_async or isinstance(connection, Connection) or _is_session(connection)):
         raise InvalidInput(
-            f"connection is a {type(connection).__name__}.", code="CONNECTION_INVALID",
-            fix="Give a SQLAlchemy Connection, Session, AsyncConnection or AsyncSession.",
+            f"connection is a {named}.", code="CONNECTION_INVALID",
+            fix="Give a Connection or Session of SQLAlchemy, sync or async, or one of psycopg, asyncpg or sqlite3.",
         )  # fmt: skip
     if is_async and there is not None:
         raise InvalidInput(
-            f"connection is a {type(connection).__name__}, which belongs to an event loop, and app.sync blocks.",
+            f"connection is a {named}, which belongs to an event loop, and app.sync blocks.",
             code="CONNECTION_INVALID", fix="Give a Connection or Session, or await app.schedule_at(...).",
         )  # fmt: skip
-    if is_async:
-        return await connection.run_sync(  # type: ignore[no-any-return]
-            lambda inner: join(_connection(inner), dialect, operation, args, kwargs)
-        )
+
+    def on(connection: Connection) -> tuple[R, bool]:
+        kind = dialect.name.partition(" ")[0]
+        if connection.dialect.name != kind:
+            raise InvalidInput(
+                f"connection is one to {connection.dialect.name}, and the app's database is {kind}.",
+                code="CONNECTION_INVALID", fix="Give one to the database of the app.",
+            )  # fmt: skip
+        return join(connection, dialect, operation, args, kwargs)
 
     def joined() -> tuple[R, bool]:
-        return join(_connection(connection), dialect, operation, args, kwargs)
+        if driver is None:
+            return on(connection if isinstance(connection, Connection) else connection.connection())
+        drivers.check_transaction(driver, connection)
+        return drivers.lent(driver, connection, on)
 
+    if driver in drivers.ASYNC:
+        return await drivers.awaited(joined)
+    if is_async:
+        return await connection.run_sync(  # type: ignore[no-any-return]
+            lambda inner: on(inner if isinstance(inner, Connection) else inner.connection())
+        )
     return joined() if there is None else await there(joined)
 
 
-def _connection(given: Any) -> Connection:
-    """The Connection behind a Session, or itself."""
-    return given if isinstance(given, Connection) else given.connection()
+def _is_session(given: Any) -> bool:
+    return callable(getattr(given, "connection", None))

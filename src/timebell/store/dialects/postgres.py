@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import asyncpg
 import orjson
-from sqlalchemy import Connection, make_url
+from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
-from timebell.errors import StoreError, StoreUnreachable
-from timebell.store.dialects.base import Operation, P, R, join_callers
+from timebell.errors import StoreError, StoreUnreachable, TimebellError
+from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
+from timebell.store.dialects.lending import lend, lend_here
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, SqlTransaction, Steps, Transaction
+from timebell.store.types import in_utc
 
 CHANNEL = "timebell"
+LENT = 5  # connections kept for transactions of handlers, and as many more when they are in use
+LENT_PATIENCE = 3600.0  # seconds; the attempt's own timeout comes first
 KEPT = 4  # connections that hot operations keep to themselves
 NOTIFY_EVERY = 0.05  # seconds; NOTIFY takes a lock over all commits, so never one per job
 _TYPES = {
@@ -63,7 +68,8 @@ class PostgresWords:
     def rows(self, columns: Mapping[str, str]) -> str:
         """As in Words."""
         typed = ", ".join(f"{name} {_TYPES[kind]}" for name, kind in columns.items())
-        return f"SELECT * FROM json_to_recordset(CAST(:rows AS json)) AS r({typed})"  # noqa: S608
+        # By way of text, as a caller's own connection may have a codec for json.
+        return f"SELECT * FROM json_to_recordset(CAST(CAST(:rows AS text) AS json)) AS r({typed})"  # noqa: S608
 
     def to_db(self, instant: datetime | None) -> Any:
         """As in Dialect."""
@@ -71,7 +77,7 @@ class PostgresWords:
 
     def from_db(self, value: Any) -> Any:
         """As in Dialect."""
-        return value
+        return None if value is None else in_utc(value)
 
 
 class PostgresTransaction(SqlTransaction):
@@ -106,6 +112,10 @@ class PostgresStore:
         self._engine: AsyncEngine = engine_for(url, pool_size=pool_size)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: list[AsyncConnection] = []
+        # Apart from those of the engine, which would go short of connections while handlers take their time.
+        self._lent: AsyncEngine | None = None
+        self._lent_to_threads: Engine | None = None
+        self._lending = threading.Lock()
         self._listener: asyncpg.Connection[Any] | None = None
         self._notifying: asyncio.Task[None] | None = None
         self._untold = False
@@ -123,7 +133,11 @@ class PostgresStore:
                 await self._listener.close(timeout=1)
             self._listener = None
         await self._dispose()
-        self._loop = None
+        if self._lent is not None:
+            await self._lent.dispose()
+        if self._lent_to_threads is not None:
+            self._lent_to_threads.dispose()
+        self._loop = self._lent = self._lent_to_threads = None
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
@@ -141,6 +155,37 @@ class PostgresStore:
         if wants_notify:
             await join_callers(connection, self.dialect, _notify, (), {})
         return answer
+
+    @contextlib.asynccontextmanager
+    async def lend(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
+        """As in Store."""
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._settle_on(loop)
+        if self._lent is None:
+            engine = engine_for(self.url, pool_size=LENT, patience=LENT_PATIENCE)
+            self._lent = engine.execution_options(isolation_level="READ COMMITTED")
+        try:
+            connection = await self._lent.connect()
+        except (*_GONE, DBAPIError) as failed:
+            raise unreachable(self.url, failed) from failed
+        try:
+            async with lend(connection, self.join, finish):
+                yield connection
+        finally:
+            await connection.close()
+
+    @contextlib.contextmanager
+    def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
+        """As in Store."""
+        with self._lending:
+            if self._lent_to_threads is None:
+                self._lent_to_threads = _engine_for_threads(self.url)
+        try:
+            connection = self._lent_to_threads.connect()
+        except DBAPIError as failed:
+            raise unreachable(self.url, failed) from failed
+        with connection, lend_here(connection, self.dialect, finish, _notify):
+            yield connection
 
     @contextlib.asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
@@ -256,7 +301,9 @@ class PostgresStore:
                 with contextlib.suppress(Exception):
                     self._kept.pop().sync_connection.detach()  # type: ignore[union-attr]
             self._engine.sync_engine.dispose(close=False)
-            self._listener = self._notifying = None
+            if self._lent is not None:
+                self._lent.sync_engine.dispose(close=False)
+            self._lent = self._listener = self._notifying = None
         self._loop = loop
 
     async def _dispose(self) -> None:
@@ -308,17 +355,41 @@ def _reading(tx: Transaction) -> Any:
     return tx.fetch(READING)[0]["at"]
 
 
-def engine_for(url: str, *, pool_size: int = 5) -> AsyncEngine:
-    """An asyncpg engine in autocommit; a transaction left open by a frozen client is ended by the server."""
-    settings = {"application_name": "timebell", "idle_in_transaction_session_timeout": "10000", "timezone": "UTC"}
+SETTINGS = {"application_name": "timebell", "idle_in_transaction_session_timeout": "10000", "timezone": "UTC"}
+
+
+def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0) -> AsyncEngine:
+    """An asyncpg engine in autocommit; a transaction left open by a frozen client is ended by the server.
+
+    `patience` is how many seconds to wait for a connection while all are in use.
+    """
     address = make_url(_plain(url)).set(drivername="postgresql+asyncpg")
     return create_async_engine(
         address,
         isolation_level="AUTOCOMMIT",
         pool_size=pool_size,
         max_overflow=pool_size,
-        connect_args={"server_settings": settings, "timeout": 5, "command_timeout": 30},
+        pool_timeout=patience,
+        connect_args={"server_settings": SETTINGS, "timeout": 5, "command_timeout": 30},
     )
+
+
+def _engine_for_threads(url: str) -> Engine:
+    """Another, of psycopg, for code that blocks. Raises TimebellError (PSYCOPG_MISSING)."""
+    options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
+    try:
+        return create_engine(
+            make_url(_plain(url)).set(drivername="postgresql+psycopg"),
+            pool_size=LENT,
+            max_overflow=LENT,
+            pool_timeout=LENT_PATIENCE,
+            connect_args={"options": options, "connect_timeout": 5},
+        )
+    except ImportError as missing:
+        raise TimebellError(
+            "A plain function has no driver for a transaction on PostgreSQL: psycopg is not installed.",
+            code="PSYCOPG_MISSING", fix="pip install psycopg[binary], or make the handler async.",
+        ) from missing  # fmt: skip
 
 
 def _plain(url: str) -> str:

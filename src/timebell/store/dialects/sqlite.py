@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import functools
 import os
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, TextIO
 
 import orjson
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import NullPool
 
 from timebell.errors import StoreError, StoreInUse, StoreUnreachable
-from timebell.store.dialects.base import Operation, P, R, callers_thread, join_callers
+from timebell.store.dialects.base import Finish, Operation, P, R, callers_thread, join_callers
+from timebell.store.dialects.lending import lend, lend_here
+from timebell.store.dialects.shared import Shared, shared_engine
 from timebell.store.statement import Statement
 from timebell.store.transaction import Dialect, Row, SqlTransaction, Steps
 from timebell.store.types import from_micros, to_micros
@@ -130,6 +133,10 @@ class SqliteStore:
         self._connection: Connection | None = None
         self._driver: sqlite3.Connection | None = None
         self._lock: TextIO | None = None
+        self._aside: ThreadPoolExecutor | None = None  # not the store's own thread, which waits for the lock meanwhile
+        self._lent: AsyncEngine | None = None
+        self._lent_to_threads: Engine | None = None
+        self._turn = asyncio.Lock()
         self._others: ThreadPoolExecutor | None = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -160,6 +167,9 @@ class SqliteStore:
                 self._disconnect()
             self._thread.shutdown()
             self._thread = None
+        if self._aside is not None:
+            self._aside.shutdown(wait=False)
+            self._aside = self._lent = None
         if self._others is not None:
             self._others.shutdown()
             self._others = None
@@ -213,7 +223,32 @@ class SqliteStore:
         """As in Store."""
         return (await join_callers(connection, self.dialect, _begun(operation), args, kwargs))[0]
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
+    async def lend(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
+        """As in Store. One at a time, as only one of them could write."""
+        if self._lent is None:
+            self._lent = self._lender()
+        async with self._turn, self._lent.connect() as connection, lend(connection, self.join, finish):
+            yield connection
+
+    def _lender(self) -> AsyncEngine:
+        thread = self._aside = ThreadPoolExecutor(1, thread_name_prefix="timebell-lent")
+        own = engine_for(self.url, durable=self._durable, begin=None)
+
+        async def call(function: Callable[..., R], *args: Any) -> R:
+            return await asyncio.get_running_loop().run_in_executor(thread, function, *args)
+
+        return AsyncEngine(shared_engine(lambda: Shared(own.raw_connection(), call), is_async=True))
+
+    @contextlib.contextmanager
+    def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
+        """As in Store."""
+        if self._lent_to_threads is None:
+            self._lent_to_threads = engine_for(self.url, durable=self._durable)
+        with self._lent_to_threads.connect() as connection, lend_here(connection, self.dialect, finish):
+            yield connection
+
+    @contextlib.asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
         """As in Store: one at a time, on a connection of its own."""
         if self._others is None:
@@ -242,6 +277,7 @@ class SqliteStore:
 
     async def lock_engine(self) -> None:
         """As in Store. The lock goes with the process, however it ends."""
+        self._turn = asyncio.Lock()  # of this engine's event loop
         if self._path == ":memory:" or self._lock is not None:
             return
         lock = open(f"{self._path}-engine", "a+")  # noqa: ASYNC230, SIM115 - held for life; no wait on a local file

@@ -70,6 +70,13 @@ def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[
     return Ended({str(row["id"]) for row in ended}, freed, put_off)
 
 
+def complete(tx: Transaction, ending: Ending) -> Ended:
+    """End one attempt, in a transaction that others write in too; in turn, if it has a schedule."""
+    if ending.schedule_id is None:
+        return Ended(jobs.end(tx, [ending]), 0, put_off=False)
+    return end_in_turn(tx, [ending], [ending.schedule_id])
+
+
 def _put_off(tx: Transaction, waiting: dict[str, str], ended: Sequence[Row], ends: dict[str, datetime]) -> bool:
     """Give the schedules of a fixed delay whose run ended their next instant; whether there was one."""
     found: dict[str, datetime] = {}

@@ -1,0 +1,604 @@
+"""`event.transaction()`: what a handler writes exists if and only if its attempt completed the job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from timebell import Arrived, Cancel, Cron, Every, Retry, Snooze, Timebell
+from timebell.engine.service import Service
+from timebell.errors import TimebellError
+from timebell.model.job import Ending, Job, JobState
+from timebell.store.sql import jobs as statements
+from timebell.testing.kit import Kit
+
+PATIENCE = 10.0
+NEW = "INSERT INTO orders VALUES (:job, :attempt)"
+Handle = Callable[[Arrived], Any]
+PLAIN = pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+
+
+def row(event: Arrived) -> dict[str, Any]:
+    return {"job": event.job_id, "attempt": event.attempt}
+
+
+class Shop:
+    """An app on a real store, with a table of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.app = Timebell(url, timezone="UTC")
+
+    def own_engine(self) -> Any:
+        driver = "sqlite" if self.url.startswith("sqlite") else "postgresql+psycopg"
+        return create_engine(make_url(self.url).set(drivername=driver))
+
+    def say(self, statement: str) -> Any:
+        engine = self.own_engine()
+        try:
+            with engine.begin() as connection:
+                result = connection.execute(text(statement))
+                return [tuple(found) for found in result] if result.returns_rows else None
+        finally:
+            engine.dispose()
+
+    def orders(self) -> list[tuple[str, int]]:
+        """The rows there are."""
+        found: list[tuple[str, int]] = self.say("SELECT job, attempt FROM orders ORDER BY job")
+        return found
+
+    def run(self, test: Callable[[Service], Coroutine[Any, Any, None]]) -> None:
+        """Run a test beside the engine."""
+
+        async def body() -> None:
+            try:
+                async with self.app.running(poll=0.05) as service:
+                    await asyncio.wait_for(test(service), PATIENCE)
+            finally:
+                await self.app.close()
+
+        asyncio.run(body())
+
+    async def ended(self, job: Job) -> Job:
+        """The job, when it is over."""
+        while (found := await self.app.get(job.id)).state in (JobState.PENDING, JobState.RUNNING):
+            await asyncio.sleep(0.02)
+        return found
+
+    async def done(self, **fields: Any) -> Job:
+        return await self.ended(await self.app.schedule_at("order", **fields))
+
+
+@pytest.fixture
+def shop(store_url: str) -> Shop:
+    made = Shop(store_url)
+    made.say("CREATE TABLE orders (job VARCHAR(40), attempt INTEGER)")
+    return made
+
+
+def on(shop: Shop, plain: bool, inside: Callable[[Arrived], Any] | None = None, **options: Any) -> list[int]:
+    """A handler that writes a row and then does what `inside` says, in its transaction; the attempts there were."""
+    attempts: list[int] = []
+
+    if plain:
+
+        @shop.app.on("order", **options)
+        def write(event: Arrived) -> None:
+            attempts.append(event.attempt)
+            with event.transaction() as connection:
+                connection.execute(text(NEW), row(event))
+                if inside is not None:
+                    inside(event)
+
+    else:
+
+        @shop.app.on("order", **options)
+        async def write_async(event: Arrived) -> None:
+            attempts.append(event.attempt)
+            async with event.transaction() as connection:
+                await connection.execute(text(NEW), row(event))
+                if inside is not None and isinstance(ran := inside(event), Awaitable):
+                    await ran
+
+    return attempts
+
+
+@PLAIN
+def test_the_job_is_completed_with_the_rows_and_once(shop: Shop, plain: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def result(event: Arrived) -> None:
+        event.result = {"order": event.attempt}
+
+    on(shop, plain, result)
+
+    async def test(service: Service) -> None:
+        job = await shop.done()
+        assert (job.state, job.result, job.attempt) == (JobState.COMPLETED, {"order": 1}, 1)
+        while service.node.held:
+            await asyncio.sleep(0.01)
+        assert shop.orders() == [(job.id, 1)]
+        assert (service.node.counters.ended, service.node.counters.fenced) == (1, 0)
+
+    shop.run(test)
+    assert [line for line in caplog.records if line.levelno >= logging.WARNING] == []
+
+
+@PLAIN
+def test_an_error_inside_rolls_back_and_fails_the_attempt(shop: Shop, plain: bool) -> None:
+    def fails_first(event: Arrived) -> None:
+        if event.attempt == 1:
+            raise ValueError("no")
+        if event.attempt == 2:
+            raise Snooze(0)
+
+    attempts = on(shop, plain, fails_first, retry=Retry(attempts=2, delay=0))
+
+    async def test(_: Service) -> None:
+        job = await shop.done()
+        assert (job.state, job.attempt, job.tries) == (JobState.COMPLETED, 3, 2)
+        assert [each["code"] for each in job.attempts] == ["ValueError"]
+        assert shop.orders() == [(job.id, 3)]
+
+    shop.run(test)
+    assert attempts == [1, 2, 3]
+
+
+@PLAIN
+def test_raise_cancel_inside_writes_nothing(shop: Shop, plain: bool) -> None:
+    def cancel(_: Arrived) -> None:
+        raise Cancel("not wanted")
+
+    on(shop, plain, cancel)
+
+    async def test(_: Service) -> None:
+        job = await shop.done()
+        assert (job.state, job.reason) == (JobState.CANCELLED, "not wanted")
+        assert shop.orders() == []
+
+    shop.run(test)
+
+
+@PLAIN
+def test_what_fails_after_the_commit_is_logged_and_the_job_stays_completed(
+    shop: Shop, plain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if plain:
+
+        @shop.app.on("order")
+        def write(event: Arrived) -> None:
+            with event.transaction() as connection:
+                connection.execute(text(NEW), row(event))
+            raise ValueError("afterwards")
+
+    else:
+
+        @shop.app.on("order")
+        async def write_async(event: Arrived) -> None:
+            async with event.transaction() as connection:
+                await connection.execute(text(NEW), row(event))
+            raise ValueError("afterwards")
+
+    async def test(service: Service) -> None:
+        job = await shop.done()
+        while service.node.held:
+            await asyncio.sleep(0.01)
+        found = await shop.app.get(job.id)
+        assert (found.state, found.attempt, found.error) == (JobState.COMPLETED, 1, None)
+        assert shop.orders() == [(job.id, 1)]
+
+    shop.run(test)
+    (line,) = [line.getMessage() for line in caplog.records if line.levelno >= logging.ERROR]
+    assert "is completed" in line
+    assert "ValueError: afterwards" in line
+
+
+def test_what_is_returned_after_the_commit_is_not_kept_and_said(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    @shop.app.on("order")
+    async def write(event: Arrived) -> str:
+        async with event.transaction():
+            event.result = "kept"
+        return "late"
+
+    async def test(_: Service) -> None:
+        assert (await shop.done()).result == "kept"
+
+    shop.run(test)
+    assert any("is not kept" in line.getMessage() for line in caplog.records)
+
+
+@PLAIN
+def test_an_attempt_that_was_taken_over_writes_nothing(shop: Shop, plain: bool) -> None:
+    errors: list[TimebellError] = []
+    taken = threading.Event()
+
+    async def take_over(job_id: str) -> None:
+        """As another node does, for which this one is dead."""
+        gone = Ending(job_id, 1, JobState.PENDING, shop.app.clock.now(), run_at=shop.app.clock.now())
+        assert await shop.app.store.run(statements.retry, [gone]) == {job_id}
+        taken.set()
+
+    if plain:
+
+        @shop.app.on("order")
+        def write(event: Arrived) -> None:
+            assert taken.wait(PATIENCE)
+            try:
+                with event.transaction() as connection:
+                    connection.execute(text(NEW), row(event))
+            except TimebellError as error:
+                errors.append(error)
+                raise
+
+    else:
+
+        @shop.app.on("order")
+        async def write_async(event: Arrived) -> None:
+            while not taken.is_set():
+                await asyncio.sleep(0.01)
+            try:
+                async with event.transaction() as connection:
+                    await connection.execute(text(NEW), row(event))
+            except TimebellError as error:
+                errors.append(error)
+                raise
+
+    async def test(service: Service) -> None:
+        job = await shop.app.schedule_at("order")
+        while (await shop.app.get(job.id)).state is JobState.PENDING:
+            await asyncio.sleep(0.01)
+        await take_over(job.id)
+        job = await shop.ended(job)
+        assert (job.state, job.attempt, job.attempts) == (JobState.COMPLETED, 2, [])
+        assert shop.orders() == [(job.id, 2)]
+        assert service.node.counters.fenced == 1
+
+    shop.run(test)
+    assert [error.code for error in errors] == ["ATTEMPT_OVER"]
+
+
+def test_a_timeout_in_the_block_rolls_back(shop: Shop) -> None:
+    async def hang(event: Arrived) -> None:
+        if event.attempt == 1:
+            await asyncio.sleep(PATIENCE)
+
+    on(shop, False, hang, timeout=0.5, retry=Retry(attempts=2, delay=0))
+
+    async def test(_: Service) -> None:
+        job = await shop.done()
+        assert [each["code"] for each in job.attempts] == ["TIMEOUT"]
+        assert shop.orders() == [(job.id, 2)]
+
+    shop.run(test)
+
+
+def test_a_thread_that_timed_out_before_its_block_writes_nothing(shop: Shop) -> None:
+    over = threading.Event()
+    errors: list[TimebellError] = []
+
+    @shop.app.on("order", timeout=0.3, retry=Retry(attempts=1))
+    def write(event: Arrived) -> None:
+        assert over.wait(PATIENCE)
+        try:
+            with event.transaction() as connection:
+                connection.execute(text(NEW), row(event))
+        except TimebellError as error:
+            errors.append(error)
+
+    async def test(_: Service) -> None:
+        job = await shop.done()
+        assert job.state is JobState.FAILED
+        over.set()
+        while not errors:
+            await asyncio.sleep(0.01)
+        assert shop.orders() == []
+        assert (await shop.app.get(job.id)).state is JobState.FAILED
+
+    shop.run(test)
+    assert [error.code for error in errors] == ["ATTEMPT_OVER"]
+
+
+def test_a_cancel_asked_meanwhile_does_not_undo_a_success(shop: Shop) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @shop.app.on("order")
+    async def write(event: Arrived) -> None:
+        begun.set()
+        await go_on.wait()
+        async with event.transaction() as connection:
+            await connection.execute(text(NEW), row(event))
+
+    async def test(_: Service) -> None:
+        job = await shop.app.schedule_at("order")
+        await begun.wait()
+        assert (await shop.app.cancel(job.id)).outcome == "in_flight"
+        go_on.set()
+        assert (await shop.ended(job)).state is JobState.COMPLETED
+        assert shop.orders() == [(job.id, 1)]
+        assert (await shop.app.cancel(job.id)).outcome == "in_flight"
+
+    shop.run(test)
+
+
+def test_jobs_made_inside_and_sessions_commit_with_it(shop: Shop) -> None:
+    @shop.app.on("order", retry=Retry(attempts=2, delay=0))
+    async def write(event: Arrived) -> None:
+        async with event.transaction() as connection, AsyncSession(connection) as session:
+            await session.execute(text(NEW), row(event))
+            await session.commit()
+            await shop.app.schedule_at("order.next", payload=event.attempt, connection=connection)
+            if event.attempt == 1:
+                raise ValueError
+
+    async def test(_: Service) -> None:
+        job = await shop.done()
+        assert shop.orders() == [(job.id, 2)]
+        assert [made.payload for made in await shop.app.list(topic="order.next")] == [2]
+
+    shop.run(test)
+
+
+def test_sessions_in_threads(shop: Shop) -> None:
+    @shop.app.on("order")
+    def write(event: Arrived) -> None:
+        with event.transaction() as connection, Session(connection) as session:
+            session.execute(text(NEW), row(event))
+            session.commit()
+            shop.app.sync.schedule_at("order.next", connection=session)
+
+    async def test(_: Service) -> None:
+        job = await shop.done()
+        assert shop.orders() == [(job.id, 1)]
+        assert len(await shop.app.list(topic="order.next")) == 1
+
+    shop.run(test)
+    shop.app.sync.close()
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_a_block_that_ends_its_transaction_by_hand_does_not_complete_the_job(shop: Shop, verb: str) -> None:
+    @shop.app.on("order", retry=Retry(attempts=1))
+    async def write(event: Arrived) -> None:
+        async with event.transaction() as connection:
+            await connection.execute(text(NEW), row(event))
+            await getattr(connection, verb)()
+
+    async def test(_: Service) -> None:
+        job = await shop.done()
+        assert (job.state, job.attempts[0]["code"]) == (JobState.FAILED, "TimebellError")
+        assert "leave commit() out" in (job.error or "").lower()
+        assert len(shop.orders()) == (verb == "commit")
+
+    shop.run(test)
+
+
+def test_only_a_handler_that_is_alone_may(shop: Shop) -> None:
+    seen: list[str] = []
+
+    @shop.app.on("order", retry=Retry(attempts=1))
+    async def write(event: Arrived) -> None:
+        async with event.transaction() as connection:
+            await connection.execute(text(NEW), row(event))
+
+    @shop.app.on("order.two", retry=Retry(attempts=1))
+    @shop.app.on("order.*", retry=Retry(attempts=1))
+    async def both(event: Arrived) -> None:
+        event.transaction()
+
+    @shop.app.on("*")
+    async def observe(event: Arrived) -> None:
+        seen.append(event.topic)
+        if event.topic == "order":
+            with pytest.raises(TimebellError):
+                event.transaction()
+            raise ValueError("who only looks on fails nothing that is done")
+
+    async def test(_: Service) -> None:
+        job = await shop.done()
+        assert job.state is JobState.COMPLETED
+        refused = await shop.ended(await shop.app.schedule_at("order.two"))
+        assert refused.state is JobState.FAILED
+        assert "takes one handler" in (refused.error or "")
+        assert shop.orders() == [(job.id, 1)]
+
+    shop.run(test)
+    assert seen == ["order", "order.two"]
+
+
+def test_with_where_it_would_block_the_loop_and_twice_are_refused(shop: Shop) -> None:
+    codes: list[str] = []
+
+    @shop.app.on("order")
+    async def write(event: Arrived) -> None:
+        with pytest.raises(TimebellError) as refused, event.transaction():
+            pass
+        codes.append(refused.value.code)
+        async with event.transaction():
+            pass
+        with pytest.raises(TimebellError) as refused:
+            async with event.transaction():
+                pass
+        codes.append(refused.value.code)
+
+    async def test(_: Service) -> None:
+        assert (await shop.done()).state is JobState.COMPLETED
+
+    shop.run(test)
+    assert codes == ["BLOCKING_IN_LOOP", "ATTEMPT_OVER"]
+
+
+@PLAIN
+def test_many_at_once_each_write_their_row(shop: Shop, plain: bool) -> None:
+    on(shop, plain)
+
+    async def test(_: Service) -> None:
+        made = [await shop.app.schedule_at("order") for _ in range(40)]
+        jobs = [await shop.ended(job) for job in made]
+        assert {job.state for job in jobs} == {JobState.COMPLETED}
+        assert shop.orders() == sorted((job.id, job.attempt) for job in jobs)
+
+    shop.run(test)
+
+
+def test_work_after_the_commit_is_not_taken_for_a_lost_lease(shop: Shop) -> None:
+    over: list[bool] = []
+
+    @shop.app.on("order")
+    async def write(event: Arrived) -> None:
+        async with event.transaction() as connection:
+            await connection.execute(text(NEW), row(event))
+        await asyncio.sleep(1.5)
+        over.append(True)
+
+    async def body() -> None:
+        async with shop.app.running(poll=0.05, lease=0.5, heartbeat=0.1):
+            job = await shop.done()
+            assert over == []
+            limit = time.monotonic() + PATIENCE
+            while not over and time.monotonic() < limit:
+                await asyncio.sleep(0.02)
+            assert over
+            assert (await shop.app.get(job.id)).attempt == 1
+        await shop.app.close()
+
+    asyncio.run(body())
+
+
+# On virtual time.
+
+
+def tables(timebell: Kit) -> None:
+    with timebell.connect() as connection:
+        connection.execute(text("CREATE TABLE orders (job TEXT, attempt INTEGER)"))
+
+
+def kept(timebell: Kit) -> list[tuple[str, int]]:
+    with timebell.connect() as connection:
+        return sorted((found.job, found.attempt) for found in connection.execute(text("SELECT * FROM orders")))
+
+
+def completed(timebell: Kit) -> list[tuple[str, int]]:
+    history = timebell.world.history()
+    return sorted((run.job_id, run.attempt) for run in history if run.state is JobState.COMPLETED)
+
+
+@PLAIN
+def test_turns_go_on_as_ever(timebell: Kit, plain: bool) -> None:
+    tables(timebell)
+    order: list[int] = []
+
+    if plain:
+
+        @timebell.app.on("queued")
+        def write(event: Arrived) -> None:
+            order.append(event.scheduled_at.minute)
+            with event.transaction() as connection:
+                connection.execute(text(NEW), row(event))
+
+    else:
+
+        @timebell.app.on("queued")
+        async def write_async(event: Arrived) -> None:
+            order.append(event.scheduled_at.minute)
+            await asyncio.sleep(88)
+            async with event.transaction() as connection:
+                await connection.execute(text(NEW), row(event))
+                await asyncio.sleep(2)
+
+    timebell.app.on("delay")(timebell.app.handlers.matching("queued")[0].function)
+    timebell.run(timebell.app.schedule_repeat("queued", Cron("* * * * *"), overlap="queue", max_runs=4, timeout=300))
+    timebell.run(
+        timebell.app.schedule_repeat(
+            "delay", Every("PT10M", since="last_end"), end=timebell.now + timedelta(minutes=35)
+        )
+    )
+    timebell.advance(hours=2)
+    assert len(completed(timebell)) == 7
+    assert kept(timebell) == completed(timebell)
+    ends = [run for run in timebell.world.history() if run.topic == "delay"]
+    gaps = {(b.scheduled_at - a.scheduled_at).total_seconds() for a, b in pairwise(ends)}
+    assert gaps == ({600.0} if plain else {690.0})
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("serial", [False, True])
+@pytest.mark.parametrize("point", ["1", "2", "3", "4", "5", "commit", "done"])
+def test_rows_are_those_of_completed_jobs_wherever_a_node_crashes(
+    timebell: Kit, nodes: int, serial: bool, point: str
+) -> None:
+    if not serial and point in ("3", "4", "5"):
+        pytest.skip("there are two statements where no turn is taken")
+    tables(timebell)
+    started: list[tuple[str, int]] = []
+
+    @timebell.app.on("order")
+    async def write(event: Arrived) -> None:
+        started.append((event.job_id, event.attempt))
+        async with event.transaction() as connection:
+            await connection.execute(text(NEW), row(event))
+            await asyncio.sleep(3)
+
+    if point == "5":  # a schedule of a fixed delay gets its next instant there
+        timebell.run(
+            timebell.app.schedule_repeat(
+                "order", Every("PT10S", since="last_end"), end=timebell.now + timedelta(seconds=80)
+            )
+        )
+    else:
+        overlap = "queue" if serial else "allow"
+        timebell.run(timebell.app.schedule_repeat("order", Every("PT10S"), overlap=overlap, max_runs=6))
+    timebell.start(nodes=nodes)
+    timebell.crash(at=f"complete.{point}", down=5)
+    timebell.advance(minutes=10)
+    assert kept(timebell) == completed(timebell)
+    done = {job for job, _ in completed(timebell)}
+    assert len(done) >= 4 if point == "5" else len(done) == 6
+    assert len(started) == len(done) + (point != "done"), "it struck"
+
+
+def test_verbs_without_connection_wait_for_the_lock_as_on_a_file(timebell: Kit) -> None:
+    codes: list[str] = []
+
+    @timebell.app.on("order")
+    async def write(event: Arrived) -> None:
+        async with event.transaction():
+            with pytest.raises(TimebellError) as failed:
+                await timebell.app.schedule_at("next")
+            codes.append(failed.value.code)
+
+    timebell.run(timebell.app.schedule_at("order"))
+    timebell.advance(minutes=1)
+    assert codes == ["DATABASE_UNREACHABLE"]
+    assert len(completed(timebell)) == 1
+
+
+def test_a_plain_function_beside_others_takes_its_turn(timebell: Kit) -> None:
+    tables(timebell)
+
+    @timebell.app.on("order.plain")
+    def plain(event: Arrived) -> None:
+        with event.transaction() as connection:
+            connection.execute(text(NEW), row(event))
+            time.sleep(0.002)
+
+    @timebell.app.on("order.async")
+    async def awaited(event: Arrived) -> None:
+        async with event.transaction() as connection:
+            await asyncio.sleep(0.5)
+            await connection.execute(text(NEW), row(event))
+
+    for topic in ("order.plain", "order.async"):
+        for _ in range(10):
+            timebell.run(timebell.app.schedule_at(topic))
+    timebell.advance(minutes=5)
+    assert len(kept(timebell)) == 20
+    assert kept(timebell) == completed(timebell)
