@@ -1,4 +1,4 @@
-"""`python -m benchmarks [W1,W2,...,next] [options]`: runs the workloads and prints them beside the peer's."""
+"""`python -m benchmarks [W1,W2,...,next,verbs] [options]`: runs the workloads and prints them beside the peer's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks import machine, report
+from benchmarks import machine, report, verbs
 from benchmarks.systems import PEERS, Server, System, TimebellOnPostgres, TimebellOnSqlite
 from benchmarks.workloads import SCALES, WORKLOADS, Sizes
 
@@ -21,7 +21,7 @@ Cell = dict[str, Any]
 
 def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
-    everything = [*WORKLOADS, "next"]
+    everything = [*WORKLOADS, "next", "verbs"]
     parser.add_argument("workloads", nargs="?", default=everything, type=_some_of(everything), metavar="W1,W2,...")
     parser.add_argument("--stores", default=["sqlite", "postgres"], type=_some_of(["sqlite", "postgres"]))
     parser.add_argument("--processes", default=["1", "2"], type=_some_of(["1", "2"]), help="two only on PostgreSQL")
@@ -96,6 +96,8 @@ def _show(given: argparse.Namespace, results: dict[str, Any]) -> None:
             print(f"\n{report.workload_table(workload, cells)}")
     if results["next"]:
         print(f"\n{report.next_table(results['next'])}")
+    if results["verbs"]:
+        print(f"\n{report.verbs_table(results['verbs'])}")
     if given.json:
         with open(given.json, "w") as file:
             json.dump(results, file, indent=1)
@@ -106,12 +108,13 @@ async def _main(given: argparse.Namespace) -> bool:
     sizes = SCALES[given.scale]
     if given.backlog is not None:
         sizes = replace(sizes, backlog=given.backlog)
-    on_server = "postgres" in given.stores and any(each in WORKLOADS for each in given.workloads)
-    if on_server and given.peer != "none" and importlib.util.find_spec(given.peer) is None:
+    loads = any(each in WORKLOADS for each in given.workloads)
+    on_server = "postgres" in given.stores and (loads or "verbs" in given.workloads)
+    if on_server and loads and given.peer != "none" and importlib.util.find_spec(given.peer) is None:
         raise SystemExit(f"The peer is not installed: pip install {given.peer}, or say --peer none.")
     results: dict[str, Any] = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "scale": asdict(sizes), "runs": given.runs,
-        "machine": machine.facts(), "postgres": {}, "cells": [], "next": [],
+        "machine": machine.facts(), "postgres": {}, "cells": [], "next": [], "verbs": [],
     }  # fmt: skip
     server = Server() if on_server else None
     try:
@@ -124,6 +127,9 @@ async def _main(given: argparse.Namespace) -> bool:
 
             _say("next-fire evaluations")
             results["next"] = next_fire.measure()
+        if "verbs" in given.workloads:
+            _say("verbs")
+            results["verbs"] = await verbs.measure(given.stores, server)
     except asyncio.CancelledError:
         _say("stopped; what was measured so far:")
         raise

@@ -99,6 +99,19 @@ def next_table(rows: Sequence[dict[str, Any]]) -> str:
     return f"next  evaluations a second\n\n{table(lines)}"
 
 
+def verbs_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Statements of each verb, then jobs a second; a column for each store."""
+    stores = list(dict.fromkeys(row["store"] for row in rows))
+    parts = []
+    for name, title in (("statements", "verbs  statements of one call"), ("jobs_s", "verbs  jobs a second")):
+        found = {(row["verb"], row["store"]): row[name] for row in rows if name in row}
+        lines = [["", *stores]]
+        for verb in dict.fromkeys(verb for verb, _ in found):
+            lines.append([verb, *(number(found[verb, store]) for store in stores)])
+        parts.append(f"{title}\n\n{table(lines)}")
+    return "\n\n".join(parts)
+
+
 def facts(machine: dict[str, Any], server: dict[str, str]) -> str:
     """Two lines on where this was measured."""
     versions = ", ".join(f"{name} {found}" for name, found in machine["packages"].items() if found)
