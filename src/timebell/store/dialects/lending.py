@@ -32,6 +32,10 @@ async def lend(connection: AsyncConnection, joining: Join, finish: Finish) -> As
         raise
 
 
+def nothing_more(tx: Transaction) -> None:
+    """The `finish` of a transaction that has said everything."""
+
+
 async def _end(connection: AsyncConnection, transaction: AsyncTransaction, joining: Join, finish: Finish) -> None:
     _check(transaction.is_active)
     steps = Steps(finish.__name__)

@@ -22,7 +22,7 @@ from sqlalchemy.util import await_only
 
 from timebell.errors import StoreError, StoreUnreachable, TimebellError
 from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
-from timebell.store.dialects.lending import lend, lend_here
+from timebell.store.dialects.lending import lend, lend_here, nothing_more
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, SqlTransaction, Steps, Transaction
 from timebell.store.types import in_utc
@@ -193,7 +193,7 @@ class PostgresStore:
         try:
             async with self._engine.connect() as connection:
                 await connection.execution_options(isolation_level="READ COMMITTED")
-                async with connection.begin():
+                async with lend(connection, self.join, nothing_more):
                     yield connection
         except (*_GONE, DBAPIError, asyncpg.PostgresError) as failed:
             if _lost(failed):

@@ -21,8 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import NullPool
 
 from timebell.errors import StoreError, StoreInUse, StoreUnreachable
-from timebell.store.dialects.base import Finish, Operation, P, R, callers_thread, join_callers
-from timebell.store.dialects.lending import lend, lend_here
+from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
+from timebell.store.dialects.lending import lend, lend_here, nothing_more
 from timebell.store.dialects.shared import Shared, shared_engine
 from timebell.store.statement import Statement
 from timebell.store.transaction import Dialect, Row, SqlTransaction, Steps
@@ -137,8 +137,6 @@ class SqliteStore:
         self._lent: AsyncEngine | None = None
         self._lent_to_threads: Engine | None = None
         self._turn = asyncio.Lock()
-        self._others: ThreadPoolExecutor | None = None
-        self._one_at_a_time = asyncio.Lock()
 
     async def open(self) -> None:
         """As in Store."""
@@ -170,9 +168,6 @@ class SqliteStore:
         if self._aside is not None:
             self._aside.shutdown(wait=False)
             self._aside = self._lent = None
-        if self._others is not None:
-            self._others.shutdown()
-            self._others = None
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -248,24 +243,9 @@ class SqliteStore:
         with self._lent_to_threads.connect() as connection, lend_here(connection, self.dialect, finish):
             yield connection
 
-    @contextlib.asynccontextmanager
-    async def begin(self) -> AsyncIterator[Any]:
-        """As in Store: one at a time, on a connection of its own."""
-        if self._others is None:
-            self._others = ThreadPoolExecutor(1, thread_name_prefix="timebell-sqlite-joined")
-        loop, there = asyncio.get_running_loop(), self._others
-        async with self._one_at_a_time:
-            run = functools.partial(loop.run_in_executor, there)
-            connection = await run(engine_for(self.url, durable=self._durable, begin=None).connect)
-            before = callers_thread.set(run)
-            try:
-                yield connection
-                await run(connection.commit)
-            except (OperationalError, DatabaseError, sqlite3.Error) as failed:
-                raise translate(failed, self._path) from failed
-            finally:
-                callers_thread.reset(before)
-                await run(connection.close)
+    def begin(self) -> contextlib.AbstractAsyncContextManager[Any]:
+        """As in Store."""
+        return self.lend(nothing_more)
 
     def passes(self, failed: BaseException) -> bool:
         """As in Store: writers wait for each other."""
