@@ -52,6 +52,7 @@ class Settings:
     retention_done: float = _setting(30 * 86_400.0, "duration", least=0)
     webhook_signing_secret: str | None = _setting(None, "secret")
     webhook_allow_private: bool = _setting(False, "bool")
+    webhook_allow: str | None = _setting(None, "text")
     webhook_timeout: float = _setting(10.0, "duration", least=0.001)
     command_enabled: bool = _setting(False, "bool")
     http_host: str = _setting("127.0.0.1", "text")

@@ -11,6 +11,7 @@ from timebell.errors import InvalidInput
 from timebell.model.policy import Unheard
 from timebell.model.routes import COMPLETES
 from timebell.settings import Settings
+from timebell.store.open import listening
 from timebell.targets.base import Target
 
 
@@ -35,12 +36,15 @@ def target(kind: str, chosen: Settings, now: Callable[[], datetime]) -> Target:
         from timebell.targets.command import CommandTarget
 
         return CommandTarget(enabled=chosen.command_enabled)
+    from timebell.targets.address import AddressGuard
     from timebell.targets.http import HttpTarget
 
-    return HttpTarget(
-        signing_secret=chosen.webhook_signing_secret, allow_private=chosen.webhook_allow_private,
-        timeout=chosen.webhook_timeout, now=now,
+    guard = AddressGuard(
+        chosen.webhook_allow_private, allow_http=chosen.webhook_allow_private,
+        allow=(chosen.webhook_allow or "").replace(",", " ").split(),
+        listeners=[(chosen.http_host, chosen.http_port), *listening(chosen.database_url)],
     )  # fmt: skip
+    return HttpTarget(chosen.webhook_signing_secret, chosen.webhook_timeout, now=now, guard=guard)
 
 
 def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Target]) -> dict[str, Any] | None:

@@ -43,6 +43,11 @@ def _kind(url: str) -> str:
     return "sqlite" if kind == "sqlite" else "postgresql"
 
 
+def listening(url: str) -> list[tuple[str, int]]:
+    """(host, port) where the database takes connections; none for a file or a Unix socket."""
+    return [] if _kind(url) == "sqlite" else postgres.listening(url)
+
+
 def _invalid(url: str) -> InvalidInput:
     return InvalidInput(
         f"{url.split('@')[-1]!r} is not a database that Timebell knows.",

@@ -1,8 +1,8 @@
 """Which addresses a webhook may go to: the guard against server-side request forgery.
 
-Two gates. `place` reads a URL by a strict grammar when a job is made; `addresses` looks its name up when the
-job is due, once, and checks every answer. The caller connects to what `addresses` returned and never to the
-name, so an answer that changes between check and use (DNS rebinding) has no effect.
+Two gates. `place` reads a URL by a strict grammar when a job is made, and again when it is due; `addresses` then
+looks its name up, once, and checks every answer. The caller connects to what `addresses` returned and never to
+the name, so an answer that changes between check and use (DNS rebinding) has no effect.
 
 The table follows the IANA special-purpose address registries (RFC 6890). It is written out because
 `ipaddress.is_global` and `is_private` differ between Python versions and miss NAT64, 6to4 and multicast.
@@ -14,7 +14,7 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from timebell.errors import InvalidInput, Refused
@@ -32,7 +32,10 @@ PRIVATE = _networks(
     *("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),
     *("::1/128", "fc00::/7"),
 )
-"""What `allow_private` opens. Link-local stays shut: cloud metadata lives there."""
+"""What an operator may open. Link-local stays shut: cloud metadata lives there."""
+
+METADATA = _networks("100.100.100.200/32", "168.63.129.16/32", "fd00:ec2::/32", "fd20:ce::/32")
+"""Where clouds (Alibaba, Azure, AWS, Google) answer their own machines outside of link-local: shut always."""
 
 REFUSED = _networks(
     *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
@@ -55,6 +58,7 @@ _URL = re.compile(
     r"(?::(?P<port>[0-9]{1,5}))?(?P<target>[/?][a-z0-9._~:/?\[\]@!$&'()*+,;=%-]*)?",
     re.IGNORECASE | re.ASCII,
 )
+_NETWORK = f"Give networks such as 10.20.0.0/16, within {', '.join(map(str, PRIVATE))}."
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
@@ -88,8 +92,10 @@ async def look_up(host: str, port: int) -> list[str]:
 class AddressGuard:
     """Decides where requests may go.
 
-    `allow_private` opens loopback and private networks, `allow_http` plain http. `denied` (networks) and
-    `denied_ports` are refused always: the product's own listeners, its database. `resolve` is for tests.
+    `allow_private` opens loopback and all private networks, `allow_http` plain http to everywhere; `allow` opens
+    single private networks (CIDR), for plain http too. This machine's own addresses are open only so. `listeners`,
+    (host, port) of the product and its database, are shut always. `resolve` is for tests.
+    Raises InvalidInput (NETWORK_INVALID).
     """
 
     def __init__(
@@ -97,56 +103,111 @@ class AddressGuard:
         allow_private: bool = False,
         allow_http: bool = False,
         *,
-        denied: Iterable[str] = (),
-        denied_ports: Collection[int] = (),
+        allow: Iterable[str] = (),
+        listeners: Iterable[tuple[str, int]] = (),
         resolve: Resolver = look_up,
     ) -> None:
-        self._allow_private = allow_private
+        self._allow = (*(PRIVATE if allow_private else ()), *map(_private, allow))
         self._allow_http = allow_http
-        self._denied = _networks(*denied)
-        self._denied_ports = DENIED_PORTS | set(denied_ports)
+        self._listeners = tuple(listeners)
         self._resolve = resolve
 
     def place(self, url: object) -> Place:
         """Raises InvalidInput (URL_INVALID) or Refused (HTTP_OFF, PORT_REFUSED, PRIVATE_ADDRESS)."""
         place = _parse(url)
-        if place.scheme == "http" and not self._allow_http:
+        literal = _literal(place.host)
+        if not self._speaks(place, literal):
             raise Refused("Plain http is off.", code="HTTP_OFF", fix="Use an https URL.")
-        if place.port in self._denied_ports or (place.port < 1024 and place.port not in (80, 443)):
+        if place.port in DENIED_PORTS or (place.port < 1024 and place.port not in (80, 443)):
             why = f"Webhooks may not go to port {place.port}."
             raise Refused(why, code="PORT_REFUSED", fix="Use 443, or 1024 and up.")
-        literal = _literal(place.host)
-        local = place.host.rpartition(".")[2] in LOCAL_NAMES and not self._allow_private
+        local = place.host.rpartition(".")[2] in LOCAL_NAMES and not self._allow
         if local or (literal is not None and not self.allows(literal)):
             raise Refused(
                 f"{place.host} is a private or reserved address.",
                 code="PRIVATE_ADDRESS",
-                fix="For development, set TIMEBELL_WEBHOOK_ALLOW_PRIVATE=true.",
+                fix="To open a private network to webhooks, name it in TIMEBELL_WEBHOOK_ALLOW.",
             )
+        ours = [_literal(host) for host, port in self._listeners if port == place.port]
+        if literal is not None and _meets(literal, [each for each in ours if each is not None]):
+            raise Refused(f"{place.authority} is Timebell itself, or its database.", code="PORT_REFUSED")
         return place
 
-    async def addresses(self, host: str, port: int) -> list[str]:
-        """Every address of a host, after one look-up; all of them allowed.
+    async def addresses(self, place: Place) -> list[str]:
+        """Every address of a place's host, after one look-up; all of them allowed.
 
         Raises Refused (ADDRESS_REFUSED), with one text whether the name is unknown or points inside: the
         difference would let strangers map a private network.
         """
         try:
-            found = [host] if _literal(host) else await self._resolve(host, port)
-            if found and all(self.allows(ipaddress.ip_address(each)) for each in found):
+            found = [place.host] if _literal(place.host) else await self._resolve(place.host, place.port)
+            ours = await self._listening(place.port)
+            read = [ipaddress.ip_address(each) for each in found]
+            if read and all(
+                self._speaks(place, each) and self.allows(each) and not _meets(each, ours) for each in read
+            ):
                 return found
         except (OSError, ValueError):  # UnicodeError, from names that no DNS can carry, is a ValueError
             pass
-        raise Refused(f"{host} has no address that may be used.", code="ADDRESS_REFUSED")
+        raise Refused(f"{place.host} has no address that may be used.", code="ADDRESS_REFUSED")
 
     def allows(self, address: Address) -> bool:
         """Whether this very address may be connected to."""
         inner = _unwrap(address)
-        if any(inner in network for network in self._denied):
+        if getattr(address, "scope_id", None) or any(inner in network for network in METADATA):
             return False
-        if self._allow_private and any(inner in network for network in PRIVATE):
+        if self._opened(inner):
             return True
-        return (inner.version == 4 or inner in GLOBAL_V6) and not any(inner in network for network in REFUSED)
+        public = (inner.version == 4 or inner in GLOBAL_V6) and not any(inner in network for network in REFUSED)
+        return public and not _is_own(inner)
+
+    def _opened(self, address: Address) -> bool:
+        """Whether the operator has opened this address's network."""
+        return any(_unwrap(address) in network for network in self._allow)
+
+    def _speaks(self, place: Place, address: Address | None) -> bool:
+        """Whether the scheme is allowed, to this address or, of a name, to any."""
+        if place.scheme == "https" or self._allow_http:
+            return True
+        return bool(self._allow) if address is None else self._opened(address)
+
+    async def _listening(self, port: int) -> list[Address]:
+        """The addresses on which the product or its database listens at this port."""
+        found = []
+        for host, listening in self._listeners:
+            if listening == port:
+                found += [host] if _literal(host) else await self._resolve(host, port)
+        return [ipaddress.ip_address(each) for each in found]
+
+
+def _meets(address: Address, listening: list[Address]) -> bool:
+    """Whether it is one of these addresses, or both are this machine's: `0.0.0.0` and `::` listen on all it has."""
+    inner, ours = _unwrap(address), [_unwrap(each) for each in listening]
+    return inner in ours or (_is_own(inner) and any(map(_is_own, ours)))
+
+
+def _is_own(address: Address) -> bool:
+    """Whether this machine has the address: then the kernel would also send from it. Nothing is sent."""
+    if address.is_loopback or address.is_unspecified:
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), 9))
+            return ipaddress.ip_address(probe.getsockname()[0]) == address
+    except OSError:  # no way there
+        return False
+
+
+def _private(text: str) -> Network:
+    """A network that an operator opens. Raises InvalidInput (NETWORK_INVALID)."""
+    try:
+        network = ipaddress.ip_network(text)
+    except ValueError as bad:
+        raise InvalidInput(f"{text!r:.60} is no network: {bad}.", code="NETWORK_INVALID", fix=_NETWORK) from bad
+    if not any(network.version == each.version and network.subnet_of(each) for each in PRIVATE):  # type: ignore[arg-type]
+        raise InvalidInput(f"{text} does not lie in a private network.", code="NETWORK_INVALID", fix=_NETWORK)
+    return network
 
 
 def _unwrap(address: Address) -> Address:

@@ -60,7 +60,8 @@ class HttpTarget:
 
     `signing_secret` is one or more `whsec_...`, separated by spaces or commas: while a secret is rotated each
     request carries a signature by every one. `timeout` (seconds, at most 30) covers the whole exchange.
-    `now` gives the time of each attempt. Raises InvalidInput (SIGNING_SECRET_INVALID, TIMEOUT_INVALID).
+    `now` gives the time of each attempt, `guard` decides where requests may go.
+    Raises InvalidInput (SIGNING_SECRET_INVALID, TIMEOUT_INVALID).
     """
 
     kind = "http"
@@ -68,7 +69,6 @@ class HttpTarget:
     def __init__(
         self,
         signing_secret: str | None,
-        allow_private: bool = False,
         timeout: float = 10.0,
         *,
         now: Callable[[], datetime],
@@ -80,8 +80,8 @@ class HttpTarget:
         self._signers = [_signer(each) for each in re.split(r"[\s,]+", signing_secret or "") if each]
         self._timeout = timeout
         self._now = now
-        self._guard = guard or AddressGuard(allow_private, allow_http=allow_private)
-        self._network = _Network(self._guard)
+        self._guard = guard or AddressGuard()
+        self._dial: httpcore2.AsyncNetworkBackend = httpcore2.AnyIOBackend()
         self._tls = tls  # the system's authorities take a while to load: not before they are needed
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +104,7 @@ class HttpTarget:
         if not self._signers:
             return Outcome.failed("SIGNING_SECRET_MISSING", " ".join(_NO_SECRET), retryable=False)
         try:
+            options = self.check(options)
             place = self._guard.place(options["url"])
         except (InvalidInput, Refused) as error:  # the rules became stricter since the job was made
             return Outcome.failed("ADDRESS_REFUSED", str(error), retryable=False)
@@ -125,13 +126,13 @@ class HttpTarget:
         """Nothing outlives an attempt."""
 
     def _request(self, delivery: Delivery, options: dict[str, Any]) -> tuple[dict[str, str], bytes]:
-        content_type, render = _BODIES[options.get("body", "cloudevents")]
+        content_type, render = _BODIES[options["body"]]
         body = json.dumps(render(delivery), separators=(",", ":"), allow_nan=False)
         at = self._now().astimezone(UTC)
         key = delivery.occurrence_key
         headers = {
             "user-agent": "timebell",
-            **options.get("headers", {}),
+            **options["headers"],
             "content-type": content_type,
             "accept-encoding": "identity",
             "connection": "close",
@@ -146,14 +147,14 @@ class HttpTarget:
         scheme, host = place.scheme.encode(), place.host.encode()
         url = httpcore2.URL(scheme=scheme, host=host, port=place.port, target=place.target.encode())
         self._tls = self._tls or httpcore2.default_ssl_context()
-        wire = httpcore2.AsyncHTTPConnection(url.origin, ssl_context=self._tls, network_backend=self._network)
+        network = _Network(self._guard, place, self._dial)
+        wire = httpcore2.AsyncHTTPConnection(url.origin, ssl_context=self._tls, network_backend=network)
         async with wire as connection:
             stream = connection.stream(
                 "POST",
                 url,
                 headers=[("host", place.authority), *headers.items()],
                 content=body,
-                extensions={"timeout": {"connect": CONNECT_SECONDS}},
             )
             async with stream as response:
                 kept = await _read(response)
@@ -161,11 +162,12 @@ class HttpTarget:
 
 
 class _Network(httpcore2.AsyncNetworkBackend):
-    """Connects to checked addresses only. `inner` makes the TCP connections."""
+    """Connects to the checked addresses of one place, and to nothing else. `dial` makes the TCP connections."""
 
-    def __init__(self, guard: AddressGuard) -> None:
+    def __init__(self, guard: AddressGuard, place: Place, dial: httpcore2.AsyncNetworkBackend) -> None:
         self._guard = guard
-        self.inner: httpcore2.AsyncNetworkBackend = httpcore2.AnyIOBackend()
+        self._place = place
+        self._dial = dial
 
     async def connect_tcp(
         self,
@@ -175,20 +177,28 @@ class _Network(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Each address gets an equal share of the time, so that one dead route does not use it up."""
+        """Each address gets an equal share of the time, so that one dead route does not use it up.
+
+        A failure is told when all the time is over, whatever it was: how long it took tells nobody whether a
+        port was closed or filtered, or a name unknown or private.
+        """
+        refused: Refused | None = None
         try:
-            async with asyncio.timeout(timeout):
-                addresses = (await self._guard.addresses(host, port))[:ADDRESSES_TRIED]
-                share = CONNECT_SECONDS / len(addresses)
-                for address in addresses[:-1]:
-                    with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
-                        return await self._connect(address, port, share)
-                return await self._connect(addresses[-1], port, share)
+            async with asyncio.timeout(CONNECT_SECONDS):
+                try:
+                    addresses = (await self._guard.addresses(self._place))[:ADDRESSES_TRIED]
+                    for address in addresses:
+                        with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                            return await self._connect(address, self._place.port, CONNECT_SECONDS / len(addresses))
+                except Refused as why:
+                    refused = why
+                await asyncio.Event().wait()
         except TimeoutError as error:
-            raise httpcore2.ConnectTimeout from error
+            raise refused or httpcore2.ConnectTimeout from error
+        raise AssertionError("waiting has no end but the timeout")
 
     async def _connect(self, address: str, port: int, timeout: float) -> _Bounded:
-        stream = await self.inner.connect_tcp(address, port, timeout)
+        stream = await self._dial.connect_tcp(address, port, timeout)
         with suppress(OSError):  # dropped at once: it has no other end any more
             peer = str(stream.get_extra_info("server_addr")[0])
             if ipaddress.ip_address(peer) == ipaddress.ip_address(address):

@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from tests.unit.targets.sink import Run, Sink, local, sink
+from timebell.targets import http
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.command import CommandTarget
 from timebell.targets.http import HttpTarget
@@ -28,6 +29,12 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, T]], T]
         return result
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _soon_unconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that fails takes all its time, which is 5 s."""
+    monkeypatch.setattr(http, "CONNECT_SECONDS", 0.8)
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_extra_headers_are_sent(post: Post) -> None:
     assert (headers["authorization"], headers["user-agent"]) == ("Bearer x y", "mine")
 
 
-def test_environment_proxies_netrc_and_cookies_are_ignored(
+def test_s15_environment_proxies_netrc_and_cookies_are_ignored(
     run: Run, delivery: Delivery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".netrc").write_text("machine hooks.example login me password secret\n")
@@ -139,7 +139,7 @@ def test_410_gone_is_final(post: Post) -> None:
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308])
-def test_redirects_are_never_followed(post: Post, status: int) -> None:
+def test_s13_redirects_are_never_followed(post: Post, status: int) -> None:
     outcome, server = post(f"/status/{status}")
     assert (outcome.delivered, outcome.retryable, outcome.code) == (False, True, "HTTP_STATUS")
     assert "not followed" in (outcome.error or "")
@@ -152,7 +152,7 @@ def test_retry_after_is_kept(post: Post, status: int, seconds: float | None) -> 
 
 
 @pytest.mark.parametrize("path", ["/hang", "/drip", "/dripheader"])
-def test_the_deadline_holds_against_silence_and_drips(post: Post, path: str) -> None:
+def test_s17_the_deadline_holds_against_silence_and_drips(post: Post, path: str) -> None:
     outcome, _ = post(path, local(timeout=0.2))
     assert (outcome.code, outcome.retryable, outcome.result) == ("TIMEOUT", True, None)
     assert outcome.error == "No full answer from the receiver within 0.2 s."
@@ -166,7 +166,7 @@ def test_answers_that_cannot_be_read(post: Post, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/big", "/chunks"])
-def test_long_bodies_are_cut(post: Post, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_s18_long_bodies_are_cut(post: Post, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     seen: list[int] = []
     read = http._Bounded.read
 
@@ -182,14 +182,14 @@ def test_long_bodies_are_cut(post: Post, monkeypatch: pytest.MonkeyPatch, path: 
     assert sum(seen) <= http.HEADER_BYTES + http.BODY_BYTES
 
 
-def test_nothing_is_decompressed(post: Post) -> None:
+def test_s18_nothing_is_decompressed(post: Post) -> None:
     outcome, _ = post("/bomb")
     assert outcome.delivered
     assert outcome.result["body"].startswith("\x1f")
     assert len(outcome.result["body"]) <= 4096
 
 
-def test_a_body_can_be_stored(post: Post) -> None:
+def test_s41_a_body_can_be_stored(post: Post) -> None:
     assert post("/nul")[0].result["body"] == "a\ufffd\ufffd"
 
 

@@ -49,7 +49,7 @@ def test_bad_options(options: dict[str, Any], code: str) -> None:
     + [(name, "x") for name in ("Accept-Encoding", "", "a b", "a:b", "a\r\nb", "é", "-a", "a" * 65, 1)]
     + [("x-a", value) for value in ("", "a\r\nHost: b", "a\nb", "a\x00", "é", " a", "a ", "\ta", "a" * 1025, 1, None)],
 )
-def test_headers_that_cannot_be_set(name: Any, value: Any) -> None:
+def test_s19_headers_that_cannot_be_set(name: Any, value: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         HttpTarget(SECRET, now=lambda: NOW).check({"url": "https://example.com/", "headers": {name: value}})
     assert caught.value.code == "HEADER_INVALID"
@@ -86,6 +86,6 @@ def test_a_bad_secret_is_refused_and_not_repeated(secret: str) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 30.5, float("nan")])
-def test_a_bad_timeout_is_refused(timeout: float) -> None:
+def test_s17_a_bad_timeout_is_refused(timeout: float) -> None:
     with pytest.raises(InvalidInput):
         HttpTarget(SECRET, timeout=timeout, now=lambda: NOW)

@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 import orjson
-from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
@@ -363,9 +363,8 @@ def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0) -> Async
 
     `patience` is how many seconds to wait for a connection while all are in use.
     """
-    address = make_url(_plain(url)).set(drivername="postgresql+asyncpg")
     return create_async_engine(
-        address,
+        _address(url),
         isolation_level="AUTOCOMMIT",
         pool_size=pool_size,
         max_overflow=pool_size,
@@ -390,6 +389,21 @@ def _engine_for_threads(url: str) -> Engine:
             "A plain function has no driver for a transaction on PostgreSQL: psycopg is not installed.",
             code="PSYCOPG_MISSING", fix="pip install psycopg[binary], or make the handler async.",
         ) from missing  # fmt: skip
+
+
+def listening(url: str) -> list[tuple[str, int]]:
+    """(host, port) of the servers that the URL names."""
+    address = _address(url)
+    _, found = address.get_dialect()().create_connect_args(address)
+    hosts, ports = (
+        given if isinstance(given, list) else [given]
+        for given in (found.get("host", "localhost"), found.get("port", 5432))
+    )
+    return [(host, port or 5432) for host, port in zip(hosts, ports, strict=True) if not host.startswith("/")]
+
+
+def _address(url: str) -> URL:
+    return make_url(_plain(url)).set(drivername="postgresql+asyncpg")
 
 
 def _plain(url: str) -> str:
