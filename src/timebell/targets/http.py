@@ -238,6 +238,9 @@ class _Bounded(httpcore2.AsyncNetworkStream):
             return _Bounded(await self._inner.start_tls(ssl_context, server_hostname, timeout))
         except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
             raise _TLSError from error
+        except asyncio.CancelledError:  # the transport leaves the connection open, for a receiver that waits to keep
+            await self._inner.aclose()
+            raise
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.targets.sink import Run, local, sink
-from tests.unit.targets.ssrf import ANSWERS, CLASSES, HOSTS, PUBLIC, URLS, as_the_system_reads, canary, target_for
+from tests.unit.targets.ssrf import ANSWERS, HOSTS, PUBLIC, URLS, as_the_system_reads, canary, target_for
 from tests.unit.targets.vectors import SPELLINGS
 from timebell import setup
 from timebell.errors import InvalidInput, Refused, TimebellError
@@ -203,22 +203,14 @@ def test_s19_an_allow_list_opens_its_networks_and_nothing_else(run: Run, deliver
             good = ["https://10.20.0.1/", "http://[fd12::1]:8080/", "http://in.example/", "https://in.example/",
                     "https://web.example/", "https://mixed.example/"]  # fmt: skip
             assert {creation(target, url) for url in late + good} == {None}
-            for url in refused + late:
-                assert (await target.deliver(delivery, {"url": url})).code == "ADDRESS_REFUSED"
+            outcomes = await asyncio.gather(*(target.deliver(delivery, {"url": url}) for url in refused + late))
+            assert {outcome.code for outcome in outcomes} == {"ADDRESS_REFUSED"}
             assert bird.dialled == []
-            for url in good:
-                assert (await target.deliver(delivery, {"url": url})).code == "CONNECT_FAILED"
+            outcomes = await asyncio.gather(*(target.deliver(delivery, {"url": url}) for url in good))
+            assert {outcome.code for outcome in outcomes} == {"CONNECT_FAILED"}
             return bird.dialled
 
-    assert run(main()) == [
-        "10.20.0.1",
-        "fd12::1",
-        "10.20.1.1",
-        "10.20.1.1",
-        "93.184.216.34",
-        "10.20.1.1",
-        "93.184.216.34",
-    ]
+    assert sorted(run(main())) == ["10.20.0.1", *["10.20.1.1"] * 3, *["93.184.216.34"] * 2, "fd12::1"]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +259,3 @@ def test_s12_fifty_thousand_urls_are_read_or_refused_within_20_ms(many: list[str
     guard = AddressGuard(allow_private=True, allow_http=True)
     for url in many:
         assert min(timed(guard, url) for _ in range(3 if timed(guard, url) > 0.02 else 1)) < 0.02, url
-
-
-def test_s19_the_classes_are_six() -> None:
-    assert len(CLASSES) == 6

@@ -1,0 +1,299 @@
+"""The webhook target against receivers that mean harm, and against tenants who read what failures tell."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import httpcore2
+import pytest
+
+from tests.unit.targets.sink import Run, resolver
+from tests.unit.targets.ssrf import CLASSES, Canary, target_for
+from timebell.errors import InvalidInput
+from timebell.targets import http
+from timebell.targets.address import AddressGuard
+from timebell.targets.base import Delivery, Outcome
+from timebell.targets.http import HttpTarget
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OPEN = AddressGuard(True, True, resolve=resolver("127.0.0.1"))
+BOMB = bytes(10 * 1024 * 1024)
+
+
+class Counting(httpcore2.AsyncNetworkBackend):
+    """Dials loopback, and counts the bytes that are read and keeps those that are sent."""
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.sent = b""
+
+    async def connect_tcp(self, host: str, port: int, timeout: float | None = None, *_: Any, **__: Any) -> Any:
+        stream = await httpcore2.AnyIOBackend().connect_tcp(host, port, timeout)
+        read, write = stream.read, stream.write
+
+        async def counted(most: int, timeout: float | None = None) -> bytes:
+            data = await read(most, timeout)
+            self.read += len(data)
+            return data
+
+        async def kept(buffer: bytes, timeout: float | None = None) -> None:
+            self.sent += buffer
+            await write(buffer, timeout)
+
+        stream.read, stream.write = counted, kept  # type: ignore[method-assign]
+        return stream
+
+
+async def against(
+    script: Script, delivery: Delivery, *, scheme: str = "http", timeout: float = 10.0, **options: Any
+) -> tuple[Outcome, Counting, float]:
+    """Deliver to a receiver that follows a script: the outcome, what went over the wire, and how long it took."""
+
+    serving: set[asyncio.Task[Any] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            await script(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    wire = Counting()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"{scheme}://hooks.example:{server.sockets[0].getsockname()[1]}/"
+    began = asyncio.get_running_loop().time()
+    outcome = await target_for(wire, OPEN, timeout).deliver(delivery, {"url": url, **options})
+    took = asyncio.get_running_loop().time() - began
+    server.close()
+    for task in filter(None, serving):
+        task.cancel()
+    await asyncio.gather(*filter(None, serving), return_exceptions=True)
+    return outcome, wire, took
+
+
+def answering(*parts: bytes, after: bytes = b"", pause: float = 0) -> Script:
+    """Reads the request, sends the parts, then `after` again and again."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        while after:
+            writer.write(after)
+            await writer.drain()
+            await asyncio.sleep(pause)
+
+    return script
+
+
+async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(-1)
+
+
+async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await asyncio.sleep(5)
+
+
+async def greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+    await writer.drain()
+
+
+async def slow_handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(10)
+    writer.write(b"\x16\x03\x03\x40\x00")  # a TLS record of 16 KiB, a byte at a time
+    while True:
+        writer.write(b"\x02")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+DRIPS: list[tuple[str, str, Script]] = [
+    ("http", "before", answering(after=b"H", pause=0.05)),
+    ("http", "status", answering(b"HTTP/1.1 ", after=b"2", pause=0.01)),
+    ("http", "header", answering(b"HTTP/1.1 200 OK\r\nX: ", after=b"x", pause=0.01)),
+    ("http", "body", answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n", after=b"x", pause=0.01)),
+    ("http", "chunk", answering(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", after=b"1\r\nx\r\n", pause=0.01)),
+    ("http", "size", answering(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0", after=b"0", pause=0.1)),
+    ("http", "trailer", answering(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ", after=b"x", pause=0.01)),
+    ("http", "100", answering(after=b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.05)),
+    ("http", "mute", mute),
+    ("http", "deaf", deaf),
+    ("https", "handshake", slow_handshake),
+    ("https", "mute", mute),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheme", "where", "script"), DRIPS, ids=[f"{scheme}-{name}" for scheme, name, _ in DRIPS])
+def test_s17_the_deadline_holds_wherever_a_receiver_drips(
+    run: Run, delivery: Delivery, scheme: str, where: str, script: Script
+) -> None:
+    delivery.payload = "x" * 60_000
+    outcome, _, took = run(against(script, delivery, scheme=scheme, timeout=0.5))
+    assert outcome.code == "TIMEOUT"
+    assert 0.4 < took < 2.5
+
+
+def test_s17_nobody_may_take_longer_than_half_a_minute() -> None:
+    assert http.LONGEST_TIMEOUT == 30
+    with pytest.raises(InvalidInput) as caught:
+        target_for(Canary(), OPEN, 30.001)
+    assert caught.value.code == "TIMEOUT_INVALID"
+
+
+def answer(headers: bytes, body: bytes) -> Script:
+    return answering(b"HTTP/1.1 200 OK\r\n" + headers + b"Content-Length: %d\r\n\r\n" % len(body), body)
+
+
+LARGE: list[tuple[str, Script, str | None]] = [
+    ("one header of 1 MB", answer(b"X: " + b"x" * 1_000_000 + b"\r\n", b""), "RESPONSE_UNREADABLE"),
+    ("a name of 1 MB", answer(b"x" * 1_000_000 + b": x\r\n", b""), "RESPONSE_UNREADABLE"),
+    ("17 KiB of headers", answer(b"".join(b"X-%d: y\r\n" % n for n in range(2000)), b""), "RESPONSE_UNREADABLE"),
+    ("headers without end", answering(
+        b"HTTP/1.1 200 OK\r\n", after=b"X: yyyyyyyyyyyyyyyyyy\r\n"), "RESPONSE_UNREADABLE"),
+    ("a reason of 1 MB", answering(b"HTTP/1.1 200 " + b"x" * 1_000_000 + b"\r\n\r\n"), "RESPONSE_UNREADABLE"),
+    ("100 without end", answering(after=b"HTTP/1.1 100 Continue\r\n\r\n"), "RESPONSE_UNREADABLE"),
+    ("15 KiB of headers", answer(b"X: " + b"x" * 15_000 + b"\r\n", b"fine"), None),
+    ("10 MB", answer(b"", BOMB), None),
+    ("gzip", answer(b"Content-Encoding: gzip\r\n", gzip.compress(BOMB)), None),
+    ("gzip in gzip", answer(b"Content-Encoding: gzip, gzip\r\n", gzip.compress(gzip.compress(BOMB))), None),
+    ("deflate", answer(b"Content-Encoding: deflate\r\n", zlib.compress(BOMB)), None),
+    ("br and zstd that are none", answer(b"Content-Encoding: br, zstd\r\n", b"\xff" * 100), None),
+    ("a length of 10 to the 18", answering(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000000000\r\n\r\n", after=b"x" * 999), None),
+    ("a chunk of 2 to the 60", answering(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1000000000000000\r\n", after=b"x" * 999), None),
+    ("no length and no end", answering(b"HTTP/1.1 200 OK\r\n\r\n", after=b"x" * 999), None),
+    ("two lengths", answer(b"Content-Length: 1\r\n", b"xx"), "RESPONSE_UNREADABLE"),
+    ("a length that is none", answering(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"), "RESPONSE_UNREADABLE"),
+    ("HTTP/0.9", answering(b"<html>"), "RESPONSE_UNREADABLE"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "code"), [case[1:] for case in LARGE], ids=[case[0] for case in LARGE])
+def test_s18_no_more_is_read_than_80_kib(run: Run, delivery: Delivery, script: Script, code: str | None) -> None:
+    outcome, wire, took = run(against(script, delivery))
+    assert outcome.code == code
+    assert wire.read <= http.HEADER_BYTES + http.BODY_BYTES == 80 * 1024
+    assert took < 5
+    assert b"accept-encoding: identity\r\n" in wire.sent
+    if outcome.result:
+        assert len(outcome.result["body"]) <= 4096  # S41
+
+
+def test_s41_a_hostile_body_is_kept_short_as_text(run: Run, delivery: Delivery) -> None:
+    body = b"<script>\x00\x1b[2J\xff\xed\xa0\x80\xe2\x80\xae" * 1000
+    outcome, _, _ = run(against(answer(b"", body), delivery))
+    kept = outcome.result["body"]
+    assert len(kept) <= 4096
+    assert "\x00" not in kept
+    kept.encode()
+    assert set(outcome.result) == {"status", "body"}  # no header of the receiver's is kept
+
+
+# --- S19: what goes into the request, and what comes out of a failure -----------------------------------
+
+STORED = [{"Host": "evil"}, {"x-a": "b\r\nHost: evil"}, {"x-a\r\nHost": "evil"}, {"content-length": "0"}, {"x": "é"},
+          {"Transfer-Encoding": "chunked"}, {"webhook-id": "other"}, {"connection": "upgrade"}, ["x"], {"x": 1}]  # fmt: skip
+
+
+@pytest.mark.parametrize("headers", STORED, ids=repr)
+def test_s19_headers_are_read_again_when_they_are_sent(run: Run, delivery: Delivery, headers: Any) -> None:
+    outcome, wire, _ = run(against(answer(b"", b""), delivery, headers=headers))
+    assert (outcome.code, outcome.retryable, wire.sent) == ("ADDRESS_REFUSED", False, b"")
+
+
+def test_s19_a_request_has_the_headers_it_should_and_no_others(run: Run, delivery: Delivery) -> None:
+    delivery.payload = "a\r\nHost: evil\r\n\r\n"
+    delivery.topic = "t\r\nX: y"
+    _, wire, _ = run(against(answer(b"", b""), delivery, headers={"X-Own": "a: b"}))
+    head, _, body = wire.sent.partition(b"\r\n\r\n")
+    names = sorted(line.split(b":")[0].decode().lower() for line in head.split(b"\r\n")[1:])
+    assert names == ["accept-encoding", "connection", "content-length", "content-type", "host", "timebell-attempt",
+                     "user-agent", "webhook-id", "webhook-signature", "webhook-timestamp", "x-own"]  # fmt: skip
+    assert b"\r\n" not in body
+
+
+class Silent(httpcore2.AsyncNetworkBackend):
+    """A firewall that answers nothing."""
+
+    async def connect_tcp(self, host: str, port: int, timeout: float | None = None, *_: Any, **__: Any) -> Any:
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            raise httpcore2.ConnectTimeout from None
+
+
+class Closed(httpcore2.AsyncNetworkBackend):
+    """Nobody listens there."""
+
+    async def connect_tcp(self, *_: Any, **__: Any) -> Any:
+        raise httpcore2.ConnectError("Connection refused")
+
+
+async def _fails(target: HttpTarget, delivery: Delivery) -> tuple[Outcome, float]:
+    began = asyncio.get_running_loop().time()
+    outcome = await target.deliver(delivery, {"url": "https://hooks.example/"})
+    return outcome, asyncio.get_running_loop().time() - began
+
+
+def guards(answers: Sequence[str | None]) -> list[AddressGuard]:
+    async def unknown(host: str, port: int) -> list[str]:
+        raise OSError("Name or service not known")
+
+    return [AddressGuard(resolve=resolver(each) if each else unknown) for each in answers]
+
+
+@pytest.mark.parametrize(("timeout", "code"), [(10.0, "CONNECT_FAILED"), (0.5, "TIMEOUT")])
+def test_s19_closed_and_filtered_ports_cannot_be_told_apart(
+    run: Run, delivery: Delivery, timeout: float, code: str
+) -> None:
+    async def main() -> list[tuple[Outcome, float]]:
+        (guard,) = guards(["93.184.216.34"])
+        return await asyncio.gather(
+            *(_fails(target_for(wire, guard, timeout), delivery) for wire in (Silent(), Closed()))
+        )
+
+    (filtered, slow), (closed, quick) = run(main())
+    assert filtered == closed
+    assert closed.code == code
+    assert abs(slow - quick) < 0.2
+    assert min(slow, quick) > 0.4
+
+
+def test_s19_unknown_and_private_names_cannot_be_told_apart(run: Run, delivery: Delivery) -> None:
+    async def main() -> list[tuple[Outcome, float]]:
+        made = guards([None, "10.0.0.1", "127.0.0.1", "169.254.169.254"])
+        return await asyncio.gather(*(_fails(target_for(Closed(), guard), delivery) for guard in made))
+
+    outcomes = run(main())
+    assert len({repr(outcome) for outcome, _ in outcomes}) == 1
+    assert outcomes[0][0].code == "ADDRESS_REFUSED"
+    assert max(took for _, took in outcomes) - min(took for _, took in outcomes) < 0.2
+
+
+def test_s19_a_receiver_can_cause_six_classes_of_failure_at_most(run: Run, delivery: Delivery) -> None:
+    async def main() -> set[str | None]:
+        scripts = [script for _, script, _ in LARGE] + [script for _, _, script in DRIPS] + [greets]
+        scripts += [answering(b"HTTP/1.1 %d X\r\n\r\n" % status) for status in (101, 204, 302, 404, 410, 503, 999)]
+        done = await asyncio.gather(
+            *(against(script, delivery, scheme=scheme, timeout=1) for script in scripts for scheme in ("http", "https"))
+        )
+        failing = [_fails(target_for(Closed(), guard), delivery) for guard in guards([None, "10.0.0.1", "8.8.8.8"])]
+        seen = [outcome for outcome, *_ in [*done, *await asyncio.gather(*failing)]]
+        assert not any("127.0.0.1" in (outcome.error or "") for outcome in seen)
+        return {outcome.code for outcome in seen}
+
+    assert run(main()) - {None} == CLASSES
+    assert len(CLASSES) == 6
