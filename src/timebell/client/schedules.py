@@ -369,14 +369,24 @@ def _policies(given: dict[str, Any]) -> Policies:
         overlap=choice(Overlap, given.pop("overlap", default.overlap), "overlap"),
         catch_up=choice(CatchUp, given.pop("catch_up", default.catch_up), "catch_up"),
         catch_up_window=seconds(given.pop("catch_up_window", default.catch_up_window), "catch_up_window"),
-        catch_up_limit=int(seconds(given.pop("catch_up_limit", default.catch_up_limit), "catch_up_limit")),
+        catch_up_limit=_jobs(given.pop("catch_up_limit", default.catch_up_limit), "catch_up_limit"),
         missed_after=seconds(given.pop("missed_after", default.missed_after), "missed_after"),
         lateness=choice(Lateness, given.pop("class_", default.lateness), "class"),
         catch_up_pace=seconds(given.pop("catch_up_pace", default.catch_up_pace), "catch_up_pace"),
-        hold_above=int(seconds(given.pop("hold_above", default.hold_above), "hold_above")),
+        hold_above=_jobs(given.pop("hold_above", default.hold_above), "hold_above"),
         jitter=seconds(given.pop("jitter", default.jitter), "jitter"),
         tolerance=seconds(given.pop("tolerance", default.tolerance), "tolerance"),
     )
+
+
+def _jobs(value: Any, field: str) -> int:
+    """A number of jobs that one outage may leave, at most as many as a backfill makes. Raises InvalidInput."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= steering.MOST_BACKFILLED:
+        raise InvalidInput(
+            f"{field} is {value!r:.60}.", code="INVALID_CATCH_UP",
+            fix=f"Give a whole number from 0 to {steering.MOST_BACKFILLED:,}.",
+        )  # fmt: skip
+    return value
 
 
 def _check_delay(policies: Policies) -> None:

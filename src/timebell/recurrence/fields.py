@@ -7,6 +7,7 @@ Open Cron Pattern Specification, `H` as Jenkins.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple, NoReturn
@@ -15,6 +16,7 @@ from timebell.errors import InvalidRecurrence
 from timebell.recurrence.days import EVERY_DATE, EVERY_WEEKDAY, MonthDays, WeekDays
 
 MAX_TEXT = 256
+MAX_ITEMS = 64
 MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 MACROS = {
@@ -120,6 +122,14 @@ def refuse(message: str, fix: str) -> NoReturn:
     raise InvalidRecurrence(message, code="INVALID_CRON", fix=fix)
 
 
+def split_list(text: str, name: str, refuse: Callable[[str, str], NoReturn]) -> list[str]:
+    """The items of a list, of which there are at most 64: no field has more values that differ much."""
+    items = text.split(",")
+    if len(items) > MAX_ITEMS:
+        refuse(f"{name} lists {len(items)} values.", f"List at most {MAX_ITEMS}, or use ranges and steps.")
+    return items
+
+
 @lru_cache(maxsize=4096)
 def parse_fields(text: str, key: str | None = None) -> CronFields:
     """The fields of a cron expression. Raises InvalidRecurrence (INVALID_CRON).
@@ -208,7 +218,7 @@ def _read(field: Field, text: str) -> tuple[int, list[Chosen]]:
     mask, choices = 0, []
     if text == "?" and field in _DAY_FIELDS:
         text = "*"
-    items = text.removeprefix("+").split(",") if field.name == "day-of-week" else text.split(",")
+    items = split_list(text.removeprefix("+") if field.name == "day-of-week" else text, field.name, refuse)
     for item in items:
         special = _special(field, item)
         if special:

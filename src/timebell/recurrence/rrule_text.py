@@ -9,10 +9,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
 from timebell.errors import InvalidRecurrence
+from timebell.recurrence.fields import split_list
 from timebell.recurrence.instants import parse_instant
 from timebell.recurrence.interval import MonthEnd
 
 MAX_TEXT = 4096
+"""Characters of a rule with its DTSTART, EXDATE and RDATE."""
+MAX_RULE = 1024
 YEARLY, MONTHLY, WEEKLY, DAILY, HOURLY, MINUTELY, SECONDLY = range(7)
 FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
 UNIT_S = (31_556_952, 2_629_746, 604_800, 86_400, 3600, 60, 1)
@@ -148,6 +151,8 @@ def _moment(text: str, what: str) -> datetime:
 
 
 def _rule(text: str) -> Parts:
+    if len(text) > MAX_RULE:
+        refuse(f"RRULE has {len(text)} characters.", f"Use at most {MAX_RULE}, or several rules, joined by |.")
     given: dict[str, str] = {}
     for item in text.strip().upper().split(";"):
         name, equals, value = (side.strip() for side in item.partition("="))
@@ -215,7 +220,7 @@ def _positive(name: str, text: str) -> int:
 def _numbers(low: int, high: int, signed: bool = False) -> Callable[[str, str], tuple[int, ...]]:
     def parse(name: str, text: str) -> tuple[int, ...]:
         found = set()
-        for item in text.split(","):
+        for item in split_list(text, name, refuse):
             good = _NUMBER.fullmatch(item.strip())
             number = int(item) if good else -1
             if not good or not low <= (abs(number) if signed else number) <= high:
@@ -230,7 +235,7 @@ def _numbers(low: int, high: int, signed: bool = False) -> Callable[[str, str], 
 
 def _weekdays(name: str, text: str) -> tuple[tuple[int, int], ...]:
     found = set()
-    for item in text.split(","):
+    for item in split_list(text, name, refuse):
         match = _ORDINAL_DAY.fullmatch(item.strip())
         if not match or match[2] not in WEEKDAYS or not (match[1] is None or 1 <= abs(int(match[1])) <= 53):
             refuse(f"{item.strip()[:40]!r} in {name} is not a weekday.", "Write it like MO, 1MO or -1FR (the last).")
