@@ -223,7 +223,8 @@ def test_a_name_may_choose_what_never_fires() -> None:
         ("ﬀ * * * *", "in minute", "Write it like"),
         ("0 9 * * *" + "," * 300, "characters", "256"),
         ("*" * 10_000, "10000 characters", "256"),
-        ("1," * 120 + "1 * * * x", "in day-of-week", "Write it like"),
+        ("1," * 63 + "1 * * * x", "in day-of-week", "Write it like"),
+        ("1," * 64 + "1 * * * *", "minute lists 65 values", "at most 64"),
     ],
 )
 def test_refuses_and_says_what_to_write(expression: str, why: str, fix: str) -> None:

@@ -15,20 +15,22 @@ HERE = Path(__file__).parent.relative_to(ROOT)
 NETWORK = ("test_ssrf.py", "test_address.py", "test_http_network.py")
 HOSTILE = ("test_http_hostile.py", "test_http.py", "test_http_options.py")
 MUTANTS = [  # what is gone, the file, its text, the text instead, the tests that are asked
-    ("every answer counts", "address", "if read and all(self._speaks", "if read and any(self._speaks", NETWORK),
+    ("every answer counts", "address", "if read and all(\n", "if read and any(\n", NETWORK),
     ("the table", "address", "and not any(inner in network for network in REFUSED)", "", NETWORK),
     ("2000::/3", "address", "(inner.version == 4 or inner in GLOBAL_V6)", "True", NETWORK),
     ("IPv4-mapped", "address", "if address.ipv4_mapped is not None:", "if False:", NETWORK),
     ("NAT64", "address", "if address in NAT64:", "if False:", NETWORK),
     ("6to4", "address", '"2002::/16", ', "", NETWORK),
     ("Teredo", "address", '"2001::/23", ', "", NETWORK),
-    ("carrier-grade NAT", "address", '*("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10",', '*("0.0.0.0/8", "10.0.0.0/8",', NETWORK),
+    ("carrier-grade NAT", "address", '*("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10",',
+     '*("0.0.0.0/8", "10.0.0.0/8",', NETWORK),
     ("metadata", "address", "any(inner in network for network in METADATA)", "False", NETWORK),
     ("zone ids", "address", 'getattr(address, "scope_id", None) or ', "", NETWORK),
     ("own addresses", "address", "return public and not _is_own(inner)", "return public", NETWORK),
     ("own listeners, when sending", "address", " and not _meets(each, ours) for", " for", NETWORK),
     ("own listeners, when making", "address", "if literal is not None and _meets(", "if False and _meets(", NETWORK),
-    ("wildcards listen everywhere", "address", "address.is_loopback or address.is_unspecified", "address.is_loopback", NETWORK),
+    ("wildcards listen everywhere", "address", "address.is_loopback or address.is_unspecified",
+     "address.is_loopback", NETWORK),
     ("literals when a job is made", "address", "if local or (literal", "if local and (literal", NETWORK),
     ("names of this machine", "address", "if local or (literal", "if (literal", NETWORK),
     ("numbers as hosts", "address", "if _NUMBER.fullmatch(labels[-1]):", "if False:", NETWORK),
@@ -38,10 +40,13 @@ MUTANTS = [  # what is gone, the file, its text, the text instead, the tests tha
     ("ports of databases", "address", "place.port in DENIED_PORTS or ", "", NETWORK),
     ("https only", "address", 'if place.scheme == "https" or self._allow_http:', "if True:", NETWORK),
     ("http only where allowed", "address", "else self._opened(address)", "else True", NETWORK),
-    ("allowed networks are private", "address", "if not any(network.version == each.version and", "if not any(True or", NETWORK),
+    ("allowed networks are private", "address", "if not any(network.version == each.version and",
+     "if not any(True or", NETWORK),
     ("one text for unknown and private", "address", "{place.host} has no address", "{found} has no address", NETWORK),
-    ("the checked address is dialled", "http", "await self._dial.connect_tcp(address,", "await self._dial.connect_tcp(self._place.host,", NETWORK),
-    ("the peer is compared", "http", "if ipaddress.ip_address(peer) == ipaddress.ip_address(address):", "if True:", NETWORK),
+    ("the checked address is dialled", "http", "await self._dial.connect_tcp(address,",
+     "await self._dial.connect_tcp(self._place.host,", NETWORK),
+    ("the peer is compared", "http", "if ipaddress.ip_address(peer) == ipaddress.ip_address(address):",
+     "if True:", NETWORK),
     ("the URL is read again when it is sent", "http", "            options = self.check(options)\n", "", HOSTILE),
     ("headers of the protocol", "http", " and not _OWN_HEADERS.fullmatch(name)", "", HOSTILE),
     ("values of headers", "http", "_HEADER_VALUE.fullmatch(value)", "value", HOSTILE),
@@ -49,8 +54,10 @@ MUTANTS = [  # what is gone, the file, its text, the text instead, the tests tha
     ("the headers' length", "http", "HEADER_BYTES = 16 * 1024", "HEADER_BYTES = 16 * 1024 * 1024", HOSTILE),
     ("what is kept", "http", "chunk[: KEPT_BYTES - len(kept)]", "chunk", HOSTILE),
     ("the deadline", "http", "async with asyncio.timeout(self._timeout):", "async with asyncio.timeout(20):", HOSTILE),
-    ("a failure takes its time", "http", "                await asyncio.Event().wait()\n", "                raise TimeoutError\n", HOSTILE),
-    ("a handshake that is cut off", "http", "            await self._inner.aclose()\n            raise\n", "            raise\n", HOSTILE),
+    ("a failure takes its time", "http", "                await asyncio.Event().wait()\n",
+     "                raise TimeoutError\n", HOSTILE),
+    ("a handshake that is cut off", "http", "            await self._inner.aclose()\n            raise\n",
+     "            raise\n", HOSTILE),
     ("nothing is compressed", "http", '"accept-encoding": "identity",', "", HOSTILE),
 ]  # fmt: skip
 
@@ -68,7 +75,8 @@ def test_a_guard_that_is_gone_is_missed(
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not uvloop and not fifty",
          *(str(HERE / name) for name in asked)],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, capture_output=True, text=True, timeout=240,
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, capture_output=True,
+        text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout[-2000:]
     assert "failed" in done.stdout.splitlines()[-1]
