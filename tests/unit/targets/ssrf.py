@@ -73,6 +73,7 @@ ANSWERS = [  # of resolvers, to harmless names
     *(["fe80::1%1"], ["fe80::1%lo"], ["::1%1"], ["2606:4700:4700::1111%lo"], ["127.0.0.1", "::1"]),
     *([], [""], ["garbage"], ["127.1"], ["localhost"], ["127.0.0.1/8"], ["93.184.216.34", "not an address"]),
 ]  # fmt: skip
+TLS = httpcore2.default_ssl_context()  # made once: it takes a while
 CLASSES = {"HTTP_STATUS", "CONNECT_FAILED", "TLS_FAILED", "TIMEOUT", "ADDRESS_REFUSED", "RESPONSE_UNREADABLE"}
 
 
@@ -108,7 +109,7 @@ async def canary() -> AsyncIterator[Canary]:
 
 def target_for(wire: httpcore2.AsyncNetworkBackend, guard: AddressGuard, timeout: float = 10.0) -> HttpTarget:
     """A webhook target that makes its connections by `wire`."""
-    made = HttpTarget(SECRET, timeout, now=lambda: NOW, guard=guard)
+    made = HttpTarget(SECRET, timeout, now=lambda: NOW, guard=guard, tls=TLS)
     made._dial = wire
     return made
 
