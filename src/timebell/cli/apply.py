@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +45,7 @@ def apply_(
     from timebell.cli.schedule import remote_of
 
     remote = remote_of()
-    plan = planned(remote, list(documents(file)), prune=prune)
+    plan = planned(remote, [body for _, body in documents(file)], prune=prune)
     for line in told(plan, prune=prune):
         show(line)
     counts = f"{len(plan.change)} to change, {len(plan.create)} to create, {len(plan.delete)} to delete"
@@ -81,25 +81,25 @@ def export(
                             default_flow_style=None, width=110).rstrip())  # fmt: skip
 
 
-def documents(path: Path) -> Iterator[dict[str, Any]]:
-    """Every schedule in a file or folder. Raises InvalidInput, naming the file."""
+def documents(path: Path, kinds: Sequence[str] = ("Schedule",)) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(kind, body) of every document in a file or folder. Raises InvalidInput, naming the file."""
     from timebell.errors import InvalidInput
 
     if not path.is_dir():
-        yield from _read(path)
+        yield from _read(path, kinds)
         return
     files = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES)
     if not files:
         raise InvalidInput(f"{path} has no {', '.join(SUFFIXES)} files.", code="FILE_UNREADABLE")
     seen: dict[str, Path] = {}
     for each in files:
-        for body in _read(each):
-            if (other := seen.setdefault(body["name"], each)) != each:
+        for kind, body in _read(each, kinds):
+            if kind == "Schedule" and (other := seen.setdefault(body["name"], each)) != each:
                 raise InvalidInput(f"{body['name']} is in {other} and in {each}.", code="SCHEDULE_TWICE")
-            yield body
+            yield kind, body
 
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
+def _read(path: Path, kinds: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     import yaml
 
     from timebell.cli.asking import contents
@@ -110,15 +110,16 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
     except yaml.YAMLError as bad:
         raise InvalidInput(f"{path} is not YAML: {' '.join(str(bad).split())}", code="FILE_UNREADABLE") from bad
     for number, body in enumerate((one for one in found if one is not None), 1):
-        if not isinstance(body, dict) or not isinstance(body.get("name"), str):
+        where = f"{path}, document {number},"
+        kind = body.pop("kind", "Schedule") if isinstance(body, dict) else None
+        if kind not in kinds:
+            raise InvalidInput(f"{where} is of kind {kind!r:.40}.", code="KIND_UNKNOWN", fix=f"Use {', '.join(kinds)}.")
+        if kind == "Schedule" and not isinstance(body.get("name"), str):
             raise InvalidInput(
-                f"{path}, document {number}, is no schedule with a name.", code="NAME_MISSING",
+                f"{where} is a schedule without a name.", code="NAME_MISSING",
                 fix="Each document has the fields of POST /schedules; timebell export shows how.",
             )  # fmt: skip
-        kind = body.pop("kind", "Schedule")
-        if kind != "Schedule":
-            raise InvalidInput(f"{path}: kind is {kind!r:.40}.", code="KIND_UNKNOWN", fix="Use Schedule, or none.")
-        yield {ALIASES.get(str(name), str(name)): value for name, value in body.items()}
+        yield str(kind), {ALIASES.get(str(name), str(name)): value for name, value in body.items()}
 
 
 def _Loader(yaml: Any) -> Any:  # noqa: N802 - a class, made when yaml is there

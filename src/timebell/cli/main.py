@@ -180,6 +180,25 @@ def import_crontab(
     raise typer.Exit(crontab_import.take(file, timezone, database, output, system=system, dry_run=dry_run))
 
 
+@root.command("simulate")
+def simulate_(
+    file: Annotated[Path, typer.Argument(help="YAML: schedules as for apply, jobs, and what goes wrong.")],
+    start: Annotated[str, typer.Option("--from", metavar="T", help="When it begins.")],
+    end: Annotated[str, typer.Option("--to", metavar="T", help="When it ends.")],
+    outage: Annotated[list[str] | None, typer.Option(metavar="T/T", help="All nodes are down then.")] = None,
+    late: Annotated[str | None, typer.Option(metavar="D", help="Later starts are listed.  [default: 60s]")] = None,
+    timezone: Zone = None,
+    output: Output = None,
+) -> None:
+    """Rehearse schedules: the real engine on virtual time.
+
+    Shows fires, skips with reasons, load peaks and herds; exit 7 if anything is late without a reason, or lost.
+    """
+    from timebell.cli import simulate
+
+    raise typer.Exit(simulate.simulate(file, start, end, outage or [], late, output, timezone))
+
+
 @root.command()
 def completion(
     shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Yours.")],
