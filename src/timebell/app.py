@@ -31,6 +31,9 @@ from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.policy import Retry, Unheard, choice, seconds
 from timebell.model.schedule import Schedule
+from timebell.observe.alerts import Channels
+from timebell.observe.counters import Counters
+from timebell.observe.timed import TimedStore
 from timebell.recurrence import Calendar, Every, RRule, Spec, parse_cron, tzdata_version, zone
 from timebell.store.dialects.base import Store
 from timebell.store.open import HEAD, open_store, outdated, upgrade, version
@@ -278,7 +281,7 @@ class Timebell:
         Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
         priority, retry, timeout, expires_after, overlap (skip, queue, cancel_previous, allow),
         catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
-        class_ (state, anchored), jitter, tolerance, unheard (hold, complete), start, end, max_runs, enabled,
+        class_ (state, anchored), jitter, tolerance, notify, unheard (hold, complete), start, end, max_runs, enabled,
         description, labels, created_by; and calendar (a Calendar, the name of a saved one, or a name and a version,
         "kr@3") with roll (skip, next, previous). Raises InvalidInput, NotFound (CALENDAR_NOT_FOUND), Conflict
         (SCHEDULE_EXISTS, unless `replace`).
@@ -450,9 +453,12 @@ class Timebell:
         self._add_targets()
         now = self.clock.now()
         chosen = dataclasses.replace(setup.options(self.settings), **options)
+        counters = Counters()
         node = Node(
-            id=new_id(now), store=self.store, clock=self.clock, options=chosen, handlers=self.handlers,
-            targets=self.targets, planning=self._planning, working=self._working, beating=self._beating,
+            id=new_id(now), store=TimedStore(self.store, self.clock, counters.database), clock=self.clock,
+            options=chosen, handlers=self.handlers, targets=self.targets, planning=self._planning,
+            working=self._working, beating=self._beating, counters=counters,
+            channels=Channels(self.settings.alert_urls),
         )  # fmt: skip
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, concurrency in self._queues.items():

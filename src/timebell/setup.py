@@ -26,7 +26,9 @@ def options(chosen: Settings) -> Options:
 
 def offered(chosen: Settings) -> list[str]:
     """The kinds of targets that a node is set up for, besides handlers."""
-    configured = {"http": chosen.webhook_signing_secret, "command": chosen.command_enabled}
+    configured = {
+        "http": chosen.webhook_signing_secret, "command": chosen.command_enabled, "alert": chosen.alert_urls,
+    }  # fmt: skip
     return [kind for kind, value in configured.items() if value]
 
 
@@ -36,13 +38,21 @@ def target(kind: str, chosen: Settings, now: Callable[[], datetime]) -> Target:
         from timebell.targets.command import CommandTarget
 
         return CommandTarget(enabled=chosen.command_enabled)
+    if kind == "alert":
+        from timebell.engine.alert_target import AlertTarget
+        from timebell.observe.alerts import Channels
+
+        return AlertTarget(Channels(chosen.alert_urls))
     from timebell.targets.address import AddressGuard
     from timebell.targets.http import HttpTarget
 
     guard = AddressGuard(
         chosen.webhook_allow_private, allow_http=chosen.webhook_allow_private,
         allow=(chosen.webhook_allow or "").replace(",", " ").split(),
-        listeners=[(chosen.http_host, chosen.http_port), *listening(chosen.database_url)],
+        listeners=[
+            (chosen.http_host, chosen.http_port), (chosen.metrics_host, chosen.metrics_port or chosen.http_port),
+            *listening(chosen.database_url),
+        ],
     )  # fmt: skip
     return HttpTarget(chosen.webhook_signing_secret, chosen.webhook_timeout, now=now, guard=guard)
 

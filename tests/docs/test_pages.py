@@ -17,6 +17,7 @@ import timebell
 from timebell import JobSpec, Timebell, settings
 from timebell.model.job import CancelOutcome, Hold, JobState, Kind, Reason
 from timebell.model.schedule import Action, Policies
+from timebell.observe.metrics import METRICS
 from timebell.store.schema import metadata
 
 from .pages import DOCS, PAGES, ROOT, anchors, code_words, links, name_of, rows
@@ -145,3 +146,10 @@ def test_tables_and_indexes_are_all_explained() -> None:
     tables = set(metadata.tables)
     indexes = {str(index.name) for table in metadata.tables.values() for index in table.indexes}
     assert {word for word in said if word.startswith("timebell_")} == tables | indexes
+
+
+def test_metrics_are_all_explained() -> None:
+    said = {code_words(row[0])[0]: row for row in rows(REFERENCE / "metrics.md")}
+    assert list(said) == list(METRICS)
+    for name, (_, kind, labels, says) in said.items():
+        assert (kind, tuple(code_words(labels)), says) == METRICS[name]

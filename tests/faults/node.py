@@ -2,7 +2,8 @@
 
 FAULT="operation.point:action[:nth]" strikes at a point of a store operation: before its n-th statement, before
 (`commit`) or after (`done`) its commit; the action is `kill` (SIGKILL to itself) or `stop` (SIGSTOP).
-WALL="seconds" puts this process's wall clock off by so much. TRACE=1 writes every point passed.
+WALL="seconds" puts this process's wall clock off by so much. TRACE=1 writes every point passed. STUCK="file" makes
+the planner hang from when the file exists.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sqlalchemy import text
 
 import timebell.clock
 from timebell import Arrived, Timebell
+from timebell.engine.planner import Planner
 from timebell.store import transaction
 
 FAST = {"lease": 3.0, "heartbeat": 0.5, "poll": 0.2, "drain": 10.0}
@@ -59,6 +61,18 @@ def put_wall_clock_off(seconds: float) -> None:
             return real.datetime.now(tz) + real.timedelta(seconds=seconds)
 
     timebell.clock.datetime = Wrong  # type: ignore[attr-defined]
+
+
+def stick_planner(when: Path) -> None:
+    """From when this file exists, the planner hangs; everything else goes on."""
+    turn = Planner.step
+
+    async def step(self: Planner) -> real.datetime | None:
+        while when.exists():
+            await asyncio.sleep(0.1)
+        return await turn(self)
+
+    Planner.step = step  # type: ignore[method-assign]
 
 
 def build(url: str, effects: str) -> Timebell:
@@ -124,4 +138,6 @@ if __name__ == "__main__":
     if os.environ.get("WALL"):
         put_wall_clock_off(float(os.environ["WALL"]))
     aim(os.environ.get("FAULT", ""), sys.argv[2])
+    if os.environ.get("STUCK"):
+        stick_planner(Path(os.environ["STUCK"]))
     asyncio.run(main())

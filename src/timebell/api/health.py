@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from ipaddress import ip_address
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy import text
 
 from timebell.api.problems import problem
 from timebell.app import Timebell
+from timebell.clock import wall
+from timebell.engine.service import Service
 from timebell.errors import SchemaOutdated, StoreError, StoreUnreachable
 from timebell.model.healed import Healed
 from timebell.recurrence import tzdata_version
@@ -20,6 +23,7 @@ from timebell.store.open import HEAD, VERSION_TABLE, outdated
 from timebell.store.transaction import Transaction
 
 PATIENCE = 3.0  # seconds for the store to answer a probe
+TURNS = 3  # heartbeats within which planner and worker look at what is due
 
 
 class NotReady(Exception):
@@ -39,14 +43,25 @@ def router(app: Timebell) -> APIRouter:
         return JSONResponse({"status": "alive"})
 
     @routes.get("/readyz")
-    async def readyz(verbose: str | None = None) -> Response:
+    async def readyz(request: Request, verbose: str | None = None) -> Response:
+        near = is_near(request)
         try:
             database_time = await ready(app)
         except NotReady as why:
-            return problem(503, why.code, why.detail, {"Retry-After": "1"})
-        return JSONResponse(_facts(app, database_time) if verbose is not None else {"status": "ready"})
+            detail = why.detail if near else "This process cannot do its work now; its log says why."
+            return problem(503, why.code, detail, {"Retry-After": "1"})
+        return JSONResponse(_facts(app, database_time) if verbose is not None and near else {"status": "ready"})
 
     return routes
+
+
+def is_near(request: Request) -> bool:
+    """Whether it comes from this machine, and not through a proxy on it: others learn no versions and addresses."""
+    forwarded = {"forwarded", "x-forwarded-for", "x-real-ip", "via"} & set(request.headers)
+    try:
+        return request.client is not None and ip_address(request.client.host).is_loopback and not forwarded
+    except ValueError:  # a client without an address
+        return False
 
 
 async def ready(app: Timebell) -> datetime:
@@ -68,7 +83,26 @@ async def ready(app: Timebell) -> datetime:
         raise NotReady(failed.code, "The database does not answer; the log of this process says why.") from failed
     for name, failing in service.failing.items():
         raise NotReady(failing.code, f"The {name} waits for the database.")
+    _in_time(app)
+    _turning(app, service)
     return reading
+
+
+def _in_time(app: Timebell) -> None:
+    """Raises NotReady if this machine's clock and the database's are too far apart."""
+    skew, most = abs((wall() - app.clock.now()).total_seconds()), app.settings.scheduler_max_clock_skew
+    if skew > most:
+        raise NotReady("CLOCK_SKEWED", f"This machine's clock is {skew:.1f} s off the database's; {most:g} s may be.")
+
+
+def _turning(app: Timebell, service: Service) -> None:
+    """Raises NotReady if the planner or worker does not turn: each heartbeat makes both look."""
+    most = max(TURNS * service.node.options.heartbeat, PATIENCE)
+    now = app.clock.monotonic()
+    for name in ("planner", "worker"):
+        still = now - service.turned.get(name, service.began)
+        if still > most:
+            raise NotReady("ENGINE_STUCK", f"The {name} has not turned for {still:.0f} s.")
 
 
 def _schema_version(tx: Transaction) -> str | None:

@@ -4,25 +4,56 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from timebell.settings import Settings
 
+T = TypeVar("T")
+LONGEST = 8 * 1024  # bytes of a line
+FIELDS = ("event", "job_id", "schedule", "topic", "tenant", "attempt", "lag_ms")
+CUT = "... (cut)"
+# What can end a line, move the cursor or turn the direction of writing: C0, C1, and Unicode's own.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object a line, in ASCII: whatever somebody else wrote, no line ends and no terminal obeys it."""
 
     def format(self, record: logging.LogRecord) -> str:
         """As in logging.Formatter."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {
-            "at": at.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name,
-            "message": record.getMessage(),
-        }  # fmt: skip
+        line = {"at": at.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name}
+        line |= {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
+        texts = {"message": record.getMessage()}
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+            texts["exception"] = self.formatException(record.exc_info)
+        written = json.dumps(line | texts)
+        room = LONGEST
+        while len(written) > LONGEST and room > 64:
+            room //= 2
+            written = json.dumps(
+                {k: _cut(v, 100) for k, v in line.items()} | {k: _cut(v, room) for k, v in texts.items()}
+            )
+        return written
+
+
+class TextLines(logging.Formatter):
+    """Lines for eyes; what could forge one is shown escaped, and what follows a first line is set in."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As in logging.Formatter."""
+        shown = _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", super().format(record))
+        return str(_cut(shown, LONGEST)).replace("\n", "\n    ")
+
+
+def _cut(value: T, most: int) -> T | str:
+    return value[: most - len(CUT)] + CUT if isinstance(value, str) and len(value) > most else value
 
 
 def configure(settings: Settings) -> None:
@@ -31,11 +62,11 @@ def configure(settings: Settings) -> None:
     if form == "auto":
         form = "text" if sys.stderr.isatty() else "json"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-    )
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     if settings.log_level != "debug":
         for library in ("alembic", "asyncio", "httpx2"):
             logging.getLogger(library).setLevel(logging.WARNING)
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what fails in an answer, timebell.api logs
+        # What fails in an answer, timebell.api logs, and in an alert timebell.alerts, without secrets.
+        for library in ("uvicorn", "apprise"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)

@@ -163,6 +163,23 @@ def doctor(database: Database = None, output: Output = None) -> None:
     raise typer.Exit(doctors.examine(database, output))
 
 
+@root.command()
+def watch(
+    every: Annotated[float, typer.Option(min=0.5, max=10, metavar="SECONDS", help="How often to look.")] = 2.0,
+    fail: Annotated[bool, typer.Option("--fail", help="End with exit code 1 at the first alarm.")] = False,
+    database: Database = None,
+    output: Output = None,
+) -> None:
+    """Alarm when what should happen does not, even if every node is dead.
+
+    A process of its own that only reads the database. Alarms go to stderr, with -o json as lines to stdout, and to
+    TIMEBELL_ALERT_URLS.
+    """
+    from timebell.cli import watch as watching
+
+    raise typer.Exit(watching.watch(database, every, output, fail=fail))
+
+
 @imports.command("crontab")
 def import_crontab(
     file: Annotated[Path | None, typer.Argument(help="A crontab, or - for stdin.  [default: crontab -l]")] = None,

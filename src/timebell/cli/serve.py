@@ -16,7 +16,7 @@ from typing import Any
 
 from timebell import settings as configuration
 from timebell.alarm import Alarm
-from timebell.api import health, server, v1
+from timebell.api import health, metrics, server, v1
 from timebell.api.door import LOOPBACK
 from timebell.app import Timebell
 from timebell.cli import demo
@@ -95,16 +95,21 @@ async def _run(app: Timebell, roles: tuple[str, ...], until_idle: bool) -> None:
 @asynccontextmanager
 async def _http(app: Timebell, roles: tuple[str, ...], *, open_here: bool = False) -> AsyncIterator[None]:
     """Serve what the roles ask for, from before the engine starts until after it has drained."""
+    host, port = app.settings.http_host, app.settings.http_port
     routers = [health.router(app), v1.routes] if "api" in roles else []
     routers += [status.router(app)] if "ui" in roles else []
-    if not routers:
-        yield
-        return
-    host, port = app.settings.http_host, app.settings.http_port
-    listening = server.bind(host, port)
-    if "ui" in roles and host not in LOOPBACK:
-        log.warning("the status page has no login: whoever reaches %s port %d can read it", host, port)
-    async with server.serving(server.asgi(app, routers, open_here=open_here and host in LOOPBACK), listening):
+    async with AsyncExitStack() as listeners:
+        if app.settings.metrics_port is not None:
+            apart = server.bind(app.settings.metrics_host, app.settings.metrics_port)
+            await listeners.enter_async_context(server.serving(server.asgi(app, [metrics.router(app)]), apart))
+        elif "api" in roles and host in LOOPBACK:
+            routers.append(metrics.router(app))
+        if routers:
+            listening = server.bind(host, port)
+            if "ui" in roles and host not in LOOPBACK:
+                log.warning("the status page has no login: whoever reaches %s port %d can read it", host, port)
+            web = server.asgi(app, routers, open_here=open_here and host in LOOPBACK)
+            await listeners.enter_async_context(server.serving(web, listening))
         yield
 
 

@@ -29,6 +29,7 @@ from timebell.targets.handler import check_topic
 
 R = TypeVar("R")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 OPTIONS = (
@@ -376,6 +377,7 @@ def _policies(given: dict[str, Any]) -> Policies:
         hold_above=_jobs(given.pop("hold_above", default.hold_above), "hold_above"),
         jitter=seconds(given.pop("jitter", default.jitter), "jitter"),
         tolerance=seconds(given.pop("tolerance", default.tolerance), "tolerance"),
+        notify=_channels(given.pop("notify", default.notify)),
     )
 
 
@@ -387,6 +389,17 @@ def _jobs(value: Any, field: str) -> int:
             fix=f"Give a whole number from 0 to {steering.MOST_BACKFILLED:,}.",
         )  # fmt: skip
     return value
+
+
+def _channels(given: Any) -> tuple[str, ...]:
+    """Names of alert channels: one, or several. Raises InvalidInput (INVALID_NOTIFY)."""
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (None,)
+    if len(names) > 10 or not all(isinstance(name, str) and CHANNEL.fullmatch(name) for name in names):
+        raise InvalidInput(
+            f"notify is {given!r:.60}.", code="INVALID_NOTIFY",
+            fix='Give names that TIMEBELL_ALERT_URLS has, such as ["billing"] for billing=slack://...',
+        )  # fmt: skip
+    return names
 
 
 def _check_delay(policies: Policies) -> None:

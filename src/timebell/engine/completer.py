@@ -14,6 +14,7 @@ from timebell.engine.context import Node
 from timebell.errors import StoreError
 from timebell.model.job import Ending, JobState
 from timebell.store.sql import jobs, turns
+from timebell.store.sql.told import end_told
 
 log = logging.getLogger("timebell.completer")
 
@@ -82,20 +83,28 @@ class Completer:
                 dataclasses.replace(ending, state=JobState.CANCELLED) for ending in again if ending.id not in kept
             ]
             self.node.working.poke()  # it learns when they are due
-        plain = [ending for ending in final if ending.schedule_id is None]
-        in_turn = [ending for ending in final if ending.schedule_id is not None]
+        told = [ending for ending in final if ending.state is JobState.FAILED or ending.watched]
+        untold = [ending for ending in final if ending.state is not JobState.FAILED and not ending.watched]
+        plain = [ending for ending in untold if ending.schedule_id is None]
+        in_turn = [ending for ending in untold if ending.schedule_id is not None]
         written: set[str] = set()
         if plain:
             written |= await (store.hot if store.dialect.delete_in_cte else store.run)(jobs.end, plain)
         if in_turn:
             schedules = [ending.schedule_id for ending in in_turn if ending.schedule_id]
-            ended = await store.run(turns.end_in_turn, in_turn, schedules)
-            written |= ended.ids
-            if ended.let_go:
-                self.node.working.poke()
-            if ended.put_off:
-                self.node.planning.poke()
+            written |= self._turned(await store.run(turns.end_in_turn, in_turn, schedules))
+        if told:
+            written |= self._turned(await store.run(end_told, told))
+            self.node.working.poke()
         stale = [ending.id for ending in final if ending.id not in written]
         if stale:
             self.node.counters.fenced += len(stale)
             log.warning("%d endings came too late and changed nothing: %s", len(stale), ", ".join(stale[:5]))
+
+    def _turned(self, ended: turns.Ended) -> set[str]:
+        """Wake those for whom there is something to do now; the ids whose fence held."""
+        if ended.let_go:
+            self.node.working.poke()
+        if ended.put_off:
+            self.node.planning.poke()
+        return ended.ids

@@ -12,6 +12,8 @@ from timebell.clock import Clock
 from timebell.model.healed import Healed
 from timebell.model.job import Attempt
 from timebell.model.policy import Retry
+from timebell.observe.alerts import Channels
+from timebell.observe.counters import Counters
 from timebell.recurrence import Recurrence
 from timebell.store.dialects.base import Store
 from timebell.targets.base import Target
@@ -52,23 +54,7 @@ class Known(NamedTuple):
     name: str
     recurrence: Recurrence
     tolerance: float
-
-
-@dataclass(slots=True)
-class Counters:
-    """What this node saw since it started."""
-
-    fired: int = 0
-    skipped: int = 0
-    started: int = 0
-    ended: int = 0
-    fenced: int = 0
-    rescued: int = 0
-    clock_steps: int = 0
-    leader_changes: int = 0
-    unheard: int = 0
-    lag_max: float = 0.0
-    tolerance_breaches: int = 0
+    notify: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -89,6 +75,7 @@ class Node:
     counters: Counters = field(default_factory=Counters)
     healed: Healed = field(default_factory=Healed)
     """The report of all looks for lost work since it started."""
+    channels: Channels = field(default_factory=Channels)
     stopping: bool = False
     drain_asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when someone elsewhere asked this node to finish what it runs and leave."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from timebell.engine.context import Node
 from timebell.engine.healing import Healing
+from timebell.engine.watchdog import Watchdog
 from timebell.engine.zone_data import ZoneData
 from timebell.model.healed import Healed
 from timebell.model.routes import Routes
@@ -39,6 +40,7 @@ class Leader:
         self._tidied: float | None = None
         self._zone_data = ZoneData(node, self._as_leader)
         self._healing = Healing(node, self._as_leader)
+        self._watchdog = Watchdog(node)
 
     async def step(self) -> None:
         """Lead, try to, or watch who does; then the chores."""
@@ -79,6 +81,7 @@ class Leader:
             log.info("%d jobs that no live node listens to are completed, as they asked", done.completed)
         await self._healing.step()
         await self._zone_data.step()
+        await self._watchdog.step()
         monotonic = node.clock.monotonic()
         if self._tidied is None or monotonic - self._tidied >= TIDY_EVERY:
             self._tidied = monotonic

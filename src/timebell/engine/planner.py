@@ -35,6 +35,7 @@ class Planner:
         fired = await node.store.run(schedules.fire, self.build, now, BATCH)
         node.counters.fired += fired.jobs
         node.counters.skipped += fired.skips
+        node.counters.left_out(fired.reasons)
         if fired.jobs:
             node.working.poke()
         if fired.stopping:
@@ -48,7 +49,7 @@ class Planner:
 
     def build(self, schedule: Schedule, at: datetime, hold: Hold | None, now: datetime) -> NewJob:
         """The job of one occurrence, remembering the recurrence for the event's `upcoming`."""
-        known = Known(schedule.name, schedule.recurrence, schedule.policies.tolerance)
+        known = Known(schedule.name, schedule.recurrence, schedule.policies.tolerance, schedule.policies.notify)
         self.node.known[schedule.id, schedule.revision] = known
         return job_of(schedule, at, hold, now)
 

@@ -193,6 +193,7 @@ class Pulse:
             )  # fmt: skip
             if ending.state is JobState.PENDING:
                 ending.run_at = now
+            node.counters.came_to(attempt.topic, ending)
             endings.append(mark(attempt, ending, node.id))
         await self.completer.write(endings)
         node.counters.rescued += len(endings)

@@ -7,8 +7,9 @@ import logging
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
-from timebell.engine.context import Held, Node
+from timebell.engine.context import Held, Known, Node
 from timebell.engine.within import Within
 from timebell.errors import InvalidPayload, InvalidRecurrence
 from timebell.model import decide
@@ -24,6 +25,11 @@ log = logging.getLogger("timebell.runner")
 KEPT_ATTEMPTS = 20
 KEPT_BYTES = KEPT_ATTEMPTS * 16_384
 UPCOMING = 3
+LINES = {
+    JobState.COMPLETED: (logging.DEBUG, "completed"),
+    JobState.PENDING: (logging.INFO, "postponed"),
+    JobState.FAILED: (logging.WARNING, "dead"),
+}
 DEFAULT_TOLERANCE = Policies().tolerance
 
 
@@ -39,7 +45,11 @@ class Runner:
         within = Within(self.node, held, partial(self._completed, held.attempt))
         ending = await self._carry(held, within)
         if within.completed is None and not within.lost:
+            if ending is not None:
+                self._count(held.attempt, ending)
             return ending
+        if within.completed is not None:
+            self._count(held.attempt, within.completed)
         within.report(ending)
         return None
 
@@ -82,12 +92,30 @@ class Runner:
                 self.node.known.get((attempt.schedule_id or "", attempt.revision or 0)),
             )
             counters.lag_max = max(counters.lag_max, lag)
+            counters.lag.observe(max(lag, 0.0))
             counters.tolerance_breaches += lag > (DEFAULT_TOLERANCE if known is None else known.tolerance)
         timeout = self.node.timeout_of(attempt)
+        began = self.node.clock.monotonic()
+        outcome = None
+        try:
+            outcome = await self._limited(timeout, kind, delivery, {} if target is None else target["options"])
+            return outcome
+        finally:
+            self._measured(kind, attempt.topic, self.node.clock.monotonic() - began, timeout, outcome)
+
+    def _measured(self, kind: str, topic: str, took: float, timeout: float, outcome: Outcome | None) -> None:
+        """Count a delivery; without an outcome it was postponed, cancelled or stopped."""
+        counters = self.node.counters
+        counters.runs.observe(took, topic)
+        counters.ratios.observe(took / timeout, topic)
+        counters.delivering.observe(took, kind)
+        counters.deliveries.add(kind, "stopped" if outcome is None else _code_class(kind, outcome))
+
+    async def _limited(self, timeout: float, kind: str, delivery: Delivery, options: dict[str, Any]) -> Outcome:
+        """Deliver, for at most `timeout` seconds."""
         deadline = asyncio.timeout(timeout)
         try:
             async with deadline:
-                options = {} if target is None else target["options"]
                 return await self.node.targets[kind].deliver(delivery, options)
         except TimeoutError:
             if not deadline.expired():
@@ -101,7 +129,7 @@ class Runner:
         except (Snooze, Cancel):
             raise
         except Exception as broken:  # a target's own fault is still an outcome of the attempt
-            log.exception("target %s broke on job %s", kind, attempt.id)
+            log.exception("target %s broke on job %s", kind, delivery.job_id)
             return Outcome.failed("TARGET_BROKE", f"{type(broken).__name__}: {broken}"[:500])
 
     def _delivery(self, attempt: Attempt, now: datetime) -> Delivery:
@@ -156,7 +184,27 @@ class Runner:
         return Ending(attempt.id, attempt.number, JobState.PENDING, now, run_at=at, counts=False)
 
     def _mark(self, attempt: Attempt, ending: Ending) -> Ending:
+        known = self._known(attempt)
+        ending.watched = ending.state is JobState.COMPLETED and known is not None and bool(known.notify)
         return mark(attempt, ending, self.node.id)
+
+    def _known(self, attempt: Attempt) -> Known | None:
+        return self.node.known.get((attempt.schedule_id or "", attempt.revision or 0))
+
+    def _count(self, attempt: Attempt, ending: Ending) -> None:
+        """Count what an attempt came to, and log it: loudly only dead letters."""
+        self.node.counters.came_to(attempt.topic, ending)
+        level, word = LINES.get(ending.state, (logging.DEBUG, "ended"))
+        if not log.isEnabledFor(level):
+            return
+        said = "" if ending.error is None else f": {ending.code}: {ending.error}"
+        lag, known = attempt.started_at - attempt.run_at, self._known(attempt)
+        fields = {
+            "event": f"job.{word}", "job_id": attempt.id, "schedule": known.name if known else None,
+            "topic": attempt.topic, "tenant": attempt.tenant_id, "attempt": attempt.number,
+            "lag_ms": round(lag.total_seconds() * 1000, 3),
+        }  # fmt: skip
+        log.log(level, "job %s of %s %s%s", attempt.id, attempt.topic, word, said, extra=fields)
 
 
 def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
@@ -174,6 +222,13 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
         earlier = decode(attempt.errors) or []
         ending.errors = encode([*earlier, line][-KEPT_ATTEMPTS:], "attempts", limit=KEPT_BYTES)
     return ending
+
+
+def _code_class(kind: str, outcome: Outcome) -> str:
+    """How a delivery went, in one word: of HTTP `2xx` to `5xx`, otherwise `ok`, `timeout` or `error`."""
+    if kind == "http" and isinstance(outcome.result, dict):
+        return f"{outcome.result['status'] // 100}xx"
+    return "ok" if outcome.delivered else "timeout" if outcome.code == "TIMEOUT" else "error"
 
 
 def _keep(result: object) -> tuple[str | None, str | None]:

@@ -40,6 +40,9 @@ class Service:
         me = nodes.Node(node.id, node.options.name, version, tzdata, self.worker.routes, 0, now, now)
         self.pulse = Pulse(node, self.completer, self.leader, me)
         self.failing: dict[str, StoreError] = {}
+        self.began = node.clock.monotonic()
+        self.turned: dict[str, float] = {}
+        """When each service last ended a step (monotonic seconds)."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -114,6 +117,7 @@ class Service:
             except Exception:
                 log.exception("the %s failed and goes on", name)
                 until, pause = self._later(pause), min(pause * 2, LONGEST_PAUSE)
+            self.turned[name] = self.node.clock.monotonic()
             if until is None or until > self.node.clock.now():
                 await alarm.wait(until)
 

@@ -27,6 +27,7 @@ from timebell.errors import Conflict, TimebellError
 from timebell.model.job import Ending, JobState
 from timebell.store.dialects.base import Finish
 from timebell.store.sql import turns
+from timebell.store.sql.told import end_told
 from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.runner")
@@ -82,7 +83,7 @@ class Within:
         def complete(tx: Transaction) -> None:
             self.held.completing = True
             ending = self._ending(result())
-            ended.append((ending, turns.complete(tx, ending)))
+            ended.append((ending, end_told(tx, [ending]) if ending.watched else turns.complete(tx, ending)))
             if ending.id not in ended[-1][1].ids:
                 self.lost = True
                 raise self._over("It was taken over, or has timed out")

@@ -71,12 +71,14 @@ class Worker:
         finally:
             self.claiming = False
         if claimed:
+            node.counters.found.observe(claimed)
             self._pause = SHORTEST
             return now
         later = [lane.next_due for lane in lanes if lane.next_due is not None and lane.next_due > now]
         if due:
             later.append(node.clock.now() + timedelta(seconds=self._pause))
             self._pause = min(self._pause * 2, LONGEST)
+            node.counters.claim_conflicts += any(hands.free for hands in free)
         if not node.listening:
             later.append(now + timedelta(seconds=node.options.poll))
         return min(later, default=None)

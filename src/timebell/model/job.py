@@ -225,7 +225,8 @@ class Attempt:
 class Ending:
     """What became of a job: a final state, or `pending` again at `run_at`. `attempt` and `was` are its guard.
 
-    `counts` says whether the attempt uses up a try; `errors` is the job's list of failed attempts as JSON.
+    `counts` says whether the attempt uses up a try; `errors` is the job's list of failed attempts as JSON; `watched`,
+    whether somebody is told when its schedule works again.
     """
 
     id: str
@@ -243,3 +244,4 @@ class Ending:
     cancel: str | None = None
     replaced_by: str | None = None
     schedule_id: str | None = None
+    watched: bool = False

@@ -16,7 +16,8 @@ class Policies:
 
     A `state` occurrence is worth running late, an `anchored` one is void once it is missed. `catch_up_pace`
     keeps what is made up for apart; more than `hold_above` of it wait for `recover`. `jitter` spreads starts,
-    `tolerance` is how late one may start before it is counted as a breach.
+    `tolerance` is how late one may start before it is counted as a breach. `notify` names the alert channels that are
+    told when it fails and when it works again.
     """
 
     overlap: Overlap = Overlap.SKIP
@@ -29,6 +30,7 @@ class Policies:
     hold_above: int = 1000
     jitter: float = 0.0
     tolerance: float = 1.0
+    notify: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,19 +18,20 @@ from timebell.store.dialects.base import Store
 R = TypeVar("R")
 
 VERSION_TABLE = "timebell_version"
-HEAD = "0006"
+HEAD = "0007"
 
 
-def open_store(url: str, wall: Callable[[], datetime], *, server_clock: bool = True) -> Store:
+def open_store(url: str, wall: Callable[[], datetime], *, server_clock: bool = True, read_only: bool = False) -> Store:
     """The store behind `sqlite:///file` or `postgresql://user@host/name`; call its `open` before use.
 
     `wall` reads this machine's clock, which is SQLite's; with `server_clock=False` only the times passed in
-    decide what is due and nothing waits for the disk (virtual time). Raises InvalidInput (DATABASE_URL_INVALID).
+    decide what is due and nothing waits for the disk (virtual time). `read_only` refuses writes, and needs no right to;
+    then only `hot` operations are possible. Raises InvalidInput (DATABASE_URL_INVALID).
     """
     kind = _kind(url)
     if kind == "sqlite":
-        return sqlite.SqliteStore(url, wall, durable=server_clock)
-    return postgres.PostgresStore(url, server_clock=server_clock)
+        return sqlite.SqliteStore(url, wall, durable=server_clock, read_only=read_only)
+    return postgres.PostgresStore(url, server_clock=server_clock, read_only=read_only)
 
 
 def _kind(url: str) -> str:

@@ -78,6 +78,13 @@ schedules = Table(
         postgresql_where=text("calendar IS NOT NULL"),
         sqlite_where=text("calendar IS NOT NULL"),
     ),
+    # Those that do not fire: few, and counted at every look of whoever watches.
+    Index(
+        "timebell_schedules_off",
+        "enabled",
+        postgresql_where=text("NOT enabled OR fault IS NOT NULL"),
+        sqlite_where=text("NOT enabled OR fault IS NOT NULL"),
+    ),
 )
 
 # What a schedule was at each revision, and from when: what an audit regenerates occurrences from.
@@ -204,6 +211,13 @@ finished = Table(
     Index("timebell_finished_id", "id"),
     Index("timebell_finished_at", "finished_at"),
     Index("timebell_finished_schedule", "schedule_id", "scheduled_at"),
+    # The dead letters.
+    Index(
+        "timebell_finished_failed",
+        "finished_at",
+        postgresql_where=text("state = 'failed'"),
+        sqlite_where=text("state = 'failed'"),
+    ),
 )
 
 calendars = Table(

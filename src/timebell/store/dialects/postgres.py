@@ -106,10 +106,10 @@ class PostgresStore:
 
     many_nodes = True
 
-    def __init__(self, url: str, *, server_clock: bool = True, pool_size: int = 10) -> None:
+    def __init__(self, url: str, *, server_clock: bool = True, pool_size: int = 10, read_only: bool = False) -> None:
         self.url = url
         self.dialect = PostgresWords(server_clock=server_clock)
-        self._engine: AsyncEngine = engine_for(url, pool_size=pool_size)
+        self._engine: AsyncEngine = engine_for(url, pool_size=pool_size, read_only=read_only)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: list[AsyncConnection] = []
         # Apart from those of the engine, which would go short of connections while handlers take their time.
@@ -358,18 +358,19 @@ def _reading(tx: Transaction) -> Any:
 SETTINGS = {"application_name": "timebell", "idle_in_transaction_session_timeout": "10000", "timezone": "UTC"}
 
 
-def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0) -> AsyncEngine:
+def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_only: bool = False) -> AsyncEngine:
     """An asyncpg engine in autocommit; a transaction left open by a frozen client is ended by the server.
 
     `patience` is how many seconds to wait for a connection while all are in use.
     """
+    settings = SETTINGS | ({"default_transaction_read_only": "on"} if read_only else {})
     return create_async_engine(
         _address(url),
         isolation_level="AUTOCOMMIT",
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=patience,
-        connect_args={"server_settings": SETTINGS, "timeout": 5, "command_timeout": 30},
+        connect_args={"server_settings": settings, "timeout": 5, "command_timeout": 30},
     )
 
 

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, TextIO
+from urllib.parse import quote
 
 import orjson
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import NullPool
@@ -96,6 +97,13 @@ class SqliteTransaction(SqlTransaction):
         self.driver.executemany(text, records)
 
 
+def _existing(url: str) -> str:
+    """The same file, which opening it must not make."""
+    path = make_url(url).database or ":memory:"
+    made = URL.create("sqlite", database=f"file:{quote(os.path.abspath(path))}", query={"mode": "rw", "uri": "true"})
+    return made.render_as_string()
+
+
 def engine_for(url: str, *, durable: bool = True, begin: str | None = "BEGIN IMMEDIATE") -> Engine:
     """An engine whose transactions take the write lock at once, so that none fails half-way for want of it.
 
@@ -123,9 +131,12 @@ class SqliteStore:
 
     many_nodes = False
 
-    def __init__(self, url: str, wall: Callable[[], datetime], *, durable: bool = True) -> None:
+    def __init__(
+        self, url: str, wall: Callable[[], datetime], *, durable: bool = True, read_only: bool = False
+    ) -> None:
         self.url = url
         self._durable = durable
+        self._read_only = read_only
         self.dialect = SqliteWords()
         self._wall = wall
         self._path = make_url(url).database or ":memory:"
@@ -152,8 +163,11 @@ class SqliteStore:
             raise StoreUnreachable(
                 f"Cannot open {self._path}: there is no folder {folder}.", fix="Make it, or name another file."
             )
-        self._connection = engine_for(self.url, durable=self._durable, begin=None).connect()
+        url = _existing(self.url) if self._read_only else self.url
+        self._connection = engine_for(url, durable=self._durable, begin=None).connect()
         self._driver = self._connection.connection.driver_connection
+        if self._read_only and self._driver is not None:
+            self._driver.execute("PRAGMA query_only = ON")
 
     async def close(self) -> None:
         """As in Store."""

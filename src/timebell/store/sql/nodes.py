@@ -10,6 +10,7 @@ from sqlalchemy import delete, insert, select, update
 
 from timebell.model.routes import Routes
 from timebell.store.schema import leases, nodes
+from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 LEADER = "leader"
@@ -73,6 +74,14 @@ def listed(tx: Transaction) -> list[Node]:
         )
         for row in rows
     ]
+
+
+BEATS = Statement("SELECT id, beat FROM timebell_nodes")
+
+
+def beats(tx: Transaction) -> dict[str, int]:
+    """The beat of every node that has a row, by id."""
+    return {str(row["id"]): row["beat"] for row in tx.fetch(BEATS)}
 
 
 def forget(tx: Transaction, ids: list[str]) -> None:

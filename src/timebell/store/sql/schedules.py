@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -174,16 +174,18 @@ class Fired:
     skips: int = 0
     stopping: int = 0
     next_fire_at: datetime | None = None
+    reasons: dict[str, int] = field(default_factory=dict)
+    """How many of the skips each reason has."""
 
 
-_GOING = "NOT EXISTS (SELECT 1 FROM timebell_queues WHERE name = '*' AND paused)"
+GOING = "NOT EXISTS (SELECT 1 FROM timebell_queues WHERE name = '*' AND paused)"
 DUE = Statement(
-    f"SELECT * FROM timebell_schedules WHERE enabled AND fault IS NULL AND $due_schedule AND {_GOING}"  # noqa: S608
+    f"SELECT * FROM timebell_schedules WHERE enabled AND fault IS NULL AND $due_schedule AND {GOING}"  # noqa: S608
     " ORDER BY next_fire_at LIMIT :most $skip_locked"
 )
 NEXT = Statement(
     "SELECT next_fire_at FROM timebell_schedules WHERE enabled AND fault IS NULL AND next_fire_at IS NOT NULL"  # noqa: S608
-    f" AND {_GOING}"
+    f" AND {GOING}"
     " ORDER BY next_fire_at LIMIT 1"
 )
 LIVE = Statement(
@@ -212,7 +214,7 @@ def fire(tx: Transaction, build: Build, now: datetime, most: int) -> Fired:
     """
     rows = tx.fetch(DUE, now=tx.dialect.to_db(now), most=most)
     fired = _fire(tx, _readable(tx, rows), build, now) if rows else Fired()
-    return Fired(fired.schedules, fired.jobs, fired.skips, fired.stopping, next_fire(tx))
+    return dataclasses.replace(fired, next_fire_at=next_fire(tx))
 
 
 def _readable(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> list[Schedule]:
@@ -273,7 +275,10 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
         jobs.skip(tx, skips, now)
     stopping = turns.supersede(tx, successors, now) if successors else 0
     tx.fetch(ADVANCE, advances)
-    return Fired(len(due), len(new), sum(count for _, _, count, _ in skips), stopping)
+    reasons: dict[str, int] = {}
+    for _, reason, count, _ in skips:
+        reasons[reason] = reasons.get(reason, 0) + count
+    return Fired(len(due), len(new), sum(reasons.values()), stopping, reasons=reasons)
 
 
 def live_of(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -448,14 +453,17 @@ def _read_policies(text: str) -> Policies:
     for name, words in (("overlap", Overlap), ("catch_up", CatchUp), ("lateness", Lateness)):
         if name in policies:
             policies[name] = words(policies[name])
+    if "notify" in policies:
+        policies["notify"] = tuple(policies["notify"])
     return Policies(**policies)
 
 
-def revisions_of(tx: Transaction, keys: set[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Recurrence, float]]:
-    """Name, recurrence and tolerance of schedules as they were at these revisions."""
+def revisions_of(tx: Transaction, keys: set[tuple[str, int]]) -> dict[tuple[str, int], tuple[Any, ...]]:
+    """Name, recurrence, tolerance and notify of schedules as they were at these revisions."""
     joined = select(revisions, schedules.c.name).join(schedules, schedules.c.id == revisions.c.schedule_id)
     found = {}
     for row in tx.execute(joined.where(revisions.c.schedule_id.in_({id_ for id_, _ in keys}))):
         parts = read_parts(row._mapping)
-        found[row.schedule_id, row.revision] = row.name, parts["recurrence"], parts["policies"].tolerance
+        policies = parts["policies"]
+        found[row.schedule_id, row.revision] = row.name, parts["recurrence"], policies.tolerance, policies.notify
     return found

@@ -1,0 +1,228 @@
+"""`timebell watch` beside real nodes: alarms within 30 s when they are killed, frozen or stuck, or the database is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.faults.harness import NodeProcess, ask, starts, wait_until
+from tests.servers import Postgres
+from tests.unit.cli.conftest import Start, start
+from tests.unit.cli.process import Process
+from timebell import Every
+from timebell.store.open import upgrade
+
+__all__ = ["start"]
+
+Nodes = Callable[..., NodeProcess]
+LIMIT = 30.0
+
+
+class Inbox:
+    """Takes what Apprise sends to json:// URLs."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        inbox = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                inbox.messages.append(json.loads(body) | {"path": self.path})
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"json://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def titles(self) -> list[str]:
+        return [message["title"] for message in self.messages]
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    made = Inbox()
+    yield made
+    made.close()
+
+
+def ticking(url: str) -> None:
+    ask(url, lambda app: app.schedule_repeat("work", Every("PT2S"), name="ticks", overlap="allow"))
+
+
+def watching(start: Start, url: str, **environment: str) -> Process:
+    process = start("watch", "-o", "json", TIMEBELL_DATABASE_URL=url, **environment)
+    process.wait_for("Watching", err=True)
+    return process
+
+
+def alarms(process: Process) -> list[tuple[str, str]]:
+    """(raised or resolved, code) of each line so far."""
+    read = [json.loads(line) for line in process.out.read_text().splitlines()]
+    return [(line["alarm"], line["code"]) for line in read]
+
+
+def alarmed(process: Process, code: str, since: float) -> float:
+    """Seconds from an instant until this alarm, which must be no more than LIMIT."""
+    wait_until(lambda: ("raised", code) in alarms(process), f"alarm {code}: {process.err.read_text()}", LIMIT)
+    took = time.monotonic() - since
+    print(f"{code}: alarm after {took:.1f} s")
+    assert took < LIMIT
+    return took
+
+
+def test_killed_nodes(store_url: str, start: Start, node: Nodes, effects: Path, inbox: Inbox) -> None:
+    ticking(store_url)
+    nodes = [node(store_url) for _ in range(1 if store_url.startswith("sqlite") else 2)]
+    watch = watching(start, store_url, TIMEBELL_ALERT_URLS=inbox.url)
+    wait_until(lambda: len(starts(effects)) > 3, "it fires")
+    for one in nodes[1:]:
+        one.signal(signal.SIGKILL)
+    assert alarms(watch) == []  # one is enough
+    nodes[0].signal(signal.SIGKILL)
+    struck = time.monotonic()
+    alarmed(watch, "SCHEDULE_NOT_FIRED", struck)
+    alarmed(watch, "NO_LIVE_NODE", struck)
+    wait_until(lambda: "Timebell: NO_LIVE_NODE" in inbox.titles(), "it is sent", 10)
+    node(store_url)
+    wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is over", 10)
+    wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is over", 10)
+    wait_until(lambda: "Timebell: NO_LIVE_NODE resolved" in inbox.titles(), "its end is sent", 10)
+    assert len(inbox.titles()) == len(set(inbox.titles())) == 4
+    assert watch.end() == 0
+
+
+@pytest.mark.slow
+def test_frozen_nodes(postgres_url: str, start: Start, node: Nodes, effects: Path) -> None:
+    ticking(postgres_url)
+    nodes = [node(postgres_url) for _ in range(2)]
+    watch = watching(start, postgres_url)
+    wait_until(lambda: len(starts(effects)) > 3, "it fires")
+    for one in nodes:
+        one.freeze()
+    alarmed(watch, "NO_LIVE_NODE", time.monotonic())
+    for one in nodes:
+        one.signal(signal.SIGCONT)
+    wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is over", 20)
+
+
+def test_a_stuck_planner_of_nodes_whose_hearts_beat(
+    store_url: str, start: Start, node: Nodes, effects: Path, tmp_path: Path
+) -> None:
+    ticking(store_url)
+    stuck = tmp_path / "stuck"
+    node(store_url, STUCK=str(stuck))
+    watch = watching(start, store_url)
+    wait_until(lambda: len(starts(effects)) > 2, "it fires")
+    assert alarms(watch) == []
+    stuck.touch()
+    alarmed(watch, "SCHEDULE_NOT_FIRED", time.monotonic())
+    assert ("raised", "NO_LIVE_NODE") not in alarms(watch)
+    (line,) = [json.loads(line) for line in watch.out.read_text().splitlines()]
+    assert "ticks (since " in line["message"]
+    stuck.unlink()
+    wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is over", 10)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    server = Postgres()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("how", ["stopped", pytest.param("frozen", marks=pytest.mark.slow)])
+def test_a_database_that_does_not_answer(how: str, own_postgres: Postgres, start: Start, node: Nodes) -> None:
+    url = own_postgres.create_database()
+    asyncio.run(upgrade(url))
+    node(url)
+    watch = watching(start, url)
+    wait_until(lambda: _beating(url), "the node beats")
+    if how == "stopped":
+        own_postgres.stop("immediate")
+        alarmed(watch, "DATABASE_UNREACHABLE", time.monotonic())
+        own_postgres.start()
+    else:
+        frozen = _processes(own_postgres)
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            alarmed(watch, "DATABASE_UNREACHABLE", time.monotonic())
+        finally:
+            for pid in frozen:
+                with suppress(ProcessLookupError):  # one that was about to end
+                    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: ("resolved", "DATABASE_UNREACHABLE") in alarms(watch), "the alarm is over", 20)
+    assert ("raised", "NO_LIVE_NODE") not in alarms(watch)
+
+
+def _beating(url: str) -> bool:
+    async def look() -> bool:
+        connection = await asyncpg.connect(url)
+        beat = await connection.fetchval("SELECT max(beat) FROM timebell_nodes")
+        await connection.close()
+        return bool(beat and beat > 1)
+
+    return asyncio.run(look())
+
+
+def _processes(server: Postgres) -> list[int]:
+    """The server's own, and its children's, ids."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    return [server.pid, *map(int, children)]
+
+
+def test_a_sqlite_file_that_is_gone(sqlite_url: str, start: Start, node: Nodes) -> None:
+    watch = watching(start, sqlite_url)
+    Path(sqlite_url.removeprefix("sqlite:///")).unlink()
+    alarmed(watch, "DATABASE_UNREACHABLE", time.monotonic())
+    assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
+
+
+def test_fail_ends_with_1_at_the_first_alarm(sqlite_url: str, start: Start) -> None:
+    process = start("watch", "--fail", TIMEBELL_DATABASE_URL=sqlite_url, TIMEBELL_SCHEDULER_LEASE="10s")
+    assert process.wait() == 1
+    process.wait_for("ALARM  NO_LIVE_NODE: ", err=True)
+
+
+def test_a_role_that_may_only_read_can_watch(postgres: Postgres, postgres_url: str, start: Start, node: Nodes) -> None:
+    name = f"watcher_{os.getpid()}"
+
+    async def grant() -> None:
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute(f"CREATE ROLE {name} LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
+        await connection.close()
+
+    async def revoke() -> None:
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+        await connection.close()
+
+    asyncio.run(grant())
+    try:
+        ticking(postgres_url)
+        watch = watching(start, postgres_url.replace("timebell@", f"{name}@"))
+        wait_until(lambda: alarms(watch), "an alarm", 30)
+        assert {code for _, code in alarms(watch)} <= {"SCHEDULE_NOT_FIRED", "NO_LIVE_NODE"}
+        watch.end()
+    finally:
+        asyncio.run(revoke())

@@ -1,0 +1,195 @@
+"""What a node counts is what it did; what it tells is what Prometheus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.engine.world import World, after, engine, virtual
+from timebell import Arrived, Cancel, Every, JobSpec, Snooze, Timebell
+from timebell.engine.planner import Planner
+from timebell.engine.service import Service
+from timebell.observe.counters import MOST, Counters, Spread, Tally
+from timebell.observe.metrics import METRICS, NodeFacts, Snapshot
+from timebell.store.sql import gauges
+from timebell.targets.base import Delivery, Outcome
+
+FACTS = NodeFacts("1.2.3", "2026a", True, 0.25, 3, 513)
+Series = dict[tuple[str, ...], float]
+
+
+async def told(app: Timebell, service: Service, *, labelled: bool = False) -> Snapshot:
+    read = await app.store.hot(gauges.read, app.clock.now(), 10.0, labelled=labelled)
+    return Snapshot(service.node.counters, FACTS, read, labelled)
+
+
+def samples(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, str], float]]:
+    for family in text_string_to_metric_families(generate_latest(snapshot).decode()):
+        for sample in family.samples:
+            yield sample.name, sample.labels, sample.value
+
+
+def series(snapshot: Snapshot, name: str) -> Series:
+    """The values of a metric by its labels' values, in the order of the catalogue."""
+    return {
+        tuple(labels[label] for label in METRICS[name].labels if label in labels): value
+        for found, labels, value in samples(snapshot)
+        if found == name
+    }
+
+
+@virtual
+async def test_what_came_of_jobs_is_counted_by_topic(world: World) -> None:
+    app = world.app()
+
+    @app.on("good")
+    async def good(_: Arrived) -> None: ...
+
+    @app.on("bad", retry={"attempts": 2, "delay": 1})
+    async def bad(_: Arrived) -> None:
+        raise ValueError("no")
+
+    @app.on("slow", retry={"attempts": 1}, timeout=2)
+    async def slow(_: Arrived) -> None:
+        await world.advance(seconds=60)
+
+    @app.on("odd")
+    async def odd(event: Arrived) -> None:
+        if event.attempt == 1:
+            raise Snooze(1)
+        raise Cancel("not needed")
+
+    await app.schedule_many([JobSpec(topic=topic) for topic in ("good", "good", "bad", "slow", "odd")])
+    async with engine(app) as service:
+        await world.advance(seconds=30)
+        snapshot = await told(app, service)
+    assert series(snapshot, "timebell_fires_total") == {
+        ("good", "ok"): 2, ("bad", "failed"): 1, ("bad", "dead"): 1, ("slow", "dead"): 1,
+    }  # fmt: skip
+    assert series(snapshot, "timebell_attempts_total") == {
+        ("good", "ok"): 2, ("bad", "failed"): 2, ("slow", "timeout"): 1, ("odd", "postponed"): 1,
+        ("odd", "cancelled"): 1,
+    }  # fmt: skip
+    assert series(snapshot, "timebell_deliveries_total") == {
+        ("handler", "ok"): 2, ("handler", "error"): 2, ("handler", "timeout"): 1, ("handler", "stopped"): 2,
+    }  # fmt: skip
+    assert series(snapshot, "timebell_dead_letters") == {(): 2}
+    found = {(name, labels.get("topic"), labels.get("le")): value for name, labels, value in samples(snapshot)}
+    assert found["timebell_run_timeout_ratio_bucket", "slow", "0.95"] == 0
+    assert found["timebell_run_timeout_ratio_bucket", "slow", "1"] == 1
+    assert found["timebell_run_duration_seconds_sum", "slow", None] == 2
+    assert found["timebell_fire_lag_seconds_count", None, None] == 5
+
+
+@virtual
+async def test_occurrences_that_did_not_run_are_counted_by_reason(world: World) -> None:
+    app = world.app()
+
+    @app.on("long")
+    async def long(_: Arrived) -> None:
+        await world.advance(seconds=25)
+
+    await app.schedule_repeat("long", Every("PT10S"), name="ticks")
+    async with engine(app) as service:
+        await world.advance(seconds=40)
+        snapshot = await told(app, service)
+    assert series(snapshot, "timebell_fires_not_run_total")["overlap",] == 2
+    assert series(snapshot, "timebell_fires_not_run_total")["missed",] == 0
+    assert series(snapshot, "timebell_missed_total") == {("policy",): 0, ("unrecorded",): 0}
+    await world.advance(hours=1)
+    async with engine(app) as service:
+        await world.advance(seconds=1)
+        snapshot = await told(app, service)
+    assert series(snapshot, "timebell_fires_not_run_total")["coalesced",] > 300
+    assert series(snapshot, "timebell_missed_total")["policy",] > 300
+
+
+@virtual
+async def test_the_leader_counts_what_no_planner_records(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner is stuck, the heart beats: each overdue occurrence is counted, once."""
+
+    async def stuck(_: Planner) -> None:
+        await world.advance(days=1)
+
+    monkeypatch.setattr(Planner, "step", stuck)
+    app = world.app()
+    await app.schedule_repeat("t", Every("PT10S"), name="ticks")
+    async with engine(app, drain=0.0) as service:
+        await world.advance(seconds=65)
+        snapshot = await told(app, service)
+    assert series(snapshot, "timebell_missed_total")["unrecorded",] == 5
+    assert series(snapshot, "timebell_schedule_overdue") == {(): 1}
+    assert series(snapshot, "timebell_evaluation_lag_seconds")[()] > 40
+
+
+@virtual
+async def test_everything_in_the_catalogue_is_told_and_nothing_else(world: World) -> None:
+    app = world.app()
+
+    @app.on("t")
+    async def t(_: Arrived) -> None: ...
+
+    job = await app.schedule_at("t", tenant_id="acme", owner_id="ana")
+    await app.schedule_repeat("t", Every("PT1S"), name="ticks", tenant_id="acme")
+    async with engine(app) as service:
+        await world.advance(seconds=5)
+        plain, labelled = await told(app, service), await told(app, service, labelled=True)
+    names = {family.name for family in labelled.collect()} | {family.name for family in plain.collect()}
+    assert names == {name.removesuffix("_total") for name in METRICS}
+    for snapshot in (plain, labelled):
+        for name, labels, _ in samples(snapshot):
+            base = next(m for m in METRICS if name in (m, f"{m}_bucket", f"{m}_sum", f"{m}_count"))
+            assert set(labels) - {"le"} <= set(METRICS[base].labels)
+            assert job.id not in labels.values()
+    assert "acme" not in generate_latest(plain).decode()
+    assert "ana" not in {value for _, labels, _ in samples(labelled) for value in labels.values()}
+    succeeded = series(labelled, "timebell_schedule_last_success_timestamp_seconds")
+    assert list(succeeded) == [("acme/ticks",)]
+    assert after(seconds=4).timestamp() <= succeeded["acme/ticks",] <= after(seconds=5).timestamp()
+
+
+def test_without_the_database_the_rest_is_told() -> None:
+    snapshot = Snapshot(Counters(), FACTS, None, False)
+    assert series(snapshot, "timebell_database_up") == {(): 0}
+    assert series(snapshot, "timebell_leader") == {(): 1}
+    assert not series(snapshot, "timebell_jobs")
+
+
+def test_topics_without_end_do_not_make_series_without_end() -> None:
+    tally, spread = Tally(), Spread((1.0,))
+    for n in range(MOST + 100):
+        tally.add(f"topic-{n}", "ok")
+        spread.observe(0.5, f"topic-{n}")
+    assert len(tally.values) == len(spread.series) == MOST + 1
+    assert tally.values["other", "ok"] == 100
+    assert spread.series["other",].buckets == [100, 0]
+
+
+class Receiver:
+    """Answers each delivery with the status that its payload asks for."""
+
+    kind = "http"
+
+    def check(self, options: dict[str, Any]) -> dict[str, Any]:
+        return options
+
+    async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
+        result = {"status": delivery.payload, "body": ""}
+        return Outcome.ok(result) if delivery.payload < 300 else Outcome.failed("HTTP_STATUS", "no", result=result)
+
+    async def close(self) -> None: ...
+
+
+@virtual
+async def test_deliveries_over_http_are_counted_by_class(world: World) -> None:
+    app = world.app()
+    app.targets["http"] = Receiver()
+    for status in (204, 410, 503, 500):
+        await app.schedule_at("t", payload=status, target={"kind": "http"}, retry={"attempts": 1})
+    async with engine(app) as service:
+        await world.advance(seconds=1)
+        assert service.node.counters.deliveries.values == {("http", "2xx"): 1, ("http", "4xx"): 1, ("http", "5xx"): 2}

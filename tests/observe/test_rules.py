@@ -1,0 +1,172 @@
+"""The alert rules as Prometheus understands them: promtool tests each, and a real Prometheus scrapes a node.
+
+Without Prometheus they are installed (Debian's package, where this runs as root), or skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import urllib.parse
+import urllib.request
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import timebell.observe
+from tests.servers import free_port
+from tests.unit.cli.conftest import Start, start
+from tests.unit.cli.process import until
+from timebell.observe.metrics import METRICS
+
+__all__ = ["start"]
+
+RULES = Path(timebell.observe.__file__).with_name("rules.yml")
+HEALTHY = Path(__file__).with_name("rules_test.yml")
+# Of each rule: what makes it fire, by when, and what must not yet.
+FIRING: dict[str, tuple[list[tuple[str, str]], str]] = {
+    "TimebellNotFired": ([("timebell_schedule_overdue", "0x4 1x10")], "2m"),
+    "TimebellDown": ([('up{job="timebell"}', "1x4 0x10")], "2m"),
+    "TimebellDatabaseDown": ([("timebell_database_up", "1x4 0x10")], "2m"),
+    "TimebellEvaluationLagHigh": ([("timebell_evaluation_lag_seconds", "31x10")], "1m"),
+    "TimebellFireLagHigh": (
+        [('timebell_fire_lag_seconds_bucket{le="15"}', "0+10x60"),
+         ('timebell_fire_lag_seconds_bucket{le="60"}', "0+98x60"),
+         ('timebell_fire_lag_seconds_bucket{le="+Inf"}', "0+100x60")], "12m"),
+    "TimebellMissed": ([('timebell_missed_total{reason="policy"}', "0x10 1x30")], "8m"),
+    "TimebellDuplicateFire": ([("timebell_double_fires_total", "1x10")], "1m"),
+    "TimebellFailureRateHigh": (
+        [('timebell_fires_total{outcome="ok"}', "0+89x60"),
+         ('timebell_fires_total{outcome="dead"}', "0+11x60")], "12m"),
+    "TimebellNoLeader": ([("timebell_leader", "0x10")], "2m"),
+    "TimebellLeaderFlapping": ([("timebell_leader_changes_total", "0+1x60")], "5m"),
+    "TimebellClockSkew": ([('timebell_node_clock_skew_seconds{instance="a"}', "-0.6x20")], "3m"),
+    "TimebellRunNearTimeout": (
+        [('timebell_run_timeout_ratio_bucket{topic="t",le="0.9"}', "0+90x100"),
+         ('timebell_run_timeout_ratio_bucket{topic="t",le="0.95"}', "0+99x100"),
+         ('timebell_run_timeout_ratio_bucket{topic="t",le="+Inf"}', "0+100x100")], "20m"),
+    "TimebellBacklogGrowing": ([('timebell_queue_depth{queue="mail"}', "501x40")], "5m"),
+    "TimebellDeadLettersGrowing": (
+        [('timebell_fires_total{outcome="dead"}', "0x10 1x30"), ("timebell_dead_letters", "0x10 1x30")], "8m"),
+    "TimebellUnheardJobs": ([("timebell_unheard_jobs", "1x20")], "3m"),
+    "TimebellSchedulesSetAside": ([('timebell_schedules{state="fault"}', "1x20")], "1m"),
+    "TimebellTzdataMismatch": (
+        [('timebell_build_info{tzdata="2026a"}', "1x80"), ('timebell_build_info{tzdata="2026b"}', "1x80")], "15m"),
+}  # fmt: skip
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+@cache
+def tool(name: str) -> str:
+    """Prometheus or promtool, installed if need be and possible."""
+    if shutil.which(name) is None and os.getuid() == 0 and shutil.which("apt-get"):
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+        policy = Path("/usr/sbin/policy-rc.d")
+        ours = not policy.exists()
+        if ours:  # the package would start a service
+            policy.write_text("#!/bin/sh\nexit 101\n")
+            policy.chmod(0o755)
+        try:
+            subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", "prometheus"], timeout=300, **quiet)
+        finally:
+            if ours:
+                policy.unlink()
+    found = shutil.which(name)
+    if found is None:
+        warnings.warn(f"NOT TESTED: the alert rules, as {name} is missing (Debian: prometheus)", stacklevel=1)
+        pytest.skip(f"NOT TESTED: {name} is missing (Debian package prometheus)")
+    return found
+
+
+def promtool(folder: Path, tests: Any) -> None:
+    shutil.copy(RULES, folder / "rules.yml")
+    (folder / "test.yml").write_text(yaml.safe_dump(tests))
+    done = subprocess.run(
+        [tool("promtool"), "test", "rules", "test.yml"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rules_speak_of_metrics_that_are_there() -> None:
+    known = {name + end for name in METRICS for end in ("", "_bucket")}
+    named = {word for rule in rules() for word in re.findall(r"timebell_\w+", rule["expr"])}
+    assert named <= known
+    assert {rule["alert"] for rule in rules()} == set(FIRING)
+    assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in rules())
+
+
+def test_a_healthy_system_is_silent(tmp_path: Path) -> None:
+    promtool(tmp_path, yaml.safe_load(HEALTHY.read_text()))
+
+
+def test_each_rule_fires_above_its_threshold(tmp_path: Path) -> None:
+    tests = [
+        {
+            "interval": "15s",
+            "input_series": [{"series": series, "values": values} for series, values in inputs],
+            "promql_expr_test": [
+                {
+                    "expr": f'count by (alertname) (ALERTS{{alertname="{alert}", alertstate="firing"}})',
+                    "eval_time": at,
+                    "exp_samples": [{"labels": f'{{alertname="{alert}"}}', "value": 1}],
+                }
+            ],
+        }
+        for alert, (inputs, at) in FIRING.items()
+    ]
+    promtool(tmp_path, {"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": tests})
+
+
+def test_a_real_prometheus_scrapes_a_node_and_loads_the_rules(start: Start, tmp_path: Path) -> None:
+    prometheus = tool("prometheus")
+    port, own = free_port(), free_port()
+    node = start("dev", "--port", port)
+    node.wait_for("Ready in", err=True)
+    shutil.copy(RULES, tmp_path / "rules.yml")
+    scrape = {"job_name": "timebell", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+    configuration = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "rule_files": ["rules.yml"],
+        "scrape_configs": [scrape],
+    }  # fmt: skip
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+    with (tmp_path / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [prometheus, "--config.file=prometheus.yml", "--storage.tsdb.path=data",
+             f"--web.listen-address=127.0.0.1:{own}"],
+            cwd=tmp_path, stdout=log, stderr=log,
+        )  # fmt: skip
+
+    def ask(path: str, **query: str) -> Any:
+        address = f"http://127.0.0.1:{own}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        try:
+            with urllib.request.urlopen(address, timeout=5) as answer:
+                return json.load(answer)["data"]
+        except OSError:
+            return None
+
+    def fires() -> float | None:
+        found = ask("query", query='sum(timebell_fires_total{outcome="ok"})')
+        return float(found["result"][0]["value"][1]) if found and found["result"] else None
+
+    try:
+        assert until(fires, (tmp_path / "prometheus.log").read_text) >= 1
+        (group,) = ask("rules")["groups"]
+        assert {rule["name"] for rule in group["rules"]} == set(FIRING)
+        (target,) = ask("targets")["activeTargets"]
+        assert (target["health"], target["lastError"]) == ("up", "")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
