@@ -101,6 +101,16 @@ async def test_every_recurrence_comes_back_as_it_went_and_can_be_patched(make: M
             assert patched.json()["priority"] == 7
 
 
+async def test_the_owner_s_channels_outlive_a_change(make: Make) -> None:
+    async with make() as web:
+        body = (await web.post("/schedules", {**NIGHTLY, "notify": ["billing", "ops"]})).json()
+        assert body["notify"] == ["billing", "ops"]
+        changed = await web.ask("PATCH", f"/schedules/{body['id']}", {"priority": 7}, if_match="*")
+        assert changed.json()["notify"] == ["billing", "ops"]
+        refused = await web.post("/schedules", {**NIGHTLY, "name": "other", "notify": ["slack://key"]})
+        assert (refused.status_code, refused.json()["code"]) == (422, "INVALID_NOTIFY")
+
+
 async def test_put_by_name_makes_and_replaces(make: Make) -> None:
     spec = {"topic": "a", "cronExpression": "0 5 * * *", "timezone": "UTC"}
     async with make() as web:

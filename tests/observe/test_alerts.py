@@ -160,6 +160,27 @@ def test_a_dead_letter_and_its_owner_s_notice_through_the_engine(store_url: str,
     asyncio.run(body())
 
 
+def test_a_run_that_completes_in_its_own_transaction_ends_the_notice(store_url: str) -> None:
+    async def body() -> None:
+        app = Timebell(store_url, timezone="UTC")
+
+        @app.on("bill", retry={"attempts": 1})
+        async def bill(event: Arrived) -> None:
+            if len(await jobs(app, topic="bill")) == 1:
+                raise RuntimeError("the first time it fails")
+            async with event.transaction():
+                pass
+
+        await app.schedule_repeat("bill", Every("PT1S"), name="bills", notify=["ops"])
+        async with app.running(), asyncio.timeout(30):
+            while len(told := await jobs(app, topic="timebell.alert")) < 2:
+                await asyncio.sleep(0.05)
+        assert [job.payload["resolved"] for job in told] == [False, True]
+        await app.close()
+
+    asyncio.run(body())
+
+
 @virtual
 async def test_the_leader_tells_of_jobs_that_nobody_hears(world: World) -> None:
     app = world.app()

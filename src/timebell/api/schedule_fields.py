@@ -87,6 +87,7 @@ class ScheduleIn(Body):
     priority: Annotated[int | None, Field(ge=-32_768, le=32_767)] = None
     target: dict[str, Json] | None = None
     unheard: Literal["hold", "complete"] | None = None
+    notify: Annotated[list[Annotated[str, Field(max_length=100)]] | None, Field(max_length=10)] = None
     enabled: bool | None = None
     metadata: dict[str, Json] | None = None
     labels: Labels | None = None
@@ -127,7 +128,7 @@ def read(body: ScheduleIn, default_timezone: str | None) -> tuple[str, Spec, dic
 
 _SAME = (
     "name", "description", "timezone", "payload", "class_", "calendar", "roll", "max_runs", "queue", "priority",
-    "target", "unheard", "enabled", "labels",
+    "target", "unheard", "notify", "enabled", "labels",
 )  # fmt: skip
 _RENAMED = {
     "timeout_seconds": "timeout", "overlap_policy": "overlap", "missed_after_seconds": "missed_after",
@@ -232,6 +233,7 @@ class ScheduleOut(Shown):
     priority: int
     target: dict[str, Json] | None
     unheard: str | None
+    notify: list[str]
     metadata: dict[str, Json]
     labels: Labels
     overrides: list[dict[str, Json]]
@@ -276,7 +278,7 @@ def given_of(schedule: Schedule) -> dict[str, Any]:
             "pace": policies.catch_up_pace, "holdAbove": policies.hold_above,
         },
         "missedAfterSeconds": policies.missed_after, "class": policies.lateness.value,
-        "toleranceSeconds": policies.tolerance, "jitterSeconds": policies.jitter,
+        "toleranceSeconds": policies.tolerance, "jitterSeconds": policies.jitter, "notify": list(policies.notify),
     }  # fmt: skip
 
 

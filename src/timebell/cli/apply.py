@@ -176,6 +176,7 @@ def body_of(found: Mapping[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "timeoutSeconds": 3600.0, "overlapPolicy": "skip", "missedAfterSeconds": 60.0, "class": "state",
         "toleranceSeconds": 1.0, "jitterSeconds": 0.0, "queue": "default", "priority": 0, "metadata": {}, "labels": {},
+        "notify": [],
         "catchUp": {"policy": "latest", "window": 86400.0, "limit": 100, "pace": 0.0, "holdAbove": 1000},
         "maxRetries": 3, "dst": {"gap": "end", "fold": "first"} if found["cronExpression"] else
         {"gap": "shift", "fold": "first"}, "enabled": True,
@@ -197,7 +198,7 @@ FIELDS = (
     "name", "description", "cronExpression", "interval", "rrule", "dates", "recurrence", "timezone", "dst", "calendar",
     "roll", "startAt", "endAt", "maxRuns", "topic", "payload", "target", "unheard", "queue", "priority", "maxRetries",
     "retry", "timeoutSeconds", "expiresAfterSeconds", "overlapPolicy", "catchUp", "missedAfterSeconds", "class",
-    "toleranceSeconds", "jitterSeconds", "enabled", "metadata", "labels",
+    "toleranceSeconds", "jitterSeconds", "notify", "enabled", "metadata", "labels",
 )  # fmt: skip
 
 

@@ -66,7 +66,6 @@ class Watchdog:
 
     def _tell(self, message: Message) -> None:
         """Send it beside everything else: a heartbeat waits for nobody."""
-        log.log(logging.INFO if message.resolved else logging.WARNING, "%s: %s", message.code, message.text)
         task = asyncio.create_task(self.node.channels.send(message))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
