@@ -81,11 +81,15 @@ def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
     overridden = _overridden(schedule, cursor, until)
     if overridden:
         recent = [at for at in recent if at not in {skip.at for skip in overridden}]
-    fires, skips = _catch_up(schedule, cursor, recent_from, now, bool(recent))
+    planned, left = _in_turn(policies.overlap, recent, 0, live)
+    fires, skips = _catch_up(schedule, cursor, recent_from, now, bool(planned))
     waiting: list[Fire] = []
     if len(fires) > policies.hold_above:
         waiting, fires = [Fire(at, Hold.RECOVER) for at in fires], []
-    planned, left = _in_turn(policies.overlap, [*fires, *recent], len(fires), live)
+    if fires and policies.catch_up is CatchUp.LATEST:  # one, as none of the recent ones fires
+        planned, _ = _in_turn(policies.overlap, fires, 1, live)
+    elif fires:
+        planned, left = _in_turn(policies.overlap, [*fires, *recent], len(fires), live)
     skips.extend(Skip(at, at, 1, Reason.OVERLAP) for at in left)
     supersedes = policies.overlap is Overlap.CANCEL_PREVIOUS and not fires and bool(planned and live)
     planned = [_start(schedule, fire, n, len(fires), now) for n, fire in enumerate(planned)]

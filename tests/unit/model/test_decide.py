@@ -149,7 +149,11 @@ LATEST, ALL, NONE = CatchUp.LATEST, CatchUp.ALL, CatchUp.SKIP
         ({"catch_up": ALL, "catch_up_limit": 0, **ALLOW}, False, [5, 6], minutes(1, 4, "missed")),
         ({"catch_up": ALL, "catch_up_window": 180.0, **ALLOW}, False, [3, 4, 5, 6], minutes(1, 2, "missed")),
         ({"catch_up": LATEST}, False, [5], minutes(1, 4, "coalesced", overlap=6)),
-        ({"catch_up": LATEST}, True, [], minutes(1, 4, "coalesced") | minutes(5, 6, "overlap")),
+        # What overlap leaves out makes up for nothing: the newest missed one waits its turn instead.
+        ({"catch_up": LATEST}, True, [4], minutes(1, 3, "coalesced") | minutes(5, 6, "overlap")),
+        ({"catch_up": LATEST, **QUEUE}, 101, [4], minutes(1, 3, "coalesced") | minutes(5, 6, "overlap")),
+        ({"catch_up": LATEST, **CANCEL}, 1, [6], minutes(1, 4, "coalesced", overlap=5)),
+        ({"catch_up": LATEST, "catch_up_window": 0.0}, 1, [], minutes(1, 4, "missed") | minutes(5, 6, "overlap")),
         ({"catch_up": NONE, "missed_after": 0.0, **ALLOW}, False, [6], minutes(1, 5, "missed")),
         ({"catch_up": LATEST, "missed_after": 1e6, **ALLOW}, False, [1, 2, 3, 4, 5, 6], {}),
         ({"catch_up": NONE, **QUEUE}, 0, [5, 6], minutes(1, 4, "missed")),
