@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cache, wraps
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -57,6 +57,10 @@ class Database(SqliteStore):
         if self._connection is None:
             self._connect()
             self._transaction().driver.executescript(_tables())
+
+    def _connect(self) -> None:
+        self._connection = _engine().connect()
+        self._driver = self._connection.connection.driver_connection
 
     async def close(self) -> None:
         """As in Store."""
@@ -139,6 +143,13 @@ _LIVE = (
 @types.coroutine
 def _others_first() -> Generator[None]:
     yield
+
+
+@cache
+def _engine() -> Engine:
+    """One engine for all simulations, which remembers the statements it has compiled; each connection of it is a
+    database of its own."""
+    return engine_for("sqlite:///:memory:", durable=False, begin=None)
 
 
 @cache
