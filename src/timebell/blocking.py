@@ -200,6 +200,7 @@ class BlockingSchedules(_Verbs[Schedules]):
     history = Verb(Schedules.history)
     revert = Verb(Schedules.revert)
     delete = Verb(Schedules.delete)
+    upcoming = Verb(Schedules.upcoming)
 
 
 class Blocking(_Verbs[Timebell]):

@@ -11,7 +11,7 @@ from timebell.errors import InvalidInput
 from timebell.ids import new_id
 from timebell.model.job import Hold, Kind
 from timebell.recurrence import Every
-from timebell.store.sql import steering, turns
+from timebell.store.sql import queues, schedules, steering, turns
 
 from .helpers import (
     T0,
@@ -301,3 +301,23 @@ async def test_an_unknown_schedule_is_none_to_every_verb(store: Store) -> None:
     theirs = schedule(tenant_id="acme")
     await put(store, theirs)
     assert await steer(store, steering.pause, T0, None, id_=theirs.id) is None
+
+
+# What is to come.
+
+
+@stored
+async def test_what_fires_before_an_instant_leaves_out_the_paused_the_broken_and_other_tenants(store: Store) -> None:
+    first = await put(store, schedule(name="a"))
+    second = await put(store, schedule(Every("PT2M"), name="b"))
+    paused = await put(store, schedule(name="c"))
+    await put(store, replace(schedule(name="d"), tenant_id="other"))
+    await steer(store, steering.pause, T0, None, id_=paused.id)
+    assert [one.id for one in await store.run(schedules.firing, "default", after(minutes=5))] == [first.id, second.id]
+    assert len(await store.run(schedules.firing, None, after(minutes=5))) == 3
+    assert [one.id for one in await store.run(schedules.firing, "default", after(minutes=2))] == [first.id]
+    assert await store.run(schedules.firing, "default", after(minutes=1)) == []
+    await store.run(queues.pause, queues.EVERYTHING, "a drill")
+    assert await store.run(schedules.firing, None, after(days=9)) == []
+    await store.run(queues.resume, queues.EVERYTHING)
+    assert len(await store.run(schedules.firing, None, after(days=9))) == 3

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
 
 import pytest
 
-from timebell import Arrived, Cron, Dates, Every, Timebell
+from timebell import Arrived, Calendar, Cron, Dates, Every, Hours, RRule, Timebell
 from timebell.clock import VirtualClock
 from timebell.recurrence import Recurrence, Spec
 from timebell.recurrence.door import next_fires
@@ -17,6 +19,7 @@ from timebell.sim.world import World
 
 START = datetime(2027, 1, 1, tzinfo=UTC)
 END = START + timedelta(days=366)
+TICK = timedelta(microseconds=1)
 SPECS: dict[str, tuple[Spec, str]] = {
     "gap": (Cron("30 2 * * *"), "America/New_York"),
     "gap-shift": (Cron("15 2 * * 0", gap="shift"), "Europe/Berlin"),
@@ -29,7 +32,23 @@ SPECS: dict[str, tuple[Spec, str]] = {
     "days": (Every("P1D", anchor=datetime(2027, 1, 1, 2, 30)), "Europe/Paris"),
     "months": (Every("P1M", anchor=datetime(2027, 1, 31, 2, 15)), "America/New_York"),
     "hours": (Every("PT36H", anchor=START), "Europe/Berlin"),
+    "both": (Cron("0 1 * * 0") | Every("P1D", anchor=datetime(2027, 1, 1, 2, 15)), "Europe/London"),
+    "except": (Cron("30 2 * * *") - Cron("30 2 * * 1"), "America/New_York"),
+    "within": (Cron("*/30 * 14 3 *") & Hours("01:15", "03:45"), "America/Chicago"),
+    "rolled": (Cron("30 2 1,14,28 * *").on(Calendar(holidays=["2027-03-15"]), "next"), "America/New_York"),
+    "off": (Cron("30 2 * 3,10 *").on(Calendar()), "Europe/Berlin"),
+    "rule": (
+        RRule("FREQ=MONTHLY;BYDAY=2SU;BYHOUR=2;BYMINUTE=30", dtstart=datetime(2027, 1, 10, 2, 30)),
+        "America/New_York",
+    ),
+    "days-of-a-rule": (RRule("FREQ=DAILY;INTERVAL=3", dtstart=datetime(2027, 1, 1, 1, 30)), "Europe/London"),
     "dates": (Dates([datetime(2027, 3, 14, 2, 30), datetime(2027, 11, 7, 1, 30)]), "America/New_York"),
+}
+# What else bounds or changes a schedule, as options, and what is done to it once it is made.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "half-hours": {"start": datetime(2027, 3, 28, tzinfo=UTC), "end": datetime(2027, 10, 10, tzinfo=UTC)},
+    "gap": {"max_runs": 80},
+    "days": {"max_runs": 300, "start": datetime(2027, 2, 1, tzinfo=UTC)},
 }
 Fired = dict[str, list[datetime]]
 
@@ -44,10 +63,27 @@ async def _define(app: Timebell) -> tuple[dict[str, Recurrence], Fired]:
         assert event.upcoming[:1] == upcoming(made[event.topic], event.scheduled_at)
         fired[event.topic].append(event.scheduled_at)
 
-    made = {
-        name: (await app.schedule_repeat(name, spec, timezone=zone)).recurrence for name, (spec, zone) in SPECS.items()
-    }
-    return made, fired
+    made: dict[str, Recurrence] = {}
+    for name, (spec, zone) in SPECS.items():
+        schedule = await app.schedule_repeat(name, spec, timezone=zone, **OPTIONS.get(name, {}))
+        if name in ("gap-shift", "rolled", "within"):
+            first, second = islice(schedule.recurrence.between(START + TICK, END), 2)
+            await app.schedules.skip(schedule.id, first)
+            schedule = await app.schedules.move(schedule.id, second, second + timedelta(hours=1, minutes=1))
+        made[name] = schedule.recurrence.fired()
+    await app.schedules.pause((await app.schedule_repeat("paused", Cron("0 0 * * *"), timezone="UTC")).id)
+    foretold.clear()
+    cursor = None
+    while True:  # the calendar of the year, before any of it has happened
+        page = await app.schedules.upcoming(START, END + TICK, cursor=cursor)
+        for one in page:
+            foretold[one.topic].append(one.at)
+        if (cursor := page.next_cursor) is None:
+            return made, fired
+
+
+foretold: Fired = defaultdict(list)
+"""What `app.schedules.upcoming` said before it happened."""
 
 
 def upcoming(recurrence: Recurrence, at: datetime) -> list[datetime]:
@@ -63,13 +99,18 @@ def simulated() -> tuple[dict[str, Recurrence], Fired]:
         return made, fired
 
 
+def test_a_paused_schedule_is_not_to_come(simulated: tuple[dict[str, Recurrence], Fired]) -> None:
+    assert set(foretold) == set(simulated[1]) == set(SPECS)
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_n24_preview_and_simulation_agree(name: str, simulated: tuple[dict[str, Recurrence], Fired]) -> None:
     recurrences, fired = simulated
     recurrence, seen = recurrences[name], fired[name]
     assert seen, "it fired at all"
-    assert seen == list(recurrence.between(START + timedelta(microseconds=1), END + timedelta(microseconds=1)))
-    assert len(seen) == recurrence.count(START + timedelta(microseconds=1), END + timedelta(microseconds=1))
+    assert seen == list(recurrence.between(START + TICK, END + TICK))
+    assert len(seen) == recurrence.count(START + TICK, END + TICK)
+    assert seen == foretold[name]
     chain, at = [], START
     for _ in seen:
         (at,) = upcoming(recurrence, at)
@@ -77,7 +118,7 @@ def test_n24_preview_and_simulation_agree(name: str, simulated: tuple[dict[str, 
     assert seen == chain
     shown = next_fires(recurrence, START, len(seen))
     assert [datetime.fromisoformat(str(one["utc"])) for one in shown] == seen
-    back, at = [], END + timedelta(microseconds=1)
+    back, at = [], END + TICK
     for _ in seen:
         before = recurrence.previous(at)
         assert before is not None
@@ -98,3 +139,38 @@ def test_n24_the_live_loop_and_the_simulation_agree(
         return fired
 
     assert run_virtual(live()) == simulated[1]
+
+
+def test_n24_the_loop_in_real_time_fires_the_same_instants(sqlite_url: str) -> None:
+    """Every second, and several times a second, for three seconds of real time."""
+
+    async def live() -> None:
+        app = Timebell(sqlite_url, timezone="Europe/Paris")
+        fired: Fired = defaultdict(list)
+        over = asyncio.Event()
+
+        @app.on("*", handles=True)
+        async def note(event: Arrived) -> None:
+            assert event.late_by >= timedelta(0)
+            fired[event.topic].append(event.scheduled_at)
+            if len(fired["cron"]) == 3:
+                over.set()
+
+        begin = app.clock.now()
+        quarters = Dates([begin + timedelta(seconds=n / 4) for n in range(1, 100)])
+        specs = {"cron": Cron("* * * * * *"), "quarters": quarters, "odd": Every("PT1.1S")}
+        made = {name: (await app.schedule_repeat(name, spec, overlap="allow")) for name, spec in specs.items()}
+        page = await app.schedules.upcoming(begin, begin + timedelta(seconds=60))
+        async with app.running():
+            await asyncio.wait_for(over.wait(), 30)
+        for name, one in made.items():
+            seen = sorted(fired[name])
+            assert len(seen) == len(set(seen)) >= 2
+            first = one.next_fire_at
+            assert first is not None
+            assert seen == list(one.recurrence.between(first, seen[-1] + TICK)), name
+            to_come = [each.at for each in page if each.topic == name]
+            assert [at for at in seen if at in to_come] == [at for at in to_come if at <= seen[-1]]
+        await app.close()
+
+    asyncio.run(live())

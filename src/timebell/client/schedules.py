@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
 from timebell.client.jobs import Accepted, labelled, payload_of, queue_name, text, unknown_options, urgency, uuid_of
+from timebell.client.upcoming import page_of, read_cursor
 from timebell.clock import Clock
 from timebell.engine.planner import job_of
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
@@ -19,7 +20,7 @@ from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode, legible
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry, Unheard, choice, seconds
-from timebell.model.schedule import Action, Policies, Revision, Schedule
+from timebell.model.schedule import Action, Policies, Revision, Schedule, Upcoming
 from timebell.recurrence import Calendar, OnCalendar, Spec, zone
 from timebell.recurrence.instants import from_us, to_us
 from timebell.store.dialects.base import Store
@@ -237,8 +238,7 @@ class Schedules:
         """
         policy = None if overlap is None else choice(Overlap, overlap, "overlap")
         now = self._clock.now()
-        aware = all(isinstance(edge, datetime) and edge.utcoffset() is not None for edge in (start, end))
-        if not aware or not start < end <= now:
+        if not (_aware(start) and _aware(end) and start < end <= now):
             raise InvalidInput(
                 f"{start!s:.40} to {end!s:.40} is no time to backfill.", code="INVALID_RANGE",
                 fix="Give two datetimes with a time zone, the first before the second, none in the future.",
@@ -304,6 +304,30 @@ class Schedules:
         finished jobs and revisions stay. Raises NotFound."""
         return await self._steer(connection, steering.delete, tenant_id, id_)
 
+    async def upcoming(
+        self,
+        start: datetime,
+        end: datetime,
+        *,
+        tenant_id: str | None = "default",
+        limit: int = 500,
+        cursor: str | None = None,
+    ) -> Page[Upcoming]:
+        """What schedules will fire in [start, end), aware datetimes, soonest first: a page of the occurrences to come
+        of a tenant (None: of all). Pauses, bounds, calendars and overrides count; of a fixed delay, whose runs decide
+        the next, only the next. What is past is in `app.list`. Raises InvalidInput (INVALID_RANGE, INVALID_LIMIT,
+        INVALID_CURSOR)."""
+        if not (_aware(start) and _aware(end) and start < end):
+            raise InvalidInput(
+                f"{start!s:.40} to {end!s:.40} is no stretch of time.", code="INVALID_RANGE",
+                fix="Give two datetimes with a time zone, the first before the second.",
+            )  # fmt: skip
+        page.check(limit, None)
+        after = read_cursor(cursor)
+        await self._opened()
+        found = await self._store.run(schedules.firing, tenant_id, end)
+        return page_of(found, max(start, self._clock.now()), end, limit, after)
+
     async def _run(self, connection: Any, operation: Callable[..., R], *args: Any) -> R:
         if connection is None:
             return await self._store.run(operation, *args)
@@ -330,6 +354,10 @@ class Schedules:
         await self._opened()
         wanted: dict[str, Any] = {"name": name, "enabled": enabled, "topic": topic, "labels": labels}
         return await self._store.run(schedules.page, tenant_id, limit, page.check(limit, cursor), **wanted)
+
+
+def _aware(instant: Any) -> bool:
+    return isinstance(instant, datetime) and instant.utcoffset() is not None
 
 
 def _no_such_schedule(named: object) -> NotFound:

@@ -139,6 +139,18 @@ def _start(schedule: Schedule, fire: Fire, n: int, caught_up: int, now: datetime
     return replace(fire, run_at=fire.at + timedelta(seconds=most * fraction))
 
 
+def upcoming(schedule: Schedule, start: datetime, end: datetime) -> Iterator[datetime]:
+    """What a schedule will fire in [start, end), in order, as far as is known: nothing of one that is paused or set
+    aside, and of a fixed delay the next run alone. What is due before its cursor is decided already."""
+    cursor = schedule.next_fire_at
+    if cursor is None or not schedule.enabled or schedule.fault is not None:
+        return
+    if schedule.recurrence.spec.delay is not None:
+        yield from [cursor] if start <= cursor < end else []
+        return
+    yield from schedule.recurrence.fired().between(max(start, cursor), end)
+
+
 def passed_over(schedule: Schedule, now: datetime) -> Plan:
     """Leave out every occurrence in [schedule.next_fire_at, now], as it fell into a pause."""
     cursor, until = schedule.next_fire_at, now + TINY

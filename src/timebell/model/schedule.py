@@ -104,6 +104,17 @@ class Schedule:
         return timedelta(seconds=self.policies.catch_up_window)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Upcoming:
+    """An occurrence to come: the aware UTC instant `at` which a schedule fires."""
+
+    at: datetime
+    schedule_id: str
+    name: str = field(compare=False)
+    topic: str = field(compare=False)
+    timezone: str = field(compare=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
     """What a schedule was from `effective_at` on, until the next revision."""

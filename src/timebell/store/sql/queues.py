@@ -26,6 +26,12 @@ def resume(tx: Transaction, name: str) -> None:
     tx.notify()
 
 
+def stopped(tx: Transaction) -> bool:
+    """Whether the switch that stops everything is set."""
+    everything = select(queues.c.paused).where(queues.c.name == EVERYTHING)
+    return bool(tx.execute(everything).scalar())
+
+
 def _write(tx: Transaction, name: str, **values: object) -> None:
     tx.execute(select(queues).where(queues.c.name == name).with_for_update())
     if tx.execute(update(queues).where(queues.c.name == name).values(**values)).rowcount == 0:

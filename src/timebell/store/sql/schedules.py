@@ -24,7 +24,7 @@ from timebell.recurrence.overrides import carried as carried_overrides
 from timebell.recurrence.zone_changes import carried, offset_at
 from timebell.store.schema import jobs as job_table
 from timebell.store.schema import revisions, schedules
-from timebell.store.sql import jobs, turns
+from timebell.store.sql import jobs, queues, turns
 from timebell.store.sql.recurrences import recurrence_of
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
@@ -348,6 +348,17 @@ def _in_action(tx: Transaction, path: str) -> ColumnElement[str]:
     if tx.dialect.partitioned:
         return func.json_extract_path_text(cast(schedules.c.action, JSON), *names)
     return func.json_extract(schedules.c.action, "$" + "".join(f'."{name}"' for name in names))
+
+
+def firing(tx: Transaction, tenant_id: str | None, before: datetime) -> list[Schedule]:
+    """The schedules that fire before an instant, soonest first; none while all firing is stopped."""
+    if queues.stopped(tx):
+        return []
+    due = schedules.c.enabled & schedules.c.fault.is_(None) & (schedules.c.next_fire_at < before)
+    query = select(schedules).where(due).order_by(schedules.c.next_fire_at)
+    if tenant_id is not None:
+        query = query.where(schedules.c.tenant_id == tenant_id)
+    return [found for row in tx.execute(query) if (found := legible(row)) is not None]
 
 
 def upcoming(tx: Transaction, limit: int) -> list[Schedule]:
