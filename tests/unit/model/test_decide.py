@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timebell.model.decide import ROWS, Fire, Plan, Skip, after_failure, expired, plan
+from timebell.model.decide import ROWS, TINY, Fire, Plan, Skip, after_failure, expired, plan
 from timebell.model.job import Hold, JobState, Reason
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
 from timebell.model.schedule import Action, Policies, Schedule
-from timebell.recurrence import Cron, Dates, Every, Spec
+from timebell.recurrence import Cron, Dates, Every, Override, Spec
 
 T0 = datetime(2027, 3, 1, 12, tzinfo=UTC)
-SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
+SECOND, MINUTE, HALF = timedelta(seconds=1), timedelta(minutes=1), timedelta(milliseconds=500)
 MINUTELY = Cron("* * * * *")
 
 
 def schedule(spec: Spec = MINUTELY, cursor: datetime | None = None, **policies: Any) -> Schedule:
     bounds = {name: policies.pop(name) for name in ("start", "end", "max_runs") if name in policies}
+    left_out, moved = policies.pop("skip", 0), policies.pop("move", 0)
     recurrence = spec.bind("America/New_York", created_at=T0, **bounds)
+    coming = list(islice(recurrence.between(T0 + TINY, T0 + timedelta(days=400)), max(left_out, moved)))
+    overrides = [Override(at) for n, at in enumerate(coming, 1) if n == left_out]
+    overrides += [Override(at, at + HALF) for n, at in enumerate(coming, 1) if n == moved != left_out]
+    recurrence = replace(recurrence, overrides=tuple(overrides))
     return Schedule(
         id="s", tenant_id="default", name="s", recurrence=recurrence, action=Action(topic="t"),
         policies=Policies(**policies), created_at=T0, updated_at=T0,
@@ -52,6 +57,7 @@ schedules = st.builds(
     missed_after=st.sampled_from([0.0, 1.0, 60.0, 7200.0]), max_runs=st.sampled_from([None, 1, 50]),
     lateness=st.sampled_from(Lateness), catch_up_pace=st.sampled_from([0.0, 30.0]),
     hold_above=st.sampled_from([0, 4, 1000]), jitter=st.sampled_from([0.0, 20.0, 1e6]),
+    skip=st.integers(0, 4), move=st.integers(0, 4),
 )  # fmt: skip
 
 
@@ -64,10 +70,11 @@ def test_every_occurrence_is_in_exactly_one_fire_or_skip(made: Schedule, now: da
         T0 + timedelta(microseconds=1), now + timedelta(microseconds=1)
     )
     end = T0
-    for row in rows:
-        assert end < row.at <= row.to <= now
-        assert row.count == made.recurrence.count(row.at, row.to + timedelta(microseconds=1))
-        end = row.to
+    for row in rows:  # one that is left out on purpose has a row of its own, also within a range
+        if row.reason is not Reason.OVERRIDE:
+            assert end < row.at <= row.to <= now
+            assert row.count == made.recurrence.fired().count(row.at, row.to + TINY)
+            end = row.to
 
 
 @given(schedules, whens, st.integers(0, 120))
@@ -76,6 +83,10 @@ def test_nothing_fires_early_twice_or_out_of_order(made: Schedule, now: datetime
     instants = [fire.at for fire in planned.fires]
     assert instants == sorted(set(instants))
     assert all(at <= now for at in instants)
+    overridden = {one.at for one in made.recurrence.overrides}
+    assert overridden.isdisjoint(instants)
+    left_out = {skip.at for skip in planned.skips if skip.reason is Reason.OVERRIDE}
+    assert left_out == {at for at in overridden if T0 < at <= now}
     assert planned.next_fire_at == made.recurrence.next(now)
     if made.policies.overlap is not Overlap.ALLOW:  # at most one is free to run at once
         holds = [fire.hold for fire in planned.fires if fire.hold is not Hold.RECOVER]
@@ -108,18 +119,21 @@ def test_the_same_facts_give_the_same_plan(made: Schedule, now: datetime, live: 
 @given(schedules, st.lists(whens, min_size=2, max_size=6))
 def test_looking_often_or_seldom_loses_and_repeats_nothing(made: Schedule, looks: list[datetime]) -> None:
     decided: list[tuple[datetime, datetime, int]] = []
+    overridden: list[datetime] = []
     cursor = made
     for now in sorted(looks):
         planned = plan(cursor, now, False)
         decided += [(fire.at, fire.at, 1) for fire in planned.fires]
-        decided += [(skip.at, skip.to, skip.count) for skip in planned.skips]
+        overridden += [skip.at for skip in planned.skips if skip.reason is Reason.OVERRIDE]
+        decided += [(skip.at, skip.to, skip.count) for skip in planned.skips if skip.reason is not Reason.OVERRIDE]
         if planned.next_fire_at is None:
             break
         cursor = replace(made, next_fire_at=planned.next_fire_at)
     decided.sort()
     assert all(a[1] < b[0] for a, b in pairwise(decided))
     total = made.recurrence.count(T0 + timedelta(microseconds=1), max(looks) + timedelta(microseconds=1))
-    assert sum(count for _, _, count in decided) == total
+    assert sum(count for _, _, count in decided) + len(overridden) == total
+    assert len(overridden) == len(set(overridden))
 
 
 # The table.
