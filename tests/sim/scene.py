@@ -254,8 +254,12 @@ class Scene:
             assert one.event.attempt > last.get(job.id, 0), "attempts rise"
             last[job.id] = one.event.attempt
         started = {one.event.job_id for one in self.tries}
+        spread = any(at("00:50") < job.scheduled_at < job.run_at for job in self.planned)  # nothing else delays these
+        bounded = self.gridless or self.deleted or self.made.recurrence.end or self.made.recurrence.max_runs
+        assert bounded or not self.policies.jitter or spread
         for job in self.rows:
             assert job.state is not JobState.SKIPPED or job.id not in started, "skipped, and yet it was delivered"
+            assert job.run_at >= job.scheduled_at, "to start before its time"
             heard = job.result != {"listeners": 0}
             assert job.state is not JobState.COMPLETED or not heard or job.id in started, "completed without running"
 

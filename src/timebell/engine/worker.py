@@ -111,8 +111,10 @@ class Worker:
         unknown = {
             (attempt.schedule_id, attempt.revision)
             for attempt in attempts
-            if attempt.schedule_id is not None and attempt.revision is not None
-        } - known.keys()
+            if attempt.schedule_id is not None
+            and attempt.revision is not None
+            and (attempt.schedule_id, attempt.revision) not in known
+        }
         if unknown:
             if len(known) > 100_000:
                 known.clear()

@@ -200,9 +200,9 @@ def _catch_up(
     schedule: Schedule, cursor: datetime, end: datetime, now: datetime, recent: bool
 ) -> tuple[list[datetime], list[Skip]]:
     """The missed occurrences in [cursor, end): which of them fire after all, and the skips of the rest."""
-    recurrence, policies = schedule.recurrence.fired(), schedule.policies
     if cursor >= end:
         return [], []
+    recurrence, policies = schedule.recurrence.fired(), schedule.policies
     if policies.lateness is Lateness.ANCHORED:
         return [], list(_skips(recurrence, cursor, end, Reason.EXPIRED))
     edge = min(max(cursor, now - schedule.catch_up_from), end)

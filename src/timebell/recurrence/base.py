@@ -329,6 +329,8 @@ class Recurrence:
 
     def fired(self) -> Recurrence:
         """The same recurrence with what fires alone: without the instants that overrides skip, or move away."""
+        if not self.overrides:
+            return self
         from timebell.recurrence.overrides import Overridden
 
         if not isinstance(self.rule, Overridden):

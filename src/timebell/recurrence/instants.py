@@ -30,7 +30,9 @@ _ISO = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?P<
 
 def to_us(instant: datetime, what: str = "the instant") -> int:
     """Microseconds since the epoch of an aware datetime. Raises InvalidRecurrence for anything else."""
-    if not isinstance(instant, datetime) or instant.utcoffset() is None:
+    if type(instant) is datetime and instant.tzinfo is UTC:
+        pass  # as nearly all of ours are
+    elif not isinstance(instant, datetime) or instant.utcoffset() is None:
         raise InvalidRecurrence(
             f"{what} must be a datetime with a time zone, not {instant!r}.",
             code="INSTANT_WITHOUT_TIMEZONE",

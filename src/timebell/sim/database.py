@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import types
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import cache, wraps
 from typing import Any
@@ -140,6 +140,9 @@ _LIVE = (
 )
 
 
+_NOTHING = nullcontext()
+
+
 @types.coroutine
 def _others_first() -> Generator[None]:
     yield
@@ -190,7 +193,7 @@ class Link:
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
         await self._reach()
-        with self._aimed(operation):
+        with self._aimed(operation) if self.fault is not None else _NOTHING:
             answer = await self._database.run(operation, *args, **kwargs)
         if self._after is not None:
             self._after()
@@ -199,7 +202,7 @@ class Link:
     async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
         await self._reach()
-        with self._aimed(operation):
+        with self._aimed(operation) if self.fault is not None else _NOTHING:
             return await self._database.hot(operation, *args, **kwargs)
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -75,7 +75,9 @@ class SqliteTransaction(SqlTransaction):
         """As in Transaction."""
         self.steps()
         if statement.columns and 0 < len(rows) <= FEW and not params:
-            values = [row.get(column) for row in rows for column in statement.columns]
+            values: list[Any] = []
+            for row in rows:
+                values += map(row.get, statement.columns)
             cursor = self.driver.execute(statement.listed(self.dialect, len(rows)), values)
         else:
             if statement.columns:
@@ -86,8 +88,11 @@ class SqliteTransaction(SqlTransaction):
             cursor = self.driver.execute(statement.named(self.dialect), params)
         if cursor.description is None:
             return []
+        found = cursor.fetchall()
+        if not found:
+            return []
         names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=False)) for row in cursor.fetchall()]
+        return [dict(zip(names, row, strict=False)) for row in found]
 
     def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
         """As in Transaction."""
