@@ -112,10 +112,10 @@ class Database(SqliteStore):
         It is calm when every attempt is held and none was asked to stop, and nothing that is due waits for a place.
         """
         session, now = self._transaction(), self._wall()
-        running, stopping, pending = session.driver.execute(_LIVE).fetchone()
+        running, stopping, pending, fire_at = session.driver.execute(_LIVE).fetchone()
         if running != held or stopping:
             return None
-        due = [schedules.next_fire(session)]
+        due = [session.dialect.from_db(fire_at)]
         if pending:
             due += [lane.next_due for lane in jobs.lanes(session, ANYONE, now) if lane.room != 0]
         until = min((at for at in due if at is not None), default=_NEVER)
@@ -135,8 +135,8 @@ class Database(SqliteStore):
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _LIVE = (
-    "SELECT count(*), count(hold), EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'pending' AND hold IS NULL)"
-    " FROM timebell_jobs WHERE state = 'running'"
+    "SELECT count(*), count(hold), EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'pending' AND hold IS NULL),"  # noqa: S608
+    f" ({schedules.NEXT.template.template}) FROM timebell_jobs WHERE state = 'running'"
 )
 
 

@@ -207,14 +207,11 @@ END = Statement(
     **_ENDING,
 )
 COPY_ENDED = Statement(
-    f"WITH $rows {_INTO} SELECT {_VALUES} FROM d JOIN timebell_jobs j ON {_GUARD}",  # noqa: S608
+    f"WITH $rows {_INTO} SELECT {_VALUES} FROM d JOIN timebell_jobs j ON {_GUARD}"  # noqa: S608
+    " RETURNING id, schedule_id, started_at",
     **_ENDING,
 )
-DELETE_ENDED = Statement(
-    "WITH $rows DELETE FROM timebell_jobs WHERE id IN"  # noqa: S608
-    f" (SELECT j.id FROM d JOIN timebell_jobs j ON {_GUARD}) RETURNING id, schedule_id, started_at",
-    **_ENDING,
-)
+DELETE_COPIED = Statement("WITH $rows DELETE FROM timebell_jobs WHERE id $pick SELECT id FROM d $picked", id="id")
 
 
 _OPTIONAL = ("reason", "error", "code", "result", "errors", "cancel", "replaced_by")
@@ -241,8 +238,10 @@ def ended(tx: Transaction, endings: Sequence[Ending]) -> list[Row]:
     rows = [_ending_row(tx, ending) for ending in endings]
     if tx.dialect.delete_in_cte:
         return tx.fetch(END, rows)
-    tx.fetch(COPY_ENDED, rows)
-    return tx.fetch(DELETE_ENDED, rows)
+    copied = tx.fetch(COPY_ENDED, rows)
+    if copied:
+        tx.fetch(DELETE_COPIED, [{"id": row["id"]} for row in copied])
+    return copied
 
 
 RETRY = Statement(
