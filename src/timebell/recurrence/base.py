@@ -29,6 +29,9 @@ Roll = Literal["skip", "next", "previous"]
 JSON = Mapping[str, Any]
 
 
+REMEMBERED = 5  # of its answers, by a recurrence
+
+
 class Delay(NamedTuple):
     """A fixed delay: `length` microseconds after the end, or the start, of each run."""
 
@@ -247,6 +250,8 @@ class Recurrence:
     rule: Rule = field(init=False, repr=False, compare=False)
     _first: int = field(init=False, repr=False, compare=False)
     _stop: int = field(init=False, repr=False, compare=False)
+    _found: tuple[tuple[int, int], ...] = field(default=(), init=False, repr=False, compare=False)
+    """The last few answers: (after, the first instant after it). The planner asks again what a run has shown."""
 
     def __post_init__(self) -> None:
         rule = self.spec.compiled(self.release.zone(self.timezone))
@@ -306,8 +311,14 @@ class Recurrence:
 
     def next_us(self, after: int) -> int | None:
         """`next` in integer microseconds since the epoch, for those who evaluate many."""
+        for low, known in self._found:
+            if low <= after < known:
+                return known
         found = self.rule.after(after if after >= self._first else self._first - 1)
-        return None if found is None or found >= self._stop else found
+        if found is None or found >= self._stop:
+            return None
+        object.__setattr__(self, "_found", ((after, found), *self._found[:REMEMBERED]))
+        return found
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
         """The instants in [start, end), in order."""
@@ -335,9 +346,14 @@ class Recurrence:
 
         if not isinstance(self.rule, Overridden):
             return self
-        found = copy(self)
-        object.__setattr__(found, "rule", self.rule.fired())
-        return found
+        return self.ruled(self.rule.fired())
+
+    def ruled(self, rule: Rule) -> Recurrence:
+        """The same recurrence by another rule."""
+        made = copy(self)
+        object.__setattr__(made, "rule", rule)
+        object.__setattr__(made, "_found", ())
+        return made
 
     def overridden(self, start: datetime, end: datetime) -> list[datetime]:
         """The instants in [start, end) that overrides skip or move away, in order."""

@@ -8,7 +8,6 @@ data. An occurrence that names a local time keeps it and moves; one that follows
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice, pairwise
@@ -62,9 +61,7 @@ def carried(recurrence: Recurrence, at: datetime | None, offset: int | None) -> 
         zone = recurrence.rule.zone
         if own != start and _wall(zone, own) != instant + offset * SECOND:
             own = start  # the clock skips that time now, and so does the recurrence
-    made = copy(recurrence)
-    object.__setattr__(made, "rule", _Carried(recurrence.rule, instant, max(instant, own) + 1))
-    return made
+    return recurrence.ruled(_Carried(recurrence.rule, instant, max(instant, own) + 1))
 
 
 def overrides_again(recurrence: Recurrence, since: datetime) -> Recurrence:

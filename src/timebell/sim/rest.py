@@ -23,11 +23,15 @@ class RestingClock(VirtualClock):
         super().__init__(start)
         self._loop = loop
         self.rested = 0.0
+        self._read, self._from, self._now = math.nan, self._zero, self._zero
 
     def now(self) -> datetime:
         """As in Clock."""
         assert self._loop is not None
-        return self._zero + timedelta(seconds=self._loop.time())
+        time = self._loop.time()  # it stands still while anything happens
+        if time != self._read or self._from is not self._zero:
+            self._read, self._from, self._now = time, self._zero, self._zero + timedelta(seconds=time)
+        return self._now
 
     def monotonic(self) -> float:
         """As in Clock."""

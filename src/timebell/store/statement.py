@@ -28,6 +28,8 @@ class Statement:
     def __init__(self, template: str, **columns: str) -> None:
         self.template = Template(template)
         self.columns = columns
+        self.returned: list[str] | None = None
+        """The names of what it returns, once a driver has said so."""
         self._named: dict[str, str] = {}
         self._numbered: dict[str, tuple[str, list[str]]] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 
@@ -105,6 +106,16 @@ def test_next_and_previous(recurrence: Recurrence, start: datetime) -> None:
 
 
 @settings(max_examples=200, deadline=None)
+@given(recurrences(), st.lists(near, max_size=12))
+def test_what_was_asked_before_changes_no_answer(recurrence: Recurrence, asked: list[datetime]) -> None:
+    fresh = Recurrence.from_json(recurrence.to_json())
+    for at in [one for start in asked for one in (start, start + timedelta(seconds=1), start - timedelta(hours=1))]:
+        assert recurrence.next(at) == replace(fresh).next(at)
+        following = recurrence.next(at)
+        assert following is None or recurrence.next(following - timedelta(microseconds=1)) == following
+        assert following is None or recurrence.next(following) == replace(fresh).next(following)
+
+
 @given(recurrences(), near, st.timedeltas(timedelta(0), timedelta(days=40)))
 def test_between_and_count(recurrence: Recurrence, start: datetime, length: timedelta) -> None:
     end = start + length

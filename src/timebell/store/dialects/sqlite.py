@@ -91,7 +91,9 @@ class SqliteTransaction(SqlTransaction):
         found = cursor.fetchall()
         if not found:
             return []
-        names = [column[0] for column in cursor.description]
+        names = statement.returned
+        if names is None:
+            names = statement.returned = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=False)) for row in found]
 
     def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
