@@ -124,6 +124,7 @@ VALUES: dict[str, Value] = {
     **{
         f"since={one}": Value(of="since", spec=Every("PT2M", since=one)) for one in typing.get_args(Since)
     },
+    "heal": Value(of="heal", acts=dict.fromkeys(("00:06:30", "00:12", "00:25:30"), lambda scene: scene.heal())),
     "enabled": Value(of="enabled", options={"enabled": False}, acts={"23:55:30": lambda scene: scene.resume()}),
 }  # fmt: skip
 
@@ -132,13 +133,13 @@ PLAIN = {
     "topic", "payload", "metadata", "owner_id", "target", "timezone", "name", "tenant_id", "correlation_id",
     "get", "list", "history", "calendar", "calendar_of", "save_calendar", "since", "put", "draft", "schedule_at",
     "schedule_many", "reschedule", "erase", "open", "close", "run", "on", "middleware", "lifespan", "running",
-    "schedule", "upcoming",
+    "schedule", "upcoming", "description", "labels", "created_by",
 }  # fmt: skip
 
 # Fields whose words or parts are values of another name here.
 SAID_AS = {
     "class_": "lateness=state", "roll": "roll=skip", "calendar": "roll=skip", "overrides": "skip", "unheard":
-    "unheard=hold", "spec": "since=last_end", "release": "start", "rule": "start", "_first": "start", "_stop": "end",
+    "unheard=hold", "spec": "since=last_end", "release": "start",
 }  # fmt: skip
 
 # Pairs that are refused, and with what code.
@@ -175,7 +176,7 @@ def declared() -> set[str]:
     found = {name for name in verbs.OPTIONS if name not in Policies.__slots__}
     for kind in (Policies, Action, Recurrence):
         hints = typing.get_type_hints(kind, vars(inspect.getmodule(kind)) | {"Override": Any, "Release": Any})
-        for one in dataclasses.fields(kind):
+        for one in [one for one in dataclasses.fields(kind) if one.init]:
             words = hints[one.name]
             if isinstance(words, type) and issubclass(words, enum.StrEnum):
                 found |= {f"{one.name}={word}" for word in words}

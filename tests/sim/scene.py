@@ -65,6 +65,7 @@ class Scene:
             self.spec = value.spec or self.spec
         self.does = {clock: does for value in values for clock, does in value.does.items()}
         self.deleted = False
+        self.healed = 0
 
     def play(self) -> Scene:
         """From 23:45 to 01:30."""
@@ -84,6 +85,7 @@ class Scene:
                 world.run(world.until(instant))
                 world.run(act(self))
             world.run(world.until(OVER))
+            world.run(self.heal())
             self.rows = world.run(self._rows())
             self.revisions = world.run(self.app.schedules.history(self.made.id))[::-1]
         return self
@@ -170,6 +172,9 @@ class Scene:
     async def cancel_all(self) -> None:
         await self.app.cancel_all(schedule_id=self.made.id)
 
+    async def heal(self) -> None:
+        self.healed += (await self.app.heal()).healed
+
     async def replay(self) -> None:
         for job in await self.app.list(schedule_id=self.made.id, status="failed"):
             await self.app.replay(job.id)
@@ -217,6 +222,7 @@ class Scene:
         self._nothing_is_early_or_doubled()
         self._reasons_are_those_of_the_contract()
         self._nothing_is_stuck()
+        assert self.healed == 0, "nothing was lost, and yet something was put right"
         self._pauses_never_fire()
         self._catch_up_is_bounded()
         self._what_expired_never_starts()
