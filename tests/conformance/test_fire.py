@@ -508,7 +508,7 @@ async def test_every_revision_is_kept_with_the_instant_it_began(store: Store) ->
         (made.id, 1, T0), (made.id, 2, after(seconds=20)),
     ]  # fmt: skip
     known = await store.run(verbs.revisions_of, {(made.id, 1), (made.id, 2)})
-    assert known[made.id, 1] == ("s", made.recurrence, 1.0)
+    assert known[made.id, 1] == ("s", made.recurrence, 1.0, ())
     assert known[made.id, 2][1].spec == Cron("0 * * * *")
 
 
