@@ -17,7 +17,7 @@ from typing import Any
 CLIENT_LIMIT, STOP_LIMIT = 600.0, 40.0  # seconds
 
 
-async def _start(module: str, command: str, url: str, spec: dict[str, Any]) -> Process:
+async def start(module: str, command: str, url: str, spec: dict[str, Any]) -> Process:
     arguments = ["-m", f"benchmarks.{module}", command, url, json.dumps(spec)]
     # In a session of its own, so that Ctrl-C reaches us alone and we end it in good order.
     return await asyncio.create_subprocess_exec(
@@ -28,7 +28,7 @@ async def _start(module: str, command: str, url: str, spec: dict[str, Any]) -> P
 
 async def call(module: str, command: str, url: str, **spec: Any) -> dict[str, Any]:
     """Run a client to its end; what it told last. RuntimeError when it failed."""
-    process = await _start(module, command, url, spec)
+    process = await start(module, command, url, spec)
     try:
         async with asyncio.timeout(CLIENT_LIMIT):
             out, _ = await process.communicate()
@@ -58,7 +58,7 @@ class Workers:
             ready = []
             for number in range(self._count):
                 out = os.path.join(self._folder.name, str(number))
-                process = await _start(self._module, "work", self._url, {**self._spec, "out": out})
+                process = await start(self._module, "work", self._url, {**self._spec, "out": out})
                 self._processes.append(process)
                 self._seen.append(0)
                 ready.append(asyncio.Event())

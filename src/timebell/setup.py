@@ -54,7 +54,9 @@ def target(kind: str, chosen: Settings, now: Callable[[], datetime]) -> Target:
             *listening(chosen.database_url),
         ],
     )  # fmt: skip
-    return HttpTarget(chosen.webhook_signing_secret, chosen.webhook_timeout, now=now, guard=guard)
+    return HttpTarget(
+        chosen.webhook_signing_secret, chosen.webhook_timeout, now=now, guard=guard, secret_key=chosen.secret_key
+    )
 
 
 def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Target]) -> dict[str, Any] | None:

@@ -54,7 +54,7 @@ async def test_an_ending_moves_the_job_with_everything_it_carries(store: Store, 
     ) == {attempt.id}
     seen = await get(store, attempt.id)
     changed = {name for name in seen.__slots__ if getattr(seen, name) != getattr(running, name)}
-    assert changed == {"state", "tries", "finished_at", "reason", "error", "result", "attempts"}
+    assert changed == {"state", "tries", "finished_at", "reason", "error", "error_code", "result", "attempts"}
     assert (seen.state, seen.tries, seen.finished_at) == (state, 1, after(seconds=3))
     assert (seen.reason, seen.error, seen.result, seen.attempts) == ("why", "e", [0], [{"attempt": 1}])
     assert len(await everything(store)) == 1

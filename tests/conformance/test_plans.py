@@ -15,11 +15,12 @@ import orjson
 import pytest
 
 from tests.servers import Postgres
+from timebell.model.job import JobState
 from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
 from timebell.store.dialects.postgres import PostgresWords
-from timebell.store.dialects.sqlite import SqliteWords
+from timebell.store.dialects.sqlite import SqliteStore, SqliteWords
 from timebell.store.open import upgrade
-from timebell.store.sql import healing, jobs, schedules, unheard
+from timebell.store.sql import healing, jobs, ledger, schedules, unheard
 from timebell.store.statement import Statement
 from timebell.store.types import to_micros
 
@@ -236,3 +237,39 @@ def test_invariant_12_a_hot_statement_is_an_index_look_up_on_sqlite(filled_file:
         assert steps <= MOST_STEPS, f"{name} took {steps} steps"
     finally:
         driver.close()
+
+
+@pytest.mark.parametrize(
+    ("equal", "states"),
+    [
+        ({}, ()),
+        ({}, (JobState.FAILED,)),
+        ({}, (JobState.RUNNING, JobState.DISPATCHED)),
+        ({"topic": "none"}, ()),
+        ({"topic": "topic.3"}, (JobState.PENDING,)),
+        ({"owner_id": "nobody"}, ()),
+        ({"key": "none"}, ()),
+    ],
+)
+def test_a_page_of_jobs_is_an_index_look_up_on_sqlite(
+    filled_file: Path, equal: dict[str, Any], states: tuple[JobState, ...]
+) -> None:
+    async def steps() -> int:
+        store = SqliteStore(f"sqlite:///{filled_file}", lambda: T0, durable=False)
+        await store.open()
+        taken = 0
+
+        def step() -> None:
+            nonlocal taken
+            taken += 100
+
+        def look(tx: Any) -> None:
+            tx.driver.set_progress_handler(step, 100)
+            ledger.page(tx, {"tenant_id": "default", **equal}, states, 50, None)
+            tx.driver.set_progress_handler(None, 0)
+
+        await store.run(look)
+        await store.close()
+        return taken
+
+    assert asyncio.run(steps()) <= MOST_STEPS

@@ -9,7 +9,7 @@ the change, its audit record and the kept answer exist together or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated, Any
@@ -49,7 +49,8 @@ def changes(action: str, role: Role, *, streams: bool = False) -> dict[str, Any]
 @dataclass(slots=True)
 class Asked:
     """A request that was let in, for the function that answers it. `connection` is its transaction, if it changes
-    something; `subject` is what the audit record names, `before` what that was."""
+    something; `subject` is what the audit record names, `before` what that was. `operates`: it
+    made an operation; `dry`: it changed nothing."""
 
     app: Timebell
     door: Door
@@ -59,7 +60,8 @@ class Asked:
     connection: Any = None
     subject: str | None = None
     before: Any = None
-    wakes: bool = field(default=False)
+    operates: bool = False
+    dry: bool = False
 
     @property
     def tenant_id(self) -> str:
@@ -73,7 +75,7 @@ class Asked:
         return await self.app.store.join(self.connection, operation, *args, **kwargs)
 
 
-def _asked(request: Request) -> Asked:
+async def _asked(request: Request) -> Asked:
     asked: Asked = request.state.asked
     return asked
 
@@ -125,6 +127,8 @@ async def _change(request: Request, asked: Asked, action: str, inner: Callable[[
     if REPLAYED not in response.headers:
         asked.app._planning.poke()
         asked.app._working.poke()
+        if asked.operates and asked.app.service is not None:
+            asked.app.service.operate()
     return response
 
 
@@ -138,19 +142,23 @@ async def _once(request: Request, asked: Asked, action: str, inner: Callable[[Re
             return _again(kept, digest)
     asked.subject = asked.before = None
     response: Response = await inner(request)
-    after = sha256(response.body).hexdigest() if response.body else None
-    record = AuditRecord(
-        id=new_id(asked.now), tenant_id=asked.tenant_id, at=asked.now, actor=asked.caller.actor, action=action,
-        subject=asked.subject, key_id=asked.caller.key.id if asked.caller.key else None, address=asked.caller.address,
-        before=None if asked.before is None else sha256(orjson.dumps(asked.before, default=str)).hexdigest(),
-        after=after, request_id=asked.id,
-    )  # fmt: skip
-    await asked.run(audit_log.write, record)
+    if not asked.dry:
+        await record(asked, action, response.body or None)
     if key is not None:
         headers = {name: response.headers[name] for name in KEPT_HEADERS if name in response.headers}
         answer = Answer(digest, response.status_code, headers, bytes(response.body).decode())
         await asked.run(answers.keep, asked.tenant_id, key, answer)
     return response
+
+
+async def record(asked: Asked, action: str, after: bytes | memoryview | None = None) -> None:
+    """Write the audit record of a change, in its transaction; `after` is what the subject has become."""
+    await asked.run(audit_log.write, AuditRecord(
+        id=new_id(asked.now), tenant_id=asked.tenant_id, at=asked.now, actor=asked.caller.actor, action=action,
+        subject=asked.subject, key_id=asked.caller.key.id if asked.caller.key else None, address=asked.caller.address,
+        before=None if asked.before is None else sha256(orjson.dumps(asked.before, default=str)).hexdigest(),
+        after=None if after is None else sha256(after).hexdigest(), request_id=asked.id,
+    ))  # fmt: skip
 
 
 def _again(kept: Answer, digest: str) -> Response:

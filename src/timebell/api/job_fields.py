@@ -30,8 +30,8 @@ class JobIn(Body):
     queue: Annotated[str | None, Field(min_length=1, max_length=100)] = None
     priority: Annotated[int | None, Field(ge=-32_768, le=32_767)] = None
     target: dict[str, Json] | None = None
-    on_gap: Literal["shift", "end", "skip", "error"] | None = None
-    on_fold: Literal["first", "last", "error"] | None = None
+    on_gap: Literal["shift", "error"] | None = None
+    on_fold: Literal["first", "error"] | None = None
 
 
 class JobOut(Shown):
@@ -68,6 +68,7 @@ class JobOut(Shown):
     fired_at: Instant | None
     completed_at: Instant | None
     duration_ms: int | None
+    error_code: str | None
     error_message: str | None
     result: Json
     replaces: str | None
@@ -90,7 +91,8 @@ def shown_job(job: Job) -> dict[str, Any]:
         "hold": None if job.hold is None else str(job.hold), "attemptNumber": job.attempt, "attemptsMade": job.tries,
         "attempts": job.attempts, "nodeId": job.node_id, "createdAt": utc(job.created_at),
         "firedAt": utc(job.started_at), "completedAt": utc(job.finished_at), "durationMs": duration_ms(job),
-        "errorMessage": job.error, "result": job.result, "replaces": job.replaces, "replacedBy": job.replaced_by,
+        "errorCode": job.error_code, "errorMessage": job.error, "result": job.result,
+        "replaces": job.replaces, "replacedBy": job.replaced_by,
         "skippedTo": utc(job.skipped_to), "skippedCount": job.skipped_count, "adjusted": job.adjusted,
     }  # fmt: skip
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
 
-from timebell.api import schedules
+from timebell.api import bulk, dead_letters, jobs, operations, queues, reports, schedules
 from timebell.api.guard import PREFIX, Guarded
 from timebell.api.shapes import PROBLEMS, Problem, answer
 
-PARTS = (schedules,)
+PARTS = (schedules, bulk, jobs, reports, dead_letters, operations, queues)
 routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
 for part in PARTS:
     assert part.routes.route_class is Guarded

@@ -6,24 +6,20 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
 
 from timebell.app import Timebell
-from timebell.cli import job_lines
 from timebell.cli.output import FAILED, OK, emit_one, say
 from timebell.cli.progress import progress
-from timebell.client import instants
-from timebell.client.jobs import JobSpec
+from timebell.client import job_lines
+from timebell.client.job_lines import Line, Reader
 from timebell.errors import InvalidInput, StoreError, TimebellError
 from timebell.settings import load
 
 BATCH = 5000
-LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-Line = tuple[int, bytes, JobSpec]
 
 
 @dataclass(slots=True)
@@ -41,8 +37,6 @@ class Tally:
 def take(file: Path, past: str, timezone: str | None, database: str | None, form: str | None) -> int:
     """Import a file; the exit code. Raises TimebellError."""
     chosen = load(database_url=database, default_timezone=timezone, output=form)
-    if past not in ("refuse", "skip", "now"):
-        raise InvalidInput(f"--past is {past!r}.", code="INVALID_PAST", fix="Use refuse, skip or now.")
     if not file.is_file():
         raise InvalidInput(f"There is no file {file}.", code="FILE_UNREADABLE")
     importer = Importer(Timebell(database, timezone=timezone), file, past)
@@ -69,7 +63,7 @@ class Importer:
     def __init__(self, app: Timebell, file: Path, past: str) -> None:
         self.app = app
         self.file = file
-        self.past = past
+        self.reader = Reader(app.jobs, past, app.settings.default_timezone, lambda named: named)
         self.rejected = file.with_name(f"{file.stem}.rejected.ndjson")
         self.tally = Tally()
 
@@ -92,58 +86,24 @@ class Importer:
 
     async def _import(self, source: BinaryIO, advance: Callable[[int, int, int], None]) -> None:
         batch: list[Line] = []
-        for number, line in _lines(source):
+        for line in _lines(source):
             self.tally.lines += 1
-            spec = self._read(number, line)
-            if spec is not None:
-                batch.append((number, line, spec))
+            batch.append(line)
             if len(batch) == BATCH:
-                await self._write(batch)
+                await self._take(batch)
                 batch = []
-            if self.tally.lines % BATCH == 0:
                 advance(source.tell(), self.tally.lines, self.tally.refused)
-        await self._write(batch)
+        await self._take(batch)
         advance(source.tell(), self.tally.lines, self.tally.refused)
 
-    def _read(self, number: int, line: bytes) -> JobSpec | None:
-        """The job of a line, with its instant resolved; None when the line makes none."""
-        try:
-            spec = job_lines.read(line)
-            given = (spec.run_at, spec.timezone, self.app.settings.default_timezone)
-            adjust = (spec.on_gap, spec.on_fold)
-            at = instants.read(*given, LONG_AGO, *adjust)
-            now = self.app.clock.now()
-            if spec.run_at is None or at.at >= now - instants.PAST_GRACE:
-                return dataclasses.replace(spec, run_at=at.local_time or (spec.run_at and at.at), timezone=at.timezone)
-            if self.past == "refuse":
-                instants.read(*given, now, *adjust)  # raises InThePast
-            if self.past == "now":
-                return dataclasses.replace(spec, run_at=None, timezone=at.timezone)
-            self.tally.skipped += 1
-            return None
-        except TimebellError as bad:
+    async def _take(self, lines: list[Line]) -> None:
+        found = self.reader.read(lines, self.app.clock.now())
+        for (number, line), bad in found.refused:
             self._reject(number, line, bad)
-            return None
-
-    async def _write(self, batch: list[Line]) -> None:
-        """Write a batch; if one of its jobs is refused, its halves, until the bad ones stand alone."""
-        if not batch:
-            return
-        try:
-            made = await self.app.jobs.create([spec for _, _, spec in batch], on_conflict="keep")
-        except StoreError:
-            raise
-        except TimebellError as bad:
-            if len(batch) == 1:
-                self._reject(batch[0][0], batch[0][1], bad)
-                return
-            half = len(batch) // 2
-            await self._write(batch[:half])
-            await self._write(batch[half:])
-            return
-        kept = sum(isinstance(one, str) for one in made)
+        kept = await self.app.jobs.take_in(found.new)
+        self.tally.skipped += found.skipped
         self.tally.kept += kept
-        self.tally.created += len(made) - kept
+        self.tally.created += len(found.new) - kept
 
     def _reject(self, number: int, line: bytes, bad: TimebellError) -> None:
         self.tally.refused += 1

@@ -123,7 +123,7 @@ class Jobs:
         now = self._clock.now()
         if not specs:
             return []
-        new = [self._new(spec, id_, now) for spec, id_ in zip(specs, new_ids(now, len(specs)), strict=True)]
+        new = [self.draft(spec, id_, now) for spec, id_ in zip(specs, new_ids(now, len(specs)), strict=True)]
         bulk = connection is None and len(new) > 1
         call: Any = self._store.run
         if connection is not None:
@@ -133,9 +133,10 @@ class Jobs:
             self._working.poke_threadsafe()
         return [existing.get(job.id, job) for job in new]
 
-    def _new(self, spec: JobSpec, id_: str, now: datetime) -> NewJob:
-        """A spec, checked, as a row to write."""
-        when = instants.read(spec.run_at, spec.timezone, self._default_timezone, now, spec.on_gap, spec.on_fold)
+    def draft(self, spec: JobSpec, id_: str, now: datetime, default_timezone: str | None = None) -> NewJob:
+        """A spec, checked, as a row to write. Raises InvalidInput, Refused."""
+        default = default_timezone or self._default_timezone
+        when = instants.read(spec.run_at, spec.timezone, default, now, spec.on_gap, spec.on_fold)
         target = self._check_target(spec.target)
         given = {
             "owner_id": spec.owner_id, "correlation_id": spec.correlation_id,
@@ -161,6 +162,15 @@ class Jobs:
             timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
             expires_at=expires,
         )  # fmt: skip
+
+    async def take_in(self, new: Sequence[NewJob]) -> int:
+        """Write drafts of which each has a client request id; how many of them were there already."""
+        await self._opened()
+        soon = self._clock.now() + SOON
+        existing = await self._store.run(ledger.create, new, "keep", soon) if new else {}
+        if any(job.run_at <= soon for job in new):
+            self._working.poke_threadsafe()
+        return len(existing)
 
     def shown(self, new: NewJob) -> Job:
         """A job just written, as its maker sees it."""
@@ -225,13 +235,14 @@ class Jobs:
         self._working.poke_threadsafe()
         return new
 
-    async def replay(self, job_id: str, tenant_id: str | None = None) -> Job:
+    async def replay(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
         """A failed job pending again. Raises NotFound, Conflict (JOB_NOT_FAILED, KEY_IN_USE)."""
         await self._opened()
-        replayed = await self._store.run(dead.replay, tenant_id, job_uuid(job_id), self._clock.now())
+        call: Any = self._store.run if connection is None else _joined(self._store, connection)
+        replayed = await call(dead.replay, tenant_id, job_uuid(job_id), self._clock.now())
         if replayed is None:
             raise no_such_job(job_id)
-        job = await self.get(job_id, tenant_id)
+        job = await self.get(job_id, tenant_id, connection)
         if not replayed:
             raise Conflict(
                 f"Job {job_id} is {job.state}: only failed jobs are replayed.", code="JOB_NOT_FAILED", existing=job_id,
@@ -255,9 +266,13 @@ class Jobs:
         return job
 
     async def list(
-        self, equal: Mapping[str, Any], status: str | Sequence[str] | None, limit: int, cursor: str | None
-    ) -> Page[Job]:
-        """A page of jobs, newest first. Raises InvalidInput (STATUS_INVALID, INVALID_LIMIT, INVALID_CURSOR)."""
+        self, equal: Mapping[str, Any], status: str | Sequence[str] | None, limit: int, cursor: str | None,
+        min_attempts: int | None = None,
+    ) -> Page[Job]:  # fmt: skip
+        """A page of jobs, newest first; with `min_attempts`, those that were started so often.
+
+        Raises InvalidInput (STATUS_INVALID, INVALID_LIMIT, INVALID_CURSOR).
+        """
         await self._opened()
         after = page.check(limit, cursor)
         words = [status] if isinstance(status, str) else list(status or ())
@@ -273,7 +288,7 @@ class Jobs:
             return Page([], None)
         if "schedule_id" in wanted:
             wanted["schedule_id"] = id_
-        return await self._store.run(ledger.page, wanted, states, limit, after)
+        return await self._store.run(ledger.page, wanted, states, limit, after, min_attempts or 0)
 
 
 def text(value: Any, field: str, most: int = 200) -> str:

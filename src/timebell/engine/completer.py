@@ -75,7 +75,10 @@ class Completer:
         """Write endings, whoever they come from; those with an old fence change nothing."""
         store = self.node.store
         again = [ending for ending in batch if ending.state is JobState.PENDING]
-        final = [ending for ending in batch if ending.state is not JobState.PENDING]
+        handed = [ending for ending in batch if ending.state is JobState.DISPATCHED]
+        final = [ending for ending in batch if ending.state not in (JobState.PENDING, JobState.DISPATCHED)]
+        if handed:  # one whose receiver has reported by now stays as it said
+            await store.hot(jobs.dispatch, handed)
         if again:
             kept = await store.hot(jobs.retry, again)
             # Not back to pending: its cancel was asked meanwhile (then it ends here), or the fence is old.

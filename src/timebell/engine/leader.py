@@ -1,4 +1,4 @@
-"""The leader does chores that need doing once: unheard topics, what was lost, retention, new zone data, dead nodes.
+"""The leader does what needs doing once: unheard topics, what was lost, retention, zone data, operations, dead nodes.
 
 Nothing that fires depends on it. Its lease is a counter like an attempt's, and every chore checks the fencing
 token in its own transaction, so a leader that slept through its lease does nothing when it wakes.
@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 from timebell.engine.context import Node
 from timebell.engine.healing import Healing
+from timebell.engine.operations import Operations
 from timebell.engine.watchdog import Watchdog
 from timebell.engine.zone_data import ZoneData
 from timebell.model.healed import Healed
 from timebell.model.routes import Routes
-from timebell.store.sql import nodes, retention, unheard
+from timebell.store.sql import nodes, operations, retention, unheard
 from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.leader")
@@ -41,6 +42,7 @@ class Leader:
         self._zone_data = ZoneData(node, self._as_leader)
         self._healing = Healing(node, self._as_leader)
         self._watchdog = Watchdog(node)
+        self.operations = Operations(node, self._as_leader)
 
     async def step(self) -> None:
         """Lead, try to, or watch who does; then the chores."""
@@ -82,6 +84,7 @@ class Leader:
         await self._healing.step()
         await self._zone_data.step()
         await self._watchdog.step()
+        self.operations.alarm.poke()
         monotonic = node.clock.monotonic()
         if self._tidied is None or monotonic - self._tidied >= TIDY_EVERY:
             self._tidied = monotonic
@@ -89,6 +92,7 @@ class Leader:
             before = now - timedelta(seconds=node.options.retention)
             while await self._as_leader(retention.prune, before, PRUNED):
                 pass
+            await self._as_leader(operations.prune, before)
 
     async def _heard(self) -> Routes:
         """What the live nodes can take together; the rows of dead ones go."""

@@ -22,6 +22,7 @@ from timebell.store.sql import jobs, nodes, unheard
 log = logging.getLogger("timebell.pulse")
 
 FAR = 0.5  # seconds of clock offset from which it is worth a look
+CALLED_IN = 500  # attempts of outside workers that are looked at at once
 STOP_WITHIN = 10.0  # seconds that an attempt has to stop when a later occurrence asks it to
 
 
@@ -157,6 +158,7 @@ class Pulse:
             if now - seen[key][1] >= node.options.lease:
                 dead.append(key)
         self._seen = seen
+        await self._call_in()
         rescued = await self._rescue(dead)
         return Healed({"lease": rescued}, {"leased": len(seen) - len(dead)})
 
@@ -177,6 +179,25 @@ class Pulse:
         await self.completer.write([
             mark(attempt, decide.superseded(attempt.id, attempt.number, at), node.id) for attempt in attempts
         ])  # fmt: skip
+
+    async def _call_in(self) -> None:
+        """What outside workers were given and have not reported on in time has failed."""
+        node = self.node
+        now = node.clock.now()
+        while True:
+            late = await node.store.hot(jobs.overdue, CALLED_IN, now)
+            endings = []
+            for attempt in late:
+                retry = node.retry_of(attempt, decode(attempt.retry))
+                error = f"Nothing was reported within its timeout of {node.timeout_of(attempt):g} s."
+                ending = decide.after_failure(
+                    attempt.id, attempt.number, attempt.tries, retry, now, "TIMEOUT", error
+                )  # fmt: skip
+                node.counters.came_to(attempt.topic, ending)
+                endings.append(mark(attempt, ending, node.id))
+            await self.completer.write(endings)
+            if len(late) < CALLED_IN:
+                return
 
     async def _rescue(self, keys: list[tuple[str, int]]) -> int:
         """Let abandoned attempts be tried again at once, or fail those that have used up their tries; how many."""

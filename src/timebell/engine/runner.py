@@ -28,6 +28,7 @@ UPCOMING = 3
 LINES = {
     JobState.COMPLETED: (logging.DEBUG, "completed"),
     JobState.PENDING: (logging.INFO, "postponed"),
+    JobState.DISPATCHED: (logging.DEBUG, "dispatched"),
     JobState.FAILED: (logging.WARNING, "dead"),
 }
 DEFAULT_TOLERANCE = Policies().tolerance
@@ -167,6 +168,9 @@ class Runner:
     def _ending(self, attempt: Attempt, outcome: Outcome) -> Ending:
         now = self.node.clock.now()
         result, lost = _keep(outcome.result)
+        if outcome.reports:
+            until = now + timedelta(seconds=self.node.timeout_of(attempt))
+            return Ending(attempt.id, attempt.number, JobState.DISPATCHED, now, run_at=until)
         if outcome.delivered:
             ending = Ending(attempt.id, attempt.number, JobState.COMPLETED, now, result=result, reason=lost)
         else:
@@ -210,6 +214,7 @@ class Runner:
 def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     """Complete an ending with what the job remembers: its failed attempts, and whose turn comes next."""
     ending.schedule_id = attempt.schedule_id if attempt.serial else None
+    ending.was = attempt.state
     ending.errors = attempt.errors
     ending.reason = None if ending.reason is None else legible(ending.reason, 200)
     ending.code = None if ending.code is None else legible(ending.code, 100)

@@ -58,6 +58,7 @@ class Service:
                 ("pulse", self.pulse.step, node.beating),
                 ("planner", self.planner.step, node.planning),
                 ("worker", self.worker.step, node.working),
+                ("operations", self.leader.operations.step, self.leader.operations.alarm),
             )
         ]
         completing = asyncio.create_task(self._complete(), name="timebell-completer")
@@ -70,8 +71,12 @@ class Service:
             await asyncio.gather(*tasks, completing, return_exceptions=True)
             await self._leave()
             node.handlers.threads.shutdown(wait=False, cancel_futures=True)
-            for alarm in (node.beating, node.planning, node.working):
+            for alarm in (node.beating, node.planning, node.working, self.leader.operations.alarm):
                 alarm.close()
+
+    def operate(self) -> None:
+        """There may be a new operation."""
+        self.leader.operations.alarm.poke()
 
     async def idle(self) -> None:
         """Until nothing is due, nothing runs and nothing is left to write."""

@@ -1,12 +1,13 @@
 """A job: one durable unit of work with a `run_at`, and everything that can become of it.
 
     pending -> running -> completed                     the plain way
-    running -> pending                                  a retry, later run_at
-    running -> failed                                   tries used up, or not retryable: the dead letter
-    pending | running -> cancelled
+    running | dispatched -> pending                     a retry, later run_at
+    running -> dispatched -> completed                  handed to an outside worker, which reports back
+    running | dispatched -> failed                      tries used up, or not retryable: the dead letter
+    pending | running | dispatched -> cancelled
     pending | running -> skipped                        with a reason; nothing was delivered
 
-Live jobs (pending, running) and finished ones are rows of two tables; see `store/schema.py`.
+Live jobs (pending, running, dispatched) and finished ones are rows of two tables; see `store/schema.py`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class JobState(StrEnum):
 
 
 LIVE = (JobState.PENDING, JobState.RUNNING, JobState.DISPATCHED)
+FINISHED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED)
 
 # Words that filters understand besides the states themselves.
 STATE_WORDS: dict[str, tuple[JobState, ...]] = {
@@ -115,6 +117,7 @@ class Job:
     finished_at: datetime | None = None
     reason: str | None = None
     error: str | None = None
+    error_code: str | None = None
     result: Any = None
     attempts: list[dict[str, Any]] = field(default_factory=list)
     replaces: str | None = None
@@ -209,6 +212,7 @@ class Attempt:
     revision: int | None
     run_at: datetime
     started_at: datetime
+    state: JobState = JobState.RUNNING
 
     @property
     def is_for_handlers(self) -> bool:
@@ -223,10 +227,10 @@ class Attempt:
 
 @dataclass(slots=True)
 class Ending:
-    """What became of a job: a final state, or `pending` again at `run_at`. `attempt` and `was` are its guard.
+    """What became of a job: a final state, `pending` again at `run_at`, or `dispatched` until `run_at`.
 
-    `counts` says whether the attempt uses up a try; `errors` is the job's list of failed attempts as JSON; `watched`,
-    whether somebody is told when its schedule works again.
+    `attempt` and `was` are its guard. `counts` says whether the attempt uses up a try; `errors` is the job's list of
+    failed attempts as JSON; `watched`, whether somebody is told when its schedule works again.
     """
 
     id: str

@@ -104,6 +104,8 @@ class Counters:
                 self.left_out({ending.reason or OTHER: 1})
             case JobState.CANCELLED:
                 self.attempts.add(topic, "cancelled")
+            case JobState.DISPATCHED:  # what it comes to is counted where it is reported
+                self.attempts.add(topic, "dispatched")
             case JobState.PENDING if not ending.counts:
                 self.attempts.add(topic, "postponed")
             case state:

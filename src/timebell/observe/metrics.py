@@ -29,7 +29,9 @@ METRICS: dict[str, Named] = {
     ),
     "timebell_fires_not_run_total": Named("counter", ("reason",), "Occurrences this node skipped, by reason."),
     "timebell_attempts_total": Named(
-        "counter", ("topic", "outcome"), "Attempts that ended: ok, failed, timeout, lost, cancelled, postponed."
+        "counter",
+        ("topic", "outcome"),
+        "Attempts that ended: ok, failed, timeout, lost, cancelled, postponed, dispatched.",
     ),
     "timebell_fire_lag_seconds": Named("histogram", (), "From due to the handler's first line, of first attempts."),
     "timebell_tolerance_breaches_total": Named("counter", (), "First attempts later than their schedule tolerates."),

@@ -26,6 +26,7 @@ from timebell.store.dialects.sqlite import SqliteStore, SqliteTransaction, engin
 from timebell.store.open import migrate
 from timebell.store.sql import jobs, schedules
 from timebell.store.transaction import Dialect, Transaction
+from timebell.store.types import from_micros
 
 POINTS = {"fire": 5, "claim": 1, "claim_limited": 3, "end": 2, "end_in_turn": 5, "complete": 5, "retry": 1}
 """Where a node can be made to crash: these operations, each before one of so many statements (`fire.1`), before
@@ -112,10 +113,10 @@ class Database(SqliteStore):
         It is calm when every attempt is held and none was asked to stop, and nothing that is due waits for a place.
         """
         session, now = self._transaction(), self._wall()
-        running, stopping, pending, fire_at = session.driver.execute(_LIVE).fetchone()
+        running, stopping, pending, reported_by, fire_at = session.driver.execute(_LIVE).fetchone()
         if running != held or stopping:
             return None
-        due = [session.dialect.from_db(fire_at)]
+        due = [session.dialect.from_db(fire_at), reported_by and from_micros(reported_by)]
         if pending:
             due += [lane.next_due for lane in jobs.lanes(session, ANYONE, now) if lane.room != 0]
         until = min((at for at in due if at is not None), default=_NEVER)
@@ -136,6 +137,7 @@ class Database(SqliteStore):
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _LIVE = (
     "SELECT count(*), count(hold), EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'pending' AND hold IS NULL),"  # noqa: S608
+    " (SELECT min(beat) FROM timebell_jobs WHERE state = 'dispatched'),"
     f" ({schedules.NEXT.template.template}) FROM timebell_jobs WHERE state = 'running'"
 )
 

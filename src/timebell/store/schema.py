@@ -139,6 +139,9 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
 
 
 _CLAIMABLE = text("state = 'pending' AND hold IS NULL")
+_OUTSIDE = text("state = 'dispatched'")
+_OWNED = text("owner_id IS NOT NULL")
+_DEAD = text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")
 _WAITING = text("local_time IS NOT NULL AND state = 'pending'")
 
 jobs = Table(
@@ -165,6 +168,8 @@ jobs = Table(
         postgresql_where=text("state = 'running'"),
         sqlite_where=text("state = 'running'"),
     ),
+    # With outside workers; beat is the instant by which they have to report, in microseconds since 1970.
+    Index("timebell_jobs_dispatched", "queue", "beat", postgresql_where=_OUTSIDE, sqlite_where=_OUTSIDE),
     Index(
         "timebell_jobs_held",
         "hold",
@@ -190,6 +195,10 @@ jobs = Table(
         postgresql_where=text("key IS NOT NULL"),
         sqlite_where=text("key IS NOT NULL"),
     ),
+    # Pages of a tenant's jobs, newest first, in one state, of one owner, of one topic.
+    Index("timebell_jobs_tenant", "tenant_id", "state", "id"),
+    Index("timebell_jobs_owner", "tenant_id", "owner_id", "id", postgresql_where=_OWNED, sqlite_where=_OWNED),
+    Index("timebell_jobs_topic", "tenant_id", "topic", "id"),
     # What new zone data may move. A job leaves it by starting.
     Index("timebell_jobs_local", "tzdata", postgresql_where=_WAITING, sqlite_where=_WAITING),
 )
@@ -211,13 +220,11 @@ finished = Table(
     Index("timebell_finished_id", "id"),
     Index("timebell_finished_at", "finished_at"),
     Index("timebell_finished_schedule", "schedule_id", "scheduled_at"),
-    # The dead letters.
-    Index(
-        "timebell_finished_failed",
-        "finished_at",
-        postgresql_where=text("state = 'failed'"),
-        sqlite_where=text("state = 'failed'"),
-    ),
+    Index("timebell_finished_tenant", "tenant_id", "state", "id"),
+    Index("timebell_finished_owner", "tenant_id", "owner_id", "id", postgresql_where=_OWNED, sqlite_where=_OWNED),
+    Index("timebell_finished_topic", "tenant_id", "topic", "id"),
+    # Dead letters: what failed for good and nobody has discarded.
+    Index("timebell_finished_dead", "tenant_id", "finished_at", "id", postgresql_where=_DEAD, sqlite_where=_DEAD),
 )
 
 calendars = Table(
@@ -363,7 +370,6 @@ operations = Table(
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
     Column("finished_at", Instant),
-    Column("cancel_asked", Boolean, nullable=False, server_default=false()),
     Index("timebell_operations_tenant", "tenant_id", "id"),
     Index(
         "timebell_operations_running",

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from string import Template
 from typing import Protocol
 
+from sqlalchemy import TextClause
+from sqlalchemy import text as text_clause
+
 
 class Words(Protocol):
     """What a dialect says where the others say something else."""
@@ -31,6 +34,7 @@ class Statement:
         self.returned: list[str] | None = None
         """The names of what it returns, once a driver has said so."""
         self._named: dict[str, str] = {}
+        self._clauses: dict[str, TextClause] = {}
         self._numbered: dict[str, tuple[str, list[str]]] = {}
 
     def named(self, words: Words) -> str:
@@ -40,6 +44,13 @@ class Statement:
             rows = f"d AS ({words.rows(self.columns)})" if self.columns else ""
             text = self._named[words.name] = self.template.substitute(words.words, rows=rows)
         return text
+
+    def clause(self, words: Words) -> TextClause:
+        """For SQLAlchemy, which reads the text once."""
+        found = self._clauses.get(words.name)
+        if found is None:
+            found = self._clauses[words.name] = text_clause(self.named(words))
+        return found
 
     def listed(self, words: Words, count: int) -> str:
         """For batches of a few: `count` rows of `?`, column by column, where the others read one JSON parameter.

@@ -87,7 +87,7 @@ class SqlTransaction:
         self.steps()
         if statement.columns:
             params["rows"] = orjson.dumps(rows).decode()
-        result = self.connection.execute(text(statement.named(self.dialect)), params)
+        result = self.connection.execute(statement.clause(self.dialect), params)
         return [dict(row._mapping) for row in result] if result.returns_rows else []
 
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:

@@ -81,6 +81,8 @@ class Outcome:
     result: Any = None
     code: str | None = None
     error: str | None = None
+    reports: bool = False
+    """Delivered, but not done: the receiver will say what becomes of it, or its time runs out."""
 
     @classmethod
     def ok(cls, result: Any = None) -> Outcome:

@@ -30,12 +30,14 @@ from standardwebhooks.webhooks import Webhook
 from timebell.errors import InvalidInput, Refused
 from timebell.targets.address import AddressGuard, Place
 from timebell.targets.base import KEPT_BYTES, Delivery, Outcome, cloudevent, facts, only, retry_after, text
+from timebell.tenancy.tokens import token_of
 
 CONNECT_SECONDS = 5.0
 LONGEST_TIMEOUT = 30.0
 HEADER_BYTES = 16 * 1024
 BODY_BYTES = 64 * 1024
 ADDRESSES_TRIED = 4
+ACCEPTED = 202
 
 _TO_MAKE_ONE = "To make one: echo whsec_$(openssl rand -base64 32)"
 _NO_SECRET = (
@@ -56,12 +58,13 @@ _BODIES: dict[str, tuple[str, Callable[[Delivery], dict[str, Any]]]] = {
 
 
 class HttpTarget:
-    """POSTs to `url`. Options: `url`, `headers` (optional), `body`: "cloudevents" (default) or "plain".
+    """POSTs to `url`. Options: `url`, `headers` (optional), `body`: "cloudevents" (default) or "plain",
+    `reportsBack`: whether a 202 means that the receiver will say itself what becomes of the job.
 
     `signing_secret` is one or more `whsec_...`, separated by spaces or commas: while a secret is rotated each
     request carries a signature by every one. `timeout` (seconds, at most 30) covers the whole exchange.
-    `now` gives the time of each attempt, `guard` decides where requests may go.
-    Raises InvalidInput (SIGNING_SECRET_INVALID, TIMEOUT_INVALID).
+    `now` gives the time of each attempt, `guard` decides where requests may go, `secret_key` makes the tokens of
+    receivers that report back. Raises InvalidInput (SIGNING_SECRET_INVALID, TIMEOUT_INVALID).
     """
 
     kind = "http"
@@ -74,20 +77,22 @@ class HttpTarget:
         now: Callable[[], datetime],
         guard: AddressGuard | None = None,
         tls: ssl.SSLContext | None = None,
+        secret_key: str | None = None,
     ) -> None:
         if not 0 < timeout <= LONGEST_TIMEOUT:
             raise InvalidInput("A webhook's timeout is more than 0 and at most 30 s.", code="TIMEOUT_INVALID")
         self._signers = [_signer(each) for each in re.split(r"[\s,]+", signing_secret or "") if each]
         self._timeout = timeout
         self._now = now
+        self._secret_key = secret_key
         self._guard = guard or AddressGuard()
         self._dial: httpcore2.AsyncNetworkBackend = httpcore2.AnyIOBackend()
         self._tls = tls  # the system's authorities take a while to load: not before they are needed
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Raises InvalidInput (URL_INVALID, HEADER_INVALID, TARGET_OPTIONS_INVALID) or Refused
-        (SIGNING_SECRET_MISSING, PRIVATE_ADDRESS, PORT_REFUSED, HTTP_OFF)."""
-        only(options, ("url", "headers", "body"))
+        (SIGNING_SECRET_MISSING, SECRET_KEY_MISSING, PRIVATE_ADDRESS, PORT_REFUSED, HTTP_OFF)."""
+        only(options, ("url", "headers", "body", "reportsBack"))
         body = options.get("body", "cloudevents")
         if not isinstance(body, str) or body not in _BODIES:
             raise InvalidInput(
@@ -96,11 +101,20 @@ class HttpTarget:
         if not self._signers:
             raise Refused(_NO_SECRET[0], code="SIGNING_SECRET_MISSING", fix=_NO_SECRET[1])
         url = self._guard.place(options.get("url")).url
-        return {"url": url, "headers": _headers(options.get("headers")), "body": body}
+        checked: dict[str, Any] = {"url": url, "headers": _headers(options.get("headers")), "body": body}
+        reports = options.get("reportsBack", False)
+        if not isinstance(reports, bool):
+            raise InvalidInput(
+                f"reportsBack cannot be {reports!r:.60}.", code="TARGET_OPTIONS_INVALID", fix="Use true or false."
+            )
+        if reports:
+            token_of(self._secret_key, "", 0)  # raises where none can be made
+            checked["reportsBack"] = True
+        return checked
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         """Codes of failure: HTTP_STATUS, CONNECT_FAILED, TLS_FAILED, TIMEOUT, ADDRESS_REFUSED,
-        RESPONSE_UNREADABLE; and SIGNING_SECRET_MISSING."""
+        RESPONSE_UNREADABLE; and SIGNING_SECRET_MISSING, SECRET_KEY_MISSING."""
         if not self._signers:
             return Outcome.failed("SIGNING_SECRET_MISSING", " ".join(_NO_SECRET), retryable=False)
         try:
@@ -109,8 +123,15 @@ class HttpTarget:
         except (InvalidInput, Refused) as error:  # the rules became stricter since the job was made
             return Outcome.failed("ADDRESS_REFUSED", str(error), retryable=False)
         try:
+            headers, body = self._request(delivery, options)
+        except Refused as error:  # no token can be made here
+            return Outcome.failed(error.code, str(error), retryable=False)
+        try:
             async with asyncio.timeout(self._timeout):
-                return await self._post(place, *self._request(delivery, options))
+                outcome = await self._post(place, headers, body)
+            if outcome.delivered and outcome.result["status"] == ACCEPTED:
+                outcome.reports = options.get("reportsBack", False)
+            return outcome
         except TimeoutError:
             return Outcome.failed("TIMEOUT", f"No full answer from the receiver within {self._timeout:g} s.")
         except Refused as error:
@@ -141,6 +162,8 @@ class HttpTarget:
             "webhook-signature": " ".join(signer.sign(key, at, body) for signer in self._signers),
             "timebell-attempt": str(delivery.attempt),
         }
+        if options.get("reportsBack", False):
+            headers["timebell-token"] = token_of(self._secret_key, delivery.job_id, delivery.attempt)
         return headers, body.encode()
 
     async def _post(self, place: Place, headers: dict[str, str], body: bytes) -> Outcome:

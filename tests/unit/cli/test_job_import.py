@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from timebell import Timebell, errors
-from timebell.cli import job_import, job_lines
+from timebell.cli import job_import
+from timebell.client import job_lines
 from timebell.clock import wall
 from timebell.model.job import Job
 
@@ -150,16 +151,16 @@ def test_an_interrupted_import_says_how_far_it_came(
 ) -> None:
     monkeypatch.setattr(job_import, "BATCH", 2)
     write(tmp_path / "jobs.ndjson", *({"topic": "a", "runAt": LATER, "payload": number} for number in range(6)))
-    create = Timebell().jobs.__class__.create
+    take_in = Timebell().jobs.__class__.take_in
     calls = []
 
     async def failing(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(args)
         if len(calls) == 3:
             raise errors.StoreUnreachable("The database x does not answer.")
-        return await create(self, *args, **kwargs)
+        return await take_in(self, *args, **kwargs)
 
-    monkeypatch.setattr("timebell.client.jobs.Jobs.create", failing)
+    monkeypatch.setattr("timebell.client.jobs.Jobs.take_in", failing)
     done = cli("job", "import", "jobs.ndjson", "--database", sqlite_url)
     assert done.code == 6
     assert "Stopped after 4 jobs" in done.err

@@ -27,6 +27,18 @@ class Shared:
         """Here, or where `call` does it."""
         return call(*args) if self._call is None else await_only(self._call(call, *args))
 
+    def whole(self, call: Callable[[Any], R]) -> R:
+        """`call` with the driver's own connection, in one visit to where `run` would go for each statement."""
+
+        def there() -> R:
+            visited, self._call = self._call, None
+            try:
+                return call(getattr(self._connection, "driver_connection", self._connection))
+            finally:
+                self._call = visited
+
+        return self.run(there)
+
     def cursor(self) -> Any:
         """As in DB-API."""
         return SharedCursor(self, self._connection.cursor())

@@ -325,7 +325,16 @@ def _begun(operation: Callable[..., R]) -> Callable[..., R]:
         driver: Any = tx.connection.connection.driver_connection
         if not driver.in_transaction:
             tx.connection.exec_driver_sql("BEGIN IMMEDIATE")
-        return operation(tx, *args, **kwargs)
+
+        def run(own: Any) -> R:
+            if not isinstance(own, sqlite3.Connection):
+                return operation(tx, *args, **kwargs)
+            inner = SqliteTransaction(tx.connection, tx.dialect, tx.steps, own)
+            answer = operation(inner, *args, **kwargs)
+            tx.wants_notify = inner.wants_notify
+            return answer
+
+        return driver.whole(run) if isinstance(driver, Shared) else run(driver)
 
     return begun
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from timebell.model.routes import ANYONE
-from timebell.store.sql import jobs, schedules
+from timebell.store.sql import dead, jobs, schedules
 from timebell.store.sql.jobs import CLAIMABLE
 from timebell.store.sql.ledger import COUNTED
 from timebell.store.statement import Statement
@@ -35,7 +35,7 @@ _COUNTED = {
     "running": ("timebell_jobs", "state = 'running'"),
     "held": ("timebell_jobs", "hold IS NOT NULL AND state = 'pending'"),
     "unheard": ("timebell_jobs", "hold = 'unheard'"),
-    "dead": ("timebell_finished", "state = 'failed'"),
+    "dead": ("timebell_finished", dead.DEAD.text),
     "active": ("timebell_schedules", "enabled AND fault IS NULL"),
     "paused": ("timebell_schedules", f"{_OFF} AND NOT enabled"),
     "fault": ("timebell_schedules", f"{_OFF} AND enabled"),

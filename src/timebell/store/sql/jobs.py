@@ -18,6 +18,7 @@ from timebell.model.routes import Routes
 from timebell.store.schema import jobs
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, Transaction
+from timebell.store.types import to_micros
 
 _DERIVED = {"route", "hold", "beat", "cancel_asked"}
 _CARRIED = [column.name for column in jobs.columns if column.name not in _DERIVED]
@@ -100,6 +101,11 @@ _NEXT_LANE = (
     f" AND priority > l.priority ORDER BY priority LIMIT 1), (SELECT {{column}} FROM timebell_jobs WHERE {CLAIMABLE}"
     " AND queue > l.queue ORDER BY queue, priority LIMIT 1))"
 )
+# What runs, here or with an outside worker: each of the two has an index.
+_BUSY = (
+    "((SELECT count(*) FROM timebell_jobs r WHERE r.state = 'running' AND r.queue = {0})"
+    " + (SELECT count(*) FROM timebell_jobs r WHERE r.state = 'dispatched' AND r.queue = {0}))"
+)
 # A loose index scan: a few look-ups a lane, whatever the number of pending jobs. Routes are asked of what is due only:
 # looking for one's own among millions of others' would be a walk, and waking once for another's costs one look.
 LANES = Statement(
@@ -118,7 +124,7 @@ LANES = Statement(
             (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
                 AND j.priority = l.priority AND run_at > :now ORDER BY run_at LIMIT 1)) AS next_due,
         CASE WHEN q.concurrency IS NOT NULL THEN
-            (SELECT count(*) FROM timebell_jobs r WHERE r.state = 'running' AND r.queue = l.queue) END AS busy
+            {_BUSY.format("l.queue")} END AS busy
     FROM lane l LEFT JOIN timebell_queues q ON q.name = l.queue
     LEFT JOIN timebell_queues a ON a.name = '*' WHERE l.queue IS NOT NULL
     """  # noqa: S608 - constants only
@@ -168,7 +174,7 @@ def claim(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now
 
 
 LOCK_QUEUE = Statement("SELECT concurrency, paused FROM timebell_queues WHERE name = :queue $for_update")
-BUSY = Statement("SELECT count(*) AS busy FROM timebell_jobs WHERE state = 'running' AND queue = :queue")
+BUSY = Statement(f"SELECT {_BUSY.format(':queue')} AS busy")
 
 
 def claim_limited(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
@@ -258,6 +264,29 @@ def retry(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
     return {str(row["id"]) for row in tx.fetch(RETRY, [_ending_row(tx, ending) for ending in endings])}
 
 
+DISPATCH = Statement(
+    f"WITH $rows UPDATE timebell_jobs AS j SET state = 'dispatched', beat = d.until FROM d WHERE {_GUARD}"  # noqa: S608
+    f" AND {_PINNED} RETURNING $own_id",
+    id="id",
+    attempt="int",
+    was="text",
+    until="int",
+)
+
+
+def dispatch(tx: Transaction, handed: Sequence[Ending]) -> set[str]:
+    """Leave attempts to outside workers until their `run_at`; the ids whose fence still held.
+
+    From here on `beat` is that instant, in microseconds since 1970.
+    """
+    rows = [
+        {"id": one.id, "attempt": one.attempt, "was": one.was, "until": to_micros(one.run_at)}
+        for one in handed
+        if one.run_at is not None
+    ]
+    return {str(row["id"]) for row in tx.fetch(DISPATCH, rows)}
+
+
 BEAT = Statement(
     "WITH $rows UPDATE timebell_jobs AS j SET beat = j.beat + 1 FROM d WHERE j.id = d.id AND j.attempt = d.attempt"  # noqa: S608
     f" AND j.state = 'running' AND {_PINNED} RETURNING $own_id",
@@ -272,17 +301,22 @@ def beat(tx: Transaction, attempts: Sequence[tuple[str, int]]) -> set[str]:
     return {str(row["id"]) for row in tx.fetch(BEAT, rows)}
 
 
-RUNNING = Statement("SELECT id, attempt, beat, hold FROM timebell_jobs WHERE state = 'running'")
+RUNNING = Statement(
+    "SELECT id, attempt, beat, hold FROM timebell_jobs WHERE state = 'running' UNION ALL"
+    " SELECT id, attempt, beat, hold FROM timebell_jobs WHERE hold = 'stopping' AND state = 'dispatched'"
+)
 
 
 def running(tx: Transaction) -> dict[tuple[str, int], tuple[int, bool]]:
-    """Every running attempt, for whoever watches leases: its beat, and whether it was asked to stop."""
+    """Every running attempt, for whoever watches leases: its beat, and whether it was asked to stop; and those with
+    outside workers that were."""
     return {(str(row["id"]), row["attempt"]): (row["beat"], row["hold"] is not None) for row in tx.fetch(RUNNING)}
 
 
+_OF_J = ", ".join(f"j.{name.strip()}" for name in _TAKEN.split(","))
 ABANDONED = Statement(
-    f"WITH $rows SELECT {', '.join('j.' + name.strip() for name in _TAKEN.split(','))} FROM timebell_jobs j"  # noqa: S608
-    " JOIN d ON j.id = d.id AND j.attempt = d.attempt WHERE j.state = 'running'",
+    f"WITH $rows SELECT {_OF_J}, j.state FROM timebell_jobs j"  # noqa: S608
+    " JOIN d ON j.id = d.id AND j.attempt = d.attempt WHERE j.state IN ('running', 'dispatched')",
     id="id",
     attempt="int",
 )
@@ -291,17 +325,29 @@ ABANDONED = Statement(
 def abandoned(tx: Transaction, attempts: Sequence[tuple[str, int]], now: datetime) -> list[Attempt]:
     """The attempts of this list that still run, whole, so that they can be decided on."""
     rows = tx.fetch(ABANDONED, [{"id": id_, "attempt": number} for id_, number in attempts])
-    return [_attempt(tx, row, now) for row in rows]
+    return [_attempt(tx, row, now, JobState(row["state"])) for row in rows]
 
 
-def _attempt(tx: Transaction, row: Row, now: datetime) -> Attempt:
+OVERDUE = Statement(
+    f"SELECT {_OF_J} FROM timebell_jobs j WHERE j.state = 'dispatched' AND j.beat <= :until"  # noqa: S608
+    " ORDER BY j.beat LIMIT :most"
+)
+
+
+def overdue(tx: Transaction, most: int, now: datetime) -> list[Attempt]:
+    """Attempts that outside workers have not reported on in time."""
+    rows = tx.fetch(OVERDUE, until=to_micros(now), most=most)
+    return [_attempt(tx, row, now, JobState.DISPATCHED) for row in rows]
+
+
+def _attempt(tx: Transaction, row: Row, now: datetime, state: JobState = JobState.RUNNING) -> Attempt:
     from_db = tx.dialect.from_db
     return Attempt(
         str(row["id"]), row["tenant_id"], row["topic"],
         None if row["schedule_id"] is None else str(row["schedule_id"]), from_db(row["scheduled_at"]),
         row["kind"], row["timezone"], row["payload"], row["metadata"], row["target"], row["queue"],
         row["retry"], row["timeout"], from_db(row["expires_at"]), row["attempt"], row["tries"],
-        bool(row["serial"]), row["errors"], row["revision"], from_db(row["run_at"]), now,
+        bool(row["serial"]), row["errors"], row["revision"], from_db(row["run_at"]), now, state,
     )  # fmt: skip
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, delete, func, select, update
+from sqlalchemy import ColumnElement, Row, and_, delete, func, select, union_all, update
 
 from timebell.errors import Conflict
-from timebell.model.job import CancelOutcome, Ending, Hold, Job, JobState, Kind, NewJob
+from timebell.model.job import FINISHED, LIVE, CancelOutcome, Ending, Hold, Job, JobState, Kind, NewJob
+from timebell.model.operation import Operation, Step
 from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.model.routes import ANYONE
@@ -76,25 +77,30 @@ TAKE_REQUESTS = Statement(
 )
 
 
+USED_REQUESTS = Statement(
+    "WITH $rows SELECT d.job_id AS id, r.job_id FROM d JOIN timebell_requests r"
+    " ON r.tenant_id = d.tenant_id AND r.request_id = d.request_id",
+    tenant_id="text",
+    request_id="text",
+    job_id="id",
+)
+
+
 def _requested(tx: Transaction, new: Sequence[NewJob], on_conflict: str) -> dict[str, str]:
     """Take the request ids of these jobs; those taken before lead to the job they made."""
     if not new:
         return {}
     rows = [{"tenant_id": job.tenant_id, "request_id": job.request_id, "job_id": job.id} for job in new]
     taken = {str(row["job_id"]) for row in tx.fetch(TAKE_REQUESTS, rows)}
-    existing: dict[str, str] = {}
-    for job in new:
-        if job.id in taken:
-            continue
-        found = str(tx.execute(select(requests.c.job_id).where(_request(job))).scalar_one())
-        if on_conflict != "keep":
-            raise Conflict(
-                f"The client request id {job.request_id!r} was used before, for job {found}.",
-                code="SCHEDULE_CLIENT_REQUEST_ID_IN_USE",
-                fix="It is the same request: use that job. For a new intent, send a new id.",
-                existing=found,
-            )
-        existing[job.id] = found
+    used = [row for row in rows if row["job_id"] not in taken]
+    existing = {str(row["id"]): str(row["job_id"]) for row in tx.fetch(USED_REQUESTS, used)} if used else {}
+    if existing and on_conflict != "keep":
+        job = next(job for job in new if job.id in existing)
+        raise Conflict(
+            f"The client request id {job.request_id!r} was used before, for job {existing[job.id]}.",
+            code="SCHEDULE_CLIENT_REQUEST_ID_IN_USE", existing=existing[job.id],
+            fix="It is the same request: use that job. For a new intent, send a new id.",
+        )  # fmt: skip
     return existing
 
 
@@ -180,10 +186,13 @@ class Swept:
 
 
 def sweep(
-    tx: Transaction, equal: Mapping[str, Any], now: datetime, after: str | None, most: int, reason: str | None = None
-) -> tuple[Swept, str | None]:
+    tx: Transaction, equal: Mapping[str, Any], now: datetime, after: str | None, most: int, reason: str | None = None,
+    before: str | None = None,
+) -> tuple[Swept, str | None]:  # fmt: skip
     """Cancel up to `most` live jobs with these column values, by id from `after` on; and where to go on, if at all."""
     query = select(jobs).where(*(jobs.c[name] == value for name, value in equal.items()))
+    if before is not None:
+        query = query.where(jobs.c.id < before)
     if after is not None:
         query = query.where(jobs.c.id > after)
     rows = tx.execute(query.order_by(jobs.c.id).limit(most).with_for_update()).all()
@@ -202,6 +211,20 @@ def sweep(
     if running:
         tx.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_asked=True))
     return Swept(len(pending), len(running)), rows[-1].id if len(rows) == most else None
+
+
+def cancel_some(tx: Transaction, operation: Operation, most: int, now: datetime) -> Step:
+    """Cancel the next jobs of an operation: done are those that will not start, skipped those that run already. Jobs
+    made after it began are not its."""
+    equal = {**operation.spec["equal"], "tenant_id": operation.tenant_id}
+    swept, after = sweep(tx, equal, now, operation.cursor, most, before=operation.id)
+    return Step(swept.prevented, 0, swept.in_flight, after)
+
+
+def live(tx: Transaction, equal: Mapping[str, Any]) -> int:
+    """How many live jobs have these column values."""
+    mine = [jobs.c[name] == value for name, value in equal.items()]
+    return int(tx.execute(select(func.count()).select_from(jobs).where(*mine)).scalar_one())
 
 
 def reschedule(
@@ -270,21 +293,32 @@ def _mine(table: Any, tenant_id: str | None, job_id: str) -> ColumnElement[bool]
 
 def page(
     tx: Transaction,
-    equal: dict[str, Any],
+    equal: Mapping[str, Any],
     states: Collection[JobState],
     limit: int,
     after: str | None,
+    min_attempts: int = 0,
 ) -> Page[Job]:
     """Jobs, live and finished, newest first; `equal` names columns and the values they must have."""
     found: dict[str, Job] = {}
-    for table in (jobs, finished):
+    for table, its in ((jobs, LIVE), (finished, FINISHED)):
+        wanted = [state.value for state in its if state in states or not states]
+        if not wanted:
+            continue
         query = select(table).where(*(table.c[name] == value for name, value in equal.items()))
-        if states:
-            query = query.where(table.c.state.in_([state.value for state in states]))
         if after is not None:
             query = query.where(table.c.id < after)
+        if min_attempts:
+            query = query.where(table.c.attempt >= min_attempts)
+        query = query.order_by(table.c.id.desc()).limit(limit + 1)
+        by_tenant = equal.keys() <= {"tenant_id", "queue"} and "tenant_id" in equal
+        if by_tenant:  # each state is the end of an index
+            each = [select(query.where(table.c.state == state).subquery()) for state in wanted]
+            rows = tx.execute(union_all(*each) if len(each) > 1 else each[0])
+        else:
+            rows = tx.execute(query.where(table.c.state.in_(wanted)) if states else query)
         # One that finished between the two looks is in both: it shows as it ended.
-        found |= {row.id: read(row) for row in tx.execute(query.order_by(table.c.id.desc()).limit(limit + 1))}
+        found |= {row.id: read(row) for row in rows}
     newest = sorted(found.values(), key=lambda job: job.id, reverse=True)
     return Page(newest[:limit], newest[limit - 1].id if len(newest) > limit else None)
 
@@ -339,7 +373,8 @@ def read(row: Row[Any]) -> Job:
         timeout=row.timeout, expires_at=row.expires_at, hold=Hold(has["hold"]) if has.get("hold") else None,
         attempt=row.attempt, tries=row.tries, node_id=row.node_id, created_at=row.created_at,
         started_at=row.started_at, finished_at=has.get("finished_at"), reason=has.get("reason"),
-        error=has.get("error"), result=decode(has.get("result")), attempts=decode(row.errors) or [],
+        error=has.get("error"), error_code=has.get("error_code"), result=decode(has.get("result")),
+        attempts=decode(row.errors) or [],
         replaces=row.replaces, replaced_by=has.get("replaced_by"), skipped_to=skipped_to,
         skipped_count=has.get("skipped_count") or 1, local_time=row.local_time,
     )  # fmt: skip

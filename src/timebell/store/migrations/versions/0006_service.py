@@ -19,6 +19,11 @@ def upgrade() -> None:
     _audit_log()
     _answers()
     _operations()
+    _pages()
+    outside = sa.text("state = 'dispatched'")
+    op.create_index(
+        "timebell_jobs_dispatched", "timebell_jobs", ["queue", "beat"], postgresql_where=outside, sqlite_where=outside
+    )
 
 
 def _keys() -> None:
@@ -91,7 +96,6 @@ def _operations() -> None:
         sa.Column("created_by", sa.String(200)),
         sa.Column("updated_at", Instant, nullable=False),
         sa.Column("finished_at", Instant),
-        sa.Column("cancel_asked", sa.Boolean(), nullable=False, server_default=sa.false()),
     )
     op.create_index("timebell_operations_tenant", "timebell_operations", ["tenant_id", "id"])
     op.create_index(
@@ -101,3 +105,19 @@ def _operations() -> None:
         postgresql_where=sa.text("state = 'running'"),
         sqlite_where=sa.text("state = 'running'"),
     )
+
+
+def _pages() -> None:
+    owned = sa.text("owner_id IS NOT NULL")
+    dead = sa.text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")
+    for name in ("jobs", "finished"):
+        table = f"timebell_{name}"
+        op.create_index(f"{table}_tenant", table, ["tenant_id", "state", "id"])
+        op.create_index(
+            f"{table}_owner", table, ["tenant_id", "owner_id", "id"], postgresql_where=owned, sqlite_where=owned
+        )
+        op.create_index(f"{table}_topic", table, ["tenant_id", "topic", "id"])
+    op.create_index(
+        "timebell_finished_dead", "timebell_finished", ["tenant_id", "finished_at", "id"],
+        postgresql_where=dead, sqlite_where=dead,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is counted at every look of whoever watches: dead letters, and schedules that do not fire."""
+"""What is counted at every look of whoever watches: schedules that do not fire."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from alembic import op
 revision = "0007"
 down_revision = "0006"
 
-_FAILED = sa.text("state = 'failed'")
 _OFF = sa.text("NOT enabled OR fault IS NOT NULL")
 
 
 def upgrade() -> None:
-    op.create_index(
-        "timebell_finished_failed", "timebell_finished", ["finished_at"], postgresql_where=_FAILED, sqlite_where=_FAILED
-    )
     op.create_index(
         "timebell_schedules_off", "timebell_schedules", ["enabled"], postgresql_where=_OFF, sqlite_where=_OFF
     )

@@ -1,0 +1,48 @@
+"""What outside workers report of attempts that were handed to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+
+from sqlalchemy import select, update
+
+from timebell.model.job import Attempt, Ending, JobState
+from timebell.store.schema import jobs as table
+from timebell.store.sql import jobs, turns
+from timebell.store.transaction import Transaction
+from timebell.store.types import to_micros
+
+OUT = (JobState.RUNNING.value, JobState.DISPATCHED.value)
+
+
+def held(tx: Transaction, tenant_id: str, job_id: str, number: int) -> tuple[Attempt, bool] | None:
+    """The attempt, locked, and whether its cancel was asked; None when it is over.
+
+    A receiver may be quicker than the engine that handed it the job, so the attempt may still be `running`.
+    """
+    mine = (table.c.id == job_id) & (table.c.tenant_id == tenant_id) & (table.c.attempt == number)
+    row = tx.execute(select(table.c.cancel_asked, table.c.started_at).where(mine, table.c.state.in_(OUT))
+                     .with_for_update()).first()  # fmt: skip
+    if row is None:
+        return None
+    found = jobs.abandoned(tx, [(job_id, number)], row.started_at)
+    return found[0], bool(row.cancel_asked)
+
+
+def write(tx: Transaction, ending: Ending) -> None:
+    """What became of an attempt that is `held`: over, or to be tried again."""
+    if ending.state is JobState.PENDING:
+        if jobs.retry(tx, [ending]):
+            return
+        ending = dataclasses.replace(ending, state=JobState.CANCELLED)  # its cancel was asked
+    if ending.schedule_id is None:
+        jobs.end(tx, [ending])
+    else:
+        turns.end_in_turn(tx, [ending], [ending.schedule_id])
+
+
+def beat(tx: Transaction, attempt: Attempt, until: datetime) -> None:
+    """Give an attempt that was handed over until then."""
+    mine = (table.c.id == attempt.id) & (table.c.state == JobState.DISPATCHED.value)
+    tx.execute(update(table).where(mine).values(beat=to_micros(until)))

@@ -1,0 +1,210 @@
+"""Jobs over HTTP: made, found, cancelled, moved, tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from timebell.ids import new_id
+from timebell.recurrence.instants import format_instant
+
+from .web import Web, is_problem
+
+Make = Callable[..., Any]
+NOW = {"topic": "mail.send", "timezone": "UTC"}
+
+
+def at(web: Web, **spans: float) -> str:
+    """An instant from now."""
+    return format_instant(web.app.clock.now() + timedelta(**spans))
+
+
+async def test_a_job_is_made_with_all_that_it_was_given(make: Make) -> None:
+    async with make() as web:
+        given = {
+            "topic": "notifications.task-reminder", "runAt": "2098-02-10T02:30:00", "timezone": "America/New_York",
+            "payload": {"task": 7}, "key": "task-7", "queue": "mail", "priority": -3, "timeoutSeconds": 12.5,
+            "retry": {"attempts": 3, "backoff": {"type": "fixed", "delay": 5}},
+            "metadata": {"ownerId": "ana", "correlationId": "c-1", "clientRequestId": "r-1", "team": "ops"},
+        }  # fmt: skip
+        made = await web.post("/jobs", given)
+        assert made.status_code == 201, made.text
+        body = made.json()
+        assert made.headers["location"] == f"/api/v1/jobs/{body['id']}"
+        for name in ("topic", "timezone", "payload", "key", "queue", "priority", "timeoutSeconds", "metadata"):
+            assert body[name] == given[name], name
+        assert (body["status"], body["retry"]["attempts"], body["tenantId"]) == ("pending", 3, "default")
+        assert body["localTime"] == "2098-02-10T02:30:00"
+        assert body["runAt"] == "2098-02-10T07:30:00Z"
+        shown = (await web.get(f"/jobs/{body['id']}")).json()
+        assert shown == body | {"adjusted": None}
+
+
+async def test_without_run_at_it_is_due_now(make: Make) -> None:
+    async with make() as web:
+        before = web.app.clock.now() - timedelta(seconds=1)
+        body = (await web.post("/jobs", NOW)).json()
+        assert format_instant(before) < body["runAt"] <= at(web)
+
+
+async def test_a_past_time_is_refused_with_400(make: Make) -> None:
+    async with make() as web:
+        refused = is_problem(await web.post("/jobs", {**NOW, "runAt": at(web, hours=-1)}), 400, "SCHEDULE_IN_THE_PAST")
+        assert refused["detail"].startswith("Cannot schedule in the past")
+
+
+async def test_bad_fields_are_named(make: Make) -> None:
+    cases = [
+        ({"topik": "a"}, "UNKNOWN_FIELD"),
+        ({"timezone": "Mars/Base"}, "INVALID_TIMEZONE"),
+        ({"runAt": "soon"}, "RUN_AT_INVALID"),
+        ({"maxRetries": 1, "retry": {"attempts": 2}}, "INVALID_RETRY"),
+        ({"target": {"kind": "carrier-pigeon"}}, "TARGET_UNKNOWN"),
+        ({"priority": 10**6}, "FIELDS_INVALID"),
+        ({"metadata": {"ownerId": 7}}, "INVALID_OWNER_ID"),
+        ({"topic": "no spaces"}, "TOPIC_INVALID"),
+    ]
+    async with make() as web:
+        for change, code in cases:
+            is_problem(await web.post("/jobs", NOW | change), 422, code)
+        is_problem(await web.post("/jobs", {"topic": "a"}), 422, "TIMEZONE_MISSING")
+        assert (await web.get("/jobs")).json()["items"] == []
+
+
+async def test_a_client_request_id_makes_one_job_for_ever(make: Make) -> None:
+    async with make() as web:
+        given = {**NOW, "metadata": {"clientRequestId": "r-1"}}
+        id_ = (await web.post("/jobs", given)).json()["id"]
+        refused = is_problem(await web.post("/jobs", given), 409, "SCHEDULE_CLIENT_REQUEST_ID_IN_USE")
+        assert refused["existing"] == id_
+        kept = await web.post("/jobs", given | {"onConflict": "keep"})
+        assert (kept.status_code, kept.json()["id"]) == (200, id_)
+        assert "location" not in kept.headers
+
+
+async def test_a_key_can_be_replaced(make: Make) -> None:
+    async with make() as web:
+        given = {**NOW, "runAt": at(web, days=1), "key": "k"}
+        first = (await web.post("/jobs", given)).json()
+        is_problem(await web.post("/jobs", given), 409, "KEY_IN_USE")
+        second = (await web.post("/jobs", given | {"onConflict": "replace"})).json()
+        assert second["replaces"] == first["id"]
+        first = (await web.get(f"/jobs/{first['id']}")).json()
+        assert (first["status"], first["replacedBy"]) == ("cancelled", second["id"])
+
+
+async def test_only_a_key_of_the_platform_names_tenants(make: Make) -> None:
+    async with make(open_here=False) as web:
+        ours, platform = await web.key("editor", "ours"), await web.key("platform", None)
+        foreign = {**NOW, "metadata": {"tenantId": "theirs"}}
+        is_problem(await web.post("/jobs", foreign, key=ours), 403, "TENANT_NOT_YOURS")
+        is_problem(await web.get("/jobs?tenantId=theirs", key=ours), 403, "TENANT_NOT_YOURS")
+        own = await web.post("/jobs", {**NOW, "metadata": {"tenantId": "ours"}}, key=ours)
+        assert (own.status_code, own.json()["tenantId"]) == (201, "ours")
+        made = (await web.post("/jobs", foreign, key=platform)).json()
+        assert made["tenantId"] == "theirs"
+        assert [job["id"] for job in (await web.get("/jobs?tenantId=theirs", key=platform)).json()["items"]] == [
+            made["id"]
+        ]
+        is_problem(await web.get(f"/jobs/{made['id']}", key=ours), 404, "JOB_NOT_FOUND")
+        is_problem(await web.post(f"/jobs/{made['id']}/cancel", key=ours), 404, "JOB_NOT_FOUND")
+        is_problem(await web.post(f"/jobs/{made['id']}/reschedule", {}, key=ours), 404, "JOB_NOT_FOUND")
+        is_problem(await web.post(f"/jobs/{made['id']}/retry", key=ours), 404, "JOB_NOT_FOUND")
+
+
+async def test_listing_filters_and_pages(make: Make) -> None:
+    async with make() as web:
+        ids = []
+        for n in range(7):
+            body = {
+                "topic": f"t.{n % 2}", "timezone": "UTC", "runAt": at(web, days=1), "queue": f"q{n % 3}",
+                "metadata": {"ownerId": f"o{n % 2}"}, "key": f"k{n}",
+            }  # fmt: skip
+            ids.append((await web.post("/jobs", body)).json()["id"])
+        await web.post(f"/jobs/{ids[0]}/cancel")
+
+        async def found(query: str) -> list[int]:
+            return [ids.index(job["id"]) for job in (await web.get(f"/jobs?{query}")).json()["items"]]
+
+        assert await found("") == [6, 5, 4, 3, 2, 1, 0]
+        assert await found("topic=t.1") == await found("ownerId=o1") == [5, 3, 1]
+        assert await found("queue=q0&status=pending") == [6, 3]
+        assert await found("status=cancelled&status=failed") == [0]
+        assert await found("status=active") == []
+        assert await found("key=k4&topic=t.0") == [4]
+        assert await found("minAttempts=1") == []
+        assert await found(f"scheduleId={new_id(web.app.clock.now())}") == []
+        is_problem(await web.get("/jobs?status=odd"), 422, "STATUS_INVALID")
+        is_problem(await web.get("/jobs?cursor=odd"), 422, "INVALID_CURSOR")
+        seen, cursor = [], ""
+        while cursor is not None:
+            page = (await web.get(f"/jobs?limit=3{cursor and '&cursor=' + cursor}")).json()
+            seen += [job["id"] for job in page["items"]]
+            cursor = page["nextCursor"]
+        assert seen == ids[::-1]
+
+
+async def test_cancel_has_three_answers_and_the_first_stands(make: Make) -> None:
+    async with make() as web:
+        id_ = (await web.post("/jobs", {**NOW, "runAt": at(web, days=1)})).json()["id"]
+        for _ in range(2):
+            answer = await web.post(f"/jobs/{id_}/cancel")
+            assert answer.status_code == 200
+            assert answer.json()["outcome"] == "prevented"
+            assert answer.json()["job"]["status"] == "cancelled"
+        going = asyncio.Event()
+        may_end = asyncio.Event()
+
+        @web.app.on("slow")
+        async def slow(event: Any) -> None:
+            going.set()
+            await may_end.wait()
+
+        async with web.app.running() as service:
+            id_ = (await web.post("/jobs", {"topic": "slow", "timezone": "UTC"})).json()["id"]
+            await going.wait()
+            assert (await web.post(f"/jobs/{id_}/cancel")).json()["outcome"] == "in_flight"
+            may_end.set()
+            await service.idle()
+        answer = (await web.post(f"/jobs/{id_}/cancel")).json()
+        assert (answer["outcome"], answer["job"]["status"]) == ("in_flight", "completed")
+
+
+async def test_reschedule_makes_a_new_job(make: Make) -> None:
+    async with make() as web:
+        old = (await web.post("/jobs", {**NOW, "runAt": at(web, days=1)})).json()
+        answer = await web.post(
+            f"/jobs/{old['id']}/reschedule", {"runAt": "2098-07-01T09:00:00", "timezone": "Asia/Seoul"}
+        )
+        new = answer.json()
+        assert (answer.status_code, new["replaces"], new["runAt"]) == (201, old["id"], "2098-07-01T00:00:00Z")
+        assert answer.headers["location"] == f"/api/v1/jobs/{new['id']}"
+        assert (await web.get(f"/jobs/{old['id']}")).json()["replacedBy"] == new["id"]
+        is_problem(await web.post(f"/jobs/{old['id']}/reschedule", {}), 409, "JOB_FINISHED")
+        past = await web.post(f"/jobs/{new['id']}/reschedule", {"runAt": "2001-01-01T00:00:00Z"})
+        is_problem(past, 400, "SCHEDULE_IN_THE_PAST")
+
+
+async def test_a_failed_job_is_tried_again(make: Make) -> None:
+    async with make() as web:
+        broken = True
+
+        @web.app.on("shaky")
+        async def shaky(event: Any) -> None:
+            if broken:
+                raise ValueError("no")
+
+        async with web.app.running() as service:
+            id_ = (await web.post("/jobs", {"topic": "shaky", "timezone": "UTC", "maxRetries": 0})).json()["id"]
+            await service.idle()
+            failed = (await web.get(f"/jobs/{id_}")).json()
+            assert (failed["status"], failed["attemptsMade"]) == ("failed", 1)
+            assert [job["id"] for job in (await web.get("/jobs?status=failure&minAttempts=1")).json()["items"]] == [id_]
+            broken = False
+            again = await web.post(f"/jobs/{id_}/retry")
+            assert (again.status_code, again.json()["status"], again.json()["id"]) == (200, "pending", id_)
+            await service.idle()
+        assert (await web.get(f"/jobs/{id_}")).json()["status"] == "completed"
+        is_problem(await web.post(f"/jobs/{id_}/retry"), 409, "JOB_NOT_FAILED")

@@ -1,0 +1,114 @@
+"""Attempts with outside workers: handed over under the fence, ended by it, called in when nothing is reported."""
+
+from __future__ import annotations
+
+from timebell.model.job import Attempt, Ending
+from timebell.model.policy import Overlap
+from timebell.store.sql import jobs, queues, reports
+
+from .helpers import (
+    ANYONE,
+    OTHER_NODE,
+    T0,
+    JobState,
+    Store,
+    after,
+    again,
+    claim,
+    end,
+    ending,
+    fire,
+    get,
+    lane,
+    one,
+    put,
+    schedule,
+    started,
+    stored,
+)
+
+
+async def handed(store: Store, until: float = 60, **fields: object) -> Attempt:
+    """An attempt that an outside worker has, for so many seconds from T0."""
+    attempt = await started(store, **fields)
+    ids = await store.hot(jobs.dispatch, [ending(attempt, JobState.DISPATCHED, run_at=after(seconds=until))])
+    assert ids == {attempt.id}
+    return attempt
+
+
+def outside(attempt: Attempt, state: JobState = JobState.COMPLETED, **fields: object) -> Ending:
+    return ending(attempt, state, was=JobState.DISPATCHED, **fields)
+
+
+@stored
+async def test_only_the_attempt_that_runs_is_handed_over(store: Store) -> None:
+    attempt = await started(store)
+    stale = ending(attempt, JobState.DISPATCHED, run_at=after(seconds=9))
+    stale.attempt += 1
+    assert await store.hot(jobs.dispatch, [stale]) == set()
+    stale.attempt -= 1
+    assert await store.hot(jobs.dispatch, [stale]) == {attempt.id}
+    assert (await get(store, attempt.id)).state is JobState.DISPATCHED
+    assert await store.hot(jobs.dispatch, [stale]) == set()
+    assert await claim(store, after(days=9)) == []
+
+
+@stored
+async def test_the_node_that_handed_it_over_has_nothing_more_to_say(store: Store) -> None:
+    attempt = await handed(store)
+    assert await end(store, ending(attempt)) == set()
+    assert await store.hot(jobs.retry, [again(attempt, T0)]) == set()
+    assert await store.hot(jobs.beat, [(attempt.id, attempt.number)]) == set()
+    assert await store.hot(jobs.running) == {}
+    assert await end(store, outside(attempt)) == {attempt.id}
+    assert (await get(store, attempt.id)).state is JobState.COMPLETED
+
+
+@stored
+async def test_what_is_not_reported_in_time_is_found_once(store: Store) -> None:
+    late, early = await handed(store, 10), await handed(store, 30)
+    assert await store.hot(jobs.overdue, 10, after(seconds=9)) == []
+    (found,) = await store.hot(jobs.overdue, 10, after(seconds=10))
+    assert (found.id, found.state, found.number) == (late.id, JobState.DISPATCHED, 1)
+    await store.run(reports.beat, early, after(seconds=99))
+    assert [one.id for one in await store.hot(jobs.overdue, 10, after(seconds=50))] == [late.id]
+    assert await store.hot(jobs.retry, [again(found, T0, was=found.state)]) == {late.id}
+    assert await store.hot(jobs.overdue, 10, after(seconds=50)) == []
+    (second,) = await claim(store)
+    assert (second.id, second.number) == (late.id, 2)
+    assert await end(store, outside(late)) == set()
+
+
+@stored
+async def test_an_attempt_is_held_for_its_tenant_and_its_number(store: Store) -> None:
+    attempt = await handed(store)
+    held = await store.run(reports.held, "default", attempt.id, 1)
+    assert held is not None
+    assert (held[0].id, held[0].state, held[1]) == (attempt.id, JobState.DISPATCHED, False)
+    assert await store.run(reports.held, "other", attempt.id, 1) is None
+    assert await store.run(reports.held, "default", attempt.id, 2) is None
+
+
+@stored
+async def test_a_limit_counts_what_is_outside(store: Store) -> None:
+    await store.run(queues.put, "q", 2)
+    first = await handed(store, queue="q")
+    for _ in range(3):
+        await one(store, queue="q")
+    claimed = await store.run(jobs.claim_limited, lane("q"), ANYONE, OTHER_NODE, 10, T0)
+    assert len(claimed) == 1
+    assert await end(store, outside(first)) == {first.id}
+    assert len(await store.run(jobs.claim_limited, lane("q"), ANYONE, OTHER_NODE, 10, T0)) == 1
+
+
+@stored
+async def test_one_that_makes_way_for_a_later_occurrence_is_told_of(store: Store) -> None:
+    await put(store, schedule(overlap=Overlap.CANCEL_PREVIOUS))
+    await fire(store, after(minutes=1))
+    (attempt,) = await claim(store, after(minutes=1))
+    await store.hot(jobs.dispatch, [ending(attempt, JobState.DISPATCHED, run_at=after(hours=1))])
+    assert await store.hot(jobs.running) == {}
+    await fire(store, after(minutes=2))
+    assert list(await store.hot(jobs.running)) == [(attempt.id, 1)]
+    (found,) = await store.run(jobs.abandoned, [(attempt.id, 1)], after(minutes=2))
+    assert found.state is JobState.DISPATCHED
