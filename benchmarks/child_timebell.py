@@ -34,6 +34,7 @@ async def create(url: str, spec: dict[str, Any]) -> None:
                 topic="bench",
                 run_at=None if now else datetime.fromtimestamp(each["due"] / 1000, UTC),
                 payload=each,
+                tenant_id=spec.get("tenant"),
             )
             for each in batch
         )
@@ -60,6 +61,10 @@ async def work(url: str, spec: dict[str, Any]) -> None:
     @app.on("bench")
     async def handle(event: Arrived) -> None:
         child.mark(event.payload["i"], event.payload["due"] / 1000)
+
+    @app.on("flood")
+    async def pass_by(_: Arrived) -> None:
+        pass
 
     gc.freeze()  # as `timebell run` does
     gc.set_threshold(50_000, 20, 100)

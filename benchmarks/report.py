@@ -21,6 +21,10 @@ COLUMNS: dict[str, list[tuple[str, str, bool | None]]] = {
     ],
     "W5": [("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False), ("create_s", "create s", None)],
     "W6": [("jobs_s", "jobs/s", True), ("durable_s", "durable s", False), ("create_jobs_s", "created/s", True)],
+    "W7": [
+        ("lag_p50_ms", "p50 ms", False), ("lag_p95_ms", "p95 ms", False), ("lag_max_ms", "max ms", False),
+        ("flood_jobs_s", "flood jobs/s", True), ("flood_left", "flood left", None),
+    ],
 }  # fmt: skip
 TITLES = {
     "W1": "create one-shots over 24 h",
@@ -29,6 +33,7 @@ TITLES = {
     "W4": "steady with a backlog, then idle",
     "W5": "schedules due at one top of a minute",
     "W6": "due now, to durable completion",
+    "W7": "a tenant's jobs beside another's flood",
 }
 SUMMED = ("lost", "dup", "early", "not_completed")
 

@@ -20,10 +20,10 @@ _UUID = (  # version 7, of some earlier time
     " || 'a' || substr(md5(i::text), 4, 15))::uuid"
 )
 _PAYLOAD = """'{"i":' || i || ',"pad":"%s"}'""" % ("x" * 76)
-_FAR = (
+_LOAD = (
     "INSERT INTO timebell_jobs (id, tenant_id, topic, kind, scheduled_at, run_at, timezone, payload, queue,"
-    " priority, serial, state, attempt, tries, created_at, route) SELECT {id}, 'default', 'bench', 'once',"
-    " {far}, {far}, 'UTC', {payload}, 'default', 0, {no}, 'pending', 0, 0, {now}, 'bench' FROM {numbers}"
+    " priority, serial, state, attempt, tries, created_at, route, shared) SELECT {id}, '{tenant}', '{topic}', 'once',"
+    " {at}, {at}, 'UTC', {payload}, 'default', 0, {no}, 'pending', 0, 0, {now}, '{topic}', {shared} FROM {numbers}"
 )
 
 
@@ -136,10 +136,19 @@ class TimebellOnPostgres(OnPostgres):
     batch = 5000
     table = "timebell_jobs"
     waiting = "SELECT EXISTS (SELECT 1 FROM timebell_jobs WHERE run_at < now() + interval '1 hour')"
-    backlog_sql = _FAR.format(
-        id=_UUID, far="now() + interval '1 year' + i * interval '1 ms'", payload=_PAYLOAD, no="false",
-        now="now()", numbers="generate_series(1, $1::int) i",
+    backlog_sql = _LOAD.format(
+        id=_UUID, at="now() + interval '1 year' + i * interval '1 ms'", payload=_PAYLOAD, no="false", shared="false",
+        now="now()", numbers="generate_series(1, $1::int) i", tenant="default", topic="bench",
     )  # fmt: skip
+    flood_sql = _LOAD.format(
+        id=_UUID, at="now()", payload=_PAYLOAD, no="false", shared="true", now="now()",
+        numbers="generate_series(1, $1::int) i", tenant="flood", topic="flood",
+    )  # fmt: skip
+
+    async def flood(self, count: int) -> None:
+        """Load jobs of one tenant that are all due now, on the server's side."""
+        await self._connection.execute(self.flood_sql, count, timeout=3600)
+        await self.settle()
 
     async def done(self) -> int | None:
         """As above."""
@@ -185,11 +194,20 @@ class TimebellOnSqlite:
 
     async def backlog(self, count: int) -> None:
         """As above."""
+        now = self._now
+        await self._load(count, at=f"{now} + 31536000000000 + i * 1000", shared="0", tenant="default", topic="bench")
+
+    async def flood(self, count: int) -> None:
+        """As above."""
+        await self._load(count, at=self._now, shared="1", tenant="flood", topic="flood")
+
+    _now = "CAST(strftime('%s') AS INTEGER) * 1000000"
+
+    async def _load(self, count: int, **words: str) -> None:
         series = f"(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) SELECT i FROM n)"
-        now = "CAST(strftime('%s') AS INTEGER) * 1000000"
-        far = f"{now} + 31536000000000 + i * 1000"
         ident = "printf('0199c851-0000-7000-a000-%012x', i)"
-        self._connection.execute(_FAR.format(id=ident, far=far, payload=_PAYLOAD, no="0", now=now, numbers=series))
+        fixed = {"id": ident, "payload": _PAYLOAD, "no": "0", "now": self._now, "numbers": series}
+        self._connection.execute(_LOAD.format(**fixed, **words))
         await self.settle()
 
     async def settle(self) -> None:

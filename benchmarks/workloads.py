@@ -1,4 +1,4 @@
-"""The six workloads, each a function of a system in its fresh database; what they measure is in README.md.
+"""The seven workloads, each a function of a system in its fresh database; what they measure is in README.md.
 
 Lag is the wall clock at the start of the handler minus the due instant, on one machine. Every job has a
 number, and every number is checked to have been seen once.
@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import processes
 from benchmarks.machine import Meter, cpu, rss_mb
-from benchmarks.systems import System
+from benchmarks.systems import System, TimebellOnPostgres, TimebellOnSqlite
 
 Figures = dict[str, Any]
 SLOWEST = 150  # jobs/s below which waiting for a run is given up
@@ -33,11 +33,14 @@ class Sizes:
     idle: float = 20.0
     schedules: int = 2_000
     drain: int = 50_000
+    flood: int = 1_000_000
+    flood_on_sqlite: int = 200_000
+    beside: int = 30
 
 
 SCALES = {
     "full": Sizes(),
-    "small": Sizes(10_000, 4_000, 1_000, 5.0, 50_000, 5.0, 200, 10_000),
+    "small": Sizes(10_000, 4_000, 1_000, 5.0, 50_000, 5.0, 200, 10_000, 100_000, 60_000, 8),
 }
 
 
@@ -106,6 +109,29 @@ async def w6(system: System, workers: int, sizes: Sizes) -> Figures:
     figures = {name: figures[name] for name in figures if not name.startswith("lag")}
     figures |= {"jobs_s": count / max(end - begin, 0.001), "create_jobs_s": count / created["seconds"]}
     return figures | {"durable_s": end - begin, **meter.figures}
+
+
+async def w7(system: System, workers: int, sizes: Sizes) -> Figures:
+    """A tenant's flood of due jobs, and one job a second of another tenant: how late those are."""
+    assert isinstance(system, TimebellOnPostgres | TimebellOnSqlite)
+    flood = sizes.flood if isinstance(system, TimebellOnPostgres) else sizes.flood_on_sqlite
+    begin = time.monotonic()
+    await system.flood(flood)
+    loaded = time.monotonic() - begin
+    count = sizes.beside
+    with Meter(system.server_pid) as meter:
+        told = await _create(system, count, lead=4, span=count, tenant="other")
+        async with processes.Workers(system.module, system.url, workers) as running:
+            since = time.time()
+            await _started(running, count, told["due"] + count + 60)
+            seconds, left = time.time() - since, await system.pending()
+            await running.stop()
+    figures = _lags(running.records, count) | {"flood": flood, "load_s": loaded, "flood_left": left}
+    return (
+        figures
+        | {"flood_jobs_s": (flood - left) / seconds, "created_late": told["created"] >= told["due"]}
+        | meter.figures
+    )
 
 
 async def _due(system: System, workers: int, count: int, span: float, idle: float | None = None) -> Figures:
@@ -181,4 +207,4 @@ def _lags(records: list[tuple[int, float, float]], count: int) -> Figures:
     return figures
 
 
-WORKLOADS = {"W1": w1, "W2": w2, "W3": w3, "W4": w4, "W5": w5, "W6": w6}
+WORKLOADS = {"W1": w1, "W2": w2, "W3": w3, "W4": w4, "W5": w5, "W6": w6, "W7": w7}

@@ -28,6 +28,7 @@ from timebell.errors import InvalidInput
 from timebell.ids import new_id
 from timebell.model.healed import Healed
 from timebell.model.job import Job
+from timebell.model.limits import Limits
 from timebell.model.page import Page
 from timebell.model.policy import Retry, Unheard, choice, seconds
 from timebell.model.schedule import Schedule
@@ -79,7 +80,7 @@ class Timebell:
         self.handlers = Handlers()
         self.targets: dict[str, Target] = {"handler": self.handlers}
         self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
-        self._queues: dict[str, int | None] = {}
+        self._queues: dict[str, Limits] = {}
         self._resources: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext
         clock = clock or SystemClock()
         self._bind(self._new_store(clock), clock)
@@ -234,12 +235,21 @@ class Timebell:
         finally:
             await self.close()
 
-    def queue(self, name: str, *, concurrency: int | None = None) -> None:
-        """Limit how many jobs of a queue run at once over all nodes; written when the app starts."""
-        whole = isinstance(concurrency, int) and not isinstance(concurrency, bool)
-        if concurrency is not None and (not whole or concurrency < 1):
-            raise InvalidInput(f"concurrency is {concurrency!r}; it is at least 1.", code="INVALID_CONCURRENCY")
-        self._queues[queue_name(name)] = concurrency
+    def queue(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        rate: int | None = None,
+        per: float | timedelta = 1.0,
+        concurrency_per_group: int | None = None,
+    ) -> None:
+        """Limit a queue over all nodes; written when the app starts. What is left out is not limited.
+
+        At most `concurrency` of its jobs run at once, and at most `concurrency_per_group` of those with the same
+        `group`; at most `rate` start in any `per` seconds (or timedelta). Raises InvalidInput.
+        """
+        self._queues[queue_name(name)] = Limits.read(concurrency, rate, per, concurrency_per_group)
 
     async def schedule_at(
         self,
@@ -279,7 +289,7 @@ class Timebell:
         """Make a schedule: a job of `topic` at each instant of `recurrence` in `timezone`.
 
         Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
-        priority, retry, timeout, expires_after, overlap (skip, queue, cancel_previous, allow),
+        priority, group, retry, timeout, expires_after, overlap (skip, queue, cancel_previous, allow),
         catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
         class_ (state, anchored), jitter, tolerance, notify, unheard (hold, complete), start, end, max_runs, enabled,
         description, labels, created_by; and calendar (a Calendar, the name of a saved one, or a name and a version,
@@ -461,8 +471,8 @@ class Timebell:
             channels=Channels(self.settings.alert_urls),
         )  # fmt: skip
         service = Service(node, configuration.package_version(), tzdata_version())
-        for name, concurrency in self._queues.items():
-            await self.store.run(queues.put, name, concurrency)
+        for name, limits in self._queues.items():
+            await self.store.run(queues.put, name, limits)
         async with self._resources() as self.handlers.state, service.running():
             self.service = service
             try:

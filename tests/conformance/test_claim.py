@@ -9,7 +9,8 @@ import pytest
 
 from timebell.ids import new_id
 from timebell.model.job import Ending, Hold
-from timebell.store.sql import jobs, ledger, queues
+from timebell.model.limits import Limits
+from timebell.store.sql import jobs, ledger, limits, queues
 
 from .helpers import (
     ANYONE,
@@ -225,13 +226,13 @@ async def test_a_claim_and_a_cancel_at_the_same_time_have_one_winner(store: Stor
 
 
 async def _claim_limited(store: Store, most: int = 100, node: str = NODE) -> list[str]:
-    taken = await store.run(jobs.claim_limited, lane("q"), ANYONE, node, most, T0)
+    taken = await store.run(limits.claim_limited, lane("q"), ANYONE, node, most, T0)
     return [attempt.id for attempt in taken]
 
 
 @stored
 async def test_a_queue_never_runs_more_than_its_concurrency_over_all_nodes(store: Store) -> None:
-    await store.run(queues.put, "q", 3)
+    await store.run(queues.put, "q", Limits(concurrency=3))
     await create(store, *(job(queue="q") for _ in range(9)))
     first = await _claim_limited(store, node=NODE)
     assert (len(first), await _claim_limited(store, node=OTHER_NODE)) == (3, [])
@@ -241,11 +242,11 @@ async def test_a_queue_never_runs_more_than_its_concurrency_over_all_nodes(store
 
 @stored
 async def test_a_queue_keeps_its_limit_when_many_claim_at_once(store: Store) -> None:
-    await store.run(queues.put, "q", 5)
+    await store.run(queues.put, "q", Limits(concurrency=5))
     await create(store, *(job(queue="q", priority=n % 2) for n in range(40)))
     taken = await asyncio.gather(
         *(
-            store.run(jobs.claim_limited, lane("q", n % 2), ANYONE, NODE if n < 4 else OTHER_NODE, 3, T0)
+            store.run(limits.claim_limited, lane("q", n % 2), ANYONE, NODE if n < 4 else OTHER_NODE, 3, T0)
             for n in range(8)
         )
     )
@@ -254,7 +255,7 @@ async def test_a_queue_keeps_its_limit_when_many_claim_at_once(store: Store) -> 
 
 @stored
 async def test_a_limit_counts_every_priority_of_its_queue_and_no_other_queue(store: Store) -> None:
-    await store.run(queues.put, "q", 2)
+    await store.run(queues.put, "q", Limits(concurrency=2))
     await started(store, queue="q", priority=1)
     await started(store, queue="other")
     await create(store, *(job(queue="q") for _ in range(3)))
@@ -263,7 +264,7 @@ async def test_a_limit_counts_every_priority_of_its_queue_and_no_other_queue(sto
 
 @stored
 async def test_lanes_tell_the_room_left_in_a_queue(store: Store) -> None:
-    await store.run(queues.put, "q", 2)
+    await store.run(queues.put, "q", Limits(concurrency=2))
     await started(store, queue="q")
     await one(store, queue="q")
     (found,) = await store.hot(jobs.lanes, ANYONE, T0)
@@ -272,20 +273,20 @@ async def test_lanes_tell_the_room_left_in_a_queue(store: Store) -> None:
 
 @stored
 async def test_a_limit_can_be_lowered_below_what_runs_and_lifted(store: Store) -> None:
-    await store.run(queues.put, "q", 3)
+    await store.run(queues.put, "q", Limits(concurrency=3))
     await create(store, *(job(queue="q") for _ in range(9)))
     assert len(await _claim_limited(store)) == 3
-    await store.run(queues.put, "q", 1)
+    await store.run(queues.put, "q", Limits(concurrency=1))
     (found,) = await store.hot(jobs.lanes, ANYONE, T0)
     assert found.room == 0
     assert await _claim_limited(store) == []
-    await store.run(queues.put, "q", None)
+    await store.run(queues.put, "q", Limits())
     assert len(await _claim_limited(store)) == 6
 
 
 @stored
 async def test_a_retrying_job_leaves_its_place_in_the_queue(store: Store) -> None:
-    await store.run(queues.put, "q", 1)
+    await store.run(queues.put, "q", Limits(concurrency=1))
     attempt = await started(store, queue="q")
     await store.hot(jobs.retry, [again(attempt, after(hours=1))])
     other = await one(store, queue="q")
@@ -294,7 +295,7 @@ async def test_a_retrying_job_leaves_its_place_in_the_queue(store: Store) -> Non
 
 @stored
 async def test_a_paused_queue_has_no_lane_and_gives_nothing(store: Store) -> None:
-    await store.run(queues.put, "q", 5)
+    await store.run(queues.put, "q", Limits(concurrency=5))
     await one(store, queue="q")
     await store.run(queues.pause, "q", "because")
     assert await _lanes(store) == []
@@ -321,9 +322,9 @@ async def test_what_runs_in_a_paused_queue_can_finish(store: Store) -> None:
 
 @stored
 async def test_a_pause_keeps_the_limit_and_a_limit_keeps_the_pause(store: Store) -> None:
-    await store.run(queues.put, "q", 1)
+    await store.run(queues.put, "q", Limits(concurrency=1))
     await store.run(queues.pause, "q", None)
-    await store.run(queues.put, "q", 2)
+    await store.run(queues.put, "q", Limits(concurrency=2))
     await create(store, job(queue="q"), job(queue="q"), job(queue="q"))
     assert await _claim_limited(store) == []
     await store.run(queues.resume, "q")

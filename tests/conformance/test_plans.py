@@ -20,7 +20,7 @@ from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
 from timebell.store.dialects.postgres import PostgresWords
 from timebell.store.dialects.sqlite import SqliteStore, SqliteWords
 from timebell.store.open import upgrade
-from timebell.store.sql import healing, jobs, ledger, schedules, unheard
+from timebell.store.sql import groups, healing, jobs, ledger, limits, schedules, unheard
 from timebell.store.statement import Statement
 from timebell.store.types import to_micros
 
@@ -28,18 +28,24 @@ from .helpers import NODE, T0, after
 
 FEW, MANY = 200_000, 10_000_000
 DUE, RUNNING, SCHEDULES = 5_000, 500, 20_000
+WAITING = 2_000  # of groups
 BATCH = 100
 HEARD = Routes(frozenset({"topic.1", "topic.2", "@http"}), frozenset({"topic."}))
 
 # Numbers as hex give the ids: job n is 00000000-0000-7000-8000-<n>. The first RUNNING run, the next DUE are due.
 FILL = """
 INSERT INTO timebell_jobs (id, tenant_id, topic, kind, scheduled_at, run_at, timezone, payload, queue, priority,
-    serial, state, attempt, tries, created_at, route)
-SELECT {id}, 'default', 'topic.' || (n % 20), 'once', {at}, {at}, 'UTC', '{{"n": 1}}', 'queue' || (n % 3), n % 2,
+    serial, state, attempt, tries, created_at, route, shared, group_name, hold)
+SELECT {id}, CASE n % 10 WHEN 1 THEN 'tenant' || (n % 1000) ELSE 'default' END, 'topic.' || (n % 20),
+     'once', {at}, {at}, 'UTC', '{{"n": 1}}', 'queue' || (n % 3), n % 2,
     {false}, CASE WHEN n < {running} THEN 'running' ELSE 'pending' END, CASE WHEN n < {running} THEN 1 ELSE 0 END,
-    0, {t0}, 'topic.' || (n % 20)
+    0, {t0}, 'topic.' || (n % 20), {true}, CASE WHEN n >= {waiting} THEN 'group' || (n % 7) END,
+    CASE WHEN n >= {waiting} THEN 'group' END
 FROM {series}
 """
+FILL_QUEUES = (
+    "INSERT INTO timebell_queues (name, concurrency_per_group) VALUES ('queue0', 1), ('queue1', 1), ('queue2', 1)"
+)
 FILL_SCHEDULES = """
 INSERT INTO timebell_schedules (id, tenant_id, name, recurrence, action, policies, next_fire_at, created_at, updated_at)
 SELECT {id}, 'default', 's' || n, '{{}}', '{{}}', '{{}}', {soon}, {t0}, {t0} FROM {series}
@@ -58,10 +64,23 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
     optional = dict.fromkeys(("reason", "error", "code", "result", "errors", "cancel", "replaced_by"))
     retry = {**end, "state": "pending", "run_at": at}
     lane = {"queue": "queue1", "priority": 1}
+    start = {**lane, **HEARD.params(), "node": NODE, "now": at}
+    tenants = [{"tenant": "default"}, *({"tenant": f"tenant{10 * n + 1}"} for n in range(9))]
+    pending = [{"id": _id(RUNNING + n)} for n in range(BATCH)]
+    waiting = [{"queue": "queue1", "tenant_id": "default", "group_name": f"group{n % 7}"} for n in range(BATCH)]
     deaf = {**lane, **ANYONE.params(), "now": at, "completes": COMPLETES_TEXT}
     return {
-        "LANES": (jobs.LANES, {"now": at, **HEARD.params()}, []),
-        "CLAIM": (jobs.CLAIM, {**lane, **HEARD.params(), "node": NODE, "now": at, "most": BATCH}, []),
+        "LANES": (jobs.LANES, {"now": at, "late": at, **HEARD.params()}, []),
+        "CLAIM": (jobs.CLAIM, {**start, "most": BATCH}, []),
+        "TENANTS": (limits.TENANTS, {**lane, "after": "tenant500", "now": at}, []),
+        "CLAIM_SHARES": (limits.CLAIM_SHARES, {**start, "most": BATCH // 10}, tenants),
+        "SEE": (limits.SEE, {**lane, **HEARD.params(), "now": at, "most": BATCH}, []),
+        "SEE_SHARES": (limits.SEE_SHARES, {**lane, **HEARD.params(), "now": at, "most": BATCH // 10}, tenants),
+        "START_THESE": (limits.START_THESE, {"node": NODE, "now": at}, pending),
+        "HOLD_THESE": (limits.HOLD_THESE, {}, pending),
+        "RUNNING_GROUPS": (limits.RUNNING_GROUPS, {"queue": "queue1"}, []),
+        "NEXT_IN_GROUP": (groups.NEXT_IN_GROUP, {}, waiting),
+        "STUCK_GROUPS": (groups.STUCK, {"queue": "queue1"}, []),
         "DUE": (schedules.DUE, {"now": at, "most": BATCH}, []),
         "NEXT": (schedules.NEXT, {}, []),
         "BEAT": (jobs.BEAT, {}, running),
@@ -80,9 +99,12 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
 # PostgreSQL.
 
 POSTGRES = PostgresWords()
-MOST_BUFFERS = {"LANES": 600, "CLAIM": 4_000, "DUE": 500, "NEXT": 20, "BEAT": 3_000, "RETRY": 5_000, "END": 3_000,
-                "RUNNING": 700, "HOLD_UNHEARD": 3_000, "COMPLETE_UNHEARD": 3_000, "STUCK": 20, "RELEASE": 20,
-                "HELD": 20, "WITHOUT_NEXT": 20}  # fmt: skip
+MOST_BUFFERS = {
+    "LANES": 600, "CLAIM": 4_000, "TENANTS": 2_000, "CLAIM_SHARES": 4_000, "SEE": 700, "SEE_SHARES": 700,
+    "START_THESE": 4_000, "HOLD_THESE": 4_000, "RUNNING_GROUPS": 700, "NEXT_IN_GROUP": 4_000, "STUCK_GROUPS": 9_000,
+    "DUE": 500, "NEXT": 20, "BEAT": 3_000, "RETRY": 5_000, "END": 3_000, "RUNNING": 700, "HOLD_UNHEARD": 3_000,
+    "COMPLETE_UNHEARD": 3_000, "STUCK": 20, "RELEASE": 2_000, "HELD": 2_000, "WITHOUT_NEXT": 20,
+}  # fmt: skip
 
 
 async def _fill_postgres(connection: asyncpg.Connection[Any], rows: int) -> None:
@@ -92,10 +114,11 @@ async def _fill_postgres(connection: asyncpg.Connection[Any], rows: int) -> None
         "at": f"CASE WHEN n < {RUNNING + DUE} THEN {t0} + n * interval '1 second' ELSE"
         f" TIMESTAMPTZ '{T0 + timedelta(days=1)}' + n * interval '1 second' END",
         "soon": f"CASE WHEN n < 200 THEN {t0} ELSE TIMESTAMPTZ '{T0 + timedelta(days=1)}' + n * interval '1 s' END",
-        "false": "false", "t0": t0, "running": RUNNING,
+        "false": "false", "true": "true", "t0": t0, "running": RUNNING, "waiting": rows - WAITING,
     }  # fmt: skip
     await connection.execute(FILL.format(series=f"generate_series(0, {rows - 1}) AS n", **words), timeout=900)
     await connection.execute(FILL_SCHEDULES.format(series=f"generate_series(0, {SCHEDULES - 1}) AS n", **words))
+    await connection.execute(FILL_QUEUES)
     await connection.execute("VACUUM ANALYZE timebell_jobs", timeout=900)
     await connection.execute("VACUUM ANALYZE timebell_schedules")
 
@@ -183,6 +206,34 @@ def test_invariant_12_a_hot_statement_is_an_index_look_up_at_ten_million_jobs(ma
     _check(many_rows, name)
 
 
+@pytest.fixture(scope="module")
+def flooded(postgres: Postgres) -> Iterator[str]:
+    """One tenant's jobs, all due at one instant, a third of them gone: only the edge suggests an index."""
+    for url in _filled(postgres, FEW):
+
+        async def flood(url: str = url) -> None:
+            connection = await asyncpg.connect(url)
+            await connection.execute(
+                "UPDATE timebell_jobs SET state = 'pending', hold = NULL, tenant_id = 'flood', queue = 'queue1',"
+                " priority = 1, run_at = '2026-01-01T00:00:00Z'"
+            )
+            await connection.execute("VACUUM ANALYZE timebell_jobs")
+            await connection.execute("DELETE FROM timebell_jobs WHERE id < $1", _id(FEW // 3))
+            await connection.close()
+
+        asyncio.run(flood())
+        yield url
+
+
+@pytest.mark.parametrize("name", ["LANES", "TENANTS", "CLAIM", "CLAIM_SHARES", "SEE", "SEE_SHARES"])
+def test_a_flood_of_one_tenant_is_no_reason_to_read_it_all(flooded: str, name: str) -> None:
+    plan = _explain(flooded, name)["Plan"]
+    read = [node for node in _nodes(plan) if node.get("Relation Name") == "timebell_jobs"]
+    assert read
+    assert not [node for node in read if node["Node Type"] == "Seq Scan"]
+    assert all(node["Actual Rows"] <= BATCH for node in read)
+
+
 # SQLite.
 
 SQLITE = SqliteWords()
@@ -197,12 +248,13 @@ def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "id": "printf('00000000-0000-7000-8000-%012x', n)",
         "at": f"CASE WHEN n < {RUNNING + DUE} THEN n * 1000000 ELSE {to_micros(after(days=1))} + n * 1000000 END",
         "soon": f"CASE WHEN n < 200 THEN 0 ELSE {to_micros(after(days=1))} + n * 1000000 END",
-        "false": "0", "t0": "0", "running": RUNNING,
+        "false": "0", "true": "1", "t0": "0", "running": RUNNING, "waiting": FEW - WAITING,
     }  # fmt: skip
     series = "(WITH RECURSIVE s(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM s WHERE n < {} - 1) SELECT n FROM s)"
     with sqlite3.connect(file) as driver:
         driver.execute(FILL.format(series=series.format(FEW), **words))
         driver.execute(FILL_SCHEDULES.format(series=series.format(SCHEDULES), **words))
+        driver.execute(FILL_QUEUES)
     driver.close()
     return file
 
@@ -219,7 +271,8 @@ def test_invariant_12_a_hot_statement_is_an_index_look_up_on_sqlite(filled_file:
     try:
         plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", given)]
         for line in plan:
-            whole = line.startswith("SCAN timebell_") and " INDEX " not in line
+            small = line.startswith("SCAN timebell_queues")
+            whole = line.startswith("SCAN timebell_") and " INDEX " not in line and not small
             assert not whole, f"{name} reads a whole table: {plan}"
         assert not [line for line in plan if line == "USE TEMP B-TREE FOR ORDER BY"], f"{name} sorts: {plan}"
         steps = 0

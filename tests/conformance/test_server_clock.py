@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from timebell.clock import wall
+from timebell.model.limits import Limits
 from timebell.store.dialects.base import Store
 from timebell.store.open import open_store
-from timebell.store.sql import queues
+from timebell.store.sql import limits, queues
 
-from .helpers import ANYONE, NODE, claim, create, everything, fire, job, jobs, lane, put, schedule
+from .helpers import ANYONE, NODE, claim, create, everything, fire, job, lane, put, schedule
 
 HOUR = timedelta(hours=1)
 
@@ -33,8 +34,8 @@ def test_S1_F1_a_node_an_hour_ahead_claims_nothing_early(postgres_url: str) -> N
         due, later = job(run_at=now), job(run_at=now + timedelta(minutes=5))
         await create(store, due, later)
         assert [attempt.id for attempt in await claim(store, now + HOUR)] == [due.id]
-        await store.run(queues.put, "default", 5)
-        assert await store.run(jobs.claim_limited, lane(), ANYONE, NODE, 5, now + HOUR) == []
+        await store.run(queues.put, "default", Limits(concurrency=5))
+        assert await store.run(limits.claim_limited, lane(), ANYONE, NODE, 5, now + HOUR) == []
 
     _by_the_server(postgres_url, test)
 

@@ -33,6 +33,7 @@ OF_FIELDS = {
         "tenant_id",
         "key",
         "queue",
+        "group",
         "name",
         "reason",
         "labels",

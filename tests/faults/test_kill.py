@@ -20,27 +20,50 @@ Start = Callable[..., NodeProcess]
 POINTS = {
     "fire": (5, 5),
     "claim": (1, 1),
-    "claim_limited": (3, 3),
+    "claim_limited": (7, 7),
+    "claim_shares": (2, 2),
     "end": (2, 1),
-    "end_in_turn": (5, 4),
+    "end_in_turn": (7, 6),
     "retry": (1, 1),
+    "retry_in_group": (3, 3),
 }
 
 
 async def _work(app: Timebell) -> None:
-    """One of everything: one-shots, one that fails first, a limited queue, schedules on a grid and of a fixed delay."""
+    """One of everything: one-shots, one that fails first, a limited queue with groups, a late one of two tenants,
+    schedules on a grid and of a fixed delay."""
     await app.open()
+    from timebell.model.limits import Limits
     from timebell.store.sql import queues
 
-    await app.store.run(queues.put, "narrow", 2)
+    await app.store.run(queues.put, "narrow", Limits(concurrency=20, rate=1000, concurrency_per_group=1))
     now = app.clock.now() + timedelta(seconds=1)
     await app.schedule_many(
         [JobSpec(topic="work", run_at=now) for _ in range(3)]
         + [JobSpec(topic="flaky", run_at=now) for _ in range(2)]
-        + [JobSpec(topic="work", run_at=now, queue="narrow") for _ in range(3)]
+        + [JobSpec(topic="flaky", run_at=now, queue="narrow", group="first") for _ in range(3)]
     )
+    await _more(app, "claim_shares", 0)
     await app.schedule_repeat("work", Every("PT1S"), name="ticks", catch_up="all", missed_after=0.5)
-    await app.schedule_repeat("work", Every("PT1S", since="last_end"), name="delay")
+    await app.schedule_repeat("work", Every("PT1S", since="last_end"), name="delay", queue="narrow", group="delay")
+
+
+ALWAYS = 10  # one-shots of the above
+
+
+async def _more(app: Timebell, operation: str, nth: int) -> int:
+    """What leads a node to an operation once more; how many one-shots."""
+    match operation:
+        case "claim_limited":
+            specs = [JobSpec(topic="work", queue="narrow", group=f"pair-{nth}") for _ in range(2)]
+        case "claim_shares":
+            late = app.clock.now() - timedelta(seconds=1)
+            specs = [JobSpec(topic="work", queue="crowd", tenant_id=one, run_at=late) for one in ("default", "acme")]
+        case "retry_in_group":
+            specs = [JobSpec(topic="flaky", queue="narrow", group=f"flaky-{nth}")]
+        case _:
+            specs = [JobSpec(topic="flaky" if operation == "retry" else "work")]
+    return len(await app.schedule_many(specs))
 
 
 async def _ids(app: Timebell) -> dict[str, str]:
@@ -58,7 +81,7 @@ def _one_after_another(runs: list[Job]) -> None:
 
 def _one_shots_done(url: str) -> bool:
     shots = [job for job in jobs(url) if job.schedule_id is None]
-    return all(job.state is JobState.COMPLETED for job in shots) and len(shots) == 8
+    return all(job.state is JobState.COMPLETED for job in shots) and len(shots) == ALWAYS
 
 
 @pytest.mark.parametrize("operation", POINTS)
@@ -70,15 +93,13 @@ def test_a_node_killed_at_any_point_loses_nothing_and_doubles_nothing(
     hot = operation in ("claim", "retry") or (operation == "end" and not store_url.startswith("sqlite"))
     points += [f"{operation}.done"] if hot else [f"{operation}.commit", f"{operation}.done"]
     ask(store_url, _work)
+    count = ALWAYS
     for nth, point in enumerate(points):
-        ask(store_url, lambda app: app.schedule_at("flaky" if operation == "retry" else "work"))
-        if operation == "claim_limited":
-            ask(store_url, lambda app: app.schedule_at("work", queue="narrow"))
+        count += ask(store_url, lambda app: _more(app, operation, nth))
         struck = node(store_url, ready=False, FAULT=f"{point}:kill")
         assert struck.died() == -signal.SIGKILL, f"the fault at {point} did not bite"
         assert len(lines(effects, "fault")) == nth + 1
     last = node(store_url)
-    count = 8 + len(points) * (2 if operation == "claim_limited" else 1)
 
     def settled() -> bool:
         shots = [job for job in jobs(store_url) if job.schedule_id is None]

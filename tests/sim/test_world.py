@@ -119,7 +119,7 @@ def test_points_to_crash_at_are_those_there_are() -> None:
     try:
         with World(start=START) as world:
             app = world.new_app()
-            app.queue("narrow", concurrency=1)
+            app.queue("narrow", concurrency=2, rate=100, concurrency_per_group=1)
 
             @app.on("flaky", retry={"attempts": 2, "delay": 1})
             async def flaky(event: Arrived) -> None:
@@ -133,11 +133,16 @@ def test_points_to_crash_at_are_those_there_are() -> None:
 
             async def make() -> None:
                 await app.schedule_at("flaky")
-                await app.schedule_at("flaky", queue="narrow")
-                await app.schedule_repeat("within", Every("PT1M", since="last_end"))
+                for tenant in ("acme", "default"):
+                    await app.schedule_at("flaky", tenant_id=tenant)
+                    await app.schedule_at("flaky", queue="narrow", group="g")
                 await app.schedule_repeat("flaky", Every("PT1M"))
-                await app.schedule_repeat("flaky", Every("PT1M", since="last_end"))
+                for topic in ("flaky", "within"):
+                    delay = Every("PT1M", since="last_end")
+                    await app.schedule_repeat(topic, delay, queue="narrow", group="g")
 
+            world.run(world.advance(seconds=1))
+            world.crash(down=5.0)  # so that what is due is late
             world.run(make())
             world.run(world.advance(minutes=3))
     finally:

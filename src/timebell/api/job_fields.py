@@ -29,6 +29,7 @@ class JobIn(Body):
     expires_after_seconds: Annotated[float | None, Field(ge=0, lt=1e10)] = None
     queue: Annotated[str | None, Field(min_length=1, max_length=100)] = None
     priority: Annotated[int | None, Field(ge=-32_768, le=32_767)] = None
+    group: Annotated[str | None, Field(min_length=1, max_length=200)] = None
     target: dict[str, Json] | None = None
     on_gap: Literal["shift", "error"] | None = None
     on_fold: Literal["first", "error"] | None = None
@@ -54,6 +55,7 @@ class JobOut(Shown):
     key: str | None
     queue: str
     priority: int
+    group: str | None
     retry: dict[str, Json] | None
     timeout_seconds: float | None
     expires_at: Instant | None
@@ -86,7 +88,8 @@ def shown_job(job: Job) -> dict[str, Any]:
         "kind": str(job.kind), "scheduleId": job.schedule_id, "occurrenceKey": job.occurrence_key,
         "scheduledAt": utc(job.scheduled_at), "runAt": utc(job.run_at), "timezone": job.timezone,
         "localTime": job.local_time, "payload": job.payload, "metadata": metadata_json(job.metadata), "key": job.key,
-        "queue": job.queue, "priority": job.priority, "retry": job.retry, "timeoutSeconds": job.timeout,
+        "queue": job.queue, "priority": job.priority, "group": job.group, "retry": job.retry,
+        "timeoutSeconds": job.timeout,
         "expiresAt": utc(job.expires_at), "target": where.get("target"), "unheard": where.get("unheard"),
         "hold": None if job.hold is None else str(job.hold), "attemptNumber": job.attempt, "attemptsMade": job.tries,
         "attempts": job.attempts, "nodeId": job.node_id, "createdAt": utc(job.created_at),

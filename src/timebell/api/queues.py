@@ -14,6 +14,7 @@ from timebell.api.guard import Guarded, Let, changes, reads
 from timebell.api.schedules import PauseIn
 from timebell.api.shapes import Body, Id, Shown, answer
 from timebell.client.jobs import queue_name
+from timebell.model.limits import Limits
 from timebell.store.sql import queues as rows
 from timebell.tenancy.roles import Role
 
@@ -25,6 +26,9 @@ class QueueOut(Shown):
 
     name: str
     concurrency: int | None
+    rate: int | None
+    per_seconds: float
+    concurrency_per_group: int | None
     paused: bool
     pause_reason: str | None
     pending: int
@@ -48,15 +52,21 @@ class Everything(Shown):
 
 
 class QueueIn(Body):
-    concurrency: Annotated[int | None, Field(ge=1, le=10**6, description="At once, over all nodes; null: no limit.")]
+    """The limits of a queue over all nodes; null or left out: no limit."""
+
+    concurrency: Annotated[int | None, Field(ge=1, le=10**6, description="So many jobs at once.")] = None
+    rate: Annotated[int | None, Field(ge=1, le=10**6, description="So many starts in any perSeconds.")] = None
+    per_seconds: Annotated[float, Field(ge=0.001, le=10**6)] = 1.0
+    concurrency_per_group: Annotated[int | None, Field(ge=1, le=10**6, description="At once of each group.")] = None
 
 
 async def _all(let: Let) -> tuple[dict[str, dict[str, Any]], bool]:
     found, exact = await let.run(rows.listed, let.tenant_id)
     return {
         one.name: {
-            "name": one.name, "concurrency": one.concurrency, "paused": one.paused, "pauseReason": one.pause_reason,
-            "pending": one.pending, "running": one.running,
+            "name": one.name, "concurrency": one.limits.concurrency, "rate": one.limits.rate,
+            "perSeconds": one.limits.per, "concurrencyPerGroup": one.limits.concurrency_per_group,
+            "paused": one.paused, "pauseReason": one.pause_reason, "pending": one.pending, "running": one.running,
         }
         for one in found
     }, exact  # fmt: skip
@@ -87,8 +97,9 @@ async def list_queues(let: Let) -> Response:
 
 @routes.put("/queues/{name}", response_model=QueueOut, **changes("queue.put", Role.PLATFORM))
 async def put_queue(name: Id, body: QueueIn, let: Let) -> Response:
-    """Set how many of its jobs may run at once."""
-    await let.run(rows.put, await _before(let, name), body.concurrency)
+    """Set what it allows, all of it."""
+    limits = Limits.read(body.concurrency, body.rate, body.per_seconds, body.concurrency_per_group)
+    await let.run(rows.put, await _before(let, name), limits)
     return await _one(let, name)
 
 

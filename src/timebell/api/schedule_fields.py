@@ -85,6 +85,7 @@ class ScheduleIn(Body):
     expires_after_seconds: Annotated[float | None, Field(gt=0, lt=1e10)] = None
     queue: Annotated[str | None, Field(min_length=1, max_length=100)] = None
     priority: Annotated[int | None, Field(ge=-32_768, le=32_767)] = None
+    group: Annotated[str | None, Field(min_length=1, max_length=200)] = None
     target: dict[str, Json] | None = None
     unheard: Literal["hold", "complete"] | None = None
     notify: Annotated[list[Annotated[str, Field(max_length=100)]] | None, Field(max_length=10)] = None
@@ -128,7 +129,7 @@ def read(body: ScheduleIn, default_timezone: str | None) -> tuple[str, Spec, dic
 
 _SAME = (
     "name", "description", "timezone", "payload", "class_", "calendar", "roll", "max_runs", "queue", "priority",
-    "target", "unheard", "notify", "enabled", "labels",
+    "group", "target", "unheard", "notify", "enabled", "labels",
 )  # fmt: skip
 _RENAMED = {
     "timeout_seconds": "timeout", "overlap_policy": "overlap", "missed_after_seconds": "missed_after",
@@ -231,6 +232,7 @@ class ScheduleOut(Shown):
     expires_after_seconds: float | None
     queue: str
     priority: int
+    group: str | None
     target: dict[str, Json] | None
     unheard: str | None
     notify: list[str]
@@ -266,7 +268,7 @@ def given_of(schedule: Schedule) -> dict[str, Any]:
         given |= {name: utc(value)} if value is not None else {}
     plain = {
         "description": action.description, "payload": action.payload, "labels": action.labels or None,
-        "metadata": metadata_json(action.metadata) or None, "maxRuns": recurrence.max_runs,
+        "metadata": metadata_json(action.metadata) or None, "maxRuns": recurrence.max_runs, "group": action.group,
         "timeoutSeconds": action.timeout, "expiresAfterSeconds": action.expires_after,
         "retry": None if action.retry is None else _retry_json(action.retry), **target_json(action.target),
     }  # fmt: skip

@@ -13,6 +13,7 @@ from timebell.model.routes import COMPLETES
 # Field of JSON -> field of a JobSpec.
 FIELDS = {
     "topic": "topic", "runAt": "run_at", "timezone": "timezone", "payload": "payload", "key": "key", "queue": "queue",
+    "group": "group",
     "priority": "priority", "timeoutSeconds": "timeout", "expiresAfterSeconds": "expires_after", "target": "target",
     "metadata": "metadata", "retry": "retry", "maxRetries": "retry", "onGap": "on_gap", "onFold": "on_fold",
 }  # fmt: skip

@@ -51,6 +51,7 @@ class JobSpec:
     timeout: float | timedelta | None = None
     queue: str = "default"
     priority: int = 0
+    group: str | None = None
     expires_after: float | timedelta | None = None
     target: Mapping[str, Any] | None = None
     on_gap: str = "shift"
@@ -158,6 +159,7 @@ class Jobs:
             request_id=metadata.get("client_request_id"), kind=Kind.ONCE,
             target=encode(target, "target") if target else None, route=route(topic, target),
             queue=queue_name(spec.queue), priority=urgency(spec.priority),
+            group=group_name(spec.group),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
             expires_at=expires,
@@ -178,7 +180,7 @@ class Jobs:
             id=new.id, tenant_id=new.tenant_id, topic=new.topic, state=JobState.PENDING,
             scheduled_at=new.scheduled_at, run_at=new.run_at, timezone=new.timezone, payload=decode(new.payload),
             metadata=decode(new.metadata) or {}, owner_id=new.owner_id, key=new.key, target=decode(new.target),
-            queue=new.queue, priority=new.priority, retry=decode(new.retry), timeout=new.timeout,
+            queue=new.queue, priority=new.priority, group=new.group, retry=decode(new.retry), timeout=new.timeout,
             expires_at=new.expires_at, created_at=new.created_at, replaces=new.replaces,
             adjusted=new.adjusted, local_time=new.local_time,
         )  # fmt: skip
@@ -307,6 +309,11 @@ def queue_name(value: Any) -> str:
     if value == "*":
         raise InvalidInput("A queue cannot be called *.", code="INVALID_QUEUE", fix="Give it a name.")
     return text(value, "queue", 100)
+
+
+def group_name(value: Any) -> str | None:
+    """The name of a group, or None. Raises InvalidInput."""
+    return None if value is None else text(value, "group")
 
 
 def labelled(metadata: Mapping[str, Any] | None, labels: Mapping[str, Any]) -> dict[str, Any]:

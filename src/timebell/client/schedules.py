@@ -9,7 +9,17 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
-from timebell.client.jobs import Accepted, labelled, payload_of, queue_name, text, unknown_options, urgency, uuid_of
+from timebell.client.jobs import (
+    Accepted,
+    group_name,
+    labelled,
+    payload_of,
+    queue_name,
+    text,
+    unknown_options,
+    urgency,
+    uuid_of,
+)
 from timebell.client.upcoming import page_of, read_cursor
 from timebell.clock import Clock
 from timebell.engine.planner import job_of
@@ -177,6 +187,7 @@ class Schedules:
         return Action(
             topic=topic, payload=decode(payload), metadata=metadata, owner_id=metadata.get("owner_id"), target=target,
             queue=queue_name(given.pop("queue", "default")), priority=urgency(given.pop("priority", 0)),
+            group=group_name(given.pop("group", None)),
             retry=Retry.read(given.pop("retry", None)),
             timeout=_optional(given.pop("timeout", None), "timeout"),
             expires_after=_optional(given.pop("expires_after", None), "expires_after"),

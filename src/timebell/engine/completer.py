@@ -75,12 +75,16 @@ class Completer:
         """Write endings, whoever they come from; those with an old fence change nothing."""
         store = self.node.store
         again = [ending for ending in batch if ending.state is JobState.PENDING]
+        grouped = [ending for ending in again if ending.grouped is not None]
         handed = [ending for ending in batch if ending.state is JobState.DISPATCHED]
         final = [ending for ending in batch if ending.state not in (JobState.PENDING, JobState.DISPATCHED)]
         if handed:  # one whose receiver has reported by now stays as it said
             await store.hot(jobs.dispatch, handed)
         if again:
-            kept = await store.hot(jobs.retry, again)
+            lone = [ending for ending in again if ending.grouped is None]
+            kept = await store.hot(jobs.retry, lone) if lone else set()
+            if grouped:
+                kept |= await store.run(turns.retry_in_group, grouped)
             # Not back to pending: its cancel was asked meanwhile (then it ends here), or the fence is old.
             final += [
                 dataclasses.replace(ending, state=JobState.CANCELLED) for ending in again if ending.id not in kept
@@ -88,8 +92,8 @@ class Completer:
             self.node.working.poke()  # it learns when they are due
         told = [ending for ending in final if ending.state is JobState.FAILED or ending.watched]
         untold = [ending for ending in final if ending.state is not JobState.FAILED and not ending.watched]
-        plain = [ending for ending in untold if ending.schedule_id is None]
-        in_turn = [ending for ending in untold if ending.schedule_id is not None]
+        plain = [ending for ending in untold if ending.schedule_id is None and ending.grouped is None]
+        in_turn = [ending for ending in untold if ending.schedule_id is not None or ending.grouped is not None]
         written: set[str] = set()
         if plain:
             written |= await (store.hot if store.dialect.delete_in_cte else store.run)(jobs.end, plain)

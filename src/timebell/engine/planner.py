@@ -68,7 +68,7 @@ def job_of(schedule: Schedule, at: datetime, hold: Hold | None, now: datetime) -
         kind=Kind.PLANNED, schedule_id=schedule.id, revision=schedule.revision,
         target=encode(action.target) if action.target else None,
         route=route(action.topic, action.target), queue=action.queue,
-        priority=action.priority, retry=encode(action.retry.to_json()) if action.retry else None,
+        priority=action.priority, group=action.group, retry=encode(action.retry.to_json()) if action.retry else None,
         timeout=action.timeout, expires_at=expires, hold=hold,
         serial=schedule.policies.overlap is not Overlap.ALLOW,
     )  # fmt: skip

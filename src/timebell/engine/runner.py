@@ -215,6 +215,7 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     """Complete an ending with what the job remembers: its failed attempts, and whose turn comes next."""
     ending.schedule_id = attempt.schedule_id if attempt.serial else None
     ending.was = attempt.state
+    ending.grouped = attempt.queue if attempt.group is not None else None
     ending.errors = attempt.errors
     ending.reason = None if ending.reason is None else legible(ending.reason, 200)
     ending.code = None if ending.code is None else legible(ending.code, 100)

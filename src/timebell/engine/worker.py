@@ -16,7 +16,7 @@ from timebell.engine.context import Held, Known, Node
 from timebell.engine.runner import Runner
 from timebell.model.job import Attempt
 from timebell.model.routes import Routes
-from timebell.store.sql import jobs, schedules
+from timebell.store.sql import jobs, limits, schedules
 
 log = logging.getLogger("timebell.worker")
 
@@ -46,6 +46,8 @@ class Worker:
         self.tasks: set[asyncio.Task[None]] = set()
         self.claiming = False
         self._pause = SHORTEST
+        self._rounds = 0
+        self._served: dict[tuple[str, int], tuple[int, str]] = {}
 
     @property
     def routes(self) -> Routes:
@@ -61,20 +63,23 @@ class Worker:
         routes = free[0].routes if len(free) == 1 else self.routes
         lanes = await node.store.hot(jobs.lanes, routes, node.clock.now())
         now = node.clock.now()
-        due = [lane for lane in lanes if lane.next_due is not None and lane.next_due <= now]
+        due = [lane for lane in lanes if lane.starts_at is not None and lane.starts_at <= now]
+        # Lanes of one priority share the hands; who was served longest ago goes first, if there are too few for all.
+        due.sort(key=lambda lane: (lane.priority, self._served.get((lane.queue, lane.priority), (0, ""))[0]))
         claimed = 0
         self.claiming = True
         try:
-            for lane in due:
+            for at, lane in enumerate(due):
+                beside = sum(other.priority == lane.priority for other in due[at:])
                 for hands in free:
-                    claimed += await self._claim(lane, hands)
+                    claimed += await self._claim(lane, hands, beside)
         finally:
             self.claiming = False
         if claimed:
             node.counters.found.observe(claimed)
             self._pause = SHORTEST
             return now
-        later = [lane.next_due for lane in lanes if lane.next_due is not None and lane.next_due > now]
+        later = [lane.starts_at for lane in lanes if lane.starts_at is not None and lane.starts_at > now]
         if due:
             later.append(node.clock.now() + timedelta(seconds=self._pause))
             self._pause = min(self._pause * 2, LONGEST)
@@ -83,16 +88,21 @@ class Worker:
             later.append(now + timedelta(seconds=node.options.poll))
         return min(later, default=None)
 
-    async def _claim(self, lane: jobs.Lane, hands: Hands) -> int:
-        """Claim and start up to as many jobs of a lane as these hands have free."""
+    async def _claim(self, lane: jobs.Lane, hands: Hands, beside: int) -> int:
+        """Claim and start up to as many jobs of a lane as these hands have free for each of `beside` lanes."""
         node = self.node
-        most = min(hands.free, node.options.batch)
+        most = min(-(-hands.free // beside), node.options.batch)
         if most < 1 or node.stopping:
             return 0
-        operation = jobs.claim_limited if lane.limited else jobs.claim
-        run = node.store.run if lane.limited else node.store.hot
+        store, what = node.store, (lane, hands.routes, node.id, most)
+        tenants = await self._turns(lane, most)
         sent = node.clock.monotonic()
-        attempts = await run(operation, lane, hands.routes, node.id, most, node.clock.now())
+        if lane.limited:
+            attempts = await store.run(limits.claim_limited, *what, node.clock.now(), tenants)
+        elif tenants:
+            attempts = await store.run(limits.claim_shares, *what, node.clock.now(), tenants)
+        else:
+            attempts = await store.hot(jobs.claim, *what, node.clock.now())
         await self._learn(attempts)
         lease_until = sent + node.options.lease
         for attempt in attempts:
@@ -104,6 +114,20 @@ class Worker:
             held.task.add_done_callback(self.tasks.discard)
         node.counters.started += len(attempts)
         return len(attempts)
+
+    async def _turns(self, lane: jobs.Lane, most: int) -> list[str]:
+        """The tenants that share a late lane, those first whose turn is next; none where nobody has to."""
+        self._rounds += 1
+        key = lane.queue, lane.priority
+        tenants: list[str] = []
+        after = self._served.get(key, (0, ""))[1]
+        if lane.crowded:
+            now = self.node.clock.now()
+            tenants, after = await self.node.store.hot(limits.turns_of, lane, after, most, now)
+        if len(self._served) > 10_000:
+            self._served.clear()
+        self._served[key] = self._rounds, after
+        return tenants
 
     async def _learn(self, attempts: Sequence[Attempt]) -> None:
         """Know the recurrence of every schedule that these jobs come from."""

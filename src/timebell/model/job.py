@@ -72,6 +72,7 @@ class Hold(StrEnum):
     OVERLAP = "overlap"
     UNHEARD = "unheard"
     RECOVER = "recover"
+    GROUP = "group"
     STOPPING = "stopping"
     """Of a running job: a later occurrence has asked it to stop and waits for it."""
 
@@ -104,6 +105,7 @@ class Job:
     target: dict[str, Any] | None = None
     queue: str = "default"
     priority: int = 0
+    group: str | None = None
     retry: dict[str, Any] | None = None
     timeout: float | None = None
     expires_at: datetime | None = None
@@ -176,6 +178,7 @@ class NewJob:
     route: str = ""
     queue: str = "default"
     priority: int = 0
+    group: str | None = None
     retry: str | None = None
     timeout: float | None = None
     expires_at: datetime | None = None
@@ -213,6 +216,7 @@ class Attempt:
     run_at: datetime
     started_at: datetime
     state: JobState = JobState.RUNNING
+    group: str | None = None
 
     @property
     def is_for_handlers(self) -> bool:
@@ -249,3 +253,5 @@ class Ending:
     replaced_by: str | None = None
     schedule_id: str | None = None
     watched: bool = False
+    grouped: str | None = None
+    """Of a running job of a group: its queue."""

@@ -44,6 +44,7 @@ class Action:
     target: dict[str, Any] | None = None
     queue: str = "default"
     priority: int = 0
+    group: str | None = None
     retry: Retry | None = None
     timeout: float | None = None
     expires_after: float | None = None

@@ -28,7 +28,10 @@ from timebell.store.sql import jobs, schedules
 from timebell.store.transaction import Dialect, Transaction
 from timebell.store.types import from_micros
 
-POINTS = {"fire": 5, "claim": 1, "claim_limited": 3, "end": 2, "end_in_turn": 5, "complete": 5, "retry": 1}
+POINTS = {
+    "fire": 5, "claim": 1, "claim_limited": 7, "claim_shares": 2, "end": 2, "end_in_turn": 7, "complete": 7, "retry": 1,
+    "retry_in_group": 3,
+}  # fmt: skip
 """Where a node can be made to crash: these operations, each before one of so many statements (`fire.1`), before
 its commit (`fire.commit`, where there are several) and after it (`fire.done`)."""
 
@@ -118,7 +121,7 @@ class Database(SqliteStore):
             return None
         due = [session.dialect.from_db(fire_at), reported_by and from_micros(reported_by)]
         if pending:
-            due += [lane.next_due for lane in jobs.lanes(session, ANYONE, now) if lane.room != 0]
+            due += [lane.starts_at for lane in jobs.lanes(session, ANYONE, now) if lane.room != 0]
         until = min((at for at in due if at is not None), default=_NEVER)
         return until if until > now else None
 

@@ -135,6 +135,7 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
         # The local time that run_at was given as, if it was, and the zone data that made an instant of it.
         Column("local_time", String(32)),
         Column("tzdata", String(20)),
+        Column("group_name", String(200)),
     ]
 
 
@@ -142,6 +143,8 @@ _CLAIMABLE = text("state = 'pending' AND hold IS NULL")
 _OUTSIDE = text("state = 'dispatched'")
 _OWNED = text("owner_id IS NOT NULL")
 _DEAD = text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")
+_SHARED = text("state = 'pending' AND hold IS NULL AND shared")
+_IN_GROUP = text("hold = 'group'")
 _WAITING = text("local_time IS NOT NULL AND state = 'pending'")
 
 jobs = Table(
@@ -153,6 +156,8 @@ jobs = Table(
     Column("hold", String(10)),
     Column("beat", BigInteger, nullable=False, server_default="0"),
     Column("cancel_asked", Boolean, nullable=False, server_default=false()),
+    # Whether there were tenants beside `default` when it was made.
+    Column("shared", Boolean, nullable=False, server_default=false()),
     # The claim: within a lane (queue, priority), the left edge is the next job due.
     Index(
         "timebell_jobs_claim",
@@ -161,6 +166,27 @@ jobs = Table(
         "run_at",
         postgresql_where=_CLAIMABLE,
         sqlite_where=_CLAIMABLE,
+    ),
+    # The same for each tenant, so that a late lane is shared. Who has one tenant does not pay for it.
+    Index(
+        "timebell_jobs_tenant",
+        "queue",
+        "priority",
+        "tenant_id",
+        "run_at",
+        postgresql_where=_SHARED,
+        sqlite_where=_SHARED,
+    ),
+    # Whose turn is next in a group.
+    Index(
+        "timebell_jobs_group",
+        "queue",
+        "tenant_id",
+        "group_name",
+        "priority",
+        "run_at",
+        postgresql_where=_IN_GROUP,
+        sqlite_where=_IN_GROUP,
     ),
     Index(
         "timebell_jobs_running",
@@ -251,6 +277,11 @@ queues = Table(
     metadata,
     Column("name", String(100), primary_key=True),
     Column("concurrency", Integer),
+    Column("concurrency_per_group", Integer),
+    # At most `rate` starts in any `per` seconds; `starts` are those that count: [[microseconds since 1970, how many]].
+    Column("rate", Integer),
+    Column("per", Float),
+    Column("starts", Text),
     Column("paused", Boolean, nullable=False, server_default=false()),
     Column("pause_reason", Text),
 )

@@ -59,6 +59,9 @@ class PostgresWords:
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "for_update": "FOR UPDATE",
             "own_id": "j.id",
+            # A join that takes so many rows for each of those before it.
+            "each": "CROSS JOIN LATERAL (SELECT * FROM timebell_jobs",
+            "each_end": ") AS s",
             "due": "run_at <= :now" + guard.format("run_at"),
             "due_schedule": "next_fire_at <= :now" + guard.format("next_fire_at"),
             "hears": "(route = ANY(CAST(:exact AS text[])) OR (CAST(:everything AS boolean) AND route NOT LIKE '@%')"

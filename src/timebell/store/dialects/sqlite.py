@@ -45,6 +45,8 @@ class SqliteWords:
         "skip_locked": "",
         "for_update": "",
         "own_id": "id",
+        "each": "CROSS JOIN timebell_jobs s WHERE s.id IN (SELECT id FROM timebell_jobs",
+        "each_end": ")",
         "due": "run_at <= :now",
         "due_schedule": "next_fire_at <= :now",
         "hears": "(route IN (SELECT value FROM json_each(:exact)) OR (:everything AND route NOT LIKE '@%')"

@@ -19,6 +19,7 @@ from timebell.model.job import Hold, Kind
 from timebell.model.schedule import Schedule
 from timebell.recurrence.zone_changes import carried
 from timebell.store.schema import finished, jobs, revisions, schedules
+from timebell.store.sql import groups
 from timebell.store.sql.schedules import read, stamp
 from timebell.store.sql.turns import LOCK_SCHEDULES, let_go
 from timebell.store.statement import Statement
@@ -36,10 +37,13 @@ STUCK = Statement(
     " AND NOT EXISTS (SELECT 1 FROM timebell_jobs o WHERE o.schedule_id = j.schedule_id"
     " AND (o.hold IS NULL OR o.hold NOT IN ('overlap', 'recover'))) LIMIT 1000"
 )
-# Held for what cannot come: a turn without a schedule, a stop of what does not run, a word that is none of ours.
+# Held for what cannot come: a turn without a schedule or in a group without a limit, a stop of what does not run, a
+# word that is none of ours.
 RELEASE = Statement(
     "UPDATE timebell_jobs SET hold = NULL WHERE hold IS NOT NULL AND state = 'pending'"
-    " AND (hold NOT IN ('overlap', 'unheard', 'recover') OR (hold = 'overlap' AND schedule_id IS NULL)) RETURNING id"
+    " AND (hold NOT IN ('overlap', 'unheard', 'recover', 'group') OR (hold = 'overlap' AND schedule_id IS NULL)"
+    " OR (hold = 'group' AND (group_name IS NULL OR queue NOT IN (SELECT name FROM timebell_queues"
+    " WHERE concurrency_per_group IS NOT NULL)))) RETURNING id"
 )
 HELD = Statement(
     "SELECT hold, count(*) AS held FROM (SELECT hold FROM timebell_jobs WHERE hold IS NOT NULL LIMIT :most) AS h"
@@ -56,7 +60,7 @@ def holds(tx: Transaction) -> Healed:
     stuck = sorted(str(row["schedule_id"]) for row in tx.fetch(STUCK))
     if stuck:
         tx.fetch(LOCK_SCHEDULES, [{"id": schedule} for schedule in stuck])
-    handed_on = let_go(tx, stuck)
+    handed_on = let_go(tx, stuck) + groups.hand_on(tx)
     if released:
         tx.notify()
     waiting = {row["hold"]: row["held"] for row in tx.fetch(HELD, most=COUNTED)}

@@ -7,55 +7,73 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Column
 
 from timebell.model.job import Attempt, Ending, JobState, NewJob
+from timebell.model.limits import next_start
+from timebell.model.payload import decode
 from timebell.model.routes import Routes
 from timebell.store.schema import jobs
+from timebell.store.sql import groups
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, Transaction
-from timebell.store.types import to_micros
+from timebell.store.types import from_micros, to_micros
 
-_DERIVED = {"route", "hold", "beat", "cancel_asked"}
+_DERIVED = {"route", "hold", "beat", "cancel_asked", "shared"}
 _CARRIED = [column.name for column in jobs.columns if column.name not in _DERIVED]
 _TYPES = {
     "String": "text", "Text": "text", "Integer": "int", "SmallInteger": "int", "BigInteger": "int",
     "Float": "real", "Boolean": "bool", "Instant": "instant", "Id": "id",
 }  # fmt: skip
-# A local time is written only where there is one: most jobs have none, and every column read from JSON costs.
-_LOCAL = ("local_time", "tzdata")
-_LATER = ("node_id", "started_at", "errors", "beat", "cancel_asked")
-_NEW_LOCAL = [column for column in jobs.columns if column.name not in _LATER]
-_NEW = [column for column in _NEW_LOCAL if column.name not in _LOCAL]
+# Written only where a job has one: most have none, and every column read from JSON costs.
+_RARE = ("local_time", "tzdata", "group_name")
+_LATER = ("node_id", "started_at", "errors", "beat", "cancel_asked", "shared")
+_NEW_RARE = [column for column in jobs.columns if column.name not in _LATER]
+_NEW = [column for column in _NEW_RARE if column.name not in _RARE]
 _NEW_NAMES = [column.name for column in _NEW]
 _in_order = itemgetter(*_NEW_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A (queue, priority) with pending jobs: when its first is due, and what room its queue has left."""
+    """A (queue, priority) with pending jobs: when its first is due, and what room its queue has left.
+
+    The rate of its queue lets none start before `free_at`. It is `crowded` when it is late and several tenants have
+    jobs in it.
+    """
 
     queue: str
     priority: int
     next_due: datetime | None
     room: int | None
     limited: bool
+    free_at: datetime | None = None
+    crowded: bool = False
+
+    @property
+    def starts_at(self) -> datetime | None:
+        """When a job of it may start: it is due, and the rate lets it."""
+        return self.next_due if self.next_due is None or self.free_at is None else max(self.next_due, self.free_at)
+
+
+# A job made while `default` is the only tenant is in nobody's way who could be told apart from it.
+_SHARED = "(tenant_id <> 'default' OR EXISTS (SELECT 1 FROM timebell_tenants t WHERE t.id <> 'default'))"
 
 
 def _create(columns: Sequence[Column[Any]]) -> Statement:
     names = ", ".join(column.name for column in columns)
     return Statement(
-        f"WITH $rows INSERT INTO timebell_jobs ({names}) "  # noqa: S608 - our own column names
-        f"SELECT {names} FROM d WHERE true ON CONFLICT DO NOTHING RETURNING id",
+        f"WITH $rows INSERT INTO timebell_jobs ({names}, shared) "  # noqa: S608 - our own column names
+        f"SELECT {names}, {_SHARED} FROM d WHERE true ON CONFLICT DO NOTHING RETURNING id",
         **{column.name: _TYPES[type(column.type).__name__] for column in columns},
     )
 
 
-CREATE, CREATE_LOCAL = _create(_NEW), _create(_NEW_LOCAL)
+CREATE, CREATE_RARE = _create(_NEW), _create(_NEW_RARE)
 
 
 def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
@@ -73,28 +91,37 @@ def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
     }  # fmt: skip
     if job.local_time is not None:
         row["local_time"], row["tzdata"] = job.local_time, job.tzdata
+    if job.group is not None:
+        row["group_name"] = job.group
     return row
+
+
+def _has_rare(new: Sequence[NewJob]) -> bool:
+    return any(job.local_time or job.group for job in new)
 
 
 def insert(tx: Transaction, new: Sequence[NewJob]) -> set[str]:
     """Write jobs that may collide with a live one (key, occurrence); the ids that were written."""
-    local = any(job.local_time for job in new)
-    written = tx.fetch(CREATE_LOCAL if local else CREATE, [_record(job, tx) for job in new])
+    written = tx.fetch(CREATE_RARE if _has_rare(new) else CREATE, [_record(job, tx) for job in new])
     return {str(row["id"]) for row in written}
 
 
-def load(tx: Transaction, new: Sequence[NewJob]) -> None:
-    """Write jobs that cannot collide, in bulk."""
-    if not any(job.local_time for job in new):
+def load(tx: Transaction, new: Sequence[NewJob], *, shared: bool) -> None:
+    """Write jobs that cannot collide, in bulk; `shared` says whether there are tenants beside `default`."""
+    if not shared and not _has_rare(new):
         tx.load("timebell_jobs", _NEW_NAMES, (_in_order(_record(job, tx)) for job in new))
         return
-    none = dict.fromkeys(_LOCAL)
-    names = [*_NEW_NAMES, *_LOCAL]
+    rest = {**dict.fromkeys(_RARE), "shared": shared}
+    names = [*_NEW_NAMES, *rest]
     in_order = itemgetter(*names)
-    tx.load("timebell_jobs", names, (in_order(none | _record(job, tx)) for job in new))
+    tx.load("timebell_jobs", names, (in_order(rest | _record(job, tx)) for job in new))
 
 
 CLAIMABLE = "state = 'pending' AND hold IS NULL"
+SHARED = f"{CLAIMABLE} AND shared"
+SHARED_LANE = f"{SHARED} AND queue = l.queue AND priority = l.priority"
+LATE = timedelta(seconds=0.5)
+"""How late a lane may be before it is shared between its tenants."""
 # In two steps, as SQLite uses only the first column of a comparison of rows.
 _NEXT_LANE = (
     f"COALESCE((SELECT {{column}} FROM timebell_jobs WHERE {CLAIMABLE} AND queue = l.queue"  # noqa: S608 - constants only
@@ -102,7 +129,7 @@ _NEXT_LANE = (
     " AND queue > l.queue ORDER BY queue, priority LIMIT 1))"
 )
 # What runs, here or with an outside worker: each of the two has an index.
-_BUSY = (
+BUSY = (
     "((SELECT count(*) FROM timebell_jobs r WHERE r.state = 'running' AND r.queue = {0})"
     " + (SELECT count(*) FROM timebell_jobs r WHERE r.state = 'dispatched' AND r.queue = {0}))"
 )
@@ -117,14 +144,19 @@ LANES = Statement(
         SELECT {_NEXT_LANE.format(column="queue")}, {_NEXT_LANE.format(column="priority")}
         FROM lane l WHERE l.queue IS NOT NULL
     )
-    SELECT l.queue, l.priority, q.concurrency, q.paused OR a.paused AS paused,
+    SELECT l.queue, l.priority, q.concurrency, q.concurrency_per_group, q.rate, q.per, q.starts,
+        q.paused OR a.paused AS paused,
         COALESCE(
             (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
                 AND j.priority = l.priority AND run_at <= :now AND $hears ORDER BY run_at LIMIT 1),
             (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
                 AND j.priority = l.priority AND run_at > :now ORDER BY run_at LIMIT 1)) AS next_due,
         CASE WHEN q.concurrency IS NOT NULL THEN
-            {_BUSY.format("l.queue")} END AS busy
+            {BUSY.format("l.queue")} END AS busy,
+        (SELECT run_at FROM timebell_jobs WHERE {CLAIMABLE} AND queue = l.queue AND priority = l.priority
+                ORDER BY run_at LIMIT 1) <= :late
+            AND (SELECT tenant_id FROM timebell_jobs WHERE {SHARED_LANE} ORDER BY tenant_id LIMIT 1)
+                <> (SELECT tenant_id FROM timebell_jobs WHERE {SHARED_LANE} ORDER BY tenant_id DESC LIMIT 1) AS crowded
     FROM lane l LEFT JOIN timebell_queues q ON q.name = l.queue
     LEFT JOIN timebell_queues a ON a.name = '*' WHERE l.queue IS NOT NULL
     """  # noqa: S608 - constants only
@@ -137,54 +169,57 @@ def lanes(tx: Transaction, routes: Routes, now: datetime) -> list[Lane]:
     Most urgent priority first. `next_due` is the instant at which to look again.
     """
     found = []
-    for row in tx.fetch(LANES, now=tx.dialect.to_db(now), **routes.params()):
+    for row in look(tx, routes, now):
         if row["next_due"] is None or row["paused"]:
             continue
-        limited = row["concurrency"] is not None
-        room = max(0, row["concurrency"] - row["busy"]) if limited else None
+        room = None if row["concurrency"] is None else max(0, row["concurrency"] - row["busy"])
+        limited = any(row[limit] is not None for limit in ("concurrency", "concurrency_per_group", "rate"))
         due = tx.dialect.from_db(row["next_due"])
-        found.append(Lane(row["queue"], row["priority"], due, room, limited))
+        found.append(Lane(row["queue"], row["priority"], due, room, limited, _free_at(row, now), bool(row["crowded"])))
     return sorted(found, key=lambda lane: (lane.priority, lane.next_due))
 
 
-_TAKEN = (
+def look(tx: Transaction, routes: Routes, now: datetime) -> list[Row]:
+    """As `lanes`: all of them, as rows."""
+    return tx.fetch(LANES, now=tx.dialect.to_db(now), late=tx.dialect.to_db(now - LATE), **routes.params())
+
+
+def _free_at(row: Row, now: datetime) -> datetime | None:
+    if row["rate"] is None:
+        return None
+    return from_micros(next_start(decode(row["starts"]) or [], row["rate"], round(row["per"] * 1e6), to_micros(now)))
+
+
+TAKEN = (
     "id, tenant_id, topic, schedule_id, scheduled_at, kind, timezone, payload, metadata, target, queue, retry,"
-    " timeout, expires_at, attempt, tries, serial, errors, revision, run_at"
+    " timeout, expires_at, attempt, tries, serial, errors, revision, run_at, group_name"
 )
+START = "UPDATE timebell_jobs SET state = 'running', attempt = attempt + 1, node_id = :node, started_at = :now"
+DUE = f"{CLAIMABLE} AND queue = :queue AND priority = :priority AND $due AND $hears"
 CLAIM = Statement(
-    f"""
-    UPDATE timebell_jobs SET state = 'running', attempt = attempt + 1, node_id = :node, started_at = :now
-    WHERE id $pick
-        SELECT id FROM timebell_jobs WHERE {CLAIMABLE} AND queue = :queue AND priority = :priority
-        AND $due AND $hears ORDER BY run_at LIMIT :most $skip_locked
-    $picked RETURNING {_TAKEN}
-    """  # noqa: S608 - constants only
+    f"{START} WHERE id $pick SELECT id FROM timebell_jobs WHERE {DUE} ORDER BY run_at LIMIT :most $skip_locked"  # noqa: S608
+    f" $picked RETURNING {TAKEN}"
 )
 
 
 def claim(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
     """Start up to `most` due jobs of a lane, oldest first. This statement is the instant they start."""
-    rows = tx.fetch(
-        CLAIM, node=node, now=tx.dialect.to_db(now), queue=lane.queue, priority=lane.priority, most=most,
-        **routes.params(),
-    )  # fmt: skip
-    if len(rows) > 1:
-        rows.sort(key=lambda row: row["run_at"])
-    return [_attempt(tx, row, now) for row in rows]
+    return begun(tx, CLAIM, now, node=node, most=most, **of(lane, routes))
 
 
-LOCK_QUEUE = Statement("SELECT concurrency, paused FROM timebell_queues WHERE name = :queue $for_update")
-BUSY = Statement(f"SELECT {_BUSY.format(':queue')} AS busy")
+def of(lane: Lane, routes: Routes) -> dict[str, Any]:
+    """The parameters that say what is claimed."""
+    return {"queue": lane.queue, "priority": lane.priority, **routes.params()}
 
 
-def claim_limited(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
-    """As `claim`, never above the queue's concurrency over all nodes: the queue's row is locked meanwhile."""
-    queue = tx.fetch(LOCK_QUEUE, queue=lane.queue)
-    if queue and queue[0]["concurrency"] is not None:
-        most = min(most, queue[0]["concurrency"] - tx.fetch(BUSY, queue=lane.queue)[0]["busy"])
-    if (queue and queue[0]["paused"]) or most < 1:
-        return []
-    return claim(tx, lane, routes, node, most, now)
+def begun(
+    tx: Transaction, statement: Statement, now: datetime, rows: Sequence[dict[str, Any]] = (), **params: Any
+) -> list[Attempt]:
+    """Run a statement that starts jobs; their attempts, oldest first."""
+    started = tx.fetch(statement, rows, now=tx.dialect.to_db(now), **params)
+    if len(started) > 1:
+        started.sort(key=lambda row: row["run_at"])
+    return [_attempt(tx, row, now) for row in started]
 
 
 _ENDING = {
@@ -192,6 +227,7 @@ _ENDING = {
     "error": "text", "code": "text", "result": "text", "errors": "text", "counts": "int", "cancel": "text",
     "replaced_by": "id",
 }  # fmt: skip
+_LEFT = "id, schedule_id, started_at, queue, tenant_id, group_name"
 _MOVED = [name for name in _CARRIED if name not in ("state", "errors", "tries")]
 _GUARD = "j.id = d.id AND j.attempt = d.attempt AND j.state = d.was"
 # Said once more in the form that pins look-ups by id: of a join alone the planner may make a scan of the table.
@@ -209,12 +245,11 @@ _INTO = (
 )
 END = Statement(
     f"WITH $rows, gone AS (DELETE FROM timebell_jobs j USING d WHERE {_GUARD} AND {_PINNED}"  # noqa: S608
-    f" RETURNING {_VALUES}) {_INTO} SELECT * FROM gone RETURNING id, schedule_id, started_at",
+    f" RETURNING {_VALUES}) {_INTO} SELECT * FROM gone RETURNING {_LEFT}",
     **_ENDING,
 )
 COPY_ENDED = Statement(
-    f"WITH $rows {_INTO} SELECT {_VALUES} FROM d JOIN timebell_jobs j ON {_GUARD}"  # noqa: S608
-    " RETURNING id, schedule_id, started_at",
+    f"WITH $rows {_INTO} SELECT {_VALUES} FROM d JOIN timebell_jobs j ON {_GUARD} RETURNING {_LEFT}",  # noqa: S608
     **_ENDING,
 )
 DELETE_COPIED = Statement("WITH $rows DELETE FROM timebell_jobs WHERE id $pick SELECT id FROM d $picked", id="id")
@@ -240,20 +275,23 @@ def end(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
 
 
 def ended(tx: Transaction, endings: Sequence[Ending]) -> list[Row]:
-    """As `end`; of each job whose fence held its id, schedule_id and started_at."""
+    """As `end`; of each job whose fence held its id, schedule_id and started_at. The next of its group is let go."""
+    groups.lock(tx, endings)
     rows = [_ending_row(tx, ending) for ending in endings]
     if tx.dialect.delete_in_cte:
-        return tx.fetch(END, rows)
-    copied = tx.fetch(COPY_ENDED, rows)
-    if copied:
-        tx.fetch(DELETE_COPIED, [{"id": row["id"]} for row in copied])
-    return copied
+        left = tx.fetch(END, rows)
+    else:
+        left = tx.fetch(COPY_ENDED, rows)
+        if left:
+            tx.fetch(DELETE_COPIED, [{"id": row["id"]} for row in left])
+    groups.let_go(tx, left)
+    return left
 
 
 RETRY = Statement(
     f"WITH $rows UPDATE timebell_jobs AS j SET state = 'pending', run_at = d.run_at, errors = d.errors,"  # noqa: S608
     f" tries = j.tries + d.counts, node_id = NULL FROM d WHERE {_GUARD} AND {_PINNED}"
-    " AND NOT j.cancel_asked RETURNING $own_id",
+    " AND NOT j.cancel_asked RETURNING $own_id, queue, tenant_id, group_name",
     **_ENDING,
     run_at="instant",
 )
@@ -261,7 +299,10 @@ RETRY = Statement(
 
 def retry(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
     """Put attempts back to pending at their `run_at`; not those whose cancel was asked or fence is old."""
-    return {str(row["id"]) for row in tx.fetch(RETRY, [_ending_row(tx, ending) for ending in endings])}
+    groups.lock(tx, endings)
+    left = tx.fetch(RETRY, [_ending_row(tx, ending) for ending in endings])
+    groups.let_go(tx, left)
+    return {str(row["id"]) for row in left}
 
 
 DISPATCH = Statement(
@@ -313,7 +354,7 @@ def running(tx: Transaction) -> dict[tuple[str, int], tuple[int, bool]]:
     return {(str(row["id"]), row["attempt"]): (row["beat"], row["hold"] is not None) for row in tx.fetch(RUNNING)}
 
 
-_OF_J = ", ".join(f"j.{name.strip()}" for name in _TAKEN.split(","))
+_OF_J = ", ".join(f"j.{name.strip()}" for name in TAKEN.split(","))
 ABANDONED = Statement(
     f"WITH $rows SELECT {_OF_J}, j.state FROM timebell_jobs j"  # noqa: S608
     " JOIN d ON j.id = d.id AND j.attempt = d.attempt WHERE j.state IN ('running', 'dispatched')",
@@ -347,7 +388,7 @@ def _attempt(tx: Transaction, row: Row, now: datetime, state: JobState = JobStat
         None if row["schedule_id"] is None else str(row["schedule_id"]), from_db(row["scheduled_at"]),
         row["kind"], row["timezone"], row["payload"], row["metadata"], row["target"], row["queue"],
         row["retry"], row["timeout"], from_db(row["expires_at"]), row["attempt"], row["tries"],
-        bool(row["serial"]), row["errors"], row["revision"], from_db(row["run_at"]), now, state,
+        bool(row["serial"]), row["errors"], row["revision"], from_db(row["run_at"]), now, state, row["group_name"],
     )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from timebell.model.operation import Operation, Step
 from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.model.routes import ANYONE
-from timebell.store.schema import finished, jobs, requests, tenants
-from timebell.store.sql.jobs import LANES, end
+from timebell.store.schema import finished, jobs, requests
+from timebell.store.sql.jobs import end, look
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.jobs import load as load_jobs
 from timebell.store.sql.turns import end_in_turn
@@ -34,9 +34,9 @@ def create(
     `keep` the existing job stands, with `replace` the pending one is cancelled in favour of the new. Jobs due
     before `soon` make other nodes look again.
     """
-    make_tenants(tx, {job.tenant_id for job in new}, min(job.created_at for job in new))
+    shared = make_tenants(tx, {job.tenant_id for job in new}, min(job.created_at for job in new))
     if bulk and not any(job.key or job.request_id for job in new):
-        load_jobs(tx, new)
+        load_jobs(tx, new, shared=shared)
         existing: dict[str, str] = {}
     else:
         existing = _requested(tx, [job for job in new if job.request_id], on_conflict)
@@ -62,10 +62,19 @@ MAKE_TENANTS = Statement(
 )
 
 
-def make_tenants(tx: Transaction, ids: set[str], now: datetime) -> None:
-    known = set(tx.execute(select(tenants.c.id).where(tenants.c.id.in_(ids))).scalars())
+KNOWN_TENANTS = Statement(
+    "WITH $rows SELECT id FROM timebell_tenants WHERE id $pick SELECT id FROM d $picked"
+    " UNION SELECT id FROM (SELECT id FROM timebell_tenants WHERE id <> 'default' LIMIT 1) AS another",
+    id="text",
+)
+
+
+def make_tenants(tx: Transaction, ids: set[str], now: datetime) -> bool:
+    """Write the tenants that are new; whether there are any beside `default`."""
+    known = {row["id"] for row in tx.fetch(KNOWN_TENANTS, [{"id": tenant} for tenant in ids])}
     if unknown := sorted(ids - known):
         tx.fetch(MAKE_TENANTS, [{"id": tenant, "created_at": tx.dialect.to_db(now)} for tenant in unknown])
+    return bool((known | ids) - {"default"})
 
 
 TAKE_REQUESTS = Statement(
@@ -266,7 +275,7 @@ def reschedule(
         **kept, **when, id=new_id, created_at=now,
         scheduled_at=run_at if row.schedule_id is None else row.scheduled_at,
         expires_at=None if left is None else run_at + left, replaces=row.id, kind=Kind(row.kind),
-        hold=Hold.OVERLAP if row.hold == Hold.OVERLAP else None,
+        hold=Hold.OVERLAP if row.hold == Hold.OVERLAP else None, group=row.group_name,
     )  # fmt: skip
     insert_jobs(tx, [job])
     tx.notify()
@@ -333,7 +342,7 @@ def next_pending(tx: Transaction, limit: int) -> list[Job]:
     """What runs next, soonest first, over all lanes."""
     claimable = (jobs.c.state == "pending") & jobs.c.hold.is_(None)
     found: list[Job] = []
-    for at in tx.fetch(LANES, now=tx.dialect.to_db(EPOCH), **ANYONE.params()):
+    for at in look(tx, ANYONE, EPOCH):
         lane = select(jobs).where(claimable, jobs.c.queue == at["queue"], jobs.c.priority == at["priority"])
         found += map(read, tx.execute(lane.order_by(jobs.c.run_at).limit(limit)))
     return sorted(found, key=lambda job: job.run_at)[:limit]
@@ -369,12 +378,12 @@ def read(row: Row[Any]) -> Job:
         id=row.id, tenant_id=row.tenant_id, topic=row.topic, state=JobState(row.state),
         scheduled_at=row.scheduled_at, run_at=row.run_at, timezone=row.timezone, payload=decode(row.payload),
         metadata=metadata, owner_id=row.owner_id, key=row.key, kind=Kind(row.kind), schedule_id=row.schedule_id,
-        target=decode(row.target), queue=row.queue, priority=row.priority, retry=decode(row.retry),
-        timeout=row.timeout, expires_at=row.expires_at, hold=Hold(has["hold"]) if has.get("hold") else None,
-        attempt=row.attempt, tries=row.tries, node_id=row.node_id, created_at=row.created_at,
-        started_at=row.started_at, finished_at=has.get("finished_at"), reason=has.get("reason"),
-        error=has.get("error"), error_code=has.get("error_code"), result=decode(has.get("result")),
-        attempts=decode(row.errors) or [],
+        target=decode(row.target), queue=row.queue, priority=row.priority, group=row.group_name,
+        retry=decode(row.retry), timeout=row.timeout, expires_at=row.expires_at,
+        hold=Hold(has["hold"]) if has.get("hold") else None, attempt=row.attempt, tries=row.tries,
+        node_id=row.node_id, created_at=row.created_at, started_at=row.started_at,
+        finished_at=has.get("finished_at"), reason=has.get("reason"), error=has.get("error"),
+        error_code=has.get("error_code"), result=decode(has.get("result")), attempts=decode(row.errors) or [],
         replaces=row.replaces, replaced_by=has.get("replaced_by"), skipped_to=skipped_to,
         skipped_count=has.get("skipped_count") or 1, local_time=row.local_time,
     )  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Any
 
 from sqlalchemy import func, insert, select, update
 
-from timebell.model.job import JobState
+from timebell.model.job import Hold, JobState
+from timebell.model.limits import Limits
 from timebell.store.schema import jobs, queues
 from timebell.store.transaction import Transaction
 
@@ -22,7 +23,7 @@ class Queue:
     """A queue with its limit and pause, and how many jobs of a tenant wait and run there."""
 
     name: str
-    concurrency: int | None = None
+    limits: Limits = Limits()  # noqa: RUF009 - it is frozen
     paused: bool = False
     pause_reason: str | None = None
     pending: int = 0
@@ -45,15 +46,25 @@ def listed(tx: Transaction, tenant_id: str) -> tuple[list[Queue], bool]:
     for name in sorted(rows.keys() | waiting.keys() | running.keys()):
         queue = Queue(name, pending=waiting[name], running=running[name])
         if (row := rows.get(name)) is not None:
-            limits = {"concurrency": row.concurrency, "paused": bool(row.paused), "pause_reason": row.pause_reason}
-            queue = replace(queue, **limits)
+            limits = Limits(
+                concurrency=row.concurrency, rate=row.rate, per=row.per or 1.0,
+                concurrency_per_group=row.concurrency_per_group,
+            )  # fmt: skip
+            queue = replace(queue, limits=limits, paused=bool(row.paused), pause_reason=row.pause_reason)
         found.append(queue)
     return found, sum(waiting.values()) + sum(running.values()) <= COUNTED
 
 
-def put(tx: Transaction, name: str, concurrency: int | None) -> None:
-    """Set how many jobs of a queue may run at once over all nodes (None: no limit)."""
-    _write(tx, name, concurrency=concurrency)
+def put(tx: Transaction, name: str, limits: Limits) -> None:
+    """Set the limits of a queue. Those that wait in groups are looked at anew where theirs has changed."""
+    rate = {"rate": limits.rate, "per": None if limits.rate is None else limits.per}
+    was = _write(
+        tx, name, concurrency=limits.concurrency, concurrency_per_group=limits.concurrency_per_group, **rate
+    )  # fmt: skip
+    if was is not None and was != limits.concurrency_per_group:
+        held = (jobs.c.queue == name) & (jobs.c.hold == Hold.GROUP.value)
+        tx.execute(update(jobs).where(held).values(hold=None))
+        tx.notify()
 
 
 def pause(tx: Transaction, name: str, reason: str | None) -> None:
@@ -73,7 +84,12 @@ def stopped(tx: Transaction) -> bool:
     return bool(tx.execute(everything).scalar())
 
 
-def _write(tx: Transaction, name: str, **values: object) -> None:
-    tx.execute(select(queues).where(queues.c.name == name).with_for_update())
-    if tx.execute(update(queues).where(queues.c.name == name).values(**values)).rowcount == 0:
+def _write(tx: Transaction, name: str, **values: object) -> int | None:
+    """Write a queue's row; the limit per group that it had."""
+    row = tx.execute(select(queues).where(queues.c.name == name).with_for_update()).first()
+    if row is None:
         tx.execute(insert(queues).values(name=name, **values))
+        return None
+    tx.execute(update(queues).where(queues.c.name == name).values(**values))
+    per_group: int | None = row.concurrency_per_group
+    return per_group

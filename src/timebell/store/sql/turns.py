@@ -1,4 +1,5 @@
-"""Jobs that run one at a time within their schedule: whose turn is next, and when a fixed delay fires again."""
+"""Jobs that run one at a time within their schedule, or so many within their group: whose turn is next, and when a
+fixed delay fires again."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ PUT_OFF = Statement(
 
 
 class Ended(NamedTuple):
-    """The ids whose fence still held, how many jobs that let go, and whether a schedule got its next instant."""
+    """The ids whose fence still held, how many jobs that may let go, and whether a schedule got its next instant."""
 
     ids: set[str]
     let_go: int
@@ -56,25 +57,32 @@ class Ended(NamedTuple):
 
 
 def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[str]) -> Ended:
-    """As `jobs.end`, for jobs that run one at a time within their schedule: the next in turn is let go, and a
-    schedule of a fixed delay gets its next instant.
+    """As `jobs.end`, for jobs that take turns: the next of the schedule or group is let go, and a schedule of a fixed
+    delay gets its next instant.
 
-    The schedules' rows are locked first, as the planner does, so that none is held behind a job just gone.
+    The rows of schedules (and of queues with groups) are locked first, as the planner (and the claim) does, so that
+    none is held behind a job just gone.
     """
-    locked = tx.fetch(LOCK_SCHEDULES, [{"id": schedule} for schedule in sorted(set(schedules))])
+    wanted = [{"id": schedule} for schedule in sorted(set(schedules))]
+    locked = tx.fetch(LOCK_SCHEDULES, wanted) if wanted else []
     ended = jobs.ended(tx, endings)
     left = sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None})
-    freed = let_go(tx, left)
+    freed = let_go(tx, left) + sum(row["group_name"] is not None for row in ended)
     waiting = {str(row["id"]): row["waiting"] for row in locked if row["waiting"] is not None}
     put_off = _put_off(tx, waiting, ended, {ending.id: ending.at for ending in endings}) if waiting else False
     return Ended({str(row["id"]) for row in ended}, freed, put_off)
 
 
 def complete(tx: Transaction, ending: Ending) -> Ended:
-    """End one attempt, in a transaction that others write in too; in turn, if it has a schedule."""
-    if ending.schedule_id is None:
+    """End one attempt, in a transaction that others write in too; in turn, if it has a schedule or group."""
+    if ending.schedule_id is None and ending.grouped is None:
         return Ended(jobs.end(tx, [ending]), 0, put_off=False)
-    return end_in_turn(tx, [ending], [ending.schedule_id])
+    return end_in_turn(tx, [ending], [] if ending.schedule_id is None else [ending.schedule_id])
+
+
+def retry_in_group(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
+    """As `jobs.retry`, for jobs of groups: in one transaction with letting the next one go."""
+    return jobs.retry(tx, endings)
 
 
 def _put_off(tx: Transaction, waiting: dict[str, str], ended: Sequence[Row], ends: dict[str, datetime]) -> bool:

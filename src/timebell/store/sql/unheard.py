@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from timebell.model.job import Ending, JobState
 from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
-from timebell.store.sql.jobs import CLAIMABLE, LANES
+from timebell.store.sql import groups
+from timebell.store.sql.jobs import CLAIMABLE, look
 from timebell.store.sql.turns import end_in_turn
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
@@ -23,7 +24,8 @@ _HEAD = (
 _COMPLETES = "target = :completes AND attempt = 0"
 HOLD = Statement(
     f"UPDATE timebell_jobs SET hold = 'unheard' WHERE id $pick SELECT id FROM ({_HEAD}) AS head"  # noqa: S608
-    f" WHERE NOT $hears $picked AND {CLAIMABLE} AND (target IS NULL OR NOT ({_COMPLETES})) RETURNING id, route"
+    f" WHERE NOT $hears $picked AND {CLAIMABLE} AND (target IS NULL OR NOT ({_COMPLETES}))"
+    " RETURNING id, route, queue, tenant_id, group_name"
 )
 COMPLETABLE = Statement(
     f"SELECT id, schedule_id, serial FROM timebell_jobs WHERE id $pick SELECT id FROM ({_HEAD}) AS head"  # noqa: S608
@@ -50,10 +52,11 @@ def settle(tx: Transaction, heard: Routes, now: datetime) -> Settled:
     freed = hear(tx, heard)
     held = completed = 0
     routes: set[str] = set()
-    for row in tx.fetch(LANES, now=tx.dialect.to_db(now), **ANYONE.params()):
+    for row in look(tx, ANYONE, now):
         at = {"queue": row["queue"], "priority": row["priority"], "now": tx.dialect.to_db(now)}
         asked = {**at, **heard.params(), "completes": COMPLETES_TEXT}
         aside = tx.fetch(HOLD, **asked)
+        groups.let_go(tx, aside)
         held, routes = held + len(aside), routes | {job["route"] for job in aside}
         over = tx.fetch(COMPLETABLE, **asked)
         endings = [
