@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.targets.sink import SECRET as SIGNING
 from tests.unit.targets.sink import Sink, sink
+from timebell.model.limits import Limits
 from timebell.store.sql import queues
 
 from .web import Web, is_problem
@@ -169,7 +170,7 @@ async def test_other_answers_are_the_end(make: Make) -> None:
 
 async def test_a_queue_counts_what_is_outside(make: Make) -> None:
     async with handing_out(make) as (web, receiver):
-        await web.app.store.run(queues.put, "narrow", 1)
+        await web.app.store.run(queues.put, "narrow", Limits(concurrency=1))
         first = await hand(web, receiver, queue="narrow")
         await in_state(web, first, "dispatched")
         second = await hand(web, receiver, queue="narrow")

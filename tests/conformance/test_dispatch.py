@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from timebell.model.job import Attempt, Ending
+from timebell.model.limits import Limits
 from timebell.model.policy import Overlap
-from timebell.store.sql import jobs, queues, reports
+from timebell.store.sql import jobs, limits, queues, reports
 
 from .helpers import (
     ANYONE,
@@ -91,14 +92,14 @@ async def test_an_attempt_is_held_for_its_tenant_and_its_number(store: Store) ->
 
 @stored
 async def test_a_limit_counts_what_is_outside(store: Store) -> None:
-    await store.run(queues.put, "q", 2)
+    await store.run(queues.put, "q", Limits(concurrency=2))
     first = await handed(store, queue="q")
     for _ in range(3):
         await one(store, queue="q")
-    claimed = await store.run(jobs.claim_limited, lane("q"), ANYONE, OTHER_NODE, 10, T0)
+    claimed = await store.run(limits.claim_limited, lane("q"), ANYONE, OTHER_NODE, 10, T0)
     assert len(claimed) == 1
     assert await end(store, outside(first)) == {first.id}
-    assert len(await store.run(jobs.claim_limited, lane("q"), ANYONE, OTHER_NODE, 10, T0)) == 1
+    assert len(await store.run(limits.claim_limited, lane("q"), ANYONE, OTHER_NODE, 10, T0)) == 1
 
 
 @stored

@@ -169,7 +169,7 @@ jobs = Table(
     ),
     # The same for each tenant, so that a late lane is shared. Who has one tenant does not pay for it.
     Index(
-        "timebell_jobs_tenant",
+        "timebell_jobs_shared",
         "queue",
         "priority",
         "tenant_id",

@@ -14,7 +14,7 @@ from timebell.model.job import Attempt
 from timebell.model.limits import Group, admitted, allowed, in_turns, started
 from timebell.model.payload import decode, encode
 from timebell.model.routes import Routes
-from timebell.store.sql import jobs
+from timebell.store.sql import groups, jobs
 from timebell.store.sql.jobs import DUE, SHARED, START, TAKEN, Lane
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, Transaction
@@ -114,9 +114,7 @@ def claim_limited(
 
 
 RUNNING_GROUPS = Statement(
-    "SELECT tenant_id, group_name, count(*) AS running FROM timebell_jobs"
-    " WHERE state IN ('running', 'dispatched') AND queue = :queue"
-    " AND group_name IS NOT NULL GROUP BY tenant_id, group_name"
+    f"SELECT tenant_id, group_name, count(*) AS running FROM ({groups.BUSY}) AS busy GROUP BY tenant_id, group_name"  # noqa: S608
 )
 SEE = Statement(
     f"SELECT id, tenant_id, group_name FROM timebell_jobs WHERE {DUE} ORDER BY run_at LIMIT :most $skip_locked"  # noqa: S608

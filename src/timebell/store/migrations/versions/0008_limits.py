@@ -26,7 +26,7 @@ def upgrade() -> None:
         " AND EXISTS (SELECT 1 FROM timebell_tenants WHERE id <> 'default')"
     )
     op.create_index(
-        "timebell_jobs_tenant",
+        "timebell_jobs_shared",
         "timebell_jobs",
         ["queue", "priority", "tenant_id", "run_at"],
         postgresql_where=_SHARED,
