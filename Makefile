@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server pyproject.toml requirements/build.in
 
-.PHONY: help run test test-all check format bench lock clean
+.PHONY: help run test test-all check format openapi bench lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ check: $(VENV)/.dev ## format, lint, types, import directions
 format: $(VENV)/.dev ## put the code into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+openapi: $(VENV)/.dev ## write docs/reference/openapi.json from the code
+	$(BIN)/python -m timebell.api.v1 > docs/reference/openapi.json
 
 bench: $(VENV)/.bench ## the figures, beside a peer's (BENCH="W2,W3 --stores sqlite" for some of them)
 	$(BIN)/python -m benchmarks $(BENCH)

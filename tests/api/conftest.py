@@ -29,11 +29,11 @@ def make(store_url: str) -> Callable[..., Any]:
     ) -> AsyncIterator[Web]:
         app = Timebell(store_url, clock=clock, **options)
         app.settings = replace(app.settings, secret_key=SECRET)
-        asgi = server.asgi(app, [health.router(app), v1.routes], open_here=open_here)
-        transport = httpx2.ASGITransport(app=asgi, client=("127.0.0.1", 50_000))
+        site = server.Site(app, [health.router(app), v1.routes], open_here=open_here)
+        transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 50_000))
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700/api/v1") as client:
             try:
-                yield Web(app, client, asgi)
+                yield Web(app, client, site)
             finally:
                 await app.close()
 

@@ -27,7 +27,7 @@ class Web:
 
     app: Timebell
     client: httpx2.AsyncClient
-    asgi: Any
+    site: Any
 
     async def ask(self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str) -> Any:
         """One request; header names with dashes for underscores."""

@@ -110,6 +110,8 @@ def _of_call(node: ast.Call) -> Iterator[str]:
     if called in ("failed", "_unfit", "after_failure", "NotReady", "problem"):
         for argument in node.args:
             yield from _texts(argument)
+    if called == "missing" and isinstance(node.args[0], ast.Constant):
+        yield f"{str(node.args[0].value).upper().replace(' ', '_')}_NOT_FOUND"
 
 
 def _texts(node: ast.expr) -> Iterator[str]:

@@ -30,7 +30,7 @@ def served(url: str, test: Callable[[Timebell, Ask], Coroutine[Any, Any, None]],
 
     async def body() -> None:
         app = Timebell(url, timezone="UTC")
-        web = server.asgi(app, [health.router(app), metrics.router(app)])
+        web = server.Site(app, [health.router(app), metrics.router(app)])
 
         async def ask(path: str, client: tuple[str, int] = NEAR, **headers: str) -> httpx2.Response:
             transport = httpx2.ASGITransport(app=web, client=client)

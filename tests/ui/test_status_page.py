@@ -53,7 +53,7 @@ class Page(HTMLParser):
 
 @asynccontextmanager
 async def served(app: Timebell) -> AsyncIterator[httpx2.AsyncClient]:
-    web = server.asgi(app, [health.router(app), status.router(app)])
+    web = server.Site(app, [health.router(app), status.router(app)])
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=web), base_url="http://timebell.test") as client:
         yield client
 
@@ -264,7 +264,7 @@ def test_a_fault_of_ours_is_a_problem_without_a_trace(sqlite_url: str, monkeypat
 
     monkeypatch.setattr(status, "_facts", broken)
     app = Timebell(sqlite_url)
-    transport = httpx2.ASGITransport(app=server.asgi(app, [status.router(app)]), raise_app_exceptions=False)
+    transport = httpx2.ASGITransport(app=server.Site(app, [status.router(app)]), raise_app_exceptions=False)
 
     async def ask() -> httpx2.Response:
         async with httpx2.AsyncClient(transport=transport, base_url="http://timebell.test") as client:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fastapi import Request
 
+from timebell.alarm import Alarm
 from timebell.app import Timebell
 from timebell.client.jobs import text as name_text
-from timebell.errors import InvalidInput, Refused, TimebellError
+from timebell.errors import InvalidInput, Refused, StoreError, TimebellError
 from timebell.store.sql import keys as key_rows
-from timebell.store.sql import tenants
+from timebell.store.sql import usage
 from timebell.tenancy import keys
 from timebell.tenancy.keys import Key
 from timebell.tenancy.limits import LimitReached, Limits
@@ -47,6 +49,8 @@ class Caller:
     role: Role
     address: str
     key: Key | None = None
+    named: bool = False
+    """Whether the request names a tenant."""
 
     @property
     def everywhere(self) -> bool:
@@ -77,9 +81,14 @@ class Door:
         self.app = app
         self.open_here = open_here
         self._known: dict[str, tuple[Key, float]] = {}
+        self._seen: dict[str, tuple[Key, float]] = {}
         self._wrong: dict[str, deque[float]] = {}
         self._limits: dict[str, tuple[Limits, float]] = {}
         self._buckets: dict[str, Bucket] = {}
+        self._requests: dict[str, int] = {}
+        self._streams: Counter[str] = Counter()
+        self._alarms: set[Alarm] = set()
+        self.stopping = False
 
     async def admit(self, request: Request) -> Caller:
         """The caller. Raises Unauthorized, TooManyWrongKeys, Refused, InvalidInput."""
@@ -105,7 +114,8 @@ class Door:
                 f"This key is of another tenant than {named!r:.60}.", code="TENANT_NOT_YOURS",
                 fix="Leave the tenant out: the key decides.",
             )  # fmt: skip
-        return Caller(actor, own or name_text(named or "default", "tenant_id"), role, address, key)
+        tenant_id = own or name_text(named or "default", "tenant_id")
+        return Caller(actor, tenant_id, role, address, key, bool(named))
 
     async def _check(self, text: str, address: str) -> Key:
         now, at = self.app.clock.now(), self.app.clock.monotonic()
@@ -131,6 +141,54 @@ class Door:
             raise _unauthorized()
         return known[0]
 
+    async def still(self, caller: Caller) -> bool:
+        """Whether the key of a long answer is good yet, as of at most 2 s ago."""
+        if caller.key is None:
+            return True
+        id_, at = caller.key.id, self.app.clock.monotonic()
+        known = self._seen.get(id_)
+        if known is None or at - known[1] > REMEMBERED:
+            if len(self._seen) > MOST_REMEMBERED:
+                self._seen.clear()
+            try:
+                found = await self.app.store.run(key_rows.find, id_)
+            except StoreError:
+                return True
+            if found is None:
+                return False
+            known = self._seen[id_] = (found[0], at)
+        return known[0].usable(self.app.clock.now(), caller.address)
+
+    def join(self, tenant_id: str, most: int) -> None:
+        """Count an answer that does not end. Raises LimitReached."""
+        if self._streams[tenant_id] >= most:
+            raise LimitReached(
+                f"The tenant {tenant_id} listens {most} times here.", retry_after=5.0, fix="Close some of them.",
+                limit={"name": "streams", "most": most},
+            )  # fmt: skip
+        self._streams[tenant_id] += 1
+
+    def leave(self, tenant_id: str) -> None:
+        """It has ended."""
+        self._streams[tenant_id] -= 1
+        if not self._streams[tenant_id]:
+            del self._streams[tenant_id]
+
+    @contextmanager
+    def told(self, alarm: Alarm) -> Iterator[None]:
+        """Poke this alarm when the server stops."""
+        self._alarms.add(alarm)
+        try:
+            yield
+        finally:
+            self._alarms.discard(alarm)
+
+    def stop(self) -> None:
+        """End the answers that do not end by themselves."""
+        self.stopping = True
+        for alarm in self._alarms:
+            alarm.poke()
+
     def _recent(self, address: str, at: float) -> deque[float]:
         """When wrong keys came from there in the last minute."""
         if len(self._wrong) > MOST_REMEMBERED:
@@ -143,6 +201,7 @@ class Door:
     async def pace(self, caller: Caller) -> Mapping[str, str]:
         """Count a request of a tenant; the RateLimit fields. Raises LimitReached."""
         at = self.app.clock.monotonic()
+        self._requests[caller.tenant_id] = self._requests.get(caller.tenant_id, 0) + 1
         limits = await self.limits(caller.tenant_id)
         rate = limits.requests_per_second or REQUESTS_PER_SECOND
         if len(self._buckets) > MOST_REMEMBERED:
@@ -151,7 +210,10 @@ class Door:
         taken = bucket.take(rate, at)
         if not taken:
             raise LimitReached(
-                f"The tenant {caller.tenant_id} may ask {rate} times a second.", retry_after=1.0, fix="Slow down."
+                f"The tenant {caller.tenant_id} may ask {rate} times a second.",
+                retry_after=1.0,
+                fix="Slow down.",
+                limit={"name": "requestsPerSecond", "most": rate},
             )
         return {"RateLimit-Policy": f'"default";q={rate};w=1', "RateLimit": f'"default";r={int(bucket.left)};t=1'}
 
@@ -162,8 +224,14 @@ class Door:
         if known is None or at - known[1] > REMEMBERED:
             if len(self._limits) > MOST_REMEMBERED:
                 self._limits.clear()
-            known = self._limits[tenant_id] = (await self.app.store.run(tenants.limits, tenant_id), at)
+            requests = self._requests.pop(tenant_id, 0)
+            seen = (tenant_id, self.app.clock.now(), requests, self.app.settings.node_name)
+            known = self._limits[tenant_id] = (await self.app.store.run(usage.look, *seen), at)
         return known[0]
+
+    def unwritten(self, tenant_id: str) -> int:
+        """Requests of a tenant here that are not in the store yet."""
+        return self._requests.get(tenant_id, 0)
 
 
 def _unauthorized() -> Unauthorized:

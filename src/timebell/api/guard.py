@@ -8,6 +8,7 @@ the change, its audit record and the kept answer exist together or not at all.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,16 +24,23 @@ from timebell.app import Timebell
 from timebell.errors import InvalidInput, NotFound, Refused
 from timebell.ids import new_id
 from timebell.model.payload import read_json
-from timebell.store.sql import answers, audit_log
+from timebell.store.sql import answers, audit_log, usage
 from timebell.store.sql.answers import Answer
 from timebell.store.sql.audit_log import AuditRecord
+from timebell.tenancy.limits import Limits
 from timebell.tenancy.roles import Role, require
 
 PREFIX = "/api/v1"
 MOST_BYTES = 256 * 1024
+BODY_WITHIN = 20.0  # seconds
 JSON_TYPES = ("application/json", "application/merge-patch+json")
 REPLAYED = "Idempotency-Replayed"
 KEPT_HEADERS = ("etag", "location", "content-type")
+# What a tenant has limits for, by the actions that make it.
+MAKES = {
+    "schedule.create": "schedules", "schedule.put": "schedules", "schedule.trigger": "jobs",
+    "schedule.backfill": "jobs", "schedule.resume": "jobs", "job.create": "jobs", "job.retry": "jobs",
+}  # fmt: skip
 
 
 def reads(role: Role = Role.VIEWER) -> dict[str, Any]:
@@ -49,17 +57,19 @@ def changes(action: str, role: Role, *, streams: bool = False) -> dict[str, Any]
 @dataclass(slots=True)
 class Asked:
     """A request that was let in, for the function that answers it. `connection` is its transaction, if it changes
-    something; `subject` is what the audit record names, `before` what that was. `operates`: it
-    made an operation; `dry`: it changed nothing."""
+    something; `subject` is what the audit record names, `before` what that was; `kept` is the answer to a repeated
+    request, where that must not be the first one again. `operates`: it made an operation; `dry`: it changed nothing."""
 
     app: Timebell
     door: Door
     caller: Caller
     now: datetime
     id: str
+    limits: Limits
     connection: Any = None
     subject: str | None = None
     before: Any = None
+    kept: Any = None
     operates: bool = False
     dry: bool = False
 
@@ -95,6 +105,8 @@ class Guarded(APIRoute):
         scope = self.path.removeprefix(PREFIX).split("/")[1]
 
         async def handle(request: Request) -> Response:
+            if "\0" in request.url.path or "%00" in request.url.query:
+                raise InvalidInput("There is a NUL in the URL.", code="INVALID_URL", fix="Leave it out.")
             door: Door = request.app.state.door
             app = door.app
             await app.open()
@@ -103,7 +115,8 @@ class Guarded(APIRoute):
             if caller.key is not None and not caller.key.permits(scope):
                 raise Refused(f"This key is not for {scope}.", code="SCOPE_MISSING", fix="Make one that is.")
             request.state.headers.update(await door.pace(caller))
-            asked = request.state.asked = Asked(app, door, caller, app.clock.now(), request.state.id)
+            limits = await door.limits(caller.tenant_id)
+            asked = request.state.asked = Asked(app, door, caller, app.clock.now(), request.state.id, limits)
             if not streams:
                 await _read_body(request)
             if action is None or streams:
@@ -140,13 +153,15 @@ async def _once(request: Request, asked: Asked, action: str, inner: Callable[[Re
         kept: Answer | None = await asked.run(answers.take, asked.tenant_id, key, digest, asked.now)
         if kept is not None:
             return _again(kept, digest)
-    asked.subject = asked.before = None
+    asked.subject = asked.before = asked.kept = None
     response: Response = await inner(request)
+    again = bytes(response.body) if asked.kept is None else orjson.dumps(asked.kept)
     if not asked.dry:
-        await record(asked, action, response.body or None)
+        await _charge(asked, action, len(body))
+        await record(asked, action, again or None)
     if key is not None:
         headers = {name: response.headers[name] for name in KEPT_HEADERS if name in response.headers}
-        answer = Answer(digest, response.status_code, headers, bytes(response.body).decode())
+        answer = Answer(digest, response.status_code, headers, again.decode())
         await asked.run(answers.keep, asked.tenant_id, key, answer)
     return response
 
@@ -159,6 +174,13 @@ async def record(asked: Asked, action: str, after: bytes | memoryview | None = N
         before=None if asked.before is None else sha256(orjson.dumps(asked.before, default=str)).hexdigest(),
         after=None if after is None else sha256(after).hexdigest(), request_id=asked.id,
     ))  # fmt: skip
+
+
+async def _charge(asked: Asked, action: str, size: int) -> None:
+    """Count what the tenant sent, and hold it to its limits with what this request made. Raises LimitReached."""
+    if size:
+        await asked.run(usage.add, asked.tenant_id, asked.now, payload_bytes=size, by=asked.id)
+    await asked.run(usage.check, asked.tenant_id, asked.limits, asked.now, MAKES.get(action))
 
 
 def _again(kept: Answer, digest: str) -> Response:
@@ -188,6 +210,12 @@ class BodyTooLarge(InvalidInput):
     code = "BODY_TOO_LARGE"
 
 
+class BodyTooSlow(InvalidInput):
+    """It drips."""
+
+    code = "BODY_TOO_SLOW"
+
+
 class MediaTypeUnsupported(InvalidInput):
     """Not JSON, or compressed."""
 
@@ -202,11 +230,17 @@ async def _read_body(request: Request) -> None:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise MediaTypeUnsupported("Compressed bodies are not read.", fix="Send it plain.")
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MOST_BYTES:
-            raise BodyTooLarge(f"The body has more than {MOST_BYTES:,} bytes.", fix="Send less, or use /jobs/bulk.")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_WITHIN):
+            async for part in request.stream():
+                size += len(part)
+                if size > MOST_BYTES:
+                    raise BodyTooLarge(
+                        f"The body has more than {MOST_BYTES:,} bytes.", fix="Send less, or use /jobs/bulk."
+                    )
+                parts.append(part)
+    except TimeoutError:
+        raise BodyTooSlow(f"The body did not come within {BODY_WITHIN:g} s.", fix="Send it again.") from None
     body = b"".join(parts)
     request._body = body
     if not body:

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from timebell.api.door import TooManyWrongKeys, Unauthorized
-from timebell.api.guard import BodyTooLarge, MediaTypeUnsupported
+from timebell.api.guard import BodyTooLarge, BodyTooSlow, MediaTypeUnsupported
 from timebell.api.shapes import UnknownField
 from timebell.errors import (
     Conflict,
@@ -32,7 +32,8 @@ from timebell.tenancy.limits import LimitReached
 log = logging.getLogger("timebell.api")
 
 STATUS: tuple[tuple[type[TimebellError], int], ...] = (
-    (Unauthorized, 401), (TooManyWrongKeys, 429), (LimitReached, 429), (BodyTooLarge, 413), (MediaTypeUnsupported, 415),
+    (Unauthorized, 401), (TooManyWrongKeys, 429), (LimitReached, 429), (BodyTooLarge, 413),
+    (BodyTooSlow, 408), (MediaTypeUnsupported, 415),
     (RevisionStale, 412), (RevisionMissing, 428), (InThePast, 400), (NotFound, 404), (Conflict, 409), (Refused, 403),
     (StoreError, 503), (InvalidInput, 422),
 )  # fmt: skip
@@ -69,6 +70,8 @@ def of(error: TimebellError, request_id: str | None, errors: Sequence[Mapping[st
     headers = {}
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Bearer realm="timebell"'
+    if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
+        headers["Connection"] = "close"  # the rest of the body is not read
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         after = getattr(error, "retry_after", None)
         headers["Retry-After"] = str(math.ceil(after or 60))
@@ -82,7 +85,7 @@ def of(error: TimebellError, request_id: str | None, errors: Sequence[Mapping[st
         errors = [{"pointer": POINTERS.get(error.code, ""), "detail": error.message, "code": error.code, **fix}]
     return problem(
         status, error.code, detail, headers, fix=error.fix or None, existing=getattr(error, "existing", None),
-        errors=errors, requestId=request_id,
+        limit=getattr(error, "limit", None), errors=errors, requestId=request_id,
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import Field
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, ValidationError
 
 from timebell.api.executions import ExecutionPage, execution
 from timebell.api.guard import Guarded, Let, changes, missing, reads
@@ -255,10 +256,18 @@ async def get_schedule(id: Id, let: Let) -> Response:
 async def patch_schedule(id: Id, patch: dict[str, Json], let: Let, if_match: Match = None) -> Response:
     """Change some of it (RFC 7396 merge patch: null takes a field back to its default)."""
     found = await expect(let, id, if_match)
-    body = ScheduleIn.model_validate(_merged(given_of(found), patch))
+    body = _fitting(_merged(given_of(found), patch))
     if body.name != found.name:
         raise InvalidInput("A schedule keeps its name.", code="NAME_DIFFERS", fix="Make another one.")
     return one(await _write(let, body, replace=True))
+
+
+def _fitting(merged: dict[str, Any]) -> ScheduleIn:
+    """As FastAPI reads a body. Raises RequestValidationError."""
+    try:
+        return ScheduleIn.model_validate(merged)
+    except ValidationError as unfit:
+        raise RequestValidationError([{**error, "loc": ("body", *error["loc"])} for error in unfit.errors()]) from unfit
 
 
 def _merged(given: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

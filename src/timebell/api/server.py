@@ -8,17 +8,22 @@ import socket
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+import h11
 import uvicorn
 from fastapi import APIRouter, FastAPI
 from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from timebell.api.door import Door
-from timebell.api.problems import install
+from timebell.api.problems import install, problem
 from timebell.app import Timebell
 from timebell.errors import Conflict, InvalidInput, Refused
 from timebell.ids import new_id
 
+MOST_HEADERS = 64
+MOST_HEAD = 16 * 1024  # bytes that an unfinished head may have
+HEAD_WITHIN = 10.0  # seconds
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'",
@@ -47,17 +52,21 @@ def bind(host: str, port: int) -> socket.socket:
         raise InvalidInput(f"Cannot listen on {host}: {failed.strerror}.", code="HOST_INVALID") from failed
 
 
-def asgi(app: Timebell, routers: Iterable[APIRouter], *, open_here: bool = False) -> ASGIApp:
-    """The application of these routers, with the headers and errors that all answers share. With `open_here`,
+class Site:
+    """The application of some routers, with the headers and errors that all answers share. With `open_here`,
     requests from this machine need no key."""
-    web = FastAPI(title="Timebell", docs_url=None, redoc_url=None, openapi_url=None)
-    web.state.door = Door(app, open_here=open_here)
-    install(web)
-    for router in routers:
-        web.include_router(router)
 
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        own = {"Request-Id": new_id(app.clock.now())}
+    def __init__(self, app: Timebell, routers: Iterable[APIRouter], *, open_here: bool = False) -> None:
+        self._clock = app.clock
+        self._web = FastAPI(title="Timebell", docs_url=None, redoc_url=None, openapi_url=None)
+        self.door = self._web.state.door = Door(app, open_here=open_here)
+        install(self._web)
+        for router in routers:
+            self._web.include_router(router)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        own = {"Request-Id": new_id(self._clock.now())}
         scope.setdefault("state", {}).update(id=own["Request-Id"], headers=own)
 
         async def with_headers(message: Message) -> None:
@@ -67,9 +76,43 @@ def asgi(app: Timebell, routers: Iterable[APIRouter], *, open_here: bool = False
                     headers.setdefault(name, value)
             await send(message)
 
-        await web(scope, receive, with_headers)
+        if scope["type"] == "http" and len(scope["headers"]) > MOST_HEADERS:
+            refused = problem(
+                431, "HEADERS_TOO_MANY", f"The request has more than {MOST_HEADERS} headers.",
+                requestId=own["Request-Id"],
+            )  # fmt: skip
+            await refused(scope, receive, with_headers)
+            return
+        await self._web(scope, receive, with_headers)
 
-    return guarded
+
+class _Impatient(H11Protocol):
+    """Waits so long for the head of a request, from its first byte or the connection's first moment, and no longer."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """As in H11Protocol."""
+        super().connection_made(transport)
+        self._waiting = self.loop.call_later(HEAD_WITHIN, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        """As in H11Protocol."""
+        if self._waiting is None and self.conn.their_state is h11.IDLE:
+            self._waiting = self.loop.call_later(HEAD_WITHIN, self.transport.close)
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._patient()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As in H11Protocol."""
+        self._patient()
+        super().connection_lost(exc)
+
+    def _patient(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
 
 class _Server(uvicorn.Server):
@@ -82,18 +125,19 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(web: ASGIApp, listening: socket.socket) -> AsyncIterator[None]:
+async def serving(web: Site, listening: socket.socket) -> AsyncIterator[None]:
     """Answer HTTP while the block runs."""
     config = uvicorn.Config(
         web, log_config=None, access_log=False, lifespan="off", loop="none", ws="none", server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=2,
+        proxy_headers=False, timeout_graceful_shutdown=2, http=_Impatient,
+        h11_max_incomplete_event_size=MOST_HEAD,
     )  # fmt: skip
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listening]), name="timebell-http")
     try:
         yield
     finally:
+        web.door.stop()
         server.should_exit = True
         await asyncio.wait([task], timeout=5)
         task.cancel()

@@ -103,4 +103,6 @@ def aware(text: str, field: str) -> datetime:
             f"{field} is {text!r:.60}, which has no offset from UTC.", code="INVALID_INSTANT",
             fix="Write it like 2027-03-14T07:00:00Z.",
         )  # fmt: skip
+    if not 1970 <= found.year < 2200:
+        raise InvalidInput(f"{field} is {text!r:.60}, and 1970 to 2199 count.", code="INVALID_INSTANT")
     return found

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, FastAPI, Response
+from fastapi.routing import APIRoute
 
-from timebell.api import bulk, dead_letters, jobs, operations, queues, reports, schedules
+from timebell.api import (
+    audit,
+    bulk,
+    calendars,
+    dead_letters,
+    events,
+    forecast,
+    jobs,
+    keys,
+    nodes,
+    operations,
+    queues,
+    reports,
+    schedules,
+    tenants,
+)
 from timebell.api.guard import PREFIX, Guarded
 from timebell.api.shapes import PROBLEMS, Problem, answer
 
-PARTS = (schedules, bulk, jobs, reports, dead_letters, operations, queues)
+PARTS = (
+    schedules, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit, calendars, forecast,
+    events,
+)  # fmt: skip
 routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
 for part in PARTS:
     assert part.routes.route_class is Guarded
@@ -27,7 +48,7 @@ Every error is an RFC 9457 problem with a stable `code`. Listings are paged by `
 @cache
 def openapi() -> dict[str, Any]:
     """The OpenAPI document of the API."""
-    web = FastAPI(title="Timebell", version="1", description=SUMMARY)
+    web = FastAPI(title="Timebell", version="1", description=SUMMARY, generate_unique_id_function=_named)
     web.include_router(routes)
     document = web.openapi()
     document["components"]["schemas"]["Problem"] = Problem.model_json_schema()
@@ -41,7 +62,21 @@ def openapi() -> dict[str, Any]:
     return document
 
 
+def _named(route: APIRoute) -> str:
+    head, *rest = route.name.split("_")
+    return head + "".join(map(str.title, rest))
+
+
+def written() -> bytes:
+    """The document as docs/reference/openapi.json has it."""
+    return orjson.dumps(openapi(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
+
+
 @routes.get("/openapi.json", include_in_schema=False)
 async def openapi_document() -> Response:
     """The document; it says nothing about this installation, so anyone may read it."""
     return answer(openapi())
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(written())

@@ -15,6 +15,7 @@ except ModuleNotFoundError:  # the library alone is installed
 from timebell.cli.apply import apply_, export
 from timebell.cli.dead import dead
 from timebell.cli.job import job
+from timebell.cli.keys import key, tenant
 from timebell.cli.operate import api, calendar, config, node
 from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
 from timebell.cli.schedule import schedule
@@ -37,6 +38,8 @@ root.add_typer(job, name="job")
 root.add_typer(dead, name="dead")
 root.add_typer(node, name="node")
 root.add_typer(config, name="config")
+root.add_typer(key, name="key")
+root.add_typer(tenant, name="tenant")
 for command in (apply_, export, calendar, api):
     root.command(command.__name__.rstrip("_"))(command)
 

@@ -101,14 +101,14 @@ async def _http(app: Timebell, roles: tuple[str, ...], *, open_here: bool = Fals
     async with AsyncExitStack() as listeners:
         if app.settings.metrics_port is not None:
             apart = server.bind(app.settings.metrics_host, app.settings.metrics_port)
-            await listeners.enter_async_context(server.serving(server.asgi(app, [metrics.router(app)]), apart))
+            await listeners.enter_async_context(server.serving(server.Site(app, [metrics.router(app)]), apart))
         elif "api" in roles and host in LOOPBACK:
             routers.append(metrics.router(app))
         if routers:
             listening = server.bind(host, port)
             if "ui" in roles and host not in LOOPBACK:
                 log.warning("the status page has no login: whoever reaches %s port %d can read it", host, port)
-            web = server.asgi(app, routers, open_here=open_here and host in LOOPBACK)
+            web = server.Site(app, routers, open_here=open_here and host in LOOPBACK)
             await listeners.enter_async_context(server.serving(web, listening))
         yield
 

@@ -19,7 +19,7 @@ from timebell.engine.watchdog import Watchdog
 from timebell.engine.zone_data import ZoneData
 from timebell.model.healed import Healed
 from timebell.model.routes import Routes
-from timebell.store.sql import nodes, operations, retention, unheard
+from timebell.store.sql import answers, nodes, operations, retention, unheard, usage
 from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.leader")
@@ -89,6 +89,8 @@ class Leader:
         if self._tidied is None or monotonic - self._tidied >= TIDY_EVERY:
             self._tidied = monotonic
             await self._as_leader(retention.prepare, now)
+            await self._as_leader(answers.prune, now)
+            await self._as_leader(usage.prune, now)
             before = now - timedelta(seconds=node.options.retention)
             while await self._as_leader(retention.prune, before, PRUNED):
                 pass

@@ -306,7 +306,10 @@ class Recurrence:
 
     def previous(self, before: datetime) -> datetime | None:
         """The last instant strictly before an aware datetime; None when there is none."""
-        found = self.rule.before(min(to_us(before), self._stop))
+        end = min(to_us(before), self._stop)
+        if end <= self._first:
+            return None
+        found = self.rule.before(end)
         return None if found is None or found < self._first else from_us(found)
 
     def next_us(self, after: int) -> int | None:

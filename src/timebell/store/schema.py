@@ -381,6 +381,17 @@ answers = Table(
     Index("timebell_answers_created_at", "created_at"),
 )
 
+# What a tenant used on a day of UTC, spread over a few rows that requests at once add to.
+usage = Table(
+    "timebell_usage",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("day", String(10), primary_key=True),
+    Column("slot", SmallInteger, primary_key=True, autoincrement=False),
+    Column("payload_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("requests", BigInteger, nullable=False, server_default="0"),
+)
+
 # Long work that one request started; a node does it in steps, each in a transaction with its progress.
 operations = Table(
     "timebell_operations",

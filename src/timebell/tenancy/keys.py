@@ -94,6 +94,16 @@ def check_networks(given: Sequence[str] | None) -> tuple[str, ...] | None:
         raise InvalidInput(f"{bad}.", code="INVALID_NETWORKS", fix='Give networks such as "192.0.2.0/24".') from bad
 
 
+def check_scopes(given: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Parts of the API. Raises InvalidInput (INVALID_SCOPES)."""
+    unknown = [one for one in given or () if one not in SCOPES]
+    if unknown:
+        raise InvalidInput(
+            f"There is no scope {unknown[0]!r:.60}.", code="INVALID_SCOPES", fix=f"Use some of {', '.join(SCOPES)}."
+        )
+    return None if given is None else tuple(sorted(set(given)))
+
+
 def _within(address: str | None, networks: tuple[str, ...]) -> bool:
     try:
         found = ipaddress.ip_address(address or "")

@@ -38,10 +38,13 @@ class Limits:
 
 
 class LimitReached(TimebellError):
-    """A tenant has used up what it may. `retry_after` is seconds, where waiting helps."""
+    """A tenant has used up what it may: `limit` says of what, and how much. `retry_after` is seconds."""
 
     code = "LIMIT_REACHED"
 
-    def __init__(self, message: str, *, retry_after: float | None = None, fix: str = "") -> None:
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, fix: str = "", limit: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message, fix=fix)
         self.retry_after = retry_after
+        self.limit = limit

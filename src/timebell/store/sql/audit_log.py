@@ -37,11 +37,16 @@ def write(tx: Transaction, record: AuditRecord) -> None:
 def page(
     tx: Transaction, tenant_id: str, limit: int, before: str | None, *,
     subject: str | None = None, action: str | None = None, actor: str | None = None,
+    start: datetime | None = None, end: datetime | None = None,
 ) -> Page[AuditRecord]:  # fmt: skip
-    """Records of a tenant, newest first."""
+    """Records of a tenant, newest first; `start` is inclusive, `end` exclusive."""
     query = select(audit_log).where(audit_log.c.tenant_id == tenant_id).order_by(audit_log.c.id.desc())
     equal = {audit_log.c.subject: subject, audit_log.c.action: action, audit_log.c.actor: actor}
     query = query.where(*(column == value for column, value in equal.items() if value is not None))
+    if start is not None:
+        query = query.where(audit_log.c.at >= start)
+    if end is not None:
+        query = query.where(audit_log.c.at < end)
     if before is not None:
         query = query.where(audit_log.c.id < before)
     found = [AuditRecord(**row._mapping) for row in tx.execute(query.limit(limit + 1))]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import orjson
-from sqlalchemy import exists, insert, select
+from sqlalchemy import Row, exists, insert, select
 
+from timebell.model.page import Page
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Calendar, OnCalendar
 from timebell.store.schema import calendars, schedules, tenants
@@ -28,6 +30,40 @@ class SavedCalendar:
     version: int
     schedules: int = 0
     set_aside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a calendar, and whose it is. `created_at` is aware UTC."""
+
+    tenant_id: str
+    calendar: Calendar
+    created_at: datetime
+
+
+def versions(tx: Transaction, tenant_id: str, name: str) -> list[Version]:
+    """Every version of the calendar that this name is in a tenant, newest first: its own, else the shared."""
+    for owner in dict.fromkeys((tenant_id, SHARED)):
+        mine = (calendars.c.tenant_id == owner) & (calendars.c.name == name)
+        rows = tx.execute(select(calendars).where(mine).order_by(calendars.c.version.desc())).all()
+        if rows:
+            return [_version(row) for row in rows]
+    return []
+
+
+def page(tx: Transaction, tenant_id: str, limit: int, after: str | None) -> Page[Version]:
+    """The newest version of each calendar that a tenant may use, by name."""
+    usable = calendars.c.tenant_id.in_((tenant_id, SHARED))
+    query = select(calendars.c.name).where(usable).distinct().order_by(calendars.c.name).limit(limit + 1)
+    if after is not None:
+        query = query.where(calendars.c.name > after)
+    names = list(tx.execute(query).scalars())
+    found = [versions(tx, tenant_id, name)[0] for name in names[:limit]]
+    return Page(found, names[limit - 1] if len(names) > limit else None)
+
+
+def _version(row: Row[Any]) -> Version:
+    return Version(row.tenant_id, _read(row.definition).named(row.name, row.version), row.created_at)
 
 
 def find(tx: Transaction, tenant_id: str, name: str, version: int | None = None) -> Calendar | None:

@@ -18,6 +18,7 @@ def upgrade() -> None:
     _keys()
     _audit_log()
     _answers()
+    _usage()
     _operations()
     _pages()
     outside = sa.text("state = 'dispatched'")
@@ -76,6 +77,17 @@ def _answers() -> None:
         sa.Column("created_at", Instant, nullable=False),
     )
     op.create_index("timebell_answers_created_at", "timebell_answers", ["created_at"])
+
+
+def _usage() -> None:
+    op.create_table(
+        "timebell_usage",
+        sa.Column("tenant_id", sa.String(200), primary_key=True),
+        sa.Column("day", sa.String(10), primary_key=True),
+        sa.Column("slot", sa.SmallInteger(), primary_key=True, autoincrement=False),
+        sa.Column("payload_bytes", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("requests", sa.BigInteger(), nullable=False, server_default="0"),
+    )
 
 
 def _operations() -> None:

@@ -1,0 +1,148 @@
+"""`/tenants`: who there is, what each may use, and what it has used."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from timebell.api.guard import Guarded, Let, changes, missing, reads
+from timebell.api.shapes import Body, Cursor, Id, Instant, Limit, Shown, answer, paged, utc
+from timebell.errors import Conflict
+from timebell.model.page import Page
+from timebell.store.sql import tenants as rows
+from timebell.store.sql import usage
+from timebell.store.sql.tenants import Tenant
+from timebell.tenancy.limits import Limits
+from timebell.tenancy.roles import Role
+
+routes = APIRouter(route_class=Guarded, tags=["tenants"])
+Most = Annotated[int | None, Field(ge=1, lt=2**53)]
+TenantId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@:+-]{0,199}$")]
+
+
+class LimitsIn(Body):
+    """Limits; null takes one away."""
+
+    requests_per_second: Annotated[Most, Field(description="On each node.")] = None
+    schedules: Most = None
+    pending_jobs: Most = None
+    payload_bytes_per_day: Annotated[Most, Field(description="Of the bodies of changes, by days of UTC.")] = None
+
+
+class LimitsOut(Shown):
+    """What a tenant may use; null is no limit."""
+
+    requests_per_second: int | None
+    schedules: int | None
+    pending_jobs: int | None
+    payload_bytes_per_day: int | None
+
+
+class TenantIn(Body):
+    """What makes a tenant."""
+
+    id: TenantId
+    limits: LimitsIn | None = None
+
+
+class TenantPatch(Body):
+    """What changes of a tenant."""
+
+    limits: LimitsIn
+
+
+class TenantOut(Shown):
+    """A tenant."""
+
+    id: str
+    created_at: Instant
+    limits: LimitsOut
+
+
+class TenantPage(Shown):
+    """Tenants, by id."""
+
+    items: list[TenantOut]
+    next_cursor: str | None
+
+
+class Usage(Shown):
+    """What a tenant uses, beside what it may."""
+
+    tenant_id: str
+    day: Annotated[str, Field(description="The day of UTC that the last two are of.")]
+    schedules: int
+    pending_jobs: Annotated[int, Field(description=f"Counting stops at {usage.COUNTED:,}.")]
+    payload_bytes: Annotated[int, Field(description="Of the bodies of changes.")]
+    requests: Annotated[int, Field(description="Some seconds late.")]
+    limits: LimitsOut
+
+
+@routes.post("/tenants", status_code=201, response_model=TenantOut, **changes("tenant.create", Role.PLATFORM))
+async def create_tenant(body: TenantIn, let: Let) -> Response:
+    """Make a tenant before anything makes it."""
+    let.subject = body.id
+    if await let.run(rows.find, body.id) is not None:
+        raise Conflict(f"There is a tenant {body.id} already.", code="TENANT_EXISTS", existing=body.id)
+    made: Tenant = await let.run(rows.put, body.id, {} if body.limits is None else body.limits.given(), let.now)
+    return answer(shown(made), 201, {"Location": f"/api/v1/tenants/{made.id}"})
+
+
+@routes.get("/tenants", response_model=TenantPage, **reads(Role.ADMIN))
+async def list_tenants(let: Let, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """All tenants, for the platform; else the caller's own."""
+    if let.caller.everywhere:
+        page: Page[Tenant] = await let.run(rows.page, limit, cursor)
+    else:
+        own = await let.run(rows.find, let.tenant_id)
+        page = Page([own] if own is not None and cursor is None else [], None)
+    return paged(page, [shown(tenant) for tenant in page])
+
+
+@routes.get("/tenants/{id}", response_model=TenantOut, **reads(Role.ADMIN))
+async def get_tenant(id: Id, let: Let) -> Response:
+    """One tenant."""
+    return answer(shown(await find(let, id)))
+
+
+@routes.patch("/tenants/{id}", response_model=TenantOut, **changes("tenant.update", Role.PLATFORM))
+async def patch_tenant(id: Id, body: TenantPatch, let: Let) -> Response:
+    """Change some of its limits; every node keeps to them within 2 s."""
+    let.subject, let.before = id, shown(await find(let, id))
+    return answer(shown(await let.run(rows.put, id, body.limits.given(), let.now)))
+
+
+@routes.get("/tenants/{id}/usage", response_model=Usage, **reads())
+async def get_usage(id: Id, let: Let) -> Response:
+    """What a tenant uses."""
+    tenant = await find(let, id)
+    used = await let.run(usage.of, id, let.now)
+    return answer({
+        "tenantId": id, "day": usage.day_of(let.now), "schedules": used.schedules, "pendingJobs": used.pending_jobs,
+        "payloadBytes": used.payload_bytes, "requests": used.requests + let.door.unwritten(id),
+        "limits": limits_json(tenant.limits),
+    })  # fmt: skip
+
+
+async def find(let: Let, id_: str) -> Tenant:
+    """A tenant that the caller may see. Raises NotFound."""
+    mine = let.caller.everywhere or id_ == let.tenant_id
+    found: Tenant | None = await let.run(rows.find, id_) if mine else None
+    if found is None:
+        raise missing("tenant", id_)
+    return found
+
+
+def shown(tenant: Tenant) -> dict[str, Any]:
+    """A tenant as it is answered."""
+    return {"id": tenant.id, "createdAt": utc(tenant.created_at), "limits": limits_json(tenant.limits)}
+
+
+def limits_json(limits: Limits) -> dict[str, int | None]:
+    """Limits as they are answered."""
+    return {
+        "requestsPerSecond": limits.requests_per_second, "schedules": limits.schedules,
+        "pendingJobs": limits.pending_jobs, "payloadBytesPerDay": limits.payload_bytes_per_day,
+    }  # fmt: skip

@@ -1,0 +1,217 @@
+"""How each operation of the API is called, in a world with two tenants. An operation that is not here fails the tests
+of isolation: whoever adds one says here how it is called, and what another tenant must not get of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from timebell.api import v1
+from timebell.ids import new_id
+from timebell.model.routes import Routes
+from timebell.recurrence import tzdata_version
+from timebell.store.sql import keys as key_rows
+from timebell.store.sql import nodes
+from timebell.tenancy.roles import Role
+
+from .web import NIGHTLY, Web
+
+PREFIX = "/api/v1"
+OURS, THEIRS = "ours", "theirs"
+SPAN = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T05:00:00Z"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One way to call an operation. `{schedule}`, `{key}`, `{calendar}`, `{node}` in the path are ours;
+    `object`: others get a 404 for it; `shared`: it is the same for all tenants."""
+
+    path: str
+    body: Any = None
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    object: bool = False
+    shared: bool = False
+
+
+MATCH = {"if_match": "*"}
+BODY = {key: value for key, value in NIGHTLY.items() if key != "name"}
+CALLS: dict[str, Call] = {
+    "createSchedule": Call("/schedules", {**NIGHTLY, "name": "{new}"}, 201),
+    "listSchedules": Call("/schedules?limit=500"),
+    "previewSchedule": Call("/schedules/preview", BODY),
+    "putSchedule": Call("/schedules/by-name/{new}", BODY, 201),
+    "getSchedule": Call("/schedules/{schedule}", object=True),
+    "patchSchedule": Call("/schedules/{schedule}", {"description": "x"}, headers=MATCH, object=True),
+    "deleteSchedule": Call("/schedules/{schedule}", headers=MATCH, object=True),
+    "pauseSchedule": Call("/schedules/{schedule}/pause", {"reason": "x"}, object=True),
+    "resumeSchedule": Call("/schedules/{schedule}/resume", {"catchUp": False}, object=True),
+    "triggerSchedule": Call("/schedules/{schedule}/trigger", status=201, object=True),
+    "backfillSchedule": Call("/schedules/{schedule}/backfill", SPAN, object=True),
+    "skipNext": Call("/schedules/{schedule}/skip-next", object=True),
+    "overrideOccurrence": Call("/schedules/{schedule}/overrides", {"at": "{next}", "action": "skip"}, object=True),
+    "undoOverride": Call("/schedules/{skipping}/overrides?at={next}", object=True),
+    "revertSchedule": Call("/schedules/{schedule}/revert", {"revision": 1}, object=True),
+    "listExecutions": Call("/schedules/{schedule}/executions", object=True),
+    "nextOccurrences": Call("/schedules/{schedule}/next", object=True),
+    "listRevisions": Call("/schedules/{schedule}/revisions", object=True),
+    "createKey": Call("/keys", {"name": "k", "role": "viewer"}, 201),
+    "listKeys": Call("/keys?limit=500"),
+    "getKey": Call("/keys/{key}", object=True),
+    "revokeKey": Call("/keys/{key}", object=True),
+    "createTenant": Call("/tenants", {"id": "{new}"}, 201),
+    "listTenants": Call("/tenants"),
+    "getTenant": Call("/tenants/ours", object=True),
+    "patchTenant": Call("/tenants/ours", {"limits": {"schedules": 9000}}, object=True),
+    "getUsage": Call("/tenants/ours/usage", object=True),
+    "listNodes": Call("/nodes", shared=True),
+    "drainNode": Call("/nodes/{node}/drain", shared=True),
+    "listAuditLog": Call("/audit-log?limit=500"),
+    "listCalendars": Call("/calendars"),
+    "getCalendar": Call("/calendars/{calendar}", object=True),
+    "putCalendar": Call("/calendars/{new}", {"holidays": ["2040-01-01"]}),
+    "listVersions": Call("/calendars/{calendar}/versions", object=True),
+    "getForecast": Call("/forecast"),
+    "streamEvents": Call("/events"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation as the document describes it."""
+
+    id: str
+    method: str
+    path: str
+    role: Role
+    action: str | None
+    scope: str
+    takes: str | None
+    """The name of the model of its body."""
+
+
+def operations() -> list[Operation]:
+    """Every operation of the API."""
+    found = []
+    for path, methods in v1.openapi()["paths"].items():
+        for method, said in methods.items():
+            body = said.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+            found.append(Operation(
+                said["operationId"], method.upper(), path, Role(said["x-role"]), said.get("x-action"),
+                path.removeprefix(f"{PREFIX}/").split("/")[0], None if body is None else str(body),
+            ))  # fmt: skip
+    return found
+
+
+@dataclass
+class World:
+    """Two tenants, and keys of all kinds."""
+
+    web: Web
+    role: dict[Role, str]
+    """Ours, by role."""
+    other: dict[Role, str]
+    """Those of the other tenant."""
+    revoked: str
+    expired: str
+    names: dict[str, str]
+    """What `{...}` stands for in paths and bodies."""
+    count: int = 0
+
+    @classmethod
+    async def make(cls, web: Web) -> World:
+        """Begin with keys and a node; `renew` makes what is called."""
+        now = web.app.clock.now()
+        ours = {role: await web.key(role, None if role is Role.PLATFORM else OURS) for role in Role}
+        others = {role: await web.key(role, THEIRS) for role in Role if role is not Role.PLATFORM}
+        expired = await web.key("admin", OURS, expires_at=now - timedelta(seconds=1))
+        revoked = await web.key("admin", OURS)
+        await web.app.store.run(key_rows.revoke, OURS, revoked.split("_")[2], now)
+        node = nodes.Node(new_id(now), "node", "1", tzdata_version(), Routes(), 0, now, now)
+        await web.app.store.run(nodes.announce, node)
+        world = cls(web, ours, others, revoked, expired, {"node": node.id})
+        await world.renew()
+        return world
+
+    async def renew(self) -> None:
+        """Fresh objects of ours, so that one call does not change what the next one finds."""
+        self.count += 1
+        name, editor = f"secret-{self.count}", self.role[Role.EDITOR]
+        for which in ("schedule", "skipping"):
+            made = (await self.web.post("/schedules", {**NIGHTLY, "name": f"{name}-{which}"}, key=editor)).json()
+            self.names[which] = made["id"]
+        skipped = await self.web.post(f"/schedules/{self.names['skipping']}/skip-next", key=editor)
+        self.names["next"] = made["nextFireAt"]
+        assert skipped.status_code == 200, skipped.text
+        await self.web.ask("PUT", f"/calendars/{name}", {"holidays": ["2041-01-01"]}, key=editor)
+        key = await self.web.key("viewer", OURS)
+        self.names |= {"key": key.split("_")[2], "calendar": name, "new": f"new-{self.count}"}
+
+    def filled(self, given: Any, names: dict[str, str] | None = None) -> Any:
+        """A path or a body with the names in it."""
+        if isinstance(given, dict):
+            return {key: self.filled(value, names) for key, value in given.items()}
+        if isinstance(given, str):
+            for name, value in (names or self.names).items():
+                given = given.replace(f"{{{name}}}", value)
+        return given
+
+    async def call(self, operation: Operation, key: str | None, *, more: Any = None, **headers: str) -> Any:
+        """Call an operation as its entry says. With `more`, these members are in the body too."""
+        call = CALLS[operation.id]
+        self.count += 1
+        self.names["new"] = f"new-{self.count}"
+        body = self.filled(call.body)
+        body = body if more is None else {**(body or {}), **more}
+        path = self.filled(call.path)
+        if operation.id == "streamEvents" and key is not None:
+            return await begun(self.web, path, key, headers)
+        return await self.web.ask(operation.method, path, body, key=key, **{**call.headers, **headers})
+
+
+@dataclass
+class Begun:
+    """The beginning of an answer that does not end."""
+
+    status_code: int
+    text: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def json(self) -> Any:
+        """The body of a problem."""
+        return json.loads(self.text)
+
+
+async def begun(web: Web, path: str, key: str, headers: dict[str, str]) -> Begun:
+    """Ask for a stream and hang up as soon as it begins."""
+    path, _, query = path.partition("?")
+    given = {"host": "127.0.0.1", "authorization": f"Bearer {key}", **headers}
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
+        "path": PREFIX + path, "raw_path": (PREFIX + path).encode(), "query_string": query.encode(), "root_path": "",
+        "headers": [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in given.items()],
+        "client": ("127.0.0.1", 50_000), "server": ("127.0.0.1", 8700),
+    }  # fmt: skip
+    asked, hung_up, answer = False, asyncio.Event(), Begun(0)
+
+    async def receive() -> dict[str, Any]:
+        nonlocal asked
+        if asked:
+            await hung_up.wait()
+            return {"type": "http.disconnect"}
+        asked = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            answer.status_code = message["status"]
+            answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            answer.text += message.get("body", b"").decode()
+            hung_up.set()
+
+    await asyncio.wait_for(web.site(scope, receive, send), 10)
+    return answer

@@ -1,0 +1,101 @@
+"""A real server on loopback, for what only a connection shows: streams, slow bodies, limits of headers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from timebell.api import server
+
+from .web import Web
+
+
+@dataclass
+class Live:
+    """Its port, and raw requests to it."""
+
+    web: Web
+    port: int
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection."""
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def send(self, raw: bytes, seconds: float = 10) -> bytes:
+        """What is answered to these bytes, until the server closes or is silent."""
+        reader, writer = await self.connect()
+        answer = b""
+        try:
+            writer.write(raw)
+            await writer.drain()
+            async with asyncio.timeout(seconds):
+                while part := await reader.read(65_536):
+                    answer += part
+        except (TimeoutError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+        return answer
+
+
+@asynccontextmanager
+async def serve(web: Web) -> AsyncIterator[Live]:
+    """Serve on a free port while the block runs."""
+    listening = server.bind("127.0.0.1", 0)
+    async with server.serving(web.site, listening):
+        yield Live(web, listening.getsockname()[1])
+
+
+@dataclass
+class Listener:
+    """A client of /events."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    status: int
+
+    async def next(self, seconds: float = 10) -> tuple[str, dict[str, Any]]:
+        """The next event: its id, and what it says."""
+        lines: dict[str, str] = {}
+        async with asyncio.timeout(seconds):
+            while True:
+                line = (await self.reader.readline()).decode()
+                if not line:
+                    raise EOFError
+                if line.strip() == "" and "data" in lines:
+                    return lines["id"], json.loads(lines["data"])
+                name, _, value = line.rstrip("\n").partition(": ")
+                if name in ("id", "data", "event"):
+                    lines[name] = value
+
+    async def ended(self, seconds: float = 10) -> bool:
+        """Whether the server ends it."""
+        async with asyncio.timeout(seconds):
+            while await self.reader.readline():
+                pass
+        return True
+
+
+@asynccontextmanager
+async def listening(
+    live: Live, query: str = "", *, key: str | None = None, last: str | None = None
+) -> AsyncIterator[Listener]:
+    """Listen to /events while the block runs; chunked encoding is undone by asking in HTTP/1.0."""
+    reader, writer = await live.connect()
+    head = f"GET /api/v1/events{query} HTTP/1.0\r\nHost: 127.0.0.1\r\n"
+    head += f"Authorization: Bearer {key}\r\n" if key else ""
+    head += f"Last-Event-ID: {last}\r\n" if last else ""
+    writer.write(f"{head}\r\n".encode())
+    status = int((await reader.readline()).split()[1])
+    while (await reader.readline()).strip():
+        pass
+    if status == 200:
+        assert await reader.readline() == b": connected\n"
+    try:
+        yield Listener(reader, writer, status)
+    finally:
+        writer.close()

@@ -1,0 +1,146 @@
+"""Events as they happen: none missed, none twice, only one's own, and nothing held meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from timebell.api import events
+from timebell.ids import new_id
+from timebell.store.schema import finished
+from timebell.store.transaction import Transaction
+
+from .live import Live, listening, serve
+from .web import NIGHTLY, is_problem
+
+Make = Callable[..., Any]
+
+
+def _end(
+    tx: Transaction, at: datetime, id_: str, tenant: str = "default", topic: str = "mail.send", state: str = "completed"
+) -> None:
+    """A finished job, as if a node had written it just now."""
+    tx.execute(insert(finished).values(
+        id=id_, tenant_id=tenant, topic=topic, kind="once", scheduled_at=at, run_at=at, timezone="UTC", payload="null",
+        queue="default", priority=0, serial=False, state=state, attempt=1, tries=1, created_at=at, started_at=at,
+        finished_at=at,
+    ))  # fmt: skip
+
+
+async def _ended(live: Live, seconds_ago: float = 0, **more: Any) -> str:
+    now = live.web.app.clock.now()
+    id_ = new_id(now)
+    await live.web.app.store.run(_end, now - timedelta(seconds=seconds_ago), id_, **more)
+    return id_
+
+
+async def test_ends_of_jobs_and_changes_of_schedules_come_as_they_happen(make: Make) -> None:
+    async with make() as web, serve(web) as live, listening(live) as listener:
+        id_ = (await web.post("/schedules", NIGHTLY)).json()["id"]
+        _, made = await listener.next()
+        assert (made["type"], made["schedule"], made["actor"]) == ("schedule.create", {"id": id_}, "local")
+        job = await web.app.schedule_at("mail.send", web.app.clock.now() + timedelta(hours=1), owner_id="u1")
+        await web.app.cancel(job.id)
+        _, ended = await listener.next()
+        assert (ended["type"], ended["job"]["id"], ended["job"]["topic"]) == ("job.cancelled", job.id, "mail.send")
+        assert ended["job"]["ownerId"] == "u1"
+
+
+async def test_who_comes_back_gets_what_was_missed_and_nothing_twice(make: Make) -> None:
+    async with make() as web, serve(web) as live:
+        async with listening(live) as listener:
+            made = [await _ended(live) for _ in range(3)]
+            seen = [await listener.next() for _ in range(3)]
+            assert [event["job"]["id"] for _, event in seen] == made
+        made += [await _ended(live)]
+        async with listening(live, last=seen[1][0]) as listener:
+            assert [(await listener.next())[1]["job"]["id"] for _ in range(2)] == made[2:]
+            with pytest.raises(TimeoutError):
+                await listener.next(2.5)
+
+
+async def test_what_is_committed_late_is_not_missed(make: Make) -> None:
+    async with make() as web, serve(web) as live:
+        async with listening(live) as listener:
+            await asyncio.sleep(2)
+            first = await _ended(live)
+            assert (await listener.next())[1]["job"]["id"] == first
+            late = await _ended(live, seconds_ago=1)
+            place, event = await listener.next()
+            assert event["job"]["id"] == late
+        later = await _ended(live, seconds_ago=1.5)
+        async with listening(live, last=place) as listener:
+            seen = [(await listener.next())[1]["job"]["id"]]
+            while seen[-1] != later and len(seen) < 3:
+                seen.append((await listener.next())[1]["job"]["id"])
+            assert later in seen
+
+
+async def test_filters(make: Make) -> None:
+    async with make() as web, serve(web) as live:
+        schedule = (await web.post("/schedules", NIGHTLY)).json()["id"]
+        async with (
+            listening(live, "?topic=mail.*&type=job.failed") as failures,
+            listening(live, f"?scheduleId={schedule}") as mine,
+            listening(live, "?type=schedule.*") as changes,
+        ):
+            await _ended(live)
+            await _ended(live, topic="other.topic", state="failed")
+            failed = await _ended(live, state="failed")
+            await web.post("/schedules", {**NIGHTLY, "name": "other"})
+            await web.post(f"/schedules/{schedule}/pause")
+            assert (await failures.next())[1]["job"]["id"] == failed
+            assert (await mine.next())[1]["type"] == "schedule.pause"
+            assert [(await changes.next())[1]["type"] for _ in range(2)] == ["schedule.create", "schedule.pause"]
+
+
+async def test_s24_events_of_other_tenants_are_not_told(make: Make) -> None:
+    async with make(open_here=False) as web, serve(web) as live:
+        ours = await web.key("viewer", "ours")
+        async with listening(live, key=ours) as listener:
+            await _ended(live, tenant="theirs")
+            await web.post("/schedules", NIGHTLY, key=await web.key("admin", "theirs"))
+            mine = await _ended(live, tenant="ours")
+            assert (await listener.next())[1]["job"]["id"] == mine
+        async with listening(live, "?tenant=theirs", key=ours) as listener:
+            assert listener.status == 403
+        async with listening(live) as listener:
+            assert listener.status == 401
+
+
+async def test_s04_a_stream_ends_with_its_key(make: Make) -> None:
+    async with make(open_here=False) as web, serve(web) as live:
+        admin, viewer = await web.key("admin"), await web.key("viewer")
+        async with listening(live, key=viewer) as listener:
+            await web.ask("DELETE", f"/keys/{viewer.split('_')[2]}", key=admin)
+            assert await listener.ended(5)
+
+
+async def test_streams_end_with_the_server_and_hold_nothing(make: Make) -> None:
+    async with make() as web:
+        async with serve(web) as live:
+            listeners = [listening(live) for _ in range(30)]
+            opened = [await one.__aenter__() for one in listeners]
+            # More of them than there are connections to a database.
+            assert (await asyncio.wait_for(web.get("/schedules"), 5)).status_code == 200
+            began = web.app.clock.monotonic()
+        assert web.app.clock.monotonic() - began < 2
+        for one in opened:
+            assert await one.ended(1)
+        for one in listeners:
+            await one.__aexit__(None, None, None)
+        assert not web.site.door._streams
+
+
+async def test_streams_have_a_limit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST_STREAMS", 1)
+    async with make() as web, serve(web) as live:
+        async with listening(live) as first:
+            assert first.status == 200
+            assert is_problem(await web.get("/events"), 429, "LIMIT_REACHED")["limit"] == {"name": "streams", "most": 1}
+        is_problem(await web.get("/events", last_event_id="nonsense"), 422, "INVALID_LAST_EVENT_ID")

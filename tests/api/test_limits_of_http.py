@@ -1,0 +1,76 @@
+"""What a hostile connection may send: heads and bodies have a size, a number and a time (S37); answers say little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from timebell.api import guard, server
+
+from .live import serve
+from .web import NIGHTLY, is_problem
+
+Make = Callable[..., Any]
+GET = b"GET /api/v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+POST = b"POST /api/v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+async def test_s37_heads_have_a_size_and_a_number(make: Make) -> None:
+    async with make() as web, serve(web) as live:
+        many = b"".join(b"X-%d: 1\r\n" % number for number in range(10_000))
+        assert (await live.send(GET + many + b"\r\n", 3)).split()[1] in (b"400", b"431")
+        some = b"".join(b"X-%d: 1\r\n" % number for number in range(100))
+        refused = await live.send(GET + some + b"Connection: close\r\n\r\n")
+        assert refused.split()[1] == b"431"
+        assert b"HEADERS_TOO_MANY" in refused
+        assert (await live.send(GET + b"X: " + b"x" * 200_000, 3)).split()[1] in (b"400", b"431")
+        assert (await live.send(GET + b"Connection: close\r\n\r\n")).split()[1] == b"200"
+
+
+async def test_s37_a_head_that_drips_is_cut_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_WITHIN", 0.3)
+    async with make() as web, serve(web) as live:
+        began = web.app.clock.monotonic()
+        assert await live.send(GET) == b""
+        assert await live.send(b"") == b""
+        # The second request of a connection, too.
+        assert (await live.send(GET + b"\r\n" + GET)).split()[1] == b"200"
+        assert web.app.clock.monotonic() - began < 8
+
+
+async def test_s37_a_body_that_drips_is_cut_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BODY_WITHIN", 0.3)
+    async with make() as web, serve(web) as live:
+        slow = await live.send(POST + b'Content-Length: 100\r\n\r\n{"name":')
+        assert slow.split()[1] == b"408"
+        assert b"BODY_TOO_SLOW" in slow
+        large = await live.send(POST + b"Content-Length: 999999999\r\n\r\n{")
+        assert large.split()[1] == b"413"
+        endless = POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+        assert (await live.send(endless + (b"10000\r\n" + b"x" * 65_536 + b"\r\n") * 5)).split()[1] == b"413"
+        assert (await web.get("/schedules")).json()["items"] == []
+
+
+async def test_s84_s85_strangers_learn_nothing_of_versions_and_metrics(make: Make) -> None:
+    async with make(open_here=False) as web, serve(web) as live:
+        raw = (await live.send(GET + b"Connection: close\r\n\r\n")).lower()
+        assert raw.split()[1] == b"401"
+        assert b"server:" not in raw
+        for word in (b"uvicorn", b"python", b"timebell/", b"traceback"):
+            assert word not in raw
+        is_problem(await web.get("/metrics"), 404, "NOT_FOUND")
+
+
+async def test_answers_carry_what_caches_and_browsers_should_know(make: Make) -> None:
+    async with make() as web:
+        made = await web.post("/schedules", NIGHTLY)
+        for answer in (made, await web.get("/schedules"), await web.get("/nothing"), await web.post("/schedules", {})):
+            assert answer.headers["cache-control"] == "no-store"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert answer.headers["request-id"]
+        assert made.headers["etag"] == '"1"'
+        assert {"ratelimit", "ratelimit-policy"} <= made.headers.keys()

@@ -1,0 +1,106 @@
+"""Tenants: who sees whom, limits that hold for requests at once too, and what is used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from .web import NIGHTLY, is_problem
+
+Make = Callable[..., Any]
+
+
+async def test_the_platform_makes_tenants_and_an_admin_sees_its_own(make: Make) -> None:
+    async with make(open_here=False) as web:
+        everywhere, ours = await web.key("platform", None), await web.key("admin", "ours")
+        made = await web.post("/tenants", {"id": "acme", "limits": {"schedules": 3}}, key=everywhere)
+        assert made.status_code == 201
+        assert made.json()["limits"] == {
+            "schedules": 3, "pendingJobs": None, "payloadBytesPerDay": None, "requestsPerSecond": None,
+        }  # fmt: skip
+        is_problem(await web.post("/tenants", {"id": "acme"}, key=everywhere), 409, "TENANT_EXISTS")
+        is_problem(await web.post("/tenants", {"id": "x"}, key=ours), 403, "ROLE_TOO_LOW")
+        changed = await web.ask(
+            "PATCH", "/tenants/acme", {"limits": {"pendingJobs": 9, "schedules": None}}, key=everywhere
+        )
+        assert (changed.json()["limits"]["pendingJobs"], changed.json()["limits"]["schedules"]) == (9, None)
+        is_problem(await web.ask("PATCH", "/tenants/ours", {"limits": {"schedules": 9}}, key=ours), 403, "ROLE_TOO_LOW")
+        assert {one["id"] for one in (await web.get("/tenants", key=everywhere)).json()["items"]} >= {"acme", "ours"}
+        assert [one["id"] for one in (await web.get("/tenants", key=ours)).json()["items"]] == ["ours"]
+        assert (await web.get("/tenants/ours", key=ours)).status_code == 200
+        for path in ("/tenants/acme", "/tenants/acme/usage", "/tenants/nobody"):
+            is_problem(await web.get(path, key=ours), 404, "TENANT_NOT_FOUND")
+        is_problem(await web.post("/tenants", {"id": "a/b"}, key=everywhere), 422, "FIELDS_INVALID")
+        is_problem(
+            await web.post("/tenants", {"id": "b", "limits": {"schedules": 0}}, key=everywhere), 422, "FIELDS_INVALID"
+        )
+
+
+async def _limited(web: Any, **limits: int) -> str:
+    everywhere = await web.key("platform", None)
+    await web.post("/tenants", {"id": "acme", "limits": limits}, key=everywhere)
+    return str(await web.key("admin", "acme"))
+
+
+async def test_s33_schedules(make: Make) -> None:
+    async with make(open_here=False) as web:
+        key = await _limited(web, schedules=3)
+        made = await asyncio.gather(*(
+            web.post("/schedules", {**NIGHTLY, "name": f"s{number}"}, key=key) for number in range(9)
+        ))  # fmt: skip
+        assert sorted(one.status_code for one in made) == [201] * 3 + [429] * 6
+        refused = next(one for one in made if one.status_code == 429)
+        body = is_problem(refused, 429, "LIMIT_REACHED")
+        assert body["limit"] == {"name": "schedules", "most": 3}
+        assert int(refused.headers["retry-after"]) > 0
+        items = (await web.get("/schedules", key=key)).json()["items"]
+        assert len(items) == 3
+        same = await web.ask(
+            "PUT",
+            f"/schedules/by-name/{items[0]['name']}",
+            {**NIGHTLY, "name": items[0]["name"]},
+            key=key,
+            if_match="*",
+        )
+        assert same.status_code == 200
+        is_problem(
+            await web.ask("PUT", "/schedules/by-name/more", {**NIGHTLY, "name": "more"}, key=key), 429, "LIMIT_REACHED"
+        )
+        await web.ask("DELETE", f"/schedules/{items[0]['id']}", key=key, if_match="*")
+        assert (await web.post("/schedules", {**NIGHTLY, "name": "free"}, key=key)).status_code == 201
+
+
+async def test_s33_pending_jobs(make: Make) -> None:
+    async with make(open_here=False) as web:
+        key = await _limited(web, pendingJobs=2)
+        id_ = (await web.post("/schedules", {**NIGHTLY, "overlapPolicy": "allow"}, key=key)).json()["id"]
+        codes = [(await web.post(f"/schedules/{id_}/trigger", key=key)).status_code for _ in range(4)]
+        assert codes == [201, 201, 429, 429]
+        used = (await web.get("/tenants/acme/usage", key=key)).json()
+        assert (used["pendingJobs"], used["schedules"], used["limits"]["pendingJobs"]) == (2, 1, 2)
+
+
+async def test_s33_payload_bytes_a_day(make: Make) -> None:
+    async with make(open_here=False) as web:
+        key = await _limited(web, payloadBytesPerDay=2000)
+        big = {**NIGHTLY, "jobPayload": {"text": "x" * 1200}}
+        assert (await web.post("/schedules", big, key=key)).status_code == 201
+        refused = await web.post("/schedules", {**big, "name": "second"}, key=key)
+        assert is_problem(refused, 429, "LIMIT_REACHED")["limit"]["name"] == "payloadBytesPerDay"
+        assert 0 < int(refused.headers["retry-after"]) <= 86_400
+        assert len((await web.get("/schedules", key=key)).json()["items"]) == 1
+        used = (await web.get("/tenants/acme/usage", key=key)).json()
+        assert 1200 < used["payloadBytes"] <= 2000
+        assert used["requests"] == 4
+
+
+async def test_s33_requests_a_second(make: Make) -> None:
+    async with make(open_here=False) as web:
+        key = await _limited(web, requestsPerSecond=3)
+        answers = [await web.get("/schedules", key=key) for _ in range(12)]
+        refused = next(one for one in answers if one.status_code == 429)
+        body = is_problem(refused, 429, "LIMIT_REACHED")
+        assert body["limit"] == {"name": "requestsPerSecond", "most": 3}
+        assert refused.headers["retry-after"] == "1"
+        assert answers[0].headers["ratelimit-policy"] == '"default";q=3;w=1'
