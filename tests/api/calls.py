@@ -6,18 +6,21 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from timebell.api import v1
-from timebell.ids import new_id
-from timebell.model.routes import Routes
+from timebell.ids import new_id, new_ids
+from timebell.model.job import Ending, JobState, NewJob
+from timebell.model.routes import ANYONE, Routes
 from timebell.recurrence import tzdata_version
+from timebell.store.sql import jobs, ledger, nodes
 from timebell.store.sql import keys as key_rows
-from timebell.store.sql import nodes
+from timebell.store.transaction import Transaction
 from timebell.tenancy.roles import Role
+from timebell.tenancy.tokens import token_of
 
-from .web import NIGHTLY, Web
+from .web import NIGHTLY, SECRET, Web
 
 PREFIX = "/api/v1"
 OURS, THEIRS = "ours", "theirs"
@@ -26,7 +29,7 @@ SPAN = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T05:00:00Z"}
 
 @dataclass(frozen=True)
 class Call:
-    """One way to call an operation. `{schedule}`, `{key}`, `{calendar}`, `{node}` in the path are ours;
+    """One way to call an operation. `{schedule}`, `{job}`, `{key}` and so on in the path are ours;
     `object`: others get a 404 for it; `shared`: it is the same for all tenants."""
 
     path: str
@@ -37,6 +40,8 @@ class Call:
     shared: bool = False
 
 
+LATER = "2040-01-01T00:00:00Z"
+LINES = b'{"topic": "t.t", "runAt": "2040-01-01T00:00:00Z"}\n'
 MATCH = {"if_match": "*"}
 BODY = {key: value for key, value in NIGHTLY.items() if key != "name"}
 CALLS: dict[str, Call] = {
@@ -58,6 +63,29 @@ CALLS: dict[str, Call] = {
     "listExecutions": Call("/schedules/{schedule}/executions", object=True),
     "nextOccurrences": Call("/schedules/{schedule}/next", object=True),
     "listRevisions": Call("/schedules/{schedule}/revisions", object=True),
+    "importJobs": Call("/jobs/bulk", LINES, 201, headers={"content_type": "application/x-ndjson"}),
+    "createJob": Call("/jobs", {"topic": "t.t", "runAt": LATER}, 201),
+    "listJobs": Call("/jobs?limit=500"),
+    "cancelJobs": Call("/jobs/cancel", {"filter": {"topic": "secret.topic"}}, 202),
+    "getJob": Call("/jobs/{job}", object=True),
+    "cancelJob": Call("/jobs/{job}/cancel", object=True),
+    "rescheduleJob": Call("/jobs/{job}/reschedule", {"runAt": LATER}, 201, object=True),
+    "retryJob": Call("/jobs/{dead}/retry", object=True),
+    "completeJob": Call("/jobs/{held}/complete", {"token": "{token}"}, object=True),
+    "failJob": Call("/jobs/{held}/fail", {"token": "{token}", "error": "x"}, object=True),
+    "beatJob": Call("/jobs/{held}/heartbeat", {"token": "{token}"}, object=True),
+    "listDeadLetters": Call("/dead-letters?limit=500"),
+    "replayDeadLetters": Call("/dead-letters/replay", {"filter": {"topic": "secret.topic"}}, 202),
+    "discardDeadLetters": Call("/dead-letters/discard", {"filter": {"topic": "secret.topic"}}, 202),
+    "listOperations": Call("/operations?limit=500"),
+    "getOperation": Call("/operations/{operation}", object=True),
+    "cancelOperation": Call("/operations/{operation}/cancel", object=True),
+    "listQueues": Call("/queues"),
+    "putQueue": Call("/queues/narrow", {"concurrency": 5}),
+    "pauseQueue": Call("/queues/narrow/pause", {"reason": "x"}),
+    "resumeQueue": Call("/queues/narrow/resume"),
+    "pauseAll": Call("/pause-all", {"reason": "x"}),
+    "resumeAll": Call("/resume-all"),
     "createKey": Call("/keys", {"name": "k", "role": "viewer"}, 201),
     "listKeys": Call("/keys?limit=500"),
     "getKey": Call("/keys/{key}", object=True),
@@ -106,6 +134,23 @@ def operations() -> list[Operation]:
     return found
 
 
+def _tried(tx: Transaction, now: datetime) -> tuple[str, str]:
+    """A dead letter of ours, and a job that runs."""
+    made = [
+        NewJob(
+            id=id_, tenant_id=OURS, topic="secret.topic", scheduled_at=now, run_at=now, timezone="UTC", created_at=now,
+            route="secret.topic", queue=f"q-{id_}",
+        )
+        for id_ in new_ids(now, 2)
+    ]  # fmt: skip
+    ledger.create(tx, made, "error", now)
+    for one in made:
+        lane = jobs.Lane(one.queue, 0, None, None, limited=False)
+        assert len(jobs.claim(tx, lane, ANYONE, new_id(now), 1, now)) == 1
+    jobs.end(tx, [Ending(made[0].id, 1, JobState.FAILED, now, error="bad", code="ValueError")])
+    return made[0].id, made[1].id
+
+
 @dataclass
 class World:
     """Two tenants, and keys of all kinds."""
@@ -147,6 +192,14 @@ class World:
         self.names["next"] = made["nextFireAt"]
         assert skipped.status_code == 200, skipped.text
         await self.web.ask("PUT", f"/calendars/{name}", {"holidays": ["2041-01-01"]}, key=editor)
+        operator = self.role[Role.OPERATOR]
+        job = {"topic": "secret.topic", "runAt": LATER, "timezone": "UTC"}
+        self.names["job"] = (await self.web.post("/jobs", job, key=editor)).json()["id"]
+        self.names["dead"], self.names["held"] = await self.web.app.store.run(_tried, self.web.app.clock.now())
+        self.names["token"] = token_of(SECRET, self.names["held"], 1)
+        begun = {"filter": {"topic": f"none.{self.count}"}}
+        made = await self.web.post("/dead-letters/replay", begun, key=operator)
+        self.names["operation"] = made.json()["id"]
         key = await self.web.key("viewer", OURS)
         self.names |= {"key": key.split("_")[2], "calendar": name, "new": f"new-{self.count}"}
 

@@ -72,7 +72,8 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
             answer = await world.call(operation, key)
             if call.object:
                 now, real = web.app.clock.now(), dict(world.names)
-                gone = {**real, "schedule": new_id(now), "skipping": new_id(now), "key": "0" * 12, "calendar": "gone-1"}
+                ids = ("schedule", "skipping", "job", "dead", "held", "operation")
+                gone = {**real, **{name: new_id(now) for name in ids}, "key": "0" * 12, "calendar": "gone-1"}
                 world.names = gone
                 call_path = operation.path
                 missing = await (
@@ -86,7 +87,7 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
                 assert answer.status_code == 404, (operation.id, answer.text)
             elif not call.shared:
                 assert answer.status_code == call.status, (operation.id, answer.text)
-                for name in ("schedule", "skipping", "key", "calendar"):
+                for name in ("schedule", "skipping", "job", "dead", "held", "operation", "key", "calendar"):
                     assert world.names[name] not in answer.text, (operation.id, answer.text)
                 assert f'"{OURS}"' not in answer.text, (operation.id, answer.text)
         # What they did was done to their own.

@@ -120,7 +120,7 @@ async def resume_queue(name: Id, let: Let) -> Response:
 @routes.post("/pause-all", response_model=Everything, **changes("everything.pause", Role.PLATFORM))
 async def pause_all(let: Let, body: PauseIn | None = None) -> Response:
     """Stop all firing on every node: nothing is planned or started; what runs goes on."""
-    let.before = _everything((await _all(let))[0])
+    let.subject, let.before = rows.EVERYTHING, _everything((await _all(let))[0])
     await let.run(rows.pause, rows.EVERYTHING, body.reason if body else None)
     return answer(_everything((await _all(let))[0]))
 
@@ -128,6 +128,6 @@ async def pause_all(let: Let, body: PauseIn | None = None) -> Response:
 @routes.post("/resume-all", response_model=Everything, **changes("everything.resume", Role.PLATFORM))
 async def resume_all(let: Let) -> Response:
     """Fire again. What was due meanwhile is treated as after an outage."""
-    let.before = _everything((await _all(let))[0])
+    let.subject, let.before = rows.EVERYTHING, _everything((await _all(let))[0])
     await let.run(rows.resume, rows.EVERYTHING)
     return answer(_everything((await _all(let))[0]))
