@@ -15,6 +15,7 @@ import pytest
 
 import timebell
 from timebell import JobSpec, Timebell, settings
+from timebell.api import v1
 from timebell.model.job import CancelOutcome, Hold, JobState, Kind, Reason
 from timebell.model.schedule import Action, Policies
 from timebell.observe.metrics import METRICS
@@ -118,6 +119,15 @@ def _texts(node: ast.expr) -> Iterator[str]:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and CODE.fullmatch(inner.value):
             yield inner.value
+
+
+def test_operations_are_all_explained() -> None:
+    said = {code_words(row[0])[0]: code_words(row[1])[0] for row in rows(REFERENCE / "http.md", "Every operation")}
+    assert said == {
+        f"{method.upper()} {path.removeprefix('/api/v1')}": operation["x-role"]
+        for path, methods in v1.openapi()["paths"].items()
+        for method, operation in methods.items()
+    }
 
 
 def test_settings_are_all_explained() -> None:
