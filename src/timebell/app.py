@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from timebell import settings as configuration
 from timebell import setup
 from timebell.alarm import Alarm
+from timebell.client.audits import Audits
 from timebell.client.jobs import Jobs, JobSpec, queue_name, spec_of
 from timebell.client.schedules import Schedules, code_hash
 from timebell.clock import Clock, SystemClock, wall
 from timebell.engine import healing
+from timebell.engine.auditing import Audit
 from timebell.engine.context import Node
 from timebell.engine.service import Service
 from timebell.engine.signals import stopped_by_signals
@@ -32,6 +34,7 @@ from timebell.model.limits import Limits
 from timebell.model.page import Page
 from timebell.model.policy import Retry, Unheard, choice, seconds
 from timebell.model.schedule import Schedule
+from timebell.model.why import Why
 from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
 from timebell.observe.timed import TimedStore
@@ -108,6 +111,7 @@ class Timebell:
         shared = (self.open, self._check_target, self.handlers.accepted, self.settings.default_timezone)
         self.jobs = Jobs(store, clock, self._working, *shared)
         self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
+        self.audits = Audits(store, clock, self.open, self.settings.retention_done)
 
     @contextmanager
     def _elsewhere(self, store: Store, clock: Clock, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
@@ -417,6 +421,14 @@ class Timebell:
             return await self.service.heal()
         found = await healing.look(self.store.run, self.clock.now(), self.settings.retention_done)
         return found + Healed(reasons={"leased": len(await self.store.run(jobs.running))})
+
+    async def audit(self, /, from_: datetime, to: datetime, **options: Any) -> Audit:
+        """Compare what should have happened with what is recorded: `client.audits.Audits.audit`."""
+        return await self.audits.audit(from_, to, **options)
+
+    async def why(self, schedule: str, at: datetime, *, tenant_id: str = "default") -> Why:
+        """What became of one occurrence, and why: `client.audits.Audits.why`."""
+        return await self.audits.why(schedule, at, tenant_id=tenant_id)
 
     async def open(self) -> None:
         """Open the store; done by every verb. A new SQLite file gets its tables, other databases are checked.

@@ -223,6 +223,8 @@ class Blocking(_Verbs[Timebell]):
     pause_all = Verb(Timebell.pause_all)
     resume_all = Verb(Timebell.resume_all)
     heal = Verb(Timebell.heal)
+    audit = Verb(Timebell.audit)
+    why = Verb(Timebell.why)
     open = Verb(Timebell.open)
 
     def __init__(self, app: Timebell) -> None:

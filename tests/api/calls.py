@@ -14,6 +14,7 @@ from timebell.ids import new_id, new_ids
 from timebell.model.job import Ending, JobState, NewJob
 from timebell.model.routes import ANYONE, Routes
 from timebell.recurrence import tzdata_version
+from timebell.recurrence.instants import format_instant
 from timebell.store.sql import jobs, ledger, nodes
 from timebell.store.sql import keys as key_rows
 from timebell.store.transaction import Transaction
@@ -86,6 +87,8 @@ CALLS: dict[str, Call] = {
     "resumeQueue": Call("/queues/narrow/resume"),
     "pauseAll": Call("/pause-all", {"reason": "x"}),
     "resumeAll": Call("/resume-all"),
+    "audit": Call("/audit?from={hour}&to={now}"),
+    "why": Call("/schedules/{schedule}/why?at={next}", object=True),
     "createKey": Call("/keys", {"name": "k", "role": "viewer"}, 201),
     "listKeys": Call("/keys?limit=500"),
     "getKey": Call("/keys/{key}", object=True),
@@ -177,7 +180,8 @@ class World:
         await web.app.store.run(key_rows.revoke, OURS, revoked.split("_")[2], now)
         node = nodes.Node(new_id(now), "node", "1", tzdata_version(), Routes(), 0, now, now)
         await web.app.store.run(nodes.announce, node)
-        world = cls(web, ours, others, revoked, expired, {"node": node.id})
+        span = {"now": format_instant(now), "hour": format_instant(now - timedelta(hours=1))}
+        world = cls(web, ours, others, revoked, expired, {"node": node.id, **span})
         await world.renew()
         return world
 

@@ -11,7 +11,7 @@ from timebell.errors import InvalidInput
 from timebell.ids import new_id
 from timebell.model.job import Hold, Kind
 from timebell.recurrence import Every
-from timebell.store.sql import queues, schedules, steering, turns
+from timebell.store.sql import overrides, queues, schedules, steering, turns
 
 from .helpers import (
     T0,
@@ -197,6 +197,21 @@ async def test_a_backfill_waits_behind_what_is_live(store: Store) -> None:
 
 
 @stored
+async def test_what_a_backfill_made_up_for_in_a_pause_is_not_caught_up_again(store: Store) -> None:
+    await put(store, schedule(overlap=Overlap.ALLOW, catch_up=CatchUp.ALL))
+    await steer(store, steering.pause, after(seconds=30), None)
+    await _backfill(store, 2, 3, after(minutes=5, seconds=30), dry_run=True)
+    assert await everything(store) == []
+    await _backfill(store, 2, 3, after(minutes=5, seconds=30))
+    await steer(store, steering.resume, after(minutes=5, seconds=40), True)
+    await fire(store, after(minutes=5, seconds=40))
+    assert sorted((at_minutes([one])[0], one.kind.value, one.state.value) for one in await everything(store)) == [
+        (1, "planned", "skipped"), (2, "backfill", "pending"), (2, "planned", "skipped"), (3, "backfill", "pending"),
+        (3, "planned", "skipped"), (4, "planned", "pending"), (5, "planned", "pending"),
+    ]  # fmt: skip
+
+
+@stored
 async def test_a_backfill_of_too_much_is_refused(store: Store) -> None:
     await put(store, schedule())
     with pytest.raises(InvalidInput) as refused:
@@ -288,6 +303,38 @@ async def test_deleting_stops_what_waits_and_keeps_the_history(store: Store) -> 
     assert [one.number for one in kept] == [2, 1]
     assert kept[0].recurrence.next(after(minutes=3, seconds=1)) is None
     await put(store, replace(schedule(), id=new_id(T0)))  # its name is free
+
+
+@stored
+async def test_an_edit_that_read_the_time_before_an_instant_does_not_decide_it_again(store: Store) -> None:
+    await put(store, schedule())
+    await fire(store, after(minutes=1))
+    await fire(store, after(minutes=2))  # left out, as the first one is not finished
+    early = after(minutes=2) - timedelta(milliseconds=5)
+    edited = await put(store, schedule(overlap=Overlap.ALLOW), early, replace=True)
+    assert edited.next_fire_at == after(minutes=3)
+    (newest, _) = await store.run(steering.history, "default", edited.id)
+    assert newest.effective_at == after(minutes=2)
+    with pytest.raises(InvalidInput, match="has passed"):
+        await steer(store, overrides.override, after(minutes=3) - timedelta(seconds=62), "skip", after(minutes=2), None)
+
+
+@stored
+async def test_a_schedule_holds_from_when_it_was_drafted(store: Store) -> None:
+    made = schedule()
+    await put(store, made, after(seconds=61))  # its transaction began a while later
+    await fire(store, after(seconds=62))
+    (only,) = await store.run(steering.history, "default", made.id)
+    assert (only.effective_at, at_minutes(await everything(store))) == (T0, [1])
+
+
+@stored
+async def test_a_schedule_that_is_deleted_before_it_begins_has_nothing_to_come(store: Store) -> None:
+    made = schedule(start=after(minutes=10), max_runs=3)
+    await put(store, made)
+    await steer(store, steering.delete, after(minutes=3))
+    kept = await store.run(steering.history, "default", made.id)
+    assert kept[0].recurrence.next(after(minutes=3)) is None
 
 
 @stored

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
 from tests.zone_data import MEXICO, SUMMER_TIME, release
+from timebell.engine.auditing import audit
 from timebell.model.job import Ending, JobState, NewJob
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Override, Release, Spec, installed
 from timebell.recurrence.zone_changes import under
 from timebell.store import schema, transaction
 from timebell.store.sql import jobs as job_ops
+from timebell.store.sql import schedules as schedule_rows
 from timebell.store.sql import zone_changes
 
 from .helpers import (
@@ -372,3 +374,36 @@ async def test_work_is_done_in_batches(store: Store, old: Release) -> None:
     assert change.since == utc("2027-07-01T14:00")
     words = "5 schedules and 5 jobs in America/Mexico_City move by one hour"
     assert change.sentence() == f"{words} (from 2027-07-01, UTC-05:00 becomes UTC-06:00)"
+
+
+@pytest.mark.parametrize("spec", [NINE, Cron("0 9-17 * * *"), Cron("30 2 * * *"), Cron("0 * * * *")])
+@stored
+async def test_an_audit_knows_what_new_zone_data_moved(
+    store: Store, old: Release, monkeypatch: pytest.MonkeyPatch, spec: Spec
+) -> None:
+    """Zone data that came late: until July jobs ran where the release before had them."""
+    began, july, end = utc("2027-03-25T20:00"), utc("2027-07-01T20:10"), utc("2027-07-09T20:00")
+    made = made_by(old, spec, began, overlap=Overlap.ALLOW)
+    await put(store, replace(made, created_at=began))
+    at = began
+
+    async def until(stop: datetime) -> datetime:
+        nonlocal at
+        while (at := (await fire(store, at)).next_fire_at or stop) < stop:
+            pass
+        return at
+
+    with monkeypatch.context() as before:
+        real = schedule_rows.recurrence_of
+        before.setattr(schedule_rows, "recurrence_of", lambda text: under(real(text), old))
+        await until(july)
+    await place(store, installed(), july)
+    await until(end)
+    found = await audit(store.hot, began, end, end + timedelta(hours=1))
+    assert [(one.finding.value, one.at) for one in found.differences] == []
+    hourly = spec == Cron("0 * * * *")
+    assert (found.counts.moved > 0) is (not hourly)
+    gone = utc("2027-06-10T14:00") if spec != Cron("30 2 * * *") else utc("2027-06-10T07:30")
+    await execute(store, delete(schema.jobs).where(schema.jobs.c.scheduled_at == gone))
+    found = await audit(store.hot, began, end, end + timedelta(hours=1))
+    assert [one.finding.value for one in found.differences] == ["missing"]

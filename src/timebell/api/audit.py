@@ -1,64 +1,77 @@
-"""`/audit-log`: who changed what, for the admins of a tenant."""
+"""`/audit`, and why an occurrence went as it went."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from timebell.api.guard import Guarded, Let, reads
-from timebell.api.shapes import Cursor, Instant, Limit, Shown, aware, paged, utc
-from timebell.model import page
-from timebell.store.sql import audit_log
-from timebell.store.sql.audit_log import AuditRecord
-from timebell.tenancy.roles import Role
+from timebell.api.shapes import Id, Instant, Shown, answer, aware, utc
 
-routes = APIRouter(route_class=Guarded, tags=["audit log"])
-Text = Annotated[str | None, Query(max_length=200)]
-At = Annotated[str | None, Query(max_length=64)]
+MOST = 1_000_000  # occurrences that one request compares
+KEPT = 1_000  # differences that one answer has
+routes = APIRouter(route_class=Guarded, tags=["audit"])
+
+
+class DifferenceOut(Shown):
+    """Something that is not as it should be: `count` occurrences from `at` to `to`, and the jobs in it."""
+
+    finding: str
+    schedule_id: str
+    schedule: str
+    at: Instant
+    to: Instant
+    count: int
+    detail: str
+    jobs: list[str]
 
 
 class AuditOut(Shown):
-    """One change."""
+    """What was compared, up to `to`, and every difference; `more` says that there are too many to show."""
 
-    id: str
-    tenant_id: str
+    from_: Annotated[Instant, Field(alias="from")]
+    to: Instant
+    counts: dict[str, int]
+    skipped: dict[str, int]
+    found: dict[str, int]
+    differences: list[DifferenceOut]
+    more: bool
+
+
+class WhyOut(Shown):
+    """What became of one instant of a schedule, in sentences; and the nearest occurrences."""
+
+    schedule_id: str
+    schedule: str
     at: Instant
-    actor: Annotated[str, Field(description="The name of the key; `local` without one, `command line` from there.")]
-    key_id: str | None
-    address: str | None
-    action: str
-    subject: Annotated[str | None, Field(description="What was changed: an id or a name.")]
-    before: Annotated[str | None, Field(description="SHA-256 of what it was.")]
-    after: Annotated[str | None, Field(description="SHA-256 of what was answered.")]
-    request_id: str | None
+    occurrence: bool
+    outcome: str
+    revision: int | None
+    sentences: list[str]
+    before: Instant | None
+    after: Instant | None
+    jobs: list[str]
 
 
-class AuditPage(Shown):
-    """Changes, newest first."""
-
-    items: list[AuditOut]
-    next_cursor: str | None
-
-
-@routes.get("/audit-log", response_model=AuditPage, **reads(Role.ADMIN))
-async def list_audit_log(
-    let: Let, limit: Limit = 50, cursor: Cursor = None, subject: Text = None, action: Text = None,
-    actor: Text = None, from_: Annotated[At, Query(alias="from")] = None, to: At = None,
-    tenant: Annotated[Text, Query(description="For keys of the platform.")] = None,
+@routes.get("/audit", response_model=AuditOut, **reads())
+async def audit(
+    let: Let, from_: Annotated[str, Query(alias="from", max_length=64)], to: Annotated[str, Query(max_length=64)],
+    schedule: Annotated[str | None, Query(max_length=200, description="Only this one, by name or id.")] = None,
 ) -> Response:  # fmt: skip
-    """Changes in the tenant, newest first: all that is given must fit, `from` inclusive and `to` exclusive."""
-    found = await let.run(
-        audit_log.page, let.tenant_id, limit, page.check(limit, cursor), subject=subject, action=action, actor=actor,
-        start=None if from_ is None else aware(from_, "from"), end=None if to is None else aware(to, "to"),
-    )  # fmt: skip
-    return paged(found, [_shown(record) for record in found])
+    """Compare what should have happened with what is recorded: no occurrence missed, none doubled."""
+    found = await let.app.audit(
+        aware(from_, "from"), aware(to, "to"), schedule=schedule, tenant_id=let.tenant_id, most=MOST, keep=KEPT
+    )
+    return answer({
+        "from": utc(found.start), "to": utc(found.end), "counts": dict(found.counts.numbers()),
+        "skipped": dict(found.counts.skipped), "found": dict(found.counts.found),
+        "differences": [one.to_json() for one in found.differences], "more": found.more,
+    })  # fmt: skip
 
 
-def _shown(record: AuditRecord) -> dict[str, Any]:
-    return {
-        "id": record.id, "tenantId": record.tenant_id, "at": utc(record.at), "actor": record.actor,
-        "keyId": record.key_id, "address": record.address, "action": record.action, "subject": record.subject,
-        "before": record.before, "after": record.after, "requestId": record.request_id,
-    }  # fmt: skip
+@routes.get("/schedules/{id}/why", response_model=WhyOut, **reads())
+async def why(id: Id, let: Let, at: Annotated[str, Query(max_length=64)]) -> Response:
+    """What became of the occurrence at an instant, and why."""
+    return answer((await let.app.why(id, aware(at, "at"), tenant_id=let.tenant_id)).to_json())

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 
 from timebell.api import (
     audit,
+    audit_log,
     bulk,
     calendars,
     dead_letters,
@@ -30,8 +31,8 @@ from timebell.api.guard import PREFIX, Guarded
 from timebell.api.shapes import PROBLEMS, Problem, answer
 
 PARTS = (
-    schedules, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit, calendars, forecast,
-    events,
+    schedules, audit, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit_log,
+    calendars, forecast, events,
 )  # fmt: skip
 routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
 for part in PARTS:

@@ -183,6 +183,38 @@ def watch(
     raise typer.Exit(watching.watch(database, every, output, fail=fail))
 
 
+@root.command("audit")
+def audit_(
+    start: Annotated[str, typer.Option("--from", metavar="T", help="Where it begins: 2027-03-14T07:00:00Z.")],
+    end: Annotated[str, typer.Option("--to", metavar="T", help="Where it ends.")],
+    schedule: Annotated[str | None, typer.Option(metavar="NAME", help="Only this one, by name or id.")] = None,
+    tenant: Annotated[str | None, typer.Option(metavar="T", help="Only of this tenant.  [default: all]")] = None,
+    database: Database = None,
+    output: Output = None,
+) -> None:
+    """Prove that no occurrence was missed or doubled.
+
+    Regenerates what should have happened and compares it with what is recorded; exit 7 on any difference.
+    """
+    from timebell.cli import audit
+
+    raise typer.Exit(audit.audit(start, end, schedule, tenant, database, output))
+
+
+@root.command("why")
+def why_(
+    schedule: Annotated[str, typer.Argument(help="Its name or id.")],
+    instant: Annotated[str, typer.Argument(help="The occurrence: 2027-03-14T07:00:00Z.")],
+    tenant: Annotated[str, typer.Option(metavar="T", help="Whose schedule it is.")] = "default",
+    database: Database = None,
+    output: Output = None,
+) -> None:
+    """Say what became of one occurrence, and why."""
+    from timebell.cli import audit
+
+    raise typer.Exit(audit.why(schedule, instant, tenant, database, output))
+
+
 @imports.command("crontab")
 def import_crontab(
     file: Annotated[Path | None, typer.Argument(help="A crontab, or - for stdin.  [default: crontab -l]")] = None,

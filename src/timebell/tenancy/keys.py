@@ -22,7 +22,7 @@ from timebell.tenancy.roles import Role
 ENVIRONMENT = "live"
 # What a key can be limited to: the first part of a path under /api/v1.
 SCOPES = (
-    "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit-log", "forecast",
+    "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log", "forecast",
     "tenants", "keys", "queues", "pause-all", "resume-all",
 )  # fmt: skip
 

@@ -127,10 +127,10 @@ def _with(schedule: Schedule, calendar: Calendar) -> Schedule:
 
 def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, replace: bool) -> Schedule:
     """As `schedules.put`, with the newest version of the calendar that the schedule follows."""
-    return schedules_.put(tx, _current(tx, schedule, now), build, now, replace=replace)
+    return schedules_.put(tx, _current(tx, schedule), build, now, replace=replace)
 
 
-def _current(tx: Transaction, schedule: Schedule, now: datetime) -> Schedule:
+def _current(tx: Transaction, schedule: Schedule) -> Schedule:
     """Whatever was the newest version when the schedule was drafted; one that is being saved goes first or finds it."""
     spec = schedule.recurrence.spec
     if not isinstance(spec, OnCalendar) or not spec.follows or spec.calendar.name is None:
@@ -141,7 +141,7 @@ def _current(tx: Transaction, schedule: Schedule, now: datetime) -> Schedule:
     if newest is None or newest == spec.calendar:
         return schedule
     changed = _with(schedule, newest)
-    return dataclasses.replace(changed, next_fire_at=changed.recurrence.next(now))
+    return dataclasses.replace(changed, next_fire_at=changed.recurrence.next(schedule.created_at))
 
 
 def _read(definition: str) -> Calendar:

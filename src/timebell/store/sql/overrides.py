@@ -10,7 +10,7 @@ from typing import Literal
 from timebell.errors import Conflict, InvalidInput, InvalidRecurrence, NotFound
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Override, Recurrence
-from timebell.store.sql.schedules import Build, edit
+from timebell.store.sql.schedules import Build, decided_until, edit
 from timebell.store.sql.steering import locked
 from timebell.store.transaction import Transaction
 
@@ -37,7 +37,7 @@ def override(
             "Each run of a fixed delay sets the next one: it has no occurrences to name.", code="NOT_AN_OCCURRENCE",
             fix="Pause the schedule instead.",
         )  # fmt: skip
-    since = now if found.last_fired_at is None else max(now, found.last_fired_at)
+    since = decided_until(found, now)
     mine = next((one for one in recurrence.overrides if at in (one.at, one.to)), None)
     others = tuple(one for one in recurrence.overrides if one is not mine)
     if action == "undo":

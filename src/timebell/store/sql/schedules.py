@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -13,7 +14,7 @@ from typing import Any
 import orjson
 from sqlalchemy import JSON, ColumnElement, Row, cast, func, insert, select, update
 
-from timebell.errors import Conflict
+from timebell.errors import Conflict, InvalidRecurrence
 from timebell.model.decide import next_of, passed_over, plan
 from timebell.model.job import Hold, NewJob
 from timebell.model.page import Page
@@ -47,7 +48,7 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
     row = tx.execute(select(schedules).where(named).with_for_update()).first()
     if row is None:
         tx.execute(insert(schedules).values(**_row(schedule)))
-        revise(tx, schedule, now)
+        revise(tx, schedule, schedule.created_at)  # as its first instant is the one after that
         return schedule
     if not replace:
         raise Conflict(
@@ -74,7 +75,7 @@ def edit(
     """Write a new spec, which has no overrides yet, over a locked one. Those that the old one has (or the given
     ones) stay where they still name an occurrence; the schedule says which were `dropped`."""
     settle(tx, old, build, now)
-    since = now if old.last_fired_at is None else max(now, old.last_fired_at)
+    since = decided_until(old, now)
     kept, dropped = carried_overrides(
         old.recurrence.overrides if overrides is None else overrides, new.recurrence, since
     )
@@ -94,6 +95,18 @@ def settle(tx: Transaction, schedule: Schedule, build: Build, now: datetime) -> 
         pass_over(tx, schedule, build, now)
 
 
+def decided_until(schedule: Schedule, now: datetime) -> datetime:
+    """Up to where everything is decided, once it is settled at `now`: further where somebody else was at the locked row
+    first, with a clock that was ahead, or read later."""
+    last = now if schedule.last_fired_at is None else max(now, schedule.last_fired_at)
+    cursor = schedule.next_fire_at
+    if cursor is not None and cursor > now and schedule.recurrence.spec.delay is None:
+        with suppress(InvalidRecurrence):  # a search for earlier ones that was given up
+            before = schedule.recurrence.previous(cursor)
+            last = last if before is None else max(last, before)
+    return last
+
+
 def pass_over(tx: Transaction, schedule: Schedule, build: Build, now: datetime) -> None:
     """Record what a pause left out up to now, and move the cursor behind it."""
     planned = passed_over(schedule, now)
@@ -107,13 +120,14 @@ def pass_over(tx: Transaction, schedule: Schedule, build: Build, now: datetime) 
 
 
 def write_over(tx: Transaction, id_: str, schedule: Schedule, old: Schedule | None, now: datetime) -> Schedule:
-    """Write a new spec over an old one. What fired already is behind its cursor, also if `now` lags."""
+    """Write a new spec over an old one. What was decided already is behind its cursor, also if `now` lags."""
     mine = schedules.c.id == id_
     row = tx.execute(select(schedules).where(mine)).one()
     written = _row(schedule)
     for kept in ("id", "enabled", "created_at", "created_by", "last_fired_at", "paused_at", "pause_reason"):
         del written[kept]
-    since = now if row.last_fired_at is None else max(now, row.last_fired_at)
+    since = now if old is None else decided_until(old, now)
+    since = since if row.last_fired_at is None else max(since, row.last_fired_at)
     following, fault = _after_edit(tx, row, schedule, old, since)
     written |= {
         "revision": row.revision + 1, "fault": fault, "code_hash": schedule.code_hash or row.code_hash,
@@ -122,7 +136,7 @@ def write_over(tx: Transaction, id_: str, schedule: Schedule, old: Schedule | No
     written |= stamp(schedule.recurrence, written["next_fire_at"])
     tx.execute(update(schedules).where(mine).values(**written))
     edited = read(tx.execute(select(schedules).where(mine)).one())
-    revise(tx, edited, now)
+    revise(tx, edited, since)
     return edited
 
 
@@ -158,11 +172,11 @@ def replace_recurrence(tx: Transaction, row: Row[Any], recurrence: Recurrence, n
     revise(tx, edited, now)
 
 
-def revise(tx: Transaction, schedule: Schedule, now: datetime) -> None:
-    """Keep what the schedule is from now on."""
+def revise(tx: Transaction, schedule: Schedule, since: datetime) -> None:
+    """Keep what the schedule is for the instants after `since`."""
     row = _row(schedule)
     kept = {part: row[part] for part in ("tenant_id", "recurrence", "action", "policies", "revision")}
-    tx.execute(insert(revisions).values(schedule_id=schedule.id, effective_at=now, **kept))
+    tx.execute(insert(revisions).values(schedule_id=schedule.id, effective_at=since, **kept))
 
 
 @dataclass(frozen=True, slots=True)

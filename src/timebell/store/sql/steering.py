@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -19,11 +19,21 @@ from timebell.model import decide
 from timebell.model.job import Hold, Job, JobState, Kind, Reason
 from timebell.model.policy import Overlap
 from timebell.model.schedule import Revision, Schedule
-from timebell.recurrence import Override
+from timebell.recurrence import Override, Recurrence
 from timebell.store.schema import finished, revisions, schedules
 from timebell.store.schema import jobs as live_jobs
 from timebell.store.sql import jobs, ledger, turns
-from timebell.store.sql.schedules import Build, live_of, pass_over, read, read_parts, revise, settle, write_over
+from timebell.store.sql.schedules import (
+    Build,
+    decided_until,
+    live_of,
+    pass_over,
+    read,
+    read_parts,
+    revise,
+    settle,
+    write_over,
+)
 from timebell.store.transaction import Transaction
 
 MOST_BACKFILLED = 10_000
@@ -98,13 +108,15 @@ def backfill(
     """Jobs of kind `backfill` for the occurrences in [start, end) that were skipped or never were.
 
     One after another unless overlap is `allow`; what ran, runs or was cancelled is not repeated, nor is what
-    another backfill made. None for an unknown id. Raises InvalidInput (BACKFILL_TOO_LARGE).
+    another backfill made. What fell into a pause before `end` is decided by it. None for an unknown id.
+    Raises InvalidInput (BACKFILL_TOO_LARGE).
     """
     found = locked(tx, tenant_id, id_)
     if found is None:
         return None
-    if found.enabled and found.next_fire_at is not None:
-        end = min(end, found.next_fire_at)  # from there on the planner has yet to decide
+    waits = found.next_fire_at
+    if found.enabled and waits is not None:
+        end = min(end, waits)  # from there on the planner has yet to decide
     grid = found.recurrence.spec.delay is None  # there is nothing to make up for without one
     instants = list(islice(found.recurrence.between(start, end), MOST_BACKFILLED + 1)) if grid else []
     if len(instants) > MOST_BACKFILLED:
@@ -121,6 +133,8 @@ def backfill(
             settled |= table.c.reason == Reason.OVERRIDE.value  # left out on purpose
         done |= set(tx.execute(query.where(settled)).scalars())
     left = [at for at in instants if at not in done]
+    if grid and not found.enabled and waits is not None and waits < end and not dry_run:
+        pass_over(tx, found, build, end - decide.TINY)  # or to catch up on resume would fire it once more
     if left and not dry_run:
         serial = (overlap or found.policies.overlap) is not Overlap.ALLOW
         fires = (
@@ -210,18 +224,19 @@ def delete(tx: Transaction, tenant_id: str, id_: str, build: Build, now: datetim
         if after is None:
             break
     over = dataclasses.replace(found, revision=found.revision + 1, next_fire_at=None)
-    revise(tx, dataclasses.replace(over, recurrence=_ended(found, now)), now)
+    since = decided_until(found, now)
+    revise(tx, dataclasses.replace(over, recurrence=_ended(found, since)), since)
     tx.execute(delete_rows(schedules).where(schedules.c.id == id_))
     return ledger.Swept(prevented, in_flight)
 
 
-def _ended(schedule: Schedule, now: datetime) -> Any:
-    """The recurrence as it is for an audit of a schedule that is gone: over."""
-    first = schedule.recurrence.start
-    end = max(now, first + timedelta(microseconds=1)) if first is not None else now
+def _ended(schedule: Schedule, since: datetime) -> Recurrence:
+    """The recurrence as it is for an audit of a schedule that is gone: it has nothing after `since`."""
+    recurrence = schedule.recurrence
+    start = None if recurrence.start is not None and recurrence.start >= since else recurrence.start
     passed = [
-        one if one.to is None or one.to <= now else Override(one.at)
-        for one in schedule.recurrence.overrides
-        if one.at <= now
+        one if one.to is None or one.to <= since else Override(one.at)
+        for one in recurrence.overrides
+        if one.at <= since
     ]
-    return dataclasses.replace(schedule.recurrence, end=end, overrides=tuple(passed))
+    return dataclasses.replace(recurrence, start=start, end=since, max_runs=None, overrides=tuple(passed))
