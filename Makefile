@@ -3,6 +3,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if $(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo yes),$(p))))
+# One process a core, each with a database server of its own; a file is run whole in one of them.
+BESIDE := -n auto --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server pyproject.toml requirements/build.in
 
@@ -35,10 +37,10 @@ run: $(VENV)/.run ## install into .venv and start the demo: real jobs within sec
 	$(BIN)/timebell dev examples/quickstart.py
 
 test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, and run them
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(BESIDE)
 
 test-all: $(VENV)/.dev ## also the soaks, full sweeps and ten-million-row tables
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest $(BESIDE) -m "slow or not slow"
 
 check: $(VENV)/.dev ## format, lint, types, import directions
 	$(BIN)/ruff format --check .
