@@ -134,7 +134,7 @@ async def broken_off(web: Web, *parts: bytes) -> None:
     async def respond(message: Any) -> None:
         pass
 
-    await web.asgi(
+    await web.site(
         {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
             "path": "/api/v1/jobs/bulk", "raw_path": b"/api/v1/jobs/bulk", "query_string": b"", "root_path": "",

@@ -37,6 +37,7 @@ CHECKS: list[CheckFunction] = [
 ]  # fmt: skip
 MAKES = {"createSchedule", "putSchedule", "previewSchedule"}
 RULES = {"interval", "rrule", "dates", "recurrence", "topic", "payload", "retry"}  # what NIGHTLY says otherwise
+LATER = {"topic": "there", "timezone": "UTC", "runAt": "2040-01-01T00:00:00Z"}
 NUMBERS = count()
 ENDLESS = {"streamEvents"}  # tests/api/test_events.py reads it
 SCHEMA = schemathesis.openapi.from_path(str(DOCUMENT))
@@ -83,6 +84,8 @@ def _there(base: str) -> dict[str, str]:
         mine = client.post("/keys", json={"name": "mine", "role": "platform"})
         return {
             "schedules": made.json()["id"], "calendars": "there", "tenants": "there", "keys": key.json()["id"],
+            "jobs": client.post("/jobs", json=LATER).json()["id"], "queues": "there",
+            "operations": client.post("/jobs/cancel", json={"filter": {"topic": "none"}}).json()["id"],
             "mine": mine.json()["key"],
         }  # fmt: skip
 

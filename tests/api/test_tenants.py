@@ -6,6 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from timebell.api import bulk
+
 from .web import NIGHTLY, is_problem
 
 Make = Callable[..., Any]
@@ -104,3 +108,20 @@ async def test_s33_requests_a_second(make: Make) -> None:
         assert body["limit"] == {"name": "requestsPerSecond", "most": 3}
         assert refused.headers["retry-after"] == "1"
         assert answers[0].headers["ratelimit-policy"] == '"default";q=3;w=1'
+
+
+async def test_s33_an_import_ends_where_its_tenant_may_have_no_more(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "BATCH", 10)
+    async with make(open_here=False) as web:
+        key = await _limited(web, pendingJobs=25)
+        lines = b"".join(
+            b'{"topic": "t", "timezone": "UTC", "runAt": "2040-01-01T00:00:%02dZ"}\n' % at for at in range(40)
+        )
+        ended = (await web.ask("POST", "/jobs/bulk", lines, key=key, content_type="application/x-ndjson")).json()
+        assert (ended["state"], ended["progress"]["done"]) == ("failed", 20)
+        used = (await web.get("/tenants/acme/usage", key=key)).json()
+        assert used["pendingJobs"] == 20
+        one = {"topic": "t", "timezone": "UTC", "runAt": "2040-01-01T00:00:00Z"}
+        assert [(await web.post("/jobs", one, key=key)).status_code for _ in range(6)] == [201] * 5 + [429]

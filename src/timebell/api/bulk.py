@@ -21,7 +21,9 @@ from timebell.client.jobs import SOON
 from timebell.errors import StoreError
 from timebell.model.operation import Operation, OperationKind, OperationState
 from timebell.recurrence import zone
-from timebell.store.sql import operations
+from timebell.store.sql import operations, usage
+from timebell.store.transaction import Transaction
+from timebell.tenancy.limits import LimitReached
 from timebell.tenancy.roles import Role
 
 log = logging.getLogger("timebell.api")
@@ -75,11 +77,13 @@ async def _import(request: Request, let: Let, made: Operation, reader: Reader) -
     try:
         async for lines in _batches(request, let):
             batch = await asyncio.to_thread(reader.read, lines, let.app.clock.now())  # firing goes on meanwhile
-            if not await _write(let, made, batch, lines[-1][0]):
+            if not await _write(let, made, batch, lines):
                 return OperationState.CANCELLED, None
             last = lines[-1][0]
     except ClientDisconnect:
         return OperationState.FAILED, f"The client broke off; all up to line {last} is done."
+    except LimitReached as reached:
+        return OperationState.FAILED, f"{reached.message} All up to line {last} is done."
     except TimeoutError:
         return OperationState.FAILED, f"Nothing came for {PATIENCE:g} s; all up to line {last} is done."
     except StoreError:
@@ -93,15 +97,22 @@ async def _import(request: Request, let: Let, made: Operation, reader: Reader) -
     return OperationState.COMPLETED, None
 
 
-async def _write(let: Let, made: Operation, batch: Batch, last: int) -> bool:
-    """One batch and its progress; False when the operation was cancelled meanwhile."""
+async def _write(let: Let, made: Operation, batch: Batch, lines: list[Line]) -> bool:
+    """One batch and its progress; False when the operation was cancelled meanwhile. Raises LimitReached."""
+    last = lines[-1][0]
     errors = [{"line": line[0], "code": bad.code, "detail": str(bad)[:500]} for line, bad in batch.refused]
     now = let.app.clock.now()
-    going: bool = await let.run(
-        operations.take_in, made.id, batch.new, now + SOON, batch.skipped, str(last), errors, now
-    )
+    taken = (made.id, batch.new, now + SOON, batch.skipped, str(last), errors, now)
+    going: bool = await let.run(_take_in, let, sum(len(line[1]) for line in lines), taken)
     if going and any(job.run_at <= now + SOON for job in batch.new):
         let.app._working.poke()
+    return going
+
+
+def _take_in(tx: Transaction, let: Let, size: int, taken: Any) -> bool:
+    going = operations.take_in(tx, *taken)
+    usage.add(tx, let.tenant_id, let.now, payload_bytes=size, by=let.id)
+    usage.check(tx, let.tenant_id, let.limits, let.now, "jobs")
     return going
 
 
