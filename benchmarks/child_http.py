@@ -23,7 +23,7 @@ async def serve(url: str, _: dict[str, Any]) -> None:
     """One node with its API, until standard input closes."""
     app = Timebell(url, timezone="UTC")
     listening = server.bind("127.0.0.1", 0)
-    web = server.asgi(app, [health.router(app), v1.routes], open_here=True)
+    web = server.Site(app, [health.router(app), v1.routes], open_here=True)
     async with server.serving(web, listening), app.running():
         child.tell(port=listening.getsockname()[1])
         reader = asyncio.StreamReader()
