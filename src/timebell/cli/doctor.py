@@ -148,7 +148,7 @@ async def _clock(store: Store) -> Check:
 async def _listen(store: Store) -> Check:
     """Whether a NOTIFY arrives, which a pooler in transaction mode keeps from doing."""
     heard = asyncio.Event()
-    if await store.listen(heard.set):
+    if await store.listen(lambda _: heard.set()):
         await store.run(_notify)
         try:
             await asyncio.wait_for(heard.wait(), PATIENCE)

@@ -19,6 +19,7 @@ from timebell.cli.keys import key, tenant
 from timebell.cli.operate import api, calendar, config, node
 from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
 from timebell.cli.schedule import schedule
+from timebell.cli.torture import torture
 from timebell.errors import TimebellError
 
 HELP = """Things that must happen at a time: once, on time, in the right time zone.
@@ -40,7 +41,7 @@ root.add_typer(node, name="node")
 root.add_typer(config, name="config")
 root.add_typer(key, name="key")
 root.add_typer(tenant, name="tenant")
-for command in (apply_, export, calendar, api):
+for command in (apply_, export, calendar, api, torture):
     root.command(command.__name__.rstrip("_"))(command)
 
 App = Annotated[str | None, typer.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")]

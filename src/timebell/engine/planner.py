@@ -43,7 +43,10 @@ class Planner:
         following = fired.next_fire_at
         if fired.schedules or following is None or following > now:
             self._pause = SHORTEST
-            return following
+            if node.listening:
+                return following
+            look_again = now + timedelta(seconds=node.options.poll)  # nobody tells of schedules made elsewhere
+            return look_again if following is None else min(following, look_again)
         self._pause = min(self._pause * 2, LONGEST)
         return now + timedelta(seconds=self._pause)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
+from math import inf
 
 from timebell.engine.completer import Completer
 from timebell.engine.context import Node
@@ -18,6 +19,7 @@ from timebell.model.healed import Healed
 from timebell.model.job import JobState
 from timebell.model.payload import decode
 from timebell.store.sql import jobs, nodes, unheard
+from timebell.store.transaction import SCHEDULES
 
 log = logging.getLogger("timebell.pulse")
 
@@ -36,6 +38,7 @@ class Pulse:
         self.announced = announced
         self._seen: dict[tuple[str, int], tuple[int, float]] = {}
         self._asked: dict[tuple[str, int], float] = {}
+        self._over_at = inf  # when the next lease of another node is over, unless it is renewed
 
     async def start(self) -> None:
         """Before the first claim: know the time, be known, and take back what a dead engine left."""
@@ -73,15 +76,21 @@ class Pulse:
             log.info("this node was asked to drain")
             node.stopping = True
             node.drain_asked.set()
-        node.listening = await node.store.listen(node.working.poke)
+        node.listening = await node.store.listen(self._told)
         node.healed += await self._watch()
         await self.leader.step()
         node.working.poke()
         node.planning.poke()
-        pause = node.options.heartbeat
+        pause = min(node.options.heartbeat, max(0.0, self._over_at - node.clock.monotonic()))
         if self._asked:
             pause = min(pause, max(0.0, min(self._asked.values()) + STOP_WITHIN - node.clock.monotonic()))
         return node.clock.now() + timedelta(seconds=pause)
+
+    def _told(self, of: str) -> None:
+        """Another process says that something is due sooner than this node knows."""
+        self.node.working.poke()
+        if of == SCHEDULES:
+            self.node.planning.poke()
 
     def _announcement(self) -> nodes.Node:
         was = self.announced
@@ -158,6 +167,8 @@ class Pulse:
             if now - seen[key][1] >= node.options.lease:
                 dead.append(key)
         self._seen = seen
+        ends = [since + node.options.lease for _, since in seen.values()]
+        self._over_at = min((end for end in ends if end > now), default=inf)
         await self._call_in()
         rescued = await self._rescue(dead)
         return Healed({"lease": rescued}, {"leased": len(seen) - len(dead)})

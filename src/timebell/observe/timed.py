@@ -47,7 +47,7 @@ class TimedStore:
         """As in Store."""
         return await self.store.join(connection, operation, *args, **kwargs)
 
-    async def listen(self, poke: Callable[[], None]) -> bool:
+    async def listen(self, poke: Callable[[str], None]) -> bool:
         """As in Store."""
         return await self.store.listen(poke)
 

@@ -50,7 +50,7 @@ class Database(SqliteStore):
         super().__init__("sqlite:///:memory:", wall, durable=False)
         self.many_nodes = many_nodes
         self.away = False
-        self.listeners: list[Callable[[], None]] = []
+        self.listeners: list[Callable[[str], None]] = []
         self._loop: VirtualLoop | None = None
 
     async def open(self) -> None:
@@ -128,7 +128,7 @@ class Database(SqliteStore):
     def _committed(self, tx: SqliteTransaction) -> None:
         if tx.wants_notify:
             for poke in self.listeners:
-                poke()
+                poke(tx.wants_notify)
 
     async def _in_thread(self, call: Callable[..., R], *args: Any) -> R:
         try:
@@ -182,7 +182,7 @@ class Link:
         self._database = database
         self._name = name
         self._after = after
-        self._poke: Callable[[], None] | None = None
+        self._poke: Callable[[str], None] | None = None
 
     @property
     def dialect(self) -> Dialect:
@@ -260,7 +260,7 @@ class Link:
         if self._poke in self._database.listeners:
             self._database.listeners.remove(self._poke)
 
-    async def listen(self, poke: Callable[[], None]) -> bool:
+    async def listen(self, poke: Callable[[str], None]) -> bool:
         """As in Store."""
         if self._poke is None:
             self._poke = poke

@@ -18,6 +18,9 @@ from timebell.store.statement import Statement, Words
 
 Row = Mapping[str, Any]
 
+JOBS, SCHEDULES = "jobs", "schedules"
+"""What other nodes are told of: something is due sooner than they know. Of schedules means of both."""
+
 # Called with "<operation>.<n>" before the n-th statement, "<operation>.commit" and "<operation>.done". Tests aim
 # crashes with it; nothing else sets it.
 probe: Callable[[str], None] | None = None
@@ -50,8 +53,8 @@ class Transaction(Protocol):
     def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
         """Insert many records the fastest way there is; values as `to_db` gives them."""
 
-    def notify(self) -> None:
-        """After the commit, tell other nodes to look again (a hint; may be lost)."""
+    def notify(self, of: str = JOBS) -> None:
+        """After the commit, tell other nodes to look again, for jobs or also for SCHEDULES (a hint; may be lost)."""
 
 
 class Steps:
@@ -80,7 +83,7 @@ class SqlTransaction:
         self.connection = connection
         self.dialect = dialect
         self.steps = steps
-        self.wants_notify = False
+        self.wants_notify = ""
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
         """As in Transaction."""
@@ -103,6 +106,7 @@ class SqlTransaction:
         filled = [dict(zip(columns, record, strict=True)) for record in records]
         self.connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({values})"), filled)  # noqa: S608
 
-    def notify(self) -> None:
+    def notify(self, of: str = JOBS) -> None:
         """As in Transaction."""
-        self.wants_notify = True
+        if self.wants_notify != SCHEDULES:
+            self.wants_notify = of

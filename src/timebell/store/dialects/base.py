@@ -72,8 +72,9 @@ class Store(Protocol):
     async def unlock_engine(self) -> None:
         """Be one no longer."""
 
-    async def listen(self, poke: Callable[[], None]) -> bool:
-        """Call `poke` whenever another process says that something earlier is due; False if it cannot."""
+    async def listen(self, poke: Callable[[str], None]) -> bool:
+        """Call `poke` with JOBS or SCHEDULES whenever another process says that something earlier is due; False if it
+        cannot."""
 
 
 def join(
@@ -82,8 +83,8 @@ def join(
     operation: Callable[..., R],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-) -> tuple[R, bool]:
-    """Run an operation on a SQLAlchemy connection; its answer, and whether it wants other nodes told."""
+) -> tuple[R, str]:
+    """Run an operation on a SQLAlchemy connection; its answer, and what it wants other nodes told of, if anything."""
     name = getattr(operation, "__name__", "operation")
     tx = SqlTransaction(connection, dialect, Steps(name))
     return operation(tx, *args, **kwargs), tx.wants_notify
@@ -95,7 +96,7 @@ callers_thread: ContextVar[Callable[[Callable[[], Any]], Awaitable[Any]] | None]
 
 async def join_callers(
     connection: Any, dialect: Dialect, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
-) -> tuple[R, bool]:
+) -> tuple[R, str]:
     """`join` for whatever a caller holds: Connection, Session, AsyncConnection or AsyncSession, or a connection of
     psycopg, asyncpg or sqlite3 itself.
 
@@ -116,7 +117,7 @@ async def join_callers(
             code="CONNECTION_INVALID", fix="Give a Connection or Session, or await app.schedule_at(...).",
         )  # fmt: skip
 
-    def on(connection: Connection) -> tuple[R, bool]:
+    def on(connection: Connection) -> tuple[R, str]:
         kind = dialect.name.partition(" ")[0]
         if connection.dialect.name != kind:
             raise InvalidInput(
@@ -125,7 +126,7 @@ async def join_callers(
             )  # fmt: skip
         return join(connection, dialect, operation, args, kwargs)
 
-    def joined() -> tuple[R, bool]:
+    def joined() -> tuple[R, str]:
         if driver is None:
             return on(connection if isinstance(connection, Connection) else connection.connection())
         drivers.check_transaction(driver, connection)

@@ -57,7 +57,7 @@ async def _whole(work: Coroutine[Any, Any, R]) -> R:
 
 @contextmanager
 def lend_here(
-    connection: Connection, dialect: Dialect, finish: Finish, tell: Callable[[Transaction], None] | None = None
+    connection: Connection, dialect: Dialect, finish: Finish, tell: Callable[[Transaction, str], None] | None = None
 ) -> Iterator[Connection]:
     """As `lend`, in the thread that calls; `tell` makes other nodes look again, if `finish` wants it."""
     transaction = connection.begin()
@@ -67,7 +67,7 @@ def lend_here(
         steps = Steps(finish.__name__)
         _, wants_notify = join(connection, dialect, finish, (), {})
         if wants_notify and tell is not None:
-            join(connection, dialect, tell, (), {})
+            join(connection, dialect, tell, (wants_notify,), {})
         steps.at("commit")
         transaction.commit()
         steps.at("done")

@@ -121,7 +121,7 @@ class PostgresStore:
         self._lending = threading.Lock()
         self._listener: asyncpg.Connection[Any] | None = None
         self._notifying: asyncio.Task[None] | None = None
-        self._untold = False
+        self._untold = ""
 
     async def open(self) -> None:
         """As in Store."""
@@ -156,7 +156,7 @@ class PostgresStore:
         """As in Store. The NOTIFY is part of the caller's transaction, so it comes with the commit or not at all."""
         answer, wants_notify = await join_callers(connection, self.dialect, operation, args, kwargs)
         if wants_notify:
-            await join_callers(connection, self.dialect, _notify, (), {})
+            await join_callers(connection, self.dialect, _notify, (wants_notify,), {})
         return answer
 
     @contextlib.asynccontextmanager
@@ -219,19 +219,19 @@ class PostgresStore:
     async def unlock_engine(self) -> None:
         """As in Store."""
 
-    async def listen(self, poke: Callable[[], None]) -> bool:
+    async def listen(self, poke: Callable[[str], None]) -> bool:
         """As in Store. Call it again now and then: it connects anew when the connection was lost."""
         if self._listener is None or self._listener.is_closed():
             try:
                 self._listener = await asyncpg.connect(_plain(self.url), timeout=5, command_timeout=10)
-                await self._listener.add_listener(CHANNEL, lambda *_: poke())
+                await self._listener.add_listener(CHANNEL, lambda *heard: poke(str(heard[-1])))
             except (*_GONE, asyncpg.PostgresError):
                 return False
         return True
 
     def _transact(
         self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
-    ) -> tuple[R, bool]:
+    ) -> tuple[R, str]:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
         driver = tx._driver()
         transaction = driver.transaction()
@@ -250,7 +250,7 @@ class PostgresStore:
 
     def _autocommit(
         self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
-    ) -> tuple[R, bool]:
+    ) -> tuple[R, str]:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
         answer = operation(tx, *args, **kwargs)
         tx.steps.at("done")
@@ -258,7 +258,7 @@ class PostgresStore:
 
     async def _connected(
         self,
-        way: Callable[..., tuple[R, bool]],
+        way: Callable[..., tuple[R, str]],
         operation: Any,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -287,7 +287,7 @@ class PostgresStore:
                     raise outdated(self.url, None) from failed
                 raise
         if wants_notify:
-            self._untold = True
+            self._untold = max(self._untold, wants_notify)  # of schedules means of jobs too
             if self._notifying is None or self._notifying.done():
                 self._notifying = asyncio.get_running_loop().create_task(self._notify())
         return answer
@@ -339,19 +339,19 @@ class PostgresStore:
 
     async def _notify(self) -> None:
         """One NOTIFY for all that asked in the last moment. A hint: if it fails, the others look within 5 s."""
-        while self._untold:
-            self._untold = False
+        while told := self._untold:
+            self._untold = ""
             with contextlib.suppress(StoreUnreachable):
-                await self.hot(_notify)
+                await self.hot(_notify, told)
             await asyncio.sleep(NOTIFY_EVERY)
 
 
-NOTIFY = Statement(f"SELECT pg_notify('{CHANNEL}', '')")
+NOTIFY = Statement(f"SELECT pg_notify('{CHANNEL}', CAST(:told AS text))")
 READING = Statement("SELECT clock_timestamp() AS at")
 
 
-def _notify(tx: Transaction) -> None:
-    tx.fetch(NOTIFY)
+def _notify(tx: Transaction, told: str) -> None:
+    tx.fetch(NOTIFY, told=told)
 
 
 def _reading(tx: Transaction) -> Any:

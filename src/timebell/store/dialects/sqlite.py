@@ -305,7 +305,7 @@ class SqliteStore:
             self._lock.close()
             self._lock = None
 
-    async def listen(self, poke: Callable[[], None]) -> bool:
+    async def listen(self, poke: Callable[[str], None]) -> bool:
         """As in Store: SQLite has no way to tell."""
         return False
 

@@ -11,7 +11,7 @@ from sqlalchemy import func, insert, select, update
 from timebell.model.job import Hold, JobState
 from timebell.model.limits import Limits
 from timebell.store.schema import jobs, queues
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 
 EVERYTHING = "*"  # the row whose pause stops planning and claiming altogether
 
@@ -75,7 +75,7 @@ def pause(tx: Transaction, name: str, reason: str | None) -> None:
 def resume(tx: Transaction, name: str) -> None:
     """Claim its jobs again."""
     _write(tx, name, paused=False, pause_reason=None)
-    tx.notify()
+    tx.notify(SCHEDULES if name == EVERYTHING else JOBS)
 
 
 def stopped(tx: Transaction) -> bool:

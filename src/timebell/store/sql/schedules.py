@@ -28,10 +28,11 @@ from timebell.store.schema import revisions, schedules
 from timebell.store.sql import jobs, queues, turns
 from timebell.store.sql.recurrences import recurrence_of
 from timebell.store.statement import Statement
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import SCHEDULES, Transaction
 
 log = logging.getLogger("timebell.planner")
 EVERY: Mapping[str, str] = {}
+SOON = timedelta(seconds=10)  # what fires later is seen by the next heartbeats
 
 # Makes the jobs of a schedule's occurrences: (schedule, [(at, hold)], now) -> rows. Given by the caller, as
 # defaults of topics and targets are not the store's business.
@@ -49,6 +50,7 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
     if row is None:
         tx.execute(insert(schedules).values(**_row(schedule)))
         revise(tx, schedule, schedule.created_at)  # as its first instant is the one after that
+        tell(tx, schedule, now)
         return schedule
     if not replace:
         raise Conflict(
@@ -137,7 +139,14 @@ def write_over(tx: Transaction, id_: str, schedule: Schedule, old: Schedule | No
     tx.execute(update(schedules).where(mine).values(**written))
     edited = read(tx.execute(select(schedules).where(mine)).one())
     revise(tx, edited, since)
+    tell(tx, edited, now)
     return edited
+
+
+def tell(tx: Transaction, schedule: Schedule, now: datetime) -> None:
+    """Make the planners of other nodes look again, if it fires before their next heartbeat does."""
+    if schedule.enabled and schedule.next_fire_at is not None and schedule.next_fire_at <= now + SOON:
+        tx.notify(SCHEDULES)
 
 
 def _after_edit(

@@ -32,6 +32,7 @@ from timebell.store.sql.schedules import (
     read_parts,
     revise,
     settle,
+    tell,
     write_over,
 )
 from timebell.store.transaction import Transaction
@@ -71,7 +72,9 @@ def resume(tx: Transaction, tenant_id: str, id_: str, catch_up: bool, build: Bui
         return found
     if not catch_up:
         pass_over(tx, found, build, now)
-    return _change(tx, id_, now, enabled=True, paused_at=None, pause_reason=None)
+    resumed = _change(tx, id_, now, enabled=True, paused_at=None, pause_reason=None)
+    tell(tx, resumed, now)
+    return resumed
 
 
 def trigger(tx: Transaction, tenant_id: str, id_: str, build: Build, now: datetime) -> Job | None:

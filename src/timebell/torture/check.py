@@ -1,0 +1,113 @@
+"""The checker's process: files in, a verdict and a page out. It can be run again on the same files at any time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from timebell.torture import report
+from timebell.torture.history import NODE_FAULTS, History
+from timebell.torture.ledgers import read
+from timebell.torture.plan import Plan, load, write
+from timebell.torture.verdicts import CLASSES, Check, Verdict
+
+BUSY = 0.8  # of one processor
+STALLED = 0.1  # of the time
+
+
+def history_of(plan: Plan) -> History:
+    """From the files of a run; what is due after its end is left out."""
+    names = ("intent", "effect", "fault", "record")
+    intents, effects, faults, records = (read(plan.path(f"{name}.jsonl")) for name in names)
+    last = (plan.began_wall + plan.ended - plan.began) / 1000
+    late = {line["seq"] for line in effects if line["what"] == "recv" and line["due_us"] > last}
+    effects = [line for line in effects if line.get("seq") not in late]
+    gone = {line["key"] for line in records if line.get("due_us", 0) > last}
+    records = [line for line in records if line.get("key") not in gone]
+    return History(asdict(plan), intents, effects, faults, records)
+
+
+def wanting(plan: Plan, history: History, check: Check) -> list[str]:
+    """Why this run says nothing, if it does not. The figures are for 10 minutes; a shorter run has to show its part."""
+    part = min(1.0, plan.minutes / 10)
+    musts = sum(one.word == "must" for one in check.expected.values())
+    steps = [(thing, step) for thing in history.things.values() for step in thing.steps]
+    infos = sum(step.type == "info" for _, step in steps)
+    near = sum(
+        step.f == "cancel" and abs(step.invoked - history.due(thing.value["due_us"])) <= 0.25 for thing, step in steps
+    )
+    said = []
+    wanted: list[tuple[str, float, float]] = [("occurrences that had to fire", musts, 5000 * part)]
+    wanted += [("cancels within 200 ms of due", near, 200 * part)]
+    if plan.store != "sqlite" and {"cut", "dbstop"} & set(plan.faults):
+        wanted += [("operations of unknown outcome", infos, 50 * part)]
+    for kind in plan.faults:
+        verified = [one for one in history.faults if one.kind == kind and one.verified]
+        touched = sum(any(one.start <= each.due <= one.end for one in verified) for each in check.expected.values())
+        wanted += [(f"faults of kind {kind} that bit", len(verified), max(1, 5 * part))]
+        wanted += [(f"instants due during {kind}", touched, 50 * part if kind != "point" else 1)]
+    for policy in ("overlap", "catch_up"):
+        values = [thing.value[policy] for thing in history.things.values() if not thing.once]
+        for word in sorted(set(values)):
+            wanted += [(f"schedules with {policy} {word}", values.count(word), len(values) * 0.05)]
+    said += [f"{have:g} {what}, {need:.0f} are needed" for what, have, need in wanted if have < need]
+    said += [f"the {who} was too busy: {share:.0%}" for who, share in history.usage.items() if share > BUSY]
+    stalls = sum(one.end - one.start for one in history.faults if one.kind == "stall")
+    if stalls > STALLED * plan.minutes * 60:
+        said.append(f"this machine stood still for {stalls:.0f} s")
+    return said
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Of lateness, in seconds."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def summary(plan: Plan, history: History, check: Check, verdict: Verdict) -> dict[str, Any]:
+    """Everything that is said about a run, as JSON."""
+    why = wanting(plan, history, check)
+    failed = {name: verdict.counts[name] for name in CLASSES if verdict.counts[name]}
+    faulted = sum(
+        bool(history.touching(one.due, one.due + 1, *NODE_FAULTS, "dbstop")) for one in check.expected.values()
+    )
+    return {
+        "verdict": "INVALID" if failed else "UNKNOWN" if why else "VALID",
+        "failed": failed, "why": why,
+        "expected": {word: sum(one.word == word for one in check.expected.values())
+                     for word in ("must", "may", "mustnot")},
+        "effects": len(history.effects), "operations": sum(len(one.steps) for one in history.things.values()),
+        "justified": verdict.justified, "zombies": verdict.counts["zombie"], "faulted": faulted,
+        "late": {
+            phase: {"count": len(found)} | {
+                name: round(percentile(found, share), 4)
+                for name, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999), ("max", 1.0))
+            } for phase, found in verdict.late.items()
+        },
+        "recovery": {kind: {"count": len(found), "max": round(max(found), 2)}
+                     for kind, found in verdict.recovery.items()},
+        "faults": {kind: sum(one.kind == kind and one.verified for one in history.faults)
+                   for kind in sorted({one.kind for one in history.faults})},
+        "usage": history.usage,
+        "violations": [asdict(one) for one in verdict.violations[:500]],
+        "again": f"timebell torture --minutes {plan.minutes:g} --seed {plan.seed} --nodes {len(plan.nodes)} --store"
+                 f" {plan.store} --rate {plan.rate:g} --faults {','.join(plan.faults)}  # {plan.commit}",
+    }  # fmt: skip
+
+
+async def main(plan: Plan) -> None:
+    """Write verdict.json and report.html."""
+    look(plan.out)
+
+
+def look(out: str) -> dict[str, Any]:
+    """The verdict on a run's files."""
+    plan = load(out)
+    history = history_of(plan)
+    check = Check(history)
+    verdict = check.verdict()
+    said = summary(plan, history, check, verdict)
+    write(plan.path("verdict.json"), said)
+    Path(out, "report.html").write_text(report.page(plan, history, verdict, said))
+    return said

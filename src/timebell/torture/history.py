@@ -1,0 +1,234 @@
+"""The three ledgers, and what the product's records said at the end, as one history. Times are seconds since the
+clean phase began, by CLOCK_MONOTONIC; due instants, which are wall time, are moved over by the difference of then."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from timebell.torture import oracle
+from timebell.torture.windows import Down, Window, common
+
+INF = float("inf")
+NODE_FAULTS = ("kill", "freeze", "cut", "point")
+DISARMS = {"update": "stale-generation", "pause": "during-pause", "delete": "after-cancel", "cancel": "after-cancel"}
+Line = Mapping[str, Any]
+Occurrence = tuple[str, str, int]
+"""(schedule, planned | manual | once, due in microseconds of wall time)"""
+
+
+@dataclass(slots=True)
+class Step:
+    """An operation on one schedule: `ok` (it happened), `fail` (it did not) or `info` (nobody knows)."""
+
+    f: str
+    invoked: float
+    completed: float = INF
+    type: str = "info"
+    value: Any = None
+    body: Any = None
+
+
+@dataclass(slots=True)
+class Thing:
+    """A schedule or a one-shot, and all that was asked of it, in order."""
+
+    label: str
+    tenant: str
+    value: Line
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def once(self) -> bool:
+        return bool(self.value["kind"] == "once")
+
+    @property
+    def serial(self) -> bool:
+        """Whether its runs may have to wait for each other."""
+        return self.value.get("overlap", "allow") != "allow" or self.value.get("catch_up") == "all"
+
+    def versions(self) -> list[tuple[Line, list[tuple[bool, Step]]]]:
+        """Each recurrence it had, with the steps that armed (True) and disarmed it. Of a repeated operation, whose
+        outcome was unknown, each try is a step."""
+        found: list[tuple[Line, list[tuple[bool, Step]]]] = []
+        for step in self.steps:
+            if step.f in ("create", "update") and (not found or found[-1][0] != step.value):
+                for _, life in found:
+                    life.append((False, step))
+                found.append((step.value, [(True, step)]))
+            elif step.f in ("create", "update"):  # once more, as nobody knew whether it had been done
+                for _, life in found[:-1]:
+                    life.append((False, step))
+                found[-1][1].append((True, step))
+            elif step.f == "resume":
+                found[-1][1].append((True, step))
+            elif step.f in DISARMS:
+                for _, life in found:
+                    life.append((False, step))
+        return found
+
+
+@dataclass(slots=True)
+class Effect:
+    """One attempt as the sink saw it. `ended` is when it was answered; `ok` if with a success that was delivered."""
+
+    seq: int
+    at: float
+    wall: int
+    label: str
+    kind: str
+    due_us: int
+    key: str
+    attempt: int
+    node: str | None
+    tenant: str
+    by: str
+    nonce: str
+    signed: bool
+    plan: str
+    ended: float | None = None
+    delivered: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.plan == "ok" and self.delivered
+
+    @property
+    def refused(self) -> bool:
+        """Whether the sink failed it on purpose, and said so."""
+        return self.plan != "ok"
+
+    @property
+    def occurrence(self) -> Occurrence:
+        return self.label, self.kind, self.due_us
+
+
+@dataclass(slots=True)
+class Fault:
+    """Something that was broken, from `start` to `end`."""
+
+    kind: str
+    target: str
+    start: float
+    end: float
+    verified: bool = True
+    detail: Any = None
+
+
+class History:
+    """Everything the checker knows."""
+
+    def __init__(
+        self, plan: Line, intents: Iterable[Line], effects: Iterable[Line], faults: Iterable[Line],
+        records: Iterable[Line],
+    ) -> None:  # fmt: skip
+        self.plan = plan
+        self.began: int = plan["began"]
+        self.began_wall: int = plan["began_wall"]
+        self.things: dict[str, Thing] = {}
+        self.usage: dict[str, float] = {}
+        self._read_intents(intents)
+        self.effects = self._read_effects(effects)
+        self.phases: dict[str, Window] = {}
+        self.faults: list[Fault] = []
+        for line in faults:
+            start, end = self.since(line["start_mono"]), self.since(line["end_mono"])
+            if line["kind"] == "phase":
+                self.phases[line["target"]] = (start, end)
+            else:
+                verified = bool(line["verified_start"] and line["verified_end"])
+                self.faults.append(Fault(line["kind"], line["target"], start, end, verified, line.get("detail")))
+        self.faults.sort(key=lambda fault: fault.start)
+        self.records = list(records)
+        self.end = self.since(plan["ended"])
+
+    def since(self, mono: int) -> float:
+        """Seconds since the beginning."""
+        return (mono - self.began) / 1e9
+
+    def due(self, due_us: int) -> float:
+        """A due instant on the same scale."""
+        return (due_us * 1000 - self.began_wall) / 1e9
+
+    def _read_intents(self, lines: Iterable[Line]) -> None:
+        open_: dict[int, Step] = {}
+        for line in lines:
+            at = self.since(line["mono"])
+            if line["what"] == "usage":
+                self.usage["driver"] = line["cpu"]
+            elif line["what"] == "done":
+                step = open_[line["op"]]
+                step.type, step.body = line["type"], line.get("body")
+                step.completed = at if step.type == "ok" else INF
+            else:
+                label = line["schedule"]
+                if label not in self.things:
+                    self.things[label] = Thing(label, line["tenant"], line["value"])
+                step = open_[line["op"]] = Step(line["f"], at, value=line.get("value"))
+                self.things[label].steps.append(step)
+
+    def _read_effects(self, lines: Iterable[Line]) -> list[Effect]:
+        found: dict[int, Effect] = {}
+        for line in lines:
+            if line["what"] == "usage":
+                self.usage["sink"] = line["cpu"]
+            elif line["what"] == "recv":
+                names = ("seq", "wall", "due_us", "key", "attempt", "node", "tenant", "by", "nonce", "signed", "plan")
+                found[line["seq"]] = Effect(
+                    at=self.since(line["mono"]), label=line["schedule"], kind=_kind(line["key"], line["once"]),
+                    **{name: line[name] for name in names},
+                )  # fmt: skip
+            elif line["what"] == "reply":
+                effect = found[line["seq"]]
+                effect.ended, effect.delivered = self.since(line["mono"]), line["delivered"]
+        return sorted(found.values(), key=lambda effect: effect.at)
+
+    @cached_property
+    def down(self) -> Down:
+        """When the store, every node, or this machine itself did not run."""
+        windows = [(one.start, one.end) for one in self.faults if one.kind in ("dbstop", "stall")]
+        away: dict[str, list[Window]] = {name: [] for name in self.plan["nodes"]}
+        for one in self.faults:
+            if one.kind in (*NODE_FAULTS, "churn") and one.target in away:
+                away[one.target].append((one.start, one.end))
+        return Down([*windows, *common(list(away.values()))])
+
+    def touching(self, start: float, end: float, *kinds: str, node: str | None = None) -> list[Fault]:
+        """The faults of these kinds within a stretch of time; with a node, only those that hit it."""
+        return [
+            one for one in self.faults
+            if one.kind in kinds and one.start <= end and one.end >= start
+            and (node is None or one.kind == "dbstop" or one.target == node)
+        ]  # fmt: skip
+
+    @cached_property
+    def by_occurrence(self) -> dict[Occurrence, list[Effect]]:
+        """The effects of each, in the order they arrived."""
+        found: dict[Occurrence, list[Effect]] = defaultdict(list)
+        for effect in self.effects:
+            found[effect.occurrence].append(effect)
+        return found
+
+    @cached_property
+    def by_thing(self) -> dict[str, list[Effect]]:
+        """The effects of each schedule, in the order they arrived."""
+        found: dict[str, list[Effect]] = defaultdict(list)
+        for effect in self.effects:
+            found[effect.label].append(effect)
+        return found
+
+    def instants(self, thing: Thing, value: Line) -> list[int]:
+        """What the oracle says of one recurrence, from when it was first asked for, in microseconds."""
+        if value["kind"] == "once":
+            return [value["due_us"]]
+        asked = min(step.invoked for step in thing.steps)
+        first = int(self.began_wall / 1e9 + asked)
+        last = int(self.began_wall / 1e9 + self.end) + 2
+        return [at * 1_000_000 for at in oracle.instants(value, first, last) if self.due(at * 1_000_000) >= asked]
+
+
+def _kind(key: str, once: bool) -> str:
+    return "once" if once else "manual" if key.endswith(".manual") else "planned"

