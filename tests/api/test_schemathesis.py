@@ -4,6 +4,7 @@ answers what the document says. `make test-all` sends more."""
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,6 +47,12 @@ OPERATIONS = {
     for found in SCHEMA.get_all_operations()
     if found.ok().definition.raw["operationId"] not in ENDLESS
 }
+
+
+@schemathesis.serializer("application/x-ndjson")
+def _lines(ctx: Any, value: Any) -> bytes:
+    """What chance writes, and a line that fits."""
+    return f"{value}\n{json.dumps(LATER)}\n".encode(errors="replace")
 
 
 @pytest.fixture(scope="module")
