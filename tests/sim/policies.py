@@ -105,6 +105,7 @@ VALUES: dict[str, Value] = {
     "expires_after": _one("expires_after", 130),
     "priority": _one("priority", 5),
     "queue(concurrency)": Value(of="queue", covers=("queue",), options={"queue": "narrow"}),
+    "group": Value(of="queue", covers=("group",), options={"queue": "grouped", "group": "one"}),
     "pause_queue": Value(of="queue", covers=("resume_queue",), options={"queue": "stopped"}, acts={
         "00:23": lambda scene: scene.app.pause_queue("stopped"),
         "00:33": lambda scene: scene.app.resume_queue("stopped"),
@@ -133,7 +134,7 @@ PLAIN = {
     "topic", "payload", "metadata", "owner_id", "target", "timezone", "name", "tenant_id", "correlation_id",
     "get", "list", "history", "calendar", "calendar_of", "save_calendar", "since", "put", "draft", "schedule_at",
     "schedule_many", "reschedule", "erase", "open", "close", "run", "on", "middleware", "lifespan", "running",
-    "schedule", "upcoming", "description", "labels", "created_by",
+    "schedule", "upcoming", "description", "labels", "created_by", "notify", "audit", "why",
 }  # fmt: skip
 
 # Fields whose words or parts are values of another name here.

@@ -73,6 +73,7 @@ class Scene:
             self.world = world
             self.app = world.new_app()
             self.app.queue("narrow", concurrency=1)
+            self.app.queue("grouped", concurrency_per_group=1)
             self.app.on("other", timeout=3600)(lambda event: asyncio.sleep(100))
             heard = [value.heard_from for value in self.values if value.heard_from]
             if not heard:

@@ -229,7 +229,9 @@ class Check:
         lost = before.ended is None and after.attempt > before.attempt
         for fault in history.touching(before.at - ACK, after.at, *NODE_FAULTS, node=before.node) if lost else ():
             if fault.start >= before.at:
-                self.found.recovery["node"].append(history.down.able(fault.start, after.at))
+                # Where no other node was there to watch it through, how long it took says more about the faults.
+                if self._taken_over(fault.start) <= history.down.deadline(fault.start, TAKEOVER):
+                    self.found.recovery["node"].append(history.down.able(fault.start, after.at))
                 break
 
     def _effects(self) -> None:
