@@ -284,7 +284,7 @@ async def test_text_comes_back_to_the_letter_from_a_joined_transaction(store: St
 @stored
 async def test_the_hint_to_other_nodes_comes_with_the_commit_or_not_at_all(store: Store) -> None:
     heard = asyncio.Event()
-    assert await store.listen(heard.set)
+    assert await store.listen(lambda _: heard.set())
     with pytest.raises(Rollback):
         async with WAYS["AsyncConnection"](store.url) as connection:
             await _create(store, connection, job())
