@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -160,6 +161,49 @@ async def test_backfill_is_previewed_then_done(make: Make) -> None:
         assert (await web.post(f"/schedules/{id_}/backfill", span)).json() == {
             "dryRun": False, "instants": [], "made": 0, "kept": 5,
         }  # fmt: skip
+
+
+HOSTILE: list[tuple[dict[str, Any], str | None]] = [
+    ({"cronExpression": "0 0 30 2 *"}, "NEVER_FIRES"),
+    ({"cronExpression": "0 0 29 2 MON#5"}, None),
+    ({"cronExpression": "0 0 31 2,4,6,9,11 *"}, "NEVER_FIRES"),
+    ({"rrule": "FREQ=DAILY;INTERVAL=0"}, "INVALID_RRULE"),
+    ({"rrule": "FREQ=SECONDLY;BYMONTH=2;BYMONTHDAY=30"}, "NEVER_FIRES"),
+    ({"rrule": "DTSTART:19000101T000000\nRRULE:FREQ=SECONDLY"}, "INVALID_RRULE"),
+    ({"rrule": "FREQ=YEARLY;BYWEEKNO=53;BYMONTH=6"}, "NEVER_FIRES"),
+    ({"rrule": "FREQ=MINUTELY;BYSETPOS=366;BYHOUR=5"}, "NEVER_FIRES"),
+]
+
+
+async def test_s30_no_rule_keeps_a_node_busy(make: Make) -> None:
+    async with make() as web:
+        for recurrence, refused in HOSTILE:
+            began = time.process_time()
+            answer = await web.post("/schedules/preview", {"topic": "t", "timezone": "Europe/Paris", **recurrence})
+            assert time.process_time() - began < 1, recurrence  # not a bound of speed: a search without end takes more
+            if refused is None:
+                assert answer.status_code == 200, answer.text
+            else:
+                is_problem(answer, 422, refused)
+
+
+async def test_s35_next_and_preview_show_a_thousand_and_no_more(make: Make) -> None:
+    async with make() as web:
+        id_ = (await web.post("/schedules", NIGHTLY)).json()["id"]
+        assert len((await web.get(f"/schedules/{id_}/next?count=1000")).json()["items"]) == 1000
+        is_problem(await web.get(f"/schedules/{id_}/next?count=1001"), 422, "FIELDS_INVALID")
+        seen = await web.post("/schedules/preview?count=1000", NIGHTLY)
+        assert len(seen.json()["next"]) == 1000
+        is_problem(await web.post("/schedules/preview?count=1001", NIGHTLY), 422, "FIELDS_INVALID")
+
+
+async def test_s36_a_page_has_500_at_most(make: Make) -> None:
+    async with make() as web:
+        lists = ("/schedules", "/jobs", "/dead-letters", "/operations", "/keys", "/audit-log", "/tenants", "/calendars")
+        for path in lists:
+            assert (await web.get(f"{path}?limit=500")).status_code == 200, path
+            is_problem(await web.get(f"{path}?limit=501"), 422, "FIELDS_INVALID")
+            is_problem(await web.get(f"{path}?limit=0"), 422, "FIELDS_INVALID")
 
 
 async def test_pages_end_and_never_repeat(make: Make) -> None:

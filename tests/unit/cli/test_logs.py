@@ -34,7 +34,7 @@ def harmless(text: str) -> bool:
 
 
 @pytest.mark.parametrize("made", [record("said %s", EVIL), record("x", topic=EVIL), with_error("x", EVIL)])
-def test_json_is_one_harmless_line(made: logging.LogRecord) -> None:
+def test_s82_json_is_one_harmless_line(made: logging.LogRecord) -> None:
     written = JsonLines().format(made)
     assert harmless(written)
     assert any(EVIL in str(value) for value in json.loads(written).values())  # nothing is lost
@@ -45,7 +45,7 @@ def test_json_is_one_harmless_line(made: logging.LogRecord) -> None:
     [record("x" * 100_000), record("\u202e" * 50_000), with_error("x", "y" * 100_000),
      record("m" * 20_000, schedule="s" * 20_000), record('"\\' * 20_000)],
 )  # fmt: skip
-def test_lines_are_at_most_8_kib(made: logging.LogRecord) -> None:
+def test_s82_lines_are_at_most_8_kib(made: logging.LogRecord) -> None:
     written = JsonLines().format(made)
     assert len(written.encode()) <= LONGEST
     assert "(cut)" in written
