@@ -32,8 +32,8 @@ POINTS = {
     "fire": 5, "claim": 1, "claim_limited": 7, "claim_shares": 2, "end": 2, "end_in_turn": 7, "complete": 7, "retry": 1,
     "retry_in_group": 3,
 }  # fmt: skip
-"""Where a node can be made to crash: these operations, each before one of so many statements (`fire.1`), before
-its commit (`fire.commit`, where there are several) and after it (`fire.done`)."""
+"""Where a node can be made to crash or to freeze, or its connection to break: these operations, each before one of so
+many statements (`fire.1`), before its commit (`fire.commit`, where there are several) and after it (`fire.done`)."""
 
 
 WAIT = 10.0  # seconds to wait for the lock, as on a file
@@ -178,7 +178,8 @@ class Link:
         self.url = database.url
         self.many_nodes = database.many_nodes
         self.cut = False
-        self.fault: tuple[str, Callable[[], None]] | None = None
+        self.fault: tuple[str, Callable[[], bool]] | None = None
+        """A point, and what is to happen there; whether that breaks the operation off."""
         self._database = database
         self._name = name
         self._after = after
@@ -278,11 +279,11 @@ class Link:
             raise StoreUnreachable(f"{self._name} does not reach the simulated database: {self._why()}.")
 
     def _why(self) -> str:
-        return "it has crashed" if self.cut else "the database is away"
+        return "it is cut off" if self.cut else "the database is away"
 
     @contextmanager
     def _aimed(self, operation: Callable[..., Any]) -> Iterator[None]:
-        """Where a fault may strike this operation, which nobody interrupts; nothing comes after it any more."""
+        """Where a fault may strike this operation, which nobody interrupts."""
         if self.fault is None or not self.fault[0].startswith(f"{operation.__name__}."):
             yield
             return
@@ -290,15 +291,15 @@ class Link:
 
         def probe(point: str) -> None:
             if point == at:
-                raise _Fault(point)
+                self.fault = None
+                if strike():
+                    raise _Fault(point)
 
         before, transaction.probe = transaction.probe, probe
         try:
             yield
         except _Fault:
-            self.cut, self.fault = True, None
-            strike()
-            raise StoreUnreachable(f"{self._name} crashed at {at}.") from None
+            raise StoreUnreachable(f"{self._name} was cut off at {at}.") from None
         finally:
             transaction.probe = before
 

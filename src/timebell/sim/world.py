@@ -16,26 +16,26 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import orjson
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from timebell import ids
 from timebell.app import Timebell
 from timebell.engine.service import Service
 from timebell.errors import StoreError
-from timebell.model.job import Job, JobState
+from timebell.model.job import JobState
 from timebell.model.schedule import Schedule
-from timebell.sim.database import POINTS, Database, Link
+from timebell.sim.database import Database, Link
+from timebell.sim.faults import Befell, Fault, point
+from timebell.sim.frozen import Frozen, here
 from timebell.sim.loop import VirtualLoop
 from timebell.sim.rest import Heart, RestingClock
+from timebell.sim.runs import Run, in_order, jobs_since, mark
 from timebell.store.schema import finished, jobs, revisions, schedules
-from timebell.store.sql import ledger
 from timebell.store.sql import schedules as store_schedules
-from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.sim")
 
@@ -44,26 +44,6 @@ START = datetime(2027, 1, 1, tzinfo=UTC)
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 CENTURY = 100 * 365 * 86_400.0
 RESTART = 1.0  # seconds after which a node that could not start tries again
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """An occurrence or one-shot, and what became of it. `fired_at` is the start of its last attempt, None if none
-    started; `error` is what the last failed attempt said."""
-
-    topic: str
-    scheduled_at: datetime
-    fired_at: datetime | None
-    payload: Any
-    state: JobState
-    attempt: int
-    error: str | None
-    reason: str | None
-    timezone: str
-    job_id: str
-    schedule_id: str | None
-    count: int
-    """1; more for a row that stands for a range of skipped occurrences."""
 
 
 class _Life:
@@ -104,7 +84,12 @@ class World:
         self._all: list[_Life] = []
         self._births: list[asyncio.Task[None]] = []
         self._starts: dict[str, asyncio.TimerHandle] = {}
-        self._faults: list[_Fault] = []
+        self._faults: list[Fault] = []
+        self._frozen = Frozen(self._loop)
+        self.befell: list[Befell] = []
+        """What befell the nodes so far, in order."""
+        self.restless = False
+        """Whether hearts beat also while nothing can happen: for a test that harmed rows, which heal as they beat."""
         self._begun = False
         self._goal: tuple[float, asyncio.Future[None]] | None = None
         self._told: set[tuple[str, int, JobState]] = set()
@@ -192,14 +177,83 @@ class World:
         runs to its end in its thread.
         """
         if at is not None:
-            self._faults.append(_Fault(name, _point(at), down))
-            for life in self._lives:
-                self._aim(life)
+            self._expect(Fault(name, point(at), down))
             return
         for life in [life for life in self._lives if name in (None, life.name)]:
             self._kill(life, down)
         for waiting in [waiting for waiting in self._starts if name in (None, waiting)]:
             self._start_later(waiting, down)
+
+    def disconnect(self, name: str | None = None, *, at: str) -> None:
+        """Break the connection of a node once, at a point as of `crash`: the first that gets there is told that the
+        database did not answer, and goes on. At `.done` what it asked for is done all the same. Of the name "client"
+        it is that of the app's own verbs, at any operation's point."""
+        if name == "client":
+            self._client.fault = at, self._disconnect_client
+        else:
+            self._expect(Fault(name, point(at)))
+
+    def cut(self, name: str, seconds: float) -> None:
+        """Keep a node from the database; it runs on. One that crashes meanwhile is mended by that."""
+        for life in self._named(name):
+            life.link.cut = True
+            self._note(name, "cut")
+            self._loop.call_later(seconds, self._mend, life)
+
+    def freeze(self, name: str | None, seconds: float, *, at: str | None = None) -> None:
+        """Let a node stand still, its handlers too, while time passes. What is due there by then happens after it.
+
+        With `at`, a point as of `crash`, the first node that gets there does so; of no name, any.
+        """
+        if at is not None:
+            self._expect(Fault(name, point(at), frozen=seconds))
+            return
+        for life in self._named(name):
+            self._freeze(life, seconds)
+
+    async def join(self, name: str) -> None:
+        """Start one node more. Only in a world that was started with several."""
+        if not self.database.many_nodes:
+            raise RuntimeError("This world was made for one node: say nodes=2 or more when it is made.")
+        await self._bear(name)
+
+    async def leave(self, name: str) -> None:
+        """Let a node drain, for which time may pass, and end."""
+        for life in self._named(name):
+            await self._stop(life)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of those that run."""
+        return [life.name for life in self._lives]
+
+    @property
+    def expected(self) -> list[str]:
+        """The names of those that are down and start again by themselves."""
+        return list(self._starts)
+
+    @property
+    def services(self) -> list[Service]:
+        """The engines that run."""
+        return [life.service for life in self._lives if life.service is not None]
+
+    def heal(self) -> None:
+        """End all that befalls the nodes: what was to come does not, and those that are down start now."""
+        self._faults.clear()
+        self._client.fault = None
+        for life in self._lives:
+            self._mend(life)
+            self._thaw(life)
+            self._aim(life)
+        for name in self.expected:
+            self._start_later(name, 0.0)
+        self._set_away(False)
+
+    @staticmethod
+    def here() -> str | None:
+        """The name of the node that runs this code: for handlers."""
+        life = here.get()
+        return None if life is None else str(life.name)
 
     def outage(self, start: datetime, end: datetime, *, of: str = "nodes") -> None:
         """From `start` to `end` (aware instants to come) every node is down, or with of="database" the database."""
@@ -226,14 +280,14 @@ class World:
 
     def runs(self) -> list[Run]:
         """What fired, ended or was skipped, or is due and waits, and was not told before; in order."""
-        fresh = [job for job in self.database.look(_jobs, self._told_at, self.now) if _mark(job) not in self._told]
+        fresh = [job for job in self.database.look(jobs_since, self._told_at, self.now) if mark(job) not in self._told]
         self._told_at = self.now
-        self._told = {_mark(job) for job in self.database.look(_jobs, self.now, self.now)}
-        return _in_order(fresh)
+        self._told = {mark(job) for job in self.database.look(jobs_since, self.now, self.now)}
+        return in_order(fresh)
 
     def history(self) -> list[Run]:
         """As `runs`, since the beginning."""
-        return _in_order(self.database.look(_jobs, BEGINNING, self.now))
+        return in_order(self.database.look(jobs_since, BEGINNING, self.now))
 
     def schedules(self) -> list[Schedule]:
         """Every schedule, soonest first."""
@@ -267,6 +321,7 @@ class World:
             life.task.result()
 
     async def _live(self, life: _Life) -> None:
+        here.set(life)
         while not life.over.is_set():
             try:
                 async with life.app.running(name=life.name, **self._options) as service:
@@ -279,7 +334,33 @@ class World:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(life.over.wait(), RESTART)
 
+    def _disconnect_client(self) -> bool:
+        self._note("client", "disconnect")
+        return True
+
+    def _freeze(self, life: _Life, seconds: float) -> None:
+        self._frozen.freeze(life)
+        self._note(life.name, "freeze")
+        self._loop.call_later(seconds, self._thaw, life)
+
+    def _named(self, name: str | None) -> list[_Life]:
+        return [life for life in self._lives if life.name == name]
+
+    def _note(self, name: str | None, what: str) -> None:
+        self.befell.append(Befell(self.now, name, what))
+
+    def _mend(self, life: _Life) -> None:
+        if life in self._lives:
+            life.link.cut = False
+            self._note(life.name, "mend")
+
+    def _thaw(self, life: _Life) -> None:
+        if life in self._frozen:
+            self._frozen.thaw(life)
+            self._note(life.name, "thaw")
+
     def _kill(self, life: _Life, down: float) -> None:
+        self._note(life.name, "crash")
         self._lives.remove(life)
         life.link.cut = True
         life.end()
@@ -288,6 +369,7 @@ class World:
                 if held.task is not None:
                     held.drop = "drain"
                     held.task.cancel()
+        self._thaw(life)
         self._start_later(life.name, down)
 
     def _start_later(self, name: str, down: float) -> None:
@@ -299,6 +381,11 @@ class World:
 
         self._starts[name] = self._loop.call_later(down, start)
 
+    def _expect(self, fault: Fault) -> None:
+        self._faults.append(fault)
+        for life in self._lives:
+            self._aim(life)
+
     def _aim(self, life: _Life) -> None:
         """Let the first fault that is meant for it wait for this node."""
         life.link.fault = None
@@ -307,11 +394,18 @@ class World:
                 life.link.fault = fault.at, functools.partial(self._strike, fault, life)
                 return
 
-    def _strike(self, fault: _Fault, life: _Life) -> None:
+    def _strike(self, fault: Fault, life: _Life) -> bool:
+        """Whether what the node does there is broken off."""
         self._faults.remove(fault)
-        self._kill(life, fault.down)
+        if fault.down is not None:
+            self._kill(life, fault.down)
+        elif fault.frozen is not None:
+            self._freeze(life, fault.frozen)
+        else:
+            self._note(life.name, "disconnect")
         for other in self._lives:
             self._aim(other)
+        return fault.frozen is None
 
     async def _stop(self, life: _Life) -> None:
         life.over.set()
@@ -323,6 +417,7 @@ class World:
         for handle in self._starts.values():
             handle.cancel()
         for life in self._all:
+            self._frozen.thaw(life)
             life.end()
         self.database.away = False
         await asyncio.gather(*(life.task for life in self._all if life.task is not None), *self._births)
@@ -333,6 +428,7 @@ class World:
 
     def _set_away(self, away: bool) -> None:
         self.database.away = away
+        self._note(None, "away" if away else "back")
 
     def _poke(self) -> None:
         """Planners and workers look at once, as after a write by their own process, or a heartbeat."""
@@ -351,7 +447,8 @@ class World:
             goal = None
         if at is None:
             return None
-        beat = min((life.heart.due for life in self._lives), default=math.inf) + self.clock.rested
+        beating = [life for life in self._lives if life not in self._frozen]
+        beat = min((life.heart.due for life in beating), default=math.inf) + self.clock.rested
         if at > beat:
             if (calm := self._calm_until()) is not None:
                 if at > calm:  # what nobody waits for yet, a heartbeat would have told them by then
@@ -360,7 +457,7 @@ class World:
                 self.clock.rested += at - now
             else:
                 at, goal = max(beat, now), None
-                for life in self._lives:
+                for life in beating:
                     if life.heart.due + self.clock.rested <= at:
                         life.heart.poke()
         if goal is not None:
@@ -369,59 +466,17 @@ class World:
 
     def _calm_until(self) -> float | None:
         """Until when hearts may rest, in the loop's seconds; None: they beat."""
-        if self.database.away:
+        if self.database.away or self.restless:
             return None
         held = 0
         for life in self._lives:
             if life.service is None or life.service.node.stopping or life.service.failing:
                 return None
+            if life.link.cut or life in self._frozen:
+                return None
             held += len(life.service.node.held)
         until = self.database.calm_until(held)
         return None if until is None else self.clock.deadline(until)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    name: str | None
-    at: str
-    down: float
-
-
-def _point(at: str) -> str:
-    operation, _, point = at.partition(".")
-    count = POINTS.get(operation, 0)
-    known = ["done", *(["commit"] if count > 1 else []), *map(str, range(1, 1 + count))]
-    if operation not in POINTS or point not in known:
-        raise ValueError(
-            f"{at!r} is no point to crash at. Operations are {', '.join(POINTS)}; points of each are .1, .2 and so on"
-            " (before a statement), .commit (before the commit of several) and .done (after it)."
-        )
-    return at
-
-
-def _jobs(tx: Transaction, since: datetime, now: datetime) -> list[Job]:
-    """Jobs that started or ended since an instant, or wait though they are due."""
-    live = select(jobs).where((jobs.c.started_at >= since) | (jobs.c.run_at <= now))
-    over = select(finished).where(finished.c.finished_at >= since)
-    return [ledger.read(row) for query in (live, over) for row in tx.execute(query)]
-
-
-def _mark(job: Job) -> tuple[str, int, JobState]:
-    return job.id, job.attempt, job.state
-
-
-def _in_order(found: list[Job]) -> list[Run]:
-    found.sort(key=lambda job: (job.started_at or job.finished_at or job.run_at, job.scheduled_at, job.id))
-    return [_run(job) for job in found]
-
-
-def _run(job: Job) -> Run:
-    last = job.attempts[-1]["error"] if job.attempts else None
-    return Run(
-        topic=job.topic, scheduled_at=job.scheduled_at, fired_at=job.started_at, payload=job.payload, state=job.state,
-        attempt=job.attempt, error=job.error or last, reason=job.reason, timezone=job.timezone, job_id=job.id,
-        schedule_id=job.schedule_id, count=job.skipped_count,
-    )  # fmt: skip
 
 
 def _entropy(seed: int) -> Callable[[int], bytes]:

@@ -1,0 +1,106 @@
+"""Nodes that are frozen or cut off, and connections that break at a named point."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from timebell import Arrived, Timebell
+from timebell.errors import StoreUnreachable
+from timebell.model.job import JobState
+from timebell.sim.world import World
+
+START = datetime(2027, 3, 1, 12, tzinfo=UTC)
+Calls = list[tuple[str | None, int, str]]
+
+
+def working(world: World, takes: float) -> tuple[Timebell, Calls]:
+    app, calls = world.new_app(), Calls()
+
+    @app.on("work", timeout=600)
+    async def work(event: Arrived) -> None:
+        calls.append((world.here(), event.attempt, "began"))
+        await asyncio.sleep(takes)
+        calls.append((world.here(), event.attempt, "done"))
+
+    return app, calls
+
+
+def test_a_frozen_node_does_nothing_and_another_takes_over() -> None:
+    with World(start=START, nodes=2) as world:
+        app, calls = working(world, 5)
+        world.run(app.schedule_at("work"))
+        world.run(world.advance(seconds=1))
+        ((frozen, _, _),) = calls
+        assert frozen is not None
+        world.freeze(frozen, 60)
+        world.run(world.advance(seconds=50))
+        (other,) = set(world.nodes) - {frozen}
+        assert calls[1:] == [(other, 2, "began"), (other, 2, "done")]
+        world.run(world.advance(seconds=60))
+        assert [(run.state, run.attempt) for run in world.history()] == [(JobState.COMPLETED, 2)]
+
+
+def test_a_node_that_was_frozen_between_claim_and_delivery_delivers_nothing() -> None:
+    with World(start=START, nodes=2) as world:
+        app, calls = working(world, 5)
+        world.freeze(None, 60, at="claim.done")
+        world.run(app.schedule_at("work"))
+        world.run(world.advance(seconds=120))
+        assert [(attempt, what) for _, attempt, what in calls] == [(2, "began"), (2, "done")]
+
+
+def test_a_node_that_is_cut_off_stops_its_attempts_as_their_lease_ends() -> None:
+    with World(start=START, nodes=2) as world:
+        app, calls = working(world, 100)
+        world.run(app.schedule_at("work"))
+        world.run(world.advance(seconds=1))
+        ((cut, _, _),) = calls
+        assert cut is not None
+        world.cut(cut, 200)
+        world.run(world.advance(seconds=190))
+        assert (cut, 1, "done") not in calls
+        assert [attempt for _, attempt, what in calls if what == "done"] == [2]
+
+
+@pytest.mark.parametrize("point", ["end.1", "end.commit", "end.done", "claim.done"])
+def test_a_node_that_hears_no_answer_goes_on(point: str) -> None:
+    with World(start=START, nodes=2) as world:
+        app, calls = working(world, 1)
+        world.disconnect(at=point)
+        world.run(app.schedule_at("work"))
+        world.run(world.advance(seconds=60))
+        assert [what for *_, what in calls] == ["began", "done"]
+        assert [run.state for run in world.history()] == [JobState.COMPLETED]
+
+
+def test_a_caller_who_hears_no_answer_asks_again_and_gets_the_same_job() -> None:
+    with World(start=START) as world:
+        app, calls = working(world, 1)
+
+        def ask() -> str:
+            later = START + timedelta(minutes=1)
+            asked = app.schedule_at("work", later, client_request_id="once", on_conflict="keep")
+            return world.run(asked).id
+
+        world.disconnect("client", at="create.done")
+        with pytest.raises(StoreUnreachable):
+            ask()
+        assert ask() == ask()
+        world.run(world.advance(minutes=2))
+        assert len(calls) == 2
+
+
+def test_nodes_join_and_leave() -> None:
+    with World(start=START, nodes=2) as world:
+        app, calls = working(world, 5)
+        world.run(world.start())
+        world.run(world.join("node-3"))
+        world.run(world.leave("node-1"))
+        world.run(world.leave("node-2"))
+        assert world.nodes == ["node-3"]
+        world.run(app.schedule_at("work"))
+        world.run(world.advance(seconds=10))
+        assert calls == [("node-3", 1, "began"), ("node-3", 1, "done")]
