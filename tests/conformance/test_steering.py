@@ -11,7 +11,7 @@ from timebell.errors import InvalidInput
 from timebell.ids import new_id
 from timebell.model.job import Hold, Kind
 from timebell.recurrence import Every
-from timebell.store.sql import overrides, queues, schedules, steering, turns
+from timebell.store.sql import dead, ledger, overrides, queues, schedules, steering, turns
 
 from .helpers import (
     T0,
@@ -123,8 +123,19 @@ async def test_a_trigger_is_one_more_occurrence_and_moves_nothing(store: Store) 
     assert (job.kind, job.scheduled_at, job.state) == (Kind.MANUAL, after(seconds=10), JobState.PENDING)
     second = await steer(store, steering.trigger, after(seconds=10))
     assert second.occurrence_key != job.occurrence_key
+    assert second.run_at == second.scheduled_at, "it does not start before its instant"
     assert (await stored_schedule(store)).next_fire_at == after(minutes=1)
     assert (await fire(store, after(minutes=1))).jobs == 1
+
+
+@stored
+async def test_a_trigger_has_a_key_of_its_own_also_when_the_one_of_that_instant_is_over(store: Store) -> None:
+    await put(store, schedule())
+    first = await steer(store, steering.trigger, after(seconds=10))
+    (attempt,) = await claim(store, after(seconds=10))
+    await end(store, ending(attempt))
+    second = await steer(store, steering.trigger, after(seconds=10))
+    assert second.occurrence_key != first.occurrence_key
 
 
 @stored
@@ -236,6 +247,31 @@ async def test_a_large_backlog_waits_until_somebody_recovers_it(store: Store) ->
     await store.run(turns.end_in_turn, done, [str(attempts[0].schedule_id)])
     (following,) = await claim(store, after(minutes=5))
     assert following.scheduled_at == after(minutes=1)  # in order, one at a time
+
+
+@stored
+async def test_a_job_that_waited_for_recover_and_is_moved_takes_its_turn(store: Store) -> None:
+    await put(store, schedule(catch_up=CatchUp.ALL, hold_above=2))
+    await fire(store, after(minutes=5))
+    attempts = await claim(store, after(minutes=5))
+    waiting = next(one for one in await everything(store) if one.hold is Hold.RECOVER)
+    at = {"run_at": after(minutes=5), "timezone": "UTC"}
+    new = new_id(T0)
+    await store.run(ledger.reschedule, "default", waiting.id, new, lambda _: at, after(minutes=5))
+    assert await claim(store, after(minutes=5)) == [], "another job of the schedule runs"
+    done = [ending(one, schedule_id=one.schedule_id) for one in attempts]
+    await store.run(turns.end_in_turn, done, [str(attempts[0].schedule_id)])
+    assert [one.id for one in await claim(store, after(minutes=5))] == [new]
+
+
+@stored
+async def test_a_replayed_job_does_not_wait_behind_what_waits_for_recover(store: Store) -> None:
+    await put(store, schedule(catch_up=CatchUp.ALL, hold_above=2))
+    await fire(store, after(minutes=5))
+    (attempt,) = await claim(store, after(minutes=5))
+    await end(store, ending(attempt, JobState.FAILED))
+    assert await store.run(dead.replay, "default", attempt.id, after(minutes=5))
+    assert [one.id for one in await claim(store, after(minutes=5))] == [attempt.id]
 
 
 @stored

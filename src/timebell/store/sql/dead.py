@@ -54,6 +54,7 @@ def replay(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime) -
     if row.serial:
         tx.execute(select(schedules.c.id).where(schedules.c.id == row.schedule_id).with_for_update())
         others = select(func.count()).select_from(jobs).where(jobs.c.schedule_id == row.schedule_id)
+        others = others.where(jobs.c.hold.is_(None) | (jobs.c.hold != Hold.RECOVER.value))  # nobody waits for those
         hold = Hold.OVERLAP.value if tx.execute(others).scalar_one() else None
     tx.execute(delete(finished).where(mine))
     tx.execute(insert(jobs).values(**_fresh(row, hold, now)))

@@ -19,7 +19,7 @@ from timebell.store.schema import finished, jobs, requests
 from timebell.store.sql.jobs import end, look
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.jobs import load as load_jobs
-from timebell.store.sql.turns import end_in_turn
+from timebell.store.sql.turns import LOCK_SCHEDULES, end_in_turn, let_go
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 from timebell.store.types import EPOCH
@@ -275,9 +275,13 @@ def reschedule(
         **kept, **when, id=new_id, created_at=now,
         scheduled_at=run_at if row.schedule_id is None else row.scheduled_at,
         expires_at=None if left is None else run_at + left, replaces=row.id, kind=Kind(row.kind),
-        hold=Hold.OVERLAP if row.hold == Hold.OVERLAP else None, group=row.group_name,
+        hold=Hold.OVERLAP if row.serial and row.hold in (Hold.OVERLAP, Hold.RECOVER) else None, group=row.group_name,
     )  # fmt: skip
+    if row.serial:
+        tx.fetch(LOCK_SCHEDULES, [{"id": row.schedule_id}])
     insert_jobs(tx, [job])
+    if row.hold == Hold.RECOVER and row.serial:  # it waits no more, but for its turn
+        let_go(tx, [row.schedule_id])
     tx.notify()
     return job
 

@@ -83,17 +83,28 @@ def trigger(tx: Transaction, tenant_id: str, id_: str, build: Build, now: dateti
     if found is None:
         return None
     planned = decide.by_hand(found, now, live_of(tx, [id_]).get(id_, (0, 0))[0])
-    made = build(found, now, planned.fires[0].hold if planned.fires else None, now)
+    at = now
+    while _made_by_hand(tx, id_, at):  # in the same microsecond, or before the clock was set back
+        at += decide.TINY
+    made = build(found, at, planned.fires[0].hold if planned.fires else None, now)
     made.kind = Kind.MANUAL
     if planned.skips:
-        jobs.skip(tx, [(made, planned.skips[0].reason, 1, now)], now)
+        jobs.skip(tx, [(made, planned.skips[0].reason, 1, at)], now)
     else:
-        while not jobs.insert(tx, [made]):  # somebody else asked in the same microsecond
-            made.scheduled_at += decide.TINY
+        jobs.insert(tx, [made])
         if planned.supersedes:
             turns.supersede(tx, {id_: made.id}, now)
         tx.notify()
     return ledger.find(tx, tenant_id, made.id)
+
+
+def _made_by_hand(tx: Transaction, id_: str, at: datetime) -> bool:
+    """Whether an occurrence was asked for at this instant: it, too, has a key of its own, live or finished."""
+    for table in (live_jobs, finished):
+        mine = (table.c.schedule_id == id_) & (table.c.scheduled_at == at) & (table.c.kind == Kind.MANUAL)
+        if tx.execute(select(table.c.id).where(mine).limit(1)).first() is not None:
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
