@@ -50,6 +50,8 @@ class Database(SqliteStore):
         super().__init__("sqlite:///:memory:", wall, durable=False)
         self.many_nodes = many_nodes
         self.away = False
+        self.deaf = False
+        """Whether nodes hear nothing of what others write."""
         self.listeners: list[Callable[[str], None]] = []
         self._loop: VirtualLoop | None = None
 
@@ -126,7 +128,7 @@ class Database(SqliteStore):
         return until if until > now else None
 
     def _committed(self, tx: SqliteTransaction) -> None:
-        if tx.wants_notify:
+        if tx.wants_notify and not self.deaf:
             for poke in self.listeners:
                 poke(tx.wants_notify)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from timebell.model.job import JobState
 from timebell.recurrence.instants import format_instant
+from timebell.sim.runs import Run
 from timebell.sim.scenario import Outage
-from timebell.sim.world import Run
 
 MINUTE = timedelta(minutes=1)
 PEAKS = 5

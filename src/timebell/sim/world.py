@@ -211,6 +211,11 @@ class World:
         for life in self._named(name):
             self._freeze(life, seconds)
 
+    def deafen(self, seconds: float) -> None:
+        """Let nodes hear nothing of what others write; they find out by looking."""
+        self._set_deaf(True)
+        self._loop.call_later(seconds, self._set_deaf, False)
+
     async def join(self, name: str) -> None:
         """Start one node more. Only in a world that was started with several."""
         if not self.database.many_nodes:
@@ -248,6 +253,7 @@ class World:
         for name in self.expected:
             self._start_later(name, 0.0)
         self._set_away(False)
+        self._set_deaf(False)
 
     @staticmethod
     def here() -> str | None:
@@ -411,7 +417,8 @@ class World:
         life.over.set()
         if life.task is not None:
             await life.task
-        self._lives.remove(life)
+        if life in self._lives:  # or it has crashed as it drained
+            self._lives.remove(life)
 
     async def _end(self) -> None:
         for handle in self._starts.values():
@@ -429,6 +436,9 @@ class World:
     def _set_away(self, away: bool) -> None:
         self.database.away = away
         self._note(None, "away" if away else "back")
+
+    def _set_deaf(self, deaf: bool) -> None:
+        self.database.deaf = deaf
 
     def _poke(self) -> None:
         """Planners and workers look at once, as after a write by their own process, or a heartbeat."""
@@ -466,7 +476,7 @@ class World:
 
     def _calm_until(self) -> float | None:
         """Until when hearts may rest, in the loop's seconds; None: they beat."""
-        if self.database.away or self.restless:
+        if self.database.away or self.database.deaf or self.restless:
             return None
         held = 0
         for life in self._lives:
