@@ -125,6 +125,16 @@ async def _lane_or_none(store: Store) -> jobs.Lane | None:
 
 
 @stored
+async def test_a_rate_is_not_used_up_by_what_has_expired(store: Store) -> None:
+    await _limit(store, rate=2, per=10.0)
+    await _add(store, 4, run_at=after(seconds=-9), expires_at=T0)
+    ids = await _add(store, 3)
+    assert [len(await _take(store)) for _ in range(2)] == [2, 2]
+    assert [one.id for one in await _take(store)] == ids[:2]
+    assert await _take(store) == []
+
+
+@stored
 async def test_a_rate_holds_when_many_claim_at_once_and_beside_a_concurrency(store: Store) -> None:
     await _limit(store, rate=5, per=60.0, concurrency=7)
     await _add(store, 40)

@@ -108,8 +108,11 @@ def claim_limited(
         claimed = claim_shares(tx, lane, routes, node, most, now, tenants)
     else:
         claimed = _claim_in_groups(tx, lane, routes, node, most, now, tenants, queue["concurrency_per_group"])
-    if rate is not None and claimed:
-        tx.fetch(NOTE_STARTS, queue=lane.queue, starts=encode(started(starts, rate, per, at, len(claimed))))
+    if rate is not None:
+        # What has expired is put away and never starts; if it counted, a late queue would do nothing else.
+        begin = sum(one.expires_at is None or one.expires_at > now for one in claimed)
+        if begin:
+            tx.fetch(NOTE_STARTS, queue=lane.queue, starts=encode(started(starts, rate, per, at, begin)))
     return claimed
 
 
