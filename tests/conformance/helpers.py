@@ -102,7 +102,7 @@ def again(attempt: Attempt, run_at: datetime, **fields: Any) -> Ending:
 
 async def end(store: Store, *endings: Ending) -> set[str]:
     """Write final endings; the ids whose fence held."""
-    return await store.run(jobs.end, endings)
+    return {str(row["id"]) for row in await store.run(jobs.end, endings)}
 
 
 async def get(store: Store, id_: str) -> Job:

@@ -250,6 +250,32 @@ async def test_a_large_backlog_waits_until_somebody_recovers_it(store: Store) ->
 
 
 @stored
+async def test_what_waits_for_a_job_that_was_to_run_beside_others_is_let_go_as_it_ends(store: Store) -> None:
+    await put(store, schedule(overlap=Overlap.ALLOW))
+    await fire(store, after(minutes=1))
+    (attempt,) = await claim(store, after(minutes=1))
+    await put(store, schedule(overlap=Overlap.QUEUE), after(seconds=70), replace=True)
+    await fire(store, after(minutes=2))
+    assert await claim(store, after(minutes=2)) == []
+    done = ending(attempt, at=after(minutes=3))  # its node knows it as it was
+    assert done.schedule_id is None
+    assert (await store.run(turns.complete, done)).let_go == 1
+    (following,) = await claim(store, after(minutes=3))
+    assert following.scheduled_at == after(minutes=2)
+
+
+@stored
+async def test_what_waits_for_a_backfill_beside_others_is_let_go_when_it_is_cancelled(store: Store) -> None:
+    await put(store, schedule(overlap=Overlap.QUEUE))
+    await _backfill(store, -2, -2, after(seconds=30), overlap=Overlap.ALLOW)
+    await fire(store, after(minutes=1))
+    (beside,) = [one for one in await everything(store) if one.kind is Kind.BACKFILL]
+    await store.run(ledger.cancel, "default", beside.id, after(minutes=1))
+    (following,) = await claim(store, after(minutes=1))
+    assert following.scheduled_at == after(minutes=1)
+
+
+@stored
 async def test_a_job_that_waited_for_recover_and_is_moved_takes_its_turn(store: Store) -> None:
     await put(store, schedule(catch_up=CatchUp.ALL, hold_above=2))
     await fire(store, after(minutes=5))

@@ -96,7 +96,10 @@ class Completer:
         in_turn = [ending for ending in untold if ending.schedule_id is not None or ending.grouped is not None]
         written: set[str] = set()
         if plain:
-            written |= await (store.hot if store.dialect.delete_in_cte else store.run)(jobs.end, plain)
+            ended = await (store.hot if store.dialect.delete_in_cte else store.run)(jobs.end, plain)
+            written |= {str(row["id"]) for row in ended}
+            if any(row["serial"] for row in ended):
+                self._turned(await store.run(turns.hand_on, ended, plain))
         if in_turn:
             schedules = [ending.schedule_id for ending in in_turn if ending.schedule_id]
             written |= self._turned(await store.run(turns.end_in_turn, in_turn, schedules))

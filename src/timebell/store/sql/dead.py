@@ -21,6 +21,7 @@ from timebell.model.payload import decode
 from timebell.model.routes import route
 from timebell.store.schema import finished, jobs, schedules
 from timebell.store.sql import ledger
+from timebell.store.sql.jobs import take_turns
 from timebell.store.transaction import Transaction
 from timebell.store.types import from_micros, to_micros
 
@@ -58,6 +59,8 @@ def replay(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime) -
         hold = Hold.OVERLAP.value if tx.execute(others).scalar_one() else None
     tx.execute(delete(finished).where(mine))
     tx.execute(insert(jobs).values(**_fresh(row, hold, now)))
+    if hold is not None:
+        take_turns(tx, [row.schedule_id])
     tx.notify()
     return True
 

@@ -5,7 +5,7 @@ Each batch is one statement; the fence (attempt number, state running) guards ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import itemgetter
@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Column
 
-from timebell.model.job import Attempt, Ending, JobState, NewJob
+from timebell.model.job import Attempt, Ending, Hold, JobState, NewJob
 from timebell.model.limits import next_start
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
@@ -103,7 +103,23 @@ def _has_rare(new: Sequence[NewJob]) -> bool:
 def insert(tx: Transaction, new: Sequence[NewJob]) -> set[str]:
     """Write jobs that may collide with a live one (key, occurrence); the ids that were written."""
     written = tx.fetch(CREATE_RARE if _has_rare(new) else CREATE, [_record(job, tx) for job in new])
+    if waiting := {job.schedule_id for job in new if job.hold is Hold.OVERLAP}:
+        take_turns(tx, waiting)
     return {str(row["id"]) for row in written}
+
+
+TAKE_TURNS = Statement(
+    "WITH $rows UPDATE timebell_jobs SET serial = true WHERE id $pick SELECT j.id FROM timebell_jobs j"
+    " JOIN d ON j.schedule_id = d.id WHERE NOT j.serial AND (j.hold IS NULL OR j.hold <> 'recover') AND EXISTS"
+    " (SELECT 1 FROM timebell_jobs w WHERE w.schedule_id = d.id AND w.hold = 'overlap') $picked",
+    id="id",
+)
+
+
+def take_turns(tx: Transaction, schedules: Iterable[str | None]) -> None:
+    """Where something of these schedules waits for its turn, let those before it hand it on as they end, also if they
+    were made to run beside others, by another policy or a backfill."""
+    tx.fetch(TAKE_TURNS, [{"id": id_} for id_ in sorted(filter(None, schedules))])
 
 
 def load(tx: Transaction, new: Sequence[NewJob], *, shared: bool) -> None:
@@ -227,7 +243,7 @@ _ENDING = {
     "error": "text", "code": "text", "result": "text", "errors": "text", "counts": "int", "cancel": "text",
     "replaced_by": "id",
 }  # fmt: skip
-_LEFT = "id, schedule_id, started_at, queue, tenant_id, group_name"
+_LEFT = "id, schedule_id, started_at, serial, queue, tenant_id, group_name"
 _MOVED = [name for name in _CARRIED if name not in ("state", "errors", "tries")]
 _GUARD = "j.id = d.id AND j.attempt = d.attempt AND j.state = d.was"
 # Said once more in the form that pins look-ups by id: of a join alone the planner may make a scan of the table.
@@ -269,13 +285,9 @@ def _ending_row(tx: Transaction, ending: Ending) -> dict[str, Any]:
     return row
 
 
-def end(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
-    """Move jobs to `finished`; the ids whose fence still held. One statement where the dialect can."""
-    return {str(row["id"]) for row in ended(tx, endings)}
-
-
-def ended(tx: Transaction, endings: Sequence[Ending]) -> list[Row]:
-    """As `end`; of each job whose fence held its id, schedule_id and started_at. The next of its group is let go."""
+def end(tx: Transaction, endings: Sequence[Ending]) -> list[Row]:
+    """Move jobs to `finished`, in one statement where the dialect can, and let the next of their groups go; of those
+    whose fence still held the id, schedule_id, started_at, and whether they take turns by now."""
     groups.lock(tx, endings)
     rows = [_ending_row(tx, ending) for ending in endings]
     if tx.dialect.delete_in_cte:

@@ -36,10 +36,7 @@ def write(tx: Transaction, ending: Ending) -> None:
         if jobs.retry(tx, [ending]):
             return
         ending = dataclasses.replace(ending, state=JobState.CANCELLED)  # its cancel was asked
-    if ending.schedule_id is None:
-        jobs.end(tx, [ending])
-    else:
-        turns.end_in_turn(tx, [ending], [ending.schedule_id])
+    turns.complete(tx, ending)
 
 
 def beat(tx: Transaction, attempt: Attempt, until: datetime) -> None:

@@ -177,6 +177,7 @@ def recover(tx: Transaction, tenant_id: str, id_: str | None, discard: bool, now
     freed = tx.execute(update(live_jobs).where(mine, live_jobs.c.serial.is_(False)).values(hold=None)).rowcount
     waiting = update(live_jobs).where(mine, live_jobs.c.serial.is_(True)).values(hold=Hold.OVERLAP.value)
     freed += tx.execute(waiting).rowcount
+    jobs.take_turns(tx, ids)
     turns.let_go(tx, ids)
     return freed
 

@@ -63,9 +63,23 @@ def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[
     The rows of schedules (and of queues with groups) are locked first, as the planner (and the claim) does, so that
     none is held behind a job just gone.
     """
+    locked = _lock(tx, schedules)
+    return _hand_on(tx, locked, jobs.end(tx, endings), endings)
+
+
+def hand_on(tx: Transaction, ended: Sequence[Row], endings: Sequence[Ending]) -> Ended:
+    """What `end_in_turn` does, for jobs that have ended already, where something has come to wait for them since they
+    began: whoever ran them did not know."""
+    late = [row for row in ended if row["serial"]]
+    return _hand_on(tx, _lock(tx, [str(row["schedule_id"]) for row in late]), late, endings)
+
+
+def _lock(tx: Transaction, schedules: Sequence[str]) -> Sequence[Row]:
     wanted = [{"id": schedule} for schedule in sorted(set(schedules))]
-    locked = tx.fetch(LOCK_SCHEDULES, wanted) if wanted else []
-    ended = jobs.ended(tx, endings)
+    return tx.fetch(LOCK_SCHEDULES, wanted) if wanted else []
+
+
+def _hand_on(tx: Transaction, locked: Sequence[Row], ended: Sequence[Row], endings: Sequence[Ending]) -> Ended:
     left = sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None})
     freed = let_go(tx, left) + sum(row["group_name"] is not None for row in ended)
     waiting = {str(row["id"]): row["waiting"] for row in locked if row["waiting"] is not None}
@@ -76,7 +90,8 @@ def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[
 def complete(tx: Transaction, ending: Ending) -> Ended:
     """End one attempt, in a transaction that others write in too; in turn, if it has a schedule or group."""
     if ending.schedule_id is None and ending.grouped is None:
-        return Ended(jobs.end(tx, [ending]), 0, put_off=False)
+        ended = jobs.end(tx, [ending])
+        return hand_on(tx, ended, [ending])._replace(ids={str(row["id"]) for row in ended})
     return end_in_turn(tx, [ending], [] if ending.schedule_id is None else [ending.schedule_id])
 
 
