@@ -1,0 +1,80 @@
+"""What must hold of queues: their limits and pauses are kept, and what has room starts at once."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from tests.model.plans import QUEUE
+from tests.model.rows import Row
+
+if TYPE_CHECKING:
+    from tests.model.machine import Machine
+
+LATE = timedelta(seconds=120)  # for so long an ending may have waited to be written, after a fault
+SOON = timedelta(seconds=5 + 1)  # a heartbeat, and room
+
+
+def limits(model: Machine, by_id: dict[str, Row]) -> None:
+    """In the queue with limits no more run at once, also of a group, and no more start in a time, than it allows."""
+    most, each, rate = (model.limits[name] for name in ("concurrency", "concurrency_per_group", "rate"))
+    narrow = [one for one in model.ledger.effects if by_id[one.job_id].queue == QUEUE]
+    for at, effect in enumerate(narrow):
+        beside = [
+            by_id[other.job_id]
+            for other in effect.beside
+            if by_id[other.job_id].queue == QUEUE and not model.ledger.excused(other, effect.began)
+        ]
+        assert most is None or len(beside) < most, f"limit: {effect} beside {beside}"
+        group = by_id[effect.job_id].group
+        same = [row for row in beside if row.group == group is not None]
+        assert each is None or len(same) < each, f"group: {effect} beside {same}"
+        since = effect.began - timedelta(seconds=model.limits["per"])
+        if rate is not None and at >= rate and narrow[at - rate].began > since:
+            assert model.ledger.anything(since - LATE, effect.began), f"rate: {narrow[at - rate : at + 1]}"
+
+
+def halted(model: Machine, by_id: dict[str, Row]) -> None:
+    """Nothing starts while its queue is paused, or everything is."""
+    halts = [*model.halts, *((name, since, model.world.now) for name, since in model.halted.items())]
+    for queue, since, until in halts:
+        for effect in model.ledger.effects:
+            if since < effect.began < until and queue in ("*", by_id[effect.job_id].queue):
+                assert model.ledger.befell(effect.node, since, effect.began), (
+                    f"halted: {queue} at {since}, and {effect}"
+                )
+
+
+def waits_for_room(model: Machine, row: Row, rows: list[Row]) -> bool:
+    """Whether the limits of its queue may keep a job that is due from being claimed."""
+    if row.queue in model.halted or "*" in model.halted:
+        return True
+    if row.queue != QUEUE:
+        return False
+    most, each, rate = (model.limits[name] for name in ("concurrency", "concurrency_per_group", "rate"))
+    running = [one for one in rows if one.state == "running" and one.queue == QUEUE]
+    since = model.world.now - timedelta(seconds=model.limits["per"] + 1)
+    started = sum(row.began >= since for row in model.ledger.effects)
+    return (
+        (most is not None and len(running) >= most)
+        or (rate is not None and started >= rate)
+        or (each is not None and sum(one.group == row.group is not None for one in running) >= each)
+    )
+
+
+def prompt(model: Machine, rows: list[Row], moments: dict[str, tuple[datetime | None, bool, str | None]]) -> None:
+    """While all is quiet, and has been for a while, what may start does so at once; a heartbeat later if nobody heard
+    of it."""
+    now, before = model.world.now, model.waiting
+    model.waiting = {}
+    if not model.world.nodes or model.harmed or model.ledger.anything(now - LATE, now):
+        return
+    for row in rows:
+        if row.state == "pending" and row.hold is None and row.run_at < now and not waits_for_room(model, row, rows):
+            model.waiting[row.id, row.run_at] = before.get((row.id, row.run_at), now)
+    if "*" not in model.halted:
+        for id_, (at, enabled, _) in moments.items():
+            if enabled and at is not None and at < now:
+                model.waiting[id_, at] = before.get((id_, at), now)
+    for what, since in model.waiting.items():
+        assert since >= now - SOON, f"late: it is {now}, and {what} waits since {since}"

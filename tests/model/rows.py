@@ -1,0 +1,77 @@
+"""The rows of the database, as they are."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from timebell.sim.world import World
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Row(NamedTuple):
+    """A job, live or finished."""
+
+    id: str
+    schedule_id: str | None
+    kind: str
+    scheduled_at: datetime
+    run_at: datetime
+    created_at: datetime
+    state: str
+    attempt: int
+    tries: int
+    serial: bool
+    replaces: str | None
+    metadata: str | None
+    hold: str | None
+    cancel_asked: bool
+    finished_at: datetime | None
+    reason: str | None
+    result: str | None
+    count: int
+    to: datetime | None
+    queue: str
+    group: str | None
+
+
+_BOTH = "id, schedule_id, kind, scheduled_at, run_at, created_at, state, attempt, tries, serial, replaces, metadata"
+_ROWS = (
+    f"SELECT {_BOTH}, hold, cancel_asked, NULL, NULL, NULL, 1, NULL, queue, group_name FROM timebell_jobs"
+    f" UNION ALL SELECT {_BOTH}, NULL, 0, finished_at, reason, result, skipped_count, skipped_to, queue, group_name"
+    " FROM timebell_finished"
+)
+
+
+def instant(micros: int | None) -> Any:
+    """An instant as the database keeps it."""
+    return None if micros is None else EPOCH + timedelta(microseconds=micros)
+
+
+def rows_of(world: World) -> list[Row]:
+    """All of them."""
+    driver = world.database._driver
+    assert driver is not None
+    found = []
+    for row in driver.execute(_ROWS):
+        values = list(row)
+        for n in (3, 4, 5, 14, 18):
+            values[n] = instant(values[n])
+        found.append(Row(*values))
+    return found
+
+
+def cursors(world: World) -> dict[str, tuple[datetime | None, bool, str | None]]:
+    """Of each schedule its next instant, whether it fires, and its fault."""
+    driver = world.database._driver
+    assert driver is not None
+    found = driver.execute("SELECT id, next_fire_at, enabled, fault FROM timebell_schedules")
+    return {id_: (instant(at), bool(enabled), fault) for id_, at, enabled, fault in found}
+
+
+def written(world: World) -> list[str]:
+    """The jobs whose handler wrote a row of its own in the transaction that completed them."""
+    driver = world.database._driver
+    assert driver is not None
+    return [job for (job,) in driver.execute("SELECT job FROM written")]

@@ -1,0 +1,60 @@
+"""The engine against the model; see docs/internals/proof.md."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.model.machine import Machine
+from tests.model.mutants import MUTANTS, Mutant
+
+EXAMPLES, STEPS, FOR_A_MUTANT = 50, 30, 600
+AT_ONCE = {"completed before it is delivered", "the next instant is computed from now", "a job that was moved stays"}
+"""Those that are planted in the normal run, too: they are noticed within seconds."""
+UNSEEN = {"leases are judged by the wall clock"}
+PROOF = Path(__file__).parents[2] / "docs/internals/proof.md"
+
+
+def run(examples: int, *, random: bool = False, phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink)) -> None:
+    chosen = settings(
+        max_examples=examples, stateful_step_count=STEPS, phases=phases, deadline=None,
+        database=None, derandomize=not random, suppress_health_check=list(HealthCheck),
+        print_blob=True, report_multiple_bugs=False,
+    )  # fmt: skip
+    run_state_machine_as_test(Machine, settings=chosen)
+
+
+def test_nothing_is_lost_early_doubled_or_stuck_whatever_happens() -> None:
+    run(EXAMPLES)
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_early_doubled_or_stuck_in_thousands_of_new_histories() -> None:
+    run(int(os.environ.get("TIMEBELL_TEST_EXAMPLES", "5000")), random=True)
+
+
+def _marks(mutant: Mutant) -> list[pytest.MarkDecorator]:
+    if mutant.name in AT_ONCE:
+        return []
+    return [pytest.mark.slow, *([pytest.mark.xfail(reason="one clock for all nodes")] if mutant.name in UNSEEN else [])]
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(one, id=one.name, marks=_marks(one)) for one in MUTANTS])
+def test_the_model_notices_each_planted_bug(mutant: Mutant) -> None:
+    before = Machine.made
+    with mutant.planted(), pytest.raises(BaseException) as caught:
+        run(FOR_A_MUTANT, phases=(Phase.generate,))
+    said = str(caught.value).partition("\n")[0]
+    assert isinstance(caught.value, AssertionError), said
+    print(f"\n{mutant.name}: after {Machine.made - before} histories by {said.partition(':')[0]}")
+
+
+def test_every_planted_bug_is_in_the_table_of_the_documentation() -> None:
+    bugs = PROOF.read_text().partition("## The bugs")[2]
+    table = re.findall(r"^\| ([^|]+?) \| [^|]+ \| [^|]+ \|$", bugs, re.MULTILINE)
+    assert set(table) >= {one.name for one in MUTANTS}
