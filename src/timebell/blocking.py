@@ -194,6 +194,7 @@ class BlockingSchedules(_Verbs[Schedules]):
     trigger = Verb(Schedules.trigger)
     backfill = Verb(Schedules.backfill)
     recover = Verb(Schedules.recover)
+    backlogs = Verb(Schedules.backlogs)
     skip = Verb(Schedules.skip)
     move = Verb(Schedules.move)
     undo = Verb(Schedules.undo)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import delete, insert, select, update
 
+from timebell.client.audits import Audits
+from timebell.clock import VirtualClock
 from timebell.engine.auditing import Audit, Continuous, audit
 from timebell.ids import new_id
 from timebell.recurrence import Every
@@ -242,6 +244,28 @@ async def test_a_fixed_delay_has_no_grid_but_is_looked_at(store: Store) -> None:
     (first, *_) = (await execute(store, select(finished.c.scheduled_at).order_by(finished.c.scheduled_at)))[0]
     await _copy(store, _minute(first))
     assert [one[0] for one in await _found(store)] == ["doubled"]
+
+
+@pytest.mark.parametrize("took", [timedelta(), timedelta(minutes=5)])
+@stored
+async def test_what_retention_forgets_meanwhile_is_not_missing(store: Store, took: timedelta) -> None:
+    """The nodes prune while an audit of all that is kept goes on: it takes its time, and rows of the edge are gone."""
+    await _history(store)
+    await execute(store, delete(finished).where(finished.c.scheduled_at < after(minutes=4)))
+    now = after(minutes=30) - took
+
+    class Slow(VirtualClock):
+        def now(self) -> datetime:
+            nonlocal now
+            now += took
+            return now
+
+    async def opened() -> None: ...
+
+    audits = Audits(store, Slow(T0), opened, (after(minutes=30) - T0).total_seconds())
+    found = await audits.audit(T0, after(minutes=21))
+    assert [(one.finding, one.count) for one in found.differences] == ([] if took else [("missing", 3)])
+    assert found.counts.found.total() == (0 if took else 1)
 
 
 @stored

@@ -148,7 +148,7 @@ async def test_other_jobs_cost_no_further_statement(store: Store) -> None:
         await fire(store, after(minutes=10))
         (attempt,) = await claim(store, after(minutes=10))
         await store.run(count, attempt)
-    assert counted[0] == (3 if store.many_nodes else 4)
+    assert counted[0] == 3
     assert counted[1] == counted[0] + 1
 
 

@@ -7,8 +7,11 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select
 
+from timebell.engine.runner import mark
 from timebell.ids import new_id
+from timebell.model import decide
 from timebell.model.job import JobState
+from timebell.model.policy import Retry
 from timebell.model.why import Why, explain
 from timebell.recurrence import Calendar, Every
 from timebell.store.schema import finished, nodes, queues
@@ -118,7 +121,26 @@ async def test_a_pause_and_who_paused(store: Store) -> None:
     await steer(store, steering.resume, after(minutes=9), False, actor="carol", action="schedule.resume")
     found = await ask(store, 2)
     assert found.outcome == "paused"
-    says(found, "skipped (paused)", "was paused then from 2027-03-01T12:00:30Z (by bob) to", "(by carol)")
+    says(
+        found, "skipped (paused)", "was paused then from 2027-03-01T12:00:30Z (by bob) to", "(by carol)",
+        "Paused since 2027-03-01T12:00:30Z: a bad release.",
+    )  # fmt: skip
+
+
+@stored
+async def test_a_lease_that_ended_and_who_took_the_job_back(store: Store) -> None:
+    await put(store, schedule(overlap=Overlap.ALLOW))
+    await fire(store, after(minutes=1))
+    (lost,) = await claim(store, after(minutes=1))
+    back = after(minutes=1, seconds=20)
+    ending = decide.after_failure(
+        lost.id, lost.number, lost.tries, Retry(), back, "LEASE_LOST", "It stopped answering."
+    )
+    await store.run(job_rows.retry, [mark(lost, ending, NODE)])
+    says(
+        await ask(store, 1), "Attempt 1 began at 2027-03-01T12:01:00", "its lease was not renewed any more",
+        f"node {NODE} took the job back at 2027-03-01T12:01:20",
+    )  # fmt: skip
 
 
 @stored
@@ -140,6 +162,14 @@ async def test_an_outage_and_what_catch_up_made_of_it(store: Store) -> None:
     found = await ask(store, 30)
     assert found.outcome == "coalesced"
     says(found, "with 598 others", "h", "No node is known", "catch-up is latest")
+    (late,) = await claim(store, after(minutes=600, seconds=31))
+    await end(store, ending(late, at=after(minutes=600, seconds=31)))
+    assert "No attempt ended" not in "".join((await ask(store, 30)).sentences)  # of what was before nothing is known
+    early = {"id": new_id(T0), "finished_at": after(minutes=2), "scheduled_at": after(seconds=1)}
+    row = dict((await execute(store, select(finished).where(finished.c.id == late.id)))[0]._mapping)
+    await execute(store, insert(finished).values(**row | early))
+    ended = "No attempt ended between 2027-03-01T12:02:00Z and 2027-03-01T22:00:31Z, for 9 h 58 min."
+    says(await ask(store, 30), ended)
     await execute(store, delete(finished))
     assert (await ask(store, 30, after(minutes=700))).outcome == "lost"
 

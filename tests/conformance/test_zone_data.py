@@ -20,7 +20,7 @@ from timebell.recurrence.zone_changes import under
 from timebell.store import schema, transaction
 from timebell.store.sql import jobs as job_ops
 from timebell.store.sql import schedules as schedule_rows
-from timebell.store.sql import zone_changes
+from timebell.store.sql import steering, zone_changes
 
 from .helpers import (
     T0,
@@ -38,6 +38,7 @@ from .helpers import (
     fire,
     get,
     job,
+    job_of,
     put,
     replace,
     schedule,
@@ -407,3 +408,41 @@ async def test_an_audit_knows_what_new_zone_data_moved(
     await execute(store, delete(schema.jobs).where(schema.jobs.c.scheduled_at == gone))
     found = await audit(store.hot, began, end, end + timedelta(hours=1))
     assert [one.finding.value for one in found.differences] == ["missing"]
+
+
+@pytest.mark.parametrize("spec", [NINE, Cron("0 9-17/4 * * *"), Cron("30 2 * * *")])
+@pytest.mark.parametrize("pause", [False, True], ids=["outage", "pause"])
+@stored
+async def test_an_audit_knows_what_was_due_when_new_zone_data_came(
+    store: Store, old: Release, spec: Spec, pause: bool
+) -> None:
+    """The nodes were down, or the schedule paused, over the instant: the planner was first to meet the new data."""
+    began, up, end = utc("2027-06-28T20:00"), utc("2027-07-01T14:20"), utc("2027-07-05T20:00")
+    made = made_by(old, spec, began, overlap=Overlap.ALLOW, catch_up=CatchUp.ALL, catch_up_window=7 * 86_400.0)
+    made = replace(made, created_at=began)
+    await put(store, made)
+    if pause:
+        await store.run(steering.pause, "default", made.id, None, job_of, began)
+        await store.run(steering.resume, "default", made.id, False, job_of, up)
+    at = up
+    while (at := (await fire(store, at)).next_fire_at or end) < end:
+        pass
+    await place(store, installed(), end)
+    found = await audit(store.hot, began, end, end + timedelta(hours=1))
+    assert [(one.finding.value, one.at) for one in found.differences] == []
+    assert found.counts.moved > 0
+
+
+@stored
+async def test_a_pause_before_the_instant_takes_nothing_from_new_data(store: Store, newer: Release) -> None:
+    """By the new data nine is an hour earlier: what was paused and resumed before the leader looked fires then."""
+    made = made_by(installed(), at=(began := utc("2027-06-30T20:00")))
+    await put(store, made)
+    old = await stored_schedule(store)
+    await execute(store, update(schema.schedules).values(tzdata="2020a", utc_offset=CST))
+    await store.run(steering.pause, "default", made.id, None, job_of, began)
+    await store.run(steering.resume, "default", made.id, False, job_of, began)
+    found = await stored_schedule(store)
+    assert (found.tzdata, found.utc_offset, found.next_fire_at) == ("2020a", CST, old.next_fire_at)
+    await place(store, newer, began)
+    assert (await stored_schedule(store)).next_fire_at == utc("2027-07-01T14:00")

@@ -20,10 +20,12 @@ from timebell.model.job import CancelOutcome, Hold, JobState, Kind, Reason
 from timebell.model.schedule import Action, Policies
 from timebell.observe.metrics import METRICS
 from timebell.store.schema import metadata
+from timebell.torture.verdicts import CLASSES
 
 from .pages import DOCS, PAGES, ROOT, anchors, code_words, links, name_of, rows
 
 REFERENCE = DOCS / "reference"
+FAULTS = {"kill", "freeze", "dbstop", "cut", "churn", "point"}
 CODE = re.compile(r"[A-Z]{2,}(?:_[A-Z]+)*")
 # Codes made of a field's name: INVALID_<FIELD>.
 OF_FIELDS = {
@@ -59,6 +61,21 @@ def test_links_resolve(page: Path) -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     for named in re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w/.-]+)`", page.read_text()):
         assert (ROOT / named).exists(), f"{name_of(page)} names {named}"
+
+
+def test_guarantees_name_tests_and_verdicts_that_there_are() -> None:
+    page, held = REFERENCE / "guarantees.md", 0
+    for _, promise, tests, verdicts in rows(page):
+        named = code_words(tests)
+        assert named, promise
+        for one in named:
+            file, _, test = one.partition("::")
+            text = (ROOT / file).read_text()
+            assert not test or re.search(rf"^(async )?def {re.escape(test)}\(", text, re.MULTILINE), one
+        assert set(code_words(verdicts)) <= {*CLASSES, *FAULTS}, promise
+        held += 1
+    assert held > 20
+    assert {word for row in rows(page) for word in code_words(row[3])} >= {"lost", "early", "overlap", "accounting"}
 
 
 def test_every_page_is_on_the_map() -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import delete, insert, select, update
 
 from tests.engine.world import World, after, engine, virtual
 from timebell import Arrived, Cancel, Every, JobSpec, Snooze, Timebell
 from timebell.engine.planner import Planner
 from timebell.engine.service import Service
+from timebell.ids import new_id
 from timebell.observe.counters import MOST, Counters, Spread, Tally
 from timebell.observe.metrics import METRICS, NodeFacts, Snapshot
+from timebell.store.schema import finished
 from timebell.store.sql import gauges
+from timebell.store.transaction import Transaction
 from timebell.targets.base import Delivery, Outcome
 
 FACTS = NodeFacts("1.2.3", "2026a", True, 0.25, 3, 513)
@@ -106,6 +111,49 @@ async def test_occurrences_that_did_not_run_are_counted_by_reason(world: World) 
         snapshot = await told(app, service)
     assert series(snapshot, "timebell_fires_not_run_total")["coalesced",] > 300
     assert series(snapshot, "timebell_missed_total")["policy",] > 300
+
+
+@pytest.mark.parametrize("damage", ["gone", "doubled", "early"])
+@virtual
+async def test_the_leader_counts_what_its_audit_finds(
+    world: World, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows are changed behind its back, soon after they were written; nothing is found of what is sound."""
+    app = world.app()
+
+    @app.on("t")
+    async def t(_: Arrived) -> None: ...
+
+    await app.schedule_repeat("t", Every("PT10S"), name="ticks")
+    paused = await app.schedule_repeat("t", Every("PT10S"), name="paused")
+    await app.schedules.pause(paused.id)
+    async with engine(app) as service:
+        await world.advance(minutes=10)
+        assert sum(series(await told(app, service), "timebell_audit_differences_total").values()) == 0
+        audited = service.leader.watchdog.audit
+        assert audited is not None and audited.counts.expected > 40
+        assert audited.until > app.clock.now() - timedelta(minutes=3)
+        at = app.clock.now().replace(microsecond=0) - timedelta(seconds=20)
+        await app.store.run(_damage, damage, at)
+        await world.advance(minutes=5)
+        snapshot = await told(app, service)
+    found = {"gone": "missing", "doubled": "doubled", "early": "early"}[damage]
+    seen = series(snapshot, "timebell_audit_differences_total")
+    assert {finding: count for (finding,), count in seen.items() if count} == {found: 1}
+    assert series(snapshot, "timebell_missed_total")["unrecorded",] == (damage == "gone")
+    assert series(snapshot, "timebell_double_fires_total")[()] == (damage == "doubled")
+    assert f"the audit found {found}: 1 of schedule ticks at {at}" in caplog.text
+
+
+def _damage(tx: Transaction, damage: str, at: datetime) -> None:
+    mine = finished.c.scheduled_at == at
+    if damage == "gone":
+        assert tx.execute(delete(finished).where(mine)).rowcount == 1
+    elif damage == "early":
+        assert tx.execute(update(finished).where(mine).values(started_at=at - timedelta(seconds=1))).rowcount == 1
+    else:
+        row = dict(tx.execute(select(finished).where(mine)).one()._mapping)
+        tx.execute(insert(finished).values(**row | {"id": new_id(at)}))
 
 
 @virtual

@@ -43,6 +43,7 @@ FIRING: dict[str, tuple[list[tuple[str, str]], str]] = {
          ('timebell_fire_lag_seconds_bucket{le="+Inf"}', "0+100x60")], "12m"),
     "TimebellMissed": ([('timebell_missed_total{reason="policy"}', "0x10 1x30")], "8m"),
     "TimebellDuplicateFire": ([("timebell_double_fires_total", "1x10")], "1m"),
+    "TimebellAuditDifference": ([('timebell_audit_differences_total{finding="early"}', "0x10 1x30")], "8m"),
     "TimebellFailureRateHigh": (
         [('timebell_fires_total{outcome="ok"}', "0+89x60"),
          ('timebell_fires_total{outcome="dead"}', "0+11x60")], "12m"),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
+import httpx2
 import pytest
 
 from timebell import Arrived, Calendar, Cron, Dates, Every, Hours, RRule, Timebell
+from timebell.api import server, v1
 from timebell.clock import VirtualClock
+from timebell.engine.auditing import Audit
 from timebell.model.job import Job
 from timebell.recurrence import Recurrence, Spec
 from timebell.recurrence.door import next_fires
+from timebell.recurrence.instants import format_instant
 from timebell.sim.loop import run_virtual
 from timebell.sim.world import World
 
@@ -93,12 +97,55 @@ def upcoming(recurrence: Recurrence, at: datetime) -> list[datetime]:
     return [] if following is None else [following]
 
 
+forecast: dict[datetime, int] = {}
+"""Minutes of the first weeks with what `GET /forecast` said of them before they came."""
+audited: list[Audit] = []
+WEEKS = 13  # over the jumps of spring
+
+
+async def _forecast(app: Timebell) -> None:
+    site = server.Site(app, [v1.routes], open_here=True)
+    transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 50_000))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700/api/v1") as web:
+        for week in range(WEEKS):
+            since = START + TICK + timedelta(weeks=week)
+            params = {"from": format_instant(since), "to": format_instant(since + timedelta(weeks=1))}
+            answer = (await web.get("/forecast", params=params)).json()
+            assert answer["complete"], answer
+            for minute in answer["minutes"]:
+                forecast[datetime.fromisoformat(minute["at"])] = minute["schedules"]
+
+
+async def _until(world: World, app: Timebell) -> None:
+    """The year, month by month: what has passed is audited while it is kept."""
+    at = START
+    while at < END:
+        at, since = min(END, at + timedelta(days=20)), at
+        await world.until(at + timedelta(minutes=2) if at < END else END)
+        audited.append(await app.audit(since, at))
+
+
 @pytest.fixture(scope="module")
 def simulated() -> tuple[dict[str, Recurrence], Fired]:
     with World(start=START) as world:
-        made, fired = world.run(_define(world.new_app()))
-        world.run(world.until(END))
+        app = world.new_app()
+        made, fired = world.run(_define(app))
+        world.run(_forecast(app))
+        world.run(_until(world, app))
         return made, fired
+
+
+def test_the_forecast_agrees_with_what_fired(simulated: tuple[dict[str, Recurrence], Fired]) -> None:
+    seen: Counter[datetime] = Counter()
+    for instants in simulated[1].values():
+        seen.update(at.replace(second=0) for at in instants if at < START + TICK + timedelta(weeks=WEEKS))
+    assert forecast == seen
+
+
+def test_the_audit_agrees_with_what_fired(simulated: tuple[dict[str, Recurrence], Fired]) -> None:
+    assert [one.differences for one in audited] == [[]] * len(audited)
+    last = audited[-1].end
+    assert sum(one.counts.fired for one in audited) == sum(at < last for seen in simulated[1].values() for at in seen)
 
 
 def test_a_paused_schedule_is_not_to_come(simulated: tuple[dict[str, Recurrence], Fired]) -> None:

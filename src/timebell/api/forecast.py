@@ -14,6 +14,7 @@ from pydantic import Field
 from timebell.api.guard import Guarded, Let, reads
 from timebell.api.shapes import Instant, Shown, answer, aware, utc
 from timebell.errors import InvalidInput
+from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
 from timebell.store.sql import forecast as rows
 
@@ -83,7 +84,7 @@ def _count(
 ) -> bool:  # fmt: skip
     """Count the occurrences of these schedules by minute; whether there were at most `left`."""
     for schedule in found:
-        for at in _instants(schedule, start, end):
+        for at in upcoming(schedule, start, end):
             minute = at.replace(second=0, microsecond=0)
             fires[minute] += 1
             who.setdefault(minute, Counter())[schedule.name] += 1
@@ -91,14 +92,6 @@ def _count(
             if left < 0:
                 return False
     return True
-
-
-def _instants(schedule: Schedule, start: datetime, end: datetime) -> Iterable[datetime]:
-    if schedule.recurrence.spec.delay is not None:
-        at = schedule.fires_at
-        return [at] if at is not None and start <= at < end else []
-    begin = start if schedule.next_fire_at is None else max(start, schedule.next_fire_at)
-    return schedule.recurrence.fired().between(begin, end)
 
 
 def _minutes(

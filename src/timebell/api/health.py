@@ -125,7 +125,20 @@ def _facts(app: Timebell, database_time: datetime) -> dict[str, Any]:
         "largestLagSeconds": round(counters.lag_max, 6) if counters is not None else None,
         "healing": _healing(service.healed) if service is not None else None,
         "listening": service.node.listening if service is not None else False,
+        "audit": _audit(service),
     }
+
+
+def _audit(service: Service | None) -> dict[str, Any] | None:
+    """How far this node has audited what was decided, if it leads."""
+    found = None if service is None or service.leader.fence is None else service.leader.watchdog.audit
+    if found is None:
+        return None
+    counts = found.counts
+    return {
+        "until": found.until.isoformat().replace("+00:00", "Z"), "compared": counts.expected,
+        "differences": sum(counts.found.values()),
+    }  # fmt: skip
 
 
 def _healing(healed: Healed) -> dict[str, int]:

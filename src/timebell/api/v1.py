@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from timebell.api import (
     audit,
     audit_log,
+    backlogs,
     bulk,
     calendars,
     dead_letters,
@@ -31,7 +32,7 @@ from timebell.api.guard import PREFIX, Guarded
 from timebell.api.shapes import PROBLEMS, Problem, answer
 
 PARTS = (
-    schedules, audit, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit_log,
+    schedules, audit, backlogs, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit_log,
     calendars, forecast, events,
 )  # fmt: skip
 routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)

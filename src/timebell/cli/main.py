@@ -18,6 +18,7 @@ from timebell.cli.job import job
 from timebell.cli.keys import key, tenant
 from timebell.cli.operate import api, calendar, config, node
 from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
+from timebell.cli.recover import recover
 from timebell.cli.schedule import schedule
 from timebell.cli.torture import torture
 from timebell.errors import TimebellError
@@ -41,7 +42,7 @@ root.add_typer(node, name="node")
 root.add_typer(config, name="config")
 root.add_typer(key, name="key")
 root.add_typer(tenant, name="tenant")
-for command in (apply_, export, calendar, api, torture):
+for command in (apply_, export, calendar, api, recover, torture):
     root.command(command.__name__.rstrip("_"))(command)
 
 App = Annotated[str | None, typer.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")]

@@ -20,7 +20,7 @@ from timebell.recurrence.instants import format_instant
 from timebell.recurrence.zone_changes import differences, moved_to, resolve_again
 from timebell.store.dialects.base import Store
 from timebell.store.open import HEAD, open_store, outdated
-from timebell.store.sql import zone_changes
+from timebell.store.sql import zone_changes, zone_moves
 
 YEAR = timedelta(days=365)
 PAGE = 1000
@@ -64,7 +64,7 @@ class _Comparison:
         if self.before is None:
             if (row.tzdata is None or row.tzdata < self.after.version) and row.next_fire_at > self.now:
                 at = moved_to(new, row.next_fire_at, row.utc_offset)
-                zone_changes.count_schedule(self.tally, new, row, at)
+                zone_moves.count_schedule(self.tally, new, row, at)
             return
         old = zone_changes.recurrence_by(self.before, row.recurrence)
         for one in differences(old, new, self.now, self.now + YEAR):

@@ -45,16 +45,19 @@ class Audits:
             )
         await self._opened()
         now = self._clock.now()
-        oldest = now - timedelta(seconds=min(self._retention, 1e9))
+        kept = timedelta(seconds=min(self._retention, 1e9))
+        oldest = now - kept
         if start < oldest:
             raise InvalidInput(
                 f"Finished jobs are kept since {oldest:%Y-%m-%dT%H:%M:%SZ}; of what was before, nothing can be proved.",
                 code="AUDIT_TOO_OLD", fix="Give a later from; TIMEBELL_RETENTION_DONE says how long jobs are kept.",
             )  # fmt: skip
         ids = None if schedule is None else await self._ids(schedule, tenant_id)
-        return await audit(
+        found = await audit(
             self._store.hot, start, end, now, ids=ids, tenant_id=tenant_id, keep=keep, most=most, progress=progress
         )
+        found.forgive(self._clock.now() - kept)
+        return found
 
     async def why(self, schedule: str, at: datetime, *, tenant_id: str = "default") -> Why:
         """Why an occurrence, named by its instant (an aware datetime), went as it went: in sentences.

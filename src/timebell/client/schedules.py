@@ -34,7 +34,8 @@ from timebell.model.schedule import Action, Policies, Revision, Schedule, Upcomi
 from timebell.recurrence import Calendar, OnCalendar, Spec, zone
 from timebell.recurrence.instants import from_us, to_us
 from timebell.store.dialects.base import Store
-from timebell.store.sql import calendars, overrides, schedules, steering
+from timebell.store.sql import backlogs, calendars, overrides, schedules, steering
+from timebell.store.sql.backlogs import Backlog
 from timebell.store.sql.ledger import Swept
 from timebell.targets.handler import check_topic
 
@@ -255,6 +256,11 @@ class Schedules:
                 fix="Give two datetimes with a time zone, the first before the second, none in the future.",
             )  # fmt: skip
         return await self._steer(connection, steering.backfill, tenant_id, id_, start, end, policy, dry_run)
+
+    async def backlogs(self, *, tenant_id: str = "default") -> list[Backlog]:
+        """What waits for `recover`, by schedule, the most first."""
+        await self._opened()
+        return await self._store.run(backlogs.waiting, tenant_id)
 
     async def recover(self, id_: str | None = None, *, discard: bool = False, tenant_id: str = "default") -> int:
         """Let go what an outage left behind and was more than `hold_above`, of one schedule or of all; how many

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -9,11 +10,13 @@ from typing import Any
 
 from timebell.errors import InvalidInput
 from timebell.model.audit import WINDOW, Comparison
-from timebell.model.audited import Counts, Difference
+from timebell.model.audited import Counts, Difference, Finding
 from timebell.store.sql import audit as rows
+from timebell.store.sql import schedules
 
 GRACE = timedelta(minutes=1)  # what is more recent need not be decided yet
 PAGE = 100  # schedules that are compared at a time
+STRETCH = timedelta(hours=1)  # what a round of the continuous audit compares at most
 
 Run = Callable[..., Awaitable[Any]]
 Progress = Callable[[Counts], None]
@@ -28,6 +31,13 @@ class Audit:
     counts: Counts = field(default_factory=Counts)
     differences: list[Difference] = field(default_factory=list)
     more: bool = False
+
+    def forgive(self, oldest: datetime) -> None:
+        """Take back that rows are missing which retention may have forgotten while they were compared."""
+        gone = [one for one in self.differences if one.finding is Finding.MISSING and one.at < oldest]
+        if gone:
+            self.differences = [one for one in self.differences if one not in gone]
+            self.counts.found -= Counter({Finding.MISSING.value: len(gone)})
 
 
 async def audit(
@@ -100,32 +110,42 @@ async def _compare(
 
 
 class Continuous:
-    """The audit of what has just become decidable, a page of schedules a step: for the leader, or whoever watches.
+    """The audit of what has just been decided, a page of schedules a step: for the leader, or whoever watches.
 
-    Each step costs a few look-ups. When all schedules were looked at, the next round begins, from where this one began.
-    Findings of the last step are in its answer; `counts.found` has totals.
+    A round compares a stretch of time of all schedules, up to where everything is decided, and the next one goes on
+    there. What is overdue is for the watchdog, and what a pause leaves behind for a whole audit.
     """
 
     def __init__(self, run: Run, since: datetime) -> None:
         self._run = run
-        self._since = self._until = since
+        self._since = self.until = since
         self._after: str | None = None
         self.counts = Counts()
 
-    async def step(self, now: datetime) -> list[Difference]:
-        """Audit the next page of schedules; what was found."""
+    async def step(self, now: datetime, oldest: datetime | None = None) -> list[Difference]:
+        """Audit the next page of schedules; what was found. Rows of what was before `oldest` may be gone."""
         if self._after is None:
-            self._since, self._until = self._until, max(self._until, now - GRACE)
-        if self._since == self._until:
+            undecided = await self._run(schedules.next_fire)
+            until = min(now - GRACE, max(self.until, oldest or self.until) + STRETCH, undecided or now)
+            self._since, self.until = max(self.until, oldest or self.until), max(self.until, until)
+        if self._since >= self.until:
             return []
         told: list[Difference] = []
         moves, halted = await self._run(rows.moves), await self._run(rows.halted)
         page: list[str] = await self._run(rows.ids, self._after, PAGE)
         histories = await self._run(rows.histories, page, None) if page else []
         comparisons = [
-            Comparison(one, self._since, self._until, now, GRACE, self.counts, told.append, moves, halted=halted)
+            Comparison(
+                one, self._since, min(self.until, one.next_fire_at or self.until), now, GRACE, self.counts, told.append,
+                moves, halted=halted,
+            )
             for one in histories
-        ]
+        ]  # fmt: skip
         await _compare(self._run, comparisons, None, self.counts, None)
         self._after = page[-1] if len(page) == PAGE else None
         return told
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the round has more pages."""
+        return self._after is not None

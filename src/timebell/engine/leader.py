@@ -41,7 +41,7 @@ class Leader:
         self._tidied: float | None = None
         self._zone_data = ZoneData(node, self._as_leader)
         self._healing = Healing(node, self._as_leader)
-        self._watchdog = Watchdog(node)
+        self.watchdog = Watchdog(node)
         self.operations = Operations(node, self._as_leader)
 
     async def step(self) -> None:
@@ -66,6 +66,7 @@ class Leader:
             self.fence = taken.fence
             self._zone_data.begin()
             self._healing.begin()
+            self.watchdog.begin()
             node.counters.leader_changes += 1
             log.info("this node leads (fence %d)", taken.fence)
 
@@ -83,7 +84,7 @@ class Leader:
             log.info("%d jobs that no live node listens to are completed, as they asked", done.completed)
         await self._healing.step()
         await self._zone_data.step()
-        await self._watchdog.step()
+        await self.watchdog.step(comparable=not self._zone_data.mixed)
         self.operations.alarm.poke()
         monotonic = node.clock.monotonic()
         if self._tidied is None or monotonic - self._tidied >= TIDY_EVERY:

@@ -1,20 +1,28 @@
-"""The leader's watchdog: counts what should have fired and did not, what fired twice, and tells who must know."""
+"""The leader's watchdog: counts what should have fired and did not, what fired twice and what an audit finds in the
+rows of the last minutes, and tells who must know."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from datetime import datetime, timedelta
 
+from timebell.engine.auditing import Continuous
 from timebell.engine.context import Node
+from timebell.model.audited import Difference, Finding
 from timebell.observe.alerts import Desk, Message
-from timebell.observe.watchdog import GRACE, Problem, Unrecorded
+from timebell.observe.watchdog import GRACE, NAMED, Problem, Unrecorded
 from timebell.store.sql import doubles, gauges
 
 log = logging.getLogger("timebell.watchdog")
 
 EVERY = 10.0  # seconds between looks
 BEFORE = timedelta(seconds=30)  # looks overlap, as instants are those of different nodes
+AUDITED_EVERY = 60.0  # seconds between rounds of the audit
+AUDITED_FOR = 0.25  # seconds that a look spends on it, as a heartbeat waits; the round goes on with the next one
+BACK = timedelta(hours=1)  # a new leader audits what was decided since then: perhaps nobody did
+LASTS = 3600.0  # seconds for which a difference is a problem
 
 
 class Watchdog:
@@ -28,9 +36,16 @@ class Watchdog:
         self._since: datetime | None = None
         self._doubles: set[tuple[str, datetime]] = set()
         self._sending: set[asyncio.Task[bool]] = set()
+        self.audit: Continuous | None = None
+        self._audited: float | None = None
+        self._differences: deque[tuple[float, Difference]] = deque()
 
-    async def step(self) -> None:
-        """Look, if it is time."""
+    def begin(self) -> None:
+        """Audit from before this node led."""
+        self.audit = self._audited = None
+
+    async def step(self, *, comparable: bool) -> None:
+        """Look, if it is time. `comparable`: rows are of the zone data that is installed here."""
         node, now = self.node, self.node.clock.now()
         monotonic = node.clock.monotonic()
         if self._looked is not None and monotonic - self._looked < EVERY:
@@ -42,6 +57,8 @@ class Watchdog:
             names = ", ".join(one.label for one in seen.overdue[:3])
             log.error("%d occurrences are overdue: %s", late, names, extra={"event": "schedule.overdue"})
         await self._look_for_doubles(now)
+        if comparable:
+            await self._look_back(now)
         for message in self._desk.news(self._problems(seen), monotonic):
             self._tell(message)
 
@@ -54,6 +71,36 @@ class Watchdog:
             log.error("schedule %s fired twice for %s", schedule_id, at, extra={"event": "schedule.double_fire"})
         self._doubles |= twice
 
+    async def _look_back(self, now: datetime) -> None:
+        """Go on with the audit."""
+        node, began = self.node, self.node.clock.monotonic()
+        most = timedelta(seconds=min(node.options.retention, 1e9) / 2)  # by far, as rows go while it reads
+        if self.audit is None:
+            self.audit = Continuous(node.store.hot, now - min(BACK, most))
+        while self.audit.under_way or self._audited is None or began - self._audited >= AUDITED_EVERY:
+            if not self.audit.under_way:
+                self._audited = began
+            for found in await self.audit.step(now, now - most):
+                self._found(found, began)
+            if node.clock.monotonic() - began >= AUDITED_FOR:
+                break
+        while self._differences and began - self._differences[0][0] >= LASTS:
+            self._differences.popleft()
+
+    def _found(self, found: Difference, monotonic: float) -> None:
+        counters = self.node.counters
+        counters.differences.add(found.finding.value, by=found.count)
+        if found.finding is Finding.MISSING:
+            counters.missed.add("unrecorded", by=found.count)
+        elif found.finding is Finding.DOUBLED and (found.schedule_id, found.at) not in self._doubles:
+            self._doubles.add((found.schedule_id, found.at))
+            counters.double_fires += 1
+        self._differences.append((monotonic, found))
+        log.error(
+            "the audit found %s: %d of schedule %s at %s: %s", found.finding.value, found.count, found.schedule,
+            found.at, found.detail, extra={"event": "audit.difference", "schedule": found.schedule},
+        )  # fmt: skip
+
     def _problems(self, seen: gauges.Gauges) -> list[Problem]:
         found = []
         if seen.unheard:
@@ -62,6 +109,13 @@ class Watchdog:
             found.append(Problem("SCHEDULE_SET_ASIDE", f"{faults} schedules cannot be fired; the log says why."))
         if self._doubles:
             found.append(Problem("DOUBLE_FIRE", f"{len(self._doubles)} occurrences ran twice."))
+        if self._differences:
+            named = ", ".join(
+                f"{one.schedule} at {one.at:%Y-%m-%d %H:%M:%S} UTC ({one.finding.value})"
+                for _, one in list(self._differences)[:NAMED]
+            )
+            more = ", ..." if len(self._differences) > NAMED else ""
+            found.append(Problem("AUDIT_DIFFERENCE", f"What is recorded is not what should have been: {named}{more}."))
         return found
 
     def _tell(self, message: Message) -> None:

@@ -66,21 +66,27 @@ class Worker:
         due = [lane for lane in lanes if lane.starts_at is not None and lane.starts_at <= now]
         # Lanes of one priority share the hands; who was served longest ago goes first, if there are too few for all.
         due.sort(key=lambda lane: (lane.priority, self._served.get((lane.queue, lane.priority), (0, ""))[0]))
-        claimed = 0
+        claimed, all_of_it = 0, not node.store.many_nodes  # else others claim too, by the server's clock
         self.claiming = True
         try:
             for at, lane in enumerate(due):
                 beside = sum(other.priority == lane.priority for other in due[at:])
                 for hands in free:
-                    claimed += await self._claim(lane, hands, beside)
+                    most = min(-(-hands.free // beside), node.options.batch)
+                    count = await self._claim(lane, hands, most)
+                    claimed += count
+                    all_of_it = all_of_it and count < most and not (lane.limited or lane.crowded)
         finally:
             self.claiming = False
         if claimed:
             node.counters.found.observe(claimed)
             self._pause = SHORTEST
-            return now
+            if not all_of_it:
+                return now
         later = [lane.starts_at for lane in lanes if lane.starts_at is not None and lane.starts_at > now]
-        if due:
+        if claimed:
+            later += [lane.later for lane in due if lane.later is not None]
+        elif due:
             later.append(node.clock.now() + timedelta(seconds=self._pause))
             self._pause = min(self._pause * 2, LONGEST)
             node.counters.claim_conflicts += any(hands.free for hands in free)
@@ -88,10 +94,9 @@ class Worker:
             later.append(now + timedelta(seconds=node.options.poll))
         return min(later, default=None)
 
-    async def _claim(self, lane: jobs.Lane, hands: Hands, beside: int) -> int:
-        """Claim and start up to as many jobs of a lane as these hands have free for each of `beside` lanes."""
+    async def _claim(self, lane: jobs.Lane, hands: Hands, most: int) -> int:
+        """Claim and start up to so many jobs of a lane; how many there were."""
         node = self.node
-        most = min(-(-hands.free // beside), node.options.batch)
         if most < 1 or node.stopping:
             return 0
         store, what = node.store, (lane, hands.routes, node.id, most)

@@ -39,13 +39,18 @@ class ZoneData:
             return
         self._versions = versions
         self.begin()
-        if len(versions) > 1:
+        if self.mixed:
             log.warning("nodes have different zone data (%s): give all of them the newest", ", ".join(sorted(versions)))
+
+    @property
+    def mixed(self) -> bool:
+        """Whether live nodes have different releases."""
+        return len(self._versions) > 1
 
     async def step(self) -> None:
         """Go on where the last step ended, for a while; at the end rest until it is time to look again."""
         now = self.node.clock.monotonic()
-        if self._looked is not None and now - self._looked < (AGAIN if len(self._versions) < 2 else AGAIN_APART):
+        if self._looked is not None and now - self._looked < (AGAIN_APART if self.mixed else AGAIN):
             return
         before = await self.node.store.run(zone_changes.recorded, installed().version)
         if await self._place(now + STRETCH):

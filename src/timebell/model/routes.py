@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 COMPLETES: dict[str, Any] = {"kind": "handler", "options": {"unheard": "complete"}}
@@ -37,6 +38,7 @@ class Routes:
             return True
         return any(route.startswith(prefix) for prefix in self.prefixes)
 
+    @lru_cache(maxsize=256)  # noqa: B019 - a node has two or three
     def params(self) -> dict[str, Any]:
         """The parameters of the `$hears` word."""
         return {"exact": sorted(self.exact), "prefixes": sorted(self.prefixes), "everything": self.everything}

@@ -41,7 +41,8 @@ class Seen:
 class Facts:
     """What is recorded of an occurrence. `schedule` is None once it was deleted; `rows` are of that instant, range
     rows over it too; `beside` are jobs of the schedule that lived when it was left out; `stopped` are pauses of queues
-    and their reasons, `*` for all firing."""
+    and their reasons, `*` for all firing; `around` is when the last attempt of the tenant before it ended, and the
+    first one after it."""
 
     schedule_id: str
     schedule: Schedule | None
@@ -51,6 +52,7 @@ class Facts:
     acts: Sequence[Act] = ()
     nodes: Sequence[Seen] = ()
     stopped: dict[str, str | None] = field(default_factory=dict)
+    around: tuple[datetime | None, datetime | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,11 +215,23 @@ def _job(facts: Facts, revision: Revision | None, job: Job, at: datetime, now: d
         yield f"Its start was set to {_z(job.run_at)}, by jitter, pace or a change of its time."
     for tried in job.attempts:
         number, error = tried.get("attempt", "?"), tried.get("error") or tried.get("code") or "it failed"
-        yield f"Attempt {number} failed: {error}"
+        if tried.get("code") == "LEASE_LOST":
+            by = _node(facts, tried.get("node"))
+            yield (
+                f"Attempt {number} began at {tried.get('startedAt')}; its lease was not renewed any more, and node {by}"
+                f" took the job back at {tried.get('endedAt')}."
+            )
+        else:
+            yield f"Attempt {number} failed: {error}"
     if job.started_at is not None:
-        name = next((node.name for node in facts.nodes if node.id == job.node_id), job.node_id)
-        yield f"Attempt {job.attempt} began at {_z(job.started_at)}{_late(job.started_at - at)}, on node {name}."
+        on = _node(facts, job.node_id)
+        yield f"Attempt {job.attempt} began at {_z(job.started_at)}{_late(job.started_at - at)}, on node {on}."
     yield _end(facts, job, now)
+
+
+def _node(facts: Facts, id_: str | None) -> str:
+    """A node by name, as long as it is known."""
+    return next((node.name for node in facts.nodes if node.id == id_), id_ or "?")
 
 
 def _end(facts: Facts, job: Job, now: datetime) -> str:
@@ -256,6 +270,8 @@ def _skipped(facts: Facts, revision: Revision | None, job: Job, at: datetime, wh
         from_ = f" from {_z(pause[-1].at)} (by {pause[-1].actor})" if pause else ""
         to = f" to {_z(resume[0].at)} (by {resume[0].actor})" if resume else f" until {_z(decided)} at the latest"
         yield f"The schedule was paused then{from_}{to}." + _paused(facts)
+        if job.error is not None and (facts.schedule is None or facts.schedule.enabled):
+            yield f"{job.error}."
     elif job.reason == Reason.OVERLAP:
         for other in facts.beside:
             until = f"until {_z(other.finished_at)}" if other.finished_at else "and still is"
@@ -289,7 +305,11 @@ def _alive(facts: Facts, at: datetime) -> str:
         return f"These nodes are known to have been alive before and after that: {names}."
     gone = [f"{node.name} was last seen at {_z(node.seen_at)}" for node in facts.nodes if node.seen_at < at]
     came = [f"{node.name} started at {_z(node.started_at)}" for node in facts.nodes if node.started_at > at]
-    return f"No node is known that was alive then{': ' if gone or came else ''}{'; '.join([*gone, *came])}."
+    said = f"No node is known that was alive then{': ' if gone or came else ''}{'; '.join([*gone, *came])}."
+    before, after = facts.around
+    if before is not None and after is not None:
+        said += f" No attempt ended between {_z(before)} and {_z(after)}, for {_span(after - before)}."
+    return said
 
 
 def _near(recurrence: Recurrence | None, at: datetime) -> tuple[datetime | None, datetime | None]:

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from timebell.model.audited import Finding
 from timebell.model.job import Ending, JobState, Reason
 
 MOST = 500  # series of one metric
@@ -86,6 +87,7 @@ class Counters:
     attempts: Tally = field(default_factory=Tally)
     not_run: Tally = field(default_factory=lambda: Tally([reason.value for reason in Reason]))
     missed: Tally = field(default_factory=lambda: Tally(["unrecorded", "policy"]))
+    differences: Tally = field(default_factory=lambda: Tally([finding.value for finding in Finding]))
     deliveries: Tally = field(default_factory=Tally)
     lag: Spread = field(default_factory=lambda: Spread(LAG, labelled=False))
     runs: Spread = field(default_factory=lambda: Spread(TIMES))

@@ -46,9 +46,10 @@ METRICS: dict[str, Named] = {
     "timebell_due_found": Named("histogram", (), "Due jobs claimed by one look, of looks that found any."),
     "timebell_claim_conflicts_total": Named("counter", (), "Looks at what was due that found it taken."),
     "timebell_missed_total": Named(
-        "counter", ("reason",), "Occurrences not run in time: policy (skipped), unrecorded (overdue, no row)."
+        "counter", ("reason",), "Occurrences not run in time: policy (skipped), unrecorded (overdue or lost, no row)."
     ),
     "timebell_double_fires_total": Named("counter", (), "Occurrences that ran as two jobs. Always 0."),
+    "timebell_audit_differences_total": Named("counter", ("finding",), "What the leader's audit found. Always 0."),
     "timebell_leader": Named("gauge", (), "Whether this node leads."),
     "timebell_leader_changes_total": Named("counter", (), "How often this node became leader."),
     "timebell_node_clock_skew_seconds": Named("gauge", (), "How far this machine's clock is ahead of the database's."),
@@ -114,6 +115,7 @@ class Snapshot:
         yield _count("timebell_tolerance_breaches_total", counters.tolerance_breaches)
         yield _count("timebell_claim_conflicts_total", counters.claim_conflicts)
         yield _count("timebell_double_fires_total", counters.double_fires)
+        yield _tally("timebell_audit_differences_total", counters.differences)
         yield _count("timebell_leader_changes_total", counters.leader_changes)
 
     def _distributed(self) -> Iterator[Metric]:

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import types
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from functools import cache, wraps
 from typing import Any
@@ -29,7 +29,7 @@ from timebell.store.transaction import Dialect, Transaction
 from timebell.store.types import from_micros
 
 POINTS = {
-    "fire": 5, "claim": 1, "claim_limited": 7, "claim_shares": 2, "end": 2, "end_in_turn": 7, "complete": 7, "retry": 1,
+    "fire": 5, "claim": 1, "claim_limited": 7, "claim_shares": 2, "end": 2, "end_in_turn": 6, "complete": 6, "retry": 1,
     "retry_in_group": 3,
 }  # fmt: skip
 """Where a node can be made to crash or to freeze, or its connection to break: these operations, each before one of so
@@ -147,9 +147,6 @@ _LIVE = (
 )
 
 
-_NOTHING = nullcontext()
-
-
 @types.coroutine
 def _others_first() -> Generator[None]:
     yield
@@ -201,8 +198,11 @@ class Link:
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
         await self._reach()
-        with self._aimed(operation) if self.fault is not None else _NOTHING:
+        if self.fault is None:
             answer = await self._database.run(operation, *args, **kwargs)
+        else:
+            with self._aimed(operation):
+                answer = await self._database.run(operation, *args, **kwargs)
         if self._after is not None:
             self._after()
         return answer
@@ -210,7 +210,9 @@ class Link:
     async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
         await self._reach()
-        with self._aimed(operation) if self.fault is not None else _NOTHING:
+        if self.fault is None:
+            return await self._database.hot(operation, *args, **kwargs)
+        with self._aimed(operation):
             return await self._database.hot(operation, *args, **kwargs)
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -282,20 +282,18 @@ def _is_async(function: Any) -> bool:
 def _events(delivery: Delivery, heard: list[Handler], state: Any) -> list[Arrived]:
     """What each handler is given. Raises InvalidPayload; Snooze when the payload is newer than the code here."""
     tenant = {} if delivery.tenant_id == "default" else {"tenant_id": delivery.tenant_id}
-    event: Arrived = Arrived(
-        topic=delivery.topic, payload=delivery.payload, metadata={**delivery.metadata, **tenant},
-        timezone=delivery.timezone, scheduled_at=delivery.scheduled_at, fired_at=delivery.fired_at,
-        late_by=delivery.fired_at - delivery.scheduled_at, job_id=delivery.job_id,
-        schedule_id=delivery.schedule_id, occurrence_key=delivery.occurrence_key,
-        attempt=delivery.attempt, upcoming=delivery.upcoming, state=state,
-    )  # fmt: skip
     # What one handler commits cannot be undone when another fails.
     alone = sum(handler.handles for handler in heard) <= 1
     events = []
     for handler in heard:
-        mine = event
-        if alone and (handler.handles or len(heard) == 1):
-            mine = replace(event, _completion=delivery.completion)
+        mine: Arrived = Arrived(
+            topic=delivery.topic, payload=delivery.payload, metadata={**delivery.metadata, **tenant},
+            timezone=delivery.timezone, scheduled_at=delivery.scheduled_at, fired_at=delivery.fired_at,
+            late_by=delivery.fired_at - delivery.scheduled_at, job_id=delivery.job_id,
+            schedule_id=delivery.schedule_id, occurrence_key=delivery.occurrence_key,
+            attempt=delivery.attempt, upcoming=delivery.upcoming, state=state,
+            _completion=delivery.completion if alone and (handler.handles or len(heard) == 1) else None,
+        )  # fmt: skip
         if handler.payload is not None:
             version = payloads.version_of(delivery.metadata)
             if version > handler.payload.version:

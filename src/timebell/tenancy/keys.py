@@ -23,7 +23,7 @@ ENVIRONMENT = "live"
 # What a key can be limited to: the first part of a path under /api/v1.
 SCOPES = (
     "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log", "forecast",
-    "tenants", "keys", "queues", "pause-all", "resume-all",
+    "backlogs", "tenants", "keys", "queues", "pause-all", "resume-all",
 )  # fmt: skip
 
 

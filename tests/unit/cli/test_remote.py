@@ -52,6 +52,16 @@ def as_json(done: Any) -> Any:
     return json.loads(done.out)
 
 
+def test_what_waits_to_be_recovered_is_shown_and_let_go(ask: Cli) -> None:
+    shown = ask("recover")
+    assert (shown.code, shown.err.strip()) == (0, "None.")
+    assert as_json(ask("recover", "-o", "json")) == []
+    for verb in ("release", "discard"):
+        assert as_json(ask("recover", f"--{verb}", "--yes", "-o", "json")) == {"jobs": 0}
+    assert ask("recover", "--release", "--discard").code == 2
+    assert ask("recover", "nobody", "--release").code == 3
+
+
 def test_a_schedule_is_made_shown_edited_steered_and_deleted(ask: Cli) -> None:
     made = as_json(ask(
         "schedule", "create", "nightly", "--topic", "report.build", "--cron", "0 2 * * *", "--tz", "America/New_York",

@@ -9,6 +9,7 @@ from sqlalchemy import Integer, func, literal_column, select
 
 from timebell.model.schedule import Schedule
 from timebell.store.schema import jobs, schedules
+from timebell.store.sql import queues
 from timebell.store.sql.schedules import legible
 from timebell.store.transaction import Transaction
 from timebell.store.types import from_micros
@@ -18,7 +19,10 @@ MINUTE = 60_000_000
 
 
 def firing(tx: Transaction, tenant_id: str, end: datetime, after: str | None) -> tuple[list[Schedule], str | None]:
-    """A page of the schedules of a tenant whose next occurrence is before `end`, and after which id to go on."""
+    """A page of the schedules of a tenant whose next occurrence is before `end`, and after which id to go on; none
+    while all firing is stopped."""
+    if queues.stopped(tx):
+        return [], None
     query = select(schedules).where(
         schedules.c.tenant_id == tenant_id, schedules.c.enabled, schedules.c.fault.is_(None),
         schedules.c.next_fire_at < end,

@@ -43,10 +43,10 @@ def lock(tx: Transaction, endings: Sequence[Ending]) -> None:
 
 def let_go(tx: Transaction, left: Iterable[Row]) -> int:
     """For each of these rows that is of a group the next one that waits there may start; how many do."""
-    counts = Counter(
-        (row["queue"], row["tenant_id"], row["group_name"]) for row in left if row["group_name"] is not None
-    )
-    freed = 0
+    grouped = [(row["queue"], row["tenant_id"], row["group_name"]) for row in left if row["group_name"] is not None]
+    if not grouped:
+        return 0
+    counts, freed = Counter(grouped), 0
     while counts:
         rows = [{"queue": queue, "tenant_id": tenant, "group_name": name} for queue, tenant, name in counts]
         freed += len(tx.fetch(NEXT_IN_GROUP, rows))

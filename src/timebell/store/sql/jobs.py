@@ -43,7 +43,7 @@ class Lane:
     """A (queue, priority) with pending jobs: when its first is due, and what room its queue has left.
 
     The rate of its queue lets none start before `free_at`. It is `crowded` when it is late and several tenants have
-    jobs in it.
+    jobs in it. `later` is when the first of it is due that is not yet.
     """
 
     queue: str
@@ -53,6 +53,7 @@ class Lane:
     limited: bool
     free_at: datetime | None = None
     crowded: bool = False
+    later: datetime | None = None
 
     @property
     def starts_at(self) -> datetime | None:
@@ -64,16 +65,17 @@ class Lane:
 _SHARED = "(tenant_id <> 'default' OR EXISTS (SELECT 1 FROM timebell_tenants t WHERE t.id <> 'default'))"
 
 
-def _create(columns: Sequence[Column[Any]]) -> Statement:
+def _create(columns: Sequence[Column[Any]], returning: str = "") -> Statement:
     names = ", ".join(column.name for column in columns)
     return Statement(
         f"WITH $rows INSERT INTO timebell_jobs ({names}, shared) "  # noqa: S608 - our own column names
-        f"SELECT {names}, {_SHARED} FROM d WHERE true ON CONFLICT DO NOTHING RETURNING id",
+        f"SELECT {names}, {_SHARED} FROM d WHERE true ON CONFLICT DO NOTHING{returning}",
         **{column.name: _TYPES[type(column.type).__name__] for column in columns},
     )
 
 
-CREATE, CREATE_RARE = _create(_NEW), _create(_NEW_RARE)
+CREATE, CREATE_RARE = _create(_NEW, " RETURNING id"), _create(_NEW_RARE, " RETURNING id")
+ADD, ADD_RARE = _create(_NEW), _create(_NEW_RARE)
 
 
 def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
@@ -122,6 +124,11 @@ def take_turns(tx: Transaction, schedules: Iterable[str | None]) -> None:
     tx.fetch(TAKE_TURNS, [{"id": id_} for id_ in sorted(filter(None, schedules))])
 
 
+def add(tx: Transaction, new: Sequence[NewJob]) -> None:
+    """As `insert`, for whoever need not know which were written."""
+    tx.fetch(ADD_RARE if _has_rare(new) else ADD, [_record(job, tx) for job in new])
+
+
 def load(tx: Transaction, new: Sequence[NewJob], *, shared: bool) -> None:
     """Write jobs that cannot collide, in bulk; `shared` says whether there are tenants beside `default`."""
     if not shared and not _has_rare(new):
@@ -162,11 +169,10 @@ LANES = Statement(
     )
     SELECT l.queue, l.priority, q.concurrency, q.concurrency_per_group, q.rate, q.per, q.starts,
         q.paused OR a.paused AS paused,
-        COALESCE(
-            (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
-                AND j.priority = l.priority AND run_at <= :now AND $hears ORDER BY run_at LIMIT 1),
-            (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
-                AND j.priority = l.priority AND run_at > :now ORDER BY run_at LIMIT 1)) AS next_due,
+        (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
+                AND j.priority = l.priority AND run_at <= :now AND $hears ORDER BY run_at LIMIT 1) AS due,
+        (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
+                AND j.priority = l.priority AND run_at > :now ORDER BY run_at LIMIT 1) AS later,
         CASE WHEN q.concurrency IS NOT NULL THEN
             {BUSY.format("l.queue")} END AS busy,
         (SELECT run_at FROM timebell_jobs WHERE {CLAIMABLE} AND queue = l.queue AND priority = l.priority
@@ -186,12 +192,14 @@ def lanes(tx: Transaction, routes: Routes, now: datetime) -> list[Lane]:
     """
     found = []
     for row in look(tx, routes, now):
-        if row["next_due"] is None or row["paused"]:
+        first = row["later"] if row["due"] is None else row["due"]
+        if first is None or row["paused"]:
             continue
         room = None if row["concurrency"] is None else max(0, row["concurrency"] - row["busy"])
         limited = any(row[limit] is not None for limit in ("concurrency", "concurrency_per_group", "rate"))
-        due = tx.dialect.from_db(row["next_due"])
-        found.append(Lane(row["queue"], row["priority"], due, room, limited, _free_at(row, now), bool(row["crowded"])))
+        due, later = tx.dialect.from_db(first), tx.dialect.from_db(row["later"])
+        free_at = _free_at(row, now)
+        found.append(Lane(row["queue"], row["priority"], due, room, limited, free_at, bool(row["crowded"]), later))
     return sorted(found, key=lambda lane: (lane.priority, lane.next_due))
 
 
@@ -406,20 +414,26 @@ def _attempt(tx: Transaction, row: Row, now: datetime, state: JobState = JobStat
 
 SKIP = Statement(
     f"WITH $rows INSERT INTO timebell_finished ({', '.join(_NEW_NAMES[:-2])}, finished_at, reason,"  # noqa: S608
-    f" skipped_count, skipped_to) SELECT {', '.join(_NEW_NAMES[:-2])}, finished_at, reason, skipped_count,"
-    " skipped_to FROM d",
+    f" skipped_count, skipped_to, error) SELECT {', '.join(_NEW_NAMES[:-2])}, finished_at, reason, skipped_count,"
+    " skipped_to, error FROM d",
     **{column.name: _TYPES[type(column.type).__name__] for column in _NEW[:-2]},
     finished_at="instant",
     reason="text",
     skipped_count="int",
     skipped_to="instant",
+    error="text",
 )
 
 
-def skip(tx: Transaction, skips: Sequence[tuple[NewJob, str, int, datetime]], at: datetime) -> None:
-    """Record occurrences that did not fire: (as it would have been, reason, how many, the last of them)."""
+def skip(
+    tx: Transaction, skips: Sequence[tuple[NewJob, str, int, datetime]], at: datetime, because: str | None = None
+) -> None:
+    """Record occurrences that did not fire: (as it would have been, reason, how many, the last of them); `because`
+    says more of the reason."""
     rows = []
     for job, reason, count, to in skips:
         row = _record(job, tx) | {"state": JobState.SKIPPED.value, "finished_at": tx.dialect.to_db(at)}
-        rows.append(row | {"reason": reason, "skipped_count": count, "skipped_to": tx.dialect.to_db(to)})
+        rows.append(
+            row | {"reason": reason, "skipped_count": count, "skipped_to": tx.dialect.to_db(to), "error": because}
+        )
     tx.fetch(SKIP, rows)

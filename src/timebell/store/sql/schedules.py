@@ -18,14 +18,16 @@ from timebell.errors import Conflict, InvalidRecurrence
 from timebell.model.decide import next_of, passed_over, plan
 from timebell.model.job import Hold, NewJob
 from timebell.model.page import Page
+from timebell.model.payload import legible as legible_text
 from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
 from timebell.model.schedule import Action, Policies, Schedule
 from timebell.recurrence import OnCalendar, Override, Recurrence
+from timebell.recurrence.instants import format_instant
 from timebell.recurrence.overrides import carried as carried_overrides
 from timebell.recurrence.zone_changes import carried, offset_at
 from timebell.store.schema import jobs as job_table
 from timebell.store.schema import revisions, schedules
-from timebell.store.sql import jobs, queues, turns
+from timebell.store.sql import jobs, queues, turns, zone_moves
 from timebell.store.sql.recurrences import recurrence_of
 from timebell.store.statement import Statement
 from timebell.store.transaction import SCHEDULES, Transaction
@@ -112,13 +114,23 @@ def decided_until(schedule: Schedule, now: datetime) -> datetime:
 def pass_over(tx: Transaction, schedule: Schedule, build: Build, now: datetime) -> None:
     """Record what a pause left out up to now, and move the cursor behind it."""
     planned = passed_over(schedule, now)
+    zone_moves.due(tx, [schedule], now)
     if planned.skips:
         jobs.skip(
-            tx, [(build(schedule, one.at, None, now), one.reason, one.count, one.to) for one in planned.skips], now
-        )
+            tx, [(build(schedule, one.at, None, now), one.reason, one.count, one.to) for one in planned.skips], now,
+            _pause(schedule),
+        )  # fmt: skip
     values = {"next_fire_at": planned.next_fire_at, "updated_at": now, "fault": planned.fault}
-    values |= stamp(schedule.recurrence, planned.next_fire_at)
+    values |= _stamped(schedule, planned.next_fire_at)
     tx.execute(update(schedules).where(schedules.c.id == schedule.id).values(**values))
+
+
+def _pause(schedule: Schedule) -> str | None:
+    """The pause as its rows keep it: the schedule forgets it when it goes on."""
+    if schedule.paused_at is None:
+        return None
+    because = f": {schedule.pause_reason}" if schedule.pause_reason else ""
+    return legible_text(f"Paused since {format_instant(schedule.paused_at)}{because}", 2000)
 
 
 def write_over(tx: Transaction, id_: str, schedule: Schedule, old: Schedule | None, now: datetime) -> Schedule:
@@ -188,7 +200,7 @@ def revise(tx: Transaction, schedule: Schedule, since: datetime) -> None:
     tx.execute(insert(revisions).values(schedule_id=schedule.id, effective_at=since, **kept))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fired:
     """What one pass of the planner did, and when the next schedule is due."""
 
@@ -237,7 +249,8 @@ def fire(tx: Transaction, build: Build, now: datetime, most: int) -> Fired:
     """
     rows = tx.fetch(DUE, now=tx.dialect.to_db(now), most=most)
     fired = _fire(tx, _readable(tx, rows), build, now) if rows else Fired()
-    return dataclasses.replace(fired, next_fire_at=next_fire(tx))
+    fired.next_fire_at = next_fire(tx)
+    return fired
 
 
 def _readable(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> list[Schedule]:
@@ -245,7 +258,7 @@ def _readable(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> list[Schedu
     found: list[Schedule] = []
     for row in rows:
         try:
-            found.append(_schedule(row, tx.dialect.from_db))
+            found.append(_schedule(row, tx.dialect.from_db, _planned_action(row["action"])))
         except Exception as broken:  # one broken schedule must not stop the others
             id_ = str(row["id"])
             tx.execute(update(schedules).where(schedules.c.id == id_).values(fault=_fault(id_, broken)))
@@ -259,6 +272,7 @@ def _fault(schedule_id: str, broken: Exception) -> str:
 
 def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime) -> Fired:
     """The part of `fire` after the locks."""
+    zone_moves.due(tx, due, now)
     live = live_of(tx, [one.id for one in due if one.policies.overlap is not Overlap.ALLOW])
     new: list[NewJob] = []
     skips: list[tuple[NewJob, str, int, datetime]] = []
@@ -277,12 +291,12 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
         except Exception as broken:  # one broken schedule must not stop the others
             advance["fault"] = _fault(schedule.id, broken)
             advance["next_fire_at"] = tx.dialect.to_db(schedule.next_fire_at)
-            advance |= {"tzdata": schedule.tzdata, "utc_offset": schedule.utc_offset}
+            advance |= _stamped(schedule, schedule.next_fire_at)
         else:
             new += made
             skips += left
             advance["next_fire_at"] = tx.dialect.to_db(planned.next_fire_at)
-            advance |= stamp(schedule.recurrence, planned.next_fire_at)
+            advance |= _stamped(schedule, planned.next_fire_at)
             if planned.fault is not None:
                 log.error("schedule %s is set aside: %s", schedule.id, planned.fault)
                 advance["fault"] = planned.fault[:500]
@@ -292,7 +306,7 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
                 advance["last_fired_at"] = tx.dialect.to_db(planned.fires[-1].at)
         advances.append(advance)
     if new:
-        jobs.insert(tx, new)
+        jobs.add(tx, new)
         tx.notify()
     if skips:
         jobs.skip(tx, skips, now)
@@ -416,6 +430,13 @@ def stamp(recurrence: Recurrence, next_fire_at: datetime | None) -> dict[str, An
     return {"tzdata": recurrence.release.version, "utc_offset": offset_at(recurrence, next_fire_at)}
 
 
+def _stamped(schedule: Schedule, next_fire_at: datetime | None) -> dict[str, Any]:
+    """The stamp of a schedule's next instant: as it was, where that is still the one that other data gave."""
+    if next_fire_at is not None and next_fire_at == schedule.next_fire_at:
+        return {"tzdata": schedule.tzdata, "utc_offset": schedule.utc_offset}
+    return stamp(schedule.recurrence, next_fire_at)
+
+
 _FIRST_POLICIES = ("overlap", "catch_up", "catch_up_window", "catch_up_limit", "missed_after")
 _DEFAULT = Policies()
 
@@ -452,13 +473,15 @@ def read(row: Row[Any]) -> Schedule:
     return _schedule(row._mapping, lambda instant: instant)
 
 
-def _schedule(row: Mapping[Any, Any], instant: Callable[[Any], datetime | None]) -> Schedule:
+def _schedule(
+    row: Mapping[Any, Any], instant: Callable[[Any], datetime | None], action: Action | None = None
+) -> Schedule:
     """Column values as a Schedule; `instant` reads those of time. If other zone data gave its next instant, its
     recurrence goes on from there."""
     created_at, updated_at = instant(row["created_at"]), instant(row["updated_at"])
     assert created_at is not None
     assert updated_at is not None
-    parts, next_fire_at = read_parts(row), instant(row["next_fire_at"])
+    parts, next_fire_at = read_parts(row, action), instant(row["next_fire_at"])
     if row["tzdata"] != parts["recurrence"].release.version:
         parts["recurrence"] = carried(parts["recurrence"], next_fire_at, row["utc_offset"])
     return Schedule(
@@ -471,14 +494,24 @@ def _schedule(row: Mapping[Any, Any], instant: Callable[[Any], datetime | None])
     )  # fmt: skip
 
 
-def read_parts(row: Mapping[Any, Any]) -> dict[str, Any]:
+def read_parts(row: Mapping[Any, Any], action: Action | None = None) -> dict[str, Any]:
     """What a schedule and each of its revisions have in common: recurrence, action, policies."""
-    action = orjson.loads(row["action"])
-    action["retry"] = Retry.read(action["retry"])
     return {
-        "recurrence": recurrence_of(row["recurrence"]), "action": Action(**action),
+        "recurrence": recurrence_of(row["recurrence"]), "action": action or _read_action(row["action"]),
         "policies": _read_policies(row["policies"]),
     }  # fmt: skip
+
+
+def _read_action(text: str) -> Action:
+    action = orjson.loads(text)
+    action["retry"] = Retry.read(action["retry"])
+    return Action(**action)
+
+
+@lru_cache(maxsize=10_000)
+def _planned_action(text: str) -> Action:
+    """As a planner reads it, again and again: it makes jobs of it and changes nothing in it."""
+    return _read_action(text)
 
 
 @lru_cache(maxsize=1000)

@@ -179,6 +179,8 @@ def recover(tx: Transaction, tenant_id: str, id_: str | None, discard: bool, now
     freed += tx.execute(waiting).rowcount
     jobs.take_turns(tx, ids)
     turns.let_go(tx, ids)
+    if freed:
+        tx.notify()
     return freed
 
 

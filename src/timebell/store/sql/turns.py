@@ -21,8 +21,10 @@ from timebell.store.transaction import Row, Transaction
 log = logging.getLogger("timebell.completer")
 
 # Without a next instant are only schedules that are over, and those of a fixed delay while a job of theirs lives.
+# `in_turn`: whether any job waits for its turn, where that is known (else true: one may come before the lock is got).
 LOCK_SCHEDULES = Statement(
-    "WITH $rows SELECT id, CASE WHEN next_fire_at IS NULL THEN recurrence END AS waiting FROM timebell_schedules"
+    "WITH $rows SELECT id, CASE WHEN next_fire_at IS NULL THEN recurrence END AS waiting,"
+    " $in_turn AS in_turn FROM timebell_schedules"
     " WHERE id $pick SELECT id FROM d $picked ORDER BY id $for_update",
     id="id",
 )
@@ -81,7 +83,8 @@ def _lock(tx: Transaction, schedules: Sequence[str]) -> Sequence[Row]:
 
 def _hand_on(tx: Transaction, locked: Sequence[Row], ended: Sequence[Row], endings: Sequence[Ending]) -> Ended:
     left = sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None})
-    freed = let_go(tx, left) + sum(row["group_name"] is not None for row in ended)
+    nobody = {str(row["id"]) for row in locked if not row["in_turn"]}
+    freed = let_go(tx, [id_ for id_ in left if id_ not in nobody]) + sum(row["group_name"] is not None for row in ended)
     waiting = {str(row["id"]): row["waiting"] for row in locked if row["waiting"] is not None}
     put_off = _put_off(tx, waiting, ended, {ending.id: ending.at for ending in endings}) if waiting else False
     return Ended({str(row["id"]) for row in ended}, freed, put_off)

@@ -37,8 +37,19 @@ def facts(tx: Transaction, tenant_id: str, id_: str, at: datetime) -> Facts:
         rows=list({job.id: job for job in found}.values()),
         beside=_beside(tx, id_, skips[0]) if skips else [], acts=acts[::-1],
         nodes=[Seen(one.id, one.name, one.started_at, one.seen_at) for one in nodes.listed(tx)],
+        around=(_ended(tx, tenant_id, at, before=True), _ended(tx, tenant_id, at, before=False)),
         stopped={row.name: row.pause_reason for row in tx.execute(select(queues).where(queues.c.paused))},
     )  # fmt: skip
+
+
+def _ended(tx: Transaction, tenant_id: str, at: datetime, *, before: bool) -> datetime | None:
+    """When the nearest attempt ended, among so many rows: other rows are of occurrences that were skipped."""
+    column = finished.c.finished_at
+    rows = select(column, finished.c.node_id, finished.c.tenant_id).where(column <= at if before else column > at)
+    near = rows.order_by(column.desc() if before else column).limit(MOST).subquery()
+    ended = select(near.c.finished_at).where(near.c.node_id.is_not(None), near.c.tenant_id == tenant_id)
+    nearest = near.c.finished_at.desc() if before else near.c.finished_at
+    return tx.execute(ended.order_by(nearest).limit(1)).scalar()
 
 
 def _range(tx: Transaction, id_: str, at: datetime) -> list[Job]:

@@ -10,7 +10,7 @@ import logging
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, case, insert, literal, select, text, update
+from sqlalchemy import ColumnElement, Row, Select, select, text
 
 from timebell.model.zone_change import Change, Tally
 from timebell.recurrence import Recurrence, Release
@@ -18,9 +18,9 @@ from timebell.recurrence.zone_changes import moved_to, offset_at, overrides_agai
 from timebell.store.schema import jobs, schedules, zone_changes
 from timebell.store.sql.recurrences import recurrence_of
 from timebell.store.sql.schedules import replace_recurrence
+from timebell.store.sql.zone_moves import count_schedule, record
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
-from timebell.store.types import Instant
 
 log = logging.getLogger("timebell.zones")
 
@@ -73,7 +73,7 @@ def place_schedules(tx: Transaction, release: Release, after: str | None, now: d
         })  # fmt: skip
     if placed:
         tx.fetch(PLACE, placed)
-        _record(tx, release, tally, now)
+        record(tx, release, tally, now)
     return rows[-1].id if len(rows) == most else None
 
 
@@ -92,23 +92,9 @@ def place_jobs(tx: Transaction, release: Release, now: datetime, most: int) -> i
         })  # fmt: skip
     if placed:
         tx.fetch(PLACE_JOBS, placed)
-        _record(tx, release, tally, now)
+        record(tx, release, tally, now)
         tx.notify()
     return len(rows)
-
-
-def count_schedule(tally: Tally, recurrence: Recurrence, row: Row[Any], at: datetime | None) -> None:
-    """Count a schedule whose stored instant lies at `at` by its recurrence's own zone data."""
-    was: datetime = row.next_fire_at
-    after = offset_at(recurrence, at or was)
-    assert after is not None
-    if at == was:
-        tally.add(recurrence.timezone, after, after, None)
-        return
-    before = row.utc_offset
-    if before is None:
-        before = after if at is None else after + round((at - was).total_seconds())
-    tally.add(recurrence.timezone, before, after, was, schedules=1)
 
 
 def count_job(tally: Tally, timezone: str, local_time: str, was: datetime, release: Release) -> datetime:
@@ -160,24 +146,3 @@ def _jobs_to_come(now: datetime) -> Select[Any]:
 def _earlier(column: ColumnElement[Any], release: Release) -> ColumnElement[bool]:
     """Given by an earlier release, or before releases were kept: their names sort by age (2025b, 2026a)."""
     return column.is_(None) | (column < release.version)
-
-
-def _record(tx: Transaction, release: Release, tally: Tally, now: datetime) -> None:
-    """Add to what this release did, in the transaction that did it."""
-    table = zone_changes.c
-    for one in tally.all():
-        key = {
-            "tzdata": release.version, "timezone": one.timezone, "offset_before": one.offset_before,
-            "offset_after": one.offset_after,
-        }  # fmt: skip
-        mine = [table[name] == value for name, value in key.items()]
-        added = {
-            "looked_at": table.looked_at + one.looked_at, "schedules": table.schedules + one.schedules,
-            "jobs": table.jobs + one.jobs, "recorded_at": now,
-        }  # fmt: skip
-        if one.since is not None:
-            since = literal(one.since, Instant)
-            added["since"] = case((table.since <= since, table.since), else_=since)
-        if tx.execute(update(zone_changes).where(*mine).values(**added)).rowcount == 0:
-            facts = {"looked_at": one.looked_at, "schedules": one.schedules, "jobs": one.jobs, "since": one.since}
-            tx.execute(insert(zone_changes).values(**key, **facts, recorded_at=now))

