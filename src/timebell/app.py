@@ -20,6 +20,8 @@ from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.jobs import Jobs, JobSpec, queue_name, spec_of
 from timebell.client.schedules import Schedules, code_hash
+from timebell.client.secrets import Secrets
+from timebell.client.targets import Targets
 from timebell.clock import Clock, SystemClock, wall
 from timebell.engine import healing
 from timebell.engine.auditing import Audit
@@ -48,6 +50,7 @@ from timebell.store.sql.ledger import Cancelled, Swept
 from timebell.targets.base import Target
 from timebell.targets.handler import Function, Handler, Handlers, Middleware, check_pattern
 from timebell.targets.payloads import Upgrade, payload_type
+from timebell.tenancy.secrets import Keyring, keyring
 
 if TYPE_CHECKING:
     from timebell.blocking import Blocking
@@ -81,7 +84,8 @@ class Timebell:
         self._unheard = choice(Unheard, unheard, "unheard")
         self._virtual = clock is not None
         self.handlers = Handlers()
-        self.targets: dict[str, Target] = {"handler": self.handlers}
+        self.kinds: dict[str, Target] = {"handler": self.handlers}
+        self.by_name: dict[str, Target] = {}
         self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
         self._queues: dict[str, Limits] = {}
         self._resources: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext
@@ -111,7 +115,12 @@ class Timebell:
         shared = (self.open, self._check_target, self.handlers.accepted, self.settings.default_timezone)
         self.jobs = Jobs(store, clock, self._working, *shared)
         self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
+        self.secrets = Secrets(store, clock, self.open, self._ring)
+        self.targets = Targets(store, clock, self.open, self._ring, self._find_target)
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)
+
+    def _ring(self) -> Keyring:
+        return keyring(self.settings.secret_key)
 
     @contextmanager
     def _elsewhere(self, store: Store, clock: Clock, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
@@ -132,7 +141,7 @@ class Timebell:
         """
         twin = copy.copy(self)
         twin.handlers = self.handlers.copy()
-        twin.targets = {"handler": twin.handlers}
+        twin.kinds, twin.by_name = {"handler": twin.handlers}, {}
         twin._bind(store, clock, beating)
         twin._virtual = twin._given = True
         return twin
@@ -459,7 +468,7 @@ class Timebell:
 
     async def close(self) -> None:
         """Let go of the store and the targets. The app can be opened again."""
-        for target in self.targets.values():
+        for target in {*self.kinds.values(), *self.by_name.values()}:
             await target.close()
         if self._opened_well() and not self._given:
             await self.store.close()
@@ -478,7 +487,8 @@ class Timebell:
         counters = Counters()
         node = Node(
             id=new_id(now), store=TimedStore(self.store, self.clock, counters.database), clock=self.clock,
-            options=chosen, handlers=self.handlers, targets=self.targets, planning=self._planning,
+            options=chosen, handlers=self.handlers, targets=self.kinds, planning=self._planning,
+            named=self.by_name, secret_key=self.settings.secret_key,
             working=self._working, beating=self._beating, counters=counters,
             channels=Channels(self.settings.alert_urls),
         )  # fmt: skip
@@ -523,12 +533,20 @@ class Timebell:
         """The targets this node is set up for; jobs for others it leaves to nodes that are."""
         for kind in setup.offered(self.settings):
             with contextlib.suppress(ImportError):  # http needs the `server` extra
-                self.targets.setdefault(kind, setup.target(kind, self.settings, self.clock.now))
+                self.kinds.setdefault(kind, setup.target(kind, self.settings, self.clock.now))
+        for kind in setup.nameable(self.settings):
+            with contextlib.suppress(ImportError):
+                self.by_name.setdefault(kind, self._find_target(kind))
+
+    def _find_target(self, kind: str) -> Target:
+        """What delivers to a kind, whether or not this node is set up for it. Raises InvalidInput (TARGET_UNKNOWN)."""
+        known = self.by_name.get(kind) or self.kinds.get(kind)
+        return known or setup.target(setup.known_kind(kind), self.settings, self.clock.now)
 
     def _check_target(self, given: Any, unheard: Unheard | None = None) -> dict[str, Any] | None:
         """A target as it is stored. Raises InvalidInput, Refused."""
 
         def find(kind: str) -> Target:
-            return self.targets.get(kind) or setup.target(kind, self.settings, self.clock.now)
+            return self.kinds.get(kind) or setup.target(kind, self.settings, self.clock.now)
 
         return setup.check_target(given, unheard or self._unheard, find)

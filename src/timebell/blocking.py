@@ -17,6 +17,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from timebell.app import Timebell
 from timebell.client.schedules import Schedules
+from timebell.client.secrets import Secrets
+from timebell.client.targets import Targets
 from timebell.clock import SystemClock
 from timebell.errors import TimebellError
 from timebell.store.dialects.base import callers_thread
@@ -136,7 +138,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _beside(app: Timebell) -> Timebell:
     """The same app with a store of its own, for another event loop: what it makes wakes this one's engine."""
     other = copy.copy(app)
-    other.targets = {"handler": app.handlers}
+    other.kinds, other.by_name = {"handler": app.handlers}, {}
     clock = app.clock if app._virtual else SystemClock()
     other._bind(other._new_store(clock), clock, app._beating, app._working, app._planning)
     return other
@@ -204,6 +206,27 @@ class BlockingSchedules(_Verbs[Schedules]):
     upcoming = Verb(Schedules.upcoming)
 
 
+class BlockingTargets(_Verbs[Targets]):
+    """`app.sync.targets`."""
+
+    put = Verb(Targets.put)
+    get = Verb(Targets.get)
+    list = Verb(Targets.list)
+    delete = Verb(Targets.delete)
+    enable = Verb(Targets.enable)
+    rotate_secret = Verb(Targets.rotate_secret)
+    test = Verb(Targets.test)
+
+
+class BlockingSecrets(_Verbs[Secrets]):
+    """`app.sync.secrets`."""
+
+    put = Verb(Secrets.put)
+    get = Verb(Secrets.get)
+    list = Verb(Secrets.list)
+    delete = Verb(Secrets.delete)
+
+
 class Blocking(_Verbs[Timebell]):
     """`app.sync`: for scripts, Flask and Django. Thread-safe; a verb in an event loop is refused (BLOCKING_IN_LOOP)."""
 
@@ -231,6 +254,8 @@ class Blocking(_Verbs[Timebell]):
     def __init__(self, app: Timebell) -> None:
         super().__init__(Portal(app), lambda on_its_loop: on_its_loop)
         self.schedules = BlockingSchedules(self._portal, lambda on_its_loop: on_its_loop.schedules)
+        self.targets = BlockingTargets(self._portal, lambda on_its_loop: on_its_loop.targets)
+        self.secrets = BlockingSecrets(self._portal, lambda on_its_loop: on_its_loop.secrets)
 
     def close(self) -> None:
         """Let go of the connections; the next verb opens them again. Done at exit by itself."""

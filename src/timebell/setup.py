@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from timebell.client.jobs import text
 from timebell.engine.context import Options
 from timebell.errors import InvalidInput
 from timebell.model.policy import Unheard
 from timebell.model.routes import COMPLETES
 from timebell.settings import Settings
 from timebell.store.open import listening
-from timebell.targets.base import Target
+from timebell.targets.base import Target, only
 
 
 def options(chosen: Settings) -> Options:
@@ -22,6 +23,16 @@ def options(chosen: Settings) -> Options:
         heartbeat=chosen.scheduler_heartbeat, drain=chosen.worker_drain_timeout,
         retention=chosen.retention_done, name=chosen.node_name,
     )  # fmt: skip
+
+
+KINDS = ("http", "command")
+"""The kinds of targets that people may name, besides handlers."""
+
+
+def nameable(chosen: Settings) -> list[str]:
+    """The kinds that a node can deliver to by name: what such a target needs is its own, under the secret key."""
+    off = () if chosen.command_enabled else ("command",)
+    return [kind for kind in KINDS if kind not in off] if chosen.secret_key else []
 
 
 def offered(chosen: Settings) -> list[str]:
@@ -62,16 +73,30 @@ def target(kind: str, chosen: Settings, now: Callable[[], datetime]) -> Target:
 def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Target]) -> dict[str, Any] | None:
     """A target as it is stored: {kind, options}, or None for handlers, of which `unheard` says what happens without.
 
+    Of one under a name, the name alone: its kind is looked up when it is written.
     Raises InvalidInput (TARGET_UNKNOWN, ...), Refused.
     """
     if given is None:
         return COMPLETES if unheard is Unheard.COMPLETE else None
+    if isinstance(given, str):
+        given = {"name": given}
+    if isinstance(given, Mapping) and "name" in given:
+        only(dict(given), ("name",))
+        return {"name": text(given["name"], "name")}
     asked = dict(given) if isinstance(given, Mapping) else {"kind": given}
     kind = asked.pop("kind", None)
     if kind == "handler":
         raise InvalidInput("The handler target is the default: leave target out.", code="TARGET_UNKNOWN")
-    if kind not in ("http", "command"):
+    if "signingSecrets" in asked:
+        raise InvalidInput("Only targets under a name sign with secrets of their own.", code="TARGET_OPTIONS_INVALID")
+    return {"kind": kind, "options": find(known_kind(kind)).check(asked)}
+
+
+def known_kind(kind: Any) -> str:
+    """A kind that there is. Raises InvalidInput (TARGET_UNKNOWN)."""
+    if not isinstance(kind, str) or kind not in KINDS:
         raise InvalidInput(
-            f"There is no target {kind!r:.60}.", code="TARGET_UNKNOWN", fix='Use {"kind": "http"} or "command".'
-        )
-    return {"kind": kind, "options": find(kind).check(asked)}
+            f"There is no target {kind!r:.60}.", code="TARGET_UNKNOWN",
+            fix='Use {"kind": "http"} or "command", or {"name": ...} for one that was made before.',
+        )  # fmt: skip
+    return kind

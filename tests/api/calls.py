@@ -18,6 +18,7 @@ from timebell.recurrence.instants import format_instant
 from timebell.store.sql import jobs, ledger, nodes
 from timebell.store.sql import keys as key_rows
 from timebell.store.transaction import Transaction
+from timebell.targets.base import Delivery, Outcome
 from timebell.tenancy.roles import Role
 from timebell.tenancy.tokens import token_of
 
@@ -44,6 +45,7 @@ class Call:
 LATER = "2040-01-01T00:00:00Z"
 LINES = b'{"topic": "t.t", "runAt": "2040-01-01T00:00:00Z"}\n'
 MATCH = {"if_match": "*"}
+HOOK = {"kind": "http", "options": {"url": "https://example.com/hook"}}
 BODY = {key: value for key, value in NIGHTLY.items() if key != "name"}
 CALLS: dict[str, Call] = {
     "createSchedule": Call("/schedules", {**NIGHTLY, "name": "{new}"}, 201),
@@ -108,6 +110,19 @@ CALLS: dict[str, Call] = {
     "getCalendar": Call("/calendars/{calendar}", object=True),
     "putCalendar": Call("/calendars/{new}", {"holidays": ["2040-01-01"]}),
     "listVersions": Call("/calendars/{calendar}/versions", object=True),
+    "createSecret": Call("/secrets", {"name": "{new}", "value": "v"}, 201),
+    "listSecrets": Call("/secrets"),
+    "getSecret": Call("/secrets/{secret}", object=True),
+    "replaceSecret": Call("/secrets/{secret}", {"value": "w"}, object=True),
+    "deleteSecret": Call("/secrets/{secret}", object=True),
+    "createTarget": Call("/targets", {"name": "{new}", **HOOK}, 201),
+    "listTargets": Call("/targets"),
+    "getTarget": Call("/targets/{target}", object=True),
+    "putTarget": Call("/targets/{new}", HOOK),
+    "deleteTarget": Call("/targets/{target}", object=True),
+    "enableTarget": Call("/targets/{target}/enable", object=True),
+    "rotateSecret": Call("/targets/{target}/rotate-secret", {"overlapSeconds": 60}, object=True),
+    "testTarget": Call("/targets/{target}/test", object=True),
     "getForecast": Call("/forecast"),
     "streamEvents": Call("/events"),
 }  # fmt: skip
@@ -157,6 +172,21 @@ def _tried(tx: Transaction, now: datetime) -> tuple[str, str]:
     return made[0].id, made[1].id
 
 
+class Receiver:
+    """Takes whatever is sent, without a network."""
+
+    kind = "http"
+
+    def check(self, options: dict[str, Any]) -> dict[str, Any]:
+        return options
+
+    async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
+        return Outcome.ok({"status": 200, "body": ""})
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
 @dataclass
 class World:
     """Two tenants, and keys of all kinds."""
@@ -183,6 +213,7 @@ class World:
         await web.app.store.run(key_rows.revoke, OURS, revoked.split("_")[2], now)
         node = nodes.Node(new_id(now), "node", "1", tzdata_version(), Routes(), 0, now, now)
         await web.app.store.run(nodes.announce, node)
+        web.app.kinds["http"] = Receiver()
         span = {"now": format_instant(now), "hour": format_instant(now - timedelta(hours=1))}
         world = cls(web, ours, others, revoked, expired, {"node": node.id, **span})
         await world.renew()
@@ -208,7 +239,12 @@ class World:
         made = await self.web.post("/dead-letters/replay", begun, key=operator)
         self.names["operation"] = made.json()["id"]
         key = await self.web.key("viewer", OURS)
+        admin = self.role[Role.ADMIN]
+        for path, body in (("/secrets", {"name": name, "value": "v"}), ("/targets", {"name": name, **HOOK})):
+            made = await self.web.post(path, body, key=admin)
+            assert made.status_code == 201, made.text
         self.names |= {"key": key.split("_")[2], "calendar": name, "new": f"new-{self.count}"}
+        self.names |= {"secret": name, "target": name}
 
     def filled(self, given: Any, names: dict[str, str] | None = None) -> Any:
         """A path or a body with the names in it."""

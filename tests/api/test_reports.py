@@ -185,7 +185,7 @@ async def test_a_queue_counts_what_is_outside(make: Make) -> None:
 async def test_without_a_secret_key_nothing_can_report_back(make: Make) -> None:
     async with handing_out(make) as (web, receiver):
         web.app.settings = replace(web.app.settings, secret_key=None)
-        web.app.targets.pop("http")
+        web.app.kinds.pop("http")
         target = {"kind": "http", "url": f"http://127.0.0.1:{receiver.port}/status/202", "reportsBack": True}
         given = {"topic": "outside", "timezone": "UTC", "target": target}
         is_problem(await web.post("/jobs", given), 403, "SECRET_KEY_MISSING")

@@ -28,6 +28,8 @@ from schemathesis.specs.openapi.checks import (
 from timebell import Timebell
 from timebell.api import server, v1
 from timebell.store.open import upgrade
+from timebell.targets.base import Delivery, Outcome
+from timebell.targets.http import HttpTarget
 
 from .test_openapi import DOCUMENT
 from .web import NIGHTLY, SECRET
@@ -49,6 +51,13 @@ OPERATIONS = {
 }
 
 
+class Unsent(HttpTarget):
+    """Checks as webhooks are checked, and sends nothing."""
+
+    async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
+        return Outcome.ok({"status": 200, "body": delivery.topic})
+
+
 @schemathesis.serializer("application/x-ndjson")
 def _lines(ctx: Any, value: Any) -> bytes:
     """What chance writes, and a line that fits."""
@@ -62,6 +71,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     asyncio.run(upgrade(url))
     app = Timebell(url, timezone="UTC")
     app.settings = replace(app.settings, secret_key=SECRET)
+    app.kinds["http"] = Unsent(None, now=app.clock.now)
     listening = server.bind("127.0.0.1", 0)
     port = listening.getsockname()[1]
     loop, stop, began = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
@@ -87,11 +97,14 @@ def _there(base: str) -> dict[str, str]:
         made = client.put("/schedules/by-name/there", json=NIGHTLY | {"name": "there"}, headers={"If-Match": "*"})
         client.put("/calendars/there", json={"holidays": ["2040-01-02"]})
         client.post("/tenants", json={"id": "there"})
+        client.put("/targets/there", json={"kind": "http", "options": {"url": "https://example.com"}})
+        client.post("/secrets", json={"name": "there", "value": "v"})
         key = client.post("/keys", json={"name": "there", "role": "viewer"})
         mine = client.post("/keys", json={"name": "mine", "role": "platform"})
         return {
             "schedules": made.json()["id"], "calendars": "there", "tenants": "there", "keys": key.json()["id"],
             "jobs": client.post("/jobs", json=LATER).json()["id"], "queues": "there",
+            "targets": "there", "secrets": "there",
             "operations": client.post("/jobs/cancel", json={"filter": {"topic": "none"}}).json()["id"],
             "mine": mine.json()["key"],
         }  # fmt: skip

@@ -235,7 +235,7 @@ class Receiver:
 @virtual
 async def test_deliveries_over_http_are_counted_by_class(world: World) -> None:
     app = world.app()
-    app.targets["http"] = Receiver()
+    app.kinds["http"] = Receiver()
     for status in (204, 410, 503, 500):
         await app.schedule_at("t", payload=status, target={"kind": "http"}, retry={"attempts": 1})
     async with engine(app) as service:

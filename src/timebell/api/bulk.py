@@ -102,7 +102,7 @@ async def _write(let: Let, made: Operation, batch: Batch, lines: list[Line]) -> 
     last = lines[-1][0]
     errors = [{"line": line[0], "code": bad.code, "detail": str(bad)[:500]} for line, bad in batch.refused]
     now = let.app.clock.now()
-    taken = (made.id, batch.new, now + SOON, batch.skipped, str(last), errors, now)
+    taken = (made.id, batch.new, [line[0] for line in batch.lines], now + SOON, batch.skipped, str(last), errors, now)
     going: bool = await let.run(_take_in, let, sum(len(line[1]) for line in lines), taken)
     if going and any(job.run_at <= now + SOON for job in batch.new):
         let.app._working.poke()

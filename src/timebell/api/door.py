@@ -123,13 +123,15 @@ class Door:
             raise TooManyWrongKeys("Too many wrong keys came from this address.", fix="Wait a minute.")
         # The same work for an unknown id and a wrong secret.
         id_ = keys.id_of(text) or ""
-        digest = keys.digest(self.app.settings.secret_key or "-", text)
+        secret_key = self.app.settings.secret_key
+        digest, *older = keys.digests(secret_key, text) or keys.digests("-", text)
         known = self._known.get(digest)
         if known is None or at - known[1] > REMEMBERED:
             self._known.pop(digest, None)
             found = await self.app.store.run(key_rows.find, id_)
-            right = keys.matches(found[1] if found else "0" * 64, digest) and bool(self.app.settings.secret_key)
-            if found is None or not right:
+            stored = found[1] if found else "0" * 64
+            right = [one for one in (digest, *older) if keys.matches(stored, one)]
+            if found is None or not right or not keys.peppers(secret_key):
                 self._recent(address, at).append(at)
                 raise _unauthorized()
             if len(self._known) > MOST_REMEMBERED:
@@ -137,6 +139,8 @@ class Door:
             known = self._known[digest] = (found[0], at)
             if found[0].usable(now, address):
                 await self.app.store.run(key_rows.used, id_, now)
+                if stored != digest:  # of a secret key that is being rotated out
+                    await self.app.store.run(key_rows.under, id_, stored, digest)
         if not known[0].usable(now, address):
             raise _unauthorized()
         return known[0]

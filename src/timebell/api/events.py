@@ -39,7 +39,7 @@ PAGE = 500
 MOST_STREAMS = 100  # of a tenant, on a node
 FIRST = "00000000-0000-0000-0000-000000000000"
 _PLACE = re.compile(r"(\d{1,16})\.([0-9a-f-]{36})\.(\d{1,9})\.(\d{1,9})", re.ASCII)
-TYPES = ("job.completed", "job.failed", "job.cancelled", "job.skipped", "job.*", "schedule.*")
+TYPES = ("job.completed", "job.failed", "job.cancelled", "job.skipped", "job.*", "schedule.*", "target.*")
 
 
 class EventStream(StreamingResponse):
@@ -66,7 +66,8 @@ async def stream_events(
     schedule_id: Annotated[Text, Query(alias="scheduleId")] = None,
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=100)] = None,
 ) -> Response:  # fmt: skip
-    """Ends of jobs and changes of schedules as they happen (server-sent events): from now on, or from Last-Event-ID."""
+    """Ends of jobs and changes of schedules and targets as they happen (server-sent events): from now on, or from
+    Last-Event-ID."""
     schedule = schedule_id and (uuid_of(schedule_id) or new_id(let.now))  # what is no id fits nothing
     stream = Stream.of(last_event_id, let.now, Wanted(let.tenant_id, topic, type, schedule))
     let.door.join(let.tenant_id, MOST_STREAMS)
@@ -186,4 +187,6 @@ def shown(event: Event) -> dict[str, Any]:
     if event.job is not None:
         job = event.job
         return body | {"job": {"topic": job.topic, "ownerId": job.owner_id, "key": job.key, **execution(job)}}
+    if event.type.startswith("target."):
+        return body | {"target": {"name": event.subject}, "actor": event.actor}
     return body | {"schedule": {"id": event.subject}, "actor": event.actor}

@@ -9,6 +9,7 @@ the change, its audit record and the kept answer exist together or not at all.
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
@@ -148,7 +149,9 @@ async def _change(request: Request, asked: Asked, action: str, inner: Callable[[
 async def _once(request: Request, asked: Asked, action: str, inner: Callable[[Request], Any]) -> Response:
     key = _idempotency_key(request)
     body = await request.body()
-    digest = sha256(f"{request.method} {request.url.path}?{request.url.query}\n".encode() + body).hexdigest()
+    # Under the secret key, as what was sent may be a secret that can be guessed.
+    asks = f"{request.method} {request.url.path}?{request.url.query}\n".encode() + body
+    digest = hmac.new((asked.app.settings.secret_key or "").encode(), asks, sha256).hexdigest()
     if key is not None:
         kept: Answer | None = await asked.run(answers.take, asked.tenant_id, key, digest, asked.now)
         if kept is not None:

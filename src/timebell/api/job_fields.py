@@ -30,7 +30,7 @@ class JobIn(Body):
     queue: Annotated[str | None, Field(min_length=1, max_length=100)] = None
     priority: Annotated[int | None, Field(ge=-32_768, le=32_767)] = None
     group: Annotated[str | None, Field(min_length=1, max_length=200)] = None
-    target: dict[str, Json] | None = None
+    target: Annotated[dict[str, Json] | Name | None, Field(description="Or the name of a target.")] = None
     on_gap: Literal["shift", "error"] | None = None
     on_fold: Literal["first", "error"] | None = None
 

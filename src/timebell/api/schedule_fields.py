@@ -86,7 +86,7 @@ class ScheduleIn(Body):
     queue: Annotated[str | None, Field(min_length=1, max_length=100)] = None
     priority: Annotated[int | None, Field(ge=-32_768, le=32_767)] = None
     group: Annotated[str | None, Field(min_length=1, max_length=200)] = None
-    target: dict[str, Json] | None = None
+    target: Annotated[dict[str, Json] | Name | None, Field(description="Or the name of a target.")] = None
     unheard: Literal["hold", "complete"] | None = None
     notify: Annotated[list[Annotated[str, Field(max_length=100)]] | None, Field(max_length=10)] = None
     enabled: bool | None = None

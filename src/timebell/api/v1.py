@@ -26,6 +26,8 @@ from timebell.api import (
     queues,
     reports,
     schedules,
+    secrets,
+    targets,
     tenants,
 )
 from timebell.api.guard import PREFIX, Guarded
@@ -33,7 +35,7 @@ from timebell.api.shapes import PROBLEMS, Problem, answer
 
 PARTS = (
     schedules, audit, backlogs, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit_log,
-    calendars, forecast, events,
+    calendars, forecast, events, targets, secrets,
 )  # fmt: skip
 routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
 for part in PARTS:

@@ -1,4 +1,4 @@
-"""`timebell apply` and `export`: schedules as files, for review and for git."""
+"""`timebell apply` and `export`: schedules and targets as files, for review and for git."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # What a file says in one way only, though the API understands two.
 ALIASES = {"jobType": "topic", "jobPayload": "payload"}
+KINDS = ("Schedule", "Target")
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -24,64 +25,76 @@ SUFFIXES = (".yaml", ".yml", ".json")
 class Plan:
     """What would change."""
 
+    targets: list[tuple[dict[str, Any], list[str]]] = field(default_factory=list)
+    """Bodies of targets to be put, and what is different; nothing of those that are new."""
     create: list[dict[str, Any]] = field(default_factory=list)
     change: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = field(default_factory=list)
     delete: list[dict[str, Any]] = field(default_factory=list)
     same: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.create or self.change or self.delete)
+        return bool(self.targets or self.create or self.change or self.delete)
 
 
 def apply_(
     file: Annotated[Path, typer.Option("--file", "-f", help="A YAML or JSON file, or a folder of them; - for stdin.")],
     diff: Annotated[bool, typer.Option("--diff", help="Only show what differs; exit 7 if anything.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Delete what no file has; nothing of code.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Delete schedules that no file has; none of code.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before deleting.")] = False,
 ) -> None:
-    """Make schedules what files say. Each file is checked before anything is written."""
+    """Make schedules and targets what files say. Each schedule is checked before anything is written."""
     from timebell.cli.asking import confirmed
     from timebell.cli.schedule import remote_of
 
     remote = remote_of()
-    plan = planned(remote, [body for _, body in documents(file)], prune=prune)
+    plan = planned(remote, list(documents(file)), prune=prune)
     for line in told(plan, prune=prune):
         show(line)
-    counts = f"{len(plan.change)} to change, {len(plan.create)} to create, {len(plan.delete)} to delete"
+    changed = len(plan.change) + sum(bool(lines) for _, lines in plan.targets)
+    created = len(plan.create) + sum(not lines for _, lines in plan.targets)
+    counts = f"{changed} to change, {created} to create, {len(plan.delete)} to delete"
     if diff or dry_run:
         say(f"{counts}. Nothing done ({'--diff' if diff else '--dry-run'}).")
         raise typer.Exit(DIFFERENT if diff and plan else 0)
     if plan.delete and not confirmed(f"Delete {', '.join(one['name'] for one in plan.delete)}?", yes=yes):
         raise typer.Exit(FAILED)
+    for body, _ in plan.targets:
+        made = remote.ask(
+            "PUT", f"/targets/{_quoted(body['name'])}", {"kind": body["type"], "options": body["options"]}
+        )
+        if made["signingSecret"]:
+            say(f"The signing secret of {body['name']}, shown this once: {made['signingSecret']}")
     for body in plan.create:
         remote.ask("PUT", f"/schedules/by-name/{_quoted(body['name'])}", body)
     for old, body, _ in plan.change:
         remote.ask("PUT", f"/schedules/by-name/{_quoted(body['name'])}", body, match=f'"{old["revision"]}"')
     for old in plan.delete:
         remote.ask("DELETE", f"/schedules/{old['id']}", match=f'"{old["revision"]}"')
-    say(
-        f"{len(plan.change)} changed, {len(plan.create)} created, {len(plan.delete)} deleted, {plan.same} as they were."
-    )
+    say(f"{changed} changed, {created} created, {len(plan.delete)} deleted, {plan.same} as they were.")
 
 
 def export(
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only those with it.")] = None,
     topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
 ) -> None:
-    """Print schedules as apply reads them. Those of code are left out: their code says what they are."""
+    """Print targets and schedules as apply reads them. Schedules of code are left out: their code says what they are.
+
+    Without targets if only some schedules are asked for; secrets are never printed."""
     import yaml
 
     from timebell.cli.schedule import remote_of
 
     remote = remote_of()
+    where = [] if label or topic else [target_of(one) for one in remote.pages("/targets")]
     bodies = [body_of(one) for one in remote.pages("/schedules", {"label": label, "topic": topic})
               if one["source"] != "code"]  # fmt: skip
-    show(yaml.safe_dump_all(sorted(bodies, key=lambda one: str(one["name"])), sort_keys=False, allow_unicode=True,
+    found = [*where, *sorted(bodies, key=lambda one: str(one["name"]))]
+    show(yaml.safe_dump_all(found, sort_keys=False, allow_unicode=True,
                             default_flow_style=None, width=110).rstrip())  # fmt: skip
 
 
-def documents(path: Path, kinds: Sequence[str] = ("Schedule",)) -> Iterator[tuple[str, dict[str, Any]]]:
+def documents(path: Path, kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, dict[str, Any]]]:
     """(kind, body) of every document in a file or folder. Raises InvalidInput, naming the file."""
     from timebell.errors import InvalidInput
 
@@ -91,10 +104,10 @@ def documents(path: Path, kinds: Sequence[str] = ("Schedule",)) -> Iterator[tupl
     files = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES)
     if not files:
         raise InvalidInput(f"{path} has no {', '.join(SUFFIXES)} files.", code="FILE_UNREADABLE")
-    seen: dict[str, Path] = {}
+    seen: dict[tuple[str, str], Path] = {}
     for each in files:
         for kind, body in _read(each, kinds):
-            if kind == "Schedule" and (other := seen.setdefault(body["name"], each)) != each:
+            if kind in KINDS and (other := seen.setdefault((kind, body["name"]), each)) != each:
                 raise InvalidInput(f"{body['name']} is in {other} and in {each}.", code="SCHEDULE_TWICE")
             yield kind, body
 
@@ -114,10 +127,15 @@ def _read(path: Path, kinds: Sequence[str]) -> Iterator[tuple[str, dict[str, Any
         kind = body.pop("kind", "Schedule") if isinstance(body, dict) else None
         if kind not in kinds:
             raise InvalidInput(f"{where} is of kind {kind!r:.40}.", code="KIND_UNKNOWN", fix=f"Use {', '.join(kinds)}.")
-        if kind == "Schedule" and not isinstance(body.get("name"), str):
+        if kind in KINDS and not isinstance(body.get("name"), str):
             raise InvalidInput(
-                f"{where} is a schedule without a name.", code="NAME_MISSING",
+                f"{where} is a {str(kind).lower()} without a name.", code="NAME_MISSING",
                 fix="Each document has the fields of POST /schedules; timebell export shows how.",
+            )  # fmt: skip
+        if kind == "Target" and (body.keys() != {"name", "type", "options"} or not isinstance(body["options"], dict)):
+            raise InvalidInput(
+                f"{where} is a target, which has name, type and options.", code="TARGET_OPTIONS_INVALID",
+                fix="E.g. kind: Target, name: orders, type: http, options: {url: https://...}.",
             )  # fmt: skip
         yield str(kind), {ALIASES.get(str(name), str(name)): value for name, value in body.items()}
 
@@ -137,12 +155,14 @@ def _Loader(yaml: Any) -> Any:  # noqa: N802 - a class, made when yaml is there
     return Loader
 
 
-def planned(remote: Remote, bodies: list[dict[str, Any]], *, prune: bool) -> Plan:
-    """What differs between files and server. Every body is checked by the server first. Raises InvalidInput."""
+def planned(remote: Remote, found: list[tuple[str, dict[str, Any]]], *, prune: bool) -> Plan:
+    """What differs between files and server. Every schedule is checked by the server first. Raises InvalidInput."""
     from timebell.errors import InvalidInput
 
+    bodies = [body for kind, body in found if kind == "Schedule"]
     there = {one["name"]: one for one in remote.pages("/schedules")}
     plan = Plan()
+    _plan_targets(remote, [body for kind, body in found if kind == "Target"], plan)
     for body in bodies:
         try:
             remote.ask("POST", "/schedules/preview", body, params={"count": 1})
@@ -162,13 +182,33 @@ def planned(remote: Remote, bodies: list[dict[str, Any]], *, prune: bool) -> Pla
     return plan
 
 
+def _plan_targets(remote: Remote, bodies: list[dict[str, Any]], plan: Plan) -> None:
+    there = {one["name"]: target_of(one) for one in remote.pages("/targets")} if bodies else {}
+    for body in bodies:
+        old = there.get(body["name"])
+        if old is None:
+            plan.targets.append((body, []))
+        elif lines := _different(old, body, ("type",)) + _different(old["options"], body["options"]):
+            plan.targets.append((body, lines))
+        else:
+            plan.same += 1
+
+
+def target_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes this target, as a document."""
+    return {"kind": "Target", "name": found["name"], "type": found["kind"], "options": found["options"]}
+
+
+def _different(old: Mapping[str, Any], new: Mapping[str, Any], names: Sequence[str] | None = None) -> list[str]:
+    """Field by field, what is not the same."""
+    return [f"{name}: {_short(old.get(name))} → {_short(new.get(name))}"
+            for name in names or sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]  # fmt: skip
+
+
 def differences(remote: Remote, old: Mapping[str, Any], body: Mapping[str, Any]) -> list[str]:
     """Field by field, what a body would change of a schedule; what it leaves out is the default."""
     new = remote.ask("POST", "/schedules/preview", body, params={"count": 1})["schedule"]
-    shown = body_of(old), body_of(new)
-    names = sorted(shown[0].keys() | shown[1].keys())
-    return [f"{name}: {_short(shown[0].get(name))} → {_short(shown[1].get(name))}"
-            for name in names if shown[0].get(name) != shown[1].get(name)]  # fmt: skip
+    return _different(body_of(old), body_of(new))
 
 
 def body_of(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,6 +244,9 @@ FIELDS = (
 
 def told(plan: Plan, *, prune: bool) -> Iterator[str]:
     """A plan, line by line."""
+    for body, lines in plan.targets:
+        yield f"{'~' if lines else '+'} target {body['name']}" + ("" if lines else f"  {_short(body['options'])}")
+        yield from (f"    {line}" for line in lines)
     for old, _, lines in plan.change:
         yield f"~ {old['name']}"
         yield from (f"    {line}" for line in lines)

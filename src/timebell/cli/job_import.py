@@ -18,6 +18,7 @@ from timebell.client import job_lines
 from timebell.client.job_lines import Line, Reader
 from timebell.errors import InvalidInput, StoreError, TimebellError
 from timebell.settings import load
+from timebell.store.sql.named import no_such_target
 
 BATCH = 5000
 
@@ -100,10 +101,15 @@ class Importer:
         found = self.reader.read(lines, self.app.clock.now())
         for (number, line), bad in found.refused:
             self._reject(number, line, bad)
-        kept = await self.app.jobs.take_in(found.new)
+        nowhere = await self.app.jobs.nowhere(found.new)
+        for job, (number, line) in zip(found.new, found.lines, strict=True):
+            if job.id in nowhere:
+                self._reject(number, line, no_such_target(str(job.named)))
+        new = [job for job in found.new if job.id not in nowhere]
+        kept = await self.app.jobs.take_in(new)
         self.tally.skipped += found.skipped
         self.tally.kept += kept
-        self.tally.created += len(found.new) - kept
+        self.tally.created += len(new) - kept
 
     def _reject(self, number: int, line: bytes, bad: TimebellError) -> None:
         self.tally.refused += 1

@@ -20,6 +20,7 @@ from timebell.cli.operate import api, calendar, config, node
 from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
 from timebell.cli.recover import recover
 from timebell.cli.schedule import schedule
+from timebell.cli.target import secret, target
 from timebell.cli.torture import torture
 from timebell.errors import TimebellError
 
@@ -42,6 +43,8 @@ root.add_typer(node, name="node")
 root.add_typer(config, name="config")
 root.add_typer(key, name="key")
 root.add_typer(tenant, name="tenant")
+root.add_typer(target, name="target")
+root.add_typer(secret, name="secret")
 for command in (apply_, export, calendar, api, recover, torture):
     root.command(command.__name__.rstrip("_"))(command)
 

@@ -41,7 +41,7 @@ Retries = Annotated[int | None, typer.Option(help="Tries after the first.")]
 Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Of one try.")]
 Queue = Annotated[str | None, typer.Option(help="The queue of its jobs.")]
 Priority = Annotated[int | None, typer.Option(help="The lower, the sooner.")]
-Target = Annotated[str | None, typer.Option(metavar="JSON|URL", help="Where jobs go, if not to handlers.")]
+Target = Annotated[str | None, typer.Option(metavar="NAME|URL|JSON", help="Where jobs go, if not to handlers.")]
 Calendar = Annotated[str | None, typer.Option(help="Business days: the name of a calendar.")]
 Label = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given several times.")]
 Description = Annotated[str | None, typer.Option(help="What people should know.")]
@@ -57,12 +57,12 @@ def remote_of(output: Format | None = None) -> Remote:
 
 
 def target_of(text: str | None) -> Any:
-    """A target of a flag: a URL, or JSON. Raises InvalidInput."""
+    """A target of a flag: a URL, JSON, or a name. Raises InvalidInput."""
     from timebell.cli.asking import json_of
 
     if text is not None and text.startswith(("http://", "https://")):
         return {"kind": "http", "url": text}
-    return json_of(text, "--target")
+    return json_of(text, "--target") if text is None or text.startswith(("{", "@")) else text
 
 
 def _body(**given: Any) -> dict[str, Any]:

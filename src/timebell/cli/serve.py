@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy import make_url
 
 from timebell import settings as configuration
 from timebell.alarm import Alarm
@@ -44,14 +47,30 @@ def dev(given: str | None, host: str | None, port: int | None, *, reload: bool) 
     app.settings = dataclasses.replace(
         app.settings, database_auto_upgrade=True, http_host=chosen.http_host, http_port=chosen.http_port
     )
+    if not app.settings.secret_key and app.settings.database_url.startswith("sqlite"):
+        app.settings = dataclasses.replace(app.settings, secret_key=_own_secret_key(app.settings.database_url))
     app._add_targets()
-    app.targets.update({kind: Shown(target, app.clock) for kind, target in app.targets.items()})
+    for kinds in (app.kinds, app.by_name):
+        kinds.update({kind: Shown(target, app.clock) for kind, target in kinds.items()})
     if chosen.app is None:
         say("No app given: a built-in demo fires. Run your own with: timebell dev path/to/app.py")
     changed = _asyncio_run(_dev(app, sources(_file_of(chosen.app)) if reload and chosen.app else []))
     if changed:
         say(f"{changed} changed: starting anew.")
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very command again
+
+
+def _own_secret_key(url: str) -> str | None:
+    """The secret key of a database that is only tried out: made once, and kept beside it for its owner alone."""
+    database = make_url(url).database
+    if not database or database == ":memory:":
+        return None
+    path = Path(f"{database}.key")
+    with suppress(FileExistsError):
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+            made.write(secrets.token_hex(32))
+        say(f"No TIMEBELL_SECRET_KEY: made one, in {path}.")
+    return path.read_text().strip() or None
 
 
 async def _dev(app: Timebell, files: list[Path]) -> Path | None:

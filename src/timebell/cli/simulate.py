@@ -77,7 +77,7 @@ def simulate(
     late = duration("60s" if allowed is None else allowed)
     if late is None:
         raise InvalidInput(f"--late is {allowed!r:.40}.", code="INVALID_DURATION", fix="E.g. 60s.")
-    documents = list(apply.documents(file, ("Schedule", "Simulation", "Job")))
+    documents = list(apply.documents(file, ("Schedule", "Simulation", "Job", "Target")))
     scenarios = [given for kind, given in documents if kind == "Simulation"]
     if len(scenarios) > 1:
         raise InvalidInput("There are several documents of kind Simulation.", code="SCENARIO_INVALID", fix="Keep one.")
@@ -110,11 +110,14 @@ async def _prepare(
 ) -> tuple[dict[str | None, str], dict[str | None, int]]:
     """Make what the files have; names, and how many occurrences each recurrence has."""
     for kind in ("http", "command"):
-        app.targets[kind] = Pretended(kind, Scenario(), world.clock)
+        app.kinds[kind] = Pretended(kind, Scenario(), world.clock)
     names: dict[str | None, str] = {None: "one-shots"}
     expected: dict[str | None, int] = {}
     jobs = []
-    for kind, body in documents:
+    for kind, given in documents:
+        # Where a name leads is not known here, and all targets are pretended.
+        by_name = isinstance(given.get("target"), str) or "name" in (given.get("target") or {})
+        body = {name: value for name, value in given.items() if name != "target"} if by_name else given
         if kind == "Job":
             jobs.append(spec_of(body))
         elif kind == "Schedule":
@@ -153,7 +156,7 @@ def _befall(world: World, outages: Sequence[Outage], scenario: Scenario, start: 
 def _play(world: World, app: Timebell, scenario: Scenario, start: datetime, end: datetime) -> None:
     """Let the time pass, telling how far it has come; Ctrl-C ends it."""
     for kind in ("http", "command"):
-        app.targets[kind] = Pretended(kind, scenario, world.clock)
+        app.kinds[kind] = Pretended(kind, scenario, world.clock)
 
     @app.on("*", handles=True)
     async def pretend(event: Arrived) -> None:

@@ -85,4 +85,6 @@ def target_json(target: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     if target == COMPLETES:
         return {"unheard": "complete"}
+    if "name" in target:
+        return {"target": {"name": target["name"]}}
     return {"target": {"kind": target["kind"], **target.get("options", {})}}

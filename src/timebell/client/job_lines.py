@@ -46,6 +46,8 @@ class Batch:
     """What lines came to: jobs to be written, how many were passed over, and (line, why) of those refused."""
 
     new: list[NewJob] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    """The line of each job."""
     skipped: int = 0
     refused: list[tuple[Line, TimebellError]] = field(default_factory=list)
 
@@ -80,6 +82,7 @@ class Reader:
                 batch.skipped += 1
             else:
                 batch.new.append(job)
+                batch.lines.append(line)
         return batch
 
     def _job(self, line: bytes, id_: str, now: datetime) -> NewJob | None:

@@ -21,7 +21,7 @@ from timebell.model.payload import decode, encode, legible
 from timebell.model.policy import Retry, seconds
 from timebell.model.routes import COMPLETES, route
 from timebell.store.dialects.base import Store
-from timebell.store.sql import dead, erasure, ledger
+from timebell.store.sql import dead, erasure, ledger, named
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import plain
 
@@ -53,7 +53,7 @@ class JobSpec:
     priority: int = 0
     group: str | None = None
     expires_after: float | timedelta | None = None
-    target: Mapping[str, Any] | None = None
+    target: Mapping[str, Any] | str | None = None
     on_gap: str = "shift"
     on_fold: str = "first"
 
@@ -139,6 +139,7 @@ class Jobs:
         default = default_timezone or self._default_timezone
         when = instants.read(spec.run_at, spec.timezone, default, now, spec.on_gap, spec.on_fold)
         target = self._check_target(spec.target)
+        by_name = None if target is None else target.get("name")
         given = {
             "owner_id": spec.owner_id, "correlation_id": spec.correlation_id,
             "client_request_id": spec.client_request_id,
@@ -157,13 +158,21 @@ class Jobs:
             payload=payload, metadata=encode(metadata, "metadata") if metadata else None,
             owner_id=metadata.get("owner_id"), key=None if spec.key is None else text(spec.key, "key"),
             request_id=metadata.get("client_request_id"), kind=Kind.ONCE,
-            target=encode(target, "target") if target else None, route=route(topic, target),
+            target=encode(target, "target") if target else None, named=by_name,
+            route=route(topic, target) if by_name is None else "",
             queue=queue_name(spec.queue), priority=urgency(spec.priority),
             group=group_name(spec.group),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
             expires_at=expires,
         )  # fmt: skip
+
+    async def nowhere(self, new: Sequence[NewJob]) -> set[str]:
+        """The ids of drafts for a target that there is not."""
+        if not any(job.named for job in new):
+            return set()
+        await self._opened()
+        return await self._store.run(named.unknown, new)
 
     async def take_in(self, new: Sequence[NewJob]) -> int:
         """Write drafts of which each has a client request id; how many of them were there already."""

@@ -70,6 +70,9 @@ class Node:
     planning: Alarm
     working: Alarm
     beating: Alarm
+    named: Mapping[str, Target] = field(default_factory=dict)
+    """Targets for jobs that name theirs, by kind."""
+    secret_key: str | None = field(default=None, repr=False)
     held: dict[str, Held] = field(default_factory=dict)
     known: dict[tuple[str, int], Known] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)

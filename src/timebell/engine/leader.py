@@ -17,16 +17,20 @@ from timebell.engine.healing import Healing
 from timebell.engine.operations import Operations
 from timebell.engine.watchdog import Watchdog
 from timebell.engine.zone_data import ZoneData
+from timebell.errors import Refused
 from timebell.model.healed import Healed
 from timebell.model.routes import Routes
-from timebell.store.sql import answers, nodes, operations, retention, unheard, usage
+from timebell.store.sql import answers, nodes, operations, retention, secrets, unheard, usage
 from timebell.store.transaction import Transaction
+from timebell.tenancy.keys import peppers
+from timebell.tenancy.secrets import keyring
 
 log = logging.getLogger("timebell.leader")
 
 R = TypeVar("R")
 TIDY_EVERY = 3600.0  # seconds
 PRUNED = 10_000  # rows a transaction
+REWRAPPED = 500  # keys a transaction
 TOLD = 5  # topics that a warning names
 
 
@@ -39,6 +43,7 @@ class Leader:
         self._seen: tuple[nodes.Lease, float] | None = None
         self._beats: dict[str, tuple[int, float]] = {}
         self._tidied: float | None = None
+        self._rewrapped = False
         self._zone_data = ZoneData(node, self._as_leader)
         self._healing = Healing(node, self._as_leader)
         self.watchdog = Watchdog(node)
@@ -64,6 +69,7 @@ class Leader:
         vacant = lease.holder is None or now - self._seen[1] >= node.options.lease
         if vacant and (taken := await node.store.run(nodes.take_lease, node.id, lease, node.clock.now())):
             self.fence = taken.fence
+            self._rewrapped = False
             self._zone_data.begin()
             self._healing.begin()
             self.watchdog.begin()
@@ -82,6 +88,7 @@ class Leader:
             node.healed += Healed({"unheard": done.freed})
         if done.completed:
             log.info("%d jobs that no live node listens to are completed, as they asked", done.completed)
+        await self._rewrap()
         await self._healing.step()
         await self._zone_data.step()
         await self.watchdog.step(comparable=not self._zone_data.mixed)
@@ -96,6 +103,25 @@ class Leader:
             while await self._as_leader(retention.prune, before, PRUNED):
                 pass
             await self._as_leader(operations.prune, before)
+
+    async def _rewrap(self) -> None:
+        """Bring the keys of secrets under the newest secret key. That changes with a restart only, so once a lead."""
+        if self._rewrapped or not peppers(self.node.secret_key):
+            return
+        try:
+            ring = keyring(self.node.secret_key)
+            done = await self._as_leader(secrets.rewrap, ring, self.node.clock.now(), REWRAPPED)
+        except Refused as broken:
+            log.error("secrets: %s", broken)
+            done = None
+        self._rewrapped = done is None or done.wrapped < REWRAPPED
+        if done is not None and done.wrapped:
+            log.info("the keys of %d tenants' secrets are under the newest secret key now", done.wrapped)
+        if done is not None and done.closed:
+            log.error(
+                "the secrets of %s are under a secret key that this node has not: what needs them fails",
+                ", ".join(sorted(done.closed)[:TOLD]),
+            )
 
     async def _heard(self) -> Routes:
         """What the live nodes can take together; the rows of dead ones go."""

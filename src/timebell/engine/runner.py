@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from timebell.engine import named
 from timebell.engine.context import Held, Known, Node
+from timebell.engine.named import Found, Names, unusable
 from timebell.engine.within import Within
-from timebell.errors import InvalidPayload, InvalidRecurrence
+from timebell.errors import InvalidPayload, InvalidRecurrence, TimebellError
 from timebell.model import decide
 from timebell.model.job import Attempt, Ending, JobState
 from timebell.model.payload import decode, encode, legible
@@ -39,6 +42,7 @@ class Runner:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.names = Names(node)
         self._told: dict[tuple[str, int], list[datetime]] = {}
 
     async def run(self, held: Held) -> Ending | None:
@@ -60,10 +64,13 @@ class Runner:
         if attempt.expires_at is not None and attempt.expires_at <= now:
             return self._mark(attempt, decide.expired(attempt.id, attempt.number, now))
         try:
+            target = decode(attempt.target)
+            name = None if target is None else target.get("name")
+            found = None if name is None else await self.names.of(attempt.tenant_id, name)
             if clock.monotonic() >= held.lease_until:  # another node may have it already: send nothing
                 held.drop = "lost"
                 return None
-            outcome = await self._deliver(attempt, now, within)
+            outcome = await self._deliver(attempt, target, found, now, within)
             ending = self._ending(attempt, outcome)
         except Snooze as snooze:
             later = clock.now() + timedelta(seconds=snooze.delay)
@@ -81,8 +88,10 @@ class Runner:
                 raise
         return self._mark(attempt, ending)
 
-    async def _deliver(self, attempt: Attempt, now: datetime, within: Within) -> Outcome:
-        target = decode(attempt.target)
+    async def _deliver(
+        self, attempt: Attempt, target: dict[str, Any] | None, found: Found | None, now: datetime, within: Within
+    ) -> Outcome:
+        """Deliver to what was `found` under the name that the target has, else to the target itself."""
         kind = "handler" if target is None else target["kind"]
         delivery = self._delivery(attempt, now)
         delivery.completion = within
@@ -99,7 +108,18 @@ class Runner:
         began = self.node.clock.monotonic()
         outcome = None
         try:
-            outcome = await self._limited(timeout, kind, delivery, {} if target is None else target["options"])
+            if isinstance(found, TimebellError):
+                outcome = unusable(found)
+            elif found is not None:
+                attempt.used = found.used
+                sending = named.deliver(self.node.named[kind], found, delivery)
+                outcome = await self._limited(timeout, kind, sending, delivery)
+                if outcome.gone:
+                    await self.names.gone(attempt.tenant_id, found, outcome.error or "")
+            else:
+                options = {} if target is None else target["options"]
+                sending = self.node.targets[kind].deliver(delivery, options)
+                outcome = await self._limited(timeout, kind, sending, delivery)
             return outcome
         finally:
             self._measured(kind, attempt.topic, self.node.clock.monotonic() - began, timeout, outcome)
@@ -112,12 +132,14 @@ class Runner:
         counters.delivering.observe(took, kind)
         counters.deliveries.add(kind, "stopped" if outcome is None else _code_class(kind, outcome))
 
-    async def _limited(self, timeout: float, kind: str, delivery: Delivery, options: dict[str, Any]) -> Outcome:
+    async def _limited(
+        self, timeout: float, kind: str, delivering: Coroutine[Any, Any, Outcome], delivery: Delivery
+    ) -> Outcome:
         """Deliver, for at most `timeout` seconds."""
         deadline = asyncio.timeout(timeout)
         try:
             async with deadline:
-                return await self.node.targets[kind].deliver(delivery, options)
+                return await delivering
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -220,11 +242,14 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     ending.reason = None if ending.reason is None else legible(ending.reason, 200)
     ending.code = None if ending.code is None else legible(ending.code, 100)
     ending.error = None if ending.error is None else legible(ending.error, 4000)
-    if ending.error is not None:
-        line = {
+    delivered = attempt.used is not None and ending.state in (JobState.COMPLETED, JobState.DISPATCHED)
+    if ending.error is not None or delivered:
+        line: dict[str, Any] = {
             "attempt": ending.attempt, "startedAt": attempt.started_at.isoformat(), "endedAt": ending.at.isoformat(),
-            "node": node_id, "code": ending.code, "error": ending.error[:1000],
+            "node": node_id, "code": ending.code, "error": None if ending.error is None else ending.error[:1000],
         }  # fmt: skip
+        if attempt.used is not None:
+            line["target"] = attempt.used
         earlier = decode(attempt.errors) or []
         ending.errors = encode([*earlier, line][-KEPT_ATTEMPTS:], "attempts", limit=KEPT_BYTES)
     return ending

@@ -107,6 +107,8 @@ class Watchdog:
             found.append(Problem("UNHEARD_JOBS", f"{seen.unheard} due jobs are held: no live node listens."))
         if faults := seen.schedules["fault"]:
             found.append(Problem("SCHEDULE_SET_ASIDE", f"{faults} schedules cannot be fired; the log says why."))
+        if seen.disabled:
+            found.append(Problem("TARGET_DISABLED", f"{seen.disabled} targets are disabled: what goes there fails."))
         if self._doubles:
             found.append(Problem("DOUBLE_FIRE", f"{len(self._doubles)} occurrences ran twice."))
         if self._differences:

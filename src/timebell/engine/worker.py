@@ -15,7 +15,7 @@ from timebell.engine.completer import Completer
 from timebell.engine.context import Held, Known, Node
 from timebell.engine.runner import Runner
 from timebell.model.job import Attempt
-from timebell.model.routes import Routes
+from timebell.model.routes import Routes, route_by_name
 from timebell.store.sql import jobs, limits, schedules
 
 log = logging.getLogger("timebell.worker")
@@ -38,7 +38,10 @@ class Worker:
         self.node = node
         self.runner = Runner(node)
         self.completer = completer
-        delivered = Routes(frozenset(f"@{kind}" for kind in node.targets if kind != "handler"))
+        delivered = Routes(
+            frozenset(f"@{kind}" for kind in node.targets if kind != "handler")
+            | frozenset(route_by_name(kind) for kind in node.named)
+        )
         self.hands = [
             Hands(node.handlers.routes(is_async=True) | delivered, node.options.slots),
             Hands(node.handlers.routes(is_async=False), node.options.threads),

@@ -175,6 +175,8 @@ class NewJob:
     schedule_id: str | None = None
     revision: int | None = None
     target: str | None = None
+    named: str | None = None
+    """The name of its target, of which the kind is not known before it is written."""
     route: str = ""
     queue: str = "default"
     priority: int = 0
@@ -217,6 +219,8 @@ class Attempt:
     started_at: datetime
     state: JobState = JobState.RUNNING
     group: str | None = None
+    used: dict[str, Any] | None = None
+    """Of a target under a name: which one it was delivered to, as it was then."""
 
     @property
     def is_for_handlers(self) -> bool:

@@ -1,4 +1,5 @@
-"""What a node can take: a job's route is its topic, or `@http`, `@command` for targets that need no handler."""
+"""What a node can take: a job's route is its topic, or `@http`, `@command` for targets that need no handler, or
+`@http:named` for those under a name, which take the secret key."""
 
 from __future__ import annotations
 
@@ -15,7 +16,19 @@ COMPLETES_TEXT = '{"kind":"handler","options":{"unheard":"complete"}}'
 
 def route(topic: str, target: Mapping[str, Any] | None) -> str:
     """The route of a job of this topic and target (None: the topic's handlers)."""
-    return topic if target is None or target == COMPLETES else f"@{target['kind']}"
+    if target is None or target == COMPLETES:
+        return topic
+    return route_by_name(target["kind"]) if "name" in target else f"@{target['kind']}"
+
+
+def route_by_name(kind: str) -> str:
+    """The route of jobs for targets of this kind that have a name."""
+    return f"@{kind}:named"
+
+
+def named(kind: str, name: str) -> dict[str, Any]:
+    """A target under a name, as a job or schedule has it; its options are looked up just before each delivery."""
+    return {"kind": kind, "name": name}
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ METRICS: dict[str, Named] = {
     "timebell_oldest_due_age_seconds": Named("gauge", (), "How long the oldest of them waits."),
     "timebell_unheard_jobs": Named("gauge", (), "Due jobs held because no live node listens to their topic."),
     "timebell_dead_letters": Named("gauge", (), "Jobs that failed for good and were not replayed."),
+    "timebell_targets_disabled": Named("gauge", (), "Targets whose receiver is gone (410): jobs for them fail."),
     "timebell_schedules": Named("gauge", ("state",), "Schedules: active, paused, fault (set aside)."),
     "timebell_evaluation_lag_seconds": Named("gauge", (), "How long the first due schedule waits to be planned."),
     "timebell_schedule_overdue": Named(
@@ -142,6 +143,7 @@ class Snapshot:
         yield _gauge("timebell_evaluation_lag_seconds", gauges.evaluation_lag)
         yield _gauge("timebell_unheard_jobs", gauges.unheard)
         yield _gauge("timebell_dead_letters", gauges.dead_letters)
+        yield _gauge("timebell_targets_disabled", gauges.disabled)
         if not self.labelled:
             yield _gauge("timebell_schedule_overdue", len(gauges.overdue))
             return

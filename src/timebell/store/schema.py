@@ -48,6 +48,8 @@ schedules = Table(
     Column("recurrence", Text, nullable=False),
     # The name of the calendar of which it is given each new version.
     Column("calendar", String(200)),
+    # The name of the target that its jobs go to, if it has one.
+    Column("target", String(200)),
     Column("action", Text, nullable=False),
     Column("policies", Text, nullable=False),
     Column("enabled", Boolean, nullable=False, server_default=true()),
@@ -77,6 +79,13 @@ schedules = Table(
         "calendar",
         postgresql_where=text("calendar IS NOT NULL"),
         sqlite_where=text("calendar IS NOT NULL"),
+    ),
+    Index(
+        "timebell_schedules_target",
+        "tenant_id",
+        "target",
+        postgresql_where=text("target IS NOT NULL"),
+        sqlite_where=text("target IS NOT NULL"),
     ),
     # Those that do not fire: few, and counted at every look of whoever watches.
     Index(
@@ -418,5 +427,55 @@ operations = Table(
         "id",
         postgresql_where=text("state = 'running'"),
         sqlite_where=text("state = 'running'"),
+    ),
+)
+
+# The key that encrypts a tenant's secrets, itself encrypted under the secret key of the installation.
+data_keys = Table(
+    "timebell_data_keys",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    # Which secret key it is under: a fingerprint.
+    Column("wrapped_by", String(16), nullable=False),
+    Column("wrapped", Text, nullable=False),
+    Column("created_at", Instant, nullable=False),
+    Column("updated_at", Instant, nullable=False),
+)
+
+# What targets need and nobody is shown: encrypted under the data key of the tenant.
+secrets = Table(
+    "timebell_secrets",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", String(200)),
+    Column("updated_at", Instant, nullable=False),
+)
+
+# Where jobs go, under a name.
+targets = Table(
+    "timebell_targets",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    Column("kind", String(20), nullable=False),
+    # JSON; {"secret": "name"} stands for the value of a secret.
+    Column("options", Text, nullable=False),
+    # Its signing secrets, encrypted, the newest first, and until when each counts: a JSON list.
+    Column("signing", Text, nullable=False, server_default="[]"),
+    Column("revision", Integer, nullable=False, server_default="1"),
+    Column("disabled_at", Instant),
+    Column("disabled_reason", Text),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", String(200)),
+    Column("updated_at", Instant, nullable=False),
+    Index(
+        "timebell_targets_disabled",
+        "disabled_at",
+        postgresql_where=text("disabled_at IS NOT NULL"),
+        sqlite_where=text("disabled_at IS NOT NULL"),
     ),
 )

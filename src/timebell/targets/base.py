@@ -6,7 +6,7 @@ A new target is a class with `kind`, `check`, `deliver` and `close`; nothing els
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
@@ -83,6 +83,10 @@ class Outcome:
     error: str | None = None
     reports: bool = False
     """Delivered, but not done: the receiver will say what becomes of it, or its time runs out."""
+    gone: bool = False
+    """Failed because the receiver is there no more: a target under a name is sent nothing further."""
+    sent: Any = field(default=None, repr=False, compare=False)
+    """What went out, as JSON, for a person who tests the target; it is not kept."""
 
     @classmethod
     def ok(cls, result: Any = None) -> Outcome:

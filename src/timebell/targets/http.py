@@ -17,6 +17,7 @@ import base64
 import binascii
 import ipaddress
 import json
+import os
 import re
 import ssl
 from collections.abc import Callable, Iterable
@@ -38,6 +39,8 @@ HEADER_BYTES = 16 * 1024
 BODY_BYTES = 64 * 1024
 ADDRESSES_TRIED = 4
 ACCEPTED = 202
+GONE = 410
+OPTIONS = ("url", "headers", "body", "reportsBack", "signingSecrets")
 
 _TO_MAKE_ONE = "To make one: echo whsec_$(openssl rand -base64 32)"
 _NO_SECRET = (
@@ -59,7 +62,8 @@ _BODIES: dict[str, tuple[str, Callable[[Delivery], dict[str, Any]]]] = {
 
 class HttpTarget:
     """POSTs to `url`. Options: `url`, `headers` (optional), `body`: "cloudevents" (default) or "plain",
-    `reportsBack`: whether a 202 means that the receiver will say itself what becomes of the job.
+    `reportsBack`: whether a 202 means that the receiver will say itself what becomes of the job,
+    `signingSecrets`: of a target under a name, its own, in place of `signing_secret`.
 
     `signing_secret` is one or more `whsec_...`, separated by spaces or commas: while a secret is rotated each
     request carries a signature by every one. `timeout` (seconds, at most 30) covers the whole exchange.
@@ -81,7 +85,7 @@ class HttpTarget:
     ) -> None:
         if not 0 < timeout <= LONGEST_TIMEOUT:
             raise InvalidInput("A webhook's timeout is more than 0 and at most 30 s.", code="TIMEOUT_INVALID")
-        self._signers = [_signer(each) for each in re.split(r"[\s,]+", signing_secret or "") if each]
+        self._signers = signers(re.split(r"[\s,]+", signing_secret or ""))
         self._timeout = timeout
         self._now = now
         self._secret_key = secret_key
@@ -92,13 +96,13 @@ class HttpTarget:
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Raises InvalidInput (URL_INVALID, HEADER_INVALID, TARGET_OPTIONS_INVALID) or Refused
         (SIGNING_SECRET_MISSING, SECRET_KEY_MISSING, PRIVATE_ADDRESS, PORT_REFUSED, HTTP_OFF)."""
-        only(options, ("url", "headers", "body", "reportsBack"))
+        only(options, OPTIONS)
         body = options.get("body", "cloudevents")
         if not isinstance(body, str) or body not in _BODIES:
             raise InvalidInput(
                 f"body cannot be {body!r}.", code="TARGET_OPTIONS_INVALID", fix="Use cloudevents or plain."
             )
-        if not self._signers:
+        if not self._of(options):
             raise Refused(_NO_SECRET[0], code="SIGNING_SECRET_MISSING", fix=_NO_SECRET[1])
         url = self._guard.place(options.get("url")).url
         checked: dict[str, Any] = {"url": url, "headers": _headers(options.get("headers")), "body": body}
@@ -110,12 +114,18 @@ class HttpTarget:
         if reports:
             token_of(self._secret_key, "", 0)  # raises where none can be made
             checked["reportsBack"] = True
+        if "signingSecrets" in options:
+            checked["signingSecrets"] = options["signingSecrets"]
         return checked
+
+    def _of(self, options: dict[str, Any]) -> list[Webhook]:
+        """What signs a request with these options."""
+        return signers(options["signingSecrets"]) if "signingSecrets" in options else self._signers
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         """Codes of failure: HTTP_STATUS, CONNECT_FAILED, TLS_FAILED, TIMEOUT, ADDRESS_REFUSED,
         RESPONSE_UNREADABLE; and SIGNING_SECRET_MISSING, SECRET_KEY_MISSING."""
-        if not self._signers:
+        if not self._of(options):
             return Outcome.failed("SIGNING_SECRET_MISSING", " ".join(_NO_SECRET), retryable=False)
         try:
             options = self.check(options)
@@ -131,17 +141,18 @@ class HttpTarget:
                 outcome = await self._post(place, headers, body)
             if outcome.delivered and outcome.result["status"] == ACCEPTED:
                 outcome.reports = options.get("reportsBack", False)
-            return outcome
         except TimeoutError:
-            return Outcome.failed("TIMEOUT", f"No full answer from the receiver within {self._timeout:g} s.")
+            outcome = Outcome.failed("TIMEOUT", f"No full answer from the receiver within {self._timeout:g} s.")
         except Refused as error:
-            return Outcome.failed("ADDRESS_REFUSED", str(error))
+            outcome = Outcome.failed("ADDRESS_REFUSED", str(error))
         except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
-            return Outcome.failed("CONNECT_FAILED", f"No connection to {place.authority}.")
+            outcome = Outcome.failed("CONNECT_FAILED", f"No connection to {place.authority}.")
         except _TLSError:
-            return Outcome.failed("TLS_FAILED", f"{place.host} does not speak TLS with a certificate to trust.")
+            outcome = Outcome.failed("TLS_FAILED", f"{place.host} does not speak TLS with a certificate to trust.")
         except (httpcore2.NetworkError, httpcore2.RemoteProtocolError, ssl.SSLError):
-            return Outcome.failed("RESPONSE_UNREADABLE", "The receiver's answer broke off or is not HTTP.")
+            outcome = Outcome.failed("RESPONSE_UNREADABLE", "The receiver's answer broke off or is not HTTP.")
+        outcome.sent = {"method": "POST", "url": place.url, "headers": headers, "body": body}
+        return outcome
 
     async def close(self) -> None:
         """Nothing outlives an attempt."""
@@ -159,7 +170,7 @@ class HttpTarget:
             "connection": "close",
             "webhook-id": key,
             "webhook-timestamp": str(int(at.timestamp())),
-            "webhook-signature": " ".join(signer.sign(key, at, body) for signer in self._signers),
+            "webhook-signature": " ".join(signer.sign(key, at, body) for signer in self._of(options)),
             "timebell-attempt": str(delivery.attempt),
         }
         if options.get("reportsBack", False):
@@ -294,7 +305,19 @@ def _judge(status: int, headers: list[tuple[bytes, bytes]], body: bytes, now: da
     if status in (429, 503):
         asked = {name.lower(): value for name, value in headers}.get(b"retry-after", b"")
         wait = retry_after(asked.decode("latin-1").strip(), now)
-    return Outcome.failed("HTTP_STATUS", why, status != 410, wait, result)
+    failed = Outcome.failed("HTTP_STATUS", why, status != GONE, wait, result)
+    failed.gone = status == GONE
+    return failed
+
+
+def signers(secrets: Iterable[str]) -> list[Webhook]:
+    """What signs by each of these secrets. Raises InvalidInput (SIGNING_SECRET_INVALID)."""
+    return [_signer(each) for each in secrets if each]
+
+
+def new_signing_secret() -> str:
+    """A signing secret of 32 bytes that nobody can guess."""
+    return f"whsec_{base64.b64encode(os.urandom(32)).decode()}"
 
 
 def _signer(secret: str) -> Webhook:

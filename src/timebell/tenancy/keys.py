@@ -23,7 +23,7 @@ ENVIRONMENT = "live"
 # What a key can be limited to: the first part of a path under /api/v1.
 SCOPES = (
     "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log", "forecast",
-    "backlogs", "tenants", "keys", "queues", "pause-all", "resume-all",
+    "backlogs", "tenants", "keys", "queues", "pause-all", "resume-all", "targets", "secrets",
 )  # fmt: skip
 
 
@@ -69,14 +69,25 @@ def id_of(text: str) -> str | None:
     return parts[2]
 
 
-def digest(pepper: str | None, text: str) -> str:
+def peppers(secret_key: str | None) -> list[str]:
+    """The secret keys of an installation, the newest first: while one is rotated there are two, with a comma."""
+    return [one for one in (each.strip() for each in (secret_key or "").split(",")) if one]
+
+
+def digests(secret_key: str | None, text: str) -> list[str]:
+    """What may be stored of a key: under the newest secret key, and under those before it."""
+    return [hmac.new(one.encode(), text.encode(), sha256).hexdigest() for one in peppers(secret_key)]
+
+
+def digest(secret_key: str | None, text: str) -> str:
     """What is stored of a key. Raises Refused (SECRET_KEY_MISSING)."""
-    if not pepper:
+    found = digests(secret_key, text)
+    if not found:
         raise Refused(
             "API keys need a secret key of this installation, and none is set.", code="SECRET_KEY_MISSING",
             fix="Set TIMEBELL_SECRET_KEY on every node: python -c 'import secrets; print(secrets.token_hex(32))'",
         )  # fmt: skip
-    return hmac.new(pepper.encode(), text.encode(), sha256).hexdigest()
+    return found[0]
 
 
 def matches(stored: str, given: str) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from standardwebhooks.webhooks import Webhook
 
 from tests.servers import free_port
 
@@ -34,7 +37,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a running `timebell dev`."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     (folder / "app.py").write_text(APP)
-    process = Process(folder, ["dev", "app.py", "--port", str(port), "--no-reload"], {})
+    process = Process(folder, ["dev", "app.py", "--port", str(port), "--no-reload"],
+                      {"TIMEBELL_WEBHOOK_ALLOW_PRIVATE": "true"})  # fmt: skip
     process.wait_for("Ready in", err=True)
     yield f"http://127.0.0.1:{port}"
     process.kill()
@@ -191,3 +195,116 @@ def test_settings_and_where_they_come_from(ask: Cli) -> None:
     assert (rows["database_url"]["value"], rows["secret_key"]["value"]) == ("(set)", None)
     raw = json.loads(ask("api", "GET", "/schedules?limit=1").out)
     assert raw.keys() == {"items", "nextCursor"}
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A receiver of webhooks on this machine."""
+    made = Receiver()
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+class Receiver(HTTPServer):
+    """Answers with the status that the path says, and remembers what came."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[dict[str, str], bytes]] = []
+        super().__init__(("127.0.0.1", 0), Answers)
+
+    def url(self, status: int) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/{status}"
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.came.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        self.send_response(int(self.path[1:]))
+        self.end_headers()
+        self.wfile.write(b"thanks")
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+def test_a_target_is_made_tested_rotated_and_deleted(ask: Cli, receiver: Receiver) -> None:
+    assert ask("secret", "set", "token", stdin="sesame-open\n").code == 0
+    made = ask(
+        "target", "add", "orders", receiver.url(200), "--header", "x-team=shop", "--secret-header", "x-key=token"
+    )
+    assert made.code == 0, made.err
+    (secret,) = re.findall(r"whsec_\S+", made.out)
+    assert "this once" in made.err
+    assert ask("target", "add", "orders", receiver.url(200)).code == 5
+    tried = ask("target", "test", "orders")
+    assert tried.code == 0, tried.err
+    (headers, body), *_ = receiver.came
+    assert headers["x-key"] == "sesame-open"
+    for said in ("delivered", f"> POST {receiver.url(200)}", f"> webhook-signature: {headers['webhook-signature']}",
+                 "> x-team: shop", "> x-key: ***", f"> {body.decode()}", "< 200", "< thanks"):  # fmt: skip
+        assert said in tried.out, (said, tried.out)
+    assert "sesame" not in tried.out + tried.err
+    assert as_json(ask("target", "test", "orders", "-o", "json"))["delivered"] is True
+    Webhook(secret).verify(body, headers)
+    new = as_json(ask("target", "rotate-secret", "orders", "--overlap", "1h", "-o", "json"))["signingSecret"]
+    assert ask("target", "test", "orders").code == 0
+    for each in (secret, new):
+        Webhook(each).verify(receiver.came[-1][1], receiver.came[-1][0])
+    assert "signs until" in ask("target", "show", "orders").out
+    job = as_json(ask("job", "create", "order.paid", "--tz", "UTC", "--target", "orders", "-o", "json"))
+    assert job["target"] == {"name": "orders"}
+    assert ask("target", "add", "orders", receiver.url(500), "--replace").code == 0
+    failed = ask("target", "test", "orders")
+    assert (failed.code, "HTTP_STATUS" in failed.out, "< 500" in failed.out) == (1, True, True)
+    assert "orders" in ask("target", "list").out
+    assert [one["name"] for one in as_json(ask("secret", "list", "-o", "json"))] == ["token"]
+    assert ask("secret", "delete", "token", "--yes").code == 0
+    assert ask("target", "test", "nobody").code == 3
+    assert ask("job", "create", "order.paid", "--tz", "UTC", "--target", "nobody").code == 3
+
+
+def test_targets_are_applied_and_exported_with_what_names_them(ask: Cli, receiver: Receiver, tmp_path: Path) -> None:
+    assert ask("secret", "set", "key", stdin="abracadabra").code == 0
+    file = tmp_path / "all.yaml"
+    file.write_text(f"""
+kind: Target
+name: invoices
+type: http
+options: {{url: "{receiver.url(200)}", headers: {{x-key: {{secret: key}}}}}}
+---
+name: by-name
+cronExpression: "0 5 * * *"
+timezone: UTC
+topic: invoices.send
+target: invoices
+""")
+    seen = ask("apply", "-f", file, "--diff")
+    assert (seen.code, "+ target invoices" in seen.out, "2 to create" in seen.err) == (7, True, True)
+    done = ask("apply", "-f", file)
+    assert (done.code, len(re.findall("whsec_", done.err))) == (0, 1), done.err
+    assert ask("apply", "-f", file, "--diff").code == 0
+    exported = ask("export").out
+    assert "abracadabra" not in exported
+    assert "whsec_" not in exported
+    bodies = {(body.get("kind"), body["name"]): body for body in yaml.safe_load_all(exported)}
+    assert bodies["Target", "invoices"]["options"]["headers"] == {"x-key": {"secret": "key"}}
+    assert bodies[None, "by-name"]["target"] == {"name": "invoices"}
+    file.write_text(exported)
+    assert ask("apply", "-f", file, "--diff").code == 0
+    file.write_text(exported.replace("/200", "/202"))
+    changed = ask("apply", "-f", file, "--diff")
+    assert (changed.code, "~ target invoices" in changed.out, "/202" in changed.out) == (7, True, True)
+    assert ask("apply", "-f", file).code == 0
+    assert as_json(ask("target", "show", "invoices", "-o", "json"))["revision"] == 2
+    refused = ask("target", "delete", "invoices", "--yes")
+    assert (refused.code, "1 schedule" in refused.err) == (5, True)
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("kind: Target\nname: x\nurl: https://example.com\n")
+    assert ask("apply", "-f", wrong).code == 2

@@ -100,6 +100,9 @@ def test_without_an_app_a_demo_fires(start: Start, tmp_path: Path) -> None:
     schedule(f"sqlite:///{tmp_path}/timebell.db", "anything.you-like")
     process.wait_for(r"anything\.you-like .* ok")
     assert process.end(signal.SIGINT) == 0
+    # What is tried out needs no secret key: one is made beside the database, for its owner alone.
+    made = tmp_path / "timebell.db.key"
+    assert (made.stat().st_mode & 0o777, len(made.read_text())) == (0o600, 64)
 
 
 def test_retries_and_failures_are_shown(start: Start, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import socket
 import ssl
 import struct
@@ -62,6 +63,11 @@ class Sink:
     async def status(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
         number = line.split("/")[2][:3]
         await self.answer(writer, f"{number} Whatever\r\nLocation: /status/200", b'{"said":"hi"}')
+
+    async def echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
+        """Answer with all that came."""
+        request = self.requests[-1]
+        await self.answer(writer, "200 OK", json.dumps(request.headers).encode() + request.body)
 
     async def later(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
         number = line.split("/")[2][:3]

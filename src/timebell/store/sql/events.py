@@ -1,4 +1,4 @@
-"""What happened in a tenant, in order: the ends of jobs, and changes of schedules."""
+"""What happened in a tenant, in order: the ends of jobs, and changes of schedules and targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Place = tuple[datetime, str]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. `job` of ends; else `subject` is the schedule's id and `actor` who changed it."""
+    """One event. `job` of ends; else `subject` is the schedule's id, or the target's name, and `actor` who changed
+    it."""
 
     at: datetime
     id: str
@@ -75,13 +76,14 @@ def _ends(tx: Transaction, wanted: Wanted, after: Place, most: int) -> list[Even
 
 def _changes(tx: Transaction, wanted: Wanted, after: Place, most: int) -> list[Event]:
     if wanted.topic is not None or (
-        wanted.types is not None and not any(one.startswith(("schedule.", "*")) for one in wanted.types)
+        wanted.types is not None and not any(one.startswith(("schedule.", "target.", "*")) for one in wanted.types)
     ):
         return []
     # Ids begin with the millisecond, so that the index leads to the place.
     least = str(UUID(int=(to_micros(after[0]) // 1000) << 80))
+    changed = or_(audit_log.c.action.like("schedule.%"), audit_log.c.action.like("target.%"))
     query = select(audit_log).where(
-        audit_log.c.tenant_id == wanted.tenant_id, audit_log.c.id >= least, audit_log.c.action.like("schedule.%"),
+        audit_log.c.tenant_id == wanted.tenant_id, audit_log.c.id >= least, changed,
         _after(audit_log.c.at, audit_log.c.id, after),
     )  # fmt: skip
     if wanted.schedule_id is not None:

@@ -39,6 +39,7 @@ _COUNTED = {
     "active": ("timebell_schedules", "enabled AND fault IS NULL"),
     "paused": ("timebell_schedules", f"{_OFF} AND NOT enabled"),
     "fault": ("timebell_schedules", f"{_OFF} AND enabled"),
+    "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
 }
 COUNTS = Statement("SELECT " + ", ".join(f"{_many(*what)} AS {name}" for name, what in _COUNTED.items()))
 DEPTHS = Statement(
@@ -83,6 +84,8 @@ class Gauges:
     evaluation_lag: float
     overdue: list[Overdue]
     successes: Mapping[str, datetime] = field(default_factory=dict)
+    disabled: int = 0
+    """Targets that are sent nothing."""
 
 
 def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False) -> Gauges:
@@ -95,7 +98,7 @@ def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False
         {name: counted[name] for name in ("active", "paused", "fault")},
         counted["unheard"], counted["dead"], depths, oldest,
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
-        overdue(tx, now, grace), successes(tx) if labelled else {},
+        overdue(tx, now, grace), successes(tx) if labelled else {}, counted["disabled"],
     )  # fmt: skip
 
 

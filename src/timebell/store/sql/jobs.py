@@ -326,12 +326,14 @@ def retry(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
 
 
 DISPATCH = Statement(
-    f"WITH $rows UPDATE timebell_jobs AS j SET state = 'dispatched', beat = d.until FROM d WHERE {_GUARD}"  # noqa: S608
+    f"WITH $rows UPDATE timebell_jobs AS j SET state = 'dispatched', beat = d.until,"  # noqa: S608
+    f" errors = COALESCE(d.errors, j.errors) FROM d WHERE {_GUARD}"
     f" AND {_PINNED} RETURNING $own_id",
     id="id",
     attempt="int",
     was="text",
     until="int",
+    errors="text",
 )
 
 
@@ -341,7 +343,7 @@ def dispatch(tx: Transaction, handed: Sequence[Ending]) -> set[str]:
     From here on `beat` is that instant, in microseconds since 1970.
     """
     rows = [
-        {"id": one.id, "attempt": one.attempt, "was": one.was, "until": to_micros(one.run_at)}
+        {"id": one.id, "attempt": one.attempt, "was": one.was, "until": to_micros(one.run_at), "errors": one.errors}
         for one in handed
         if one.run_at is not None
     ]

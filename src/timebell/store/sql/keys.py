@@ -43,6 +43,11 @@ def used(tx: Transaction, id_: str, now: datetime) -> None:
     tx.execute(update(keys).where(keys.c.id == id_, stale).values(last_used_at=now))
 
 
+def under(tx: Transaction, id_: str, old: str, new: str) -> None:
+    """Keep another digest of it, under a newer secret key."""
+    tx.execute(update(keys).where(keys.c.id == id_, keys.c.digest == old).values(digest=new))
+
+
 def revoke(tx: Transaction, tenant_id: str | None, id_: str, now: datetime) -> Key | None:
     """Make a key useless for ever; one of this tenant, or with None of any. None for an unknown one."""
     mine = keys.c.id == id_

@@ -19,6 +19,7 @@ from timebell.store.schema import finished, jobs, requests
 from timebell.store.sql.jobs import end, look
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.jobs import load as load_jobs
+from timebell.store.sql.named import bind
 from timebell.store.sql.turns import LOCK_SCHEDULES, end_in_turn, let_go
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
@@ -35,6 +36,7 @@ def create(
     before `soon` make other nodes look again.
     """
     shared = make_tenants(tx, {job.tenant_id for job in new}, min(job.created_at for job in new))
+    bind(tx, new)
     if bulk and not any(job.key or job.request_id for job in new):
         load_jobs(tx, new, shared=shared)
         existing: dict[str, str] = {}

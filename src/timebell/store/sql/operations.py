@@ -14,6 +14,7 @@ from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.store.schema import operations
 from timebell.store.sql import dead, ledger
+from timebell.store.sql.named import no_such_target, unknown
 from timebell.store.transaction import Transaction
 
 LISTED = 100  # errors that are kept
@@ -100,14 +101,19 @@ def progress(tx: Transaction, found: Operation, step: Step, at: datetime) -> Non
 
 
 def take_in(
-    tx: Transaction, id_: str, new: Sequence[NewJob], soon: datetime, skipped: int, cursor: str,
+    tx: Transaction, id_: str, new: Sequence[NewJob], lines: Sequence[int], soon: datetime, skipped: int, cursor: str,
     errors: Sequence[dict[str, Any]], at: datetime,
 ) -> bool:  # fmt: skip
-    """A batch of an import: its jobs, of which those that were there already are kept, and its progress. `cursor` is
-    the last of its lines. False, and nothing done, when the operation was cancelled."""
+    """A batch of an import: its jobs, of which those that were there already are kept and those for an unknown target
+    are refused, and its progress. `lines` are those of the jobs, `cursor` is the last of all.
+    False, and nothing done, when the operation was cancelled."""
     found = _running(tx, id_)
     if found is None:
         return False
+    if nowhere := unknown(tx, new):
+        errors = [*errors, *({"line": line, "code": "TARGET_NOT_FOUND", "detail": str(no_such_target(str(job.named)))}
+                             for job, line in zip(new, lines, strict=True) if job.id in nowhere)]  # fmt: skip
+        new = [job for job in new if job.id not in nowhere]
     kept = len(ledger.create(tx, new, "keep", soon)) if new else 0
     step = Step(len(new) - kept, len(errors), skipped + kept, cursor, tuple(errors))
     progress(tx, found, step, at)

@@ -28,6 +28,7 @@ from timebell.recurrence.zone_changes import carried, offset_at
 from timebell.store.schema import jobs as job_table
 from timebell.store.schema import revisions, schedules
 from timebell.store.sql import jobs, queues, turns, zone_moves
+from timebell.store.sql.named import bound
 from timebell.store.sql.recurrences import recurrence_of
 from timebell.store.statement import Statement
 from timebell.store.transaction import SCHEDULES, Transaction
@@ -47,6 +48,7 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
     An edit first decides every occurrence of the old spec up to now (so it loses none), then starts the new
     one after now (so it fires nothing by itself). Raises Conflict (SCHEDULE_EXISTS) unless `replace`.
     """
+    schedule = bound(tx, schedule)
     named = (schedules.c.tenant_id == schedule.tenant_id) & (schedules.c.name == schedule.name)
     row = tx.execute(select(schedules).where(named).with_for_update()).first()
     if row is None:
@@ -414,7 +416,8 @@ def _row(schedule: Schedule) -> dict[str, Any]:
             del spoken[name]
     return {
         "id": schedule.id, "tenant_id": schedule.tenant_id, "name": schedule.name,
-        "recurrence": _dump(schedule.recurrence.to_json()), "calendar": _followed(schedule), "action": _dump(spoken),
+        "recurrence": _dump(schedule.recurrence.to_json()), "calendar": _followed(schedule),
+        "target": None if action.target is None else action.target.get("name"), "action": _dump(spoken),
         "policies": _dump(_policies(policies)),
         "enabled": schedule.enabled, "revision": schedule.revision, "code_hash": schedule.code_hash,
         "fault": schedule.fault, "next_fire_at": schedule.next_fire_at,

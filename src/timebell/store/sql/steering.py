@@ -23,6 +23,7 @@ from timebell.recurrence import Override, Recurrence
 from timebell.store.schema import finished, revisions, schedules
 from timebell.store.schema import jobs as live_jobs
 from timebell.store.sql import jobs, ledger, turns
+from timebell.store.sql.named import bound
 from timebell.store.sql.schedules import (
     Build,
     decided_until,
@@ -221,7 +222,8 @@ def revert(
     if all(getattr(found, part) == value for part, value in parts.items()):
         return found, True
     settle(tx, found, build, now)
-    return write_over(tx, id_, dataclasses.replace(found, **parts, updated_at=now), found, now), True
+    wanted_now = bound(tx, dataclasses.replace(found, **parts, updated_at=now))
+    return write_over(tx, id_, wanted_now, found, now), True
 
 
 def delete(tx: Transaction, tenant_id: str, id_: str, build: Build, now: datetime) -> ledger.Swept | None:
