@@ -276,6 +276,20 @@ async def test_what_waits_for_a_backfill_beside_others_is_let_go_when_it_is_canc
 
 
 @stored
+async def test_what_waits_does_not_wait_for_those_that_came_later_to_run_beside_it(store: Store) -> None:
+    await put(store, schedule(overlap=Overlap.QUEUE))
+    await fire(store, after(minutes=1))
+    (attempt,) = await claim(store, after(minutes=1))
+    await fire(store, after(minutes=2))
+    await put(store, schedule(overlap=Overlap.ALLOW), after(seconds=130), replace=True)
+    await fire(store, after(minutes=3))
+    assert len(await claim(store, after(minutes=3))) == 1
+    done = ending(attempt, at=after(minutes=3), schedule_id=attempt.schedule_id)
+    assert (await store.run(turns.complete, done)).let_go == 1
+    assert [one.scheduled_at for one in await claim(store, after(minutes=3))] == [after(minutes=2)]
+
+
+@stored
 async def test_a_job_that_waited_for_recover_and_is_moved_takes_its_turn(store: Store) -> None:
     await put(store, schedule(catch_up=CatchUp.ALL, hold_above=2))
     await fire(store, after(minutes=5))

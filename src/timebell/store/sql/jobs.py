@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Column
 
-from timebell.model.job import Attempt, Ending, Hold, JobState, NewJob
+from timebell.model.job import Attempt, Ending, JobState, NewJob
 from timebell.model.limits import next_start
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
@@ -105,8 +105,6 @@ def _has_rare(new: Sequence[NewJob]) -> bool:
 def insert(tx: Transaction, new: Sequence[NewJob]) -> set[str]:
     """Write jobs that may collide with a live one (key, occurrence); the ids that were written."""
     written = tx.fetch(CREATE_RARE if _has_rare(new) else CREATE, [_record(job, tx) for job in new])
-    if waiting := {job.schedule_id for job in new if job.hold is Hold.OVERLAP}:
-        take_turns(tx, waiting)
     return {str(row["id"]) for row in written}
 
 

@@ -16,7 +16,7 @@ from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.model.routes import ANYONE
 from timebell.store.schema import finished, jobs, requests
-from timebell.store.sql.jobs import end, look
+from timebell.store.sql.jobs import end, look, take_turns
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.jobs import load as load_jobs
 from timebell.store.sql.named import bind
@@ -283,6 +283,7 @@ def reschedule(
         tx.fetch(LOCK_SCHEDULES, [{"id": row.schedule_id}])
     insert_jobs(tx, [job])
     if row.hold == Hold.RECOVER and row.serial:  # it waits no more, but for its turn
+        take_turns(tx, [row.schedule_id])
         let_go(tx, [row.schedule_id])
     tx.notify()
     return job

@@ -309,6 +309,8 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
         advances.append(advance)
     if new:
         jobs.add(tx, new)
+        if beside := [id_ for id_, (_, others) in live.items() if others]:
+            jobs.take_turns(tx, beside)
         tx.notify()
     if skips:
         jobs.skip(tx, skips, now)

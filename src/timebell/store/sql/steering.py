@@ -93,6 +93,7 @@ def trigger(tx: Transaction, tenant_id: str, id_: str, build: Build, now: dateti
         jobs.skip(tx, [(made, planned.skips[0].reason, 1, at)], now)
     else:
         jobs.insert(tx, [made])
+        jobs.take_turns(tx, [id_])
         if planned.supersedes:
             turns.supersede(tx, {id_: made.id}, now)
         tx.notify()
@@ -159,6 +160,7 @@ def backfill(
         for job in made:
             job.kind, job.run_at, job.expires_at, job.serial = Kind.BACKFILL, now, None, serial
         jobs.insert(tx, made)
+        jobs.take_turns(tx, [id_])
         tx.notify()
     return Backfilled(left, len(instants) - len(left))
 

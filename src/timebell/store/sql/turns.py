@@ -33,7 +33,7 @@ NEXT_IN_TURN = Statement(
     WITH $rows UPDATE timebell_jobs SET hold = NULL WHERE id $pick
         SELECT (SELECT j.id FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.hold = 'overlap'
                 ORDER BY j.scheduled_at, j.id LIMIT 1)
-        FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id
+        FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.serial
                                  AND (j.hold IS NULL OR j.hold NOT IN ('overlap', 'recover')))
     $picked RETURNING id
     """,
