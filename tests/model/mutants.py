@@ -174,7 +174,8 @@ MUTANTS = [
         (("store.sql.schedules:LIVE", "WHERE j.hold", "WHERE (j.state = 'running' OR j.attempt = 0) AND j.hold"),),
     ),
     Mutant(
-        "who was to run beside others hands no turn on", (("store.sql.jobs:insert", "take_turns(tx, waiting)", "pass"),)
+        "who was to run beside others hands no turn on",
+        (("store.sql.jobs:TAKE_TURNS", "NOT j.serial", "false AND NOT j.serial"),),
     ),
     Mutant("a queue lets one too many run", (
         ("store.sql.limits:claim_limited", 'queue["concurrency"] - tx', 'queue["concurrency"] + 1 - tx'),
