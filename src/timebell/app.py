@@ -141,7 +141,8 @@ class Timebell:
         """
         twin = copy.copy(self)
         twin.handlers = self.handlers.copy()
-        twin.kinds, twin.by_name = {"handler": twin.handlers}, {}
+        twin.kinds = {**self.kinds, "handler": twin.handlers}  # also those that only pretend
+        twin.by_name = dict(self.by_name)
         twin._bind(store, clock, beating)
         twin._virtual = twin._given = True
         return twin

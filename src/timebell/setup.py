@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -13,7 +14,13 @@ from timebell.model.policy import Unheard
 from timebell.model.routes import COMPLETES
 from timebell.settings import Settings
 from timebell.store.open import listening
+from timebell.targets import brokers
 from timebell.targets.base import Target, only
+
+log = logging.getLogger("timebell.setup")
+
+KINDS = ("http", "command", *sorted(brokers.WRITTEN))
+"""The kinds of targets that a job may go to, besides handlers."""
 
 
 def options(chosen: Settings) -> Options:
@@ -25,14 +32,10 @@ def options(chosen: Settings) -> Options:
     )  # fmt: skip
 
 
-KINDS = ("http", "command")
-"""The kinds of targets that people may name, besides handlers."""
-
-
 def nameable(chosen: Settings) -> list[str]:
     """The kinds that a node can deliver to by name: what such a target needs is its own, under the secret key."""
-    off = () if chosen.command_enabled else ("command",)
-    return [kind for kind in KINDS if kind not in off] if chosen.secret_key else []
+    kinds = ["http", "command"] if chosen.command_enabled else ["http"]
+    return [*kinds, *_queues(chosen)] if chosen.secret_key else []
 
 
 def offered(chosen: Settings) -> list[str]:
@@ -40,11 +43,30 @@ def offered(chosen: Settings) -> list[str]:
     configured = {
         "http": chosen.webhook_signing_secret, "command": chosen.command_enabled, "alert": chosen.alert_urls,
     }  # fmt: skip
-    return [kind for kind, value in configured.items() if value]
+    return [*(kind for kind, value in configured.items() if value), *_queues(chosen)]
+
+
+def _queues(chosen: Settings) -> list[str]:
+    """The kinds of outside queues that have a connection and their extra."""
+    found = []
+    for kind in sorted(brokers.WRITTEN):
+        if broker_url(kind, chosen) is None:
+            continue
+        if brokers.installed(kind):
+            found.append(kind)
+        else:
+            log.warning("target %s is configured, but its extra is not installed: this node leaves its jobs", kind)
+    return found
+
+
+def broker_url(kind: str, chosen: Settings) -> str | None:
+    """The connection that the operator gave this kind of queue."""
+    url: str | None = getattr(chosen, f"broker_{kind.replace('-', '_')}_url")
+    return url
 
 
 def target(kind: str, chosen: Settings, now: Callable[[], datetime]) -> Target:
-    """A target of this kind. ImportError for http without the `server` extra."""
+    """A target of this kind. ImportError for http without the `server` extra; raises Refused (EXTRA_MISSING)."""
     if kind == "command":
         from timebell.targets.command import CommandTarget
 
@@ -54,6 +76,8 @@ def target(kind: str, chosen: Settings, now: Callable[[], datetime]) -> Target:
         from timebell.observe.alerts import Channels
 
         return AlertTarget(Channels(chosen.alert_urls))
+    if kind != "http":
+        return brokers.broker(kind, broker_url(kind, chosen), server=chosen.url, secret_key=chosen.secret_key)
     from timebell.targets.address import AddressGuard
     from timebell.targets.http import HttpTarget
 
@@ -89,6 +113,11 @@ def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Targ
         raise InvalidInput("The handler target is the default: leave target out.", code="TARGET_UNKNOWN")
     if "signingSecrets" in asked:
         raise InvalidInput("Only targets under a name sign with secrets of their own.", code="TARGET_OPTIONS_INVALID")
+    if "connection" in asked:
+        raise InvalidInput(
+            "A job does not say where its queue is.", code="TARGET_OPTIONS_INVALID",
+            fix="Leave connection out: the operator sets it.",
+        )  # fmt: skip
     return {"kind": kind, "options": find(known_kind(kind)).check(asked)}
 
 
@@ -97,6 +126,6 @@ def known_kind(kind: Any) -> str:
     if not isinstance(kind, str) or kind not in KINDS:
         raise InvalidInput(
             f"There is no target {kind!r:.60}.", code="TARGET_UNKNOWN",
-            fix='Use {"kind": "http"} or "command", or {"name": ...} for one that was made before.',
+            fix=f'The kinds are {", ".join(KINDS)}; or give {{"name": ...}} of one that was made before.',
         )  # fmt: skip
     return kind

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from timebell.api import guard, server
+from timebell.api import door, guard, server
 
 from .live import serve
 from .web import NIGHTLY, is_problem
@@ -74,3 +76,26 @@ async def test_answers_carry_what_caches_and_browsers_should_know(make: Make) ->
             assert answer.headers["request-id"]
         assert made.headers["etag"] == '"1"'
         assert {"ratelimit", "ratelimit-policy"} <= made.headers.keys()
+
+
+async def test_a_flood_of_changes_leaves_connections_to_the_engine(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make() as web:
+        await web.app.open()
+        begin, within, most = web.app.store.begin, 0, 0
+
+        @asynccontextmanager
+        async def counted() -> AsyncIterator[Any]:
+            nonlocal within, most
+            within += 1
+            most = max(most, within)
+            try:
+                async with begin() as connection:
+                    yield connection
+            finally:
+                within -= 1
+
+        monkeypatch.setattr(web.app.store, "begin", counted)
+        job = {"topic": "a", "timezone": "UTC", "runAt": "2090-01-01T00:00:00Z"}
+        made = await asyncio.gather(*(web.post("/jobs", job) for _ in range(60)))
+        assert {one.status_code for one in made} == {201}
+        assert 1 < most <= door.CHANGES_AT_ONCE

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from timebell.api import bulk
+from timebell.api.door import Door
+from timebell.tenancy.limits import LimitReached, Limits
 
 from .web import NIGHTLY, is_problem
 
@@ -83,6 +86,32 @@ async def test_s33_pending_jobs(make: Make) -> None:
         assert codes == [201, 201, 429, 429]
         used = (await web.get("/tenants/acme/usage", key=key)).json()
         assert (used["pendingJobs"], used["schedules"], used["limits"]["pendingJobs"]) == (2, 1, 2)
+
+
+async def test_a_request_that_waited_for_the_database_takes_back_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = [100.0]
+    app: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: at[0]))
+    caller: Any = SimpleNamespace(tenant_id="acme")
+    door, answers = Door(app, open_here=True), asyncio.Event()
+
+    async def slow(tenant_id: str) -> Limits:
+        await answers.wait()
+        return Limits(requests_per_second=3)
+
+    async def quick(tenant_id: str) -> Limits:
+        return Limits(requests_per_second=3)
+
+    monkeypatch.setattr(door, "limits", slow)
+    waited = asyncio.create_task(door.pace(caller))
+    await asyncio.sleep(0)
+    at[0] += 60
+    monkeypatch.setattr(door, "limits", quick)
+    await door.pace(caller)  # it came later, and is let in before
+    answers.set()
+    await waited
+    await door.pace(caller)
+    with pytest.raises(LimitReached):
+        await door.pace(caller)
 
 
 async def test_s33_payload_bytes_a_day(make: Make) -> None:

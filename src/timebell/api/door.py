@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ REMEMBERED = 2.0  # seconds for which a key's row is not read again: well within
 WRONG_A_MINUTE = 10
 MOST_REMEMBERED = 10_000
 REQUESTS_PER_SECOND = 2000
+CHANGES_AT_ONCE = 8  # fewer than the store has connections: a flood of reports must leave some to the engine
 TENANT_HEADER = "Timebell-Tenant"
 
 
@@ -79,6 +81,7 @@ class Door:
 
     def __init__(self, app: Timebell, *, open_here: bool) -> None:
         self.app = app
+        self.changing = asyncio.Semaphore(CHANGES_AT_ONCE)
         self.open_here = open_here
         self._known: dict[str, tuple[Key, float]] = {}
         self._seen: dict[str, tuple[Key, float]] = {}
@@ -204,9 +207,9 @@ class Door:
 
     async def pace(self, caller: Caller) -> Mapping[str, str]:
         """Count a request of a tenant; the RateLimit fields. Raises LimitReached."""
-        at = self.app.clock.monotonic()
         self._requests[caller.tenant_id] = self._requests.get(caller.tenant_id, 0) + 1
         limits = await self.limits(caller.tenant_id)
+        at = self.app.clock.monotonic()  # after the wait, or who waited longer would take back what has flowed in since
         rate = limits.requests_per_second or REQUESTS_PER_SECOND
         if len(self._buckets) > MOST_REMEMBERED:
             self._buckets.clear()

@@ -132,7 +132,7 @@ async def _change(request: Request, asked: Asked, action: str, inner: Callable[[
     store = asked.app.store
     for last in (False, False, True):
         try:
-            async with store.begin() as asked.connection:
+            async with asked.door.changing, store.begin() as asked.connection:
                 response = await _once(request, asked, action, inner)
             break
         except Exception as failed:

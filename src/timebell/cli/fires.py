@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from timebell.cli.output import paint, show
 from timebell.clock import Clock
 from timebell.dashboard.words import local, milliseconds
-from timebell.targets.base import Delivery, Outcome, Target
+from timebell.targets.base import Delivery, Finds, Outcome, Target
 from timebell.targets.handler import Cancel, Snooze
 
 
@@ -58,3 +59,20 @@ class Shown:
     async def close(self) -> None:
         """As in Target."""
         await self._inner.close()
+
+
+class ShownQueue(Shown):
+    """One that can be asked what it still has."""
+
+    def __init__(self, inner: Finds, clock: Clock) -> None:
+        super().__init__(inner, clock)
+        self._queue = inner
+
+    async def lost(self, sent: Sequence[tuple[Delivery, dict[str, Any]]]) -> set[str] | None:
+        """As in Finds."""
+        return await self._queue.lost(sent)
+
+
+def shown(target: Target, clock: Clock) -> Shown:
+    """A target, seen by the person at the terminal."""
+    return ShownQueue(target, clock) if isinstance(target, Finds) else Shown(target, clock)

@@ -23,7 +23,7 @@ from timebell.api import health, metrics, server, v1
 from timebell.api.door import LOOPBACK
 from timebell.app import Timebell
 from timebell.cli import demo
-from timebell.cli.fires import Shown
+from timebell.cli.fires import shown
 from timebell.cli.loading import load_app, sources
 from timebell.cli.logs import configure
 from timebell.cli.output import say
@@ -51,7 +51,7 @@ def dev(given: str | None, host: str | None, port: int | None, *, reload: bool) 
         app.settings = dataclasses.replace(app.settings, secret_key=_own_secret_key(app.settings.database_url))
     app._add_targets()
     for kinds in (app.kinds, app.by_name):
-        kinds.update({kind: Shown(target, app.clock) for kind, target in kinds.items()})
+        kinds.update({kind: shown(target, app.clock) for kind, target in kinds.items()})
     if chosen.app is None:
         say("No app given: a built-in demo fires. Run your own with: timebell dev path/to/app.py")
     changed = _asyncio_run(_dev(app, sources(_file_of(chosen.app)) if reload and chosen.app else []))

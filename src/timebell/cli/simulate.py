@@ -22,6 +22,7 @@ from timebell.clock import Clock, SystemClock
 from timebell.errors import InvalidInput
 from timebell.recurrence.instants import format_instant, parse_instant
 from timebell.settings import duration, load
+from timebell.setup import KINDS
 from timebell.sim.report import Report, report
 from timebell.sim.scenario import Handling, Outage, Scenario, outage
 from timebell.sim.world import World
@@ -109,7 +110,7 @@ async def _prepare(
     world: World, app: Timebell, documents: list[tuple[str, dict[str, Any]]], end: datetime
 ) -> tuple[dict[str | None, str], dict[str | None, int]]:
     """Make what the files have; names, and how many occurrences each recurrence has."""
-    for kind in ("http", "command"):
+    for kind in KINDS:
         app.kinds[kind] = Pretended(kind, Scenario(), world.clock)
     names: dict[str | None, str] = {None: "one-shots"}
     expected: dict[str | None, int] = {}
@@ -155,7 +156,7 @@ def _befall(world: World, outages: Sequence[Outage], scenario: Scenario, start: 
 
 def _play(world: World, app: Timebell, scenario: Scenario, start: datetime, end: datetime) -> None:
     """Let the time pass, telling how far it has come; Ctrl-C ends it."""
-    for kind in ("http", "command"):
+    for kind in KINDS:
         app.kinds[kind] = Pretended(kind, scenario, world.clock)
 
     @app.on("*", handles=True)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from timebell.engine.context import Node
 from timebell.engine.healing import Healing
 from timebell.engine.operations import Operations
+from timebell.engine.reconciling import Reconciling
 from timebell.engine.watchdog import Watchdog
 from timebell.engine.zone_data import ZoneData
 from timebell.errors import Refused
@@ -48,6 +49,7 @@ class Leader:
         self._healing = Healing(node, self._as_leader)
         self.watchdog = Watchdog(node)
         self.operations = Operations(node, self._as_leader)
+        self.reconciling = Reconciling(node, self._as_leader)
 
     async def step(self) -> None:
         """Lead, try to, or watch who does; then the chores."""

@@ -77,7 +77,8 @@ class Pulse:
             node.stopping = True
             node.drain_asked.set()
         node.listening = await node.store.listen(self._told)
-        node.healed += await self._watch()
+        rescued = await self._watch()
+        node.healed += rescued  # not in one line: the sum before the wait would undo what others add meanwhile
         await self.leader.step()
         node.working.poke()
         node.planning.poke()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -163,11 +163,7 @@ class Runner:
         if known is not None:
             name = known.name
             upcoming = self._upcoming(key, known.recurrence, attempt.scheduled_at)
-        return Delivery(
-            attempt.id, attempt.tenant_id, attempt.topic, decode(attempt.payload), decode(attempt.metadata) or {},
-            attempt.timezone, attempt.scheduled_at, now, attempt.schedule_id, name, attempt.occurrence_key,
-            attempt.number, upcoming,
-        )  # fmt: skip
+        return delivery_of(self.node, attempt, now, name, upcoming)
 
     def _upcoming(self, key: tuple[str, int], recurrence: Recurrence, at: datetime) -> list[datetime]:
         """The instants after one; most were found already for the one before it."""
@@ -199,7 +195,7 @@ class Runner:
             ending = decide.after_failure(
                 attempt.id, attempt.number, attempt.tries, self.node.retry_of(attempt, decode(attempt.retry)), now,
                 outcome.code or "FAILED", outcome.error or "It failed.", retryable=outcome.retryable,
-                retry_after=outcome.retry_after,
+                retry_after=outcome.retry_after, counts=outcome.counts,
             )  # fmt: skip
             ending.result = result
         return ending
@@ -231,6 +227,18 @@ class Runner:
             "lag_ms": round(lag.total_seconds() * 1000, 3),
         }  # fmt: skip
         log.log(level, "job %s of %s %s%s", attempt.id, attempt.topic, word, said, extra=fields)
+
+
+def delivery_of(
+    node: Node, attempt: Attempt, now: datetime, name: str | None = None, upcoming: Sequence[datetime] = ()
+) -> Delivery:
+    """What a target is given of an attempt."""
+    return Delivery(
+        attempt.id, attempt.tenant_id, attempt.topic, decode(attempt.payload), decode(attempt.metadata) or {},
+        attempt.timezone, attempt.scheduled_at, now, attempt.schedule_id, name, attempt.occurrence_key,
+        attempt.number, list(upcoming), replays=attempt.replays,
+        retry=node.retry_of(attempt, decode(attempt.retry)), priority=attempt.priority, expires_at=attempt.expires_at,
+    )  # fmt: skip
 
 
 def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:

@@ -59,6 +59,7 @@ class Service:
                 ("planner", self.planner.step, node.planning),
                 ("worker", self.worker.step, node.working),
                 ("operations", self.leader.operations.step, self.leader.operations.alarm),
+                ("reconciler", self.leader.reconciling.step, self.leader.reconciling.alarm),
             )
         ]
         completing = asyncio.create_task(self._complete(), name="timebell-completer")
@@ -71,7 +72,9 @@ class Service:
             await asyncio.gather(*tasks, completing, return_exceptions=True)
             await self._leave()
             node.handlers.threads.shutdown(wait=False, cancel_futures=True)
-            for alarm in (node.beating, node.planning, node.working, self.leader.operations.alarm):
+            for alarm in (
+                node.beating, node.planning, node.working, self.leader.operations.alarm, self.leader.reconciling.alarm
+            ):  # fmt: skip
                 alarm.close()
 
     def operate(self) -> None:
@@ -102,6 +105,7 @@ class Service:
         node = self.node
         found = await self.pulse.look()
         found += await healing.look(node.store.run, node.clock.now(), node.options.retention)
+        found += await self.leader.reconciling.look()
         healing.report(node, found)
         return found
 

@@ -21,6 +21,7 @@ from timebell.recurrence import Recurrence
 SUPERSEDED = "superseded"  # why a job was cancelled that made way for a later occurrence
 QUEUED = 100  # so many occurrences may wait for their turn under overlap `queue`
 ROWS = 100  # up to so many skips of one decision get a row each; more become one range row
+OUTAGE_PAUSE = 30.0  # seconds
 TINY = timedelta(microseconds=1)
 
 
@@ -256,15 +257,22 @@ def after_failure(
     *,
     retryable: bool = True,
     retry_after: float | None = None,
+    counts: bool = True,
 ) -> Ending:
     """What a failed attempt comes to: another try after the backoff, or `failed` for good.
+
+    One that does not count uses up no try, and the pauses between such ones stay below `OUTAGE_PAUSE`.
 
     `tries` counts those used up before this one. The jitter is a hash of job and attempt, so a rerun of the
     same history waits the same time; `retry_after` (seconds) can only lengthen the pause.
     """
+    fraction = crc32(f"{job_id}.{number}".encode()) / 2**32
+    if retryable and not counts:
+        pause = max(min(retry.pause(max(number - tries, 1), fraction), OUTAGE_PAUSE), min(retry_after or 0.0, 86_400.0))
+        later = at + timedelta(seconds=pause)
+        return Ending(job_id, number, JobState.PENDING, at, run_at=later, error=error, code=code, counts=False)
     if not retryable or tries + 1 >= retry.attempts:
         return Ending(job_id, number, JobState.FAILED, at, error=error, code=code)
-    fraction = crc32(f"{job_id}.{number}".encode()) / 2**32
     pause = max(retry.pause(tries + 1, fraction), min(retry_after or 0.0, 86_400.0))
     return Ending(job_id, number, JobState.PENDING, at, run_at=at + timedelta(seconds=pause), error=error, code=code)
 

@@ -12,7 +12,7 @@ class Healed:
     """A report: of what was `scanned`, so many were `healed` and so many `skipped`, as nothing was wrong with them."""
 
     what: Mapping[str, int] = field(default_factory=dict)
-    """How many were healed: `lease`, `unheard`, `turn`, `hold`, `schedule`."""
+    """How many were healed: `lease`, `unheard`, `turn`, `hold`, `schedule`, `message`."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     """How many were skipped, by why they are fine as they are; the words are in the glossary."""
 

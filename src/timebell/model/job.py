@@ -221,6 +221,9 @@ class Attempt:
     group: str | None = None
     used: dict[str, Any] | None = None
     """Of a target under a name: which one it was delivered to, as it was then."""
+    priority: int = 0
+    replays: int = 0
+    """How often it was replayed after it had failed for good."""
 
     @property
     def is_for_handlers(self) -> bool:

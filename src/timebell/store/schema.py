@@ -145,6 +145,8 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
         Column("local_time", String(32)),
         Column("tzdata", String(20)),
         Column("group_name", String(200)),
+        # How often it was replayed from the dead letters; no two replays send a message with the same id.
+        Column("replays", Integer, nullable=False, server_default="0"),
     ]
 
 

@@ -5,17 +5,18 @@ A new target is a class with `kind`, `check`, `deliver` and `close`; nothing els
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.errors import InvalidInput
+from timebell.model.policy import Retry
 
 KEPT_BYTES = 4096
 """How much of a receiver's body, or of each output of a command, is kept with the job."""
@@ -64,6 +65,13 @@ class Delivery:
     attempt: int
     upcoming: list[datetime]
     completion: Completion | None = None
+    replays: int = 0
+    """How often the job was replayed after it had failed for good."""
+    retry: Retry = field(default_factory=Retry)
+    """The job's own retry policy, or the default: for queues that try again themselves."""
+    priority: int = 0
+    expires_at: datetime | None = None
+    """When a job that has not started is void."""
 
 
 @dataclass(slots=True)
@@ -83,6 +91,8 @@ class Outcome:
     error: str | None = None
     reports: bool = False
     """Delivered, but not done: the receiver will say what becomes of it, or its time runs out."""
+    counts: bool = True
+    """Of a failure: whether it uses up a try. An outage of what everything goes through is not the job's fault."""
     gone: bool = False
     """Failed because the receiver is there no more: a target under a name is sent nothing further."""
     sent: Any = field(default=None, repr=False, compare=False)
@@ -123,6 +133,26 @@ class Target(Protocol):
     async def close(self) -> None:
         """Give back what is held. No delivery is under way, and none follows."""
         ...
+
+
+@runtime_checkable
+class Finds(Target, Protocol):
+    """A target that can be asked what its queue still has."""
+
+    async def lost(self, sent: Sequence[tuple[Delivery, dict[str, Any]]]) -> set[str] | None:
+        """The job ids, of these deliveries that reports are awaited of, that the queue knows nothing of any more;
+        None if it cannot tell. Raises what its library raises."""
+        ...
+
+
+def message_id(delivery: Delivery) -> str:
+    """The id of the message of a job in somebody's queue: the occurrence key, and `.rN` after the Nth replay.
+
+    Every attempt sends the same id, so a queue that knows it, or a consumer, can drop what came twice; a replay is
+    meant to run again and so has another. No colon is in it, as BullMQ and others keep that for their own keys.
+    """
+    key = delivery.occurrence_key.replace(":", "_")
+    return f"{key}.r{delivery.replays}" if delivery.replays else key
 
 
 def facts(delivery: Delivery) -> dict[str, Any]:

@@ -171,3 +171,12 @@ def test_next_simulation_and_recurrence_agree(cli: Cli, tmp_path: Path) -> None:
     fires = [run["scheduledAt"] for run in found["runs"] if run["schedule"] == "nightly"]
     recurrence = Cron("30 2 * * *").bind("America/New_York", created_at=datetime(2027, 3, 13, tzinfo=UTC))
     assert fires == [fire["utc"] for fire in next_fires(recurrence, datetime(2027, 3, 13, tzinfo=UTC), 3)]
+
+
+def test_outside_queues_only_pretend(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens at that port, so what were published would fail."""
+    monkeypatch.setenv("TIMEBELL_BROKER_BULLMQ_URL", "redis://127.0.0.1:1/0")
+    text = "kind: Job\ntopic: mail\nrunAt: 2027-03-13T12:00:00Z\ntarget: {kind: bullmq, queue: mail}\n"
+    code, found = simulated(cli, tmp_path, text)
+    assert code == 0
+    assert [(run["status"], run["attempt"]) for run in found["runs"]] == [("completed", 1)]

@@ -31,7 +31,7 @@ _TYPES = {
 }  # fmt: skip
 # Written only where a job has one: most have none, and every column read from JSON costs.
 _RARE = ("local_time", "tzdata", "group_name")
-_LATER = ("node_id", "started_at", "errors", "beat", "cancel_asked", "shared")
+_LATER = ("node_id", "started_at", "errors", "beat", "cancel_asked", "shared", "replays")
 _NEW_RARE = [column for column in jobs.columns if column.name not in _LATER]
 _NEW = [column for column in _NEW_RARE if column.name not in _RARE]
 _NEW_NAMES = [column.name for column in _NEW]
@@ -214,7 +214,7 @@ def _free_at(row: Row, now: datetime) -> datetime | None:
 
 TAKEN = (
     "id, tenant_id, topic, schedule_id, scheduled_at, kind, timezone, payload, metadata, target, queue, retry,"
-    " timeout, expires_at, attempt, tries, serial, errors, revision, run_at, group_name"
+    " timeout, expires_at, attempt, tries, serial, errors, revision, run_at, group_name, priority, replays"
 )
 START = "UPDATE timebell_jobs SET state = 'running', attempt = attempt + 1, node_id = :node, started_at = :now"
 DUE = f"{CLAIMABLE} AND queue = :queue AND priority = :priority AND $due AND $hears"
@@ -409,6 +409,7 @@ def _attempt(tx: Transaction, row: Row, now: datetime, state: JobState = JobStat
         row["kind"], row["timezone"], row["payload"], row["metadata"], row["target"], row["queue"],
         row["retry"], row["timeout"], from_db(row["expires_at"]), row["attempt"], row["tries"],
         bool(row["serial"]), row["errors"], row["revision"], from_db(row["run_at"]), now, state, row["group_name"],
+        row["priority"], row["replays"],
     )  # fmt: skip
 
 

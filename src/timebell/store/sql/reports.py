@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import select, update
@@ -28,6 +29,21 @@ def held(tx: Transaction, tenant_id: str, job_id: str, number: int) -> tuple[Att
         return None
     found = jobs.abandoned(tx, [(job_id, number)], row.started_at)
     return found[0], bool(row.cancel_asked)
+
+
+def outside(tx: Transaction, routes: Sequence[str], after: str, most: int) -> list[Attempt]:
+    """Attempts on these routes that outside workers have, by id from one on; not those that are to stop."""
+    there = (table.c.state == JobState.DISPATCHED.value) & table.c.route.in_(routes)
+    there &= table.c.hold.is_(None) & table.c.cancel_asked.is_(False)
+    query = select(table.c.id, table.c.attempt, table.c.started_at).where(there).order_by(table.c.id).limit(most)
+    rows = tx.execute(query.where(table.c.id > after) if after else query).all()
+    if not rows:
+        return []
+    started = {row.id: row.started_at for row in rows}
+    found = jobs.abandoned(tx, [(row.id, row.attempt) for row in rows], rows[0].started_at)
+    for attempt in found:
+        attempt.started_at = started[attempt.id]
+    return sorted(found, key=lambda attempt: attempt.id)
 
 
 def write(tx: Transaction, ending: Ending) -> None:

@@ -1,0 +1,113 @@
+"""`python -m benchmarks targets [options]`: how many jobs a second a node publishes to each queue, and how late.
+
+The queues run on this machine, durable, with nothing consuming; `handler` is a function that does nothing, to compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from benchmarks import machine, report
+from benchmarks.systems import Server, TimebellOnPostgres, TimebellOnSqlite
+from timebell import Arrived, JobSpec, Timebell
+from timebell.model.job import Job
+
+TARGETS: dict[str, dict[str, Any] | None] = {
+    "handler": None,
+    "bullmq": {"kind": "bullmq", "queue": "bench"},
+    "celery": {"kind": "celery"},
+    "redis-stream": {"kind": "redis-stream", "stream": "bench"},
+}
+
+
+def _arguments(given: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks targets", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--stores", default="sqlite,postgres")
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--jobs", type=int, default=5_000, help="due at one instant")
+    parser.add_argument("--rate", type=int, default=100, help="jobs a second, for the lag")
+    parser.add_argument("--seconds", type=int, default=20)
+    return parser.parse_args(given)
+
+
+async def _run(app: Timebell, target: dict[str, Any] | None, number: int, over: float) -> list[Job]:
+    """So many jobs, due from 2 s on; as they are when all have ended."""
+    begin = app.clock.now() + timedelta(seconds=2 + number / 5_000)
+    due = [begin + timedelta(seconds=over * n / number) for n in range(number)]
+    specs = [JobSpec(topic="bench", run_at=at, target=target, payload={"n": n}) for n, at in enumerate(due)]
+    made = {job.id for job in await app.schedule_many(specs)}
+    while (await app.list(status=["pending", "running"], limit=1)).items:
+        await asyncio.sleep(0.1)
+    found: list[Job] = []
+    cursor = None
+    while len(found) < number:
+        page = await app.list(status=["completed"], limit=500, cursor=cursor)
+        found += [job for job in page.items if job.id in made]
+        if (cursor := page.next_cursor) is None:
+            break
+    return found
+
+
+async def _measure(system: Any, name: str, url: str, given: argparse.Namespace) -> list[str]:
+    app = Timebell(system.url, timezone="UTC")
+    app.settings = replace(app.settings, broker_bullmq_url=url, broker_celery_url=url, broker_redis_stream_url=url)
+
+    @app.on("bench")
+    async def nothing(event: Arrived) -> None: ...
+
+    async with app.running():
+        burst = await _run(app, TARGETS[name], given.jobs, 0.0)
+        paced = await _run(app, TARGETS[name], given.rate * given.seconds, float(given.seconds))
+    await app.close()
+    begin, end = burst[0].scheduled_at, max(job.finished_at for job in burst if job.finished_at)
+    lags = _milliseconds(paced, lambda job: job.scheduled_at)
+    own = _milliseconds(paced, lambda job: job.started_at)
+    lost = given.jobs + given.rate * given.seconds - len(burst) - len(paced)
+    figures = [given.jobs / (end - begin).total_seconds(), _at(lags, 50), _at(lags, 99), _at(own, 50), _at(own, 99)]
+    return [f"{system.store}: {name}", *map(report.number, figures), str(lost)]
+
+
+def _milliseconds(jobs: list[Job], since: Any) -> list[float]:
+    return [(job.finished_at - since(job)).total_seconds() * 1000 for job in jobs if job.finished_at is not None]
+
+
+def _at(values: list[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100)[percent - 1]
+
+
+async def _main(given: argparse.Namespace) -> bool:
+    from tests.servers import Redis
+
+    server = Server() if "postgres" in given.stores else None
+    redis = await asyncio.to_thread(Redis)
+    rows = [["", "published a second", "lag p50 ms", "lag p99 ms", "of it the publish p50", "p99", "lost"]]
+    try:
+        if server is not None:
+            await server.start()
+        systems: list[Any] = [TimebellOnSqlite()] if "sqlite" in given.stores else []
+        systems += [TimebellOnPostgres(server)] if server is not None else []
+        for system in systems:
+            for name in given.targets.split(","):
+                async with system:
+                    rows.append(await _measure(system, name, redis.url, given))
+    finally:
+        if server is not None:
+            await server.close()
+        await asyncio.to_thread(redis.close)
+        facts = machine.facts()
+        print(f"{facts['processor']}, {facts['cores']} cores, load {os.getloadavg()[0]:.1f}, "
+              f"fdatasync {facts['fdatasync_us']} us\n")  # fmt: skip
+        print(report.table(rows))
+    return all(row[-1] == "0" for row in rows[1:])
+
+
+def main(given: Sequence[str]) -> int:
+    """0 if nothing was lost."""
+    return 0 if asyncio.run(_main(_arguments(given))) else 1

@@ -1,0 +1,103 @@
+"""What an outside queue lost is published again: jobs that reports are awaited of, and that their queue knows no more.
+
+The leader asks all the time, so a Redis that was flushed has its jobs back within half a minute: those that were
+missing at two looks in a row, as a worker that has one in hand may report it in between. They go out under the same id
+and attempt, with the same token: a queue that still has one, or a worker that goes on with it, is not disturbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from timebell.alarm import Alarm
+from timebell.engine.context import Node
+from timebell.engine.healing import report
+from timebell.engine.runner import delivery_of
+from timebell.model.healed import Healed
+from timebell.model.job import Attempt
+from timebell.model.payload import decode
+from timebell.model.routes import route
+from timebell.store.sql import jobs, reports
+from timebell.targets.base import Delivery, Finds
+
+log = logging.getLogger("timebell.healing")
+
+EVERY = 10.0  # seconds
+BATCH = 500  # jobs a question
+AT_ONCE = 50  # messages published at the same time
+
+Sent = tuple[Attempt, Delivery, dict[str, Any]]
+
+
+class Reconciling:
+    """The service; `as_leader` runs an operation if this node leads, and answers None if it does not."""
+
+    def __init__(self, node: Node, as_leader: Callable[..., Awaitable[Any]]) -> None:
+        self.node = node
+        self.alarm = Alarm(node.clock)
+        self._as_leader = as_leader
+        self._missed: set[tuple[str, int]] = set()
+        """What was missing at the last look: a worker may have it, and report it before the next one."""
+
+    async def step(self) -> datetime | None:
+        """A look at everything outside; when to look again, or None where no target could tell."""
+        if not any(isinstance(target, Finds) for target in self.node.targets.values()):
+            return None
+        report(self.node, await self.look())
+        return self.node.clock.now() + timedelta(seconds=EVERY)
+
+    async def look(self) -> Healed:
+        """At every job that reports are awaited of, on a target of this node."""
+        routes = [route("", {"kind": kind}) for kind, one in self.node.targets.items() if isinstance(one, Finds)]
+        found, after = Healed(), ""
+        before, self._missed = self._missed, set()
+        while routes:
+            outside: list[Attempt] = await self._as_leader(reports.outside, routes, after, BATCH) or []
+            by_kind: dict[str, list[Sent]] = defaultdict(list)
+            for attempt in outside:
+                target = decode(attempt.target)
+                delivery = delivery_of(self.node, attempt, self.node.clock.now())
+                by_kind[target["kind"]].append((attempt, delivery, target["options"]))
+            for kind, sent in by_kind.items():
+                found += await self._heal(kind, sent, before)
+            if len(outside) < BATCH:
+                break
+            after = outside[-1].id
+        return found
+
+    async def _heal(self, kind: str, sent: list[Sent], before: set[tuple[str, int]]) -> Healed:
+        """Publish again what is missing now and was `before`."""
+        target = self.node.targets[kind]
+        assert isinstance(target, Finds)
+        try:
+            lost = await target.lost([(delivery, options) for _, delivery, options in sent])
+        except Exception as failed:  # the queue is away, or refuses: what it has is found out when it is back
+            log.info("target %s does not say what it still has: %s", kind, type(failed).__name__)
+            return Healed({}, Counter(unanswered=len(sent)))
+        if lost is None:
+            return Healed({}, Counter(untold=len(sent)))
+        missing = {(one.id, one.number) for one, _, _ in sent if one.id in lost}
+        self._missed |= missing
+        # A report may have come while the queue was asked.
+        pairs = sorted(missing & before)
+        still = {one.id for one in (await self._as_leader(jobs.abandoned, pairs, self.node.clock.now()) or [])}
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def publish(delivery: Delivery, options: dict[str, Any]) -> bool:
+            async with gate:
+                return (await target.deliver(delivery, options)).delivered
+
+        again = [publish(delivery, options) for attempt, delivery, options in sent if attempt.id in still]
+        healed = sum(await asyncio.gather(*again))
+        if healed:
+            log.warning("target %s had lost %d jobs; they are published again", kind, healed)
+        skipped = {
+            "known": len(sent) - len(missing), "missing": len(missing) - len(pairs),
+            "reported": len(pairs) - len(again), "unanswered": len(again) - healed,
+        }  # fmt: skip
+        return Healed({"message": healed} if healed else {}, {word: many for word, many in skipped.items() if many})

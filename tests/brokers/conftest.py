@@ -1,0 +1,59 @@
+"""A Redis for each process that tests, empty for each test; and tests that are coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Iterator
+
+import pytest
+import redis as client
+
+from tests.servers import Redis
+from timebell.engine import reconciling
+from timebell.model import decide
+
+
+@pytest.fixture(scope="session")
+def one_redis() -> Iterator[Redis]:
+    server = Redis(os.environ.get("TIMEBELL_TEST_REDIS_URL"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis(one_redis: Redis) -> Redis:
+    """A Redis that holds nothing."""
+    flush(one_redis)
+    return one_redis
+
+
+@pytest.fixture
+def frail_redis() -> Iterator[Redis]:
+    """One with a password, that may be stopped."""
+    server = Redis(password="open-sesame")
+    yield server
+    server.close()
+
+
+def flush(server: Redis) -> None:
+    """FLUSHALL."""
+    with client.Redis.from_url(server.url) as connection:
+        connection.flushall()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks and pauses that are long on purpose."""
+    monkeypatch.setattr(reconciling, "EVERY", 0.2)
+    monkeypatch.setattr(decide, "OUTAGE_PAUSE", 0.2)
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tests here are coroutines."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True

@@ -1,0 +1,67 @@
+"""A Timebell with its API on a real port, and queues beside it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.api.web import SECRET
+from tests.brokers.node import until
+from timebell import Timebell
+from timebell.api import server, v1
+from timebell.engine.service import Service
+from timebell.ids import new_id
+from timebell.model.job import Job
+from timebell.store.sql import keys as key_rows
+from timebell.tenancy import keys
+from timebell.tenancy.keys import Key
+from timebell.tenancy.roles import Role
+
+
+@dataclass
+class Scene:
+    """The app, its engine, and a key of an operator for the workers."""
+
+    app: Timebell
+    service: Service
+    key: str
+
+    async def due(self, topic: str, target: dict[str, Any], **fields: Any) -> str:
+        """A job that is due now; its id."""
+        return (await self.app.schedule_at(topic, timezone="UTC", target=target, **fields)).id
+
+    async def job(self, id_: str, state: str, seconds: float = 20, **wanted: Any) -> Job:
+        """The job, once it is in this state, and its fields are those."""
+        seen: Any = None
+
+        async def there() -> Job | None:
+            nonlocal seen
+            seen = await self.app.get(id_)
+            fits = all(getattr(seen, name) == value for name, value in wanted.items())
+            return seen if seen.state == state and fits else None
+
+        found: Job = await until(there, seconds, about=lambda: seen)
+        return found
+
+
+@asynccontextmanager
+async def scene(url: str, **settings: Any) -> AsyncIterator[Scene]:
+    """An engine and its API, while the block runs."""
+    listening = server.bind("127.0.0.1", 0)
+    app = Timebell(url)
+    app.settings = replace(
+        app.settings, secret_key=SECRET, url=f"http://127.0.0.1:{listening.getsockname()[1]}", **settings
+    )  # fmt: skip
+    try:
+        await app.open()
+        id_, text = keys.mint()
+        now = app.clock.now()
+        key = Key(id=id_, tenant_id="default", name=new_id(now), role=Role.OPERATOR, created_at=now)
+        await app.store.run(key_rows.create, key, keys.digest(SECRET, text))
+        site = server.Site(app, [v1.routes], open_here=False)
+        async with server.serving(site, listening), app.running(heartbeat=0.1) as service:
+            yield Scene(app, service, text)
+    finally:
+        await app.close()

@@ -1,0 +1,95 @@
+"""A real Celery worker runs the task that a due job names, and says what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis as Client
+
+from tests.brokers.conftest import flush
+from tests.brokers.node import Process, snippet, until
+from tests.brokers.scene import scene
+from tests.servers import Redis
+
+
+def target(**options: Any) -> dict[str, Any]:
+    return {"kind": "celery", "ack": "reported", **options}
+
+
+@asynccontextmanager
+async def celery_worker(folder: Path, url: str, key: str) -> AsyncIterator[Process]:
+    """Run it while the block runs."""
+    place = folder / "celery"
+    place.mkdir()
+    shutil.copy(Path(__file__).with_name("celery_worker.py"), place / "tasks.py")
+    (place / "reporter.py").write_text(snippet("reporter.py"))
+    command = ("-m", "celery", "-A", "tasks", "worker", "--pool", "solo", "--without-gossip", "--without-mingle",
+               "--without-heartbeat", "-l", "info")  # fmt: skip
+    running = Process(
+        await asyncio.create_subprocess_exec(
+            sys.executable, *command, cwd=place, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE, env={**os.environ, "TIMEBELL_API_KEY": key, "BROKER": url},
+        )
+    )  # fmt: skip
+    try:
+        await until(lambda: any("ready." in line for line in running.talk), about=lambda: running.talk)
+        yield running
+    finally:
+        await running.end()
+
+
+async def test_the_named_task_runs_with_the_payload_and_its_report_counts(
+    store_url: str, redis: Redis, tmp_path: Path
+) -> None:
+    async with (
+        scene(store_url, broker_celery_url=redis.url) as here,
+        celery_worker(tmp_path, redis.url, here.key) as worker,
+    ):
+        named = await here.due("nightly", target(task="mail.digest"), payload={"user": 7}, expires_after=600)
+        done = await here.job(named, "completed", attempt=1)
+        assert done.result == {"rows": 3}
+        listed = await here.due("mail.digest", target(), payload=[1, "two"])
+        await here.job(listed, "completed")
+        retry = {"attempts": 2, "delay": 0.05}
+        flaky = await here.due("mail.digest", target(), payload={"failures": 1}, retry=retry)
+        again = await here.job(flaky, "completed", attempt=2)
+        assert [line["error"] for line in again.attempts] == ["disk full"]
+        runs = worker.runs()
+    first, second = runs[:2]
+    assert (first["id"], first["args"], first["kwargs"]) == (done.occurrence_key, [], {"user": 7})
+    assert (first["timebell"]["topic"], "payload" in first["timebell"]) == ("nightly", False)
+    assert first["expires"] is not None
+    assert (second["args"], second["kwargs"]) == ([1, "two"], {})
+    assert [run["id"] for run in runs] == [named, listed, flaky, flaky]
+
+
+async def test_what_a_flushed_redis_lost_is_published_again_and_runs(
+    sqlite_url: str, redis: Redis, tmp_path: Path
+) -> None:
+    async with scene(sqlite_url, broker_celery_url=redis.url) as here:
+        ids = [await here.due("mail.digest", target()) for _ in range(10)]
+        for id_ in ids:
+            await here.job(id_, "dispatched")
+        await until(lambda: here.service.healed.reasons.get("known"), about=lambda: here.service.healed)
+        flush(redis)
+        await until(lambda: here.service.healed.what.get("message") == 10, about=lambda: here.service.healed)
+        async with celery_worker(tmp_path, redis.url, here.key) as worker:
+            for id_ in ids:
+                await here.job(id_, "completed", attempt=1)
+            assert sorted(run["id"] for run in worker.runs()) == sorted(ids)
+
+
+async def test_published_is_enough_unless_reports_are_asked_for(sqlite_url: str, redis: Redis) -> None:
+    async with scene(sqlite_url, broker_celery_url=redis.url) as here:
+        id_ = await here.due("mail.digest", {"kind": "celery", "queue": "late"})
+        assert (await here.job(id_, "completed")).result == {"messageId": id_, "task": "mail.digest"}
+        async with Client.from_url(redis.url) as client:
+            assert await client.llen("late") == 1
+            assert not await client.keys("timebell:*")
