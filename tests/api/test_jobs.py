@@ -55,6 +55,17 @@ async def test_a_past_time_is_refused_with_400(make: Make) -> None:
         assert refused["detail"].startswith("Cannot schedule in the past")
 
 
+async def test_a_request_repeated_after_its_instant_names_its_job(make: Make) -> None:
+    async with make() as web:
+        given = NOW | {"metadata": {"clientRequestId": "r"}}
+        made = (await web.post("/jobs", {**given, "runAt": at(web, hours=1)})).json()
+        late = {**given, "runAt": at(web, hours=-1)}
+        refused = is_problem(await web.post("/jobs", late), 409, "SCHEDULE_CLIENT_REQUEST_ID_IN_USE")
+        assert made["id"] in refused["detail"]
+        kept = await web.post("/jobs", late | {"onConflict": "keep"})
+        assert (kept.status_code, kept.json()["id"]) == (200, made["id"])
+
+
 async def test_bad_fields_are_named(make: Make) -> None:
     cases = [
         ({"topik": "a"}, "UNKNOWN_FIELD"),

@@ -187,6 +187,24 @@ async def test_client_request_ids_in_both_modes(app: Timebell) -> None:
 
 
 @on_each_store
+async def test_a_request_repeated_after_its_instant_is_known_by_its_id(app: Timebell) -> None:
+    first = await app.schedule_at("a", later(hours=1), client_request_id="r1")
+    past = later(minutes=-1)
+    again = await app.schedule_at("a", past, client_request_id="r1", on_conflict="keep")
+    assert again.id == first.id
+    with pytest.raises(errors.Conflict) as raised:
+        await app.schedule_at("a", past, metadata={"client_request_id": "r1"})
+    assert (raised.value.code, raised.value.existing) == ("SCHEDULE_CLIENT_REQUEST_ID_IN_USE", first.id)
+    for stranger in ({"client_request_id": "r2"}, {"client_request_id": "r1", "tenant_id": "other"}, {}):
+        with pytest.raises(errors.InThePast):
+            await app.schedule_at("a", past, on_conflict="keep", **stranger)
+    specs = [JobSpec(topic="a", run_at=at, client_request_id=id_) for at, id_ in ((past, "r1"), (later(hours=1), "r3"))]
+    made = await app.schedule_many(specs, on_conflict="keep")
+    assert made[0].id == first.id
+    assert made[1].id != first.id
+
+
+@on_each_store
 async def test_many_at_once_and_pages(app: Timebell) -> None:
     made = await app.schedule_many([
         JobSpec(topic="a", run_at=later(hours=n + 1), owner_id="u7", tenant_id="acme") for n in range(45)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from timebell.recurrence import Cron, Every, RRule
-from timebell.torture import oracle, selftest
+from timebell.torture import oracle, selftest, synthetic
 from timebell.torture.windows import Down, common, match, merge
 
 
@@ -78,3 +78,44 @@ def test_the_oracle_and_the_product_agree() -> None:
         ours = [int(at.timestamp()) for at in bound.between(start, datetime.fromtimestamp(first + 1200, UTC))]
         assert ours == oracle.instants(plain, first, first + 1200), plain
         assert ours
+
+
+def test_what_the_kernel_kept_waiting_is_nobodys_lateness() -> None:
+    ledgers = synthetic.clean(Random(5))
+    bed = selftest.Bed(ledgers, Random(5))
+    effect = next(bed.quiet(serial=False))
+    bed.shift(effect, 3)
+    assert selftest.judge(selftest.read(ledgers)).counts["late"] == 1
+    due = bed.history.began + int(bed.history.due(effect.due_us) * 1e9)
+    for number in range(20):
+        start = due + number * 2 * 10**8
+        ledgers.faults.append({
+            "kind": "starved", "target": "n1", "start_mono": start, "end_mono": start + 2 * 10**8,
+            "verified_start": True, "verified_end": True, "detail": 0.19,
+        })  # fmt: skip
+    assert selftest.judge(selftest.read(ledgers)).counts["late"] == 0
+
+
+def test_a_fault_that_did_not_bite_explains_nothing() -> None:
+    ledgers = synthetic.clean(Random(6))
+    bed = selftest.Bed(ledgers, Random(6))
+    effect = next(bed.quiet())
+    bed.again(effect, 5)
+    fault = {
+        "kind": "kill", "target": effect.node, "start_mono": bed.line(effect.seq)["mono"],
+        "end_mono": bed.line(effect.seq)["mono"] + 10**9, "verified_start": False, "verified_end": True,
+    }  # fmt: skip
+    ledgers.faults.append(fault)
+    assert selftest.judge(selftest.read(ledgers)).counts["dup-unjustified"] == 1
+    fault["verified_start"] = True
+    assert selftest.judge(selftest.read(ledgers)).counts["dup-unjustified"] == 0
+
+
+def test_due_instants_follow_the_clock_of_the_database() -> None:
+    history = selftest.read(synthetic.clean(Random(7)))
+    (step,) = history.steps
+    for ahead, inside, expected in ((3.0, 4.0, 1.0), (3.0, 1.0, 0.0), (-3.0, 4.0, 7.0), (-3.0, 7.5, 8.0)):
+        step.detail = ahead
+        due_us = int((history.began_wall / 1e9 + step.start + inside) * 1e6)
+        assert history.due(due_us) - step.start == pytest.approx(expected, abs=1e-3)
+    assert history.unsure(step.start - 60) == 0

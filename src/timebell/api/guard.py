@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 
 from timebell.api.door import Caller, Door
 from timebell.app import Timebell
@@ -242,6 +243,8 @@ async def _read_body(request: Request) -> None:
                         f"The body has more than {MOST_BYTES:,} bytes.", fix="Send less, or use /jobs/bulk."
                     )
                 parts.append(part)
+    except ClientDisconnect:
+        raise BodyTooSlow("The client hung up before its body was there.", fix="Send it again.") from None
     except TimeoutError:
         raise BodyTooSlow(f"The body did not come within {BODY_WITHIN:g} s.", fix="Send it again.") from None
     body = b"".join(parts)

@@ -13,10 +13,10 @@ def torture(
     minutes: Annotated[float, typer.Option(min=0.5, max=1440, help="How long in all.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Of what is asked and what is broken.")] = 1,
     nodes: Annotated[int | None, typer.Option(min=1, max=9, help="How many.  [default: 3, on sqlite 1]")] = None,
-    store: Annotated[str, typer.Option(help="postgres (one of its own is started) or sqlite.")] = "postgres",
+    store: Annotated[str, typer.Option(help="postgres (one of its own is started), pgbouncer or sqlite.")] = "postgres",
     rate: Annotated[float, typer.Option(min=1, max=1000, help="About so many occurrences a second.")] = 20.0,
     faults: Annotated[
-        str, typer.Option(help="all, or some of kill,freeze,dbstop,cut,churn,point; on sqlite without dbstop,cut.")
+        str, typer.Option(help="all, or some of those in docs/guides/torture.md: kill,freeze,dbstop,...")
     ] = "all",
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="For ledgers and report.  [default: a new one]")
@@ -38,7 +38,7 @@ def torture(
         found, folder = checker.look(check), check
     else:
         count = nodes or (1 if store == "sqlite" else 3)
-        plan = runs.plan_of(minutes, seed, count, store, rate, faults, out)
+        plan = runs.plan_of(minutes, seed, count, store, rate, faults, out, say)
         folder = plan.out
         say(f"Ledgers, logs and report: {folder}")
         found = runs.run(plan, say)
@@ -51,7 +51,11 @@ def torture(
              f" p99.9 {row['p999'] * 1000:.0f} ms, most {row['max'] * 1000:.0f} ms ({row['count']})")  # fmt: skip
     for kind, row in found["recovery"].items():
         show(f"recovery, {kind}: at most {row['max']:g} s ({row['count']})")
+    show(f"nodes waited for a processor, all in all: {found['starved']:g} s")
     show(f"second deliveries with a fault to explain them: {found['justified']}")
+    if audit := found["audited"]:
+        show(f"timebell audit: {audit['differences']} differences; {audit['fired']} occurrences of schedules started,"
+             f" {audit['seen']} seen")  # fmt: skip
     for name, number in found["failed"].items():
         show(f"{name}: {number}")
     for why in found["why"]:

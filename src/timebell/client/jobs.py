@@ -12,7 +12,7 @@ from uuid import UUID
 from timebell.alarm import Alarm
 from timebell.client import instants
 from timebell.clock import Clock
-from timebell.errors import Conflict, InvalidInput, NotFound
+from timebell.errors import Conflict, InThePast, InvalidInput, NotFound
 from timebell.ids import new_ids
 from timebell.model import page
 from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob
@@ -124,15 +124,32 @@ class Jobs:
         now = self._clock.now()
         if not specs:
             return []
-        new = [self.draft(spec, id_, now) for spec, id_ in zip(specs, new_ids(now, len(specs)), strict=True)]
+        call: Any = self._store.run if connection is None else _joined(self._store, connection)
+        ids = new_ids(now, len(specs))
+        new: list[NewJob] = []
+        asked_before: dict[str, str] = {}
+        for spec, id_ in zip(specs, ids, strict=True):
+            try:
+                new.append(self.draft(spec, id_, now))
+            except InThePast:  # unless it repeats, late, what was asked in time
+                if (made_then := await self._asked_before(spec, on_conflict, call)) is None:
+                    raise
+                asked_before[id_] = made_then
         bulk = connection is None and len(new) > 1
-        call: Any = self._store.run
-        if connection is not None:
-            call = _joined(self._store, connection)
-        existing = await call(ledger.create, new, on_conflict, now + SOON, bulk=bulk)
+        existing = await call(ledger.create, new, on_conflict, now + SOON, bulk=bulk) if new else {}
         if any(job.run_at <= now + SOON for job in new):
             self._working.poke_threadsafe()
-        return [existing.get(job.id, job) for job in new]
+        made: dict[str, NewJob | str] = {job.id: existing.get(job.id, job) for job in new} | asked_before
+        return [made[id_] for id_ in ids]
+
+    async def _asked_before(self, spec: JobSpec, on_conflict: str, call: Any) -> str | None:
+        """The job that a spec's request id made, if there is one. Raises Conflict as for any repeated request."""
+        labels = labelled(spec.metadata, {"client_request_id": spec.client_request_id})
+        if (request_id := labels.get("client_request_id")) is None:
+            return None
+        tenant_id = "default" if spec.tenant_id is None else text(spec.tenant_id, "tenant_id")
+        found: str | None = await call(ledger.requested, tenant_id, request_id, on_conflict)
+        return found
 
     def draft(self, spec: JobSpec, id_: str, now: datetime, default_timezone: str | None = None) -> NewJob:
         """A spec, checked, as a row to write. Raises InvalidInput, Refused."""

@@ -14,7 +14,17 @@ def main() -> None:
     role, out = sys.argv[1:3]
     end_with_parent()
     module = import_module(f"timebell.torture.{role}")
-    asyncio.run(module.main(load(out)))
+    with asyncio.Runner(loop_factory=_loop) as runner:
+        runner.run(module.main(load(out)))
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, where there is one: all that the proxies hold goes through it."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return new_event_loop()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
@@ -17,16 +18,21 @@ from typing import Any
 from sqlalchemy import create_engine, make_url, text
 
 from timebell.app import Timebell
+from timebell.client.jobs import JobSpec
 from timebell.errors import Conflict, StoreError, TimebellError
+from timebell.model.job import Job
 from timebell.torture import oracle
+from timebell.torture.door import Door
 from timebell.torture.ledgers import Ledger
 from timebell.torture.plan import Plan
 from timebell.torture.sink import cpu_share, micros
 from timebell.torture.workload import RETRY, TENANTS, Workload, per_second, spec
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+BY_HTTP = 0.3  # of the one-shots that are made alone
 PATIENCE = 6.0  # seconds for one try
 TRIES = 20
+RECENT = timedelta(seconds=61)  # of which an audit says nothing yet
 SETTLE = 8.0  # seconds after the end, before the records are read
 Value = dict[str, Any]
 
@@ -45,6 +51,7 @@ class Driver:
         self.port = json.loads(plan.path("sink.json").read_text())["port"]
         self.app = Timebell(where["client"], timezone="UTC")
         self.direct = where["direct"]
+        self.door = Door(where["http"], where["key"], Random(f"{plan.seed}/door"))
         self.chance = Random(f"{plan.seed}/driver")
         self.wall = plan.began_wall // 10**9
         self.work = Workload(self.chance, self.wall)
@@ -113,8 +120,7 @@ class Driver:
             self.begin(self._shot(f"shot-{number}", due))
             if number % max(1, int(4 * self.plan.rate)) == 0:
                 together = int(self.plan.now) + 4.0 - self.plan.began_wall % 10**9 / 1e9
-                for other in range(max(2, int(self.plan.rate / 2))):
-                    self.begin(self._shot(f"burst-{number}-{other}", together, plain=True))
+                self.begin(self._burst(f"burst-{number}", together, max(2, int(self.plan.rate / 2))))
         await self.until(quiet + 5)
         for number in range(10):
             self.begin(self._shot(f"canary-{number}", self.plan.now + 2 + number / 2, plain=True, canary=True))
@@ -124,6 +130,7 @@ class Driver:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.app.close()
+        await self.door.close()
         await self.ledger.append(what="usage", cpu=cpu_share(self.plan.began))
         await self.records()
 
@@ -146,8 +153,12 @@ class Driver:
         chance = self.chance
         run_at = self.at(due)
         value = self.work.shared(label) | {"kind": "once", "due_us": micros(run_at.isoformat()), "canary": canary}
+        by_http = not plain and chance.random() < BY_HTTP
 
         async def create() -> Value:
+            if by_http:
+                made = await self._post(label, "create", "/jobs", self._as_json(value))
+                return {"id": made["id"]}
             job = await self.app.schedule_at(
                 f"torture.{topic(value)}", run_at, on_conflict="keep", client_request_id=label, **self.arguments(value)
             )
@@ -155,15 +166,84 @@ class Driver:
 
         fate = chance.random()
         made = await self.act(label, "create", value, create)
-        if plain or fate > 0.25:
+        if plain or fate > 0.3:
+            return
+        if fate > 0.25:
+            await self._move(label, made["id"], value, due)
             return
         await self.until(due + (chance.uniform(-0.2, 0.2) if fate < 0.125 else -chance.uniform(0, due - self.plan.now)))
 
         async def cancel() -> Value:
+            if by_http:
+                said = await self._post(label, "cancel", f"/jobs/{made['id']}/cancel", {})
+                return {"outcome": said["outcome"], "attempt": said["job"]["attemptNumber"]}
             cancelled = await self.app.cancel(made["id"], tenant_id=tenant(label))
             return {"outcome": str(cancelled.outcome), "attempt": cancelled.job.attempt}
 
         await self.act(label, "cancel", None, cancel)
+
+    async def _move(self, label: str, id_: str, value: Value, due: float) -> None:
+        """Reschedule it, sooner or later before it is due."""
+        chance = self.chance
+        await self.until(due - (chance.uniform(-0.1, 0.2) if chance.random() < 0.5 else chance.uniform(0, 20)))
+        later = self.at(max(due, self.plan.now) + chance.uniform(1, 20))
+
+        async def move() -> Value:
+            moved = await self._post(label, "update", f"/jobs/{id_}/reschedule", {"runAt": later.isoformat()})
+            return {"id": moved["id"]}
+
+        await self.act(label, "update", value | {"due_us": micros(later.isoformat())}, move)
+
+    async def _burst(self, name: str, due: float, many: int) -> None:
+        """Many for the same second, in one transaction."""
+        run_at = self.at(due)
+        values = [
+            self.work.shared(f"{name}-{number}") | {"kind": "once", "due_us": micros(run_at.isoformat())}
+            for number in range(many)
+        ]
+        specs = [
+            JobSpec(
+                topic=f"torture.{topic(value)}", run_at=run_at, client_request_id=value["label"],
+                **self.arguments(value),
+            ) for value in values
+        ]  # fmt: skip
+        waiting = asyncio.create_task(self._made(specs))
+        try:
+            await asyncio.gather(*(
+                self.act(value["label"], "create", value, partial(self._one_of, waiting, number))
+                for number, value in enumerate(values)
+            ))  # fmt: skip
+        finally:
+            waiting.cancel()
+
+    async def _made(self, specs: list[JobSpec]) -> list[Job]:
+        """All of them, asked until somebody knows."""
+        while True:
+            try:
+                return await asyncio.wait_for(self.app.schedule_many(specs, on_conflict="keep"), PATIENCE)
+            except (StoreError, TimeoutError, OSError):
+                await asyncio.sleep(0.3)
+
+    async def _one_of(self, waiting: asyncio.Task[list[Job]], number: int) -> Value:
+        return {"id": (await asyncio.shield(waiting))[number].id}
+
+    async def _post(self, label: str, f: str, path: str, body: Value) -> Value:
+        return await self.door.post(path, body, key=f"{label}/{f}", tenant=tenant(label))
+
+    def _as_json(self, value: Value) -> Value:
+        """What makes a one-shot over HTTP."""
+        given = self.arguments(value)
+        target = {"target": given["target"]} if "target" in given else {}
+        return target | {
+            "topic": f"torture.{topic(value)}", "runAt": self.at_us(value["due_us"]).isoformat(), "timezone": "UTC",
+            "payload": given["payload"], "retry": RETRY, "timeoutSeconds": given["timeout"], "onConflict": "keep",
+            "metadata": {"clientRequestId": value["label"]},
+        }  # fmt: skip
+
+    @staticmethod
+    def at_us(micros_: int) -> datetime:
+        """An instant as the ledgers have it."""
+        return EPOCH + timedelta(microseconds=micros_)
 
     async def _schedules(self, quiet: float) -> None:
         """Enough of them for their share of the rate; one that goes makes room for another."""
@@ -269,6 +349,13 @@ class Driver:
                 await asyncio.gather(*(ledger.append(**_record(job, labels)) for job in jobs.items))
                 if (cursor := jobs.next_cursor) is None:
                     break
+        start, end = self.at(0), self.at((self.plan.ended - self.plan.began) / 1e9)
+        audit = await app.audit(start, end)
+        await ledger.append(
+            what="audit", from_us=micros(start.isoformat()), to_us=micros((end - RECENT).isoformat()),
+            fired=audit.counts.fired, expected=audit.counts.expected,
+            differences=[one.to_json() for one in audit.differences],
+        )  # fmt: skip
         await app.close()
         await asyncio.gather(*(ledger.append(what="row", key=key, label=key) for key in rows))
 
@@ -299,9 +386,15 @@ def _rows(url: str) -> list[str]:
     return _execute(url, "SELECT key FROM torture_rows")
 
 
-def make_table(url: str) -> None:
-    """For the rows of handlers."""
+def make_tables(url: str) -> None:
+    """For the rows of handlers, and for those that try whether there is room."""
     _execute(url, "CREATE TABLE torture_rows (key text, attempt integer)")
+    _execute(url, "CREATE TABLE torture_room (filling text)")
+
+
+def fill_table(url: str) -> None:
+    """Take some room. Raises what the driver does when there is none."""
+    _execute(url, f"INSERT INTO torture_room VALUES ('{'x' * 65_536}')")  # noqa: S608 - all of it is written here
 
 
 def _execute(url: str, statement: str) -> list[str]:

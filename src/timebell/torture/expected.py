@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timebell.torture.history import DISARMS, History, Occurrence, Step, Thing
+from timebell.torture.history import DISARMS, NODE_FAULTS, STORE_FAULTS, History, Occurrence, Step, Thing
 
 EPSILON = 1.0  # seconds late that are fine when nothing is broken
 TAKEOVER = 21.0  # seconds until another node has what a dead one held: lease 15, heartbeat 5, and 1
@@ -55,17 +55,27 @@ def _planned(history: History, thing: Thing) -> list[Expected]:
             if thing.once:
                 one.since = min((max(due, step.completed) for arms, step in life if arms), default=due)
             one.since = due if one.since == float("inf") else one.since
-            one.word, one.why = classify(one.since, life, deadline(history, one.since), history.end)
+            said = {classify(at, life, deadline(history, at), history.end) for at in _instants(history, one)}
+            one.word, one.why = said.pop()
+            if any(word != one.word for word, _ in said):
+                one.word = "may"
             if thing.once:
                 _cancelled(history, one)
             found.append(one)
     return found
 
 
+def _instants(history: History, one: Expected) -> list[float]:
+    """When it could start: one instant, but some while the database's clock was wrong."""
+    unsure = history.unsure(one.since)
+    return [one.since, one.since - unsure, one.since + unsure] if unsure else [one.since]
+
+
 def deadline(history: History, due: float) -> float:
     """When it must have happened, whatever touched it."""
-    broken = history.touching(due - TAKEOVER, due + EPSILON, "kill", "freeze", "cut", "point", "dbstop")
-    return history.down.deadline(due, TAKEOVER if broken else EPSILON)
+    broken = history.touching(due - TAKEOVER, due + EPSILON, *NODE_FAULTS, *STORE_FAULTS)
+    able = history.unsure(due) + history.starved(due, due + TAKEOVER) + (TAKEOVER if broken else EPSILON)
+    return history.down.deadline(due, able)
 
 
 def classify(due: float, life: list[tuple[bool, Step]], by: float, end: float) -> tuple[str, str]:

@@ -3,8 +3,9 @@ clean phase began, by CLOCK_MONOTONIC; due instants, which are wall time, are mo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,11 @@ from timebell.torture import oracle
 from timebell.torture.windows import Down, Window, common
 
 INF = float("inf")
-NODE_FAULTS = ("kill", "freeze", "cut", "point")
+RETRANSMITS = 13.0  # seconds between two packets that are sent again, after 20 s of dropping them
+LOOK = 5.0  # seconds that a stretch of waiting has at most
+REACH = 11.0  # seconds around a wrong clock of the database: how far it is off, two heartbeats, and 1
+NODE_FAULTS = ("kill", "freeze", "cut", "drop", "point", "pool")
+STORE_FAULTS = ("dbstop", "diskfull")
 DISARMS = {"update": "stale-generation", "pause": "during-pause", "delete": "after-cancel", "cancel": "after-cancel"}
 Line = Mapping[str, Any]
 Occurrence = tuple[str, str, int]
@@ -123,7 +128,7 @@ class History:
 
     def __init__(
         self, plan: Line, intents: Iterable[Line], effects: Iterable[Line], faults: Iterable[Line],
-        records: Iterable[Line],
+        records: Sequence[Line],
     ) -> None:  # fmt: skip
         self.plan = plan
         self.began: int = plan["began"]
@@ -134,15 +139,24 @@ class History:
         self.effects = self._read_effects(effects)
         self.phases: dict[str, Window] = {}
         self.faults: list[Fault] = []
+        self.waits: list[Fault] = []
+        """When a node was kept waiting for a processor, for how many seconds of each stretch."""
         for line in faults:
             start, end = self.since(line["start_mono"]), self.since(line["end_mono"])
             if line["kind"] == "phase":
                 self.phases[line["target"]] = (start, end)
             else:
-                verified = bool(line["verified_start"] and line["verified_end"])
-                self.faults.append(Fault(line["kind"], line["target"], start, end, verified, line.get("detail")))
-        self.faults.sort(key=lambda fault: fault.start)
-        self.records = list(records)
+                if not line["verified_start"]:
+                    continue  # it did not bite, so it explains nothing
+                if line["kind"] == "drop":  # TCP sends again the later, the longer it was kept from it
+                    end += min(end - start, RETRANSMITS)
+                verified = bool(line["verified_end"])
+                kept = self.waits if line["kind"] == "starved" else self.faults
+                kept.append(Fault(line["kind"], line["target"], start, end, verified, line.get("detail")))
+        for each in (self.faults, self.waits):
+            each.sort(key=lambda fault: fault.start)
+        self.records = [line for line in records if line["what"] != "audit"]
+        self.audits = [line for line in records if line["what"] == "audit"]
         self.end = self.since(plan["ended"])
 
     def since(self, mono: int) -> float:
@@ -150,8 +164,42 @@ class History:
         return (mono - self.began) / 1e9
 
     def due(self, due_us: int) -> float:
-        """A due instant on the same scale."""
+        """A due instant on the same scale: when the database's clock, by which all goes, first says so."""
+        due = self.true(due_us)
+        for fault in self.steps:
+            ahead = float(fault.detail)
+            if ahead > 0 and due - ahead < fault.end and fault.start < due:
+                return max(fault.start, due - ahead)
+            if ahead < 0 and fault.start < due < fault.end:
+                return min(fault.end, due - ahead)
+        return due
+
+    def true(self, due_us: int) -> float:
+        """A due instant on the same scale, by this machine's clock."""
         return (due_us * 1000 - self.began_wall) / 1e9
+
+    def unsure(self, due: float) -> float:
+        """By how many seconds nobody can say when an instant about then was due, as the database's clock was set: a
+        node follows it within a heartbeat."""
+        return max(
+            (abs(fault.detail) for fault in self.steps if fault.start - REACH < due < fault.end + REACH), default=0
+        )
+
+    def starved(self, start: float, end: float) -> float:
+        """For how many seconds of a stretch the kernel kept a node waiting for a processor: of the node that waited
+        longest."""
+        waited: dict[str, float] = defaultdict(float)
+        for fault in self.waits[bisect_left(self.waits, start - LOOK, key=lambda one: one.start) :]:
+            if fault.start >= end:
+                break
+            if fault.end > start:
+                waited[fault.target] += float(fault.detail)
+        return min(end - start, max(waited.values(), default=0.0))
+
+    @cached_property
+    def steps(self) -> list[Fault]:
+        """When the database's clock was wrong."""
+        return [one for one in self.faults if one.kind == "dbclock"]
 
     def _read_intents(self, lines: Iterable[Line]) -> None:
         open_: dict[int, Step] = {}
@@ -189,7 +237,7 @@ class History:
     @cached_property
     def down(self) -> Down:
         """When the store, every node, or this machine itself did not run."""
-        windows = [(one.start, one.end) for one in self.faults if one.kind in ("dbstop", "stall")]
+        windows = [(one.start, one.end) for one in self.faults if one.kind in (*STORE_FAULTS, "stall")]
         away: dict[str, list[Window]] = {name: [] for name in self.plan["nodes"]}
         for one in self.faults:
             if one.kind in (*NODE_FAULTS, "churn") and one.target in away:
@@ -201,7 +249,7 @@ class History:
         return [
             one for one in self.faults
             if one.kind in kinds and one.start <= end and one.end >= start
-            and (node is None or one.kind == "dbstop" or one.target == node)
+            and (node is None or one.target in ("store", node))
         ]  # fmt: skip
 
     @cached_property

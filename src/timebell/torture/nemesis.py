@@ -6,26 +6,30 @@ It owns the nodes, the database and the proxies between them. What it did is in 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
-from collections.abc import Awaitable, Callable
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from timebell.store.open import upgrade
-from timebell.torture.driver import make_table
+from timebell.torture import grounds, injectors
+from timebell.torture.bouncer import Bouncer
+from timebell.torture.driver import fill_table, make_tables
+from timebell.torture.injectors import LEASE
 from timebell.torture.ledgers import Ledger, clocks
-from timebell.torture.nodes import NodeProcess
-from timebell.torture.plan import Plan, load, write
+from timebell.torture.nodes import NodeProcess, waited
+from timebell.torture.plan import Plan, environment, load, write
 from timebell.torture.postgres import Postgres
-from timebell.torture.proxy import MODES, Proxy
+from timebell.torture.proxy import Proxy
 
 AT_ONCE = 2  # faults
-POINTS = (
-    "claim.done", "fire.1", "fire.3", "fire.commit", "fire.done", "end.1", "end.done", "retry.1", "end_in_turn.1",
-    "end_in_turn.2", "end_in_turn.commit", "end_in_turn.done",
-)  # fmt: skip
-LEASE = 15.0
+LOOK = 0.2  # seconds
+DISK = 3 * 2**29  # bytes, of the small one
+# What strikes all nodes alike, and so not two of these at once.
+OF_STORE = ("dbstop", "dbclock", "diskfull", "migrate")
 
 
 class Nemesis:
@@ -40,34 +44,50 @@ class Nemesis:
         self.proxies: dict[str, Proxy] = {}
         self.busy: set[str] = set()
         self.count = 0
-        self.faults: dict[str, Callable[[str], Awaitable[None]]] = {
-            "kill": self.kill, "freeze": self.freeze, "dbstop": self.dbstop, "cut": self.cut, "churn": self.churn,
-            "point": self.point, "client": self.cut,
-        }  # fmt: skip
+        self.bouncer: Bouncer | None = None
+        self.disk = Path(plan.sockets) / "disk"
+        self.direct = ""
 
     async def start(self) -> None:
         """A database, proxies and nodes, all of them up."""
+        if "diskfull" in self.plan.faults:
+            grounds.mount(self.disk, DISK)
+        elif self.plan.store == "sqlite":
+            self.disk = Path(self.plan.out)
         if self.plan.store == "sqlite":
-            direct = f"sqlite:///{self.plan.path('timebell.db')}"
-            urls = dict.fromkeys(["client", *self.plan.nodes], direct)
+            self.direct = f"sqlite:///{self.disk / 'timebell.db'}"
+            urls = dict.fromkeys(["client", *self.plan.nodes], self.direct)
         else:
-            self.server = Postgres(Path(self.plan.sockets) / "postgres")
-            await asyncio.to_thread(self.server.start)
-            direct = self.server.url()
-            urls = {}
-            for name in ("client", *self.plan.nodes):
-                proxy = Proxy("127.0.0.1", self.server.port, Random(f"{self.plan.seed}/proxy/{name}"))
-                urls[name] = self.server.url(await proxy.start())
-                self.proxies[name] = proxy
-        await upgrade(direct)
-        await asyncio.to_thread(make_table, direct)
+            urls = await self._start_servers()
+        await upgrade(self.direct)
+        await asyncio.to_thread(make_tables, self.direct)
         for name in self.plan.nodes:
             self.nodes[name] = NodeProcess(self.plan, name, urls[name])
             self.nodes[name].launch()
         for node in self.nodes.values():
             if not await node.ready():
                 raise RuntimeError(f"{node.name} does not start: {node.log.read_text()[-2000:]}")
-        write(self.plan.path("nemesis.json"), {"direct": direct, "client": urls["client"]})
+        write(self.plan.path("nemesis.json"), {
+            "direct": self.direct, "client": urls["client"], "http": [node.port for node in self.nodes.values()],
+            "key": await self._run_timebell("key", "create", "torture", "--role", "platform"),
+        })  # fmt: skip
+
+    async def _start_servers(self) -> dict[str, str]:
+        """PostgreSQL, and PgBouncer before it: for all, or else for the last node alone."""
+        self.server = Postgres(self.disk / "postgres", steps="dbclock" in self.plan.faults)
+        await asyncio.to_thread(self.server.start)
+        self.direct = self.server.url()
+        pooled = ["client", *self.plan.nodes] if self.plan.store == "pgbouncer" else self.plan.nodes[-1:]
+        if self.plan.store == "pgbouncer" or "pool" in self.plan.faults:
+            self.bouncer = Bouncer(Path(self.plan.sockets) / "pgbouncer", self.server.port)
+            self.bouncer.start()
+        urls = {}
+        for name in ("client", *self.plan.nodes):
+            port = self.bouncer.port if self.bouncer is not None and name in pooled else self.server.port
+            proxy = Proxy("127.0.0.1", port, Random(f"{self.plan.seed}/proxy/{name}"))
+            urls[name] = self.server.url(await proxy.start())
+            self.proxies[name] = proxy
+        return urls
 
     async def close(self) -> None:
         """Everything that it started, ended."""
@@ -79,8 +99,12 @@ class Nemesis:
             node.end()
         for proxy in self.proxies.values():
             await proxy.close()
+        if self.bouncer is not None:
+            self.bouncer.kill()
         if self.server is not None and self.server.answers():
             await asyncio.to_thread(self.server.stop)
+        if "diskfull" in self.plan.faults:
+            grounds.unmount(self.disk)
 
     async def haunt(self) -> None:
         """Break things through the faulted phase."""
@@ -94,6 +118,32 @@ class Nemesis:
         await asyncio.sleep(start - self.plan.now)
         await asyncio.gather(*(self._strike_on(end) for _ in range(AT_ONCE if len(self.nodes) > 1 else 1)))
 
+    async def watch(self) -> None:
+        """Write down when a node, or what it waits for, had to wait for a processor: that lateness is this machine's.
+
+        What it waits for are the database's processes, of which one serves it, the sink, and the proxies in here.
+        """
+        sink = json.loads(self.plan.path("sink.json").read_text())["pid"]
+        before: dict[int, float] = {}
+        start = clocks()
+        while True:
+            await asyncio.sleep(LOOK)
+            serving = self.server.processes() if self.server is not None else []
+            nodes = {name: node.pid for name, node in self.nodes.items()}
+            end = clocks()
+            now = {each: waited(each) for each in (sink, os.getpid(), *serving, *nodes.values())}
+            more = {each: at - before.get(each, at) for each, at in now.items()}
+            shared = more[sink] + more[os.getpid()] + max((more[each] for each in serving), default=0.0)
+            long = (end["mono"] - start["mono"]) / 1e9
+            lost = {name: min(long, shared + more[process]) for name, process in nodes.items()}
+            await asyncio.gather(*(
+                self.ledger.append(
+                    kind="starved", target=name, start_mono=start["mono"], end_mono=end["mono"], verified_start=True,
+                    verified_end=True, detail=round(each, 3),
+                ) for name, each in lost.items() if each > long / 2
+            ))  # fmt: skip
+            before, start = now, end
+
     async def _strike_on(self, end: float) -> None:
         bag: list[str] = []
         kinds = [*self.plan.faults, *(["client"] if self.proxies and "cut" in self.plan.faults else [])]
@@ -106,27 +156,29 @@ class Nemesis:
             if target is not None and self.plan.now + _longest(kind) < end:
                 self.busy.add(target)
                 try:
-                    await self.faults[kind](target)
+                    await (injectors.cut if kind == "client" else injectors.ALL[kind])(self, target)
                 finally:
                     self.busy.discard(target)
             await asyncio.sleep(self.chance.uniform(0.5, 2.5))
 
     def _target(self, kind: str) -> str | None:
         """What to strike: never all nodes at once, unless there is only one."""
-        if kind in ("dbstop", "client"):
-            name = "store" if kind == "dbstop" else "client"
+        if kind in OF_STORE or kind == "client":
+            name = "client" if kind == "client" else "store"
             return None if name in self.busy else name
+        if kind == "pool":  # of which it is the only way
+            return None if self.plan.nodes[-1] in self.busy else self.plan.nodes[-1]
         free = [name for name in self.nodes if name not in self.busy]
         return self.chance.choice(free) if len(free) > 1 or len(self.nodes) == 1 else None
 
-    async def _note(self, kind: str, target: str, start: dict[str, int], bit: bool, healed: bool, detail: Any) -> None:
+    async def note(self, kind: str, target: str, start: dict[str, int], bit: bool, healed: bool, detail: Any) -> None:
         self.count += 1
         await self.ledger.append(
             id=self.count, kind=kind, target=target, start_mono=start["mono"], end_mono=clocks()["mono"],
             verified_start=bit, verified_end=healed, detail=detail,
         )  # fmt: skip
 
-    async def _restart(self, node: NodeProcess) -> bool:
+    async def restart(self, node: NodeProcess) -> bool:
         """Start it until it comes: it may find the database gone."""
         for _ in range(10):
             node.launch()
@@ -136,73 +188,43 @@ class Nemesis:
             await asyncio.sleep(0.3)
         return False
 
-    async def kill(self, target: str) -> None:
-        """kill -9, and another start."""
-        node, start = self.nodes[target], clocks()
-        node.send(signal.SIGKILL)
-        bit = await node.ended(5) and node.code == -signal.SIGKILL
-        await asyncio.sleep(self.chance.uniform(0.2, 4))
-        await self._note("kill", target, start, bit, await self._restart(node), None)
+    async def upgrade_again(self) -> int:
+        """`timebell db upgrade`, as people run it; its exit code."""
+        try:
+            await self._run_timebell("db", "upgrade")
+        except RuntimeError:
+            return 1
+        return 0
 
-    async def freeze(self, target: str) -> None:
-        """SIGSTOP, for longer than a lease."""
-        node, start = self.nodes[target], clocks()
-        node.send(signal.SIGSTOP)
-        await asyncio.sleep(0.05)
-        bit = node.stopped
-        long = self.chance.uniform(LEASE + 1, LEASE + 4)
-        await asyncio.sleep(long)
-        node.send(signal.SIGCONT)
-        await asyncio.sleep(0.05)
-        await self._note("freeze", target, start, bit, node.alive and not node.stopped, round(long, 1))
+    async def _run_timebell(self, *words: str) -> str:
+        """A command on the database; what it prints. Raises RuntimeError when it fails."""
+        command = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "timebell.cli.main", *words, "--database", self.direct,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, cwd=self.plan.out,
+            env=environment(self.plan),
+        )  # fmt: skip
+        said, _ = await command.communicate()
+        if command.returncode:
+            raise RuntimeError(f"timebell {' '.join(words)} ended with {command.returncode}")
+        return said.decode().strip()
 
-    async def dbstop(self, target: str) -> None:
-        """An immediate stop of PostgreSQL, as in a crash, and its recovery."""
-        assert self.server is not None
-        start = clocks()
-        await asyncio.to_thread(self.server.stop)
-        bit = not self.server.answers()
-        await asyncio.sleep(self.chance.uniform(0.1, 4))
-        await asyncio.to_thread(self.server.start)
-        await self._note("dbstop", target, start, bit, self.server.answers(), None)
-
-    async def cut(self, target: str) -> None:
-        """Hold what a node and the database say to each other, or lose the replies to commits."""
-        proxy, start = self.proxies[target], clocks()
-        mode = self.chance.choice(MODES) if target != "client" else self.chance.choice(("replies", "replies", "down"))
-        proxy.cut(mode)
-        await asyncio.sleep(self.chance.uniform(2, 5) if target == "client" else self.chance.uniform(3, 20))
-        bit = proxy.bit > 0
-        proxy.heal()
-        kind = "client" if target == "client" else "cut"
-        await self._note(kind, target, start, bit, proxy.mode is None, mode)
-
-    async def churn(self, target: str) -> None:
-        """A node leaves in good order, and joins again."""
-        node, start = self.nodes[target], clocks()
-        node.send(signal.SIGTERM)
-        left = await node.ended(40) and node.code == 0
-        code = node.code
-        node.end()
-        await asyncio.sleep(self.chance.uniform(0.2, 3))
-        await self._note("churn", target, start, left, await self._restart(node), code)
-
-    async def point(self, target: str) -> None:
-        """kill -9 between two statements, or right before or after a commit."""
-        node, name = self.nodes[target], self.chance.choice(POINTS)
-        node.point.write_text(name)
-        bit = await node.ended(8)
-        start = clocks()
-        node.point.unlink(missing_ok=True)
-        if not bit:  # nothing of the kind came by
-            return
-        code = node.code
-        await asyncio.sleep(self.chance.uniform(0.2, 2))
-        await self._note("point", target, start, code == -signal.SIGKILL, await self._restart(node), name)
+    async def refuses_writes(self, seconds: float) -> bool:
+        """Whether, within so many seconds, the database cannot take a row, or is gone."""
+        until = self.plan.now + seconds
+        while self.plan.now < until:
+            try:
+                await asyncio.wait_for(asyncio.to_thread(fill_table, self.direct), 5)
+            except Exception:
+                return True
+            await asyncio.sleep(0.05)
+        return False
 
 
 def _longest(kind: str) -> float:
-    return {"freeze": LEASE + 5, "cut": 21.0, "point": 13.0, "churn": 8.0}.get(kind, 7.0)
+    return {
+        "freeze": LEASE + 5, "cut": 21.0, "drop": 21.0, "point": 13.0, "churn": 8.0, "clock": 22.0, "dbclock": 16.0,
+        "diskfull": 14.0,
+    }.get(kind, 7.0)  # fmt: skip
 
 
 async def main(plan: Plan) -> None:
@@ -215,12 +237,13 @@ async def main(plan: Plan) -> None:
             await asyncio.sleep(0.02)
         nemesis.plan = load(plan.out)
         haunting = asyncio.create_task(nemesis.haunt())
-        waiting = asyncio.create_task(over.wait())
+        waiting, watching = asyncio.create_task(over.wait()), asyncio.create_task(nemesis.watch())
         await asyncio.wait([haunting, waiting], return_when=asyncio.FIRST_COMPLETED)
         if haunting.done():
             haunting.result()
             write(plan.path("healed.json"), {"at": nemesis.plan.now})
         await over.wait()
         haunting.cancel()
+        watching.cancel()
     finally:
         await nemesis.close()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from timebell.torture import grounds
 from timebell.torture.plan import Plan, environment
 
 READY = b"Ready in"
@@ -21,6 +24,11 @@ class NodeProcess:
         self.plan, self.name, self.url = plan, name, url
         self.log = plan.path(f"{name}.log")
         self.point = plan.path(f"{name}.point")
+        self._clock = plan.path(f"{name}.clock")
+        self._told = plan.path(f"{name}.told")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
         self._process: subprocess.Popen[bytes] | None = None
         self._from = 0
 
@@ -32,14 +40,18 @@ class NodeProcess:
     def launch(self) -> None:
         """Begin to start it."""
         self._from = self.log.stat().st_size if self.log.exists() else 0
+        more = {}
+        if "clock" in self.plan.faults:
+            self.set_clock(0)
+            more = grounds.faked(self._clock) | {"TIMEBELL_TEST_TELL": str(self._told)}
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "timebell.cli.main", "run", "timebell.torture.app:app", "--roles",
-                 "planner,worker"],
+                 "planner,worker,api", "--port", str(self.port)],
                 cwd=self.plan.out, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env=environment(
                     self.plan, TIMEBELL_DATABASE_URL=self.url, TIMEBELL_NODE_NAME=self.name,
-                    TIMEBELL_TEST_POINT=str(self.point),
+                    TIMEBELL_TEST_POINT=str(self.point), **more,
                 ),
             )  # fmt: skip
 
@@ -75,6 +87,17 @@ class NodeProcess:
         except OSError:
             return False
 
+    def set_clock(self, seconds: float) -> None:
+        """Have its wall clock be so far off."""
+        self._clock.write_text(f"{seconds:+g}\n")
+
+    @property
+    def clock_offset(self) -> float:
+        """How far off its wall clock is, as it says itself."""
+        written = self._told.stat().st_mtime if self._told.exists() else time.time()
+        said = self._told.read_text().split() if self._told.exists() else []
+        return float(said[0]) - written if said else 0.0
+
     def send(self, number: signal.Signals) -> None:
         """A signal, to this very process."""
         if self.alive and self._process is not None:
@@ -93,3 +116,11 @@ class NodeProcess:
         if self._process is not None and self.alive:
             self._process.kill()
             self._process.wait()
+
+
+def waited(process: int) -> float:
+    """For how many seconds a process has waited for a processor, as the kernel counts it."""
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0

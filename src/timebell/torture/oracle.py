@@ -1,6 +1,7 @@
 """Which instants a recurrence has, by brute force: every second of a stretch of time is looked at.
 
-Nothing of `timebell.recurrence` is used here. Instants are whole seconds since 1970, UTC.
+Nothing of `timebell.recurrence` is used here. Instants are whole seconds since 1970, UTC. The zones are those of the
+`tzdata` package, as the product's are: the host's may be of another year, in which another law held.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from importlib import resources
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -31,14 +33,21 @@ def instants(spec: Mapping[str, Any], start: int, end: int) -> list[int]:
 
 def steady(timezone: str, start: int, end: int) -> bool:
     """Whether clocks there neither skip nor repeat anything from a day before to a day after."""
-    zone = ZoneInfo(timezone)
+    zone = place(timezone)
     days = range(start - 86_400, end + 86_401, 3600)
     return len({datetime.fromtimestamp(at, zone).utcoffset() for at in days}) == 1
 
 
+@cache
+def place(timezone: str) -> ZoneInfo:
+    """A zone by its name."""
+    with resources.files("tzdata.zoneinfo").joinpath(*timezone.split("/")).open("rb") as data:
+        return ZoneInfo.from_file(data, key=timezone)
+
+
 def _cron(expression: str, timezone: str, start: int, end: int) -> list[int]:
     """Six fields, seconds first. The day is one that both day fields name, as one of them is always a wildcard here."""
-    zone = ZoneInfo(timezone)
+    zone = place(timezone)
     fields = [_values(text, *limits) for text, limits in zip(expression.split(), LIMITS, strict=True)]
     found = []
     for at in range(start, end):

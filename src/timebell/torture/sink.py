@@ -8,6 +8,7 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import resource
 import signal
 from contextlib import suppress
@@ -108,7 +109,7 @@ async def main(plan: Plan) -> None:
     handlers = await asyncio.start_unix_server(sink.handler, plan.socket, backlog=1000)
     webhooks = await asyncio.start_server(sink.webhook, "127.0.0.1", 0, backlog=1000)
     began = clocks()["mono"]
-    write(plan.path("sink.json"), {"port": webhooks.sockets[0].getsockname()[1]})
+    write(plan.path("sink.json"), {"port": webhooks.sockets[0].getsockname()[1], "pid": os.getpid()})
     await over.wait()
     handlers.close()
     webhooks.close()

@@ -45,20 +45,31 @@ class _Made:
             self._fault(kind, node, at + chance.uniform(0, 4), chance.uniform(2, 5) + 16 * (kind == "freeze"))
             for kind, node, at in (("kill", "n1", 53), ("point", "n2", 60), ("freeze", "n3", 64))
         ]
+        self.step = self._fault("dbclock", "store", chance.uniform(70, 74), 8, detail=chance.choice([3.0, -3.0]))
+        self._fault("kill", "n1", 20, 5, bit=False)  # which explains nothing
         for number in range(30):
             self._shot(f"shot-{number}")
         for number in range(16):
             self._schedule(f"each-{number}", number)
         self._canary()
+        first, last = _us(0), _us(LENGTH)
+        seen = {(one["schedule"], one["due_us"]) for one in self.ledgers.effects if _planned(one)}
+        self.ledgers.records.append({
+            "what": "audit", "from_us": first, "to_us": last, "fired": len(seen), "differences": [],
+        })  # fmt: skip
         self.ledgers.intents.sort(key=lambda line: line["mono"])
         self.ledgers.effects.sort(key=lambda line: line["mono"])
 
-    def _fault(self, kind: str, target: str, start: float, long: float) -> tuple[float, float, str]:
+    def _fault(
+        self, kind: str, target: str, start: float, long: float, *, bit: bool = True, detail: float | None = None
+    ) -> tuple[float, float, str]:
         end = long if kind == "phase" else start + long
         self.ledgers.faults.append({
             "kind": kind, "target": target, "start_mono": _mono(start), "end_mono": _mono(end),
-            "verified_start": True, "verified_end": True,
+            "verified_start": bit, "verified_end": True, "detail": detail,
         })  # fmt: skip
+        if kind == "dbclock":
+            self.ahead = detail or 0.0
         return start, end, target
 
     def _ask(self, label: str, f: str, at: float, value: Any, body: Any = None, type_: str = "ok") -> float:
@@ -78,7 +89,13 @@ class _Made:
         value = {"kind": "once", "due_us": due_us, "nonce": f"nonce-{label}", "retry": RETRY}
         self._ask(label, "create", max(0.1, due - self.chance.uniform(1, 20)), value, type_="info")
         self._ask(label, "create", max(0.3, due - 0.9), value)
-        way = self.chance.choice(["", "", "", "early", "late"])
+        way = self.chance.choice(["", "", "", "early", "late", "moved"])
+        if way == "moved":
+            later = value | {"due_us": _us(due + 5)}
+            self._ask(label, "update", due - 0.4, later)
+            self._record(label, "once", due_us, "cancelled")
+            self._run(label, "once", due + 5, _us(due + 5))
+            return
         if way == "early":
             self._ask(label, "cancel", due - 0.4, None, {"outcome": "prevented", "attempt": 0})
             self._record(label, "once", due_us, "cancelled")
@@ -138,7 +155,7 @@ class _Made:
     def _run(self, label: str, kind: str, due: float, due_us: int, free: float = 0) -> float:
         """The attempts of one occurrence, and its record; when it was over."""
         chance = self.chance
-        start = self._up(max(due, free + 0.001) + chance.uniform(0.002, 0.2))
+        start = self._up(max(self._said(due), free + 0.001) + chance.uniform(0.002, 0.2))
         length = chance.choice([0.0, 0.1, 0.5])
         attempt, up = 1, [name for name in NODES if all(name != n or not x < start < y for x, y, n in self.strikes)]
         node = chance.choice(up or NODES)
@@ -153,6 +170,13 @@ class _Made:
         self._effect(label, kind, due_us, start, attempt, node, start + length)
         self._record(label, kind, due_us, "completed")
         return start + length
+
+    def _said(self, due: float) -> float:
+        """When the database's clock says so for the first time."""
+        a, b, _ = self.step
+        if self.ahead > 0 and a < due < b + self.ahead:
+            return max(a, due - self.ahead)
+        return min(b, due - self.ahead) if self.ahead < 0 and a < due < b else due
 
     def _up(self, at: float) -> float:
         """Then, or when the store is back."""
@@ -182,6 +206,10 @@ class _Made:
         })  # fmt: skip
         if exact:
             self.ledgers.records.append({"what": "row", "key": key, "label": label})
+
+
+def _planned(effect: dict[str, Any]) -> bool:
+    return effect["what"] == "recv" and not effect["once"] and not effect["key"].endswith(".manual")
 
 
 def _mono(at: float) -> int:

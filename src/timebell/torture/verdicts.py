@@ -13,18 +13,20 @@ from itertools import pairwise
 
 from timebell.torture import expected as expectations
 from timebell.torture.expected import EPSILON, LOCKS, STORE_BACK, TAKEOVER, Expected
-from timebell.torture.history import NODE_FAULTS, Effect, History, Occurrence
+from timebell.torture.history import NODE_FAULTS, STORE_FAULTS, Effect, History, Occurrence
 from timebell.torture.windows import match
 
 CLASSES = (
     "lost", "lost-unkeyed", "early", "late", "dup-unjustified", "zombie-send", "attempt-order", "key-unstable",
     "key-reused", "phantom", "after-cancel", "stale-generation", "during-pause", "overlap", "out-of-order", "retry",
     "incomplete", "signature", "cross-tenant", "dup-object", "lost-write", "phantom-success", "accounting",
-    "transaction", "not-healed",
+    "transaction", "not-healed", "audit",
 )  # fmt: skip
+LEASE = 15.0  # seconds
 ACK = 2.0  # seconds around an effect in which a fault may have kept its end from being recorded
 CLOCK = 0.001  # seconds of difference between two readings of one clock
-BREAKS = (*NODE_FAULTS, "dbstop")
+BREAKS = (*NODE_FAULTS, *STORE_FAULTS)
+HOLDS = ("freeze", "cut", "drop", "pool")  # faults in which what a node has locked stays locked for a while
 RUN = 4.0  # seconds that an attempt may have run before it was struck
 COLD = 3.0  # seconds that a node which has just come may take for its first batch
 
@@ -48,6 +50,7 @@ class Verdict:
     late: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     recovery: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     justified: int = 0
+    audited: dict[str, int] = field(default_factory=dict)
     targets: list[tuple[str, float, bool]] = field(default_factory=list)
     """(schedule, due, fired) of what had to happen, for the picture."""
 
@@ -71,7 +74,7 @@ class Check:
         """Every rule, once."""
         rules: list[Callable[[], None]] = [
             self._occurrences, self._effects, self._keys, self._turns, self._unkeyed, self._accounting,
-            self._objects, self._transactions, self._healed,
+            self._objects, self._transactions, self._healed, self._audited,
         ]  # fmt: skip
         for rule in rules:
             rule()
@@ -111,7 +114,7 @@ class Check:
         if reason == "overlap":
             return value.get("overlap") == "skip" and self._busy(one)
         missed_after = value.get("missed_after", 60.0)
-        broken = self.history.touching(one.due, one.due + missed_after + EPSILON, *BREAKS, "stall")
+        broken = self.history.touching(one.due, one.due + missed_after + EPSILON, *BREAKS, "dbclock", "stall")
         if reason in ("missed", "coalesced"):
             return bool(broken) and value.get("catch_up") == ("latest" if reason == "coalesced" else "skip")
         return False
@@ -126,8 +129,10 @@ class Check:
                 until += TAKEOVER
             if effect.occurrence != one.occurrence and effect.at - EPSILON <= one.since + EPSILON and until >= one.due:
                 return True
-        # One that was claimed and has not arrived yet, as its node was struck: it will, later.
-        return bool(self.history.touching(one.due - TAKEOVER, one.due + EPSILON, *BREAKS))
+        # One before it that was claimed and has not arrived, as its node was struck: it does, later.
+        return bool(self.history.touching(one.due - TAKEOVER, one.due + EPSILON, *BREAKS)) and any(
+            effect.due_us < one.due_us and effect.at > one.due for effect in self.history.by_thing[one.thing.label]
+        )
 
     def _lateness(self, one: Expected, effects: list[Effect]) -> None:
         """First success, or first arrival where the sink itself failed the attempts before."""
@@ -140,7 +145,8 @@ class Check:
         phase = next((name for name, (a, b) in self.history.phases.items() if a <= one.due < b), "recovery")
         if since <= one.since:
             self.found.late[phase].append(first.at - since)
-        allowed = self._allowed(since, first)
+        allowed = self._allowed(since, first) + self.history.unsure(since)
+        took -= self.history.starved(since, first.at)
         if took > allowed:
             self._say("late", one.thing.label, one.due, f"{took:.3f} s of able time, allowed {allowed:g}")
 
@@ -160,7 +166,7 @@ class Check:
         """Able seconds it may have taken, given what was broken meanwhile."""
         history, until = self.history, first.at
         nodes = history.touching(since - TAKEOVER, until, *NODE_FAULTS)
-        stores = history.touching(since - STORE_BACK, until, "dbstop")
+        stores = history.touching(since - STORE_BACK, until, *STORE_FAULTS)
         lost = first.attempt - 1
         if lost and (nodes or stores):
             by = since
@@ -172,7 +178,7 @@ class Check:
             allowed = COLD
         if stores:
             allowed = max(allowed, STORE_BACK)
-        if any(fault.kind in ("freeze", "cut") for fault in nodes):
+        if any(fault.kind in HOLDS for fault in nodes):
             allowed = max(allowed, LOCKS)
         return allowed
 
@@ -199,7 +205,8 @@ class Check:
         for before, after in pairwise(effects):
             ended = before.ended if before.ended is not None else before.at
             hasty = before.attempt + 1 == after.attempt and after.at - ended < retry["delay"] * 0.9
-            if before in refused and hasty and before.plan != "hang" and not self._struck(before, after):
+            sure = not self.history.unsure(ended)
+            if before in refused and hasty and sure and before.plan != "hang" and not self._struck(before, after):
                 self._say("retry", one.thing.label, one.due, f"again after {after.at - ended:.3f} s")
         last = effects[-1] if effects else None
         settled = one.word == "must" and last is not None and self.history.end - last.at > TAKEOVER + EPSILON
@@ -214,12 +221,14 @@ class Check:
 
     def _twice(self, before: Effect, after: Effect) -> None:
         history, until = self.history, before.ended if before.ended is not None else before.at
-        broken = history.touching(before.at - ACK, until + ACK, *BREAKS, node=before.node)
+        broken = bool(history.touching(before.at - ACK, until + ACK, *BREAKS, node=before.node))
+        # One that the machine kept from renewing its lease is as good as frozen.
+        broken = broken or history.starved(before.at - ACK, until + LEASE) > LEASE / 2
         if after.attempt == before.attempt:
             self._say("attempt-order", before.label, after.at, f"attempt {after.attempt} arrived twice")
         elif after.attempt < before.attempt:
-            froze = history.touching(before.at - TAKEOVER * 3, after.at + ACK, "freeze", "cut", node=after.node)
-            if not froze:
+            held = history.touching(after.at - ACK, after.at, *HOLDS, node=after.node)
+            if not any(fault.start <= before.at for fault in held):  # it was not away when the other one took over
                 self._say("zombie-send", before.label, after.at, f"attempt {after.attempt} after {before.attempt}")
             self.found.counts["zombie"] += 1
         if before.ok and not broken:
@@ -243,7 +252,8 @@ class Check:
         strangers: dict[str, set[int]] = defaultdict(set)
         for effect in self.history.effects:
             thing = self.history.things.get(effect.label)
-            early = effect.due_us / 1e6 - effect.wall / 1e9
+            ahead = self.history.true(effect.due_us) - self.history.due(effect.due_us)
+            early = effect.due_us / 1e6 - max(0.0, ahead) - effect.wall / 1e9
             if early > CLOCK:
                 self._say("early", effect.label, effect.at, f"by {early:.4f} s")
             if not effect.signed:
@@ -297,7 +307,11 @@ class Check:
         for label, ones in musts.items():
             effects = self.history.by_thing[label]
             slack = 10.0 if any(effect.refused for effect in effects) else 0.0
-            windows = [(one.due - CLOCK, self._closes(one) + slack) for one in ones]
+            unsure = [self.history.unsure(one.due) for one in ones]
+            windows = [
+                (one.due - CLOCK - more, self._closes(one) + slack + more)
+                for one, more in zip(ones, unsure, strict=True)
+            ]
             missing = len(windows) - match(windows, [effect.at for effect in effects if effect.ok])
             if missing:
                 self._say("lost-unkeyed", label, ones[0].due, f"{missing} of {len(windows)}")
@@ -305,9 +319,10 @@ class Check:
     def _closes(self, one: Expected) -> float:
         history, since = self.history, one.since
         if not history.touching(since - TAKEOVER, since + EPSILON, *BREAKS):
-            return history.down.deadline(since, EPSILON)
+            return history.down.deadline(since, EPSILON + history.starved(since, since + TAKEOVER))
         many = len(history.touching(since - TAKEOVER, since + 3 * TAKEOVER, *BREAKS))
-        return history.down.deadline(since, TAKEOVER * (1 + many))
+        able = TAKEOVER * (1 + many) + history.starved(since, since + TAKEOVER * (1 + many))
+        return history.down.deadline(since, able)
 
     def _accounting(self) -> None:
         """Every instant has exactly one record, and it says what the sink saw."""
@@ -339,12 +354,16 @@ class Check:
             later = thing.once and self.history.due(thing.value["due_us"]) > self.history.end
             if created and not deleted and not later and thing.label not in kept:
                 self._say("lost-write", thing.label, thing.steps[0].completed, "acknowledged, and not there")
+        moves = {
+            thing.label: sum(step.f == "update" and step.type != "fail" for step in thing.steps)
+            for thing in self.history.things.values() if thing.once
+        }  # fmt: skip
         ids: dict[str, set[object]] = defaultdict(set)
         for record in self.history.records:
             if record["what"] == "schedule" or (record["what"] == "job" and record["kind"] == "once"):
                 ids[record["label"]].add(record["id"])
         for label, several in ids.items():
-            if len(several) > 1:
+            if len(several) > 1 + min(1, moves.get(label, 0)):  # what was rescheduled once is two jobs
                 self._say("dup-object", label, 0.0, f"{len(several)} objects of one request")
 
     def _transactions(self) -> None:
@@ -372,10 +391,23 @@ class Check:
                     self._say("not-healed", record["label"], due, f"still {record['state']}")
         self._store_back()
 
+    def _audited(self) -> None:
+        """What the product's own audit says: no difference, and at least as many that started as were seen."""
+        for said in self.history.audits:
+            for one in said["differences"]:
+                self._say("audit", one["schedule"], 0.0, f"{one['finding']} at {one['at']}: {one['detail']}")
+            seen = sum(
+                kind == "planned" and said["from_us"] <= due_us < said["to_us"]
+                for _, kind, due_us in self.history.by_occurrence
+            )
+            self.found.audited = {"fired": said["fired"], "seen": seen, "differences": len(said["differences"])}
+            if said["fired"] < seen:
+                self._say("audit", "all", 0.0, f"{said['fired']} started by the audit, {seen} seen")
+
     def _store_back(self) -> None:
         """How long it took, from each return of the database, until all that was due meanwhile had started."""
         things = self.history.things
-        for fault in self.history.touching(0, self.history.end, "dbstop"):
+        for fault in self.history.touching(0, self.history.end, *STORE_FAULTS):
             firsts = [
                 effects[0].at - fault.end for key, effects in self.history.by_occurrence.items()
                 if fault.start < self.history.due(key[2]) < fault.end and effects[0].attempt == 1

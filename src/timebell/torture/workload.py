@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from timebell.recurrence import Cron, Every, RRule, Spec
 from timebell.torture import oracle
@@ -53,7 +52,7 @@ class Workload:
                     "timezone": zone}  # fmt: skip
         if draw < 50:
             second = chance.randrange(60)
-            local = datetime.fromtimestamp(now + chance.randrange(20, 120), ZoneInfo(zone))
+            local = datetime.fromtimestamp(now + chance.randrange(20, 120), oracle.place(zone))
             expression = chance.choice([
                 f"*/{chance.choice([2, 3, 5, 10, 15])} * * * * *", f"*/{chance.choice([4, 6, 12, 20])} * * * * *",
                 f"{second},{(second + 30) % 60} * * * * *", f"{second} * * * * *",

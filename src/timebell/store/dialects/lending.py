@@ -52,6 +52,8 @@ async def _whole(work: Coroutine[Any, Any, R]) -> R:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # of which nobody else hears any more
         raise
 
 

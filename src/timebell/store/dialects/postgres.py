@@ -17,10 +17,12 @@ import asyncpg
 import orjson
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoneFree
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
 from timebell.errors import StoreError, StoreUnreachable, TimebellError
+from timebell.store.dialects import pooler
 from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
 from timebell.store.dialects.lending import lend, lend_here, nothing_more
 from timebell.store.statement import Statement
@@ -30,6 +32,8 @@ from timebell.store.types import in_utc
 CHANNEL = "timebell"
 LENT = 5  # connections kept for transactions of handlers, and as many more when they are in use
 LENT_PATIENCE = 3600.0  # seconds; the attempt's own timeout comes first
+ASKED = 5  # connections for the transactions of requests, and as many more: they never take those of the engine
+ASKED_PATIENCE = 5.0  # seconds until a request is told that there is none
 KEPT = 4  # connections that hot operations keep to themselves
 NOTIFY_EVERY = 0.05  # seconds; NOTIFY takes a lock over all commits, so never one per job
 _TYPES = {
@@ -118,6 +122,7 @@ class PostgresStore:
         self._kept: list[AsyncConnection] = []
         # Apart from those of the engine, which would go short of connections while handlers take their time.
         self._lent: AsyncEngine | None = None
+        self._asked: AsyncEngine | None = None
         self._lent_to_threads: Engine | None = None
         self._lending = threading.Lock()
         self._listener: asyncpg.Connection[Any] | None = None
@@ -137,11 +142,12 @@ class PostgresStore:
                 await self._listener.close(timeout=1)
             self._listener = None
         await self._dispose()
-        if self._lent is not None:
-            await self._lent.dispose()
+        for engine in (self._lent, self._asked):
+            if engine is not None:
+                await engine.dispose()
         if self._lent_to_threads is not None:
             self._lent_to_threads.dispose()
-        self._loop = self._lent = self._lent_to_threads = None
+        self._loop = self._lent = self._asked = self._lent_to_threads = None
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
@@ -194,14 +200,20 @@ class PostgresStore:
     @contextlib.asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
         """As in Store."""
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._settle_on(loop)
+        if self._asked is None:
+            self._asked = engine_for(self.url, pool_size=ASKED, patience=ASKED_PATIENCE)
         try:
-            async with self._engine.connect() as connection:
+            async with self._asked.connect() as connection:
                 await connection.execution_options(isolation_level="READ COMMITTED")
                 async with lend(connection, self.join, nothing_more):
                     yield connection
+        except NoneFree as busy:
+            raise unreachable(self.url, busy) from busy
         except (*_GONE, DBAPIError, asyncpg.PostgresError) as failed:
             if _lost(failed):
-                await self._dispose()
+                await self._asked.dispose()
                 raise unreachable(self.url, failed) from failed
             raise
 
@@ -222,6 +234,8 @@ class PostgresStore:
 
     async def listen(self, poke: Callable[[str], None]) -> bool:
         """As in Store. Call it again now and then: it connects anew when the connection was lost."""
+        if pooler.pooled(_plain(self.url)):
+            return False
         if self._listener is None or self._listener.is_closed():
             try:
                 self._listener = await asyncpg.connect(_plain(self.url), timeout=5, command_timeout=10)
@@ -274,6 +288,8 @@ class PostgresStore:
                 async with self._connection(keep) as connection:
                     answer, wants_notify = await self._on(connection, way, operation, args, kwargs)
                 break
+            except NoneFree as busy:
+                raise unreachable(self.url, busy) from busy
             except (*_GONE, DBAPIError, asyncpg.PostgresError) as failed:
                 cause = getattr(failed, "orig", None) or failed
                 state = getattr(cause, "sqlstate", None)
@@ -305,9 +321,10 @@ class PostgresStore:
                 with contextlib.suppress(Exception):
                     self._kept.pop().sync_connection.detach()  # type: ignore[union-attr]
             self._engine.sync_engine.dispose(close=False)
-            if self._lent is not None:
-                self._lent.sync_engine.dispose(close=False)
-            self._lent = self._listener = self._notifying = None
+            for engine in (self._lent, self._asked):
+                if engine is not None:
+                    engine.sync_engine.dispose(close=False)
+            self._lent = self._asked = self._listener = self._notifying = None
         self._loop = loop
 
     async def _dispose(self) -> None:
@@ -368,7 +385,7 @@ def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_onl
     `patience` is how many seconds to wait for a connection while all are in use.
     """
     settings = SETTINGS | ({"default_transaction_read_only": "on"} if read_only else {})
-    return create_async_engine(
+    engine = create_async_engine(
         _address(url),
         isolation_level="AUTOCOMMIT",
         pool_size=pool_size,
@@ -376,18 +393,22 @@ def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_onl
         pool_timeout=patience,
         connect_args={"server_settings": settings, "timeout": 5, "command_timeout": 30},
     )
+    pooler.heed(engine, _plain(url))
+    return engine
 
 
 def _engine_for_threads(url: str) -> Engine:
     """Another, of psycopg, for code that blocks. Raises TimebellError (PSYCOPG_MISSING)."""
-    options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
+    options: dict[str, Any] = {"options": " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())}
+    if pooler.pooled(_plain(url)):
+        options = {"application_name": SETTINGS["application_name"], "prepare_threshold": None}
     try:
         return create_engine(
             make_url(_plain(url)).set(drivername="postgresql+psycopg"),
             pool_size=LENT,
             max_overflow=LENT,
             pool_timeout=LENT_PATIENCE,
-            connect_args={"options": options, "connect_timeout": 5},
+            connect_args={"connect_timeout": 5, **options},
         )
     except ImportError as missing:
         raise TimebellError(
@@ -423,8 +444,9 @@ def _lost(failed: BaseException) -> bool:
     cause = getattr(cause, "__cause__", None) or cause
     state = getattr(cause, "sqlstate", None) or ""
     return (
-        isinstance(cause, _GONE)
-        or state.startswith(("08", "57P", "53"))
+        isinstance(failed, _GONE)  # a timeout's own cause is a cancellation
+        or isinstance(cause, _GONE)
+        or state.startswith(("08", "57P", "53", "25P03"))  # the last: this node stood still in a transaction
         or bool(getattr(failed, "connection_invalidated", False))
     )
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import orjson
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import NullPool
 
@@ -269,9 +269,14 @@ class SqliteStore:
         with self._lent_to_threads.connect() as connection, lend_here(connection, self.dialect, finish):
             yield connection
 
-    def begin(self) -> contextlib.AbstractAsyncContextManager[Any]:
+    @contextlib.asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
         """As in Store."""
-        return self.lend(nothing_more)
+        try:
+            async with self.lend(nothing_more) as connection:
+                yield connection
+        except (DBAPIError, sqlite3.Error) as failed:
+            raise translate(failed, self._path) from failed
 
     def passes(self, failed: BaseException) -> bool:
         """As in Store: writers wait for each other."""

@@ -107,12 +107,25 @@ def _requested(tx: Transaction, new: Sequence[NewJob], on_conflict: str) -> dict
     existing = {str(row["id"]): str(row["job_id"]) for row in tx.fetch(USED_REQUESTS, used)} if used else {}
     if existing and on_conflict != "keep":
         job = next(job for job in new if job.id in existing)
-        raise Conflict(
-            f"The client request id {job.request_id!r} was used before, for job {existing[job.id]}.",
-            code="SCHEDULE_CLIENT_REQUEST_ID_IN_USE", existing=existing[job.id],
-            fix="It is the same request: use that job. For a new intent, send a new id.",
-        )  # fmt: skip
+        raise _in_use(job.request_id, existing[job.id])
     return existing
+
+
+def _in_use(request_id: str | None, job_id: str) -> Conflict:
+    return Conflict(
+        f"The client request id {request_id!r} was used before, for job {job_id}.",
+        code="SCHEDULE_CLIENT_REQUEST_ID_IN_USE", existing=job_id,
+        fix="It is the same request: use that job. For a new intent, send a new id.",
+    )  # fmt: skip
+
+
+def requested(tx: Transaction, tenant_id: str, request_id: str, on_conflict: str) -> str | None:
+    """The job that a request id made, if it was used before; unless that is to be kept, as a Conflict."""
+    same = (requests.c.tenant_id == tenant_id) & (requests.c.request_id == request_id)
+    job_id = tx.execute(select(requests.c.job_id).where(same)).scalar()
+    if job_id is not None and on_conflict != "keep":
+        raise _in_use(request_id, str(job_id))
+    return None if job_id is None else str(job_id)
 
 
 def _request(job: NewJob) -> ColumnElement[bool]:

@@ -1,0 +1,27 @@
+"""A disk without room: what is asked for meanwhile is refused, as by a database that does not answer, and not made."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from timebell.app import Timebell
+from timebell.errors import StoreUnreachable
+
+NO_MORE = "PRAGMA max_page_count = 1"  # than there are
+
+
+def test_a_request_on_a_full_disk_is_told_that_the_database_does_not_answer(sqlite_url: str) -> None:
+    async def ask() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        await app.open()
+        with pytest.raises(StoreUnreachable, match="full"):
+            async with app.store.begin() as connection:
+                await connection.run_sync(lambda sync: sync.exec_driver_sql(NO_MORE).close())
+                for _ in range(20):
+                    await app.schedule_at("a", payload="x" * 60_000, connection=connection)
+        assert list(await app.list()) == []
+        await app.close()
+
+    asyncio.run(ask())

@@ -1,0 +1,43 @@
+"""A database that takes connections and says nothing, as behind a cut cable: reported as one that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from timebell.errors import StoreUnreachable
+from timebell.store.dialects import pooler
+from timebell.store.dialects.postgres import PostgresStore
+
+
+@asynccontextmanager
+async def _silent(said: bytes) -> AsyncIterator[str]:
+    """The address of one that goes silent after its first words."""
+    over = asyncio.Event()
+
+    async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        await over.wait()
+        writer.close()
+
+    server = await asyncio.start_server(joined, "127.0.0.1", 0)
+    yield f"postgresql://nobody@127.0.0.1:{server.sockets[0].getsockname()[1]}/none"
+    over.set()
+    server.close()
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["known address", "new address"])
+def test_silence_is_no_answer(seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> None:
+        async with _silent(b"N") as url:
+            if seen:
+                monkeypatch.setitem(pooler._pooled, url, False)
+            store = PostgresStore(url)
+            with pytest.raises(StoreUnreachable):
+                await store.reading()
+            await store.close()
+
+    asyncio.run(ask())
