@@ -25,6 +25,7 @@ async def test_the_platform_makes_tenants_and_an_admin_sees_its_own(make: Make) 
         assert made.status_code == 201
         assert made.json()["limits"] == {
             "schedules": 3, "pendingJobs": None, "payloadBytesPerDay": None, "requestsPerSecond": None,
+            "jobsAtOnce": None, "startsPerMinute": None,
         }  # fmt: skip
         is_problem(await web.post("/tenants", {"id": "acme"}, key=everywhere), 409, "TENANT_EXISTS")
         is_problem(await web.post("/tenants", {"id": "x"}, key=ours), 403, "ROLE_TOO_LOW")
@@ -126,6 +127,13 @@ async def test_s33_payload_bytes_a_day(make: Make) -> None:
         used = (await web.get("/tenants/acme/usage", key=key)).json()
         assert 1200 < used["payloadBytes"] <= 2000
         assert used["requests"] == 4
+
+
+async def test_s33_jobs_at_once_and_starts_a_minute(make: Make) -> None:
+    async with make(open_here=False) as web:
+        key = await _limited(web, jobsAtOnce=2, startsPerMinute=9)
+        shown = (await web.get("/tenants/acme", key=key)).json()["limits"]
+        assert (shown["jobsAtOnce"], shown["startsPerMinute"]) == (2, 9)
 
 
 async def test_s33_requests_a_second(make: Make) -> None:

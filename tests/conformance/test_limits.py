@@ -18,7 +18,7 @@ from timebell.model.job import Attempt, Hold
 from timebell.model.limits import Limits
 from timebell.store.schema import finished
 from timebell.store.schema import jobs as table_of_jobs
-from timebell.store.sql import dead, healing, jobs, ledger, limits, queues, turns, unheard
+from timebell.store.sql import admission, dead, healing, jobs, ledger, limits, queues, tenants, turns, unheard
 
 from .helpers import (
     ANYONE,
@@ -553,3 +553,45 @@ async def test_groups_are_shared_between_tenants_too(store: Store) -> None:
     taken = await store.run(limits.claim_limited, lane("q"), ANYONE, NODE, 6, after(seconds=10), ["a", "b"])
     assert Counter(one.tenant_id for one in taken)["b"] == 1
     assert len(taken) == 6
+
+
+# What a tenant may run at once, over all queues.
+
+
+@stored
+async def test_a_claim_puts_back_what_its_tenant_may_not_start_and_lets_it_go_when_there_is_room(store: Store) -> None:
+    await store.run(tenants.put, "acme", {"jobs_at_once": 2}, T0)
+    mine = await _add(store, 5, tenant_id="acme")
+    others = await _add(store, 2, tenant_id="beta")
+    assert await store.run(admission.limited) == {"acme"}
+    given = (limits.claim_shares, lane("q"), ANYONE, NODE, 100, T0, [])
+    taken, put_back = await store.run(admission.claim_admitted, {"acme"}, T0, *given)
+    assert {one.id for one in taken} == {*mine[:2], *others}
+    assert put_back == 3
+    waits = await get(store, mine[2])
+    assert (waits.state, waits.hold, waits.attempt, waits.node_id) == (JobState.PENDING, Hold.TENANT, 0, None)
+    assert await store.run(admission.let_go, T0) == 0
+    await store.hot(jobs.end, [ending(next(one for one in taken if one.id == mine[0]))])
+    assert await store.run(admission.let_go, T0) == 1
+    assert (await store.run(admission.claim_admitted, {"acme"}, T0, *given))[0][0].id == mine[2]
+    await store.run(tenants.put, "acme", {"jobs_at_once": None}, T0)
+    assert await store.run(admission.limited) == set()
+    assert {one.id for one in await claim(store, at=T0, queue="q")} == set(mine[3:])
+
+
+@stored
+async def test_nodes_that_claim_at_once_do_not_pass_the_limit_of_a_tenant_together(store: Store) -> None:
+    await store.run(tenants.put, "acme", {"jobs_at_once": 3, "starts_per_minute": 5}, T0)
+    await _add(store, 40, tenant_id="acme")
+
+    async def take(node: str) -> list[Attempt]:
+        given = (limits.claim_shares, lane("q"), ANYONE, node, 4, T0, [])
+        return list((await store.run(admission.claim_admitted, {"acme"}, T0, *given))[0])
+
+    async def end(attempts: list[Attempt]) -> None:
+        await store.hot(jobs.end, [ending(attempt) for attempt in attempts])
+
+    first = [attempt for taken in await asyncio.gather(*map(take, [NODE, OTHER_NODE] * 4)) for attempt in taken]
+    assert len(first) == 3
+    await end(first)
+    assert await store.run(admission.let_go, T0) == 2  # so many more in this minute

@@ -29,6 +29,8 @@ class LimitsIn(Body):
     schedules: Most = None
     pending_jobs: Most = None
     payload_bytes_per_day: Annotated[Most, Field(description="Of the bodies of changes, by days of UTC.")] = None
+    jobs_at_once: Annotated[Most, Field(description="Running or with outside workers, over all nodes.")] = None
+    starts_per_minute: Annotated[Most, Field(description="Attempts begun in any minute, over all nodes.")] = None
 
 
 class LimitsOut(Shown):
@@ -38,6 +40,8 @@ class LimitsOut(Shown):
     schedules: int | None
     pending_jobs: int | None
     payload_bytes_per_day: int | None
+    jobs_at_once: int | None
+    starts_per_minute: int | None
 
 
 class TenantIn(Body):
@@ -145,4 +149,5 @@ def limits_json(limits: Limits) -> dict[str, int | None]:
     return {
         "requestsPerSecond": limits.requests_per_second, "schedules": limits.schedules,
         "pendingJobs": limits.pending_jobs, "payloadBytesPerDay": limits.payload_bytes_per_day,
+        "jobsAtOnce": limits.jobs_at_once, "startsPerMinute": limits.starts_per_minute,
     }  # fmt: skip

@@ -104,11 +104,20 @@ def show_tenants(database: str | None, form: str | None) -> None:
         return [tenant async for tenant in _pages(app, tenants.page)]
 
     found = [_tenant(tenant) for tenant in _run(app, read)]
-    head = ("TENANT", "MADE", "SCHEDULES", "PENDING JOBS", "BYTES A DAY", "REQUESTS A SECOND")
+    head = (
+        "TENANT",
+        "MADE",
+        "SCHEDULES",
+        "PENDING JOBS",
+        "BYTES A DAY",
+        "REQUESTS A SECOND",
+        "JOBS AT ONCE",
+        "STARTS A MINUTE",
+    )
     listed(found, _form(app, form), head, lambda one: (
         one["id"], one["createdAt"][:10],
         *("-" if one[name] is None else f"{one[name]:,}"
-          for name in ("schedules", "pendingJobs", "payloadBytesPerDay", "requestsPerSecond")),
+          for name in list(one)[2:]),
     ))  # fmt: skip
 
 
@@ -193,5 +202,6 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
     return {
         "id": tenant.id, "createdAt": format_instant(tenant.created_at), "schedules": limits.schedules,
         "pendingJobs": limits.pending_jobs, "payloadBytesPerDay": limits.payload_bytes_per_day,
-        "requestsPerSecond": limits.requests_per_second,
+        "requestsPerSecond": limits.requests_per_second, "jobsAtOnce": limits.jobs_at_once,
+        "startsPerMinute": limits.starts_per_minute,
     }  # fmt: skip

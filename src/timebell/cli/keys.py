@@ -84,6 +84,8 @@ def tenant_quota(
     pending_jobs: Most = None,
     payload_bytes_per_day: Most = None,
     requests_per_second: Most = None,
+    jobs_at_once: Most = None,
+    starts_per_minute: Most = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -92,7 +94,8 @@ def tenant_quota(
 
     given = {
         "schedules": schedules, "pending_jobs": pending_jobs, "payload_bytes_per_day": payload_bytes_per_day,
-        "requests_per_second": requests_per_second,
+        "requests_per_second": requests_per_second, "jobs_at_once": jobs_at_once,
+        "starts_per_minute": starts_per_minute,
     }  # fmt: skip
     limits = {limit: most or None for limit, most in given.items() if most is not None}
     keyring.put_tenant(name, limits, database, output, make=False)

@@ -60,6 +60,8 @@ class Completer:
         for ending in batch:
             self.node.held.pop(ending.id, None)
         self.node.counters.ended += len(batch)
+        if self.node.limited:
+            self.node.working.poke()  # a tenant may have room for another
 
     async def _write_singly(self, batch: list[Ending]) -> None:
         """Write a batch that the store refused, without the ending that it is for: that attempt's lease runs out."""

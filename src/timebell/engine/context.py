@@ -79,6 +79,8 @@ class Node:
     healed: Healed = field(default_factory=Healed)
     """The report of all looks for lost work since it started."""
     channels: Channels = field(default_factory=Channels)
+    limited: frozenset[str] = frozenset()
+    """The tenants of which not everything that is due may start, as of the last heartbeat."""
     stopping: bool = False
     drain_asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when someone elsewhere asked this node to finish what it runs and leave."""

@@ -16,7 +16,7 @@ from timebell.engine.context import Held, Known, Node
 from timebell.engine.runner import Runner
 from timebell.model.job import Attempt
 from timebell.model.routes import Routes, route_by_name
-from timebell.store.sql import jobs, limits, schedules
+from timebell.store.sql import admission, jobs, limits, schedules
 
 log = logging.getLogger("timebell.worker")
 
@@ -63,6 +63,8 @@ class Worker:
         free = [hands for hands in self.hands if hands.free > 0 and hands.routes]
         if node.stopping or not free:
             return None
+        if node.limited:
+            await node.store.run(admission.let_go, node.clock.now())
         routes = free[0].routes if len(free) == 1 else self.routes
         lanes = await node.store.hot(jobs.lanes, routes, node.clock.now())
         now = node.clock.now()
@@ -93,6 +95,8 @@ class Worker:
             later.append(node.clock.now() + timedelta(seconds=self._pause))
             self._pause = min(self._pause * 2, LONGEST)
             node.counters.claim_conflicts += any(hands.free for hands in free)
+        if node.limited:  # of those that wait for their minute to be over some may start
+            later.append(now + timedelta(seconds=1))
         if not node.listening:
             later.append(now + timedelta(seconds=node.options.poll))
         return min(later, default=None)
@@ -105,12 +109,15 @@ class Worker:
         store, what = node.store, (lane, hands.routes, node.id, most)
         tenants = await self._turns(lane, most)
         sent = node.clock.monotonic()
-        if lane.limited:
-            attempts = await store.run(limits.claim_limited, *what, node.clock.now(), tenants)
-        elif tenants:
-            attempts = await store.run(limits.claim_shares, *what, node.clock.now(), tenants)
+        now, put_back = node.clock.now(), 0
+        take = limits.claim_limited if lane.limited else limits.claim_shares
+        if node.limited:
+            claim = (take, *what, now, tenants)
+            attempts, put_back = await store.run(admission.claim_admitted, node.limited, now, *claim)
+        elif lane.limited or tenants:
+            attempts = await store.run(take, *what, now, tenants)
         else:
-            attempts = await store.hot(jobs.claim, *what, node.clock.now())
+            attempts = await store.hot(jobs.claim, *what, now)
         await self._learn(attempts)
         lease_until = sent + node.options.lease
         for attempt in attempts:
@@ -121,7 +128,7 @@ class Worker:
             self.tasks.add(held.task)
             held.task.add_done_callback(self.tasks.discard)
         node.counters.started += len(attempts)
-        return len(attempts)
+        return len(attempts) + put_back
 
     async def _turns(self, lane: jobs.Lane, most: int) -> list[str]:
         """The tenants that share a late lane, those first whose turn is next; none where nobody has to."""

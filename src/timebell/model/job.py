@@ -73,6 +73,7 @@ class Hold(StrEnum):
     UNHEARD = "unheard"
     RECOVER = "recover"
     GROUP = "group"
+    TENANT = "tenant"
     STOPPING = "stopping"
     """Of a running job: a later occurrence has asked it to stop and waits for it."""
 

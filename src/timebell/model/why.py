@@ -247,6 +247,8 @@ def _end(facts: Facts, job: Job, now: datetime) -> str:
             Hold.OVERLAP: "It waits for its turn, behind other jobs of the schedule.",
             Hold.UNHEARD: f"It waits for a node that listens to {job.topic}: none does.",
             Hold.RECOVER: "It waits for timebell recover: the outage left too much to be made up for unasked.",
+            Hold.GROUP: "It waits for its turn, as many of its group run as may.",
+            Hold.TENANT: "It waits: its tenant has as many running, or has started as many this minute, as it may.",
             Hold.STOPPING: "It was asked to stop, to make way for a later occurrence.",
         }[job.hold]
     if job.state is not JobState.PENDING:

@@ -37,6 +37,8 @@ tenants = Table(
     Column("created_at", Instant, nullable=False),
     # What it may use, as JSON: see tenancy/limits.py.
     Column("limits", Text),
+    # When its jobs started, of late, as JSON; only of one whose jobs are limited: see model/limits.py.
+    Column("starts", Text),
 )
 
 schedules = Table(
@@ -156,6 +158,7 @@ _OWNED = text("owner_id IS NOT NULL")
 _DEAD = text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")
 _SHARED = text("state = 'pending' AND hold IS NULL AND shared")
 _IN_GROUP = text("hold = 'group'")
+_OF_TENANT = text("hold = 'tenant'")
 _WAITING = text("local_time IS NOT NULL AND state = 'pending'")
 
 jobs = Table(
@@ -198,6 +201,15 @@ jobs = Table(
         "run_at",
         postgresql_where=_IN_GROUP,
         sqlite_where=_IN_GROUP,
+    ),
+    # Which is next of those that wait for their tenant to have room.
+    Index(
+        "timebell_jobs_of_tenant",
+        "tenant_id",
+        "priority",
+        "run_at",
+        postgresql_where=_OF_TENANT,
+        sqlite_where=_OF_TENANT,
     ),
     Index(
         "timebell_jobs_running",

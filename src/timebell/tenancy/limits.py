@@ -18,6 +18,10 @@ class Limits:
     schedules: int | None = None
     pending_jobs: int | None = None
     payload_bytes_per_day: int | None = None
+    jobs_at_once: int | None = None
+    """Running or with outside workers, over all nodes."""
+    starts_per_minute: int | None = None
+    """Attempts begun in any minute, over all nodes."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
@@ -31,6 +35,11 @@ class Limits:
                     fix=f"Give whole numbers above 0 for {', '.join(known)}.",
                 )  # fmt: skip
         return cls(**given)
+
+    @property
+    def of_running(self) -> bool:
+        """Whether its jobs may have to wait for their turn."""
+        return self.jobs_at_once is not None or self.starts_per_minute is not None
 
     def to_json(self) -> dict[str, int]:
         """Those that are set."""

@@ -41,9 +41,12 @@ STUCK = Statement(
 # word that is none of ours.
 RELEASE = Statement(
     "UPDATE timebell_jobs SET hold = NULL WHERE hold IS NOT NULL AND state = 'pending'"
-    " AND (hold NOT IN ('overlap', 'unheard', 'recover', 'group') OR (hold = 'overlap' AND schedule_id IS NULL)"
+    " AND (hold NOT IN ('overlap', 'unheard', 'recover', 'group', 'tenant')"
+    " OR (hold = 'overlap' AND schedule_id IS NULL)"
     " OR (hold = 'group' AND (group_name IS NULL OR queue NOT IN (SELECT name FROM timebell_queues"
-    " WHERE concurrency_per_group IS NOT NULL)))) RETURNING id"
+    " WHERE concurrency_per_group IS NOT NULL)))"
+    " OR (hold = 'tenant' AND tenant_id NOT IN (SELECT id FROM timebell_tenants WHERE starts IS NOT NULL)))"
+    " RETURNING id"
 )
 HELD = Statement(
     "SELECT hold, count(*) AS held FROM (SELECT hold FROM timebell_jobs WHERE hold IS NOT NULL LIMIT :most) AS h"

@@ -10,8 +10,9 @@ from typing import Any
 import orjson
 from sqlalchemy import Row, select, update
 
+from timebell.model.job import Hold
 from timebell.model.page import Page
-from timebell.store.schema import tenants
+from timebell.store.schema import jobs, tenants
 from timebell.store.sql.ledger import make_tenants
 from timebell.store.transaction import Transaction
 from timebell.tenancy.limits import Limits
@@ -29,7 +30,7 @@ class Tenant:
 def limits(tx: Transaction, id_: str) -> Limits:
     """The limits of a tenant; none for one that is not there yet."""
     found = tx.execute(select(tenants.c.limits).where(tenants.c.id == id_)).scalar()
-    return _read_limits(found)
+    return read_limits(found)
 
 
 def find(tx: Transaction, id_: str) -> Tenant | None:
@@ -43,7 +44,12 @@ def put(tx: Transaction, id_: str, changes: Mapping[str, int | None], now: datet
     make_tenants(tx, {id_}, now)
     row = tx.execute(select(tenants).where(tenants.c.id == id_).with_for_update()).one()
     changed = Limits.read({**_read(row).limits.to_json(), **changes})
-    tx.execute(update(tenants).where(tenants.c.id == id_).values(limits=orjson.dumps(changed.to_json()).decode()))
+    starts = (row.starts or "[]") if changed.of_running else None
+    kept = orjson.dumps(changed.to_json()).decode()
+    tx.execute(update(tenants).where(tenants.c.id == id_).values(limits=kept, starts=starts))
+    if starts is None and row.starts is not None:  # nothing waits for its limits any more
+        tx.execute(update(jobs).where(jobs.c.hold == Hold.TENANT.value, jobs.c.tenant_id == id_).values(hold=None))
+        tx.notify()
     return Tenant(id_, row.created_at, changed)
 
 
@@ -57,8 +63,9 @@ def page(tx: Transaction, limit: int, after: str | None) -> Page[Tenant]:
 
 
 def _read(row: Row[Any]) -> Tenant:
-    return Tenant(row.id, row.created_at, _read_limits(row.limits))
+    return Tenant(row.id, row.created_at, read_limits(row.limits))
 
 
-def _read_limits(text: str | None) -> Limits:
+def read_limits(text: str | None) -> Limits:
+    """Limits as they are kept."""
     return Limits(**orjson.loads(text)) if text else Limits()
