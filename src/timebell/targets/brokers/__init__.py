@@ -56,7 +56,6 @@ KINDS = {
     "nats": Kind("nats", "NatsTarget", "nats", "nats"),
     "sqs": Kind("sqs", "SqsTarget", "aiobotocore", "sqs"),
 }
-WRITTEN = frozenset({"bullmq", "celery", "redis-stream"})
 
 
 def installed(kind: str) -> bool:

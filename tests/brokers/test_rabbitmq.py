@@ -1,0 +1,93 @@
+"""The target `rabbitmq` against a real RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import aio_pika
+import pytest
+
+from tests.brokers.conformance import Conformance, Got, read
+from tests.queue_servers import RabbitMQ
+
+# A handshake that is cut off leaves its transport to the collector: the library's affair.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+class TestRabbitmq(Conformance):
+    kind = "rabbitmq"
+    starts = RabbitMQ
+    place: ClassVar[dict[str, Any]] = {"queue": "mails"}
+    missing: ClassVar[dict[str, Any]] = {"queue": "nowhere"}
+    too_large = 65_536  # of its configuration; the payload alone reaches it
+    invalid: ClassVar[list[dict[str, Any]]] = [
+        {}, {"queue": ""}, {"queue": "q" * 256}, {"queue": "é" * 128}, {"queue": 7}, {"queue": "q", "exchange": "e"},
+        {"queue": "q", "routingKey": "k"}, {"routingKey": "k"}, {"exchange": "e", "routingKey": "a\nb"},
+        {"queue": "q", "url": "amqp://elsewhere"}, {"queue": "q", "ack": "never"}, {"queue": "q", "body": "xml"},
+    ]  # fmt: skip
+
+    def wrong_password(self, server: Any) -> str:
+        return str(server.url.replace("guest@", "secret@"))
+
+    async def prepare(self, server: Any) -> None:
+        async with await aio_pika.connect(server.url) as connection:
+            channel = await connection.channel()
+            await (await channel.declare_queue("mails", durable=True)).purge()
+
+    async def received(self, server: Any) -> list[Got]:
+        got = []
+        async with await aio_pika.connect(server.url) as connection:
+            queue = await (await connection.channel()).get_queue("mails")
+            while message := await queue.get(fail=False):
+                assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+                headers = {name: str(value) for name, value in message.headers.items()}
+                got.append(Got(str(message.message_id), read(message.body), headers))
+        return got
+
+    def test_what_no_queue_is_bound_for_is_no_success(self, server: Any) -> None:
+        """An exchange drops what it has no queue for, and confirms it all the same, unless asked not to."""
+
+        async def test() -> None:
+            await self.prepare(server)
+            async with await aio_pika.connect(server.url) as connection:
+                channel = await connection.channel()
+                exchange = await channel.declare_exchange("events", aio_pika.ExchangeType.TOPIC, durable=True)
+                async with self.at(server.url) as deliver:
+                    to = {"exchange": "events", "routingKey": "billing.due"}
+                    outcome = await deliver(to)
+                    assert (outcome.code, outcome.retryable) == ("MESSAGE_REFUSED", True)
+                    assert "billing.due" in outcome.error
+                    await (await channel.get_queue("mails")).bind(exchange, "billing.*")
+                    assert (await deliver(to)).delivered
+                    await channel.exchange_delete("events")
+                    assert (await deliver(to)).code == "MESSAGE_REFUSED"
+                    assert (await deliver(self.place)).delivered
+            assert len(await self.received(server)) == 2
+
+        asyncio.run(test())
+
+    def test_a_missing_exchange(self, server: Any) -> None:
+        async def test() -> None:
+            async with self.at(server.url) as deliver:
+                outcome = await deliver({"exchange": "nowhere"})
+                assert (outcome.code, outcome.retryable) == ("MESSAGE_REFUSED", True)
+
+        asyncio.run(test())
+
+    def test_a_queue_that_is_full_and_says_so(self, server: Any) -> None:
+        async def test() -> None:
+            async with await aio_pika.connect(server.url) as connection:
+                channel = await connection.channel()
+                full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+                await channel.declare_queue("small", durable=True, arguments=full)  # type: ignore[arg-type]
+                async with self.at(server.url) as deliver:
+                    outcomes = [await deliver({"queue": "small"}) for _ in range(3)]
+            assert outcomes[0].delivered
+            assert (outcomes[-1].code, outcomes[-1].retryable) == ("MESSAGE_REFUSED", True)
+
+        asyncio.run(test())
+
+    def test_a_virtual_host_that_is_not_there(self, server: Any) -> None:
+        outcome = asyncio.run(self.once(server.url + "nowhere"))
+        assert (outcome.code, outcome.counts) == ("BROKER_REFUSED", False)

