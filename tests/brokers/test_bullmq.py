@@ -43,7 +43,7 @@ async def test_a_worker_takes_the_job_and_its_report_completes_it(store_url: str
 
 async def test_published_is_enough_unless_reports_are_asked_for(sqlite_url: str, redis: Redis) -> None:
     async with scene(sqlite_url, broker_bullmq_url=redis.url) as here:
-        done = await here.job(await here.due("mail.digest", target(name="digest")), "completed")
+        done = await here.job(await here.due("mail.digest", target(jobName="digest")), "completed")
         assert done.result == {"messageId": done.occurrence_key, "queue": "mail"}
         async with Client.from_url(redis.url, decode_responses=True) as client:
             assert await client.lrange("bull:mail:wait", 0, -1) == [done.occurrence_key]

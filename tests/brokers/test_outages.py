@@ -111,7 +111,7 @@ async def test_without_a_connection_a_kind_is_refused(kind: str, sqlite_url: str
     ("kind", "bad"),
     [
         ("bullmq", {"queue": None}), ("bullmq", {"queue": "a:b"}), ("bullmq", {"queue": ""}),
-        ("bullmq", {"queue": "x" * 201}), ("bullmq", {"name": 7}), ("bullmq", {"prefix": " a"}),
+        ("bullmq", {"queue": "x" * 201}), ("bullmq", {"jobName": 7}), ("bullmq", {"prefix": " a"}),
         ("bullmq", {"connection": "redis://10.0.0.1"}), ("bullmq", {"url": "redis://10.0.0.1"}),
         ("bullmq", {"ack": "maybe"}), ("bullmq", {"ack": ["reported"]}), ("bullmq", {"body": "xml"}),
         ("bullmq", {"body": {}}), ("celery", {"task": "a\nb"}), ("celery", {"body": "cloudevents"}),

@@ -27,6 +27,7 @@ ACK = 2.0  # seconds around an effect in which a fault may have kept its end fro
 CLOCK = 0.001  # seconds of difference between two readings of one clock
 BREAKS = (*NODE_FAULTS, *STORE_FAULTS)
 HOLDS = ("freeze", "cut", "drop", "pool")  # faults in which what a node has locked stays locked for a while
+QUEUED = 90  # runs that wait for each other, of the 100 that may: some end while others come
 RUN = 4.0  # seconds that an attempt may have run before it was struck
 COLD = 3.0  # seconds that a node which has just come may take for its first batch
 
@@ -111,13 +112,26 @@ class Check:
         if len(states) != 1 or states[0][0] != "skipped":
             return False
         reason, value = states[0][1], one.thing.value
+        if reason == "overlap" and value.get("overlap") == "queue":
+            return self._queued(one) >= QUEUED
         if reason == "overlap":
             return value.get("overlap") == "skip" and self._busy(one)
         missed_after = value.get("missed_after", 60.0)
-        broken = self.history.touching(one.due, one.due + missed_after + EPSILON, *BREAKS, "dbclock", "stall")
+        late = one.due + missed_after + EPSILON
+        broken = self.history.touching(one.due, late, *BREAKS, "dbclock", "stall") or (
+            self.history.down.able(one.due, late) < late - one.due  # the only node had left in good order
+        )
         if reason in ("missed", "coalesced"):
             return bool(broken) and value.get("catch_up") == ("latest" if reason == "coalesced" else "skip")
         return False
+
+    def _queued(self, one: Expected) -> int:
+        """How many runs of the schedule were due before, and came, or came again, later: they were live by then."""
+        history = self.history
+        return sum(
+            label == one.thing.label and due_us < one.due_us and effects[-1].at > one.due
+            for (label, _, due_us), effects in history.by_occurrence.items()
+        )
 
     def _busy(self, one: Expected) -> bool:
         """Whether an earlier run of the schedule may have been live when this one was due, or decided on."""
@@ -126,13 +140,11 @@ class Check:
             if effect.refused or effect.ended is None or not effect.delivered:
                 until += EPSILON
             if self.history.touching(effect.at - ACK, until, *BREAKS):
-                until += TAKEOVER
+                until = self.history.down.deadline(until, TAKEOVER)
             if effect.occurrence != one.occurrence and effect.at - EPSILON <= one.since + EPSILON and until >= one.due:
                 return True
-        # One before it that was claimed and has not arrived, as its node was struck: it does, later.
-        return bool(self.history.touching(one.due - TAKEOVER, one.due + EPSILON, *BREAKS)) and any(
-            effect.due_us < one.due_us and effect.at > one.due for effect in self.history.by_thing[one.thing.label]
-        )
+        # One before it that had not arrived yet, and did later: why, is a question of its own lateness.
+        return self._queued(one) > 0
 
     def _lateness(self, one: Expected, effects: list[Effect]) -> None:
         """First success, or first arrival where the sink itself failed the attempts before."""

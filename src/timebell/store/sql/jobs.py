@@ -409,7 +409,7 @@ def _attempt(tx: Transaction, row: Row, now: datetime, state: JobState = JobStat
         row["kind"], row["timezone"], row["payload"], row["metadata"], row["target"], row["queue"],
         row["retry"], row["timeout"], from_db(row["expires_at"]), row["attempt"], row["tries"],
         bool(row["serial"]), row["errors"], row["revision"], from_db(row["run_at"]), now, state, row["group_name"],
-        row["priority"], row["replays"],
+        priority=row["priority"], replays=row["replays"],
     )  # fmt: skip
 
 

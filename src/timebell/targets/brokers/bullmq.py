@@ -23,10 +23,10 @@ LOWEST = 2_097_152  # BullMQ's least urgent priority
 
 
 class BullmqTarget(Broker):
-    """Options: `queue`; `prefix` (default "bull") and `name`, the job's name (default: the topic)."""
+    """Options: `queue`; `prefix` (default "bull") and `jobName` (default: the topic)."""
 
     kind = "bullmq"
-    options = frozenset({"queue", "prefix", "name"})
+    options = frozenset({"queue", "prefix", "jobName"})
 
     def __init__(self, url: str | None, *, server: str, secret_key: str | None) -> None:
         super().__init__(url, server=server, secret_key=secret_key)
@@ -37,7 +37,7 @@ class BullmqTarget(Broker):
         read = {"queue": word(options, "queue"), "prefix": word(options, "prefix", "bull")}
         if ":" in read["queue"]:
             raise invalid("queue has a colon, which BullMQ keeps for its own keys.")
-        return read | ({"name": word(options, "name")} if "name" in options else {})
+        return read | ({"jobName": word(options, "jobName")} if "jobName" in options else {})
 
     async def publish(self, url: str, message: Message, options: dict[str, Any]) -> dict[str, Any] | Outcome:
         """An attempt after the first looks what became of the job that was published before."""
@@ -54,7 +54,7 @@ class BullmqTarget(Broker):
                 job = await Job.fromId(queue, message.id)
                 if job is not None:
                     await job.updateData(message.body)
-        await queue.add(options.get("name", delivery.topic), message.body, job_options(message.id, delivery))
+        await queue.add(options.get("jobName", delivery.topic), message.body, job_options(message.id, delivery))
         return {"queue": options["queue"]}
 
     def failure(self, error: Exception) -> Outcome | None:
