@@ -48,13 +48,17 @@ class FakeFcm:
         self.ca = str(Path(self._folder.name) / "ca.pem")
         self.credentials = (Path(self._folder.name) / "credentials.json").read_text()
         """A service account, as JSON: what TIMEBELL_FCM_CREDENTIALS takes."""
-        self.tls = ssl.create_default_context(cafile=self.ca)
+        self._own = ssl.create_default_context(cafile=self.ca)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
+
+    def tls(self) -> ssl.SSLContext:
+        """A new one that trusts it, as the `tls` of a FcmProvider."""
+        return ssl.create_default_context(cafile=self.ca)
 
     @property
     def pid(self) -> int:
@@ -110,7 +114,7 @@ class FakeFcm:
         return found
 
     def _ask(self, method: str, what: str, body: Any = None) -> Any:
-        connection = http.client.HTTPSConnection("localhost", self.port, context=self.tls, timeout=30)
+        connection = http.client.HTTPSConnection("localhost", self.port, context=self._own, timeout=30)
         try:
             connection.request(method, f"/fake/{what}", None if method == "GET" else json.dumps(body))
             answer = connection.getresponse()
