@@ -9,7 +9,7 @@ from typing import Any
 
 from timebell.client.jobs import text
 from timebell.engine.context import Options
-from timebell.errors import InvalidInput
+from timebell.errors import InvalidInput, Refused
 from timebell.model.policy import Unheard
 from timebell.model.routes import COMPLETES
 from timebell.settings import Settings
@@ -42,6 +42,7 @@ def offered(chosen: Settings) -> list[str]:
     """The kinds of targets that a node is set up for, besides handlers."""
     configured = {
         "http": chosen.webhook_signing_secret, "command": chosen.command_enabled, "alert": chosen.alert_urls,
+        "push": chosen.fcm_credentials,
     }  # fmt: skip
     return [*(kind for kind, value in configured.items() if value), *_queues(chosen)]
 
@@ -71,6 +72,8 @@ def target(kind: str, chosen: Settings, now: Callable[[], datetime]) -> Target:
         from timebell.targets.command import CommandTarget
 
         return CommandTarget(enabled=chosen.command_enabled)
+    if kind == "push":
+        return push_target(chosen, now)
     if kind == "alert":
         from timebell.engine.alert_target import AlertTarget
         from timebell.observe.alerts import Channels
@@ -92,6 +95,32 @@ def target(kind: str, chosen: Settings, now: Callable[[], datetime]) -> Target:
     return HttpTarget(
         chosen.webhook_signing_secret, chosen.webhook_timeout, now=now, guard=guard, secret_key=chosen.secret_key
     )
+
+
+def push_target(chosen: Settings, now: Callable[[], datetime]) -> Target:
+    """The target `push`. Raises Refused (FCM_CREDENTIALS_MISSING, EXTRA_MISSING)."""
+    from timebell.targets.push.google import check_installed
+    from timebell.targets.push.provider import Provider
+    from timebell.targets.push.target import PushTarget
+
+    credentials = chosen.fcm_credentials
+    if credentials is None:
+        raise Refused(
+            "There are no credentials of FCM to push with.", code="FCM_CREDENTIALS_MISSING",
+            fix="Set TIMEBELL_FCM_CREDENTIALS_FILE to the JSON key of a service account.",
+        )  # fmt: skip
+
+    check_installed()
+
+    def provider() -> Provider:
+        from timebell.targets.push.fcm import FcmProvider
+
+        return FcmProvider(
+            credentials, now=now, url=chosen.fcm_url, connections=chosen.fcm_connections,
+            per_minute=chosen.fcm_messages_per_minute,
+        )  # fmt: skip
+
+    return PushTarget(provider, now)
 
 
 def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Target]) -> dict[str, Any] | None:
@@ -118,7 +147,7 @@ def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Targ
             "A job does not say where its queue is.", code="TARGET_OPTIONS_INVALID",
             fix="Leave connection out: the operator sets it.",
         )  # fmt: skip
-    return {"kind": kind, "options": find(known_kind(kind)).check(asked)}
+    return {"kind": kind, "options": find("push" if kind == "push" else known_kind(kind)).check(asked)}
 
 
 def known_kind(kind: Any) -> str:
@@ -126,6 +155,6 @@ def known_kind(kind: Any) -> str:
     if not isinstance(kind, str) or kind not in KINDS:
         raise InvalidInput(
             f"There is no target {kind!r:.60}.", code="TARGET_UNKNOWN",
-            fix=f'The kinds are {", ".join(KINDS)}; or give {{"name": ...}} of one that was made before.',
+            fix=f'The kinds are {", ".join((*KINDS, "push"))}; or give {{"name": ...}} of one that was made before.',
         )  # fmt: skip
     return kind

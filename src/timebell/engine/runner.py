@@ -63,6 +63,8 @@ class Runner:
         now = clock.now()
         if attempt.expires_at is not None and attempt.expires_at <= now:
             return self._mark(attempt, decide.expired(attempt.id, attempt.number, now))
+        delivery = self._delivery(attempt, now)
+        delivery.completion = within
         try:
             target = decode(attempt.target)
             name = None if target is None else target.get("name")
@@ -70,7 +72,7 @@ class Runner:
             if clock.monotonic() >= held.lease_until:  # another node may have it already: send nothing
                 held.drop = "lost"
                 return None
-            outcome = await self._deliver(attempt, target, found, now, within)
+            outcome = await self._deliver(attempt, target, found, now, delivery)
             ending = self._ending(attempt, outcome)
         except Snooze as snooze:
             later = clock.now() + timedelta(seconds=snooze.delay)
@@ -86,15 +88,15 @@ class Runner:
                 ending = self._again(attempt, clock.now())
             else:
                 raise
+        if ending.state is not JobState.COMPLETED:
+            ending.progress = delivery.progress
         return self._mark(attempt, ending)
 
     async def _deliver(
-        self, attempt: Attempt, target: dict[str, Any] | None, found: Found | None, now: datetime, within: Within
+        self, attempt: Attempt, target: dict[str, Any] | None, found: Found | None, now: datetime, delivery: Delivery
     ) -> Outcome:
         """Deliver to what was `found` under the name that the target has, else to the target itself."""
         kind = "handler" if target is None else target["kind"]
-        delivery = self._delivery(attempt, now)
-        delivery.completion = within
         if attempt.number == 1:  # later attempts are late on purpose
             lag = (now - attempt.run_at).total_seconds()
             counters, known = (
@@ -238,6 +240,7 @@ def delivery_of(
         attempt.timezone, attempt.scheduled_at, now, attempt.schedule_id, name, attempt.occurrence_key,
         attempt.number, list(upcoming), replays=attempt.replays,
         retry=node.retry_of(attempt, decode(attempt.retry)), priority=attempt.priority, expires_at=attempt.expires_at,
+        earlier=decode(attempt.errors) or [],
     )  # fmt: skip
 
 
@@ -251,16 +254,29 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     ending.code = None if ending.code is None else legible(ending.code, 100)
     ending.error = None if ending.error is None else legible(ending.error, 4000)
     delivered = attempt.used is not None and ending.state in (JobState.COMPLETED, JobState.DISPATCHED)
-    if ending.error is not None or delivered:
+    postponed = ending.progress is not None and ending.error is None
+    if ending.error is not None or postponed or delivered:
+        error = "It was postponed; what was done is kept." if postponed else ending.error
         line: dict[str, Any] = {
             "attempt": ending.attempt, "startedAt": attempt.started_at.isoformat(), "endedAt": ending.at.isoformat(),
-            "node": node_id, "code": ending.code, "error": None if ending.error is None else ending.error[:1000],
+            "node": node_id, "code": "POSTPONED" if postponed else ending.code,
+            "error": None if error is None else error[:1000],
         }  # fmt: skip
         if attempt.used is not None:
             line["target"] = attempt.used
         earlier = decode(attempt.errors) or []
+        if ending.progress is not None:
+            line["progress"] = ending.progress
+        if ending.progress is not None or ending.state is JobState.COMPLETED:  # the newest, or the result, says it all
+            earlier = [_without_progress(each) for each in earlier]
         ending.errors = encode([*earlier, line][-KEPT_ATTEMPTS:], "attempts", limit=KEPT_BYTES)
+    elif ending.state is JobState.COMPLETED and '"progress"' in (attempt.errors or ""):  # its result says more
+        ending.errors = encode([_without_progress(each) for each in decode(attempt.errors)], limit=KEPT_BYTES)
     return ending
+
+
+def _without_progress(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: said for name, said in line.items() if name != "progress"}
 
 
 def _code_class(kind: str, outcome: Outcome) -> str:

@@ -263,3 +263,5 @@ class Ending:
     watched: bool = False
     grouped: str | None = None
     """Of a running job of a group: its queue."""
+    progress: Any = None
+    """JSON: what was done before it ended, for the next attempt to know."""

@@ -72,6 +72,10 @@ class Delivery:
     priority: int = 0
     expires_at: datetime | None = None
     """When a job that has not started is void."""
+    earlier: list[dict[str, Any]] = field(default_factory=list)
+    """The attempts before, as the job's `attempts` shows them; the last `progress` among them is the newest."""
+    progress: Any = None
+    """JSON that a target sets to what it has done so far: kept with the attempt unless it completes the job."""
 
 
 @dataclass(slots=True)

@@ -19,15 +19,11 @@ from urllib.parse import urlsplit
 
 from timebell.errors import InvalidInput
 from timebell.targets.push.answers import answer_of
-from timebell.targets.push.google import MISSING, ServiceAccount, TokenUnavailable
+from timebell.targets.push.google import ServiceAccount, TokenUnavailable
+from timebell.targets.push.http2 import UNPROCESSED, Broken, Headers, Line
 from timebell.targets.push.message import Message
 from timebell.targets.push.pace import Pace
 from timebell.targets.push.provider import Answer, Fate, Told
-
-try:
-    from timebell.targets.push.http2 import UNPROCESSED, Broken, Headers, Line
-except ImportError:
-    raise MISSING from None
 
 log = logging.getLogger("timebell.push")
 
@@ -64,7 +60,10 @@ class FcmProvider:
     """A project of Firebase, as its service account (`credentials`: the key's JSON).
 
     `connections`: at most so many. `per_minute`: the project's quota. `timeout` (seconds): for one answer. `now` is
-    aware. `tls` is this provider's own. Raises InvalidInput (FCM_CREDENTIALS_INVALID, FCM_URL_INVALID), Refused (PUSH_EXTRA_MISSING).
+    aware. `ca`: a file of the
+    authorities to trust in place of the system's.
+
+    Raises InvalidInput (FCM_CREDENTIALS_INVALID, FCM_URL_INVALID), Refused (PUSH_EXTRA_MISSING).
     """
 
     name = "fcm"
@@ -78,9 +77,9 @@ class FcmProvider:
         connections: int = 4,
         per_minute: int = 600_000,
         timeout: float = 15.0,
-        tls: ssl.SSLContext | None = None,
+        ca: str | None = None,
     ) -> None:
-        self._account = ServiceAccount(credentials, tls)
+        self._account = ServiceAccount(credentials, ca)
         place = urlsplit(url)
         if place.scheme != "https" or not place.hostname or place.path.strip("/"):
             raise InvalidInput(
@@ -88,7 +87,8 @@ class FcmProvider:
             )
         self._host, self._port, self._authority = place.hostname, place.port or 443, place.netloc
         self._now, self._connections, self._per_minute, self._timeout = now, connections, per_minute, timeout
-        self._tls = tls
+        self._ca = ca
+        self._tls: ssl.SSLContext | None = None  # the system's authorities take a while to load
         self._pace: Pace | None = None
         self._lines: list[Line] = []
         self._opening: set[asyncio.Task[None]] = set()
@@ -186,7 +186,8 @@ class FcmProvider:
         return [
             (":method", "POST"), (":scheme", "https"), (":authority", self._authority),
             (":path", f"/v1/projects/{self._account.project}/messages:send"),
-            ("authorization", f"Bearer {self._token}"), ("content-type", "application/json"), ("user-agent", "timebell"),
+            ("authorization", f"Bearer {self._token}"), ("content-type", "application/json"),
+            ("user-agent", "timebell"),
         ]  # fmt: skip
 
     def _ended(self, item: _Item, result: Any) -> None:
@@ -197,7 +198,9 @@ class FcmProvider:
             if item.tries < TRIES:
                 self._waiting.appendleft(item)
                 return
-            self._tell(item, Answer(Fate.AGAIN, code="STREAM_REFUSED", error="FCM refuses streams.", after=CONNECT_PAUSE))
+            self._tell(
+                item, Answer(Fate.AGAIN, code="STREAM_REFUSED", error="FCM refuses streams.", after=CONNECT_PAUSE)
+            )
         elif isinstance(result, Broken):
             self._tell(item, Answer(Fate.UNKNOWN, code=result.code, error=result.why))
         else:
@@ -263,8 +266,7 @@ class FcmProvider:
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
         if self._tls is None:
-            self._tls = ssl.create_default_context()
-        with suppress(NotImplementedError):
+            self._tls = ssl.create_default_context(cafile=self._ca)
             self._tls.set_alpn_protocols(["h2"])
         line = Line(self._headers(), self._ended, self._changed, STREAMS)
         try:
@@ -308,10 +310,8 @@ class FcmProvider:
         """Once a second while there is something: what takes too long, and connections nobody uses."""
         self._timer = None
         now = asyncio.get_running_loop().time()
-        self._give_back(
-            Answer(Fate.AGAIN, code="PACED", error="The quota's pace left no room in time.", after=2.0, costs_nothing=True),
-            now - PATIENCE,
-        )  # fmt: skip
+        error = "The quota's pace left no room in time."
+        self._give_back(Answer(Fate.AGAIN, code="PACED", error=error, after=2.0, costs_nothing=True), now - PATIENCE)
         for line in list(self._lines):
             if line.streams:
                 line.idle_since = now

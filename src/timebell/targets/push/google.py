@@ -7,6 +7,7 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from importlib.util import find_spec
 from typing import Any
 
 from timebell.errors import InvalidInput, Refused
@@ -16,9 +17,18 @@ AHEAD = 300.0
 """Seconds before its end in which a token is replaced."""
 EXCHANGE_SECONDS = 10.0
 
-MISSING = Refused(
-    "Push needs packages that are not installed.", code="PUSH_EXTRA_MISSING", fix='pip install "timebell[push]"'
-)  # fmt: skip
+
+def check_installed() -> None:
+    """Raises Refused (PUSH_EXTRA_MISSING)."""
+    try:
+        missing = [name for name in ("google.auth", "hpack") if find_spec(name) is None]
+    except ModuleNotFoundError:
+        missing = ["google.auth"]
+    if missing:
+        raise Refused(
+            f"Push needs packages that are not installed ({', '.join(missing)}).", code="PUSH_EXTRA_MISSING",
+            fix='pip install "timebell[push]"',
+        )  # fmt: skip
 
 
 class TokenUnavailable(Exception):
@@ -35,12 +45,11 @@ class ServiceAccount:
     Raises InvalidInput (FCM_CREDENTIALS_INVALID), Refused (PUSH_EXTRA_MISSING).
     """
 
-    def __init__(self, credentials: str, tls: ssl.SSLContext | None = None) -> None:
-        try:
-            from google.oauth2 import service_account
-        except ImportError:
-            raise MISSING from None
-        self._tls = tls
+    def __init__(self, credentials: str, ca: str | None = None) -> None:
+        check_installed()
+        from google.oauth2 import service_account
+
+        self._ca = ca
         try:
             info = json.loads(credentials)
             self.project: str = info["project_id"]
@@ -90,7 +99,9 @@ class ServiceAccount:
         try:
             await asyncio.to_thread(self._google.refresh, self._request)
         except TransportError as failed:
-            raise TokenUnavailable(f"Google's token endpoint cannot be reached: {failed}"[:300], lasting=False) from failed
+            raise TokenUnavailable(
+                f"Google's token endpoint cannot be reached: {failed}"[:300], lasting=False
+            ) from failed
         except (GoogleAuthError, ValueError) as failed:
             lasting = not getattr(failed, "retryable", False)
             raise TokenUnavailable(f"Google gives no access token: {failed}"[:300], lasting=lasting) from failed
@@ -104,9 +115,10 @@ class ServiceAccount:
 
         if not url.startswith("https://"):
             raise TransportError("the token endpoint of the credentials is no https address")  # type: ignore[no-untyped-call]
+        tls = ssl.create_default_context(cafile=self._ca)
         asked = urllib.request.Request(url, data=body, headers=headers or {}, method=method)  # noqa: S310
         try:
-            with urllib.request.urlopen(asked, timeout=EXCHANGE_SECONDS, context=self._tls) as answer:  # noqa: S310
+            with urllib.request.urlopen(asked, timeout=EXCHANGE_SECONDS, context=tls) as answer:  # noqa: S310
                 data = answer.read()
             self._lasts = float(json.loads(data).get("expires_in", 0))  # google-auth keeps an instant of its own clock
             return _Answer(answer.status, dict(answer.headers), data)

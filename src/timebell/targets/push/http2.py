@@ -153,7 +153,8 @@ class Line(asyncio.Protocol):
         """As in Protocol."""
         self._transport, self.closed = cast("asyncio.Transport", transport), asyncio.get_running_loop().create_future()
         settings = b"".join(
-            name.to_bytes(2, "big") + value.to_bytes(4, "big") for name, value in ((ENABLE_PUSH, 0), (INITIAL_WINDOW, WINDOW))
+            name.to_bytes(2, "big") + value.to_bytes(4, "big")
+            for name, value in ((ENABLE_PUSH, 0), (INITIAL_WINDOW, WINDOW))
         )  # fmt: skip
         window = (WINDOW - 65_535).to_bytes(4, "big")
         self._out += PREFACE + _frame(SETTINGS, 0, 0, settings) + _frame(WINDOW_UPDATE, 0, 0, window)

@@ -1,4 +1,4 @@
-"""A push message: built once for all who get it, checked before anything is sent, shown as the JSON a phone reads. Pure.
+"""A push message: built once for all who get it, checked before it is sent, shown as the JSON a phone reads. Pure.
 
 The limits are those that FCM documents for `projects.messages`: 4096 bytes of payload, 2048 to topics; data of strings
 only, under keys it does not keep to itself; a TTL of at most 28 days; conditions of at most five topics.
@@ -82,7 +82,9 @@ def check(content: Content, kind: To) -> None:
         raise _invalid("The message is empty", "Give a title, a body or data.")
     for key, value in content.data.items():
         if not isinstance(value, str):
-            raise _invalid(f"data.{key:.60} is {value!r:.60}; a phone reads strings only", 'Write "{{payload.x|string}}".')
+            raise _invalid(
+                f"data.{key:.60} is {value!r:.60}; a phone reads strings only", 'Write "{{payload.x|string}}".'
+            )
         if not key or _RESERVED.match(key):
             raise _invalid(
                 f"data cannot have the key {key!r:.60}",
@@ -111,10 +113,10 @@ def check_to(kind: To, to: Any) -> str:
             raise _invalid(f"{to!r:.60} is no registration token", "It is what the app got from FCM, unchanged.")
         return to
     if kind == "topic":
-        to = to.removeprefix("/topics/")
-        if not _TOPIC.fullmatch(to):
+        name: str = to.removeprefix("/topics/")
+        if not _TOPIC.fullmatch(name):
             raise _invalid(f"{to!r:.60} is no topic of FCM", "Topics are of letters, digits, -, _, ., ~ and %.")
-        return to
+        return name
     _check_condition(to)
     return to
 

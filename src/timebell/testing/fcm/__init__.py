@@ -34,7 +34,7 @@ class FakeFcm:
     def __enter__(self) -> FakeFcm:
         self._folder = tempfile.TemporaryDirectory()
         command = [sys.executable, "-m", "timebell.testing.fcm.server", self._folder.name]
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603
             [*command, "--streams", str(self._streams)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
@@ -55,10 +55,6 @@ class FakeFcm:
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
-
-    def tls(self) -> ssl.SSLContext:
-        """A new one that trusts it, as the `tls` of a FcmProvider."""
-        return ssl.create_default_context(cafile=self.ca)
 
     @property
     def pid(self) -> int:
@@ -109,7 +105,7 @@ class FakeFcm:
         return found
 
     def counts(self) -> dict[str, Any]:
-        """requests, accepted, answered (by code), targets, twice, peak, exchanges, connections."""
+        """requests, accepted, answered (by code), targets, twice, exchanges, connections."""
         found: dict[str, Any] = self._ask("GET", "counts")
         return found
 

@@ -98,14 +98,12 @@ class Fcm:
     answered: dict[str, int] = field(default_factory=dict)
     requests: int = 0
     accepted: int = 0
-    peak: int = 0
-    """The most requests that were under way at once."""
 
     def reset(self) -> None:
         """As new, with the tokens that were issued."""
         self.rules, self.quota = [], None
         self.received, self.bodies, self.answered = {}, {}, {}
-        self.requests = self.accepted = self.peak = 0
+        self.requests = self.accepted = 0
 
     def send(self, body: bytes) -> Reply:
         """What `messages:send` answers."""
@@ -131,7 +129,9 @@ class Fcm:
         if rule.do in FAULTS:
             self._count(rule.do)
             page = b"<!DOCTYPE html><title>Error 502 (Server Error)!!1</title>"
-            return Reply(502, page, (("content-type", "text/html"),), None if rule.do == "HTML" else rule.do, rule.delay)
+            return Reply(
+                502, page, (("content-type", "text/html"),), None if rule.do == "HTML" else rule.do, rule.delay
+            )
         reply = self._error(rule.do, retry_after=rule.retry_after, details=rule.details)
         reply.delay = rule.delay
         return reply

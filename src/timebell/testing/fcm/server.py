@@ -83,16 +83,16 @@ class Server:
         return _json(200, {"access_token": made, "expires_in": int(self.token_seconds), "token_type": "Bearer"})
 
     def _control(self, method: str, path: str, body: bytes) -> Any:
-        asked = orjson.loads(body) if body else None
+        asked: Any = orjson.loads(body) if body else None
         match method, urlsplit(path).path:
             case "POST", "/fake/rules":
-                self.fcm.rules = [Rule(**each) for each in asked]
+                self.fcm.rules = [Rule(**each) for each in asked or []]
             case "POST", "/fake/quota":
                 self.fcm.quota = None if asked is None else Quota(asked)
             case "POST", "/fake/reset":
                 self.fcm.reset()
             case "POST", "/fake/tokens":  # how long new ones last; those there are, are void
-                self.token_seconds = float(asked)
+                self.token_seconds = float(asked or 0)
                 self.tokens.clear()
             case "POST", "/fake/goaway":  # politely: all that came is answered
                 for line in list(self.lines):
@@ -100,7 +100,7 @@ class Server:
                         line.spoken.goaway(line.spoken.last)
                         line.spoken._flush()
             case "GET", "/fake/counts":
-                wanted = ("requests", "accepted", "peak", "answered")
+                wanted = ("requests", "accepted", "answered")
                 twice = sum(len(ids) > 1 for ids in self.fcm.received.values())
                 return {**{name: getattr(self.fcm, name) for name in wanted}, "targets": len(self.fcm.received),
                         "twice": twice, "exchanges": self.exchanges, "connections": len(self.lines),

@@ -1,4 +1,4 @@
-"""The line of the fake FCM: HTTP/2 and HTTP/1.1 over TLS, as a server speaks them. Lean, so as not to be the bottleneck.
+"""The line of the fake FCM: HTTP/2 and HTTP/1.1 over TLS, as a server speaks them, at little cost.
 
 HTTP/2 by RFC 9113, cut to what one needs whose requests are small POSTs: frames by hand, header blocks by `hpack`.
 """
@@ -9,7 +9,6 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from hpack import Decoder, Encoder
 
@@ -111,6 +110,7 @@ class Http2:
         self.open: dict[int, tuple[dict[str, str], bytearray]] = {}
         self.block, self.block_of, self.block_flags = bytearray(), 0, 0
         self.last = 0
+        self.away: int | None = None
         self.unread = 0
         self.window = 65_535
         self.waiting: deque[bytes] = deque()
@@ -127,7 +127,7 @@ class Http2:
             settings = b"\x00\x03" + self.line.streams.to_bytes(4, "big") + b"\x00\x04" + WINDOW.to_bytes(4, "big")
             self.out += frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, WINDOW.to_bytes(4, "big"))
         buffer, at = self.buffer, 0
-        while len(buffer) - at >= 9:
+        while len(buffer) - at >= 9 and not self.line.transport.is_closing():
             size = int.from_bytes(buffer[at : at + 3], "big")
             if len(buffer) - at < 9 + size:
                 break
@@ -167,6 +167,8 @@ class Http2:
                 self.known[block] = headers
             else:
                 self.known.clear()
+        if self.away is not None and self.block_of > self.away:
+            return
         self.last = max(self.last, self.block_of)
         if len(self.open) >= self.line.streams:
             self.out += frame(RST_STREAM, 0, self.block_of, REFUSED_STREAM.to_bytes(4, "big"))
@@ -189,11 +191,16 @@ class Http2:
         headers, body = self.open[stream]
         answer = self.line.answer(headers[":method"], headers[":path"], headers.get("authorization", ""), bytes(body))
         if answer.delay:
-            self.line.later(answer.delay, lambda: self._reply(stream, answer) or self._flush())
+
+            def late() -> None:
+                self._reply(stream, answer)
+                self._flush()
+
+            self.line.later(answer.delay, late)
         else:
             self._reply(stream, answer)
 
-    def _reply(self, stream: int, reply: Reply) -> Any:
+    def _reply(self, stream: int, reply: Reply) -> None:
         if stream not in self.open or reply.fault == "HANG":
             return
         del self.open[stream]
@@ -211,13 +218,14 @@ class Http2:
 
     def goaway(self, last: int) -> None:
         """No stream above `last` was, or will be, processed."""
-        self.out += frame(GOAWAY, 0, 0, max(0, last).to_bytes(4, "big") + NO_ERROR.to_bytes(4, "big"))
+        self.away = max(0, last)
+        self.out += frame(GOAWAY, 0, 0, self.away.to_bytes(4, "big") + NO_ERROR.to_bytes(4, "big"))
 
     def _head(self, reply: Reply) -> bytes:
         if reply.headers or reply.status != 200:
-            return b"\x08" + _literal(str(reply.status)) + b"".join(
-                b"\x00" + _literal(name) + _literal(value) for name, value in (dict(ALWAYS) | dict(reply.headers)).items()
-            )  # fmt: skip
+            headers = dict(ALWAYS) | dict(reply.headers)
+            rest = b"".join(b"\x00" + _literal(name) + _literal(value) for name, value in headers.items())
+            return b"\x08" + _literal(str(reply.status)) + rest
         usual = self.heads.get(b"")
         if usual is None:
             usual = self.encoder.encode([(":status", "200"), *ALWAYS])
