@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from timebell import Timebell
 from timebell.targets.push.fcm import FcmProvider
 from timebell.testing.fcm import FakeFcm
 
@@ -33,3 +35,21 @@ def provider(fcm: FakeFcm) -> Callable[..., FcmProvider]:
         return FcmProvider(given.pop("credentials", fcm.credentials), **given)
 
     return make
+
+
+@pytest.fixture
+def run_app() -> Callable[[str, Callable[[Timebell], Coroutine[Any, Any, None]]], None]:
+    """Runs a body with an app whose engine is running, on the machine's own clock."""
+
+    def run(url: str, body: Callable[[Timebell], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            app = Timebell(url, timezone="UTC")
+            try:
+                async with app.running():
+                    await asyncio.wait_for(body(app), 20)
+            finally:
+                await app.close()
+
+        asyncio.run(main())
+
+    return run

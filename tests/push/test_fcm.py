@@ -1,4 +1,4 @@
-"""FCM over the wire: quotas, credentials, HTTP/2 as servers really end connections, and the official client beside it."""
+"""FCM over the wire: quotas, credentials, HTTP/2 as servers end connections, and the official client beside it."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class World(Protocol):
     def answer(self, what: str, token: str, **options: Any) -> None:
         """From now on do `what` to messages whose token begins with `token`.
 
-        REFUSE, REMOVE (a dead token), AGAIN (after `after` seconds), LOSE (accepted, and no answer), DROP (accepted, and
-        the connection is lost), HANG (not accepted, no answer).
+        REFUSE, REMOVE (a dead token), AGAIN (after `after` seconds), LOSE (accepted, and no answer), DROP (accepted,
+        and the connection is lost), HANG (not accepted, no answer).
         """
         ...
 
