@@ -296,7 +296,9 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TIMEBELL_FCM_CREDENTIALS", "{}")
     with pytest.raises(TimebellError, match=r"timebell\[push\]"):
         asyncio.run(
-            Timebell("sqlite:///x.db", timezone="UTC").schedule_at("push.x", target={"kind": "push", "topic": "t", "title": "t"})
+            Timebell("sqlite:///x.db", timezone="UTC").schedule_at(
+                "push.x", target={"kind": "push", "topic": "t", "title": "t"}
+            )
         )
 
 
