@@ -1,0 +1,150 @@
+"""Messages: what FCM would refuse is refused before, and what is sent is what FCM documents."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timebell.errors import InvalidInput
+from timebell.targets.push.message import Content, Encoded, Message, To, check, check_to
+from timebell.testing.fcm.rules import Fcm
+from timebell.testing.push_providers import NOW
+
+
+def sent(kind: To, to: str, content: Content) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(Message(kind, to, Encoded(content, NOW)).request())
+    return read["message"]
+
+
+def refused(content: Content, kind: To = "token") -> str | None:
+    try:
+        check(content, kind)
+    except InvalidInput as error:
+        return error.code
+    return None
+
+
+def test_all_of_it() -> None:
+    content = Content("Title", "Body", {"chapter": "0"}, 3600, "news", "n-1")
+    assert sent("token", "abc:1", content) == {
+        "token": "abc:1",
+        "notification": {"title": "Title", "body": "Body"},
+        "data": {"chapter": "0"},
+        "android": {"ttl": "3600s", "collapse_key": "news", "notification": {"tag": "n-1"}},
+        "apns": {"headers": {"apns-expiration": str(int(NOW.timestamp()) + 3600), "apns-collapse-id": "n-1"}},
+        "webpush": {"headers": {"TTL": "3600"}},
+    }
+
+
+def test_data_alone_shows_nothing() -> None:
+    assert sent("topic", "news", Content(data={"a": "1"})) == {"topic": "news", "data": {"a": "1"}}
+
+
+def test_a_ttl_of_nothing_is_now_or_never() -> None:
+    message = sent("token", "t", Content("x", ttl=0))
+    assert message["android"]["ttl"] == "0s"
+    assert message["apns"]["headers"]["apns-expiration"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "code"),
+    [
+        (Content("x"), "token", None),
+        (Content(), "token", "PUSH_MESSAGE_INVALID"),
+        (Content(tag="t", ttl=1), "token", "PUSH_MESSAGE_INVALID"),
+        (Content(data={"a": "x" * 4095}), "token", None),
+        (Content(data={"a": "x" * 4096}), "token", "PUSH_MESSAGE_TOO_LARGE"),
+        (Content(data={"a": "약" * 1365}), "token", None),
+        (Content(data={"a": "약" * 1366}), "token", "PUSH_MESSAGE_TOO_LARGE"),
+        (Content("x" * 2048), "topic", None),
+        (Content("x" * 2049), "condition", "PUSH_MESSAGE_TOO_LARGE"),
+        (Content("x", ttl=2_419_200), "token", None),
+        (Content("x", ttl=2_419_201), "token", "PUSH_MESSAGE_INVALID"),
+        (Content("x", ttl=-1), "token", "PUSH_MESSAGE_INVALID"),
+        (Content("x", tag="t" * 64), "token", None),
+        (Content("x", tag="t" * 65), "token", "PUSH_MESSAGE_INVALID"),
+        *((Content(data={key: "1"}), "token", "PUSH_MESSAGE_INVALID")
+          for key in ("from", "notification", "message_type", "google.x", "gcm.notification.x", "gcm.x", "")),
+        *((Content(data={key: "1"}), "token", None) for key in ("from_", "fromage", "googly", "notifications", "gcm")),
+        (Content(data={"a": 0}), "token", "PUSH_MESSAGE_INVALID"),  # type: ignore[dict-item]
+        (Content(data={"a": None}), "token", "PUSH_MESSAGE_INVALID"),  # type: ignore[dict-item]
+    ],
+)  # fmt: skip
+def test_limits_of_a_message(content: Content, kind: To, code: str | None) -> None:
+    assert refused(content, kind) == code
+
+
+@pytest.mark.parametrize(
+    ("kind", "to", "read"),
+    [
+        ("token", "fGh-1_x:APA91b", "fGh-1_x:APA91b"),
+        ("token", "a b", None),
+        ("token", "", None),
+        ("token", "tök", None),
+        ("token", "x" * 4097, None),
+        ("token", 7, None),
+        ("topic", "news", "news"),
+        ("topic", "/topics/news", "news"),
+        ("topic", "a%20b~c.d_e-1", "a%20b~c.d_e-1"),
+        ("topic", "a b", None),
+        ("topic", "", None),
+        ("condition", "'a' in topics", "'a' in topics"),
+        ("condition", "'a' in topics && ('b' in topics || !('c' in topics))", ...),
+        ("condition", "!'a' in topics", ...),
+        ("condition", " || ".join(f"'t{n}' in topics" for n in range(5)), ...),
+        ("condition", " || ".join(f"'t{n}' in topics" for n in range(6)), None),
+        ("condition", "", None),
+        ("condition", "a in topics", None),
+        ("condition", "'a' in topics 'b' in topics", None),
+        ("condition", "'a' in topics &&", None),
+        ("condition", "'a' in topics & 'b' in topics", None),
+        ("condition", "('a' in topics", None),
+        ("condition", "'a' in topics)", None),
+        ("condition", "()", None),
+        ("condition", "'a b' in topics", None),
+        ("condition", "'a' in topicsx", None),
+    ],
+)
+def test_whom_it_goes_to(kind: To, to: Any, read: Any) -> None:
+    if read is None:
+        with pytest.raises(InvalidInput) as error:
+            check_to(kind, to)
+        assert error.value.code == "PUSH_MESSAGE_INVALID"
+    else:
+        assert check_to(kind, to) == (to if read is ... else read)
+
+
+WORDS = st.sampled_from(["'a' in topics", "'b' in topics", "&&", "||", "!", "(", ")", "'c d' in topics", "&"])
+
+
+@given(st.lists(WORDS, max_size=9).map(" ".join))
+def test_conditions_are_read_as_the_fake_reads_them(text: str) -> None:
+    """Two readers written apart: ours goes from left to right, the other by reducing what it can."""
+    try:
+        check_to("condition", text)
+        ours = True
+    except InvalidInput:
+        ours = False
+    reply = Fcm("p", lambda: 0.0).send(json.dumps({"message": {"condition": text, "data": {"a": "1"}}}).encode())
+    assert (reply.status == 200) is ours
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=1500)
+CONTENTS = st.builds(
+    Content, st.none() | TEXT, st.none() | TEXT,
+    st.dictionaries(st.sampled_from(["a", "from", "google.x", "gcm.y", "naïve", "message_type", "z" * 900]), TEXT),
+    st.none() | st.integers(-1, 2_419_202), st.none() | st.just("key"), st.none() | st.just("tag"),
+)  # fmt: skip
+
+
+@given(CONTENTS, st.sampled_from([("token", "token-123"), ("topic", "news"), ("condition", "'a' in topics")]))
+def test_what_is_checked_is_what_fcm_takes(content: Content, whom: tuple[To, str]) -> None:
+    reply = Fcm("p", lambda: 0.0).send(Message(*whom, Encoded(content, NOW)).request())
+    if refused(content, whom[0]) is None:
+        assert reply.status == 200
+    elif content.title is not None or content.body is not None or content.data:
+        assert reply.status == 400, "a message that FCM takes was refused"
