@@ -26,6 +26,11 @@ def fcm(server: FakeFcm) -> FakeFcm:
     return server
 
 
+@pytest.fixture(autouse=True)
+def _soon_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timebell.targets.push.fcm.LAST_WORDS", 0.2)
+
+
 @pytest.fixture
 def provider(fcm: FakeFcm) -> Callable[..., FcmProvider]:
     """Makes a provider that speaks to it."""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timebell.targets.push.answers import answer_of
@@ -88,6 +88,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.integers(200, 599), st.binary(max_size=20) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_no_answer_breaks_it_and_only_200_is_accepted(status: int, body: bytes) -> None:
     got = answer_of(status, {}, body, NOW)
@@ -102,6 +103,7 @@ STEPS = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(st.integers(60, 60_000), STEPS)
 def test_the_pace_never_exceeds_the_quota_nor_goes_while_closed(per_minute: int, steps: Any) -> None:
     pace, now, given_out = Pace(per_minute, 0.0), 0.0, 0

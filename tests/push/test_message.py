@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidInput
@@ -141,6 +141,7 @@ CONTENTS = st.builds(
 )  # fmt: skip
 
 
+@settings(max_examples=50)
 @given(CONTENTS, st.sampled_from([("token", "token-123"), ("topic", "news"), ("condition", "'a' in topics")]))
 def test_what_is_checked_is_what_fcm_takes(content: Content, whom: tuple[To, str]) -> None:
     reply = Fcm("p", lambda: 0.0).send(Message(*whom, Encoded(content, NOW)).request())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.world import QUIET, World, engine, jobs, virtual
+from tests.push.deliveries import delivery
 from timebell import Retry, Timebell
 from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.model.job import Job
@@ -191,7 +192,6 @@ async def test_a_replayed_one_goes_to_nobody_who_has_it(world: World) -> None:
 @pytest.mark.parametrize(("unknown", "sent"), [("retry", [["b"]]), ("leave", [])])
 def test_after_a_node_that_died_what_it_was_sending_is_unknown(unknown: str, sent: list[list[str]]) -> None:
     """`a` is known to have it from an attempt before; of `b` the dead node said nothing."""
-    from tests.push.deliveries import delivery
 
     async def body() -> None:
         provider = Scripted()
@@ -271,14 +271,17 @@ async def test_what_the_payload_lacks_is_no_undefined(world: World) -> None:
         ({"tokens": ["a"], "title": "t", "colour": "red"}, "TARGET_OPTIONS_INVALID"),
     ],
 )
-@virtual
-async def test_bad_options_are_refused_before_anything_is_written(
-    world: World, options: dict[str, Any], code: str
-) -> None:
-    app = app_with(world, Scripted())
+def test_bad_options_are_refused(options: dict[str, Any], code: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        await app.schedule_at("push.hello", target={"kind": "push", **options})
+        PushTarget(Scripted, lambda: delivery().fired_at).check(options)
     assert refused.value.code == code
+
+
+@virtual
+async def test_a_bad_job_is_refused_before_anything_is_written(world: World) -> None:
+    app = app_with(world, Scripted())
+    with pytest.raises(InvalidInput):
+        await app.schedule_at("push.hello", target={"kind": "push", "topic": "a b", "title": "t"})
     assert await jobs(app) == []
 
 
