@@ -63,7 +63,7 @@ class FcmProvider:
     aware. `ca`: a file of the
     authorities to trust in place of the system's.
 
-    Raises InvalidInput (FCM_CREDENTIALS_INVALID, FCM_URL_INVALID), Refused (PUSH_EXTRA_MISSING).
+    Raises InvalidInput (FCM_CREDENTIALS_INVALID, FCM_URL_INVALID), Refused (EXTRA_MISSING).
     """
 
     name = "fcm"

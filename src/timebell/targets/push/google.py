@@ -19,14 +19,14 @@ EXCHANGE_SECONDS = 10.0
 
 
 def check_installed() -> None:
-    """Raises Refused (PUSH_EXTRA_MISSING)."""
+    """Raises Refused (EXTRA_MISSING)."""
     try:
         missing = [name for name in ("google.auth", "hpack") if find_spec(name) is None]
     except ModuleNotFoundError:
         missing = ["google.auth"]
     if missing:
         raise Refused(
-            f"Push needs packages that are not installed ({', '.join(missing)}).", code="PUSH_EXTRA_MISSING",
+            f"Push needs packages that are not installed ({', '.join(missing)}).", code="EXTRA_MISSING",
             fix='pip install "timebell[push]"',
         )  # fmt: skip
 
@@ -42,7 +42,7 @@ class TokenUnavailable(Exception):
 class ServiceAccount:
     """`credentials` is the JSON of a service account's key.
 
-    Raises InvalidInput (FCM_CREDENTIALS_INVALID), Refused (PUSH_EXTRA_MISSING).
+    Raises InvalidInput (FCM_CREDENTIALS_INVALID), Refused (EXTRA_MISSING).
     """
 
     def __init__(self, credentials: str, ca: str | None = None) -> None:
