@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -222,6 +223,20 @@ async def test_the_bible_app_reads_the_names_it_knows(world: World) -> None:
     assert b'"data":{"division":"bible","version":"0","bibleCode":"3","chapter":"22","section":"29"}' in (
         provider.seen[0].content.rest
     )
+
+
+def test_the_preview_is_the_request_to_the_letter() -> None:
+    target = PushTarget(Scripted, lambda: delivery().fired_at)
+    options = target.check({"tokens": ["phone-0001", "phone-0002"], "title": "{{payload.title}}", "ttl": 60})
+    shown = target.preview(delivery(payload={"title": "약 먹기"}), options)
+    assert shown["requests"] == 2
+    assert json.loads(shown["body"])["message"] == {
+        "token": "phone-0001",
+        "notification": {"title": "약 먹기"},
+        "android": {"ttl": "60s", "notification": {"tag": "job"}},
+        "apns": {"headers": {"apns-expiration": "1803902460", "apns-collapse-id": "job"}},
+        "webpush": {"headers": {"TTL": "60"}},
+    }
 
 
 @virtual

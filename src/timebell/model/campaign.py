@@ -1,4 +1,4 @@
-"""A campaign: what may be done with it in which state, what became of its recipients, and when each chunk is sent. Pure.
+"""A campaign: what may be done with it in which state, what became of whom, and when each chunk is sent. Pure.
 
 When a recipient is sent to is decided in one order, each step on what the one before it left:
 

@@ -69,7 +69,7 @@ class PushTarget:
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         """Codes of failure: PUSH_REFUSED, PUSH_UNKNOWN, PUSH_INCOMPLETE, and those of the message itself."""
         try:
-            kind, targets, content, notification = preview(delivery, options)
+            kind, targets, content, notification = prepared(delivery, options)
         except InvalidInput as unfit:
             return Outcome.failed(unfit.code, unfit.message, retryable=False)
         chunk = _Chunk(delivery, len(targets), leave=options.get("unknown") == "leave")
@@ -93,6 +93,12 @@ class PushTarget:
             )  # fmt: skip
         return chunk.outcome()
 
+    def preview(self, delivery: Delivery, options: dict[str, Any]) -> dict[str, Any]:
+        """The request to the first of the targets, to the letter, and how many there are. Raises as `prepared`."""
+        kind, targets, content, _ = prepared(delivery, options)
+        body = Message(kind, targets[0], Encoded(content, self._now())).request()
+        return {"requests": len(targets), "body": body.decode()}
+
     async def close(self) -> None:
         """As in Target."""
         if self._provider is not None:
@@ -100,7 +106,7 @@ class PushTarget:
             self._provider = None
 
 
-def preview(delivery: Delivery, options: Mapping[str, Any]) -> tuple[To, list[str], Content, str]:
+def prepared(delivery: Delivery, options: Mapping[str, Any]) -> tuple[To, list[str], Content, str]:
     """To what kind of targets, to which, what is sent, and the notification's id.
 
     Raises InvalidInput, as `check`, and InvalidPayload (BODY_UNFIT) for what the payload lacks.
