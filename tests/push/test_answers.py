@@ -120,6 +120,12 @@ def test_the_pace_never_exceeds_the_quota_nor_goes_while_closed(per_minute: int,
         assert pace.take(0, now) == 0
 
 
+def test_told_to_slow_down_it_has_no_burst_left() -> None:
+    pace = Pace(60_000, 0.0)
+    pace.exceeded(0.0, 0.0)
+    assert pace.take(1_000, 0.0) <= 1
+
+
 def test_it_slows_down_by_half_and_recovers_within_a_minute() -> None:
     pace = Pace(60_000, 0.0)
     for _ in range(50):  # that come together

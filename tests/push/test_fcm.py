@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,6 +167,29 @@ def test_with_nobody_there_nothing_was_sent(provider: Make) -> None:
         answers = await send(one, messages(tokens(300)))
         await one.close()
         assert {(answer.fate, answer.code) for answer in answers} == {(Fate.AGAIN, "CONNECT_FAILED")}
+
+    run(body)
+
+
+def test_a_server_that_hangs_up_at_once_is_not_stormed(fcm: FakeFcm, provider: Make) -> None:
+    hung_up = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal hung_up
+        hung_up += 1
+        writer.close()
+
+    async def body() -> None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(fcm.ca, Path(fcm.ca).with_name("key.pem"))
+        tls.set_alpn_protocols(["h2"])
+        async with await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=tls) as server:
+            one = provider(url=f"https://localhost:{server.sockets[0].getsockname()[1]}", connections=2)
+            answers = await send(one, messages(tokens(300)))
+            answers += await send(one, messages(tokens(300)))
+            await one.close()
+        assert {(answer.fate, answer.code) for answer in answers} == {(Fate.AGAIN, "CONNECT_FAILED")}
+        assert hung_up <= 6
 
     run(body)
 

@@ -122,6 +122,19 @@ def test_requests_and_answers(cut: int, table: int) -> None:
     body()
 
 
+def test_the_same_bytes_mean_something_else_when_the_table_has_changed() -> None:
+    @on_loop
+    def body() -> None:
+        wire = Wire()
+        wire.post(*[b"x"] * 6)
+        for stream, header in zip(range(1, 13, 2), "aaabbb", strict=True):
+            wire.server.send_headers(stream, [(":status", "200"), ("x-header", header)], end_stream=True)
+            wire.tell()
+        assert [result.headers["x-header"] for _, result in wire.ended] == [*"aaabbb"]
+
+    body()
+
+
 def test_headers_may_change_between_requests() -> None:
     @on_loop
     def body() -> None:

@@ -137,7 +137,7 @@ class QuietHours:
         end = self.end.hour * 3600 + self.end.minute * 60 + self.end.second
         found = (
             second
-            for days in range(-1, 3)
+            for days in range(3)
             for second in _instants(where, midnight + days * DAY_S + end)
             if _EPOCH + timedelta(seconds=second) > at
         )
