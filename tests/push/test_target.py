@@ -104,9 +104,7 @@ async def test_the_next_attempt_goes_only_to_those_that_do_not_have_it(world: Wo
     assert provider.sent == [["a", "b", "c", "d"], ["b"], ["b"]]
     assert job.state == "completed"
     assert (job.result["accepted"], job.result["refused"]) == (3, 1)
-    waits = [line["endedAt"] for line in job.attempts]
-    assert len(waits) == 2
-    assert [line["code"] for line in job.attempts] == ["PUSH_INCOMPLETE"] * 2
+    assert [line["code"] for line in job.attempts if line["code"]] == ["PUSH_INCOMPLETE"] * 2
 
 
 @virtual
@@ -307,17 +305,21 @@ async def test_without_credentials_it_says_what_to_set(world: World) -> None:
     assert refused.value.code == "FCM_CREDENTIALS_MISSING"
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
     from timebell.targets.push import google
 
     monkeypatch.setattr(google, "find_spec", lambda name: None)
     monkeypatch.setenv("TIMEBELL_FCM_CREDENTIALS", "{}")
-    with pytest.raises(TimebellError, match=r"timebell\[push\]"):
-        asyncio.run(
-            Timebell("sqlite:///x.db", timezone="UTC").schedule_at(
-                "push.x", target={"kind": "push", "topic": "t", "title": "t"}
-            )
-        )
+
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        try:
+            with pytest.raises(TimebellError, match=r"timebell\[push\]"):
+                await app.schedule_at("push.x", target={"kind": "push", "topic": "t", "title": "t"})
+        finally:
+            await app.close()
+
+    asyncio.run(body())
 
 
 def test_from_the_settings_to_the_phone(

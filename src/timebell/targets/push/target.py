@@ -158,10 +158,13 @@ class _Chunk:
         self.left = [n for n, known in enumerate(self._known) if known is None or known["fate"] not in settled]
 
     def _recall(self, delivery: Delivery, size: int) -> None:
-        told = [line for line in delivery.earlier if "progress" in line]
+        earlier = delivery.earlier
+        sent = max((n for n, line in enumerate(earlier, 1) if line.get("code") is None), default=0)
+        earlier = earlier[sent:]  # after it was delivered somebody asked for it again
+        told = [line for line in earlier if "progress" in line]
         if told and len(targets := told[-1]["progress"]["targets"]) == size:
             self._known = list(targets)
-        since = delivery.earlier[delivery.earlier.index(told[-1]) + 1 :] if told else delivery.earlier
+        since = earlier[earlier.index(told[-1]) + 1 :] if told else earlier
         if any(line.get("code") == "LEASE_LOST" for line in since):  # it died while it was sending, or before
             lost = {"fate": Fate.UNKNOWN.value, "code": "LEASE_LOST"}
             self._known = [
