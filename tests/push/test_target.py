@@ -61,7 +61,7 @@ class Scripted:
 
 def app_with(world: World, provider: Scripted) -> Timebell:
     app = world.app()
-    app.targets["push"] = PushTarget(lambda: provider, app.clock.now)
+    app.kinds["push"] = PushTarget(lambda: provider, app.clock.now)
     return app
 
 
