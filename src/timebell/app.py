@@ -24,11 +24,12 @@ from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
 from timebell.clock import Clock, SystemClock, wall
 from timebell.engine import healing
+from timebell.engine.arrivals import Arrivals, Heard
 from timebell.engine.auditing import Audit
 from timebell.engine.context import Node
 from timebell.engine.service import Service
 from timebell.engine.signals import stopped_by_signals
-from timebell.errors import InvalidInput
+from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
 from timebell.model.healed import Healed
 from timebell.model.job import Job
@@ -41,6 +42,7 @@ from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
 from timebell.observe.timed import TimedStore
 from timebell.recurrence import Calendar, Every, RRule, Spec, parse_cron, tzdata_version, zone
+from timebell.store.bridges import bridge_of
 from timebell.store.dialects.base import Store
 from timebell.store.open import HEAD, open_store, outdated, upgrade, version
 from timebell.store.sql import jobs, queues
@@ -48,7 +50,8 @@ from timebell.store.sql.calendars import SavedCalendar
 from timebell.store.sql.erasure import Erased
 from timebell.store.sql.ledger import Cancelled, Swept
 from timebell.targets.base import Target
-from timebell.targets.handler import Function, Handler, Handlers, Middleware, check_pattern
+from timebell.targets.bodies import sample
+from timebell.targets.handler import Arrived, Function, Handler, Handlers, Middleware, check_pattern
 from timebell.targets.payloads import Upgrade, payload_type
 from timebell.tenancy.secrets import Keyring, keyring
 
@@ -66,7 +69,7 @@ class Timebell:
     `url` is `sqlite:///file` or `postgresql://user@host/name` (else TIMEBELL_DATABASE_URL, else
     `sqlite:///timebell.db`); `timezone` is the IANA zone of calls that give none. `unheard`
     says what becomes of due jobs whose topic no live node listens to: `hold` them until one does, or `complete` them
-    with `listeners: 0`. `clock` is for virtual time.
+    with `listeners: 0`. `targets` are kinds of your own, beside `http` and the others; `clock` is for virtual time.
     Making one costs little: it opens no connection, starts no thread. Raises InvalidInput.
     """
 
@@ -76,6 +79,7 @@ class Timebell:
         *,
         timezone: str | None = None,
         unheard: str = "hold",
+        targets: Iterable[Target] = (),
         clock: Clock | None = None,
     ) -> None:
         self.settings = configuration.load(database_url=url, default_timezone=timezone)
@@ -84,7 +88,8 @@ class Timebell:
         self._unheard = choice(Unheard, unheard, "unheard")
         self._virtual = clock is not None
         self.handlers = Handlers()
-        self.kinds: dict[str, Target] = {"handler": self.handlers}
+        self._own_targets = setup.own_targets(targets)
+        self.kinds: dict[str, Target] = {"handler": self.handlers, **self._own_targets}
         self.by_name: dict[str, Target] = {}
         self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
         self._queues: dict[str, Limits] = {}
@@ -112,6 +117,7 @@ class Timebell:
         self._working, self._planning = working or Alarm(clock), planning or Alarm(clock)
         self._opening: asyncio.Task[None] | None = None
         self.service: Service | None = None
+        self._arrivals: Arrivals | None = None
         shared = (self.open, self._check_target, self.handlers.accepted, self.settings.default_timezone)
         self.jobs = Jobs(store, clock, self._working, *shared)
         self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
@@ -374,10 +380,44 @@ class Timebell:
         """Try a failed job again: same id, fresh budget of tries. Raises NotFound, Conflict (JOB_NOT_FAILED)."""
         return await self.jobs.replay(job_id, tenant_id)
 
+    async def resend(self, job_id: str, *, tenant_id: str | None = None) -> Job:
+        """Send a completed or failed job to its webhook, command or queue once more: same job, fresh budget of tries,
+        and a message id with `.rN` at its end. Raises NotFound, Conflict (JOB_NOT_SENT)."""
+        return await self.jobs.resend(job_id, tenant_id)
+
     async def erase(self, owner_id: str, *, tenant_id: str = "default") -> Erased:
         """Erase a person's data: their jobs do not run, their schedules are switched off, and what all of them
         carried is gone; ids, topics and times stay. Once more completes it if anything was `in_flight`."""
         return await self.jobs.erase(owner_id, tenant_id)
+
+    @asynccontextmanager
+    async def arrivals(
+        self, topic: str = "*", *, tenant_id: str | None = None
+    ) -> AsyncIterator[AsyncIterator[Arrived]]:
+        """Hear of jobs as they start, wherever they run: `async with app.arrivals("billing.*") as events:`, then
+        `async for event in events:`. `topic` is one, a prefix or `*`; `tenant_id` None: of all.
+
+        Hints: each event comes once at most, and none that was missed comes later; nothing waits for it. On SQLite only
+        from the engine of this process, unless TIMEBELL_ARRIVALS_URL names a Redis. Raises InvalidInput, Refused
+        (ARRIVALS_OUT_OF_REACH), StoreUnreachable.
+        """
+        check_pattern(topic)
+        await self.open()
+        async with self.reach_arrivals().listening(topic, tenant_id) as listener:
+            yield Heard(listener, self.store)
+
+    def reach_arrivals(self) -> Arrivals:
+        """What tells this process of arrivals. Raises Refused (ARRIVALS_OUT_OF_REACH, EXTRA_MISSING), InvalidInput
+        (ARRIVALS_URL_INVALID)."""
+        if self._arrivals is None:
+            self._arrivals = Arrivals(bridge_of(self.settings.arrivals_url, self.store), self.clock)
+        if self._arrivals.bridge is None and self.service is None:
+            raise Refused(
+                "No engine runs in this process, and SQLite tells nothing to other processes.",
+                code="ARRIVALS_OUT_OF_REACH",
+                fix="Listen within app.running(), use PostgreSQL, or set TIMEBELL_ARRIVALS_URL to a Redis.",
+            )
+        return self._arrivals
 
     async def get(self, job_id: str, *, tenant_id: str | None = None) -> Job:
         """One job, live or finished. Raises NotFound."""
@@ -471,6 +511,9 @@ class Timebell:
         """Let go of the store and the targets. The app can be opened again."""
         for target in {*self.kinds.values(), *self.by_name.values()}:
             await target.close()
+        if self._arrivals is not None:
+            await self._arrivals.close()
+            self._arrivals = None
         if self._opened_well() and not self._given:
             await self.store.close()
         self._opening = None
@@ -486,12 +529,14 @@ class Timebell:
         now = self.clock.now()
         chosen = dataclasses.replace(setup.options(self.settings), **options)
         counters = Counters()
+        if self._arrivals is None:
+            self._arrivals = Arrivals(bridge_of(self.settings.arrivals_url, self.store), self.clock)
         node = Node(
             id=new_id(now), store=TimedStore(self.store, self.clock, counters.database), clock=self.clock,
             options=chosen, handlers=self.handlers, targets=self.kinds, planning=self._planning,
             named=self.by_name, secret_key=self.settings.secret_key,
             working=self._working, beating=self._beating, counters=counters,
-            channels=Channels(self.settings.alert_urls),
+            channels=Channels(self.settings.alert_urls), arrivals=self._arrivals,
         )  # fmt: skip
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, limits in self._queues.items():
@@ -503,6 +548,7 @@ class Timebell:
                 yield service
             finally:
                 self.service = None
+                await self._arrivals.flush()
 
     async def run(self, *, until_idle: bool = False) -> None:
         """Plan and work until SIGTERM, SIGINT or `timebell node drain` (then drain), or with `until_idle` until nothing
@@ -544,10 +590,19 @@ class Timebell:
         known = self.by_name.get(kind) or self.kinds.get(kind)
         return known or setup.target(setup.known_kind(kind), self.settings, self.clock.now)
 
+    def _target(self, kind: str) -> Target:
+        """The target of a kind that this node delivers to, or one as it would be. Raises Refused."""
+        return self.kinds.get(kind) or setup.target(kind, self.settings, self.clock.now)
+
     def _check_target(self, given: Any, unheard: Unheard | None = None) -> dict[str, Any] | None:
         """A target as it is stored. Raises InvalidInput, Refused."""
+        return setup.check_target(given, unheard or self._unheard, self._target, self._own_targets)
 
-        def find(kind: str) -> Target:
-            return self.kinds.get(kind) or setup.target(kind, self.settings, self.clock.now)
+    def request_of(self, target: Mapping[str, Any] | None, **known: Any) -> dict[str, Any] | None:
+        """What would be sent for a job or schedule with this target (as `Job.target` says it): `kind`, `body`
+        (text) and what goes with it, such as `url` and `headers`; None for handlers, and for targets under a name.
+        `known` are fields of a Delivery.
 
-        return setup.check_target(given, unheard or self._unheard, find)
+        Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE).
+        """
+        return setup.request_of(target, sample(**known), self._target)

@@ -239,6 +239,7 @@ class Blocking(_Verbs[Timebell]):
     cancel_all = Verb(Timebell.cancel_all)
     reschedule = Verb(Timebell.reschedule)
     replay = Verb(Timebell.replay)
+    resend = Verb(Timebell.resend)
     erase = Verb(Timebell.erase)
     get = Verb(Timebell.get)
     list = Verb(Timebell.list)

@@ -67,6 +67,7 @@ class Settings:
     fcm_messages_per_minute: int = _setting(600_000, "int", least=1, most=100_000_000)
     fcm_connections: int = _setting(4, "int", least=1, most=100)
     fcm_url: str = _setting("https://fcm.googleapis.com", "text")
+    arrivals_url: str | None = _setting(None, "secret")
     http_host: str = _setting("127.0.0.1", "text")
     http_port: int = _setting(8700, "int", least=1, most=65_535)
     url: str = _setting("http://127.0.0.1:8700", "text")

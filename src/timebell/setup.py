@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from timebell.client.jobs import text
 from timebell.engine.context import Options
 from timebell.errors import InvalidInput, Refused
+from timebell.model.payload import encode
 from timebell.model.policy import Unheard
 from timebell.model.routes import COMPLETES
 from timebell.settings import Settings
 from timebell.store.open import listening
-from timebell.targets import brokers
-from timebell.targets.base import Target, only
+from timebell.targets import bodies, brokers
+from timebell.targets.base import Delivery, Target, only
 
+BUILT_IN = frozenset({"handler", "http", "command", "alert", "push"})
+_KIND = re.compile(r"[a-z][a-z0-9-]{0,29}")
 log = logging.getLogger("timebell.setup")
 
-KINDS = ("http", "command", *sorted(brokers.KINDS))
+KINDS = ("http", "command", "push", *sorted(brokers.KINDS))
 """The kinds of targets that a job may go to, besides handlers."""
 
 
@@ -123,10 +127,29 @@ def push_target(chosen: Settings, now: Callable[[], datetime]) -> Target:
     return PushTarget(provider, now)
 
 
-def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Target]) -> dict[str, Any] | None:
+def own_targets(targets: Iterable[Target]) -> dict[str, Target]:
+    """An app's own kinds of targets. Raises InvalidInput (TARGET_INVALID)."""
+    found: dict[str, Target] = {}
+    for one in targets:
+        kind = getattr(one, "kind", None)
+        lacks = [name for name in ("check", "deliver", "close") if not callable(getattr(one, name, None))]
+        named = isinstance(kind, str) and _KIND.fullmatch(kind) and kind not in {*BUILT_IN, *brokers.KINDS, *found}
+        if lacks or not named or isinstance(one, type):
+            why = f"it has no {lacks[0]}" if lacks else f"its kind is {kind!r:.60}"
+            raise InvalidInput(
+                f"{one!r:.60} cannot be a target: {why}.", code="TARGET_INVALID",
+                fix="Give an object with check, deliver and close, and a kind of its own: small letters, digits and -.",
+            )  # fmt: skip
+        found[str(kind)] = one
+    return found
+
+
+def check_target(
+    given: Any, unheard: Unheard | None, find: Callable[[str], Target], own: Mapping[str, Target]
+) -> dict[str, Any] | None:
     """A target as it is stored: {kind, options}, or None for handlers, of which `unheard` says what happens without.
 
-    Of one under a name, the name alone: its kind is looked up when it is written.
+    Of one under a name, the name alone: its kind is looked up when it is written. `own` are the app's kinds.
     Raises InvalidInput (TARGET_UNKNOWN, ...), Refused.
     """
     if given is None:
@@ -140,21 +163,40 @@ def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Targ
     kind = asked.pop("kind", None)
     if kind == "handler":
         raise InvalidInput("The handler target is the default: leave target out.", code="TARGET_UNKNOWN")
-    if "signingSecrets" in asked:
+    known_kind(kind, own)
+    if "signingSecrets" in asked and kind not in own:
         raise InvalidInput("Only targets under a name sign with secrets of their own.", code="TARGET_OPTIONS_INVALID")
-    if "connection" in asked:
+    if "connection" in asked and kind not in own:
         raise InvalidInput(
             "A job does not say where its queue is.", code="TARGET_OPTIONS_INVALID",
             fix="Leave connection out: the operator sets it.",
         )  # fmt: skip
-    return {"kind": kind, "options": find("push" if kind == "push" else known_kind(kind)).check(asked)}
+    checked = {"kind": kind, "options": find(kind).check(asked)}
+    encode(checked, "target")  # of a kind of one's own nobody else has looked
+    return checked
 
 
-def known_kind(kind: Any) -> str:
+def request_of(
+    target: Mapping[str, Any] | None, delivery: Delivery, find: Callable[[str], Target]
+) -> dict[str, Any] | None:
+    """What would be sent to a target as it is stored: its kind, its body and what goes with it; None for handlers.
+
+    Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE).
+    """
+    if target is None or target.get("kind") in (None, "handler"):
+        return None
+    preview = getattr(find(target["kind"]), "preview", None)
+    if preview is None:
+        return {"kind": target["kind"], "body": bodies.render(delivery, target["options"], "plain").data.decode()}
+    return {"kind": target["kind"], **preview(delivery, target["options"])}
+
+
+def known_kind(kind: Any, own: Collection[str] = ()) -> str:
     """A kind that there is. Raises InvalidInput (TARGET_UNKNOWN)."""
-    if not isinstance(kind, str) or kind not in KINDS:
+    kinds = (*KINDS, *own)
+    if not isinstance(kind, str) or kind not in kinds:
         raise InvalidInput(
             f"There is no target {kind!r:.60}.", code="TARGET_UNKNOWN",
-            fix=f'The kinds are {", ".join((*KINDS, "push"))}; or give {{"name": ...}} of one that was made before.',
+            fix=f'The kinds are {", ".join(kinds)}; {{"name": ...}} is one that was made before.',
         )  # fmt: skip
     return kind

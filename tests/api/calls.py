@@ -68,11 +68,13 @@ CALLS: dict[str, Call] = {
     "listRevisions": Call("/schedules/{schedule}/revisions", object=True),
     "importJobs": Call("/jobs/bulk", LINES, 201, headers={"content_type": "application/x-ndjson"}),
     "createJob": Call("/jobs", {"topic": "t.t", "runAt": LATER}, 201),
+    "previewJob": Call("/jobs/preview", {"topic": "t.t", "runAt": LATER}),
     "listJobs": Call("/jobs?limit=500"),
     "cancelJobs": Call("/jobs/cancel", {"filter": {"topic": "secret.topic"}}, 202),
     "getJob": Call("/jobs/{job}", object=True),
     "cancelJob": Call("/jobs/{job}/cancel", object=True),
     "rescheduleJob": Call("/jobs/{job}/reschedule", {"runAt": LATER}, 201, object=True),
+    "resendJob": Call("/jobs/{sent}/resend", object=True),
     "retryJob": Call("/jobs/{dead}/retry", object=True),
     "completeJob": Call("/jobs/{held}/complete", {"token": "{token}"}, object=True),
     "failJob": Call("/jobs/{held}/fail", {"token": "{token}", "error": "x"}, object=True),
@@ -155,21 +157,22 @@ def operations() -> list[Operation]:
     return found
 
 
-def _tried(tx: Transaction, now: datetime) -> tuple[str, str]:
-    """A dead letter of ours, and a job that runs."""
+def _tried(tx: Transaction, now: datetime) -> list[str]:
+    """A dead letter of ours, a job that runs, and a webhook that was sent."""
     made = [
         NewJob(
             id=id_, tenant_id=OURS, topic="secret.topic", scheduled_at=now, run_at=now, timezone="UTC", created_at=now,
-            route="secret.topic", queue=f"q-{id_}",
+            route="@http" if target else "secret.topic", queue=f"q-{id_}", target=target,
         )
-        for id_ in new_ids(now, 2)
+        for id_, target in zip(new_ids(now, 3), (None, None, '{"kind":"http","options":{}}'), strict=True)
     ]  # fmt: skip
     ledger.create(tx, made, "error", now)
     for one in made:
         lane = jobs.Lane(one.queue, 0, None, None, limited=False)
         assert len(jobs.claim(tx, lane, ANYONE, new_id(now), 1, now)) == 1
     jobs.end(tx, [Ending(made[0].id, 1, JobState.FAILED, now, error="bad", code="ValueError")])
-    return made[0].id, made[1].id
+    jobs.end(tx, [Ending(made[2].id, 1, JobState.COMPLETED, now)])
+    return [one.id for one in made]
 
 
 class Receiver:
@@ -233,7 +236,9 @@ class World:
         operator = self.role[Role.OPERATOR]
         job = {"topic": "secret.topic", "runAt": LATER, "timezone": "UTC"}
         self.names["job"] = (await self.web.post("/jobs", job, key=editor)).json()["id"]
-        self.names["dead"], self.names["held"] = await self.web.app.store.run(_tried, self.web.app.clock.now())
+        self.names["dead"], self.names["held"], self.names["sent"] = await self.web.app.store.run(
+            _tried, self.web.app.clock.now()
+        )
         self.names["token"] = token_of(SECRET, self.names["held"], 1)
         begun = {"filter": {"topic": f"none.{self.count}"}}
         made = await self.web.post("/dead-letters/replay", begun, key=operator)

@@ -67,7 +67,7 @@ class Listener:
                 if not line:
                     raise EOFError
                 if line.strip() == "" and "data" in lines:
-                    return lines["id"], json.loads(lines["data"])
+                    return lines.get("id", ""), json.loads(lines["data"])
                 name, _, value = line.rstrip("\n").partition(": ")
                 if name in ("id", "data", "event"):
                     lines[name] = value

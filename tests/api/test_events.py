@@ -144,3 +144,23 @@ async def test_streams_have_a_limit(make: Make, monkeypatch: pytest.MonkeyPatch)
             assert first.status == 200
             assert is_problem(await web.get("/events"), 429, "LIMIT_REACHED")["limit"] == {"name": "streams", "most": 1}
         is_problem(await web.get("/events", last_event_id="nonsense"), 422, "INVALID_LAST_EVENT_ID")
+
+
+async def test_starts_of_jobs_are_told_under_the_names_asked_for(make: Make) -> None:
+    types = "type=schedule.arrived&type=schedule.billing.due.arrived&type=job.completed"
+    async with make() as web:
+
+        @web.app.on("*", handles=True)
+        async def take(event: Any) -> None: ...
+
+        async with web.app.running(), serve(web) as live, listening(live, f"?{types}") as listener:
+            names = {}
+            async with asyncio.timeout(30):
+                while {"schedule.arrived", "schedule.billing.due.arrived", "job.completed"} - names.keys():
+                    await web.app.schedule_at("billing.due", payload={"n": 0}, owner_id="ana", timezone="UTC")
+                    for _ in range(2):
+                        _, event = await listener.next()
+                        names[event["type"]] = event
+            job = names["schedule.arrived"]["job"]
+            assert (job["topic"], job["payload"], job["metadata"]) == ("billing.due", {"n": 0}, {"ownerId": "ana"})
+            assert names["schedule.arrived"]["at"] == job["firedAt"]

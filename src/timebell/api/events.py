@@ -4,12 +4,17 @@ What has happened is read from the tables, in order of (instant, id). A transact
 each look begins a little before where the last one ended, and what was sent already is left out. An event's id says
 where the stream stands and how much of that overlap was sent: who comes back with it gets what was missed, and if
 something was committed late meanwhile, the overlap once more rather than not at all.
+
+Arrivals are another thing: hints of jobs that start, which are told once at most, have no id and are not made up for.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import heappop, heappush
@@ -25,21 +30,31 @@ from timebell.alarm import Alarm
 from timebell.api.executions import execution
 from timebell.api.guard import Asked, Guarded, Let, reads
 from timebell.api.shapes import utc
+from timebell.client.job_fields import metadata_json
 from timebell.client.jobs import uuid_of
 from timebell.errors import InvalidInput, StoreError
 from timebell.ids import new_id
 from timebell.store.sql import events as rows
 from timebell.store.sql.events import Event, Place, Wanted
 from timebell.store.types import from_micros, to_micros
+from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, arrived_event_name, check_pattern
 
+log = logging.getLogger("timebell.api")
+
+MOST_HEARD = 1000  # arrivals that wait for a slow reader; the oldest are dropped
 OVERLAP = timedelta(seconds=5)
 EVERY = timedelta(seconds=1)
 KEEP_ALIVE = timedelta(seconds=15)
 PAGE = 500
 MOST_STREAMS = 100  # of a tenant, on a node
 FIRST = "00000000-0000-0000-0000-000000000000"
+_OF_TOPIC = re.compile(r"schedule\.[A-Za-z0-9_.-]+\.arrived", re.ASCII)
 _PLACE = re.compile(r"(\d{1,16})\.([0-9a-f-]{36})\.(\d{1,9})\.(\d{1,9})", re.ASCII)
-TYPES = ("job.completed", "job.failed", "job.cancelled", "job.skipped", "job.*", "schedule.*", "target.*")
+TYPES = (
+    "job.completed", "job.failed", "job.cancelled", "job.skipped", "job.*", "schedule.*",
+    "target.*",
+    f"{SCHEDULE_ARRIVED} and {arrived_event_name('<topic>')} (a job starts for the first time; only if asked for)",
+)  # fmt: skip
 
 
 class EventStream(StreamingResponse):
@@ -66,8 +81,11 @@ async def stream_events(
     schedule_id: Annotated[Text, Query(alias="scheduleId")] = None,
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=100)] = None,
 ) -> Response:  # fmt: skip
-    """Ends of jobs and changes of schedules and targets as they happen (server-sent events): from now on, or from
-    Last-Event-ID."""
+    """Ends of jobs, changes of schedules and targets and, if asked for, starts of jobs, as they happen (server-sent
+    events): from now on, or from Last-Event-ID."""
+    if _arrivals(type):
+        check_pattern(topic or "*")
+        let.app.reach_arrivals()
     schedule = schedule_id and (uuid_of(schedule_id) or new_id(let.now))  # what is no id fits nothing
     stream = Stream.of(last_event_id, let.now, Wanted(let.tenant_id, topic, type, schedule))
     let.door.join(let.tenant_id, MOST_STREAMS)
@@ -132,15 +150,33 @@ class Stream:
         heappush(self.order, (event.at, event.id))
 
 
+def _arrivals(types: Collection[str] | None) -> list[str]:
+    """Of the types asked for, those of arrivals."""
+    return [one for one in types or () if one == SCHEDULE_ARRIVED or _OF_TOPIC.fullmatch(one)]
+
+
 async def _sent(let: Asked, stream: Stream) -> AsyncIterator[bytes]:
     """The stream as bytes: a look every second, a comment now and then, until the server stops or the key is no
     longer good. Between looks it holds nothing of the database's."""
     clock, alarm = let.app.clock, Alarm(let.app.clock)
+    heard: deque[bytes] = deque(maxlen=MOST_HEARD)
+    hearing: asyncio.Task[None] | None = None
     try:
+        if names := _arrivals(stream.wanted.types):
+            there = asyncio.Event()
+            hearing = asyncio.create_task(_hear(let, stream.wanted, names, heard, alarm, there))
+            waits = asyncio.create_task(there.wait())
+            await asyncio.wait([hearing, waits], return_when=asyncio.FIRST_COMPLETED)
+            waits.cancel()
         yield b": connected\nretry: 2000\n\n"
         said = clock.now()
         with let.door.told(alarm):
             while not let.door.stopping and await let.door.still(let.caller):
+                while heard:
+                    yield heard.popleft()
+                    said = clock.now()
+                if hearing is not None and hearing.done():
+                    return  # what tells of arrivals cannot be reached: the listener comes back
                 try:
                     async for event in _look(let, stream):
                         yield event
@@ -152,8 +188,40 @@ async def _sent(let: Asked, stream: Stream) -> AsyncIterator[bytes]:
                     said = clock.now()
                 await alarm.wait(clock.now() + EVERY)
     finally:
+        if hearing is not None:
+            hearing.cancel()
+            await asyncio.wait([hearing])
         alarm.close()
         let.door.leave(let.tenant_id)
+
+
+async def _hear(
+    let: Asked, wanted: Wanted, names: list[str], heard: deque[bytes], alarm: Alarm, there: asyncio.Event
+) -> None:
+    """Put what arrives into `heard`, under each name that was asked for."""
+    try:
+        async with let.app.arrivals(wanted.topic or "*", tenant_id=wanted.tenant_id) as events:
+            there.set()
+            async for event in events:
+                if wanted.schedule_id not in (None, event.schedule_id):
+                    continue
+                for name in names:
+                    if name in (SCHEDULE_ARRIVED, arrived_event_name(event.topic)):
+                        data = orjson.dumps({"type": name, "at": utc(event.fired_at), "job": shown_arrival(event)})
+                        heard.append(format_sse_event(data_str=data.decode(), event=name))
+                alarm.poke()
+    except StoreError as failed:
+        log.warning("a listener to arrivals was sent away: %s", failed)
+    alarm.poke()
+
+
+def shown_arrival(event: Arrived) -> dict[str, Any]:
+    """A job that starts, as it is sent."""
+    return {
+        "id": event.job_id, "topic": event.topic, "payload": event.payload, "metadata": metadata_json(event.metadata),
+        "timezone": event.timezone, "scheduledAt": utc(event.scheduled_at), "firedAt": utc(event.fired_at),
+        "lateBy": event.late_by.total_seconds(), "scheduleId": event.schedule_id, "occurrenceKey": event.occurrence_key,
+    }  # fmt: skip
 
 
 async def _look(let: Asked, stream: Stream) -> AsyncIterator[bytes]:

@@ -42,6 +42,7 @@ KEPT_HEADERS = ("etag", "location", "content-type")
 MAKES = {
     "schedule.create": "schedules", "schedule.put": "schedules", "schedule.trigger": "jobs",
     "schedule.backfill": "jobs", "schedule.resume": "jobs", "job.create": "jobs", "job.retry": "jobs",
+    "job.resend": "jobs",
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from timebell.api.shapes import Body, Instant, Json, Name, Shown, utc
 from timebell.client.job_fields import metadata_json, target_json
@@ -33,6 +33,14 @@ class JobIn(Body):
     target: Annotated[dict[str, Json] | Name | None, Field(description="Or the name of a target.")] = None
     on_gap: Literal["shift", "error"] | None = None
     on_fold: Literal["first", "error"] | None = None
+
+
+class RequestOut(Shown):
+    """What a target is sent: its body as text, and what goes with it."""
+
+    model_config = ConfigDict(extra="allow")
+    kind: str
+    body: str
 
 
 class JobOut(Shown):

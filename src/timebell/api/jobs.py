@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.job_fields import JobIn, JobOut, shown_job
+from timebell.api.job_fields import JobIn, JobOut, RequestOut, shown_job
 from timebell.api.operations import Counted, OperationOut, begin, counted
 from timebell.api.shapes import Body, Cursor, Id, Limit, Name, Shown, answer, paged
 from timebell.client.job_fields import spec_of
@@ -37,6 +37,13 @@ class Cancelled(Shown):
 
     outcome: str
     job: JobOut
+
+
+class JobPreview(Shown):
+    """What a job would be."""
+
+    job: JobOut
+    request: Annotated[RequestOut | None, Field(description="What its target will be sent; null for handlers.")]
 
 
 class RescheduleIn(Body):
@@ -92,6 +99,22 @@ async def create_job(body: JobIn, let: Let) -> Response:
         return one(await let.app.jobs.get(made, spec.tenant_id, let.connection))
     let.subject = made.id
     return one(let.app.jobs.shown(made), 201)
+
+
+@routes.post("/jobs/preview", response_model=JobPreview, **reads())
+async def preview_job(body: JobIn, let: Let) -> Response:
+    """What a job with this body would be, and what its target would be sent; nothing is written."""
+    given = body.model_dump(exclude_unset=True, by_alias=True)
+    given.pop("onConflict", None)
+    spec = spec_of(given)
+    spec.tenant_id = tenant_of(let, spec.tenant_id)
+    job = let.app.jobs.shown(let.app.jobs.draft(spec, new_id(let.now), let.now))
+    request = let.app.request_of(
+        job.target, job_id=job.id, tenant_id=job.tenant_id, topic=job.topic, payload=job.payload,
+        metadata=job.metadata, timezone=job.timezone, scheduled_at=job.scheduled_at, fired_at=job.run_at,
+        occurrence_key=job.occurrence_key, upcoming=[],
+    )  # fmt: skip
+    return answer({"job": shown_job(job), "request": request})
 
 
 @routes.post(
@@ -162,6 +185,13 @@ async def retry_job(id: Id, let: Let) -> Response:
     """Try a failed job again, under its id and with a fresh budget of tries."""
     await _before(let, id)
     return one(await let.app.jobs.replay(id, let.tenant_id, let.connection))
+
+
+@routes.post("/jobs/{id}/resend", response_model=JobOut, **changes("job.resend", Role.OPERATOR))
+async def resend_job(id: Id, let: Let) -> Response:
+    """Send a completed or failed job to its target once more: same job, message id with `.rN` at its end."""
+    await _before(let, id)
+    return one(await let.app.jobs.resend(id, let.tenant_id, let.connection))
 
 
 async def find(let: Let, id_: str) -> Job:

@@ -104,7 +104,7 @@ async def _attempt(let: Let, job: Job, token: str, said: JobState) -> Attempt | 
     held = await let.run(reports.held, let.tenant_id, job.id, number)
     if held is not None:
         return held[0]  # type: ignore[no-any-return]
-    failed = bool(job.attempts) and job.attempts[-1]["attempt"] == number
+    failed = bool(job.attempts) and job.attempts[-1]["attempt"] == number and job.attempts[-1]["error"] is not None
     if job.attempt == number and (failed if said is JobState.FAILED else job.state is said):
         return None
     raise _over(job, number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
@@ -11,11 +11,13 @@ from pydantic import Field, ValidationError
 
 from timebell.api.executions import ExecutionPage, execution
 from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.job_fields import JobOut, shown_job
+from timebell.api.job_fields import JobOut, RequestOut, shown_job
 from timebell.api.schedule_fields import ALIASES, RECURRENCES, ScheduleIn, ScheduleOut, given_of, read, shown
 from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, aware, paged, utc
 from timebell.client.jobs import uuid_of
+from timebell.engine.runner import UPCOMING
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
+from timebell.ids import occurrence_key
 from timebell.model.schedule import Schedule
 from timebell.recurrence.door import dst_notes, next_fires
 from timebell.store.sql import audit_log, steering
@@ -49,6 +51,7 @@ class Preview(Shown):
     next: list[Fire]
     notes: list[str]
     schedule: Annotated[ScheduleOut, Field(description="What would be written, defaults filled in.")]
+    request: Annotated[RequestOut | None, Field(description="What its target will be sent; null for handlers.")]
 
 
 class Fires(Shown):
@@ -222,8 +225,21 @@ async def preview_schedule(body: ScheduleIn, let: Let, count: Annotated[int, Que
     return answer({
         "description": draft.recurrence.describe(), "next": next_fires(draft.recurrence, let.now, count),
         "notes": [*spec.warnings(), *dst_notes(draft.recurrence, let.now, let.now + YEAR)],
-        "schedule": shown(draft),
+        "schedule": shown(draft), "request": _request(let, draft),
     })  # fmt: skip
+
+
+def _request(let: Let, draft: Schedule) -> dict[str, Any] | None:
+    """What the first occurrence of a schedule would send."""
+    recurrence, at = draft.recurrence, draft.next_fire_at or let.now
+    upcoming: list[datetime] = []
+    while len(upcoming) < UPCOMING and (following := recurrence.next(upcoming[-1] if upcoming else at)) is not None:
+        upcoming.append(following)
+    return let.app.request_of(
+        draft.action.target, tenant_id=draft.tenant_id, topic=draft.topic, payload=draft.action.payload,
+        metadata=draft.action.metadata, timezone=draft.timezone, scheduled_at=at, fired_at=at, schedule_id=draft.id,
+        schedule_name=draft.name, occurrence_key=occurrence_key(draft.id, at), upcoming=upcoming,
+    )  # fmt: skip
 
 
 @routes.put(

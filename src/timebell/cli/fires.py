@@ -22,6 +22,10 @@ class Shown:
         self._clock = clock
         self.kind = inner.kind
 
+    def __getattr__(self, name: str) -> Any:
+        """What a target may have beside what all have, such as `preview`."""
+        return getattr(self._inner, name)
+
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """As in Target."""
         return self._inner.check(options)

@@ -36,11 +36,12 @@ def create(
     queue: Queue = None,
     priority: Priority = None,
     target: Target = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would send; make nothing.")] = False,
     output: Output = None,
 ) -> None:
     """Make a job, due at a time or now."""
     from timebell.cli.asking import json_of
-    from timebell.cli.job_views import show_job
+    from timebell.cli.job_views import preview, show_job
     from timebell.cli.schedule import target_of
 
     remote = remote_of(output)
@@ -53,6 +54,9 @@ def create(
         "target": target_of(target),
     }  # fmt: skip
     body = {name: value for name, value in given.items() if value is not None}
+    if dry_run:
+        preview(remote.ask("POST", "/jobs/preview", body), remote.settings.output)
+        return
     show_job(remote.ask("POST", "/jobs", body), remote.settings.output)
 
 
@@ -101,6 +105,12 @@ def tail(
 def retry(id_: Id, output: Output = None) -> None:
     """Try a failed job again: same id, fresh budget of tries."""
     _do(id_, "retry", None, output)
+
+
+@job.command()
+def resend(id_: Id, output: Output = None) -> None:
+    """Send a completed or failed job to its target once more; its message id ends in .r1, .r2, ..."""
+    _do(id_, "resend", None, output)
 
 
 @job.command()

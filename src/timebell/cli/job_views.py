@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from timebell.cli.asking import Row, brief, listed, sooner
-from timebell.cli.output import Format, emit_one, paint, show
+from timebell.cli.output import Format, emit_one, paint, say, show
 
 HEAD = ("ID", "TOPIC", "STATUS", "RUN AT", "ATTEMPT", "WHY")
 
@@ -37,6 +37,41 @@ def follow(lines: Iterable[str], form: str) -> None:
         )
 
 
+def show_request(request: Row | None) -> None:
+    """What a target would be sent: its body, and what goes with it."""
+    if request is None:
+        return
+    if "url" in request:
+        show(f"{request['method']} {request['url']}")
+    for name, value in request.get("headers", {}).items():
+        show(f"{name}: {value}")
+    if "argv" in request:
+        show(json.dumps(request["argv"]))
+    show(request["body"])
+
+
+def preview(seen: Row, form: str) -> None:
+    """What a job would be, and what it would send."""
+    if form != Format.TABLE:
+        emit_one(seen, form)
+        return
+    show_job(seen["job"], form)
+    show_request(seen["request"])
+    say("Nothing was made (--dry-run).")
+
+
+def _attempt(one: Row) -> str:
+    """One attempt in a line: when, where to, what was answered, how long it took, what was wrong."""
+    if "kind" not in one:
+        return brief(one, 100)
+    answered = f" answered {one['status']}" if "status" in one else ""
+    wrong = f": {one['code']}: {one['error']}" if one["error"] is not None else ""
+    return (
+        f"{one['startedAt']}  attempt {one['attempt']} to {one.get('to') or one['kind']}{answered} in "
+        f"{one['durationMs']:,g} ms, message {one['messageId']}{wrong}"
+    )
+
+
 def show_job(found: Row, form: str) -> None:
     """One job and its attempts."""
     if form != Format.TABLE:
@@ -59,4 +94,4 @@ def show_job(found: Row, form: str) -> None:
         if value is not None:
             show(f"  {name:<12}{value}")
     for attempt in found["attempts"]:
-        show(f"  failed      {brief(attempt, 100)}")
+        show(f"  {'sent' if attempt.get('error') is None else 'failed':<12}{_attempt(attempt)}")

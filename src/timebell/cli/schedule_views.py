@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from timebell.cli.asking import Row, brief, instant, listed, sooner
+from timebell.cli.job_views import show_request
 from timebell.cli.output import Format, emit, emit_one, paint, say, show, table
 from timebell.dashboard.words import local
 from timebell.errors import InvalidInput
@@ -114,6 +115,7 @@ def preview(seen: Row, form: str) -> None:
     )
     for note in seen["notes"]:
         show(paint("! ", "yellow", sys.stdout) + note)
+    show_request(seen.get("request"))
     say("Nothing was made (--dry-run).")
 
 

@@ -110,8 +110,7 @@ async def _prepare(
     world: World, app: Timebell, documents: list[tuple[str, dict[str, Any]]], end: datetime
 ) -> tuple[dict[str | None, str], dict[str | None, int]]:
     """Make what the files have; names, and how many occurrences each recurrence has."""
-    for kind in KINDS:
-        app.kinds[kind] = Pretended(kind, Scenario(), world.clock)
+    _pretend(app, Scenario(), world)
     names: dict[str | None, str] = {None: "one-shots"}
     expected: dict[str | None, int] = {}
     jobs = []
@@ -154,10 +153,15 @@ def _befall(world: World, outages: Sequence[Outage], scenario: Scenario, start: 
         world.at(crash.at, lambda crash=crash: world.crash(crash.node, down=crash.down))  # type: ignore[misc]
 
 
+def _pretend(app: Timebell, scenario: Scenario, world: World) -> None:
+    """Send nothing anywhere: a rehearsal only says what would be sent."""
+    app._own_targets = {kind: Pretended(kind, scenario, world.clock) for kind in app._own_targets}
+    app.kinds |= {kind: Pretended(kind, scenario, world.clock) for kind in (*KINDS, *app._own_targets)}
+
+
 def _play(world: World, app: Timebell, scenario: Scenario, start: datetime, end: datetime) -> None:
     """Let the time pass, telling how far it has come; Ctrl-C ends it."""
-    for kind in KINDS:
-        app.kinds[kind] = Pretended(kind, scenario, world.clock)
+    _pretend(app, scenario, world)
 
     @app.on("*", handles=True)
     async def pretend(event: Arrived) -> None:

@@ -22,6 +22,7 @@ from timebell.model.policy import Retry, seconds
 from timebell.model.routes import COMPLETES, route
 from timebell.store.dialects.base import Store
 from timebell.store.sql import dead, erasure, ledger, named
+from timebell.targets import bodies
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import plain
 
@@ -279,6 +280,23 @@ class Jobs:
         self._working.poke_threadsafe()
         return job
 
+    async def resend(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
+        """A finished job pending again, to be sent once more. Raises NotFound, Conflict (JOB_NOT_SENT, KEY_IN_USE)."""
+        await self._opened()
+        call: Any = self._store.run if connection is None else _joined(self._store, connection)
+        again = await call(dead.replay, tenant_id, job_uuid(job_id), self._clock.now(), sent=True)
+        if again is None:
+            raise no_such_job(job_id)
+        job = await self.get(job_id, tenant_id, connection)
+        if not again:
+            where = "" if job.target else ", and went to no target outside Python"
+            raise Conflict(
+                f"Job {job_id} is {job.state}{where}: there is nothing to send again.", code="JOB_NOT_SENT",
+                existing=job_id, fix="Resend what completed or failed at a webhook, command or queue.",
+            )  # fmt: skip
+        self._working.poke_threadsafe()
+        return job
+
     async def erase(self, owner_id: str, tenant_id: str) -> erasure.Erased:
         """Empty all that is kept under an owner."""
         await self._opened()
@@ -359,10 +377,13 @@ def labelled(metadata: Mapping[str, Any] | None, labels: Mapping[str, Any]) -> d
 def payload_of(
     topic: str, payload: Any, metadata: dict[str, Any], target: Mapping[str, Any] | None, accepted: Accepted
 ) -> tuple[str, dict[str, Any]]:
-    """A payload as JSON, and the metadata to be kept. Only handlers look into it. Raises InvalidPayload."""
+    """A payload as JSON, and the metadata to be kept; checked against what handlers take, or what the target's body
+    asks for. Raises InvalidPayload."""
     if target is None or target == COMPLETES:
         return accepted(topic, payload, metadata)
-    return encode(plain(payload)), metadata
+    written = encode(plain(payload))
+    bodies.check_fit(target.get("options", {}), topic=topic, payload=decode(written), metadata=metadata)
+    return written, metadata
 
 
 def urgency(priority: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from timebell.alarm import Alarm
 from timebell.clock import Clock
+from timebell.engine.arrivals import Arrivals
 from timebell.model.healed import Healed
 from timebell.model.job import Attempt
 from timebell.model.policy import Retry
@@ -79,6 +80,8 @@ class Node:
     healed: Healed = field(default_factory=Healed)
     """The report of all looks for lost work since it started."""
     channels: Channels = field(default_factory=Channels)
+    arrivals: Arrivals | None = None
+    """Who wants to know what starts."""
     limited: frozenset[str] = frozenset()
     """The tenants of which not everything that is due may start, as of the last heartbeat."""
     stopping: bool = False

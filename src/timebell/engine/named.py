@@ -94,4 +94,5 @@ async def deliver(target: Target, resolved: Resolved, delivery: Delivery, *, any
         return Outcome.failed("TARGET_BROKE", said[:500])
     outcome.result = masked(outcome.result, resolved.secrets)
     outcome.error = masked(outcome.error, resolved.secrets)
+    outcome.record = masked(outcome.record, resolved.secrets)
     return outcome

@@ -18,6 +18,7 @@ from timebell.model import decide
 from timebell.model.healed import Healed
 from timebell.model.job import JobState
 from timebell.model.payload import decode
+from timebell.store.bridges import ARRIVALS
 from timebell.store.sql import admission, jobs, nodes, unheard
 from timebell.store.transaction import SCHEDULES
 
@@ -90,7 +91,11 @@ class Pulse:
         return node.clock.now() + timedelta(seconds=pause)
 
     def _told(self, of: str) -> None:
-        """Another process says that something is due sooner than this node knows."""
+        """Another process says that something is due sooner than this node knows, or wants to know what starts."""
+        if of == ARRIVALS:
+            if self.node.arrivals is not None:
+                self.node.arrivals.asked()
+            return
         self.node.working.poke()
         if of == SCHEDULES:
             self.node.planning.poke()

@@ -20,7 +20,7 @@ from timebell.model.job import Attempt, Ending, JobState
 from timebell.model.payload import decode, encode, legible
 from timebell.model.schedule import Policies
 from timebell.recurrence import Recurrence
-from timebell.targets.base import Delivery, Outcome
+from timebell.targets.base import Delivery, Outcome, message_id
 from timebell.targets.handler import Cancel, Snooze
 
 log = logging.getLogger("timebell.runner")
@@ -98,6 +98,8 @@ class Runner:
         """Deliver to what was `found` under the name that the target has, else to the target itself."""
         kind = "handler" if target is None else target["kind"]
         if attempt.number == 1:  # later attempts are late on purpose
+            if self.node.arrivals is not None:
+                self.node.arrivals.told(attempt, now)
             lag = (now - attempt.run_at).total_seconds()
             counters, known = (
                 self.node.counters,
@@ -122,9 +124,15 @@ class Runner:
                 options = {} if target is None else target["options"]
                 sending = self.node.targets[kind].deliver(delivery, options)
                 outcome = await self._limited(timeout, kind, sending, delivery)
-            return outcome
         finally:
-            self._measured(kind, attempt.topic, self.node.clock.monotonic() - began, timeout, outcome)
+            took = self.node.clock.monotonic() - began
+            self._measured(kind, attempt.topic, took, timeout, outcome)
+        if kind != "handler":
+            outcome.record = {
+                "kind": kind, "messageId": message_id(delivery), "durationMs": round(took * 1000, 1),
+                **(outcome.record or {}), **({} if attempt.used is None else {"target": attempt.used}),
+            }  # fmt: skip
+        return outcome
 
     def _measured(self, kind: str, topic: str, took: float, timeout: float, outcome: Outcome | None) -> None:
         """Count a delivery; without an outcome it was postponed, cancelled or stopped."""
@@ -190,7 +198,7 @@ class Runner:
         result, lost = _keep(outcome.result)
         if outcome.reports:
             until = now + timedelta(seconds=self.node.timeout_of(attempt))
-            return Ending(attempt.id, attempt.number, JobState.DISPATCHED, now, run_at=until)
+            return Ending(attempt.id, attempt.number, JobState.DISPATCHED, now, run_at=until, record=outcome.record)
         if outcome.delivered:
             ending = Ending(attempt.id, attempt.number, JobState.COMPLETED, now, result=result, reason=lost)
         else:
@@ -200,6 +208,7 @@ class Runner:
                 retry_after=outcome.retry_after, counts=outcome.counts,
             )  # fmt: skip
             ending.result = result
+        ending.record = outcome.record
         return ending
 
     def _again(self, attempt: Attempt, at: datetime) -> Ending:
@@ -253,30 +262,41 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     ending.reason = None if ending.reason is None else legible(ending.reason, 200)
     ending.code = None if ending.code is None else legible(ending.code, 100)
     ending.error = None if ending.error is None else legible(ending.error, 4000)
-    delivered = attempt.used is not None and ending.state in (JobState.COMPLETED, JobState.DISPATCHED)
-    postponed = ending.progress is not None and ending.error is None
-    if ending.error is not None or postponed or delivered:
-        error = "It was postponed; what was done is kept." if postponed else ending.error
-        line: dict[str, Any] = {
+    lines = decode(attempt.errors) or []
+    if ending.progress is not None or ending.state is JobState.COMPLETED:  # the newest, or the result, says it all
+        lines = [_without_progress(line) for line in lines]
+    if ending.error is not None or ending.record is not None or ending.progress is not None:
+        line = {
             "attempt": ending.attempt, "startedAt": attempt.started_at.isoformat(), "endedAt": ending.at.isoformat(),
-            "node": node_id, "code": "POSTPONED" if postponed else ending.code,
-            "error": None if error is None else error[:1000],
+            "node": node_id, "code": ending.code, "error": ending.error and ending.error[:1000],
+            **(ending.record or {}),
         }  # fmt: skip
         if attempt.used is not None:
             line["target"] = attempt.used
-        earlier = decode(attempt.errors) or []
         if ending.progress is not None:
             line["progress"] = ending.progress
-        if ending.progress is not None or ending.state is JobState.COMPLETED:  # the newest, or the result, says it all
-            earlier = [_without_progress(each) for each in earlier]
-        ending.errors = encode([*earlier, line][-KEPT_ATTEMPTS:], "attempts", limit=KEPT_BYTES)
-    elif ending.state is JobState.COMPLETED and '"progress"' in (attempt.errors or ""):  # its result says more
-        ending.errors = encode([_without_progress(each) for each in decode(attempt.errors)], limit=KEPT_BYTES)
+            if ending.error is None:
+                line |= {"code": "POSTPONED", "error": "It was postponed; what was done is kept."}
+        if lines and lines[-1].get("attempt") == ending.attempt:  # it was handed over, and this is what was reported
+            line = {**lines.pop(), **line}
+        ending.errors = _lines([*lines, line][-KEPT_ATTEMPTS:])
+    elif lines and ending.state is JobState.COMPLETED and '"progress"' in (attempt.errors or ""):
+        ending.errors = _lines(lines)
     return ending
 
 
 def _without_progress(line: dict[str, Any]) -> dict[str, Any]:
     return {name: said for name, said in line.items() if name != "progress"}
+
+
+def _lines(lines: list[dict[str, Any]]) -> str:
+    """The record of a job's attempts as JSON; where it gets too long, only the last one keeps its response."""
+    try:
+        return encode(lines, "attempts", limit=KEPT_BYTES)
+    except InvalidPayload:
+        for line in lines[:-1]:
+            line.pop("response", None)
+        return encode(lines, "attempts", limit=KEPT_BYTES)
 
 
 def _code_class(kind: str, outcome: Outcome) -> str:

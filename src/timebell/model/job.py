@@ -242,7 +242,8 @@ class Ending:
     """What became of a job: a final state, `pending` again at `run_at`, or `dispatched` until `run_at`.
 
     `attempt` and `was` are its guard. `counts` says whether the attempt uses up a try; `errors` is the job's list of
-    failed attempts as JSON; `watched`, whether somebody is told when its schedule works again.
+    attempts that failed, or were delivered outside of Python, as JSON; `watched`, whether somebody is told when its
+    schedule works again.
     """
 
     id: str
@@ -265,3 +266,5 @@ class Ending:
     """Of a running job of a group: its queue."""
     progress: Any = None
     """JSON: what was done before it ended, for the next attempt to know."""
+    record: dict[str, Any] | None = None
+    """What is recorded of a delivery to a target outside Python."""

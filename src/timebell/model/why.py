@@ -214,15 +214,19 @@ def _job(facts: Facts, revision: Revision | None, job: Job, at: datetime, now: d
     if job.kind is Kind.PLANNED and not job.attempt and job.run_at > max(at, job.created_at):
         yield f"Its start was set to {_z(job.run_at)}, by jitter, pace or a change of its time."
     for tried in job.attempts:
-        number, error = tried.get("attempt", "?"), tried.get("error") or tried.get("code") or "it failed"
+        number, error = tried.get("attempt", "?"), tried.get("error") or tried.get("code")
+        sent = f" to {tried.get('to') or tried['kind']}" if "kind" in tried else ""
         if tried.get("code") == "LEASE_LOST":
             by = _node(facts, tried.get("node"))
             yield (
                 f"Attempt {number} began at {tried.get('startedAt')}; its lease was not renewed any more, and node {by}"
                 f" took the job back at {tried.get('endedAt')}."
             )
+        elif error is not None or not sent:
+            yield f"Attempt {number}{sent} failed: {error or 'it failed'}"
         else:
-            yield f"Attempt {number} failed: {error}"
+            status = f", which answered {tried['status']}" if "status" in tried else ""
+            yield f"Attempt {number} was sent{sent}{status}."
     if job.started_at is not None:
         on = _node(facts, job.node_id)
         yield f"Attempt {job.attempt} began at {_z(job.started_at)}{_late(job.started_at - at)}, on node {on}."

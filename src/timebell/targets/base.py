@@ -97,6 +97,8 @@ class Outcome:
     """Delivered, but not done: the receiver will say what becomes of it, or its time runs out."""
     counts: bool = True
     """Of a failure: whether it uses up a try. An outage of what everything goes through is not the job's fault."""
+    record: dict[str, Any] | None = field(default=None, compare=False)
+    """For the job's record of its deliveries, what else there is to say: `to` (a host), `status`, `response` (text)."""
     gone: bool = False
     """Failed because the receiver is there no more: a target under a name is sent nothing further."""
     sent: Any = field(default=None, repr=False, compare=False)
@@ -179,10 +181,10 @@ def facts(delivery: Delivery) -> dict[str, Any]:
 
 
 def cloudevent(delivery: Delivery) -> dict[str, Any]:
-    """A CloudEvents 1.0 event in structured JSON. `id` is the same for every attempt, to dedupe on."""
+    """A CloudEvents 1.0 event in structured JSON. `id` is the message's, the same for every attempt, to dedupe on."""
     return {
         "specversion": "1.0",
-        "id": delivery.occurrence_key,
+        "id": message_id(delivery),
         "source": "timebell",
         "type": "timebell.job.due",
         "subject": delivery.topic,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import re
 import signal
@@ -16,8 +15,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-from timebell.errors import InvalidInput, Refused
-from timebell.targets.base import KEPT_BYTES, Delivery, Outcome, facts, instant, only, text
+from timebell.errors import InvalidInput, InvalidPayload, Refused
+from timebell.targets import bodies
+from timebell.targets.base import KEPT_BYTES, Delivery, Outcome, instant, only, text
 
 CLEAN_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -31,10 +31,10 @@ _NOT_RUNNABLE = {errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno
 
 
 class CommandTarget:
-    """Runs `argv`. Options: `argv`; `env`, `cwd` (absolute) and `stdin` are optional.
+    """Runs `argv`. Options: `argv`; `env`, `cwd` (absolute), `stdin` or those of the body are optional.
 
-    Without `stdin` the command reads the plain body (the fields of `Arrived`, one line of JSON); an empty
-    string gives it nothing to read. `environment` is what every command starts from, before `env` and the
+    Without `stdin` the command reads the body (by default "plain"), one line of JSON; an empty string gives it
+    nothing to read. `environment` is what every command starts from, before `env` and the
     TIMEBELL_ variables. `grace` (seconds) lies between SIGTERM and SIGKILL.
     """
 
@@ -46,10 +46,10 @@ class CommandTarget:
         self._grace = grace
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Raises Refused (COMMAND_TARGET_OFF) or InvalidInput (TARGET_OPTIONS_INVALID)."""
+        """Raises Refused (COMMAND_TARGET_OFF) or InvalidInput (TARGET_OPTIONS_INVALID, TEMPLATE_INVALID)."""
         if not self._enabled:
             raise Refused(_OFF[0], code="COMMAND_TARGET_OFF", fix=_OFF[1])
-        only(options, ("argv", "env", "cwd", "stdin"))
+        only(options, ("argv", "env", "cwd", "stdin", *bodies.OPTIONS))
         argv, env = options.get("argv"), options.get("env") or {}
         cwd, stdin = options.get("cwd"), options.get("stdin")
         if not isinstance(argv, list) or not argv or not argv[0] or not all(map(_is_text, argv)):
@@ -60,16 +60,24 @@ class CommandTarget:
             raise _invalid("cwd is an absolute path.")
         if stdin is not None and not (isinstance(stdin, str) and len(stdin) <= LONGEST_STDIN):
             raise _invalid(f"stdin is a string of at most {LONGEST_STDIN} characters.")
-        return {"argv": argv, "env": env, "cwd": cwd, "stdin": stdin}
+        checked: dict[str, Any] = {"argv": argv, "env": env, "cwd": cwd, "stdin": stdin}
+        if options.keys() & set(bodies.OPTIONS):
+            if stdin is not None:
+                raise _invalid("stdin and body are two answers to what the command reads: give one.")
+            checked |= bodies.checked(options, "plain")
+        return checked
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         """Exit status 0 is delivered. Codes of failure: EXIT_STATUS, COMMAND_NOT_FOUND (final),
-        COMMAND_NOT_STARTED, COMMAND_TARGET_OFF (final)."""
+        COMMAND_NOT_STARTED, COMMAND_TARGET_OFF (final), BODY_UNFIT and MESSAGE_TOO_LARGE (final)."""
         if not self._enabled:
             return Outcome.failed("COMMAND_TARGET_OFF", " ".join(_OFF), retryable=False)
         stdin = options.get("stdin")
-        if stdin is None:
-            stdin = json.dumps(facts(delivery)) + "\n"
+        try:
+            if stdin is None:
+                stdin = bodies.render(delivery, options, "plain").data.decode() + "\n"
+        except InvalidPayload as unfit:
+            return Outcome.failed(unfit.code, str(unfit), retryable=False)
         try:
             run = await self._start(delivery, options)
         except (OSError, ValueError) as error:  # ValueError: text that the system's encoding cannot hold
@@ -80,6 +88,14 @@ class CommandTarget:
         finally:
             await self._end(run)
         return run.outcome()
+
+    def preview(self, delivery: Delivery, options: dict[str, Any]) -> dict[str, Any]:
+        """What would be run, and what it would read. Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE)."""
+        given = options.get("stdin")
+        return {
+            "argv": options["argv"], "cwd": options.get("cwd"), "env": {**options["env"], **_variables(delivery)},
+            "body": bodies.render(delivery, options, "plain").data.decode() if given is None else given,
+        }  # fmt: skip
 
     async def close(self) -> None:
         """Nothing outlives a delivery."""

@@ -1,4 +1,4 @@
-"""Deliver by a signed POST: Standard Webhooks 1.0 headers, a CloudEvents 1.0 or plain JSON body.
+"""Deliver by a signed POST: Standard Webhooks 1.0 headers, and a JSON body (`timebell.targets.bodies`).
 
 What counts (Standard Webhooks, "Delivery success and failure"; Svix does the same): 2xx is delivered; every
 other status fails and is tried again, 4xx too, since most are a deploy gone wrong; 410 Gone alone is final.
@@ -16,7 +16,6 @@ import asyncio
 import base64
 import binascii
 import ipaddress
-import json
 import os
 import re
 import ssl
@@ -28,9 +27,10 @@ from typing import Any
 import httpcore2
 from standardwebhooks.webhooks import Webhook
 
-from timebell.errors import InvalidInput, Refused
+from timebell.errors import InvalidInput, InvalidPayload, Refused
+from timebell.targets import bodies
 from timebell.targets.address import AddressGuard, Place
-from timebell.targets.base import KEPT_BYTES, Delivery, Outcome, cloudevent, facts, only, retry_after, text
+from timebell.targets.base import KEPT_BYTES, Delivery, Outcome, message_id, only, retry_after, text
 from timebell.tenancy.tokens import token_of
 
 CONNECT_SECONDS = 5.0
@@ -40,13 +40,14 @@ BODY_BYTES = 64 * 1024
 ADDRESSES_TRIED = 4
 ACCEPTED = 202
 GONE = 410
-OPTIONS = ("url", "headers", "body", "reportsBack", "signingSecrets")
+OPTIONS = ("url", "headers", "reportsBack", "signingSecrets", *bodies.OPTIONS)
 
 _TO_MAKE_ONE = "To make one: echo whsec_$(openssl rand -base64 32)"
 _NO_SECRET = (
     "Webhooks are signed, and there is no signing secret.",
     f"Set TIMEBELL_WEBHOOK_SIGNING_SECRET. {_TO_MAKE_ONE}",
 )
+_WHEN_SENT = "(made when it is sent)"
 _HEADER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")
 _OWN_HEADERS = re.compile(
@@ -54,14 +55,10 @@ _OWN_HEADERS = re.compile(
     r"|webhook-.*|timebell-.*",
     re.IGNORECASE,
 )
-_BODIES: dict[str, tuple[str, Callable[[Delivery], dict[str, Any]]]] = {
-    "cloudevents": ("application/cloudevents+json", cloudevent),
-    "plain": ("application/json", facts),
-}
 
 
 class HttpTarget:
-    """POSTs to `url`. Options: `url`, `headers` (optional), `body`: "cloudevents" (default) or "plain",
+    """POSTs to `url`. Options: `url`, `headers` (optional), those of the body (by default "cloudevents"), and
     `reportsBack`: whether a 202 means that the receiver will say itself what becomes of the job,
     `signingSecrets`: of a target under a name, its own, in place of `signing_secret`.
 
@@ -94,18 +91,14 @@ class HttpTarget:
         self._tls = tls  # the system's authorities take a while to load: not before they are needed
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Raises InvalidInput (URL_INVALID, HEADER_INVALID, TARGET_OPTIONS_INVALID) or Refused
+        """Raises InvalidInput (URL_INVALID, HEADER_INVALID, TARGET_OPTIONS_INVALID, TEMPLATE_INVALID) or Refused
         (SIGNING_SECRET_MISSING, SECRET_KEY_MISSING, PRIVATE_ADDRESS, PORT_REFUSED, HTTP_OFF)."""
         only(options, OPTIONS)
-        body = options.get("body", "cloudevents")
-        if not isinstance(body, str) or body not in _BODIES:
-            raise InvalidInput(
-                f"body cannot be {body!r}.", code="TARGET_OPTIONS_INVALID", fix="Use cloudevents or plain."
-            )
+        body = bodies.checked(options)
         if not self._of(options):
             raise Refused(_NO_SECRET[0], code="SIGNING_SECRET_MISSING", fix=_NO_SECRET[1])
         url = self._guard.place(options.get("url")).url
-        checked: dict[str, Any] = {"url": url, "headers": _headers(options.get("headers")), "body": body}
+        checked: dict[str, Any] = {"url": url, "headers": _headers(options.get("headers")), **body}
         reports = options.get("reportsBack", False)
         if not isinstance(reports, bool):
             raise InvalidInput(
@@ -124,7 +117,7 @@ class HttpTarget:
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         """Codes of failure: HTTP_STATUS, CONNECT_FAILED, TLS_FAILED, TIMEOUT, ADDRESS_REFUSED,
-        RESPONSE_UNREADABLE; and SIGNING_SECRET_MISSING, SECRET_KEY_MISSING."""
+        RESPONSE_UNREADABLE; and BODY_UNFIT, MESSAGE_TOO_LARGE, SIGNING_SECRET_MISSING, SECRET_KEY_MISSING."""
         if not self._of(options):
             return Outcome.failed("SIGNING_SECRET_MISSING", " ".join(_NO_SECRET), retryable=False)
         try:
@@ -134,8 +127,15 @@ class HttpTarget:
             return Outcome.failed("ADDRESS_REFUSED", str(error), retryable=False)
         try:
             headers, body = self._request(delivery, options)
-        except Refused as error:  # no token can be made here
+        except (InvalidPayload, Refused) as error:  # no body, or no token, can be made here
             return Outcome.failed(error.code, str(error), retryable=False)
+        outcome = await self._exchange(place, headers, body, options)
+        outcome.record = {"to": place.authority}
+        if outcome.result is not None:
+            outcome.record |= {"status": outcome.result["status"], "response": outcome.result["body"]}
+        return outcome
+
+    async def _exchange(self, place: Place, headers: dict[str, str], body: bytes, options: dict[str, Any]) -> Outcome:
         try:
             async with asyncio.timeout(self._timeout):
                 outcome = await self._post(place, headers, body)
@@ -154,28 +154,38 @@ class HttpTarget:
         outcome.sent = {"method": "POST", "url": place.url, "headers": headers, "body": body}
         return outcome
 
+    def preview(self, delivery: Delivery, options: dict[str, Any]) -> dict[str, Any]:
+        """The request that would be sent, by options that `check` returned; nobody could pass it off as sent: it has
+        no signature and no token. Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE)."""
+        headers, body = self._request(delivery, options)
+        secret = {name: _WHEN_SENT for name in ("webhook-signature", "timebell-token") if name in headers}
+        host = self._guard.place(options["url"]).authority
+        return {
+            "method": "POST", "url": options["url"], "headers": {"host": host, **headers, **secret},
+            "body": body.decode(),
+        }  # fmt: skip
+
     async def close(self) -> None:
         """Nothing outlives an attempt."""
 
     def _request(self, delivery: Delivery, options: dict[str, Any]) -> tuple[dict[str, str], bytes]:
-        content_type, render = _BODIES[options["body"]]
-        body = json.dumps(render(delivery), separators=(",", ":"), allow_nan=False)
+        body = bodies.render(delivery, options)
         at = self._now().astimezone(UTC)
-        key = delivery.occurrence_key
+        key = message_id(delivery)
         headers = {
             "user-agent": "timebell",
             **options["headers"],
-            "content-type": content_type,
+            "content-type": body.content_type,
             "accept-encoding": "identity",
             "connection": "close",
             "webhook-id": key,
             "webhook-timestamp": str(int(at.timestamp())),
-            "webhook-signature": " ".join(signer.sign(key, at, body) for signer in self._of(options)),
+            "webhook-signature": " ".join(signer.sign(key, at, body.data.decode()) for signer in self._of(options)),
             "timebell-attempt": str(delivery.attempt),
         }
         if options.get("reportsBack", False):
             headers["timebell-token"] = token_of(self._secret_key, delivery.job_id, delivery.attempt)
-        return headers, body.encode()
+        return headers, body.data
 
     async def _post(self, place: Place, headers: dict[str, str], body: bytes) -> Outcome:
         scheme, host = place.scheme.encode(), place.host.encode()

@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     (folder / "app.py").write_text(APP)
     process = Process(folder, ["dev", "app.py", "--port", str(port), "--no-reload"],
-                      {"TIMEBELL_WEBHOOK_ALLOW_PRIVATE": "true"})  # fmt: skip
+                      {"TIMEBELL_WEBHOOK_ALLOW_PRIVATE": "true", "TIMEBELL_COMMAND_ENABLED": "true"})  # fmt: skip
     process.wait_for("Ready in", err=True)
     yield f"http://127.0.0.1:{port}"
     process.kill()
@@ -154,6 +154,29 @@ def test_what_comes_across_schedules_and_as_icalendar(ask: Cli) -> None:
     assert ics.startswith("BEGIN:VCALENDAR\r\nVERSION:2.0\r\n")
     assert ics.count("BEGIN:VEVENT") == len(fires)
     assert all(len(line.encode()) <= 75 for line in ics.split("\r\n"))
+
+
+def test_what_a_job_sends_is_shown_before_recorded_and_sent_again(ask: Cli) -> None:
+    target = '{"kind": "command", "argv": ["/bin/cat"], "template": {"to": "{{payload.to}}"}}'
+    given = ("job", "create", "mail.post", "--tz", "UTC", "--payload", '{"to": "ana"}', "--target", target)
+    shown = ask(*given, "--dry-run")
+    assert '["/bin/cat"]\n{"to":"ana"}\n' in shown.out
+    assert "Nothing was made" in shown.err
+    refused = ask(*given[:-3], "{}", "--target", target, "--dry-run")
+    assert (refused.code, "BODY_UNFIT" in refused.err) == (2, True)
+    id_ = as_json(ask(*given, "-o", "json"))["id"]
+
+    def ended(attempts: int) -> Any:
+        for _ in range(1000):
+            job = as_json(ask("job", "show", id_, "-o", "json"))
+            if job["status"] == "completed" and len(job["attempts"]) == attempts:
+                return job
+        raise AssertionError(job)
+
+    assert ended(1)["result"]["stdout"] == '{"to":"ana"}\n'
+    assert as_json(ask("job", "resend", id_, "-o", "json"))["status"] in ("pending", "running", "completed")
+    assert [one["messageId"] for one in ended(2)["attempts"]] == [id_, f"{id_}.r1"]
+    assert re.search(rf"sent +\S+  attempt 2 to command in [0-9.]+ ms, message {id_}\.r1", ask("job", "show", id_).out)
 
 
 def test_errors_have_their_exit_codes(ask: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,9 @@ def resolver(*answers: str) -> Callable[[str, int], Awaitable[list[str]]]:
     return resolve
 
 
-def local(timeout: float = 10.0, secret: str = SECRET, tls: ssl.SSLContext | None = None) -> HttpTarget:
+def local(
+    timeout: float = 10.0, secret: str = SECRET, tls: ssl.SSLContext | None = None, secret_key: str | None = None
+) -> HttpTarget:
     """A target for which every name is this machine."""
     guard = AddressGuard(allow_private=True, allow_http=True, resolve=resolver("127.0.0.1"))
-    return HttpTarget(secret, timeout=timeout, now=lambda: NOW, guard=guard, tls=tls)
+    return HttpTarget(secret, timeout=timeout, now=lambda: NOW, guard=guard, tls=tls, secret_key=secret_key)

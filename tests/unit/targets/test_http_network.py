@@ -49,6 +49,73 @@ def test_s10_an_answer_that_flips_between_check_and_use_has_no_effect(
     assert len(server.requests) == 100
 
 
+class Public(httpcore2.AsyncNetworkStream):
+    """A connection to a public receiver, which takes everything with a 200."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        read, self.answer = self.answer[:max_bytes], self.answer[max_bytes:]
+        return read
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    async def start_tls(self, *_: Any, **__: Any) -> Public:
+        return self
+
+    def get_extra_info(self, info: str) -> Any:
+        return (self.address, 443) if info == "server_addr" else None
+
+
+def test_s10_a_thousand_rounds_of_rebinding_reach_nobody_inside(
+    run: Run, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resolver gives the public address and the private one in turn: nobody connects to what was not checked."""
+    monkeypatch.setattr(http, "CONNECT_SECONDS", 2.0)
+    asked = 0
+    dialled: list[str] = []
+
+    async def flip(host: str, port: int) -> list[str]:
+        nonlocal asked
+        asked += 1
+        answer = ["93.184.216.34"] if asked % 2 else ["127.0.0.1"]
+        await asyncio.sleep(0)  # as a look-up does, it lets the others go on
+        return answer
+
+    class Dial(httpcore2.AsyncNetworkBackend):
+        async def connect_tcp(self, host: str, port: int, *given: Any, **_: Any) -> httpcore2.AsyncNetworkStream:
+            dialled.append(host)
+            if host == "93.184.216.34":
+                return Public(host)
+            return await httpcore2.AnyIOBackend().connect_tcp(host, port)
+
+    async def main() -> tuple[list[Outcome], int]:
+        reached = 0
+
+        async def inside(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal reached
+            reached += 1
+            writer.close()
+
+        canary = await asyncio.start_server(inside, "127.0.0.1", 0)
+        target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=flip), tls=ssl.create_default_context())
+        target._dial = Dial()
+        options = target.check({"url": f"https://hooks.example:{canary.sockets[0].getsockname()[1]}/"})
+        outcomes = await asyncio.gather(*(target.deliver(delivery, options) for _ in range(1000)))
+        canary.close()
+        return outcomes, reached
+
+    outcomes, reached = run(main())
+    assert (reached, set(dialled), len(dialled)) == (0, {"93.184.216.34"}, 500)
+    assert asked == 1000  # one look-up a round: there is no second one to lie to
+    assert sum(outcome.delivered for outcome in outcomes) == 500
+    assert {outcome.code for outcome in outcomes if not outcome.delivered} == {"ADDRESS_REFUSED"}
+
+
 def test_s10_only_checked_addresses_are_dialled_and_none_by_name(run: Run, delivery: Delivery) -> None:
     dialled: list[str] = []
     answers = iter([["93.184.216.34"], ["127.0.0.1"], ["1.1.1.1", "10.0.0.1"], ["8.8.8.8", "1.1.1.1"]])

@@ -29,6 +29,7 @@ def test_options_are_filled_in() -> None:
         ({}, "URL_INVALID"),
         ({"url": "https://u:p@example.com/"}, "URL_INVALID"),
         ({"url": "https://example.com/", "body": "template"}, "TARGET_OPTIONS_INVALID"),
+        ({"url": "https://example.com/", "template": {"a": "{{nothing}}"}}, "TEMPLATE_INVALID"),
         ({"url": "https://example.com/", "body": ["plain"]}, "TARGET_OPTIONS_INVALID"),
         ({"url": "https://example.com/", "verify": False}, "TARGET_OPTIONS_INVALID"),
         ({"url": "https://example.com/", "headers": ["a"]}, "HEADER_INVALID"),

@@ -234,11 +234,11 @@ class PostgresStore:
 
     async def listen(self, poke: Callable[[str], None]) -> bool:
         """As in Store. Call it again now and then: it connects anew when the connection was lost."""
-        if pooler.pooled(_plain(self.url)):
+        if pooler.pooled(plain(self.url)):
             return False
         if self._listener is None or self._listener.is_closed():
             try:
-                self._listener = await asyncpg.connect(_plain(self.url), timeout=5, command_timeout=10)
+                self._listener = await asyncpg.connect(plain(self.url), timeout=5, command_timeout=10)
                 await self._listener.add_listener(CHANNEL, lambda *heard: poke(str(heard[-1])))
             except (*_GONE, asyncpg.PostgresError):
                 return False
@@ -393,18 +393,18 @@ def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_onl
         pool_timeout=patience,
         connect_args={"server_settings": settings, "timeout": 5, "command_timeout": 30},
     )
-    pooler.heed(engine, _plain(url))
+    pooler.heed(engine, plain(url))
     return engine
 
 
 def _engine_for_threads(url: str) -> Engine:
     """Another, of psycopg, for code that blocks. Raises TimebellError (PSYCOPG_MISSING)."""
     options: dict[str, Any] = {"options": " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())}
-    if pooler.pooled(_plain(url)):
+    if pooler.pooled(plain(url)):
         options = {"application_name": SETTINGS["application_name"], "prepare_threshold": None}
     try:
         return create_engine(
-            make_url(_plain(url)).set(drivername="postgresql+psycopg"),
+            make_url(plain(url)).set(drivername="postgresql+psycopg"),
             pool_size=LENT,
             max_overflow=LENT,
             pool_timeout=LENT_PATIENCE,
@@ -429,10 +429,10 @@ def listening(url: str) -> list[tuple[str, int]]:
 
 
 def _address(url: str) -> URL:
-    return make_url(_plain(url)).set(drivername="postgresql+asyncpg")
+    return make_url(plain(url)).set(drivername="postgresql+asyncpg")
 
 
-def _plain(url: str) -> str:
+def plain(url: str) -> str:
     """The address as libpq writes it."""
     scheme, _, rest = url.partition("://")
     return f"postgresql://{rest}" if scheme.startswith("postgres") else url
@@ -453,7 +453,7 @@ def _lost(failed: BaseException) -> bool:
 
 def unreachable(url: str, failed: BaseException) -> StoreUnreachable:
     """The error for a database that does not answer; no password in it."""
-    shown = make_url(_plain(url)).render_as_string(hide_password=True)
+    shown = make_url(plain(url)).render_as_string(hide_password=True)
     cause = str(getattr(failed, "orig", None) or failed) or type(failed).__name__
     return StoreUnreachable(
         f"The database {shown} does not answer: {cause}.",

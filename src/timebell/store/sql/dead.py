@@ -18,7 +18,7 @@ from timebell.model.job import Hold, Job, JobState
 from timebell.model.operation import Operation, Step
 from timebell.model.page import Page
 from timebell.model.payload import decode
-from timebell.model.routes import route
+from timebell.model.routes import COMPLETES, route
 from timebell.store.schema import finished, jobs, schedules
 from timebell.store.sql import ledger
 from timebell.store.sql.jobs import take_turns
@@ -30,10 +30,11 @@ DEAD = text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")  #
 _LIVE = [column.name for column in jobs.columns if column.name in finished.columns]
 
 
-def replay(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime) -> bool | None:
+def replay(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime, *, sent: bool = False) -> bool | None:
     """Make a failed job pending again, under its id and with a fresh budget of tries; None for an unknown id.
 
-    False when it has not failed. One of a schedule waits for its turn. Raises Conflict (KEY_IN_USE).
+    With `sent`, one that was sent to a target outside Python, completed ones as well. False when it is not such a one.
+    One of a schedule waits for its turn. Raises Conflict (KEY_IN_USE).
     """
     mine = (
         finished.c.id == job_id
@@ -43,7 +44,9 @@ def replay(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime) -
     row = tx.execute(select(finished).where(mine).with_for_update()).first()
     if row is None:
         return None if ledger.find(tx, tenant_id, job_id) is None else False
-    if row.state != JobState.FAILED:
+    outside = decode(row.target) not in (None, COMPLETES)
+    over = (JobState.FAILED, JobState.COMPLETED) if sent and outside else () if sent else (JobState.FAILED,)
+    if row.state not in over:
         return False
     same = (jobs.c.tenant_id == row.tenant_id) & (jobs.c.key == row.key)
     if row.key is not None and (holder := tx.execute(select(jobs.c.id).where(same)).scalar()):

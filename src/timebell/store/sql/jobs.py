@@ -324,9 +324,8 @@ def retry(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
 
 
 DISPATCH = Statement(
-    f"WITH $rows UPDATE timebell_jobs AS j SET state = 'dispatched', beat = d.until,"  # noqa: S608
-    f" errors = COALESCE(d.errors, j.errors) FROM d WHERE {_GUARD}"
-    f" AND {_PINNED} RETURNING $own_id",
+    "WITH $rows UPDATE timebell_jobs AS j SET state = 'dispatched', beat = d.until,"  # noqa: S608
+    f" errors = COALESCE(d.errors, j.errors) FROM d WHERE {_GUARD} AND {_PINNED} RETURNING $own_id",
     id="id",
     attempt="int",
     was="text",

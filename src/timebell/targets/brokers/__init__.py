@@ -4,8 +4,8 @@ One module a kind, imported when a target of that kind is made; each needs the e
 What all of them share is in `broker.py`:
 
 The message. Its id is `base.message_id`: the occurrence key, the same for every attempt, with `.rN` after the Nth
-replay, and without colons. Its body is JSON, by the option `body`: `plain` (default, the fields of `Arrived` in
-camelCase) or `cloudevents`. Where the queue knows headers they say the same in short (`Message.headers`).
+replay, and without colons. Its body is JSON, as `targets/bodies.py` makes it, by default `plain`. Where the queue
+knows headers they say the same in short (`Message.headers`).
 
 The option `ack` says when a job is done. `published` (default): when the queue has confirmed that it holds the message;
 the job is `completed`, with what the queue said as its result. `reported`: the outcome `reports`, so the job stays

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from timebell.errors import InvalidInput, Refused
-from timebell.targets.base import Delivery, Outcome, cloudevent, facts, instant, message_id, only
+from timebell.errors import InvalidInput, InvalidPayload, Refused
+from timebell.targets import bodies
+from timebell.targets.base import Delivery, Outcome, instant, message_id, only
 from timebell.tenancy.tokens import token_of
 
 CONFIRM_SECONDS = 10.0
 ACKS = ("published", "reported")
-BODIES: dict[str, Callable[[Delivery], dict[str, Any]]] = {"plain": facts, "cloudevents": cloudevent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +21,15 @@ class Message:
     """What goes into the queue: an id to drop doubles by, a body, and the delivery it was made of."""
 
     id: str
-    body: dict[str, Any]
+    body: Any
+    data: bytes
+    """The body as JSON."""
     delivery: Delivery
     headers: dict[str, str] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
         """The body as JSON."""
-        return json.dumps(self.body, separators=(",", ":"), allow_nan=False).encode()
+        return self.data
 
 
 class BrokerError(Exception):
@@ -75,22 +75,20 @@ class Broker(ABC):
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Raises InvalidInput (TARGET_OPTIONS_INVALID) or Refused (BROKER_NOT_CONFIGURED, SECRET_KEY_MISSING)."""
-        only(options, {"ack", "body"} | self.options)
+        only(options, {"ack", *bodies.OPTIONS} | self.options)
         self._connection(options)
-        ack, body = options.get("ack", "published"), options.get("body", "plain")
+        ack, body = options.get("ack", "published"), bodies.checked(options, "plain")
         if ack not in ACKS:
             raise invalid(f"ack cannot be {ack!r:.60}.", "Use published or reported.")
-        if not isinstance(body, str) or body not in BODIES:
-            raise invalid(f"body cannot be {body!r:.60}.", f"Use {' or '.join(BODIES)}.")
         if ack == "reported":
             token_of(self._secret_key, "", 0)  # raises where none can be made
-        return {"ack": ack, "body": body, **self.read(options)}
+        return {"ack": ack, **body, **self.read(options)}
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         """Codes of failure: see the package. An interrupted publish may have been one: the id tells."""
         try:
             url, message = self._connection(options), self.message(delivery, options)
-        except Refused as refused:  # no connection, or no token, here
+        except (InvalidPayload, Refused) as refused:  # no body; or no connection, or no token, here
             return Outcome.failed(refused.code, str(refused), retryable=False)
         try:
             async with asyncio.timeout(CONFIRM_SECONDS):
@@ -111,8 +109,8 @@ class Broker(ABC):
         return outcome
 
     def message(self, delivery: Delivery, options: dict[str, Any]) -> Message:
-        """The message of a delivery. Raises Refused (SECRET_KEY_MISSING)."""
-        body = BODIES[options.get("body", "plain")](delivery)
+        """The message of a delivery. Raises Refused (SECRET_KEY_MISSING), InvalidPayload (BODY_UNFIT, ...)."""
+        report = None
         headers = {
             "timebell-job-id": delivery.job_id,
             "timebell-topic": delivery.topic,
@@ -123,9 +121,21 @@ class Broker(ABC):
         if options.get("ack") == "reported":
             url = f"{self._server}/api/v1/jobs/{delivery.job_id}"
             token = token_of(self._secret_key, delivery.job_id, delivery.attempt)
-            body.get("data", body)["report"] = {"url": url, "token": token}
+            report = {"url": url, "token": token}
             headers |= {"timebell-report-url": url, "timebell-token": token}
-        return Message(message_id(delivery), body, delivery, headers)
+        body = bodies.render(delivery, options, "plain", report)
+        return Message(message_id(delivery), body.value, body.data, delivery, headers)
+
+    def preview(self, delivery: Delivery, options: dict[str, Any]) -> dict[str, Any]:
+        """The message that would be published; nobody could pass it off as one: its token opens nothing.
+
+        Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE).
+        """
+        report = bodies.SAMPLE_REPORT if options.get("ack") == "reported" else None
+        return {
+            "messageId": message_id(delivery),
+            "body": bodies.render(delivery, options, "plain", report).data.decode(),
+        }
 
     def _connection(self, options: dict[str, Any]) -> str:
         url = options.get("connection") or self._url

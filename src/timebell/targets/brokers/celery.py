@@ -40,12 +40,12 @@ class CeleryTarget(Broker):
         self._marks: Any = None
 
     def read(self, options: dict[str, Any]) -> dict[str, Any]:
-        if options.get("body", "plain") != "plain":
-            raise invalid("A Celery task has arguments and no body.", "Leave body out.")
+        if options.get("body", "plain") != "plain" or "template" in options:
+            raise invalid("A Celery task has arguments and no body.", "Leave body and template out.")
         return {name: word(options, name) for name in ("task", "queue") if name in options}
 
     async def publish(self, url: str, message: Message, options: dict[str, Any]) -> dict[str, Any]:
-        args, kwargs = arguments(message.delivery.payload)
+        args, kwargs = arguments(message.body["payload"])
         facts = {name: value for name, value in message.body.items() if name != "payload"}
         task = options.get("task", message.delivery.topic)
         more = {"queue": options["queue"]} if "queue" in options else {}

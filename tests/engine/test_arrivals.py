@@ -1,0 +1,257 @@
+"""Jobs that start are heard of in other processes: by PostgreSQL, by a Redis, and within the process of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from datetime import UTC, timedelta
+from typing import Any
+
+import pytest
+
+from tests.servers import Redis
+from timebell import Arrived, Timebell
+from timebell.engine import arrivals as hints
+from timebell.errors import InvalidInput, Refused, StoreUnreachable
+from timebell.store import bridges
+from timebell.store.bridges import packed, unpacked
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Redis]:
+    server = Redis(os.environ.get("TIMEBELL_TEST_REDIS_URL"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridges, "ASK_EVERY", 0.2)
+    monkeypatch.setattr(hints, "ASK_EVERY", 0.2)
+    monkeypatch.setattr(hints, "PAUSE", 0.1)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 20))
+
+
+def node(url: str) -> Timebell:
+    """An app that listens to everything."""
+    app = Timebell(url, timezone="UTC")
+
+    @app.on("*", handles=True)
+    async def take(event: Arrived) -> None: ...
+
+    return app
+
+
+async def first(events: AsyncIterator[Arrived], app: Timebell, topic: str, **fields: Any) -> tuple[str, Arrived]:
+    """Make jobs until one is heard of, as nobody hears of what starts before they are known to listen; its id too."""
+    waits = asyncio.ensure_future(anext(events))  # type: ignore[arg-type]
+    made = []
+    while not waits.done():
+        made.append((await app.schedule_at(topic, **fields)).id)
+        await asyncio.wait([waits], timeout=0.3)
+    assert waits.result().job_id in made
+    return waits.result().job_id, waits.result()
+
+
+def test_another_process_hears_of_what_starts_here(postgres_url: str) -> None:
+    """The node is a process of its own, started before anybody listens."""
+    program = f"""
+import asyncio
+from timebell import Timebell
+app = Timebell({postgres_url!r}, timezone="UTC")
+@app.on("billing.invoice-due")
+async def take(event): ...
+asyncio.run(app.run())
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
+
+    async def main() -> None:
+        app = Timebell(postgres_url, timezone="UTC")
+        async with app.arrivals("billing.*") as events:
+            given = {"payload": {"n": 0}, "owner_id": "ana", "timezone": "Asia/Seoul"}
+            id_, event = await first(events, app, "billing.invoice-due", **given)
+        assert (event.job_id, event.topic, event.payload, event.timezone) == (
+            id_, "billing.invoice-due", {"n": 0}, "Asia/Seoul",
+        )  # fmt: skip
+        assert (event.metadata, event.attempt, event.occurrence_key) == ({"owner_id": "ana"}, 1, id_)
+        assert event.fired_at.tzinfo is UTC
+        assert timedelta(0) <= event.late_by < timedelta(seconds=30)
+        await app.close()
+
+    try:
+        run(main())
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_each_listener_gets_its_topics_and_its_tenant_once(postgres_url: str) -> None:
+    async def main() -> None:
+        worker, here = node(postgres_url), Timebell(postgres_url, timezone="UTC")
+        async with (
+            worker.running() as service, here.arrivals("a.*") as ours, here.arrivals("a.b", tenant_id="t2") as theirs,
+            here.arrivals() as everything,
+        ):  # fmt: skip
+            await first(everything, here, "warm.up")
+            for topic, tenant in (("a.b", "t1"), ("b.a", "t2"), ("a.b", "t2"), ("a", "t2"), ("a.c", "t2")):
+                await here.schedule_at(topic, tenant_id=tenant)
+            heard = [await anext(ours) for _ in range(3)]
+            assert sorted((one.topic, one.metadata["tenant_id"]) for one in heard) == [
+                ("a.b", "t1"), ("a.b", "t2"), ("a.c", "t2"),
+            ]  # fmt: skip
+            assert (await anext(theirs)).metadata == {"tenant_id": "t2"}
+            await service.idle()
+            for events in (ours, theirs):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(events), 0.3)
+        await worker.close()
+        await here.close()
+
+    run(main())
+
+
+def test_nothing_is_told_while_nobody_listens(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def tell(self: Any, texts: list[str]) -> None:
+        told.extend(texts)
+
+    monkeypatch.setattr(bridges.PostgresBridge, "tell", tell)
+
+    async def main() -> None:
+        worker = node(postgres_url)
+        async with worker.running() as service:
+            await worker.schedule_at("a.b")
+            await service.idle()
+        await worker.close()
+
+    run(main())
+    assert told == []
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+def test_a_redis_tells_other_processes_on_both_stores(
+    store: str, request: pytest.FixtureRequest, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIMEBELL_ARRIVALS_URL", redis.url)
+    url: str = request.getfixturevalue(f"{store}_url")
+
+    async def main() -> None:
+        worker, here = node(url), Timebell(url, timezone="UTC")
+        async with worker.running(), here.arrivals("a.b") as events:
+            made = await here.schedule_at("a.b", payload=[1])
+            event = await anext(events)
+            assert (event.job_id, event.payload) == (made.id, [1])
+        await worker.close()
+        await here.close()
+
+    run(main())
+
+
+def test_on_sqlite_the_engines_own_process_hears(sqlite_url: str) -> None:
+    async def main() -> None:
+        app = node(sqlite_url)
+        with pytest.raises(Refused) as caught:
+            await app.arrivals().__aenter__()
+        assert caught.value.code == "ARRIVALS_OUT_OF_REACH"
+        async with app.running(), app.arrivals("a.*") as events:
+            made = await app.schedule_at("a.b")
+            assert (await anext(events)).job_id == made.id
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(events), 0.1)
+            made = await app.schedule_at("a.b")
+            assert (await anext(events)).job_id == made.id
+        await app.close()
+
+    run(main())
+
+
+def test_retries_are_not_told_again(sqlite_url: str) -> None:
+    async def main() -> None:
+        app, tries = Timebell(sqlite_url, timezone="UTC"), []
+
+        @app.on("flaky")
+        async def flaky(event: Arrived) -> None:
+            tries.append(event.attempt)
+            if event.attempt < 3:
+                raise ValueError
+
+        async with app.running() as service, app.arrivals() as events:
+            await app.schedule_at("flaky", retry={"attempts": 3, "backoff": "fixed", "delay": 0})
+            assert (await anext(events)).attempt == 1
+            async with asyncio.timeout(20):
+                while tries != [1, 2, 3]:
+                    await asyncio.sleep(0.02)
+            await service.idle()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(events), 0.2)
+        await app.close()
+
+    run(main())
+
+
+def test_a_bridge_that_was_lost_is_found_again(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Redis()
+    monkeypatch.setenv("TIMEBELL_ARRIVALS_URL", server.url)
+
+    async def main() -> None:
+        worker, here = node(sqlite_url), Timebell(sqlite_url, timezone="UTC")
+        async with worker.running() as service, here.arrivals() as events:
+            await first(events, here, "a.b")
+            server.stop()
+            lost = await here.schedule_at("a.lost")
+            async with asyncio.timeout(20):
+                while (await here.get(lost.id)).state != "completed":
+                    await asyncio.sleep(0.02)  # jobs run on without it
+            await service.idle()
+            await asyncio.to_thread(server.start)
+            while (await first(events, here, "a.found"))[1].topic != "a.found":
+                pass
+        await worker.close()
+        await here.close()
+
+    try:
+        run(main())
+    finally:
+        server.close()
+    assert "arrivals are heard again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "code"), [("amqp://x", "ARRIVALS_URL_INVALID"), ("redis://127.0.0.1:1", "ARRIVALS_UNREACHABLE")]
+)
+def test_a_bridge_that_cannot_be(sqlite_url: str, monkeypatch: pytest.MonkeyPatch, url: str, code: str) -> None:
+    monkeypatch.setenv("TIMEBELL_ARRIVALS_URL", url)
+
+    async def main() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        with pytest.raises((InvalidInput, StoreUnreachable)) as caught:
+            await app.arrivals().__aenter__()
+        assert caught.value.code == code
+        await app.close()
+
+    run(main())
+
+
+def test_a_database_that_is_away_is_said(postgres_url: str) -> None:
+    async def main() -> None:
+        with pytest.raises(StoreUnreachable):
+            await bridges.PostgresBridge(None, "postgresql://nobody@127.0.0.1:1/x").connect(print)  # type: ignore[arg-type]
+
+    run(main())
+
+
+def test_hints_fit_into_a_notify() -> None:
+    many = [hints.Hint(f"01900000-0000-7000-8000-{n:012}", "약" * 200, "t" * 200, "1" * 16) for n in range(100)]
+    texts = packed(many)
+    assert all(len(text.encode()) < 8000 for text in texts)
+    assert [one for text in texts for one in unpacked(text)] == many
+    assert unpacked("not ours") == unpacked('{"a": 1}') == []
