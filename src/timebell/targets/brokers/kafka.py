@@ -80,11 +80,13 @@ class KafkaTarget(Broker):
         except kafka.MessageSizeTooLargeError:
             if len(body) > LARGEST:
                 raise BrokerError(too_large(len(body), LARGEST)) from None
+            self._producers.drop(url, producer)  # has counted what was refused, so that its next number is a gap
             why = f"The message has {len(body)} bytes, and its topic takes fewer (max.message.bytes)."
             raise BrokerError(Outcome.failed("MESSAGE_TOO_LARGE", why, retryable=False)) from None
         except (kafka.UnknownTopicOrPartitionError, kafka.InvalidTopicError):
             raise BrokerError(message_refused(f"there is no topic {topic}")) from None
         except kafka.TopicAuthorizationFailedError:
+            self._producers.drop(url, producer)  # likewise
             raise BrokerError(message_refused(f"no permission to write to topic {topic}")) from None
         except (*_LOST_PLACE, kafka.KafkaConnectionError, kafka.KafkaTimeoutError, TimeoutError):
             self._producers.drop(url, producer)  # the next one asks anew who the brokers are
