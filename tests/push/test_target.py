@@ -253,10 +253,11 @@ async def test_texts_are_filled_in_from_the_payload(world: World) -> None:
 
 
 @virtual
-async def test_what_the_payload_lacks_is_no_undefined(world: World) -> None:
+async def test_what_the_payload_lacks_is_told_when_the_job_is_made(world: World) -> None:
     provider = Scripted()
-    job = await pushed(world, provider, tokens=["a"], data={"x": "{{payload.x}}"}, payload={})
-    assert (job.state, job.error_code) == ("failed", "BODY_UNFIT")
+    with pytest.raises(InvalidInput) as refused:
+        await pushed(world, provider, tokens=["a"], data={"x": "{{payload.x}}"}, payload={})
+    assert refused.value.code == "BODY_UNFIT"
     assert provider.sent == []
 
 

@@ -25,6 +25,7 @@ from timebell.store.sql import dead, erasure, ledger, named
 from timebell.targets import bodies
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import plain
+from timebell.targets.push.target import prepared
 
 # A job due sooner than this makes other nodes look again; for later ones their next heartbeat is in time.
 SOON = timedelta(seconds=10)
@@ -382,7 +383,11 @@ def payload_of(
     if target is None or target == COMPLETES:
         return accepted(topic, payload, metadata)
     written = encode(plain(payload))
-    bodies.check_fit(target.get("options", {}), topic=topic, payload=decode(written), metadata=metadata)
+    known = {"topic": topic, "payload": decode(written), "metadata": metadata}
+    if target.get("kind") == "push":
+        prepared(bodies.sample(**known), target["options"])
+    else:
+        bodies.check_fit(target.get("options", {}), **known)
     return written, metadata
 
 

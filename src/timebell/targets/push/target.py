@@ -17,6 +17,7 @@ from typing import Any
 from timebell.errors import InvalidInput, Refused
 from timebell.model import mapping
 from timebell.model.mapping import Fields
+from timebell.targets import bodies
 from timebell.targets.base import Delivery, Outcome, facts, only
 from timebell.targets.handler import Snooze
 from timebell.targets.push import message
@@ -29,10 +30,6 @@ MOST_TOKENS = 500
 KINDS: dict[str, To] = {"tokens": "token", "topic": "topic", "condition": "condition"}
 FILLED = ("tokens", "topic", "condition", "title", "body", "data", "ttl", "collapseKey", "notificationId")
 OPTIONS = (*FILLED, "fields", "unknown")
-ROOTS = frozenset({
-    "topic", "payload", "metadata", "timezone", "scheduledAt", "firedAt", "lateBy", "jobId", "scheduleId",
-    "scheduleName", "occurrenceKey", "attempt", "upcoming",
-})  # fmt: skip
 SETTLED = (Fate.ACCEPTED, Fate.REFUSED)
 SHORTEST_SNOOZE = 1.0
 
@@ -61,7 +58,7 @@ class PushTarget:
             raise _unfit("unknown is retry or leave.")
         _fields(options)
         document = {name: options[name] for name in FILLED if name in options}
-        mapping.check(document, ROOTS)
+        mapping.check(document, bodies.NAMES)
         if "fields" not in options and not _has_places(document):  # all there is to know is known
             _read(document, {}, "")
         return options
