@@ -29,7 +29,7 @@ async def test_nodes_and_who_leads(make: Make) -> None:
                 pass
             (node,) = found["items"]
             assert (node["alive"], node["leader"], node["draining"]) == (True, True, False)
-            assert node["routes"]["exact"] == ["mail.send"]
+            assert node["routes"]["exact"] == ["@http:named", "mail.send"]
             assert found["leader"]["nodeId"] == node["id"]
             assert (found["leader"]["fence"], found["leaderChanges"]) == (1, 1)
             assert (await web.get("/nodes", key=ours)).json()["items"][0]["routes"] is None

@@ -45,7 +45,7 @@ RELEASE = Statement(
     " OR (hold = 'overlap' AND schedule_id IS NULL)"
     " OR (hold = 'group' AND (group_name IS NULL OR queue NOT IN (SELECT name FROM timebell_queues"
     " WHERE concurrency_per_group IS NOT NULL)))"
-    " OR (hold = 'tenant' AND tenant_id NOT IN (SELECT id FROM timebell_tenants WHERE starts IS NOT NULL)))"
+    " OR (hold = 'tenant' AND (SELECT t.starts FROM timebell_tenants t WHERE t.id = tenant_id) IS NULL))"
     " RETURNING id"
 )
 HELD = Statement(
