@@ -18,6 +18,14 @@ settings.load_profile("timebell")
 
 pytest_plugins = ["timebell.testing"]
 
+# Files that take minutes start first, so that none is left to run alone at the end.
+LONG = ("torture", "test_watch.py", "test_policy_pairs.py", "test_kill.py", "test_schemathesis.py", "faults", "brokers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of `LONG` in its order, then the rest as they are."""
+    items.sort(key=lambda item: next((at for at, part in enumerate(LONG) if part in item.path.parts), len(LONG)))
+
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:

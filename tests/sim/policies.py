@@ -134,7 +134,8 @@ PLAIN = {
     "topic", "payload", "metadata", "owner_id", "target", "timezone", "name", "tenant_id", "correlation_id",
     "get", "list", "history", "calendar", "calendar_of", "save_calendar", "since", "put", "draft", "schedule_at",
     "schedule_many", "reschedule", "erase", "open", "close", "run", "on", "middleware", "lifespan", "running",
-    "schedule", "upcoming", "description", "labels", "created_by", "notify", "audit", "why", "arrivals", "reach_arrivals", "request_of", "resend", "backlogs",
+    "schedule", "upcoming", "description", "labels", "created_by", "notify", "audit", "why",
+    "arrivals", "reach_arrivals", "request_of", "resend", "backlogs",
 }  # fmt: skip
 
 # Fields whose words or parts are values of another name here.
