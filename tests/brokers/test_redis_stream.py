@@ -73,6 +73,17 @@ async def test_what_a_flushed_redis_lost_is_published_again_once(store_url: str,
         assert len(after) == 30
 
 
+async def test_what_a_queue_under_a_name_lost_is_published_again(store_url: str, redis: Redis) -> None:
+    async with scene(store_url, broker_redis_stream_url=redis.url) as here:
+        await here.app.targets.put("orders", "redis-stream", {"stream": "due", "ack": "reported"})
+        ids = [await here.due("mail.digest", {"name": "orders"}) for _ in range(3)]
+        for id_ in ids:
+            await here.job(id_, "dispatched")
+        flush(redis)
+        await until(lambda: here.service.healed.what.get("message") == 3, about=lambda: here.service.healed)
+        assert sorted(entry["id"] for entry in await entries(redis)) == sorted(ids)
+
+
 async def test_a_cancelled_job_is_not_published_again(sqlite_url: str, redis: Redis) -> None:
     async with scene(sqlite_url, broker_redis_stream_url=redis.url) as here:
         asked, other = [await here.due("mail.digest", target(ack="reported")) for _ in range(2)]

@@ -17,11 +17,13 @@ from typing import Any
 from timebell.alarm import Alarm
 from timebell.engine.context import Node
 from timebell.engine.healing import report
+from timebell.engine.named import Names
 from timebell.engine.runner import delivery_of
+from timebell.errors import TimebellError
 from timebell.model.healed import Healed
 from timebell.model.job import Attempt
 from timebell.model.payload import decode
-from timebell.model.routes import route
+from timebell.model.routes import route, route_by_name
 from timebell.store.sql import jobs, reports
 from timebell.targets.base import Delivery, Finds
 
@@ -41,43 +43,65 @@ class Reconciling:
         self.node = node
         self.alarm = Alarm(node.clock)
         self._as_leader = as_leader
+        self._names = Names(node)
         self._missed: set[tuple[str, int]] = set()
         """What was missing at the last look: a worker may have it, and report it before the next one."""
 
     async def step(self) -> datetime | None:
         """A look at everything outside; when to look again, or None where no target could tell."""
-        if not any(isinstance(target, Finds) for target in self.node.targets.values()):
+        if not self._finding():
             return None
         report(self.node, await self.look())
         return self.node.clock.now() + timedelta(seconds=EVERY)
 
     async def look(self) -> Healed:
         """At every job that reports are awaited of, on a target of this node."""
-        routes = [route("", {"kind": kind}) for kind, one in self.node.targets.items() if isinstance(one, Finds)]
+        finding = self._finding()
         found, after = Healed(), ""
         before, self._missed = self._missed, set()
-        while routes:
-            outside: list[Attempt] = await self._as_leader(reports.outside, routes, after, BATCH) or []
-            by_kind: dict[str, list[Sent]] = defaultdict(list)
-            for attempt in outside:
-                target = decode(attempt.target)
+        while finding:
+            outside: list[Attempt] = await self._as_leader(reports.outside, list(finding), after, BATCH) or []
+            options = await asyncio.gather(*(self._options(attempt, finding) for attempt in outside))
+            by_route: dict[str, list[Sent]] = defaultdict(list)
+            for attempt, given in zip(outside, options, strict=True):
                 delivery = delivery_of(self.node, attempt, self.node.clock.now())
-                by_kind[target["kind"]].append((attempt, delivery, target["options"]))
-            for kind, sent in by_kind.items():
-                found += await self._heal(kind, sent, before)
+                if given is None:
+                    found += Healed({}, Counter(unanswered=1))
+                else:
+                    by_route[_route(attempt)].append((attempt, delivery, given))
+            for at, sent in by_route.items():
+                found += await self._heal(finding[at], sent, before)
             if len(outside) < BATCH:
                 break
             after = outside[-1].id
         return found
 
-    async def _heal(self, kind: str, sent: list[Sent], before: set[tuple[str, int]]) -> Healed:
+    def _finding(self) -> dict[str, Finds]:
+        """The targets of this node that can tell what their queue still has, by the route of the jobs for them."""
+        own = {route("", {"kind": kind}): one for kind, one in self.node.targets.items()}
+        own |= {route_by_name(kind): one for kind, one in self.node.named.items()}
+        return {at: one for at, one in own.items() if isinstance(one, Finds)}
+
+    async def _options(self, attempt: Attempt, finding: dict[str, Finds]) -> dict[str, Any] | None:
+        """How it went out; None for a target under a name that is to be sent nothing now."""
+        target = decode(attempt.target)
+        if "name" not in target:
+            options: dict[str, Any] = target["options"]
+            return options
+        found = await self._names.of(attempt.tenant_id, target["name"])
+        if isinstance(found, TimebellError) or found.disabled is not None:
+            return None
+        try:
+            return finding[_route(attempt)].check(found.options)
+        except TimebellError:  # a secret was replaced, or the rules became stricter
+            return None
+
+    async def _heal(self, target: Finds, sent: list[Sent], before: set[tuple[str, int]]) -> Healed:
         """Publish again what is missing now and was `before`."""
-        target = self.node.targets[kind]
-        assert isinstance(target, Finds)
         try:
             lost = await target.lost([(delivery, options) for _, delivery, options in sent])
         except Exception as failed:  # the queue is away, or refuses: what it has is found out when it is back
-            log.info("target %s does not say what it still has: %s", kind, type(failed).__name__)
+            log.info("target %s does not say what it still has: %s", target.kind, type(failed).__name__)
             return Healed({}, Counter(unanswered=len(sent)))
         if lost is None:
             return Healed({}, Counter(untold=len(sent)))
@@ -95,9 +119,13 @@ class Reconciling:
         again = [publish(delivery, options) for attempt, delivery, options in sent if attempt.id in still]
         healed = sum(await asyncio.gather(*again))
         if healed:
-            log.warning("target %s had lost %d jobs; they are published again", kind, healed)
+            log.warning("target %s had lost %d jobs; they are published again", target.kind, healed)
         skipped = {
             "known": len(sent) - len(missing), "missing": len(missing) - len(pairs),
             "reported": len(pairs) - len(again), "unanswered": len(again) - healed,
         }  # fmt: skip
         return Healed({"message": healed} if healed else {}, {word: many for word, many in skipped.items() if many})
+
+
+def _route(attempt: Attempt) -> str:
+    return route(attempt.topic, decode(attempt.target))
