@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -102,6 +103,15 @@ def test_a_second_cancellation_does_not_wait_for_politeness(run: Run, delivery: 
     assert witness.said() == ""
 
 
+def _unwaited() -> bool:
+    """Whether the event loop still has to wait for a child; servers that other tests keep in this process run on."""
+    if any(thread.name.startswith("waitpid-") for thread in threading.enumerate()):
+        return True
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
+
+
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("turns", range(2, 10))
 def test_cancellation_at_any_moment_of_the_start(
@@ -121,10 +131,8 @@ def test_cancellation_at_any_moment_of_the_start(
             await attempt
         witness.release()
         assert await asyncio.to_thread(witness.said) == ""
-        with suppress(ChildProcessError):  # which says that the event loop has waited for every child
-            while True:
-                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                await asyncio.sleep(0.001)
+        while _unwaited():
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0)
 
     run(main())
