@@ -120,7 +120,7 @@ async def test_a_final_failure_is_not_tried_again(make: Make) -> None:
 
 async def test_what_is_not_reported_in_time_has_failed(make: Make) -> None:
     async with handing_out(make) as (web, receiver):
-        id_ = await hand(web, receiver, timeoutSeconds=0.3, maxRetries=0)
+        id_ = await hand(web, receiver, timeoutSeconds=1.5, maxRetries=0)
         failed = await in_state(web, id_, "failed")
         assert failed["attempts"][-1]["code"] == "TIMEOUT"
         assert "reported" in failed["errorMessage"]
