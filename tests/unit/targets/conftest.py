@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,14 +77,22 @@ def post(run: Run, delivery: Delivery) -> Callable[..., tuple[Outcome, Sink]]:
     return post
 
 
-def children() -> set[str]:
-    """The processes that this one has started and not waited for; servers of other tests may be among them."""
-    found = (Path(f"/proc/{os.getpid()}/task/{task}/children") for task in os.listdir(f"/proc/{os.getpid()}/task"))
-    return {child for one in found for child in one.read_text().split()}
+def _children() -> set[str]:
+    found: set[str] = set()
+    for one in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended meanwhile
+            found.update(one.read_text().split())
+    return found
 
 
 @pytest.fixture
-def do(run: Run, delivery: Delivery) -> Callable[..., Outcome]:
+def children() -> Callable[[], set[str]]:
+    """The processes that this one has started and not waited for; servers of other tests may be among them."""
+    return _children
+
+
+@pytest.fixture
+def do(run: Run, delivery: Delivery, children: Callable[[], set[str]]) -> Callable[..., Outcome]:
     """Check the options, run the command, and find no child left behind."""
 
     def do(*argv: str, target: CommandTarget | None = None, **options: Any) -> Outcome:

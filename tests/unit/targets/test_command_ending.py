@@ -16,6 +16,7 @@ import pytest
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.command import CommandTarget
 
+Children = Callable[[], set[str]]
 Run = Callable[[Any], Any]
 Do = Callable[..., Outcome]
 
@@ -70,12 +71,6 @@ wait
 """
 
 
-def _children() -> set[int]:
-    """The processes that this one has not waited for, servers of other tests too; none where there is no /proc."""
-    lists = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(pid) for one in lists for pid in one.read_text().split()}
-
-
 async def cancelled(target: CommandTarget, delivery: Delivery, witness: Witness, script: str, times: int) -> None:
     """Cancel a command once it is up and was fed."""
     options = target.check({"argv": ["sh", "-c", "read -r _" + script], "env": {"WITNESS": witness.path}})
@@ -89,11 +84,13 @@ async def cancelled(target: CommandTarget, delivery: Delivery, witness: Witness,
     witness.release()
 
 
-def test_cancellation_kills_grandchildren_that_ignore_sigterm(run: Run, delivery: Delivery, witness: Witness) -> None:
-    servers = _children()
+def test_cancellation_kills_grandchildren_that_ignore_sigterm(
+    run: Run, delivery: Delivery, witness: Witness, children: Children
+) -> None:
+    servers = children()
     run(cancelled(CommandTarget(enabled=True, grace=0.1), delivery, witness, STUBBORN, times=1))
     assert witness.said() == ""
-    assert _children() <= servers, "it was not waited for"
+    assert children() <= servers, "it was not waited for"
 
 
 def test_cancellation_lets_the_polite_clean_up(run: Run, delivery: Delivery, witness: Witness) -> None:
@@ -110,12 +107,12 @@ def test_a_second_cancellation_does_not_wait_for_politeness(run: Run, delivery: 
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("turns", range(2, 10))
 def test_cancellation_at_any_moment_of_the_start(
-    run: Run, delivery: Delivery, witness: Witness, turns: int, times: int
+    run: Run, delivery: Delivery, witness: Witness, children: Children, turns: int, times: int
 ) -> None:
     async def main() -> None:
         target = CommandTarget(enabled=True, grace=0.1)
         options = target.check({"argv": ["sh", "-c", STUBBORN], "env": {"WITNESS": witness.path}})
-        servers = _children()
+        servers = children()
         attempt = asyncio.create_task(target.deliver(delivery, options))
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -127,7 +124,7 @@ def test_cancellation_at_any_moment_of_the_start(
             await attempt
         witness.release()
         assert await asyncio.to_thread(witness.said) == ""
-        while _children() - servers:  # until the event loop has waited for every child
+        while children() - servers:  # until the event loop has waited for every child
             await asyncio.sleep(0.001)
         await asyncio.sleep(0)
 
