@@ -22,6 +22,7 @@ from timebell.cli.recover import recover
 from timebell.cli.schedule import schedule
 from timebell.cli.target import secret, target
 from timebell.cli.torture import torture
+from timebell.cli.users import user
 from timebell.errors import TimebellError
 
 HELP = """Things that must happen at a time: once, on time, in the right time zone.
@@ -43,6 +44,7 @@ root.add_typer(node, name="node")
 root.add_typer(config, name="config")
 root.add_typer(key, name="key")
 root.add_typer(tenant, name="tenant")
+root.add_typer(user, name="user")
 root.add_typer(target, name="target")
 root.add_typer(secret, name="secret")
 for command in (apply_, export, calendar, api, recover, torture):
