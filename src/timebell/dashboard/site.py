@@ -1,0 +1,29 @@
+"""Every page, and the files they are made of."""
+
+from __future__ import annotations
+
+from mimetypes import guess_type
+
+from fastapi import APIRouter, Response
+from starlette.exceptions import HTTPException
+
+from timebell.dashboard import overview, sign_in
+from timebell.dashboard.looks import STATIC
+from timebell.dashboard.views import HEADERS
+
+PAGES = (sign_in, overview)
+KINDS = (".css", ".js", ".woff2", ".txt")
+routes = APIRouter(include_in_schema=False)
+for each in PAGES:
+    routes.include_router(each.routes)
+
+
+@routes.get("/ui/static/{name:path}")
+async def static(name: str, v: str = "") -> Response:
+    """A file of ours. Its address changes when it does, so browsers keep it."""
+    path = (STATIC / name).resolve()
+    if not path.is_relative_to(STATIC) or path.suffix not in KINDS or not path.is_file():
+        raise HTTPException(404, "There is no such file")
+    kind = guess_type(path.name)[0] or "application/octet-stream"
+    kept = "public, max-age=31536000, immutable" if v else "public, max-age=60"
+    return Response(path.read_bytes(), media_type=kind, headers={**HEADERS, "Cache-Control": kept})
