@@ -69,7 +69,7 @@ def templates() -> Environment:
     }  # fmt: skip
     made.globals |= {
         "NAV": NAV, "STATES": STATES, "version": package_version(), "tzdata": tzdata_version(), "asset": asset,
-        "live_files": live_files, "state_of": state_of,
+        "live_files": live_files, "state_of": state_of, "target_word": target_word,
     }  # fmt: skip
     return made
 
@@ -146,6 +146,13 @@ def state_of(job: Mapping[str, Any]) -> tuple[str, str]:
         return STATES.get(job["reason"] or "skipped", STATES["skipped"])
     tried = job.get("attemptsMade", 0) if job["status"] == "pending" else 0
     return STATES["retry"] if tried else STATES.get(job["status"], ("wait", job["status"]))
+
+
+def target_word(target: Mapping[str, Any] | None) -> str:
+    """Where jobs go, in a word."""
+    return (
+        "handler" if target is None else str(target.get("name") or target.get("kind") or target.get("type") or "target")
+    )
 
 
 def lag(job: Mapping[str, Any]) -> str:

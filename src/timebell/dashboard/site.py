@@ -7,11 +7,11 @@ from mimetypes import guess_type
 from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
-from timebell.dashboard import overview, sign_in
+from timebell.dashboard import overview, schedule_form, schedules, sign_in
 from timebell.dashboard.looks import STATIC
 from timebell.dashboard.views import HEADERS
 
-PAGES = (sign_in, overview)
+PAGES = (sign_in, overview, schedule_form, schedules)
 KINDS = (".css", ".js", ".woff2", ".txt")
 routes = APIRouter(include_in_schema=False)
 for each in PAGES:

@@ -76,12 +76,18 @@ class View:
 
     async def get(self, path: str, **query: Any) -> Any:
         """The body of an answer. Raises Refusal."""
-        return _good(await self.ask("GET", path, **query)).body
+        return self.good(await self.ask("GET", path, **query)).body
 
     async def send(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         """Change something; what came of it. Raises Refusal."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return _good(await self.ask(method, path, body, headers=named)).body
+        return self.good(await self.ask(method, path, body, headers=named)).body
+
+    def good(self, answer: Answer) -> Answer:
+        """The answer. Raises Refusal where it is none."""
+        if answer.refused:
+            raise Refusal(answer)
+        return answer
 
     def page(self, name: str, status: int = 200, **facts: Any) -> HTMLResponse:
         """A template, filled in."""
@@ -190,9 +196,3 @@ def trouble(request: Request, status: int, body: Mapping[str, Any]) -> Response:
     view: View | None = getattr(request.state, "view", None)
     facts = {"problem": body, "status": status, "id": getattr(request.state, "id", None)}
     return HTMLResponse(render(request, "trouble", view, facts), status)
-
-
-def _good(answer: Answer) -> Answer:
-    if answer.refused:
-        raise Refusal(answer)
-    return answer
