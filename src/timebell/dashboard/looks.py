@@ -66,6 +66,7 @@ def templates() -> Environment:
     )  # fmt: skip
     made.filters |= {
         "number": "{:,}".format, "milliseconds": milliseconds, "json": pretty, "part": part, "lag": lag, "took": took,
+        "span": span,
     }  # fmt: skip
     made.globals |= {
         "NAV": NAV, "STATES": STATES, "version": package_version(), "tzdata": tzdata_version(), "asset": asset,
@@ -166,6 +167,18 @@ def took(given: int | None) -> str:
     if given is None:
         return "–"
     return f"{given:,} ms" if given < 10_000 else f"{timedelta(milliseconds=given).total_seconds():,.1f} s"
+
+
+def span(seconds: float) -> str:
+    """Seconds as people read them: `24 h`, `1 min 30 s`, `0.5 s`."""
+    if seconds != int(seconds) or not seconds:
+        return f"{seconds:g} s"
+    parts, left = [], int(seconds)
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        if left >= size and not (unit == "d" and left < 2 * size):
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts)
 
 
 def pretty(given: Any) -> str:

@@ -44,6 +44,10 @@ class Ahead:
     complete: bool
     burst: tuple[datetime, int] | None
 
+    def after(self, now: datetime) -> datetime | None:
+        """What fires next, as far as is known here."""
+        return min((at for lane in self.lanes for at in lane.fires if at > now), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Tiles:

@@ -7,15 +7,13 @@ from mimetypes import guess_type
 from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
-from timebell.dashboard import overview, schedule_form, schedules, sign_in
+from timebell.dashboard import dead_letters, jobs, overview, places, proof, schedule_form, schedules, sign_in
 from timebell.dashboard.looks import STATIC
 from timebell.dashboard.views import HEADERS
 
-PAGES = (sign_in, overview, schedule_form, schedules)
+PAGES = (sign_in, overview, schedule_form, schedules, jobs, dead_letters, proof, places)
 KINDS = (".css", ".js", ".woff2", ".txt")
 routes = APIRouter(include_in_schema=False)
-for each in PAGES:
-    routes.include_router(each.routes)
 
 
 @routes.get("/ui/static/{name:path}")
@@ -27,3 +25,8 @@ async def static(name: str, v: str = "") -> Response:
     kind = guess_type(path.name)[0] or "application/octet-stream"
     kept = "public, max-age=31536000, immutable" if v else "public, max-age=60"
     return Response(path.read_bytes(), media_type=kind, headers={**HEADERS, "Cache-Control": kept})
+
+
+# After what is above: the last of them has an answer for every path.
+for each in PAGES:
+    routes.include_router(each.routes)

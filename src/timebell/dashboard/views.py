@@ -89,9 +89,9 @@ class View:
             raise Refusal(answer)
         return answer
 
-    def page(self, name: str, status: int = 200, **facts: Any) -> HTMLResponse:
+    def page(self, template: str, code: int = 200, /, **facts: Any) -> HTMLResponse:
         """A template, filled in."""
-        return HTMLResponse(render(self.request, name, self, facts), status)
+        return HTMLResponse(render(self.request, template, self, facts), code)
 
     def back(self, to: str, did: str) -> RedirectResponse:
         """After a form: the page to look at, and what was done."""
