@@ -14,6 +14,7 @@ import pytest
 
 from tests.api.web import NIGHTLY
 from timebell import Arrived, Retry, Timebell
+from timebell.recurrence.instants import format_instant
 
 from .browsing import Browser, Tags
 
@@ -51,7 +52,7 @@ async def stocked(make: Make, url: str) -> AsyncIterator[tuple[Browser, dict[str
         web = browser.web
         body = {
             **NIGHTLY, "name": f"nightly {EVIL}"[:190], "description": EVIL, "jobPayload": {EVIL: EVIL},
-            "labels": {"team": EVIL[:60]}, "jobType": "evil.one",
+            "labels": {"team": EVIL[:60]}, "jobType": "evil.one", "maxRetries": 0,
         }  # fmt: skip
         made = (await web.post("/api/v1/schedules", body)).json()
         id_ = made["id"]
@@ -59,11 +60,16 @@ async def stocked(make: Make, url: str) -> AsyncIterator[tuple[Browser, dict[str
         assert (await web.post(f"/api/v1/schedules/{id_}/skip-next")).status_code == 200
         paused = (await web.post("/api/v1/schedules", {**NIGHTLY, "name": "paused one"})).json()["id"]
         await web.post(f"/api/v1/schedules/{paused}/pause", {"reason": EVIL})
-        done = (
-            await web.post("/api/v1/jobs", {"topic": "tea.ready", "payload": {"x": EVIL}, "key": "k" + EVIL[:50]})
-        ).json()
-        dead = (await web.post("/api/v1/jobs", {"topic": "evil.one", "metadata": {"note": EVIL}})).json()
-        await web.post("/api/v1/jobs", {"topic": "tea.ready", "runAt": "2040-01-01T00:00:00Z"})
+
+        async def job(**body: Any) -> dict[str, Any]:
+            answer = await web.post("/api/v1/jobs", {"timezone": "America/New_York", **body})
+            assert answer.status_code == 201, answer.text
+            return answer.json()  # type: ignore[no-any-return]
+
+        now = format_instant(app.clock.now() + timedelta(seconds=0.2))
+        done = await job(topic="tea.ready", runAt=now, payload={"x": EVIL}, key="k" + EVIL[:50])
+        dead = await job(topic="evil.one", runAt=now, metadata={"note": EVIL})
+        await job(topic="tea.ready", runAt="2040-01-01T00:00:00Z")
         await web.post("/api/v1/secrets", {"name": "hook-secret", "value": "hidden-value"})
         await web.post("/api/v1/targets", {"name": "orders", "kind": "http", "options": {
             "url": "https://example.com/", "headers": {"x-note": EVIL[:80].replace("\n", "")}}})  # fmt: skip
@@ -77,10 +83,12 @@ async def stocked(make: Make, url: str) -> AsyncIterator[tuple[Browser, dict[str
         at = made["nextFireAt"]
         pages = {
             "overview": "/ui/", "runs": "/ui/runs", "schedules": "/ui/schedules", "new": "/ui/schedules/new",
-            "schedule": f"/ui/schedules/{id_}", "edit": f"/ui/schedules/{id_}/edit", "paused": f"/ui/schedules/{paused}",
+            "schedule": f"/ui/schedules/{id_}", "edit": f"/ui/schedules/{id_}/edit",
+            "paused": f"/ui/schedules/{paused}",
             "backfill": f"/ui/schedules/{id_}/backfill", "delete": f"/ui/schedules/{id_}/delete",
             "why": f"/ui/schedules/{id_}/why?at={at}", "jobs": "/ui/jobs", "done": f"/ui/jobs/{done['id']}",
-            "job": f"/ui/jobs/{dead['id']}", "dead": "/ui/dead-letters", "deadgroup": "/ui/dead-letters?errorCode=ValueError",
+            "job": f"/ui/jobs/{dead['id']}", "dead": "/ui/dead-letters",
+            "deadgroup": "/ui/dead-letters?errorCode=ValueError",
             "deadtopic": "/ui/dead-letters?by=topic", "forecast": "/ui/forecast", "audit": "/ui/audit",
             "targets": "/ui/targets", "tenants": "/ui/tenants", "nodes": "/ui/nodes", "search": "/ui/search?q=night",
             "preview": "/ui/preview?kind=cron&when=30+2+*+*+*&timezone=America/New_York",
@@ -119,7 +127,8 @@ async def test_s61_s65_nothing_in_the_data_becomes_markup(make: Make, store_url:
         more = {
             "q": f"/ui/schedules?q={LINKS}<script>", "jobs?q": "/ui/jobs?q=status:<script>alert(1)</script>",
             "audit?": "/ui/audit?from=<script>x</script>&to=\"'>", "dead?": "/ui/dead-letters?topic=<b>x</b>&by=<i>",
-            "next": "/ui/sign-in?next=%22%3E%3Cscript%3E", "did": "/ui/?did=<script>", "tz": "/ui/preview?timezone=<b>&when=<i>",
+            "next": "/ui/sign-in?next=%22%3E%3Cscript%3E", "did": "/ui/?did=<script>",
+            "tz": "/ui/preview?timezone=<b>&when=<i>",
             "nowhere": "/ui/<script>alert(1)</script>", "tenant": "/ui/?tenant=<script>",
         }  # fmt: skip
         for name, path in {**pages, **more}.items():
@@ -136,7 +145,7 @@ async def test_s61_s65_nothing_in_the_data_becomes_markup(make: Make, store_url:
                     if attribute in ("href", "src", "action", "formaction"):
                         assert str(value).startswith(("/ui/", "#", "?", "data:image/svg+xml,")), (name, value)
             assert not [title for title in page.named("i") if "class" not in title], name
-            assert "{{7" in answer.text or "49" not in page.text or True
+            assert "<script>alert" not in answer.text, name
 
 
 async def test_s60_s66_a_strict_policy_and_no_third_party(make: Make, store_url: str) -> None:
@@ -145,8 +154,8 @@ async def test_s60_s66_a_strict_policy_and_no_third_party(make: Make, store_url:
             answer = await browser.look(path)
             policy = answer.headers["content-security-policy"]
             wanted = (
-                "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "form-action 'self'",
-                "base-uri 'none'", "frame-ancestors 'none'", "img-src 'self' data:",
+                "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
+                "form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'", "img-src 'self' data:",
             )  # fmt: skip
             assert all(part in policy for part in wanted)
             assert "unsafe" not in policy
@@ -358,7 +367,7 @@ async def test_only_files_of_ours_are_served(make: Make, name: str) -> None:
         assert (await browser.look("/ui/static/timebell.css?v=1")).headers["cache-control"].endswith("immutable")
 
 
-async def test_a_day_later_it_is_still_one_page(make: Make, store_url: str) -> None:
+async def test_the_first_page_with_all_its_files_is_small(make: Make, store_url: str) -> None:
     async with stocked(make, store_url) as (browser, _):
         first = await browser.look("/ui/")
         files = [str(one["src"]) for one in Tags(first.text).named("script")]
@@ -366,4 +375,3 @@ async def test_a_day_later_it_is_still_one_page(make: Make, store_url: str) -> N
         sizes = [len((await browser.look(path)).content) for path in files]
         fonts = [len((await browser.look(f"/ui/static/vendor/{name}.woff2")).content) for name in ("inter", "mono")]
         assert len(first.content) + sum(sizes) + sum(fonts) <= 200 * 1024
-        assert browser.app.clock.now() + timedelta(days=1) > browser.app.clock.now()
