@@ -40,7 +40,7 @@ def _look(chromium: Chromium, served: Served, theme: str, pages: dict[str, str])
                 page.locator("#runs svg").wait_for()
                 expect(page.locator("[data-live]")).to_have_text("Live")
             seen.shoot(f"{name}-{theme}")
-        assert not seen.said
+        assert not [line for line in seen.said if "nowhere" not in pages or "404" not in line]
     with window(chromium, served.url, color_scheme=theme, bypass_csp=True) as seen:  # axe is a script from elsewhere
         for name, path in pages.items():
             page = seen.go(path)

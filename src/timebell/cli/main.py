@@ -67,7 +67,7 @@ def dev(
 ) -> None:
     """Run all in one process and show each fire.
 
-    Needs no configuration: data is in ./timebell.db, the status page on port 8700.
+    Needs no configuration: data is in ./timebell.db, the dashboard on port 8700.
     """
     from timebell.cli import serve
 
@@ -82,7 +82,7 @@ def run(
         typer.Option(
             metavar="LIST",
             help="Some of planner,worker,api,ui (default all). planner and worker go together so far;"
-            " api is /livez and /readyz, ui is the status page.",
+            " api is /livez and /readyz, ui is the dashboard.",
         ),
     ] = None,
     host: Host = None,

@@ -116,8 +116,10 @@ class Times:
         return f"{self.local(given, own):%a %d %b %Y, %H:%M:%S} {self.zoned(given, own)}"
 
     def short(self, given: str | datetime, own: str | None = None) -> str:
-        """With day, minutes and zone."""
-        return f"{self.local(given, own):%a %d %b, %H:%M} {self.zoned(given, own)}"
+        """With day, minutes and zone; with the year where that is another."""
+        at = self.local(given, own)
+        year = f" {at.year}" if self.now is None or at.year != self.now.year else ""
+        return f"{at:%a %d %b}{year}, {at:%H:%M} {self.zoned(given, own)}"
 
     def zoned(self, given: str | datetime, own: str | None = None) -> str:
         """The abbreviation of the zone; where that is a number, the place too."""

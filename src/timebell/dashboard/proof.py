@@ -21,8 +21,8 @@ routes = APIRouter(route_class=Page)
 async def audit(view: See, from_: str = "", to: str = "", schedule: str = "") -> Response:
     """Compare what should have been with what was; and who changed what, for admins."""
     given = dict(view.request.query_params)
-    start = given.get("from") or utc(view.now - DAY) or ""
-    end = given.get("to") or utc(view.now) or ""
+    start = given.get("from") or utc(view.now.replace(microsecond=0) - DAY) or ""
+    end = given.get("to") or utc(view.now.replace(microsecond=0)) or ""
     answer = await view.ask("GET", "/audit", from_=start, to=end, schedule=schedule)
     log = await view.get("/audit-log", limit=30, cursor=given.get("cursor", "")) if view.may("admin") else None
     return view.page(
