@@ -23,7 +23,7 @@ AHEAD, LANES, SOONEST = timedelta(hours=24), 8, 200
 DENSE = 48  # fires in a day from which a lane is a bar
 MOST_FIRES = 2_000
 HOURS = 48
-MINUTE = timedelta(minutes=1)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class Now:
         self._app = app
         self._kept: dict[tuple[str, str], tuple[Any, float]] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+        self._hours: dict[str, dict[datetime, dict[str, int]]] = {}
 
     async def tiles(self, tenant_id: str) -> Tiles:
         """The figures, at most a second old."""
@@ -109,22 +110,28 @@ class Now:
         return await self._fresh("ahead", tenant_id, AHEAD_FRESH, read)  # type: ignore[no-any-return]
 
     async def runs(self, tenant_id: str) -> list[tuple[datetime, dict[str, int]]]:
-        """What ended in each of the last hours, at most a minute old."""
+        """What ended in each of the last hours, at most a minute old. An hour that is over is counted once, each in a
+        transaction of its own: a long history must not hold up what fires."""
 
         async def read() -> list[tuple[datetime, dict[str, int]]]:
-            now = self._app.clock.now()
-            first = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=HOURS - 1)
-            found = await self._app.store.run(rows.hours, tenant_id, first, now)
-            hours = [first + timedelta(hours=step) for step in range(HOURS)]
-            return [(hour, found.get(hour, {})) for hour in hours]
+            current = self._app.clock.now().replace(minute=0, second=0, microsecond=0)
+            before, kept = self._hours.get(tenant_id, {}), {}
+            for hour in (current - step * HOUR for step in range(1, HOURS)):
+                kept[hour] = before.get(hour) or await self._within(tenant_id, hour)
+            self._hours[tenant_id] = kept
+            return sorted({**kept, current: await self._within(tenant_id, current)}.items())
 
         return await self._fresh("runs", tenant_id, RUNS_FRESH, read)  # type: ignore[no-any-return]
+
+    async def _within(self, tenant_id: str, hour: datetime) -> dict[str, int]:
+        return await self._app.store.run(rows.ended_within, tenant_id, hour, hour + HOUR)
 
     async def _fresh(self, what: str, tenant_id: str, seconds: float, read: Any) -> Any:
         key, clock = (what, tenant_id), self._app.clock
         if len(self._kept) > 10_000:
             self._kept.clear()
             self._locks.clear()
+            self._hours.clear()
         async with self._locks.setdefault(key, asyncio.Lock()):
             kept = self._kept.get(key)
             if kept is None or clock.monotonic() - kept[1] >= seconds:

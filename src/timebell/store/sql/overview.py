@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Integer, Row, case, func, literal_column, select
+from sqlalchemy import Row, case, func, select
 
 from timebell.ids import new_id
 from timebell.model.schedule import Schedule
@@ -20,13 +20,11 @@ from timebell.store.sql.dead import DEAD
 from timebell.store.sql.ledger import COUNTED
 from timebell.store.sql.schedules import legible
 from timebell.store.transaction import Transaction
-from timebell.store.types import from_micros
 
 NEWEST = 5_000
 NAMED = 5
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 MISSED = ("missed", "expired")
-HOUR_MICROS = 3_600_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +156,13 @@ def due(tx: Transaction, tenant_id: str, end: datetime) -> int:
     return _count(tx, select(j.id).where(j.tenant_id == tenant_id, j.state == "pending", j.run_at < end))
 
 
-def hours(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> dict[datetime, dict[str, int]]:
-    """What ended in each hour of [start, end): done, failed, missed."""
+def ended_within(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> dict[str, int]:
+    """What ended in [start, end): done, failed, missed, other."""
     f = finished.c
-    hour: Any = literal_column(f"finished_at / {HOUR_MICROS}", Integer)
-    if tx.dialect.partitioned:
-        hour = func.date_trunc("hour", f.finished_at)
     kind = case(
         (f.state == "completed", "done"), (f.state == "failed", "failed"),
         ((f.state == "skipped") & f.reason.in_(MISSED), "missed"), else_="other",
     )  # fmt: skip
     where = (f.tenant_id == tenant_id) & (f.finished_at >= start) & (f.finished_at < end)
-    query = select(hour.label("hour"), kind.label("kind"), func.sum(f.skipped_count).label("many")).where(where)
-    found: dict[datetime, dict[str, int]] = {}
-    for row in tx.execute(query.group_by(hour, kind)).all():
-        at = from_micros(row.hour * HOUR_MICROS) if isinstance(row.hour, int) else row.hour
-        found.setdefault(at, {})[row.kind] = int(row.many)
-    return found
+    query = select(kind.label("kind"), func.sum(f.skipped_count).label("many")).where(where).group_by("kind")
+    return {row.kind: int(row.many) for row in tx.execute(query).all()}
