@@ -159,10 +159,10 @@ def due(tx: Transaction, tenant_id: str, end: datetime) -> int:
 def ended_within(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> dict[str, int]:
     """What ended in [start, end): done, failed, missed, other."""
     f = finished.c
-    kind = case(
+    became = case(
         (f.state == "completed", "done"), (f.state == "failed", "failed"),
         ((f.state == "skipped") & f.reason.in_(MISSED), "missed"), else_="other",
     )  # fmt: skip
     where = (f.tenant_id == tenant_id) & (f.finished_at >= start) & (f.finished_at < end)
-    query = select(kind.label("kind"), func.sum(f.skipped_count).label("many")).where(where).group_by("kind")
-    return {row.kind: int(row.many) for row in tx.execute(query).all()}
+    query = select(became.label("became"), func.sum(f.skipped_count).label("many")).where(where).group_by("became")
+    return {row.became: int(row.many) for row in tx.execute(query).all()}
