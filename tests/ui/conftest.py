@@ -1,4 +1,4 @@
-"""A Timebell behind its dashboard, on each store in turn: `here` is open to this machine, `locked` wants a sign-in."""
+"""A Timebell behind its dashboard."""
 
 from __future__ import annotations
 
@@ -25,12 +25,21 @@ from .browsing import Browser
 @pytest.fixture
 def make(store_url: str) -> Callable[..., Any]:
     """`async with make() as browser:` serves an app of this store; `open_here` as in `dev`."""
+    return _maker(store_url)
 
+
+@pytest.fixture
+def make_light(sqlite_url: str) -> Callable[..., Any]:
+    """The same on SQLite alone, for what no store decides."""
+    return _maker(sqlite_url)
+
+
+def _maker(url: str) -> Callable[..., Any]:
     @asynccontextmanager
     async def served(
         *, open_here: bool = False, clock: VirtualClock | None = None, app: Timebell | None = None
     ) -> AsyncIterator[Browser]:
-        app = app or Timebell(store_url, clock=clock)
+        app = app or Timebell(url, clock=clock)
         app.settings = replace(app.settings, secret_key=SECRET)
         web = server.Site(app, [health.router(app), v1.routes, site.routes], open_here=open_here)
         transport = httpx2.ASGITransport(app=web, client=("127.0.0.1", 50_000))

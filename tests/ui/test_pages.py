@@ -51,8 +51,8 @@ async def test_every_page_shows_real_data(make: Make, store_url: str) -> None:
         assert "nightly" in seen["search"]
 
 
-async def test_s61_s65_nothing_in_the_data_becomes_markup(make: Make, store_url: str) -> None:
-    async with stocked(make, store_url) as (browser, pages):
+async def test_s61_s65_nothing_in_the_data_becomes_markup(make_light: Make, sqlite_url: str) -> None:
+    async with stocked(make_light, sqlite_url) as (browser, pages):
         more = {
             "q": f"/ui/schedules?q={LINKS}<script>", "jobs?q": "/ui/jobs?q=status:<script>alert(1)</script>",
             "audit?": "/ui/audit?from=<script>x</script>&to=\"'>", "dead?": "/ui/dead-letters?topic=<b>x</b>&by=<i>",
@@ -77,8 +77,8 @@ async def test_s61_s65_nothing_in_the_data_becomes_markup(make: Make, store_url:
             assert "<script>alert" not in answer.text, name
 
 
-async def test_s60_s66_a_strict_policy_and_no_third_party(make: Make, store_url: str) -> None:
-    async with stocked(make, store_url) as (browser, pages):
+async def test_s60_s66_a_strict_policy_and_no_third_party(make_light: Make, sqlite_url: str) -> None:
+    async with stocked(make_light, sqlite_url) as (browser, pages):
         for path in (*pages.values(), "/ui/nowhere", "/ui/static/timebell.css", "/ui/static/timebell.js"):
             answer = await browser.look(path)
             policy = answer.headers["content-security-policy"]
@@ -230,8 +230,8 @@ async def test_dead_letters_are_counted_before_they_are_replayed(make: Make, sto
         await until(gone)
 
 
-async def test_jobs_are_filtered_by_words(make: Make, store_url: str) -> None:
-    async with stocked(make, store_url) as (browser, pages):
+async def test_jobs_are_filtered_by_words(make_light: Make, sqlite_url: str) -> None:
+    async with stocked(make_light, sqlite_url) as (browser, pages):
         failed = (await browser.look("/ui/jobs?q=status:failed topic:evil.one")).text
         assert failed.count("data-row") == 2
         assert (await browser.look("/ui/jobs?q=tea.ready")).text.count("data-row") == 2
@@ -244,8 +244,8 @@ async def test_jobs_are_filtered_by_words(make: Make, store_url: str) -> None:
         assert id_ in (await browser.look(f"/ui/search?q={id_}", hx_request="true")).text
 
 
-async def test_what_a_role_may_not_has_no_button_and_no_effect(make: Make, store_url: str) -> None:
-    async with stocked(make, store_url) as (browser, pages):
+async def test_what_a_role_may_not_has_no_button_and_no_effect(make_light: Make, sqlite_url: str) -> None:
+    async with stocked(make_light, sqlite_url) as (browser, pages):
         await browser.user("vera", "viewer")
         await browser.sign_in("vera")
         for name in ("schedule", "job", "dead", "nodes", "targets", "schedules", "paused"):
@@ -261,8 +261,8 @@ async def test_what_a_role_may_not_has_no_button_and_no_effect(make: Make, store
         assert (await browser.web.get(pages["schedule"].replace("/ui", "/api/v1"))).json()["enabled"]
 
 
-async def test_another_tenant_sees_nothing_of_it(make: Make, store_url: str) -> None:
-    async with stocked(make, store_url) as (browser, pages):
+async def test_another_tenant_sees_nothing_of_it(make_light: Make, sqlite_url: str) -> None:
+    async with stocked(make_light, sqlite_url) as (browser, pages):
         await browser.user("ada", "admin", "acme")
         await browser.sign_in("ada")
         for name in ("schedule", "job", "edit", "why"):
@@ -275,8 +275,8 @@ async def test_another_tenant_sees_nothing_of_it(make: Make, store_url: str) -> 
             assert "nightly &lt;" not in text, name
 
 
-async def test_times_are_shown_in_the_zone_one_wants(make: Make, store_url: str) -> None:
-    async with stocked(make, store_url) as (browser, pages):
+async def test_times_are_shown_in_the_zone_one_wants(make_light: Make, sqlite_url: str) -> None:
+    async with stocked(make_light, sqlite_url) as (browser, pages):
         assert re.search(r"02:00:00 E[SD]T", (await browser.look(pages["schedule"])).text)
         await browser.press("/ui/", "/ui/shown", zone="utc", back="/ui/")
         assert re.search(r"0[67]:00:00 UTC", (await browser.look(pages["schedule"])).text)
@@ -290,14 +290,14 @@ async def test_times_are_shown_in_the_zone_one_wants(make: Make, store_url: str)
 @pytest.mark.parametrize(
     "name", ["../views.py", "..%2fviews.py", "vendor/manifest.json", "none.css", "%2e%2e/looks.py"]
 )
-async def test_only_files_of_ours_are_served(make: Make, name: str) -> None:
-    async with make() as browser:
+async def test_only_files_of_ours_are_served(make_light: Make, name: str) -> None:
+    async with make_light() as browser:
         assert (await browser.look(f"/ui/static/{name}")).status_code in (303, 404)
         assert (await browser.look("/ui/static/timebell.css?v=1")).headers["cache-control"].endswith("immutable")
 
 
-async def test_the_first_page_with_all_its_files_is_small(make: Make, store_url: str) -> None:
-    async with stocked(make, store_url) as (browser, _):
+async def test_the_first_page_with_all_its_files_is_small(make_light: Make, sqlite_url: str) -> None:
+    async with stocked(make_light, sqlite_url) as (browser, _):
         first = await browser.look("/ui/")
         files = [str(one["src"]) for one in Tags(first.text).named("script")]
         files += [str(one["href"]) for one in Tags(first.text).named("link") if one["rel"] == "stylesheet"]
