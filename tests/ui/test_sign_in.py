@@ -123,6 +123,8 @@ async def test_a_key_signs_in_too_until_it_is_revoked(make: Make) -> None:
     async with make() as browser:
         key = await browser.web.key("operator", "acme")
         assert (await browser.send("/ui/sign-in", {"key": "tb_live_wrong"})).status_code == 401
+        narrow = await browser.web.key("operator", "acme", scopes=("jobs",))
+        assert "SCOPE_MISSING" in (await browser.send("/ui/sign-in", {"key": narrow})).text
         assert (await browser.send("/ui/sign-in", {"key": key})).status_code == 303
         page = await browser.look("/ui/")
         assert "Tenant acme" in page.text

@@ -97,8 +97,14 @@ class Sessions:
         return await self._begin(request, tried[0], None)
 
     async def sign_in_with_key(self, door: Door, request: Request, text: str) -> str:
-        """A new session by an API key; its token. Raises Unauthorized, TooManyWrongKeys."""
-        return await self._begin(request, None, await door.check(text, _address(request)))
+        """A new session by an API key; its token. Raises Unauthorized, TooManyWrongKeys, Refused (SCOPE_MISSING)."""
+        key = await door.check(text, _address(request))
+        if key.scopes is not None:
+            raise Refused(
+                f"This key is for {', '.join(key.scopes)} alone, and pages show everything.", code="SCOPE_MISSING",
+                fix="Sign in with one that has no scopes.",
+            )  # fmt: skip
+        return await self._begin(request, None, key)
 
     async def _begin(self, request: Request, user: User | None, key: Key | None) -> str:
         token, now = secrets.token_urlsafe(32), self._app.clock.now()
