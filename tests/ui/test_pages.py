@@ -6,9 +6,16 @@ import html
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import insert, update
+
+from tests.api.web import NIGHTLY
+from timebell.ids import new_id
+from timebell.store import schema
+from timebell.store.transaction import Transaction
 
 from .browsing import Browser, Tags
 from .stock import app_of, stock, until
@@ -49,6 +56,46 @@ async def test_every_page_shows_real_data(make: Make, store_url: str) -> None:
         assert "hidden-value" not in "".join(seen.values())
         assert "fence 1" in seen["nodes"]
         assert "nightly" in seen["search"]
+
+
+async def test_what_needs_somebody_is_said_in_sentences(make: Make) -> None:
+    async with make(open_here=True) as browser:
+        web, app = browser.web, browser.app
+        ids = {}
+        for name in ("late", "lost", "broken"):
+            ids[name] = (await web.post("/api/v1/schedules", {**NIGHTLY, "name": name})).json()["id"]
+        hook = {"name": "hook", "kind": "http", "options": {"url": "https://example.com/"}}
+        assert (await web.post("/api/v1/targets", hook)).status_code == 201
+        assert "Nobody leads" in (await browser.look("/ui/")).text
+        now = app.clock.now()
+        hour = timedelta(hours=1)
+        missed = {
+            "id": new_id(now), "tenant_id": "default", "topic": "t", "schedule_id": ids["lost"], "kind": "planned",
+            "scheduled_at": now - 3 * hour, "run_at": now - 3 * hour, "timezone": "UTC", "payload": "null",
+            "queue": "default", "priority": 0, "serial": False, "state": "skipped", "reason": "missed", "attempt": 0,
+            "tries": 0, "created_at": now, "finished_at": now, "skipped_count": 3, "skipped_to": now - hour,
+        }  # fmt: skip
+
+        def spoil(tx: Transaction) -> None:
+            tx.execute(
+                update(schema.schedules).where(schema.schedules.c.id == ids["late"]).values(next_fire_at=now - hour)
+            )
+            tx.execute(
+                update(schema.schedules).where(schema.schedules.c.id == ids["broken"]).values(fault="no such zone")
+            )
+            tx.execute(insert(schema.finished).values(**missed))
+            tx.execute(update(schema.targets).values(disabled_at=now, disabled_reason="410 Gone"))
+
+        await app.store.run(spoil)
+
+        async def said() -> bool:
+            return "late has not fired" in (await browser.look("/ui/")).text
+
+        await until(said)
+        text = (await browser.look("/ui/")).text
+        for sentence in ("lost missed 3 fires", "broken is set aside", "no such zone", "The target hook is disabled"):
+            assert sentence in text, sentence
+        assert '<div class="v">3</div>' in text  # the tile of what was missed
 
 
 async def test_s61_s65_nothing_in_the_data_becomes_markup(make_light: Make, sqlite_url: str) -> None:

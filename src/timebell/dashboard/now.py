@@ -155,7 +155,7 @@ def _ahead(found: Sequence[Schedule], due: int, now: datetime) -> Ahead:
             if (len(fires) >= DENSE and at >= now + timedelta(hours=1)) or left < 0:
                 break
         complete &= left >= 0
-        if len(lanes) < LANES:
+        if fires and len(lanes) < LANES:
             lanes.append(Lane(schedule, fires, len(fires) >= DENSE))
         if left < 0:
             break

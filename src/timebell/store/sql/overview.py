@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Row, case, func, select
 
-from timebell.ids import new_id
+from timebell.ids import first_id
 from timebell.model.schedule import Schedule
 from timebell.store.schema import finished, jobs, schedules, targets
 from timebell.store.sql import backlogs, queues
@@ -102,7 +102,7 @@ def _missed(tx: Transaction, tenant_id: str, now: datetime) -> list[Named]:
     f, many = finished.c, func.sum(finished.c.skipped_count).label("many")
     # Ids begin with their time: the index of a tenant's states gives the last day without reading more.
     query = select(f.schedule_id, many, func.max(f.scheduled_at).label("at")).where(
-        f.tenant_id == tenant_id, f.state == "skipped", f.id >= new_id(now - DAY), f.reason.in_(MISSED)
+        f.tenant_id == tenant_id, f.state == "skipped", f.id >= first_id(now - DAY), f.reason.in_(MISSED)
     )  # fmt: skip
     rows = tx.execute(query.group_by(f.schedule_id).order_by(many.desc()).limit(NAMED)).all()
     ids = [row.schedule_id for row in rows if row.schedule_id]
