@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +14,7 @@ import pytest
 from sqlalchemy import insert, update
 
 from tests.api.web import NIGHTLY
+from timebell.dashboard import views
 from timebell.ids import new_id
 from timebell.store import schema
 from timebell.store.transaction import Transaction
@@ -299,6 +301,8 @@ async def test_what_a_role_may_not_has_no_button_and_no_effect(make_light: Make,
             page = Tags((await browser.look(pages[name])).text)
             posts = {str(one.get("action")) for one in page.named("form") if one.get("method") == "post"}
             assert posts <= {"/ui/shown", "/ui/sign-out"}, (name, posts)
+        for name in ("schedule", "job", "dead"):
+            assert "the role operator, or more, can" in (await browser.look(pages[name])).text
         token = re.search(r'name="_token" value="(\w+)"', (await browser.look("/ui/")).text)
         assert token is not None
         refused = await browser.send(f"{pages['schedule']}/pause", {"_token": token[1]})
@@ -306,6 +310,20 @@ async def test_what_a_role_may_not_has_no_button_and_no_effect(make_light: Make,
         assert "ROLE_TOO_LOW" in refused.text
         assert (await browser.look("/ui/tenants")).status_code == 403
         assert (await browser.web.get(pages["schedule"].replace("/ui", "/api/v1"))).json()["enabled"]
+
+
+async def test_a_page_that_takes_too_long_says_so(make_light: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make_light(open_here=True) as browser:
+        assert (await browser.look("/ui/")).status_code == 200
+        monkeypatch.setattr(views, "PATIENCE", 0.05)
+
+        async def never(*_: object, **__: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(browser.app.store, "run", never)
+        slow = await browser.look("/ui/jobs")
+        assert slow.status_code == 503
+        assert "PAGE_TOO_SLOW" in slow.text
 
 
 async def test_another_tenant_sees_nothing_of_it(make_light: Make, sqlite_url: str) -> None:

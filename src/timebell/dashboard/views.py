@@ -43,6 +43,12 @@ ZONES = ("schedule", "mine", "utc")
 OUTSIDE = ("/ui/sign-in",)  # what those see who are not signed in
 
 
+class PageTooSlow(TimebellError):
+    """A page took too long."""
+
+    code = "PAGE_TOO_SLOW"
+
+
 @dataclass
 class View:
     """One request for a page."""
@@ -127,10 +133,16 @@ class Page(APIRoute):
                     return await _answer(request, inner)
             except Refusal as refusal:
                 return trouble(request, refusal.answer.status, refusal.answer.body)
-            except (StoreError, TimeoutError) as failed:
+            except TimeoutError:
+                slow = PageTooSlow(
+                    f"This took longer than {PATIENCE:g} s: it is too much to look at, or the database hardly answers.",
+                    fix="Ask for less, such as a shorter range, or try again.",
+                )
+                return trouble(request, 503, {"detail": slow.message, "code": slow.code, "fix": slow.fix})
+            except StoreError as failed:
                 log.warning("%s %s: %s", request.method, request.url.path, failed)
                 return trouble(request, 503, {
-                    "detail": "The database does not answer.", "code": getattr(failed, "code", "DATABASE_UNREACHABLE"),
+                    "detail": "The database does not answer.", "code": failed.code,
                     "fix": "Nothing is lost: what is due fires when it is back. Try again.",
                 })  # fmt: skip
             except TimebellError as failed:
