@@ -10,15 +10,32 @@ from typing import Any
 from tests.api.web import NIGHTLY
 from timebell import Arrived, Retry, Timebell
 from timebell.recurrence.instants import format_instant
+from timebell.targets.base import Delivery, Outcome
 
 from .browsing import Browser
 
 EVIL = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>&{{7*7}}${7*7}"
 
 
+class Receiver:
+    """Takes what is sent, and answers with what it should not."""
+
+    kind = "http"
+
+    def check(self, options: dict[str, Any]) -> dict[str, Any]:
+        return options
+
+    async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
+        return Outcome.ok({"status": 200, "body": EVIL, "headers": {"x-evil": EVIL}})
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
 def app_of(url: str) -> Timebell:
     """One whose jobs succeed, fail and wait."""
     app = Timebell(url)
+    app.kinds["http"] = Receiver()
 
     @app.on("tea.ready")
     async def ready(event: Arrived) -> dict[str, str]:
@@ -64,8 +81,10 @@ async def stock(app: Timebell, browser: Browser) -> dict[str, str]:
     await web.post("/api/v1/targets", {"name": "orders", "kind": "http", "options": {
         "url": "https://example.com/", "headers": {"x-note": EVIL[:80].replace("\n", "")}}})  # fmt: skip
 
+    sent = await job(topic="orders.sent", runAt=now, target="orders")
+
     async def ended() -> bool:
-        jobs = [(await web.get(f"/api/v1/jobs/{one['id']}")).json() for one in (done, dead)]
+        jobs = [(await web.get(f"/api/v1/jobs/{one['id']}")).json() for one in (done, dead, sent)]
         found = (await web.get("/api/v1/dead-letters")).json()["items"]
         return all(job["completedAt"] for job in jobs) and len(found) == 2
 
@@ -80,7 +99,9 @@ async def stock(app: Timebell, browser: Browser) -> dict[str, str]:
         "job": f"/ui/jobs/{dead['id']}", "dead": "/ui/dead-letters",
         "deadgroup": "/ui/dead-letters?errorCode=ValueError",
         "deadtopic": "/ui/dead-letters?by=topic", "forecast": "/ui/forecast", "audit": "/ui/audit",
-        "targets": "/ui/targets", "tenants": "/ui/tenants", "nodes": "/ui/nodes", "search": "/ui/search?q=night",
+        "targets": "/ui/targets",
+        "sent": f"/ui/jobs/{sent['id']}",
+        "tenants": "/ui/tenants", "nodes": "/ui/nodes", "search": "/ui/search?q=night",
         "preview": "/ui/preview?kind=cron&when=30+2+*+*+*&timezone=America/New_York",
     }  # fmt: skip
     return pages

@@ -109,8 +109,12 @@ async def test_s61_s65_nothing_in_the_data_becomes_markup(make_light: Make, sqli
             "tz": "/ui/preview?timezone=<b>&when=<i>",
             "nowhere": "/ui/<script>alert(1)</script>", "tenant": "/ui/?tenant=<script>",
         }  # fmt: skip
-        for name, path in {**pages, **more}.items():
-            answer = await browser.look(path)
+        answers = {name: await browser.look(path) for name, path in {**pages, **more}.items()}
+        tested = answers["test"] = await browser.press("/ui/targets", "/ui/targets/orders/test")
+        assert "It arrived" in tested.text
+        for answer in (tested, answers["sent"]):
+            assert "&lt;script&gt;alert" in answer.text  # what a receiver said is shown, as text
+        for name, answer in answers.items():
             assert answer.status_code < 500, (name, answer.text)
             page = Tags(answer.text)
             scripts = page.named("script")
