@@ -43,6 +43,7 @@ async def test_every_page_shows_real_data(make: Make, store_url: str) -> None:
             seen[name] = html.unescape(answer.text)
         assert "evil.one is failing" in seen["overview"]
         assert "2 in 24 h" in seen["overview"]
+        assert '<b class="n bad">2</b>' in seen["nodes"]  # where something waits, the navigation has a number
         assert "paused" in seen["schedules"]
         assert "02:30" in seen["preview"]
         assert "does not exist" in seen["preview"]

@@ -98,6 +98,11 @@ class Now:
 
         return await self._fresh("tiles", tenant_id, FRESH, read)  # type: ignore[no-any-return]
 
+    def dead(self, tenant_id: str) -> int:
+        """How many dead letters there were when somebody last looked; 0: none, or nobody has."""
+        kept = self._kept.get(("tiles", tenant_id))
+        return kept[0].signals.dead if kept is not None else 0
+
     async def ahead(self, tenant_id: str) -> Ahead:
         """What comes, at most some seconds old."""
 

@@ -97,6 +97,7 @@ class View:
 
     def page(self, template: str, code: int = 200, /, **facts: Any) -> HTMLResponse:
         """A template, filled in."""
+        facts["waiting"] = {"dead": self.request.app.state.now.dead(self.caller.tenant_id)}
         return HTMLResponse(render(self.request, template, self, facts), code)
 
     def back(self, to: str, did: str) -> RedirectResponse:
@@ -206,5 +207,5 @@ def inside_only(path: str) -> str:
 def trouble(request: Request, status: int, body: Mapping[str, Any]) -> Response:
     """A page for what went wrong."""
     view: View | None = getattr(request.state, "view", None)
-    facts = {"problem": body, "status": status, "id": getattr(request.state, "id", None)}
+    facts = {"problem": body, "status": status, "id": getattr(request.state, "id", None), "waiting": {}}
     return HTMLResponse(render(request, "trouble", view, facts), status)
