@@ -64,6 +64,11 @@
   tick();
   document.addEventListener("htmx:after:swap", tick);
 
+  // Who types before htmx listens is heard a little later.
+  window.addEventListener("load", () => setTimeout(() => all("form.filters [data-search]").forEach((filter) => {
+    if (filter.value !== filter.defaultValue) filter.dispatchEvent(new Event("input", { bubbles: true }));
+  }), 300));
+
   // Whether what is on the screen is of now.
   let last = new Date();
   const badge = (lost) => {
