@@ -1,6 +1,7 @@
 """`python -m benchmarks [W1,W2,...,next,verbs] [options]`: runs the workloads and prints them beside the peer's.
 
-`python -m benchmarks http` measures the API instead, `targets` the outside queues, `push` the sending of push messages.
+`python -m benchmarks http` measures the API instead, `pages` the dashboard, `targets` the outside queues, `push` the
+sending of push messages.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks import machine, over_http, report, to_targets, verbs
+from benchmarks import machine, over_http, pages, report, to_targets, verbs
 from benchmarks.systems import PEERS, Server, System, TimebellOnPostgres, TimebellOnSqlite
 from benchmarks.workloads import SCALES, WORKLOADS, Sizes
 
@@ -152,6 +153,8 @@ if __name__ == "__main__":
     try:
         if sys.argv[1:2] == ["http"]:
             sys.exit(over_http.main(sys.argv[2:]))
+        if sys.argv[1:2] == ["pages"]:
+            sys.exit(pages.main(sys.argv[2:]))
         if sys.argv[1:2] == ["targets"]:
             sys.exit(to_targets.main(sys.argv[2:]))
         if sys.argv[1:2] == ["push"]:

@@ -97,6 +97,12 @@ def id_instant(id: str) -> datetime:
     return _EPOCH + (uuid.int >> 80) * _MILLISECOND
 
 
+def first_id(at: datetime) -> str:
+    """What sorts before every UUIDv7 that was drawn at this aware instant or later: a place in an index, no id."""
+    ms = (at - _EPOCH) // _MILLISECOND
+    return f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7000-8000-000000000000"
+
+
 def occurrence_key(schedule_id: str, scheduled_at: datetime, kind: str = "planned") -> str:
     """The key of one occurrence, the same on every node, after every retry, takeover or restore.
 

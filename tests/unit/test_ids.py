@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timebell import ids
-from timebell.ids import id_instant, new_id, new_ids, occurrence_key, seeded
+from timebell.ids import first_id, id_instant, new_id, new_ids, occurrence_key, seeded
 
 NOW = datetime(2026, 11, 21, 9, 0, 0, 123456, tzinfo=UTC)
 
@@ -150,3 +150,11 @@ def test_different_instants_have_different_keys_without_a_colon(a: datetime, b: 
     keys = {occurrence_key("s", a, kind), occurrence_key("s", b, kind)}
     assert len(keys) == len({a, b})
     assert not any(":" in key for key in keys)
+
+
+def test_the_place_of_an_instant_is_between_the_ids_before_and_after() -> None:
+    at = datetime(2030, 5, 1, tzinfo=UTC)
+    with seeded(Random(3).randbytes):
+        before, then = new_id(at - timedelta(milliseconds=1)), new_id(at)
+    assert before < first_id(at) < then
+    assert id_instant(first_id(at)) == at

@@ -194,6 +194,7 @@ async def create_schedule(body: ScheduleIn, let: Let) -> Response:
 async def list_schedules(
     let: Let, limit: Limit = 50, cursor: Cursor = None,
     enabled: bool | None = None, name: Annotated[str | None, Query(max_length=200)] = None,
+    contains: Annotated[str | None, Query(max_length=200, description="Part of the name, in any case.")] = None,
     topic: Annotated[str | None, Query(max_length=200)] = None,
     job_type: Annotated[str | None, Query(alias="jobType", max_length=200)] = None,
     label: Annotated[list[str] | None, Query(max_length=32, description="name=value; all must match.")] = None,
@@ -208,7 +209,14 @@ async def list_schedules(
             raise InvalidInput(f"label is {text!r:.60}.", code="INVALID_LABELS", fix="Write it like team=billing.")
         labels[key] = value
     page = await let.app.schedules.list(
-        let.tenant_id, limit, cursor, name=name, enabled=enabled, topic=topic or job_type, labels=labels
+        let.tenant_id,
+        limit,
+        cursor,
+        name=name,
+        enabled=enabled,
+        topic=topic or job_type,
+        labels=labels,
+        contains=contains,
     )
     ended = await let.run(rows.recent, [found.id for found in page], recent) if recent else {}
     return paged(page, [shown(found) | {"recent": ended.get(found.id, []) if recent else None} for found in page])

@@ -22,6 +22,7 @@ from timebell.cli.recover import recover
 from timebell.cli.schedule import schedule
 from timebell.cli.target import secret, target
 from timebell.cli.torture import torture
+from timebell.cli.users import user
 from timebell.errors import TimebellError
 
 HELP = """Things that must happen at a time: once, on time, in the right time zone.
@@ -43,6 +44,7 @@ root.add_typer(node, name="node")
 root.add_typer(config, name="config")
 root.add_typer(key, name="key")
 root.add_typer(tenant, name="tenant")
+root.add_typer(user, name="user")
 root.add_typer(target, name="target")
 root.add_typer(secret, name="secret")
 for command in (apply_, export, calendar, api, recover, torture):
@@ -65,7 +67,7 @@ def dev(
 ) -> None:
     """Run all in one process and show each fire.
 
-    Needs no configuration: data is in ./timebell.db, the status page on port 8700.
+    Needs no configuration: data is in ./timebell.db, the dashboard on port 8700.
     """
     from timebell.cli import serve
 
@@ -80,7 +82,7 @@ def run(
         typer.Option(
             metavar="LIST",
             help="Some of planner,worker,api,ui (default all). planner and worker go together so far;"
-            " api is /livez and /readyz, ui is the status page.",
+            " api is /livez and /readyz, ui is the dashboard.",
         ),
     ] = None,
     host: Host = None,

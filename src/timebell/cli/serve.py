@@ -28,7 +28,7 @@ from timebell.cli.loading import load_app, sources
 from timebell.cli.logs import configure
 from timebell.cli.output import say
 from timebell.clock import Clock
-from timebell.dashboard import status
+from timebell.dashboard import site
 from timebell.dashboard.words import milliseconds
 from timebell.errors import InvalidInput
 from timebell.recurrence import tzdata_version
@@ -116,7 +116,7 @@ async def _http(app: Timebell, roles: tuple[str, ...], *, open_here: bool = Fals
     """Serve what the roles ask for, from before the engine starts until after it has drained."""
     host, port = app.settings.http_host, app.settings.http_port
     routers = [health.router(app), v1.routes] if "api" in roles else []
-    routers += [status.router(app)] if "ui" in roles else []
+    routers += [site.routes] if "ui" in roles else []
     async with AsyncExitStack() as listeners:
         if app.settings.metrics_port is not None:
             apart = server.bind(app.settings.metrics_host, app.settings.metrics_port)
@@ -125,8 +125,6 @@ async def _http(app: Timebell, roles: tuple[str, ...], *, open_here: bool = Fals
             routers.append(metrics.router(app))
         if routers:
             listening = server.bind(host, port)
-            if "ui" in roles and host not in LOOPBACK:
-                log.warning("the status page has no login: whoever reaches %s port %d can read it", host, port)
             web = server.Site(app, routers, open_here=open_here and host in LOOPBACK)
             await listeners.enter_async_context(server.serving(web, listening))
         yield
@@ -149,7 +147,7 @@ async def _announce(app: Timebell, tell: Callable[[str], None], *, page: bool = 
     while app.service is None:
         await _pause(app.clock, LOOK)
     host, port = app.settings.http_host, app.settings.http_port
-    at = f"  page http://{f'[{host}]' if ':' in host else host}:{port}/" if page else ""
+    at = f"  page http://{f'[{host}]' if ':' in host else host}:{port}/ui/" if page else ""
     tell(f"Timebell {configuration.package_version()}{at}  data {app.store.url.split('@')[-1]}")
     took, offset = app.clock.monotonic() - began, milliseconds(timedelta(seconds=app.clock.offset))
     tell(f"Ready in {took:.1f} s. Clock offset {offset}, zone data {tzdata_version()}. Ctrl-C stops.")

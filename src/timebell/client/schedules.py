@@ -366,10 +366,13 @@ class Schedules:
     async def list(
         self, tenant_id: str | None, limit: int, cursor: str | None, *, name: str | None = None,
         enabled: bool | None = None, topic: str | None = None, labels: Mapping[str, str] = schedules.EVERY,
+        contains: str | None = None,
     ) -> Page[Schedule]:  # fmt: skip
-        """A page of schedules, newest first: all, or those with this name, switch, topic and these labels."""
+        """A page of schedules, newest first: all, or those with this name, switch, topic and these labels, and whose
+        name contains this."""
         await self._opened()
         wanted: dict[str, Any] = {"name": name, "enabled": enabled, "topic": topic, "labels": labels}
+        wanted["contains"] = contains
         return await self._store.run(schedules.page, tenant_id, limit, page.check(limit, cursor), **wanted)
 
 

@@ -493,3 +493,36 @@ targets = Table(
         sqlite_where=text("disabled_at IS NOT NULL"),
     ),
 )
+
+# Who signs in to the dashboard with a password.
+users = Table(
+    "timebell_users",
+    metadata,
+    Column("id", Id, primary_key=True),
+    # None: of the platform, for every tenant.
+    Column("tenant_id", String(200)),
+    Column("name", String(200), nullable=False),
+    Column("role", String(10), nullable=False),
+    # As tenancy/passwords.py writes it.
+    Column("password", String(200), nullable=False),
+    # Wrong passwords since the last right one, and until when none is looked at.
+    Column("failures", Integer, nullable=False, server_default="0"),
+    Column("locked_until", Instant),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", String(200)),
+    Column("last_used_at", Instant),
+    Column("disabled_at", Instant),
+    Index("timebell_users_name", "name", unique=True),
+)
+
+# Who is signed in. The id is a digest of what the cookie holds; it is of a user or of a key.
+sessions = Table(
+    "timebell_sessions",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("user_id", Id),
+    Column("key_id", String(20)),
+    Column("created_at", Instant, nullable=False),
+    Column("seen_at", Instant, nullable=False),
+    Index("timebell_sessions_created_at", "created_at"),
+)

@@ -78,7 +78,7 @@ def job_of(url: str, id_: str) -> Job:
 def test_the_quick_start_fires_visibly_and_serves_its_page(start: Start) -> None:
     port = free_port()
     process = start("dev", QUICKSTART, "--port", port)
-    process.wait_for(f"page http://127.0.0.1:{port}/", err=True)
+    process.wait_for(f"page http://127.0.0.1:{port}/ui/", err=True)
     process.wait_for(r"^\d\d:\d\d:\d\d\.\d{3} UTC +UTC +tea\.kettle-on +[\d.,]+ ms late  ok")
     process.wait_for(r"Tea is ready: 2 cups")
     process.wait_for(r"Europe/London +tea\.ready +.*ms late  ok")
@@ -86,7 +86,7 @@ def test_the_quick_start_fires_visibly_and_serves_its_page(start: Start) -> None
     assert get(port, "/readyz") == (200, '{"status":"ready"}')
     status, page = get(port, "/")
     assert status == 200
-    for name in ("seoul", "new-york", "paris", "morning-digest", "kettle", "Asia/Seoul", "tea.ready"):
+    for name in ("seoul", "new-york", "paris", "kettle"):
         assert name in page
     assert process.end() == 0
     process.wait_for("Stopped", err=True)

@@ -351,14 +351,17 @@ def made_at(tx: Transaction, tenant_id: str, name: str) -> datetime | None:
 def page(
     tx: Transaction, tenant_id: str | None, limit: int, after: str | None, *,
     name: str | None = None, enabled: bool | None = None, topic: str | None = None,
-    labels: Mapping[str, str] = EVERY,
+    labels: Mapping[str, str] = EVERY, contains: str | None = None,
 ) -> Page[Schedule]:  # fmt: skip
-    """Schedules, newest first: all, or those with this name, switch, topic and these labels."""
+    """Schedules, newest first: all, or those with this name, switch, topic and these labels, and whose name contains
+    this, in any case."""
     query = select(schedules).order_by(schedules.c.id.desc()).limit(limit + 1)
     equal = {schedules.c.tenant_id: tenant_id, schedules.c.name: name, schedules.c.enabled: enabled}
     query = query.where(*(column == value for column, value in equal.items() if value is not None))
     within = {"topic": topic} | {f"labels.{label}": value for label, value in labels.items()}
     query = query.where(*(_in_action(tx, path) == value for path, value in within.items() if value is not None))
+    if contains is not None:
+        query = query.where(schedules.c.name.icontains(contains, autoescape=True))
     if after is not None:
         query = query.where(schedules.c.id < after)
     found = [read(row) for row in tx.execute(query)]

@@ -1,0 +1,114 @@
+"""Jobs: what waits, runs, is stuck; and what happened to one, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import RedirectResponse
+
+from timebell.client.jobs import uuid_of
+from timebell.dashboard.inside import part
+from timebell.dashboard.views import Page, See, View
+
+STATES = ("pending", "running", "failed", "completed", "skipped", "cancelled")
+# The words of the filter -> what the API calls them.
+WORDS = {
+    "status": "status", "topic": "topic", "owner": "ownerId", "schedule": "scheduleId", "key": "key", "queue": "queue",
+    "attempts": "minAttempts",
+}  # fmt: skip
+routes = APIRouter(route_class=Page)
+
+
+@routes.get("/ui/jobs")
+async def jobs(view: See, q: str = "", cursor: str = "") -> Response:
+    """A page of them, filtered by words such as `status:failed topic:erp.sync attempts:2`."""
+    if (id_ := uuid_of(q.strip())) is not None:
+        return RedirectResponse(f"/ui/jobs/{id_}", 303)
+    wanted, problem = await _wanted(view, q)
+    if problem is None:
+        answer = await view.ask("GET", "/jobs", limit=50, cursor=cursor, **wanted)
+        problem = answer.body if answer.refused else None
+    found = {"items": [], "nextCursor": None} if problem is not None else answer.body
+    rest = " ".join(word for word in q.split() if not word.startswith("status:"))
+    return view.page(
+        "jobs", 200 if problem is None else 422, found=found, q=q, problem=problem, states=STATES,
+        status=wanted.get("status", ""), words=WORDS, rest=rest,
+    )  # fmt: skip
+
+
+async def _wanted(view: View, q: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The filter as the API takes it, or what is wrong with it."""
+    wanted: dict[str, Any] = {}
+    for word in q.split():
+        name, colon, value = word.partition(":")
+        if not colon:
+            name, value = "topic", word
+        if name not in WORDS or not value:
+            known = ", ".join(f"{each}:" for each in WORDS)
+            return {}, {"detail": f"{word!r:.60} is no filter.", "fix": f"There are {known} or a topic.",
+                        "code": "INVALID_FILTER"}  # fmt: skip
+        if name == "schedule" and uuid_of(value) is None:
+            named = (await view.get("/schedules", name=value, limit=1))["items"]
+            if not named:
+                return {}, {"detail": f"There is no schedule {value!r:.60}.", "fix": "Give its name or id.",
+                            "code": "SCHEDULE_NOT_FOUND"}  # fmt: skip
+            value = named[0]["id"]
+        wanted[WORDS[name]] = value.lstrip(">=") if name == "attempts" else value
+    return wanted, None
+
+
+@routes.get("/ui/jobs/{id}")
+async def job(id: str, view: See) -> Response:
+    """One, as a timeline."""
+    one = await view.get(f"/jobs/{part(id)}")
+    name = None
+    if one["scheduleId"]:
+        answer = await view.ask("GET", f"/schedules/{part(one['scheduleId'])}")
+        name = None if answer.refused else answer.body["name"]
+    nodes = {each["id"]: each["name"] for each in (await view.get("/nodes"))["items"]}
+    return view.page("job", one=one, schedule=name, steps=steps(one, nodes), nodes=nodes)
+
+
+@routes.post("/ui/jobs/{id}/retry")
+async def retry(id: str, view: See) -> Response:
+    """Try it again."""
+    await view.send("POST", f"/jobs/{part(id)}/retry")
+    return view.back(f"/ui/jobs/{part(id)}", "retried")
+
+
+@routes.post("/ui/jobs/{id}/cancel")
+async def cancel(id: str, view: See) -> Response:
+    """Keep it from starting."""
+    await view.send("POST", f"/jobs/{part(id)}/cancel")
+    return view.back(f"/ui/jobs/{part(id)}", "cancelled")
+
+
+def steps(job: dict[str, Any], nodes: dict[str, str]) -> list[dict[str, Any]]:
+    """What happened: (when, how it looks, what, more)."""
+    found = [_step(job["createdAt"], "wait", "Made", f"due {job['runAt']}")]
+    for tried in job["attempts"]:
+        number, node = tried["attempt"], nodes.get(str(tried.get("node")), str(tried.get("node") or ""))
+        if tried.get("startedAt"):
+            found.append(_step(tried["startedAt"], "run", f"Attempt {number} began", f"on {node}" if node else ""))
+        if tried.get("endedAt"):
+            said = f"{tried.get('code') or ''}: {tried.get('error') or ''}".strip(": ")
+            found.append(_step(tried["endedAt"], "bad", f"Attempt {number} failed", said))
+    ended = {tried["attempt"] for tried in job["attempts"]}
+    if job["firedAt"] and job["attemptNumber"] not in ended:
+        node = nodes.get(str(job["nodeId"]), str(job["nodeId"] or ""))
+        found.append(
+            _step(job["firedAt"], "run", f"Attempt {job['attemptNumber']} began", f"on {node}" if node else "")
+        )
+    looks = {"completed": ("ok", "Done"), "failed": ("bad", "Dead: no attempt is left"),
+             "cancelled": ("skip", "Cancelled"), "skipped": ("missed", f"Skipped: {job['reason']}")}  # fmt: skip
+    if job["status"] in looks and job["completedAt"]:
+        found.append(_step(job["completedAt"], *looks[job["status"]], ""))
+    elif job["status"] == "pending":
+        hold = f"held: {job['hold']}" if job["hold"] else ""
+        found.append(_step(job["runAt"], "retry" if ended else "wait", "Waits until then", hold))
+    return found
+
+
+def _step(at: str, look: str, what: str, more: str) -> dict[str, Any]:
+    return {"at": at.replace("+00:00", "Z"), "look": look, "what": what, "more": more}

@@ -1,0 +1,217 @@
+"""How a tenant stands: read at most once a second in a process, however many look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from timebell.app import Timebell
+from timebell.model.decide import upcoming
+from timebell.model.schedule import Schedule
+from timebell.store.sql import overview as rows
+from timebell.store.sql.overview import Signals
+
+FRESH = 1.0  # seconds
+AHEAD_FRESH = 15.0
+RUNS_FRESH = 60.0
+GRACE = 60.0  # seconds after which a schedule that has not fired needs somebody
+AHEAD, LANES, SOONEST = timedelta(hours=24), 8, 200
+DENSE = 48  # fires in a day from which a lane is a bar
+MOST_FIRES = 2_000
+HOURS = 48
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What a schedule fires in the next day; `dense` means a bar."""
+
+    schedule: Schedule
+    fires: list[datetime]
+    dense: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What comes: lanes, how much within an hour (`complete` if all was counted), and its largest minute."""
+
+    lanes: list[Lane]
+    hour: int
+    complete: bool
+    burst: tuple[datetime, int] | None
+
+    def after(self, now: datetime) -> datetime | None:
+        """What fires next, as far as is known here."""
+        return min((at for lane in self.lanes for at in lane.fires if at > now), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The figures of the first page. Lags are seconds; None: nothing ran."""
+
+    signals: Signals
+    ahead: Ahead
+    median: float | None
+    p99: float | None
+    rate: int
+    ran: int
+    failed: int
+    worst: str | None
+    topics: list[dict[str, Any]]
+    lags: list[float]
+    rates: list[float]
+
+    @property
+    def missed(self) -> int:
+        """Occurrences of the last day that were missed."""
+        return sum(one.count for one in self.signals.missed)
+
+    @property
+    def needs(self) -> int:
+        """How many things need somebody."""
+        found = self.signals
+        listed = (found.missed, found.overdue, found.faults, found.disabled, found.dead_lately)
+        return sum(map(len, listed)) + bool(found.waiting) + found.stopped
+
+
+class Now:
+    """What was read last of each tenant."""
+
+    def __init__(self, app: Timebell) -> None:
+        self._app = app
+        self._kept: dict[tuple[str, str], tuple[Any, float]] = {}
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+        self._hours: dict[str, dict[datetime, dict[str, int]]] = {}
+
+    async def tiles(self, tenant_id: str) -> Tiles:
+        """The figures, at most a second old."""
+        ahead = await self.ahead(tenant_id)
+
+        async def read() -> Tiles:
+            now = self._app.clock.now()
+            found: Signals = await self._app.store.run(rows.signals, tenant_id, now, GRACE)
+            return _tiles(found, ahead, now)
+
+        return await self._fresh("tiles", tenant_id, FRESH, read)  # type: ignore[no-any-return]
+
+    def dead(self, tenant_id: str) -> int:
+        """How many dead letters there were when somebody last looked; 0: none, or nobody has."""
+        kept = self._kept.get(("tiles", tenant_id))
+        return kept[0].signals.dead if kept is not None else 0
+
+    async def ahead(self, tenant_id: str) -> Ahead:
+        """What comes, at most some seconds old."""
+
+        async def read() -> Ahead:
+            now = self._app.clock.now()
+            found: list[Schedule] = await self._app.store.run(rows.soonest, tenant_id, now + AHEAD, SOONEST)
+            due: int = await self._app.store.run(rows.due, tenant_id, now + timedelta(hours=1))
+            return await asyncio.to_thread(_ahead, found, due, now)
+
+        return await self._fresh("ahead", tenant_id, AHEAD_FRESH, read)  # type: ignore[no-any-return]
+
+    async def runs(self, tenant_id: str) -> list[tuple[datetime, dict[str, int]]]:
+        """What ended in each of the last hours, at most a minute old. An hour that is over is counted once, each in a
+        transaction of its own: a long history must not hold up what fires."""
+
+        async def read() -> list[tuple[datetime, dict[str, int]]]:
+            current = self._app.clock.now().replace(minute=0, second=0, microsecond=0)
+            before, kept = self._hours.get(tenant_id, {}), {}
+            for hour in (current - step * HOUR for step in range(1, HOURS)):
+                kept[hour] = before.get(hour) or await self._within(tenant_id, hour)
+            self._hours[tenant_id] = kept
+            return sorted({**kept, current: await self._within(tenant_id, current)}.items())
+
+        return await self._fresh("runs", tenant_id, RUNS_FRESH, read)  # type: ignore[no-any-return]
+
+    async def _within(self, tenant_id: str, hour: datetime) -> dict[str, int]:
+        return await self._app.store.run(rows.ended_within, tenant_id, hour, hour + HOUR)
+
+    async def _fresh(self, what: str, tenant_id: str, seconds: float, read: Any) -> Any:
+        key, clock = (what, tenant_id), self._app.clock
+        if len(self._kept) > 10_000:
+            self._kept.clear()
+            self._locks.clear()
+            self._hours.clear()
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            kept = self._kept.get(key)
+            if kept is None or clock.monotonic() - kept[1] >= seconds:
+                kept = self._kept[key] = (await read(), clock.monotonic())
+        return kept[0]
+
+
+def _ahead(found: Sequence[Schedule], due: int, now: datetime) -> Ahead:
+    lanes: list[Lane] = []
+    hour, complete = due, len(found) < SOONEST
+    minutes: Counter[datetime] = Counter()
+    left = MOST_FIRES
+    for schedule in found:
+        fires = []
+        for at in upcoming(schedule, now, now + AHEAD):
+            left -= 1
+            if at < now + timedelta(hours=1):
+                hour += 1
+                minutes[at.replace(second=0, microsecond=0)] += 1
+            fires.append(at)
+            if (len(fires) >= DENSE and at >= now + timedelta(hours=1)) or left < 0:
+                break
+        complete &= left >= 0
+        if fires and len(lanes) < LANES:
+            lanes.append(Lane(schedule, fires, len(fires) >= DENSE))
+        if left < 0:
+            break
+    burst = max(minutes.items(), key=lambda one: one[1], default=None)
+    return Ahead(lanes, hour, complete, burst)
+
+
+def _tiles(found: Signals, ahead: Ahead, now: datetime) -> Tiles:
+    ran = [row for row in found.ended if row.state in ("completed", "failed") and row.started_at is not None]
+    lags = [max(0.0, (row.started_at - row.run_at).total_seconds()) for row in ran]
+    lately = sum(1 for row in ran if row.finished_at >= now - MINUTE)
+    if ran and lately == len(ran) >= rows.NEWEST:
+        lately = round(60 * len(ran) / max(0.001, (now - ran[-1].finished_at).total_seconds()))
+    failed = Counter(row.topic for row in ran if row.state == "failed")
+    ordered = sorted(lags[:1000])
+    return Tiles(
+        found, ahead, _at(ordered, 0.5), _at(ordered, 0.99), lately, len(ran), failed.total(),
+        failed.most_common(1)[0][0] if failed else None, _topics(ran, failed), _mean(lags[:1000], 28),
+        _rates([row.finished_at for row in ran], now),
+    )  # fmt: skip
+
+
+def _at(ordered: list[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def _mean(newest_first: list[float], parts: int) -> list[float]:
+    """Means of equal parts, oldest first."""
+    size = max(1, len(newest_first) // parts)
+    cut = [newest_first[at : at + size] for at in range(0, len(newest_first), size)]
+    return [sum(one) / len(one) for one in reversed(cut)][-parts:]
+
+
+def _rates(ends: list[datetime], now: datetime) -> list[float]:
+    """Ends in each of the last 28 spans of two minutes, oldest first."""
+    counted = Counter(int((now - at) / (2 * MINUTE)) for at in ends)
+    return [float(counted[age]) for age in range(27, -1, -1)]
+
+
+def _topics(ran: list[Any], failed: Counter[str]) -> list[dict[str, Any]]:
+    """The busiest topics: runs, failures, and what 95 in 100 took at most (milliseconds)."""
+    took: dict[str, list[float]] = {}
+    for row in ran:
+        took.setdefault(row.topic, []).append((row.finished_at - row.started_at).total_seconds())
+    busiest = sorted(took.items(), key=lambda one: -len(one[1]))[:6]
+    return [
+        {
+            "topic": topic,
+            "runs": len(each),
+            "failed": failed[topic],
+            "p95": round(1000 * (_at(sorted(each), 0.95) or 0)),
+        }
+        for topic, each in busiest
+    ]

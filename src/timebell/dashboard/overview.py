@@ -1,0 +1,112 @@
+"""The first page: is everything firing on time, and what needs me?"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse, StreamingResponse
+
+from timebell.alarm import Alarm
+from timebell.dashboard.looks import render
+from timebell.dashboard.now import Now, Tiles
+from timebell.dashboard.views import Page, See, View
+from timebell.errors import StoreError
+
+EVERY = timedelta(seconds=1)
+KEEP_ALIVE = timedelta(seconds=15)
+CHECKED = timedelta(seconds=10)
+VIEWERS = 1000  # of a tenant, in a process
+routes = APIRouter(route_class=Page)
+
+
+@routes.get("/")
+async def front() -> Response:
+    """The dashboard is what a browser wants here."""
+    return RedirectResponse("/ui/", 307)
+
+
+@routes.get("/ui/")
+async def overview(view: See) -> Response:
+    """The whole page."""
+    tiles = await now_of(view).tiles(view.caller.tenant_id)
+    nodes = await view.get("/nodes")
+    return view.page("overview", tiles=tiles, nodes=nodes, title=headline(tiles, nodes["leader"] is not None))
+
+
+@routes.get("/ui/runs")
+async def runs(view: See) -> Response:
+    """What ended in each hour: apart, as a long history takes longer to count than a page may."""
+    hours = await now_of(view).runs(view.caller.tenant_id)
+    most = max((sum(counts.get(kind, 0) for kind in ("done", "failed", "missed")) for _, counts in hours), default=0)
+    return view.page("runs", hours=hours, most=max(1, most))
+
+
+@routes.get("/ui/live")
+async def live(request: Request, view: See) -> Response:
+    """The tiles again whenever they change, until the session is over or the server stops."""
+    door = view.inside.door
+    name = f"tiles of {view.caller.tenant_id}"
+    door.join(name, VIEWERS)
+    return StreamingResponse(_sent(request, view, name), media_type="text/event-stream")
+
+
+async def _sent(request: Request, view: View, name: str) -> AsyncIterator[bytes]:
+    clock, door, alarm = view.app.clock, view.inside.door, Alarm(view.app.clock)
+    before, said = "", clock.now()
+    checked = clock.now()
+    try:
+        yield b": connected\nretry: 2000\n\n"
+        with door.told(alarm):
+            while not door.stopping:
+                now = clock.now()
+                if now - checked >= CHECKED:
+                    checked = now
+                    if not await request.app.state.sessions.still(request):
+                        return
+                try:
+                    html = await fragment(request, view)
+                except StoreError:
+                    html = before  # the page says how old it is
+                if html != before:
+                    before, said = html, now
+                    yield b"data: " + html.replace("\n", " ").encode() + b"\n\n"
+                elif now - said >= KEEP_ALIVE:
+                    said = now
+                    yield b": keep-alive\n\n"
+                await alarm.wait(clock.now() + EVERY)
+    finally:
+        alarm.close()
+        door.leave(name)
+
+
+async def fragment(request: Request, view: View) -> str:
+    """The tiles as HTML: rendered once for all who look at a tenant."""
+    now = now_of(view)
+    tiles = await now.tiles(view.caller.tenant_id)
+    kept: dict[str, tuple[Tiles, str]] = request.app.state.fragments
+    known = kept.get(view.caller.tenant_id)
+    if known is None or known[0] is not tiles:
+        known = kept[view.caller.tenant_id] = (tiles, render(request, "_tiles", view, {"tiles": tiles}))
+    return known[1]
+
+
+def now_of(view: View) -> Now:
+    """What is kept of how tenants stand."""
+    found: Now = view.request.app.state.now
+    return found
+
+
+def headline(tiles: Tiles, led: bool) -> str:
+    """The answer, in a sentence."""
+    words = ("", "one thing needs", "two things need", "three things need", "four things need", "five things need")
+    needs = tiles.needs + (not led)
+    said = words[needs] if needs < len(words) else f"{needs} things need"
+    if tiles.signals.stopped:
+        return "All firing is stopped"
+    if not led:
+        return "Nobody leads: nothing new fires"
+    if tiles.signals.overdue:
+        return f"Firing late, {said} you"
+    return "Firing on time" if not needs else f"Firing on time, {said} you"

@@ -1,0 +1,79 @@
+"""Where things are: targets and secrets (by name alone), tenants and what they use, nodes; and the search."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from timebell.client.jobs import uuid_of
+from timebell.dashboard.inside import part
+from timebell.dashboard.looks import NAV
+from timebell.dashboard.views import Page, See
+
+FEW = 8
+routes = APIRouter(route_class=Page)
+
+
+@routes.get("/ui/targets")
+async def targets(view: See, cursor: str = "") -> Response:
+    """Where jobs go under a name, and the names of secrets."""
+    found = await view.get("/targets", limit=50, cursor=cursor)
+    secrets = await view.ask("GET", "/secrets", limit=200)
+    return view.page("targets", found=found, secrets=None if secrets.refused else secrets.body["items"])
+
+
+@routes.post("/ui/targets/{name}/enable")
+async def enable(name: str, view: See) -> Response:
+    """Send to it again."""
+    await view.send("POST", f"/targets/{part(name)}/enable")
+    return view.back("/ui/targets", "enabled")
+
+
+@routes.post("/ui/targets/{name}/test")
+async def test(name: str, view: See) -> Response:
+    """Send one message to it, and show what came back."""
+    return view.page("target_test", name=name, told=await view.send("POST", f"/targets/{part(name)}/test"))
+
+
+@routes.get("/ui/tenants")
+async def tenants(view: See, cursor: str = "") -> Response:
+    """Who uses how much of what they may."""
+    found = await view.get("/tenants", limit=50, cursor=cursor)
+    used = [await view.get(f"/tenants/{part(one['id'])}/usage") for one in found["items"]]
+    return view.page("tenants", found=found, used=used)
+
+
+@routes.get("/ui/nodes")
+async def nodes(view: See) -> Response:
+    """Which processes run, and which one leads."""
+    found = await view.get("/nodes")
+    return view.page("nodes", found=found, releases=sorted({one["tzdata"] for one in found["items"] if one["alive"]}))
+
+
+@routes.post("/ui/nodes/{id}/drain")
+async def drain(id: str, view: See) -> Response:
+    """Let it finish what it runs, and leave."""
+    await view.send("POST", f"/nodes/{part(id)}/drain")
+    return view.back("/ui/nodes", "draining")
+
+
+@routes.get("/ui/search")
+async def search(view: See, q: str = "") -> Response:
+    """Schedules by part of their name, a job by its id, topics, pages."""
+    q = q.strip()
+    hits = []
+    if uuid_of(q) is not None:
+        answer = await view.ask("GET", f"/jobs/{part(q)}")
+        hits += [] if answer.refused else [(answer.body["topic"], f"/ui/jobs/{part(q)}", "job")]
+    if q:
+        found = await view.get("/schedules", contains=q, limit=FEW)
+        hits += [(one["name"], f"/ui/schedules/{part(one['id'])}", "schedule") for one in found["items"]]
+        hits.append((f"Jobs of the topic {q}", f"/ui/jobs?q=topic:{part(q)}", "jobs"))
+    hits += [(label, url, "page") for _, url, label, role, _ in NAV if q.lower() in label.lower() and view.may(role)]
+    return view.page("search", hits=hits[: 2 * FEW], q=q)
+
+
+@routes.get("/ui/{rest:path}")
+async def nowhere(rest: str, view: See) -> Response:
+    """There is no such page."""
+    problem = {"detail": "There is no such page.", "code": "NOT_FOUND", "fix": "The navigation has all there are."}
+    return view.page("trouble", 404, problem=problem, status=404, id=view.request.state.id)

@@ -1,0 +1,35 @@
+"""Every page, and the files they are made of."""
+
+from __future__ import annotations
+
+from mimetypes import guess_type
+
+from fastapi import APIRouter, Response
+from starlette.exceptions import HTTPException
+
+from timebell.dashboard import dead_letters, jobs, overview, places, proof, schedule_form, schedules, sign_in
+from timebell.dashboard.looks import STATIC, templates
+from timebell.dashboard.views import HEADERS
+
+PAGES = (sign_in, overview, schedule_form, schedules, jobs, dead_letters, proof, places)
+# Now, and not when the first page is asked for: an engine runs beside.
+for each_name in templates().list_templates():
+    templates().get_template(each_name)
+KINDS = (".css", ".js", ".woff2", ".txt")
+routes = APIRouter(include_in_schema=False)
+
+
+@routes.get("/ui/static/{name:path}")
+async def static(name: str, v: str = "") -> Response:
+    """A file of ours. Its address changes when it does, so browsers keep it."""
+    path = (STATIC / name).resolve()
+    if not path.is_relative_to(STATIC) or path.suffix not in KINDS or not path.is_file():
+        raise HTTPException(404, "There is no such file")
+    kind = guess_type(path.name)[0] or "application/octet-stream"
+    kept = "public, max-age=31536000, immutable" if v else "public, max-age=60"
+    return Response(path.read_bytes(), media_type=kind, headers={**HEADERS, "Cache-Control": kept})
+
+
+# After what is above: the last of them has an answer for every path.
+for each in PAGES:
+    routes.include_router(each.routes)

@@ -1,0 +1,168 @@
+"""What the first page shows of a tenant: what just ended, what needs somebody, what comes next.
+
+Everything is bounded: the newest rows of an index, or a count that stops. Whatever the history, it costs the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Row, case, func, select
+
+from timebell.ids import first_id
+from timebell.model.schedule import Schedule
+from timebell.store.schema import finished, jobs, schedules, targets
+from timebell.store.sql import backlogs, queues
+from timebell.store.sql.dead import DEAD
+from timebell.store.sql.ledger import COUNTED
+from timebell.store.sql.schedules import legible
+from timebell.store.transaction import Transaction
+
+NEWEST = 5_000
+NAMED = 5
+DAY, HOUR = timedelta(days=1), timedelta(hours=1)
+MISSED = ("missed", "expired")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A schedule or target that needs somebody: its id (or name), its name, how often, when last, and why."""
+
+    id: str
+    name: str
+    count: int = 1
+    at: datetime | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What stands now. Counts stop one above COUNTED; `ended` are the newest of the last hour, newest first."""
+
+    ended: list[Row[Any]]
+    counts: Mapping[str, int]
+    dead: int
+    dead_lately: list[Named]
+    missed: list[Named]
+    overdue: list[Named]
+    faults: list[Named]
+    disabled: list[Named]
+    waiting: int
+    stopped: bool
+
+
+def signals(tx: Transaction, tenant_id: str, now: datetime, grace: float) -> Signals:
+    """Everything that is cheap enough to look at every second."""
+    f = finished.c
+    ended = select(f.state, f.reason, f.topic, f.run_at, f.started_at, f.finished_at).where(
+        f.tenant_id == tenant_id, f.finished_at >= now - HOUR
+    )  # fmt: skip
+    return Signals(
+        ended=list(tx.execute(ended.order_by(f.finished_at.desc()).limit(NEWEST)).all()),
+        counts=_counts(tx, tenant_id), dead=_count(tx, select(f.id).where(f.tenant_id == tenant_id, DEAD)),
+        dead_lately=_dead(tx, tenant_id, now), missed=_missed(tx, tenant_id, now),
+        overdue=_overdue(tx, tenant_id, now - timedelta(seconds=grace)), faults=_faults(tx, tenant_id),
+        disabled=_disabled(tx, tenant_id), waiting=sum(one.jobs for one in backlogs.waiting(tx, tenant_id)),
+        stopped=queues.stopped(tx),
+    )  # fmt: skip
+
+
+def _counts(tx: Transaction, tenant_id: str) -> dict[str, int]:
+    mine = (jobs.c.tenant_id == tenant_id,)
+    return {
+        state: _count(tx, select(jobs.c.id).where(*mine, jobs.c.state == state)) for state in ("pending", "running")
+    }
+
+
+def _count(tx: Transaction, query: Any) -> int:
+    counted = query.limit(COUNTED + 1).subquery()
+    return int(tx.execute(select(func.count()).select_from(counted)).scalar_one())
+
+
+def _dead(tx: Transaction, tenant_id: str, now: datetime) -> list[Named]:
+    """The errors of what failed for good within a day, the most frequent first."""
+    f = finished.c
+    newest = (
+        select(f.error_code, f.topic, f.finished_at, f.error)
+        .where(f.tenant_id == tenant_id, DEAD, f.finished_at >= now - DAY)
+        .order_by(f.finished_at.desc()).limit(1000).subquery()
+    )  # fmt: skip
+    many = func.count().label("many")
+    query = select(newest.c.error_code, newest.c.topic, many, func.max(newest.c.finished_at).label("at"),
+                   func.max(newest.c.error).label("error"))  # fmt: skip
+    rows = tx.execute(query.group_by(newest.c.error_code, newest.c.topic).order_by(many.desc()).limit(NAMED)).all()
+    return [Named(row.error_code or "", row.topic, row.many, row.at, row.error) for row in rows]
+
+
+def _missed(tx: Transaction, tenant_id: str, now: datetime) -> list[Named]:
+    """Schedules with occurrences that were missed within a day."""
+    f, many = finished.c, func.sum(finished.c.skipped_count).label("many")
+    # Ids begin with their time: the index of a tenant's states gives the last day without reading more.
+    query = select(f.schedule_id, many, func.max(f.scheduled_at).label("at")).where(
+        f.tenant_id == tenant_id, f.state == "skipped", f.id >= first_id(now - DAY), f.reason.in_(MISSED)
+    )  # fmt: skip
+    rows = tx.execute(query.group_by(f.schedule_id).order_by(many.desc()).limit(NAMED)).all()
+    ids = [row.schedule_id for row in rows if row.schedule_id]
+    found = tx.execute(select(schedules.c.id, schedules.c.name).where(schedules.c.id.in_(ids))).all() if ids else []
+    names = {row.id: row.name for row in found}
+    return [
+        Named(row.schedule_id or "", names.get(row.schedule_id, "a deleted schedule"), int(row.many), row.at)
+        for row in rows
+    ]
+
+
+def _overdue(tx: Transaction, tenant_id: str, before: datetime) -> list[Named]:
+    s = schedules.c
+    query = select(s.id, s.name, s.next_fire_at).where(
+        s.tenant_id == tenant_id, s.enabled, s.fault.is_(None), s.next_fire_at < before
+    )  # fmt: skip
+    return [
+        Named(row.id, row.name, at=row.next_fire_at)
+        for row in tx.execute(query.order_by(s.next_fire_at).limit(NAMED)).all()
+    ]
+
+
+def _faults(tx: Transaction, tenant_id: str) -> list[Named]:
+    s = schedules.c
+    off = ~s.enabled | s.fault.is_not(None)
+    query = select(s.id, s.name, s.fault).where(s.tenant_id == tenant_id, off, s.fault.is_not(None)).limit(NAMED)
+    return [Named(row.id, row.name, why=row.fault) for row in tx.execute(query).all()]
+
+
+def _disabled(tx: Transaction, tenant_id: str) -> list[Named]:
+    t = targets.c
+    query = select(t.name, t.disabled_at, t.disabled_reason).where(
+        t.tenant_id == tenant_id, t.disabled_at.is_not(None)
+    ).limit(NAMED)  # fmt: skip
+    return [Named(row.name, row.name, at=row.disabled_at, why=row.disabled_reason) for row in tx.execute(query).all()]
+
+
+def soonest(tx: Transaction, tenant_id: str, end: datetime, most: int) -> list[Schedule]:
+    """The schedules that fire first before an instant."""
+    if queues.stopped(tx):
+        return []
+    s = schedules.c
+    query = select(schedules).where(s.tenant_id == tenant_id, s.enabled, s.fault.is_(None), s.next_fire_at < end)
+    read = (legible(row) for row in tx.execute(query.order_by(s.next_fire_at).limit(most)))
+    return [schedule for schedule in read if schedule is not None]
+
+
+def due(tx: Transaction, tenant_id: str, end: datetime) -> int:
+    """How many jobs that are there already are due before an instant; counting stops above COUNTED."""
+    j = jobs.c
+    return _count(tx, select(j.id).where(j.tenant_id == tenant_id, j.state == "pending", j.run_at < end))
+
+
+def ended_within(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> dict[str, int]:
+    """What ended in [start, end): done, failed, missed, other."""
+    f = finished.c
+    became = case(
+        (f.state == "completed", "done"), (f.state == "failed", "failed"),
+        ((f.state == "skipped") & f.reason.in_(MISSED), "missed"), else_="other",
+    )  # fmt: skip
+    where = (f.tenant_id == tenant_id) & (f.finished_at >= start) & (f.finished_at < end)
+    query = select(became.label("became"), func.sum(f.skipped_count).label("many")).where(where).group_by("became")
+    return {row.became: int(row.many) for row in tx.execute(query).all()}

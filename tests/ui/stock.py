@@ -1,0 +1,107 @@
+"""An app with schedules and jobs of all sorts, whose every text tries to be markup."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+from tests.api.web import NIGHTLY
+from timebell import Arrived, Retry, Timebell
+from timebell.recurrence.instants import format_instant
+from timebell.targets.base import Delivery, Outcome
+
+from .browsing import Browser
+
+EVIL = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>&{{7*7}}${7*7}"
+
+
+class Receiver:
+    """Takes what is sent, and answers with what it should not."""
+
+    kind = "http"
+
+    def check(self, options: dict[str, Any]) -> dict[str, Any]:
+        return options
+
+    async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
+        return Outcome.ok({"status": 200, "body": EVIL, "headers": {"x-evil": EVIL}})
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def app_of(url: str) -> Timebell:
+    """One whose jobs succeed, fail and wait."""
+    app = Timebell(url)
+    app.kinds["http"] = Receiver()
+
+    @app.on("tea.ready")
+    async def ready(event: Arrived) -> dict[str, str]:
+        return {"said": EVIL}
+
+    @app.on("evil.one", retry=Retry(attempts=1))
+    async def evil(event: Arrived) -> None:
+        raise ValueError(EVIL)
+
+    return app
+
+
+async def until(look: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await look():
+            await asyncio.sleep(0.02)
+
+
+async def stock(app: Timebell, browser: Browser) -> dict[str, str]:
+    """Fill an app that runs; the paths of its pages by name."""
+    web = browser.web
+    body = {
+        **NIGHTLY, "name": f"nightly {EVIL}"[:190], "description": EVIL, "jobPayload": {EVIL: EVIL},
+        "labels": {"team": EVIL[:60]}, "jobType": "evil.one", "maxRetries": 0,
+    }  # fmt: skip
+    made = (await web.post("/api/v1/schedules", body)).json()
+    id_ = made["id"]
+    assert (await web.post(f"/api/v1/schedules/{id_}/trigger")).status_code == 201
+    assert (await web.post(f"/api/v1/schedules/{id_}/skip-next")).status_code == 200
+    paused = (await web.post("/api/v1/schedules", {**NIGHTLY, "name": "paused one"})).json()["id"]
+    await web.post(f"/api/v1/schedules/{paused}/pause", {"reason": EVIL})
+
+    async def job(**body: Any) -> dict[str, Any]:
+        answer = await web.post("/api/v1/jobs", {"timezone": "America/New_York", **body})
+        assert answer.status_code == 201, answer.text
+        return answer.json()  # type: ignore[no-any-return]
+
+    now = format_instant(app.clock.now() + timedelta(seconds=0.2))
+    done = await job(topic="tea.ready", runAt=now, payload={"x": EVIL}, key="k" + EVIL[:50])
+    dead = await job(topic="evil.one", runAt=now, metadata={"note": EVIL})
+    await job(topic="tea.ready", runAt="2040-01-01T00:00:00Z")
+    await web.post("/api/v1/secrets", {"name": "hook-secret", "value": "hidden-value"})
+    await web.post("/api/v1/targets", {"name": "orders", "kind": "http", "options": {
+        "url": "https://example.com/", "headers": {"x-note": EVIL[:80].replace("\n", "")}}})  # fmt: skip
+
+    sent = await job(topic="orders.sent", runAt=now, target="orders")
+
+    async def ended() -> bool:
+        jobs = [(await web.get(f"/api/v1/jobs/{one['id']}")).json() for one in (done, dead, sent)]
+        found = (await web.get("/api/v1/dead-letters")).json()["items"]
+        return all(job["completedAt"] for job in jobs) and len(found) == 2
+
+    await until(ended)
+    at = made["nextFireAt"]
+    pages = {
+        "overview": "/ui/", "runs": "/ui/runs", "schedules": "/ui/schedules", "new": "/ui/schedules/new",
+        "schedule": f"/ui/schedules/{id_}", "edit": f"/ui/schedules/{id_}/edit",
+        "paused": f"/ui/schedules/{paused}",
+        "backfill": f"/ui/schedules/{id_}/backfill", "delete": f"/ui/schedules/{id_}/delete",
+        "why": f"/ui/schedules/{id_}/why?at={at}", "jobs": "/ui/jobs", "done": f"/ui/jobs/{done['id']}",
+        "job": f"/ui/jobs/{dead['id']}", "dead": "/ui/dead-letters",
+        "deadgroup": "/ui/dead-letters?errorCode=ValueError",
+        "deadtopic": "/ui/dead-letters?by=topic", "forecast": "/ui/forecast", "audit": "/ui/audit",
+        "targets": "/ui/targets",
+        "sent": f"/ui/jobs/{sent['id']}",
+        "tenants": "/ui/tenants", "nodes": "/ui/nodes", "search": "/ui/search?q=night",
+        "preview": "/ui/preview?kind=cron&when=30+2+*+*+*&timezone=America/New_York",
+    }  # fmt: skip
+    return pages

@@ -1,0 +1,213 @@
+"""The pages in a real browser: clean for axe and the console, live, by keyboard, without JavaScript, on a phone."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser as Chromium
+from playwright.sync_api import expect
+
+from . import chromium as browsers
+from .browsing import COOKIE, PASSWORD
+from .chromium import AXE, Served, window
+
+OVERFLOW = "() => document.documentElement.scrollWidth"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    path: Path = tmp_path_factory.mktemp("browser")
+    with browsers.serving(f"sqlite:///{path}/timebell.db") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chromium]:
+    with browsers.chromium() as browser:
+        yield browser
+
+
+def _look(chromium: Chromium, served: Served, theme: str, pages: dict[str, str]) -> None:
+    script, found = browsers.axe(), {}
+    with window(chromium, served.url, color_scheme=theme) as seen:
+        for name, path in pages.items():
+            page = seen.go(path)
+            if name == "overview":
+                page.locator("#runs svg").wait_for()
+                expect(page.locator("[data-live]")).to_have_text("Live")
+            seen.shoot(f"{name}-{theme}")
+        assert not [line for line in seen.said if "nowhere" not in pages or "404" not in line]
+    with window(chromium, served.url, color_scheme=theme, bypass_csp=True) as seen:  # axe is a script from elsewhere
+        for name, path in pages.items():
+            page = seen.go(path)
+            page.evaluate(script)
+            if violations := page.evaluate(AXE):
+                found[name] = violations
+    assert not found
+
+
+def _whole(served: Served) -> dict[str, str]:
+    return {name: path for name, path in served.pages.items() if name not in ("preview", "deadtopic")} | {
+        "sign-in": "/ui/sign-in", "nowhere": "/ui/nowhere", "empty": "/ui/schedules?q=zzz",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_main_pages_are_clean(chromium: Chromium, served: Served, theme: str) -> None:
+    pages = _whole(served)
+    first, second = ("overview", "schedule", "jobs", "audit"), ("overview", "schedules", "new", "job", "dead", "nodes")
+    _look(chromium, served, theme, {name: pages[name] for name in (first if theme == "dark" else second)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_is_clean(chromium: Chromium, served: Served, theme: str) -> None:
+    _look(chromium, served, theme, _whole(served))
+
+
+def test_tiles_are_live_within_two_seconds_and_focus_stays(chromium: Chromium, served: Served) -> None:
+    with window(chromium, served.url) as seen:
+        page = seen.go("/ui/")
+        expect(page.locator("[data-live]")).to_have_text("Live")
+        page.locator("#tiles a").first.focus()
+        before = page.locator("#tiles .tile").nth(1).inner_text()
+        served.run(served.app.schedule_at("tea.ready", timezone="UTC"))
+        began = time.monotonic()
+        expect(page.locator("#tiles .tile").nth(1)).not_to_have_text(before, timeout=5000, use_inner_text=True)
+        assert time.monotonic() - began < 2.5
+        assert page.evaluate("() => document.activeElement.closest('#tiles') !== null")
+        assert not seen.said
+
+
+def test_a_lost_connection_is_told_with_the_age_of_what_is_shown(chromium: Chromium, tmp_path: Path) -> None:
+    with browsers.serving(f"sqlite:///{tmp_path}/timebell.db") as short, window(chromium, short.url) as seen:
+        page = seen.go("/ui/")
+        expect(page.locator("[data-live]")).to_have_text("Live")
+        short.stop()
+        expect(page.locator("[data-live]")).to_contain_text(re.compile(r"Reconnecting, data from \d+:\d\d:\d\d"))
+        assert page.locator("#tiles .tile").count() == 6  # what was shown stays
+
+
+def test_a_schedule_is_made_with_a_live_preview(chromium: Chromium, served: Served) -> None:
+    with window(chromium, served.url) as seen:
+        page = seen.go("/ui/schedules/new")
+        preview = page.locator("#preview")
+        expect(page.locator("#timezone")).to_have_value("UTC")  # the zone of the browser is known from its next page
+        page.locator("#timezone").fill("America/New_York")
+        expect(preview).to_contain_text("does not exist")
+        page.locator("#when").fill("0 9 * * 1-5")
+        expect(preview.locator("h2")).to_contain_text("09:00")
+        expect(preview).not_to_contain_text("does not exist")
+        page.locator("#when").fill("61 * * * *")
+        expect(preview.get_by_role("alert")).to_be_visible()
+        page.locator("#when").fill("0 9 * * *")
+        page.locator("#timezone").fill("EST")
+        expect(preview).to_contain_text("America/New_York")
+        page.locator("#timezone").fill("Europe/Pariss")
+        expect(preview).to_contain_text("Europe/Paris")
+        seen.shoot("new-error")
+        page.locator("#timezone").fill("Europe/Paris")
+        page.locator("#name").fill("made-here")
+        page.locator("#topic").fill("tea.ready")
+        page.get_by_role("button", name="Create schedule").click()
+        expect(page.get_by_role("status")).to_contain_text("Created.")
+        expect(page.locator("h1")).to_contain_text("made-here")
+        page.locator("input[name=reason]").fill("at night")
+        page.get_by_role("button", name="Pause", exact=True).click()
+        expect(page.locator("main")).to_contain_text("at night")
+        page.get_by_role("button", name="Resume").click()
+        page.on("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Fire now").click()
+        expect(page.get_by_role("status")).to_contain_text("Fired once")
+        assert not seen.said
+
+
+def test_keys_and_search(chromium: Chromium, served: Served) -> None:
+    with window(chromium, served.url) as seen:
+        page = seen.go("/ui/schedules")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        assert page.evaluate("() => document.activeElement.matches('[data-row] a.main')")
+        page.keyboard.press("Enter")
+        page.wait_for_url(re.compile("/ui/schedules/[0-9a-f-]+$"))
+        page.keyboard.press("g")
+        page.keyboard.press("j")
+        page.wait_for_url("**/ui/jobs")
+        page.keyboard.press("Control+k")
+        page.keyboard.type("paused")
+        page.locator("#hits a", has_text="paused one").wait_for()
+        seen.shoot("search")
+        page.keyboard.press("Escape")
+        page.keyboard.press("?")
+        expect(page.locator("#keys")).to_be_visible()
+        assert not seen.said
+
+
+def test_a_filter_is_in_the_address_and_keeps_its_text(chromium: Chromium, served: Served) -> None:
+    with window(chromium, served.url) as seen:
+        page = seen.go("/ui/schedules")
+        page.keyboard.press("/")
+        page.keyboard.type("paused")
+        expect(page.locator("[data-row]")).to_have_count(1)
+        page.wait_for_url(re.compile("q=paused"))
+        assert page.evaluate("() => document.activeElement.value") == "paused"
+        page.keyboard.type("zzz")
+        page.locator(".empty").wait_for()
+        assert not seen.said
+
+
+def test_reading_and_pressing_works_without_javascript(chromium: Chromium, served: Served) -> None:
+    with window(chromium, served.url, java_script_enabled=False) as seen:
+        page = seen.go("/ui/schedules?q=paused")
+        assert page.locator("[data-row]").count() == 1
+        page.locator("[data-row] a.main").click()
+        page.get_by_role("button", name="Resume").click()
+        assert "Resumed." in page.get_by_role("status").inner_text()
+        page.locator("input[name=reason]").fill("again")
+        page.get_by_role("button", name="Pause", exact=True).click()
+        page = seen.go("/ui/schedules/new?kind=cron&when=30+2+*+*+*&timezone=America/New_York")
+        assert "does not exist" in page.locator("#preview").inner_text()
+        page.get_by_role("button", name="UTC").click()
+        page = seen.go("/ui/")
+        page.get_by_role("link", name="Show the chart").click()
+        assert page.locator("svg[role=img]").count() == 1
+
+
+def test_nothing_is_wider_than_a_phone(chromium: Chromium, served: Served) -> None:
+    with window(chromium, served.url, viewport={"width": 390, "height": 844}) as seen:
+        wide = {}
+        for name, path in _whole(served).items():
+            page = seen.go(path)
+            if (width := page.evaluate(OVERFLOW)) > 391:
+                wide[name] = width
+        seen.go("/ui/")
+        seen.shoot("phone")
+        assert not wide
+
+
+def test_signing_in_and_times_of_the_reader(chromium: Chromium, served: Served) -> None:
+    served.run(served.browser.user("dana", "operator"))
+    with window(chromium, served.url) as seen:
+        page = seen.go("/ui/sign-in?next=/ui/schedules")
+        page.get_by_label("Name").fill("dana")
+        page.get_by_label("Password").fill("wrong wrong wrong")
+        page.get_by_role("button", name="Sign in", exact=True).click()
+        expect(page.get_by_role("alert")).to_contain_text("open nothing")
+        page.get_by_label("Name").fill("dana")
+        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_role("button", name="Sign in", exact=True).click()
+        page.wait_for_url("**/ui/schedules")
+        (cookie,) = [one for one in page.context.cookies() if one["name"] == COOKIE]
+        assert (cookie["secure"], cookie["httpOnly"], cookie["sameSite"]) == (True, True, "Lax")
+        assert page.get_by_role("link", name="New schedule").count() == 0
+        page = seen.go("/ui/schedules?q=paused")
+        page.get_by_role("button", name="My zone").click()
+        page.locator("[data-row] a.main").click()
+        expect(page.locator("main")).to_contain_text("KST")
+        page.get_by_role("button", name="Sign out").click()
+        page.wait_for_url("**/ui/sign-in")
+        assert [line for line in seen.said if "401" not in line] == []

@@ -1,0 +1,56 @@
+"""`timebell user`: who signs in to the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from timebell.cli.main import main
+from timebell.store.open import upgrade
+from timebell.tenancy import passwords
+
+
+@pytest.fixture(autouse=True)
+def _database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/users.db"
+    asyncio.run(upgrade(url))
+    monkeypatch.setenv("TIMEBELL_DATABASE_URL", url)
+    monkeypatch.setattr(passwords, "N", 16)
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, *words: str, typed: str = "") -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    monkeypatch.setattr("sys.argv", ["timebell", "user", *words])
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_users_are_made_listed_and_disabled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(monkeypatch, "create", "dana", "--role", "operator", typed="correct horse battery\n") == 0
+    assert ask(monkeypatch, "create", "root", "--role", "platform", typed="correct horse battery\n") == 0
+    assert "dana may sign in to the dashboard as operator of default" in capsys.readouterr().err
+    assert ask(monkeypatch, "create", "dana", typed="correct horse battery\n") == 5
+    assert "USER_EXISTS" in capsys.readouterr().err
+    assert ask(monkeypatch, "create", "short", typed="short\n") == 2
+    assert "PASSWORD_UNFIT" in capsys.readouterr().err
+    assert ask(monkeypatch, "create", "king", "--role", "king", typed="correct horse battery\n") == 2
+    capsys.readouterr()
+    assert ask(monkeypatch, "password", "dana", typed="another horse battery\n") == 0
+    assert ask(monkeypatch, "disable", "dana") == 0
+    assert ask(monkeypatch, "disable", "nobody") == 3
+    assert "USER_NOT_FOUND" in capsys.readouterr().err
+    assert ask(monkeypatch, "list", "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["tenantId"], one["role"], one["state"]) for one in found] == [
+        ("dana", "default", "operator", "disabled"), ("root", None, "platform", "usable"),
+    ]  # fmt: skip
+    assert "battery" not in repr(found)
