@@ -12,6 +12,7 @@ from typing import Any
 
 from timebell.engine import named
 from timebell.engine.context import Held, Known, Node
+from timebell.engine.gate import Gate
 from timebell.engine.named import Found, Names, unusable
 from timebell.engine.within import Within
 from timebell.errors import InvalidPayload, InvalidRecurrence, TimebellError
@@ -43,6 +44,7 @@ class Runner:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.names = Names(node)
+        self.gate = Gate(node)
         self._told: dict[tuple[str, int], list[datetime]] = {}
 
     async def run(self, held: Held) -> Ending | None:
@@ -64,6 +66,8 @@ class Runner:
         if attempt.expires_at is not None and attempt.expires_at <= now:
             return self._mark(attempt, decide.expired(attempt.id, attempt.number, now))
         try:
+            if (held_back := await self.gate.of(attempt)) is not None:
+                return self._mark(attempt, held_back)
             target = decode(attempt.target)
             name = None if target is None else target.get("name")
             found = None if name is None else await self.names.of(attempt.tenant_id, name)
@@ -250,14 +254,16 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     ending.reason = None if ending.reason is None else legible(ending.reason, 200)
     ending.code = None if ending.code is None else legible(ending.code, 100)
     ending.error = None if ending.error is None else legible(ending.error, 4000)
-    delivered = attempt.used is not None and ending.state in (JobState.COMPLETED, JobState.DISPATCHED)
-    if ending.error is not None or delivered:
+    told = attempt.used is not None or attempt.verdict is not None
+    if ending.error is not None or (told and ending.state in (JobState.COMPLETED, JobState.DISPATCHED)):
         line: dict[str, Any] = {
             "attempt": ending.attempt, "startedAt": attempt.started_at.isoformat(), "endedAt": ending.at.isoformat(),
             "node": node_id, "code": ending.code, "error": None if ending.error is None else ending.error[:1000],
         }  # fmt: skip
         if attempt.used is not None:
             line["target"] = attempt.used
+        if attempt.verdict is not None:
+            line["condition"] = attempt.verdict
         earlier = decode(attempt.errors) or []
         ending.errors = encode([*earlier, line][-KEPT_ATTEMPTS:], "attempts", limit=KEPT_BYTES)
     return ending

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from timebell.errors import InvalidInput, InvalidInstant
 from timebell.model.condition import Comparison
+from timebell.model.schedule import Action
 from timebell.recurrence import resolve_local, zone
 
 GRACE = 300.0
@@ -94,7 +95,7 @@ class Rule:
         people = [""] if self.recipients is None else people_of(fields.get(self.recipients))
         if at is None or people is None:
             return Wanted({}, Value.UNREADABLE)
-        places = {}
+        places: dict[Place, datetime] = {}
         for offset in self.offsets:
             due = offset.after(at, self.timezone or "UTC")
             if due is not None:
@@ -242,3 +243,79 @@ def offsets_of(given: Any) -> tuple[Offset, ...]:
             f"offsets is {given!r:.60}.", code="INVALID_OFFSET", fix=f'Give 1 to {OFFSETS}, e.g. ["-15m", "0"].'
         )
     return tuple(dict.fromkeys(one if isinstance(one, Offset) else Offset.read(one) for one in listed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where dated rows are. `options` are those of its kind; a `fault` is what is wrong with it now. Access to an
+    orphaned one was lost (`orphaned_reason`); it may come back."""
+
+    id: str
+    tenant_id: str
+    name: str
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+    cursor: str | None = None
+    synced_at: datetime | None = None
+    fault: str | None = None
+    orphaned_at: datetime | None = None
+    orphaned_reason: str | None = None
+    created_at: datetime
+    created_by: str | None = None
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """A trigger as it is stored. `source` is the name of its source."""
+
+    id: str
+    tenant_id: str
+    name: str
+    source_id: str
+    source: str
+    rule: Rule
+    action: Action
+    enabled: bool = True
+    pause_reason: str | None = None
+    revision: int = 1
+    created_at: datetime
+    created_by: str | None = None
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a source says of an item: its fields (None: it is gone), as of a version. Without a version it is taken for
+    newer than what is known."""
+
+    key: str
+    version: int | None
+    fields: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A row of a source, as it was last heard of; `fields` None: it is gone."""
+
+    key: str
+    version: int
+    fields: dict[str, Any] | None
+    updated_at: datetime
+
+
+@dataclass(slots=True)
+class Observed:
+    """What changes came to: so many items were `changed`, `same` as known, or `stale`, as something newer was known.
+
+    Of jobs: `made`, `cancelled` (of which a move is one, and one made), `late` (past by more than the grace, so not
+    made), and items of which a trigger can read no instant (`unreadable`).
+    """
+
+    changed: int = 0
+    same: int = 0
+    stale: int = 0
+    made: int = 0
+    cancelled: int = 0
+    late: int = 0
+    unreadable: int = 0
