@@ -10,7 +10,7 @@ import pytest
 from timebell import Timebell
 from timebell.errors import Conflict, InvalidInput, NotFound
 
-from .world import Log, World, after, engine, jobs, offset, outcomes, virtual
+from .world import QUIET, Log, World, after, engine, jobs, offset, outcomes, virtual
 
 
 def item(key: str, version: int, at: datetime | None, **fields: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ async def shifts(app: Timebell, **options: Any) -> None:
 async def test_a_reminder_fires_at_the_instant_in_the_column_and_follows_edits(world: World) -> None:
     app = world.app()
     log = app.on("shift.remind")(Log())
-    async with engine(app):
+    async with engine(app, **QUIET):
         await shifts(app, offsets=["-15m", "0"], payload={"say": "soon"})
         await app.triggers.put_items("shifts", [item("1", 1, after(hours=1)), item("2", 1, after(hours=1))])
         await app.triggers.put_items("shifts", [item("1", 2, after(hours=2))])
@@ -40,7 +40,7 @@ async def test_a_reminder_fires_at_the_instant_in_the_column_and_follows_edits(w
 async def test_a_condition_is_asked_when_it_fires_and_the_skip_says_what_it_saw(world: World) -> None:
     app = world.app()
     log = app.on("shift.remind")(Log())
-    async with engine(app):
+    async with engine(app, **QUIET):
         await shifts(app, condition={"checked_in": False})
         await app.triggers.put_items(
             "shifts", [item(key, 1, after(hours=1), checked_in=False) for key in ("ana", "bo")]
@@ -64,7 +64,7 @@ async def test_a_failed_delivery_is_tried_again_unless_the_condition_says_no_by_
         raise RuntimeError("no network")
 
     log = app.on("shift.remind")(Log(fail))
-    async with engine(app):
+    async with engine(app, **QUIET):
         await shifts(app, condition={"checked_in": False})
         await app.triggers.put_items("shifts", [item("1", 1, after(hours=1), checked_in=False)])
         await world.advance(hours=2)
@@ -76,7 +76,7 @@ async def test_a_failed_delivery_is_tried_again_unless_the_condition_says_no_by_
 async def test_a_trigger_made_later_fires_for_items_that_were_there(world: World) -> None:
     app = world.app()
     log = app.on("shift.remind")(Log())
-    async with engine(app):
+    async with engine(app, **QUIET):
         await app.triggers.put_source("shifts")
         await app.triggers.put_items("shifts", [item(str(n), 1, after(hours=1)) for n in range(700)])
         _, begun = await app.triggers.put("reminder", "shifts", "start_at", "shift.remind")
@@ -89,7 +89,7 @@ async def test_a_trigger_made_later_fires_for_items_that_were_there(world: World
 async def test_paused_skips_and_deleted_cancels(world: World) -> None:
     app = world.app()
     log = app.on("shift.remind")(Log())
-    async with engine(app):
+    async with engine(app, **QUIET):
         await shifts(app)
         await app.triggers.put_items("shifts", [item(str(n), 1, after(hours=n)) for n in (1, 2, 3)])
         assert not (await app.triggers.pause("reminder", "holiday")).enabled
@@ -112,7 +112,7 @@ async def test_a_thousand_at_once_against_a_month_of_five_hundred_are_five_hundr
     log = app.on("shift.remind")(Log())
     await app.open()
     await app.store.run(tenants.put, "default", {"jobs_per_month": 500}, world.clock.now())
-    async with engine(app):
+    async with engine(app, **QUIET):
         await shifts(app)
         await app.triggers.put_items("shifts", [item(str(n), 1, after(hours=1)) for n in range(1000)])
         await world.advance(hours=2)
