@@ -22,6 +22,7 @@ from timebell.cli.recover import recover
 from timebell.cli.schedule import schedule
 from timebell.cli.target import secret, target
 from timebell.cli.torture import torture
+from timebell.cli.trigger import source, trigger
 from timebell.errors import TimebellError
 
 HELP = """Things that must happen at a time: once, on time, in the right time zone.
@@ -45,6 +46,8 @@ root.add_typer(key, name="key")
 root.add_typer(tenant, name="tenant")
 root.add_typer(target, name="target")
 root.add_typer(secret, name="secret")
+root.add_typer(source, name="source")
+root.add_typer(trigger, name="trigger")
 for command in (apply_, export, calendar, api, recover, torture):
     root.command(command.__name__.rstrip("_"))(command)
 

@@ -138,7 +138,7 @@ class Triggers:
         return await self._run(None, sources.page_of_items, home.id, limit, cursor)
 
     async def put(
-        self, name: str, source: str, column: str, topic: str, *, replace: bool = True, tenant_id: str = "default",
+        self, /, name: str, source: str, column: str, topic: str, *, replace: bool = True, tenant_id: str = "default",
         created_by: str | None = None, connection: Any = None, **options: Any,
     ) -> tuple[Trigger, Operation | None]:  # fmt: skip
         """Make a trigger, or change the one there is, unless `replace=False`: a job of `topic` at each of `offsets`

@@ -55,8 +55,8 @@ def rule(tx: Transaction, asked: Sequence[Asked], now: datetime) -> dict[str, Ru
             room[one.tenant_id].append(one.id)
     for id_, full in months.charge(tx, room, now).items():
         rulings[id_] = Ruling(
-            JobState.SKIPPED, Reason.QUOTA, "MONTHLY_LIMIT_REACHED", str(full), rulings[id_].verdict
-        )  # fmt: skip
+            JobState.SKIPPED, Reason.QUOTA, code="MONTHLY_LIMIT_REACHED", error=str(full), verdict=rulings[id_].verdict
+        )
     return rulings
 
 
@@ -93,7 +93,7 @@ def _ruling(trigger: Trigger, source: Source, fields: dict[str, Any]) -> Ruling:
     if not trigger.enabled:
         return Ruling(JobState.SKIPPED, Reason.PAUSED)
     if source.orphaned_at is not None:
-        return Ruling(JobState.SKIPPED, Reason.ORPHANED, "ORPHANED", source.orphaned_reason)
+        return Ruling(JobState.SKIPPED, Reason.ORPHANED, code="ORPHANED", error=source.orphaned_reason)
     if not trigger.rule.condition:
         return PASSES
     verdict = judge(trigger.rule.condition, fields)
