@@ -12,6 +12,7 @@ TimebellError
 ├── Conflict                             KEY_IN_USE, SCHEDULE_CLIENT_REQUEST_ID_IN_USE, ...
 │   └── RevisionStale                    REVISION_STALE
 ├── Refused                              COMMAND_TARGET_OFF, PRIVATE_ADDRESS, ...
+├── SourceFailed                         SOURCE_FAILED
 ├── ServerUnreachable                    SERVER_UNREACHABLE
 ├── ServerError                          SERVER_ERROR
 └── StoreError
@@ -107,6 +108,12 @@ class Refused(TimebellError):
     """Not allowed by the configuration."""
 
     code = "REFUSED"
+
+
+class SourceFailed(TimebellError):
+    """A source of a trigger cannot be read. What is known of its rows stays as it is."""
+
+    code = "SOURCE_FAILED"
 
 
 class ServerUnreachable(TimebellError):

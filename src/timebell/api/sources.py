@@ -13,7 +13,7 @@ from timebell.client.jobs import uuid_of
 from timebell.errors import InvalidInput, NotFound
 from timebell.model.trigger import Item, Observed, Source
 from timebell.store.sql import sources as rows
-from timebell.tenancy.roles import Role
+from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["sources"])
 MOST = 500
@@ -167,6 +167,9 @@ async def hook(source: Id, body: ChangesIn | ChangeIn, let: Let) -> Response:
 
 async def _put(let: Let, name: str, body: SourcePut, *, replace: bool) -> Source:
     let.subject = name
+    if body.kind != "webhook":
+        require(let.caller.role, Role.PLATFORM)  # it reads a database, with the rights and from the place of a node
+    let.operates = True
     known: Source | None = await let.run(rows.find, let.tenant_id, name)
     let.before = None if known is None else shown(known)
     made: Source = await let.app.triggers.put_source(

@@ -20,6 +20,7 @@ from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry, seconds
 from timebell.model.schedule import Action
+from timebell.model.target import secret_of
 from timebell.model.trigger import (
     GRACE,
     Change,
@@ -37,9 +38,10 @@ from timebell.store.dialects.base import Store
 from timebell.store.sql import firings, sources, triggers
 from timebell.store.sql.firings import payload_of
 from timebell.store.sql.sources import no_such_source, no_such_trigger
+from timebell.triggers import adapter
 
 R = TypeVar("R")
-KINDS = ("webhook",)
+KINDS = ("webhook", "sql")
 BATCH = 500
 LONGEST_GRACE = 30 * 86_400.0
 OPTIONS = (
@@ -75,16 +77,16 @@ class Triggers:
             raise InvalidInput(
                 f"There is no source {kind!r:.60}.", code="SOURCE_UNKNOWN", fix=f"The kinds are {', '.join(KINDS)}."
             )
-        if options:
-            raise InvalidInput(
-                f"A source of kind {kind} has no options.", code="SOURCE_OPTIONS_INVALID", fix="Leave them out."
-            )
+        _check_options(kind, options or {})
         now = self._clock.now()
         wanted = Source(
             id=new_id(now), tenant_id=text(tenant_id, "tenant_id"), name=plain_name(name), kind=kind,
             options=dict(options or {}), created_at=now, created_by=created_by, updated_at=now,
         )  # fmt: skip
-        return await self._run(connection, sources.put, wanted, now, replace=replace)
+        made = await self._run(connection, sources.put, wanted, now, replace=replace)
+        if connection is None:
+            self._operate()
+        return made
 
     async def source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
         """One source. Raises NotFound (SOURCE_NOT_FOUND)."""
@@ -257,6 +259,20 @@ class Triggers:
         if connection is None:
             return await self._store.run(operation, *args, **kwargs)
         return await self._store.join(connection, operation, *args, **kwargs)
+
+
+def _check_options(kind: str, options: Any) -> None:
+    """Raises InvalidInput (SOURCE_OPTIONS_INVALID)."""
+    if not isinstance(options, Mapping) or (kind == "webhook" and options):
+        raise InvalidInput(
+            f"A source of kind {kind} has no such options.", code="SOURCE_OPTIONS_INVALID",
+            fix="A webhook has none; sql takes a mapping.",
+        )  # fmt: skip
+    encode(dict(options), "options")
+    if kind != "webhook":
+        url = options.get("url")
+        hidden = secret_of(url) is not None
+        adapter(kind, {**options, "url": "postgresql://host/name"} if hidden else options)
 
 
 def _change(given: Any) -> Change:

@@ -17,6 +17,7 @@ from timebell.engine.healing import Healing
 from timebell.engine.operations import Operations
 from timebell.engine.reconciling import Reconciling
 from timebell.engine.watchdog import Watchdog
+from timebell.engine.watching import Watching
 from timebell.engine.zone_data import ZoneData
 from timebell.errors import Refused
 from timebell.model.healed import Healed
@@ -50,6 +51,7 @@ class Leader:
         self.watchdog = Watchdog(node)
         self.operations = Operations(node, self._as_leader)
         self.reconciling = Reconciling(node, self._as_leader)
+        self.watching = Watching(node, self._as_leader)
 
     async def step(self) -> None:
         """Lead, try to, or watch who does; then the chores."""
@@ -59,6 +61,7 @@ class Leader:
             self.fence = None
         if self.fence is None:
             await self._stand()
+        self.watching.alarm.poke()
         if self.fence is not None:
             await self._chores()
 

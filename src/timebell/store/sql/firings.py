@@ -90,6 +90,25 @@ def observe(tx: Transaction, source: Source, changes: Sequence[Change], now: dat
     return observed
 
 
+def take_in(
+    tx: Transaction, source: Source, changes: Sequence[Change], cursor: str | None, now: datetime
+) -> Observed:  # fmt: skip
+    """What a look at a source found, and where the next one goes on."""
+    observed = observe(tx, source, changes, now)
+    if cursor is not None:
+        tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, fault=None))
+    return observed
+
+
+def drop_unseen(tx: Transaction, source: Source, began: int, most: int, now: datetime) -> int:
+    """Rows that a look at everything, which began then, did not find are gone; how many of them there were."""
+    mine = (items.c.source_id == source.id) & (items.c.version < began) & items.c.fields.is_not(None)
+    keys = tx.execute(select(items.c.key).where(mine).order_by(items.c.key).limit(most)).scalars().all()
+    if keys:
+        observe(tx, source, [Change(key, began, None) for key in keys], now)
+    return len(keys)
+
+
 def locked(tx: Transaction, source_id: str, keys: Sequence[str]) -> dict[str, tuple[int, dict[str, Any] | None]]:
     """Items, by key, of which no one else changes anything before this transaction ends: version and fields."""
     query = select(items).where(items.c.source_id == source_id, items.c.key.in_(keys)).order_by(items.c.key)

@@ -45,7 +45,9 @@ def put(tx: Transaction, wanted: Source, now: datetime, *, replace: bool) -> Sou
             f"The source {wanted.name!r} is of kind {row.kind}, and its items are.", code="SOURCE_KIND_FIXED",
             existing=row.id, fix="Make another source.",
         )  # fmt: skip
-    tx.execute(update(sources).where(sources.c.id == row.id).values(options=options, updated_at=now))
+    if decode(row.options) != wanted.options:
+        changed = {"options": options, "cursor": None, "updated_at": now}
+        tx.execute(update(sources).where(sources.c.id == row.id).values(**changed))
     return read_source(tx.execute(select(sources).where(sources.c.id == row.id)).one())
 
 
@@ -94,6 +96,23 @@ def orphan(tx: Transaction, source_id: str, reason: str | None, now: datetime) -
     tx.execute(update(sources).where(sources.c.id == source_id).values(**values))
     if reason is None:
         tx.notify()
+
+
+def of_kinds(tx: Transaction, kinds: Collection[str]) -> list[Source]:
+    """All sources of these kinds, of all tenants."""
+    query = select(sources).where(sources.c.kind.in_(sorted(kinds))).order_by(sources.c.id)
+    return [read_source(row) for row in tx.execute(query)]
+
+
+def failed(tx: Transaction, source_id: str, why: str) -> None:
+    """It cannot be read just now; what is known stays."""
+    tx.execute(update(sources).where(sources.c.id == source_id).values(fault=why[:1000]))
+
+
+def synced(tx: Transaction, source_id: str, cursor: str | None, now: datetime) -> None:
+    """All of it was looked at."""
+    values = {"cursor": cursor, "synced_at": now, "fault": None}
+    tx.execute(update(sources).where(sources.c.id == source_id).values(**values))
 
 
 def page_of_items(tx: Transaction, source_id: str, limit: int, after: str | None) -> Page[Item]:
