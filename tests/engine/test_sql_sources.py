@@ -174,6 +174,45 @@ async def test_a_source_that_is_down_removes_nothing_and_says_so(rows: Rows, app
         assert await _count(app, 1)
 
 
+CHECKED_IN = "SELECT 1 FROM attendance_logs WHERE schedule_id = :id AND user_id = :recipient AND type = 'check_in'"
+
+
+@both
+async def test_whoever_has_checked_in_is_not_reminded_and_others_are(rows: Rows, app: Timebell) -> None:
+    await rows.write("CREATE TABLE attendance_logs (schedule_id integer, user_id text, type text)")
+    await rows.put(1, soon(hours=1), ["ana", "bo"])
+    heard = await follow(app, rows)
+    await app.triggers.put("reminder", "shifts", "start_at", "shift.remind", recipients="users", unless=CHECKED_IN)
+    async with app.running(heartbeat=0.1):
+        await until(lambda: _count(app, 2))
+        await rows.put(1, soon(seconds=1), ["ana", "bo"])
+        await until(lambda: _sooner(app, soon(seconds=2)))
+        await rows.write("INSERT INTO attendance_logs VALUES ($1, $2, $3)", 1, "ana", "check_in")
+        await until(lambda: _count(app, 0))
+    assert [event.payload["recipient"] for event in heard] == ["bo"]
+    (skipped,) = await app.list(status="skipped", topic="shift.remind")
+    assert (skipped.owner_id, skipped.reason) == ("ana", "condition")
+    assert skipped.result["condition"]["unless"] == {"found": True, "parameters": {"id": 1, "recipient": "ana"}}
+
+
+async def _sooner(app: Timebell, than: datetime) -> bool:
+    return all(at < than for _, at in await pending(app))
+
+
+@both
+async def test_the_value_is_read_once_more_when_it_fires(rows: Rows, app: Timebell) -> None:
+    await rows.put(1, soon(seconds=1.5))
+    await rows.put(2, soon(seconds=1.5))
+    heard = await follow(app, rows, everySeconds=3600)
+    async with app.running(heartbeat=0.1):
+        await until(lambda: _count(app, 2))
+        later = soon(hours=1)
+        await rows.put(1, later)  # and nobody looks before it fires
+        await until(lambda: len(heard) == 1)
+        await until(lambda: _is(app, 1, later, 1))
+    assert [event.payload["itemId"] for event in heard] == ["2"]
+
+
 def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create_database()
 

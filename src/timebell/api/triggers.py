@@ -16,7 +16,7 @@ from timebell.errors import InvalidInput, NotFound
 from timebell.model.operation import Operation
 from timebell.model.trigger import Trigger
 from timebell.store.sql import sources as rows
-from timebell.tenancy.roles import Role
+from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["triggers"])
 Offsets = Annotated[
@@ -42,6 +42,10 @@ class TriggerPut(Body):
     timezone: Annotated[str | None, Field(max_length=64, description="Of values without an offset from UTC.")] = None
     recipients: Annotated[Name | None, Field(description="A field: one job for each person in it.")] = None
     condition: Annotated[list[ComparisonIn] | None, Field(max_length=20)] = None
+    unless: Annotated[
+        str | None,
+        Field(max_length=10_000, description="A query to a source of kind sql: what it finds speaks against firing."),
+    ] = None
     grace_seconds: Annotated[
         float | None, Field(ge=0, lt=1e10, description="So late an instant still fires when it is learnt of.")
     ] = None
@@ -90,6 +94,7 @@ class TriggerOut(Shown):
     timezone: str | None
     recipients: str | None
     condition: list[ComparisonOut]
+    unless: str | None
     grace_seconds: float
     topic: str
     payload: Json
@@ -193,6 +198,8 @@ async def scan_trigger(name: Id, let: Let) -> Response:
 
 async def _put(let: Let, name: str, body: TriggerPut, *, replace: bool) -> Response:
     let.subject = name
+    if body.unless is not None:
+        require(let.caller.role, Role.PLATFORM)  # as its source: it is run on somebody's database
     given = {field: value for field, value in body.given().items() if value is not None and field != "name"}
     if "max_retries" in given and "retry" in given:
         raise InvalidInput("retry and maxRetries say the same: give one.", code="INVALID_RETRY")
@@ -237,7 +244,7 @@ def shown(trigger: Trigger) -> dict[str, Any]:
         "id": trigger.id, "name": trigger.name, "tenantId": trigger.tenant_id, "source": trigger.source,
         "column": rule.column, "offsets": [str(one) for one in rule.offsets], "timezone": rule.timezone,
         "recipients": rule.recipients, "condition": [one.to_json() for one in rule.condition],
-        "graceSeconds": rule.grace, "topic": action.topic, "payload": action.payload,
+        "unless": rule.unless, "graceSeconds": rule.grace, "topic": action.topic, "payload": action.payload,
         "retry": None if action.retry is None else action.retry.to_json(), "timeoutSeconds": action.timeout,
         "expiresAfterSeconds": action.expires_after, "queue": action.queue, "priority": action.priority,
         "group": action.group, **target_json(action.target), "metadata": metadata_json(metadata),

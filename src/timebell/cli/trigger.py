@@ -32,6 +32,7 @@ def create(
     condition: Annotated[
         str | None, typer.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
     ] = None,
+    unless: Annotated[str | None, typer.Option(metavar="SQL", help="Not if this query finds something.")] = None,
     grace: Annotated[float | None, typer.Option(metavar="SECONDS", help="So late it still fires.")] = None,
     payload: Payload = None,
     target: Target = None,
@@ -51,6 +52,7 @@ def create(
     body = {
         "source": of, "column": column, "topic": topic, "offsets": offset or None, "timezone": timezone,
         "recipients": recipients, "condition": json_of(condition, "--condition"), "graceSeconds": grace,
+        "unless": unless,
         "payload": json_of(payload, "--payload"), "target": target_of(target), "maxRetries": retries,
         "timeoutSeconds": timeout, "queue": queue, "priority": priority,
     }  # fmt: skip
@@ -98,6 +100,20 @@ def scan(
 
 
 @trigger.command()
+def install(name: Annotated[str, typer.Argument(metavar="SOURCE", help="A source that is a table.")]) -> None:
+    """Print the SQL with which the table of a source says what changes: review it, then run it."""
+    from timebell.cli.output import show as line
+    from timebell.model.target import secret_of
+    from timebell.triggers.sql_table import SqlTable
+
+    found = remote_of().ask("GET", f"/sources/{_quoted(name)}")
+    options = found["options"]
+    if secret_of(options.get("url")) is not None:
+        options = {**options, "url": "postgresql://host/name"}
+    line(SqlTable(options).install().rstrip())
+
+
+@trigger.command()
 def pause(
     name: Named,
     reason: Annotated[str | None, typer.Option(help="Why.")] = None,
@@ -130,12 +146,21 @@ def delete(name: Named, yes: Yes = False, output: Output = None) -> None:
 @source.command()
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What triggers will call it.")],
-    kind: Annotated[str, typer.Option(metavar="KIND", help="How its rows come here.")] = "webhook",
+    kind: Annotated[str, typer.Option(metavar="webhook|sql", help="How its rows come here.")] = "webhook",
+    options: Annotated[str | None, typer.Option(metavar="JSON", help="Of kind sql: url, table, ...; @file.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Change the one that there is.")] = False,
     output: Output = None,
 ) -> None:
-    """Make a source; systems say at its hook what has changed."""
+    """Make a source: a database that is read, or systems say at its hook what has changed."""
+    from timebell.cli.asking import json_of
+
     remote = remote_of(output)
-    _show_source(remote.ask("POST", "/sources", {"name": name, "kind": kind}), remote.settings.output)
+    body = {"kind": kind, "options": json_of(options, "--options") or {}}
+    if replace:
+        made = remote.ask("PUT", f"/sources/{_quoted(name)}", body)
+    else:
+        made = remote.ask("POST", "/sources", {"name": name, **body})
+    _show_source(made, remote.settings.output)
 
 
 @source.command("list")
@@ -202,7 +227,8 @@ def _show(found: Mapping[str, Any], form: str) -> None:
     facts = {
         "source": found["source"], "fires at": f"{found['column']} {', '.join(found['offsets'])}",
         "timezone": found["timezone"], "recipients": found["recipients"], "condition": found["condition"] or None,
-        "grace": f"{found['graceSeconds']:g} s", "topic": found["topic"], "payload": found["payload"],
+        "unless": found["unless"], "grace": f"{found['graceSeconds']:g} s", "topic": found["topic"],
+        "payload": found["payload"],
         "target": found.get("target"), "queue": found["queue"], "paused": found["pauseReason"],
     }  # fmt: skip
     for name, value in facts.items():

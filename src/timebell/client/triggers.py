@@ -46,7 +46,7 @@ BATCH = 500
 LONGEST_GRACE = 30 * 86_400.0
 OPTIONS = (
     *("payload", "metadata", "owner_id", "target", "queue", "priority", "group", "retry", "timeout", "expires_after"),
-    *("offsets", "timezone", "recipients", "condition", "grace"),
+    *("offsets", "timezone", "recipients", "condition", "unless", "grace"),
 )
 
 
@@ -147,8 +147,10 @@ class Triggers:
         (`["0"]`) from the instant in `column` of each item; and the operation that plans for the items there are.
 
         Options: offsets, timezone (of values without an offset from UTC), recipients (a column: one job a person),
-        condition (comparisons of fields that have to hold at that time), grace (seconds, 300: so late an instant
-        still fires when it is learnt of), and of the job payload, metadata, owner_id, target, queue, priority, group,
+        condition (comparisons of fields that have to hold at that time), unless (a query to a source of kind sql: what
+        it finds speaks against firing; :item, :recipient, :offset and the item's fields are parameters), grace
+        (seconds, 300: so late an instant still fires when it is learnt of), and of the job payload, metadata,
+        owner_id, target, queue, priority, group,
         retry, timeout, expires_after. The same again is no edit, and there is no operation. Raises InvalidInput
         (INVALID_OFFSET, INVALID_CONDITION, ...), NotFound (SOURCE_NOT_FOUND, TARGET_NOT_FOUND), Conflict
         (TRIGGER_EXISTS, TRIGGER_SOURCE_FIXED).
@@ -176,6 +178,7 @@ class Triggers:
             column=text(column, "column"), offsets=offsets_of(options.get("offsets", ["0"])), timezone=timezone,
             recipients=None if recipients is None else text(recipients, "recipients"),
             condition=conditions.read(options.get("condition")), grace=min(grace, LONGEST_GRACE),
+            unless=_query(options.get("unless")),
         )  # fmt: skip
         encode(sources.rule_json(rule), "condition")
         retry, timeout, expires = (options.get(name) for name in ("retry", "timeout", "expires_after"))
@@ -259,6 +262,13 @@ class Triggers:
         if connection is None:
             return await self._store.run(operation, *args, **kwargs)
         return await self._store.join(connection, operation, *args, **kwargs)
+
+
+def _query(given: Any) -> str | None:
+    """A query that only reads. Raises InvalidInput (INVALID_CONDITION)."""
+    if given is None or (isinstance(given, str) and 0 < len(given) <= 10_000 and "\0" not in given):
+        return given
+    raise InvalidInput(f"unless is {given!r:.60}.", code="INVALID_CONDITION", fix="Give a query: SELECT 1 FROM ...")
 
 
 def _check_options(kind: str, options: Any) -> None:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from timebell.engine.context import Node
-from timebell.errors import StoreError
+from timebell.errors import StoreError, TimebellError
 from timebell.model import decide
 from timebell.model.job import Attempt, Ending, JobState, Kind
 from timebell.model.payload import decode, encode
 from timebell.store.sql import gates
-from timebell.store.sql.gates import Asked, Ruling
+from timebell.store.sql.gates import Asked, Found, Ruling
+
+if TYPE_CHECKING:
+    from timebell.engine.reading import Reading
 
 log = logging.getLogger("timebell.gate")
 
@@ -26,7 +30,8 @@ class Gate:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._asked: dict[str, tuple[Asked, asyncio.Future[Ruling | StoreError]]] = {}
+        self._reading: Reading | None = None
+        self._asked: dict[str, tuple[Asked, asyncio.Future[Ruling | TimebellError]]] = {}
         self._ruling: asyncio.Task[None] | None = None
 
     async def of(self, attempt: Attempt) -> Ending | None:
@@ -34,22 +39,35 @@ class Gate:
         if attempt.kind != Kind.TRIGGER and attempt.tenant_id not in self.node.metered:
             return None
         asked = Asked(attempt.id, attempt.tenant_id, attempt.kind, attempt.replays > 0)
-        waiting: asyncio.Future[Ruling | StoreError] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Ruling | TimebellError] = asyncio.get_running_loop().create_future()
         self._asked[attempt.id] = asked, waiting
         if self._ruling is None or self._ruling.done():
             self._ruling = asyncio.create_task(self._rule())
         return self._ending(attempt, await asyncio.shield(waiting))
+
+    async def close(self) -> None:
+        """Let go of the sources."""
+        if self._reading is not None:
+            await self._reading.close()
 
     async def _rule(self) -> None:
         while self._asked:
             batch = dict(list(self._asked.items())[:AT_ONCE])
             for id_ in batch:
                 del self._asked[id_]
-            found: dict[str, Ruling] = {}
-            wrong = StoreError("Whether it may run could not be looked up.")
+            found: dict[str, Ruling | TimebellError] = {}
+            wrong: TimebellError = StoreError("Whether it may run could not be looked up.")
             try:
                 asked = [one for one, _ in batch.values()]
-                found = await self.node.store.run(gates.rule, asked, self.node.clock.now())
+                queries: dict[str, Found] = {}
+                if of_triggers := [one.id for one in asked if one.of_trigger]:
+                    from timebell.engine.reading import Reading  # only where there are triggers
+
+                    self._reading = self._reading or Reading(self.node)
+                    queries, failed_ones = await self._reading.of(of_triggers)
+                    found |= failed_ones
+                    asked = [one for one in asked if one.id not in failed_ones]
+                found |= await self.node.store.run(gates.rule, asked, self.node.clock.now(), queries)
             except StoreError as failed:
                 wrong = failed
             except Exception:  # whoever waits must not wait for ever
@@ -59,9 +77,9 @@ class Gate:
                     waiting.set_result(found.get(id_, wrong))
             self.node.working.poke()  # what was moved may be due soon
 
-    def _ending(self, attempt: Attempt, ruling: Ruling | StoreError) -> Ending | None:
+    def _ending(self, attempt: Attempt, ruling: Ruling | TimebellError) -> Ending | None:
         now = self.node.clock.now()
-        if isinstance(ruling, StoreError):
+        if isinstance(ruling, TimebellError):
             retry = self.node.retry_of(attempt, decode(attempt.retry))
             return decide.after_failure(
                 attempt.id, attempt.number, attempt.tries, retry, now, ruling.code, str(ruling), counts=False

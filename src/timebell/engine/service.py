@@ -72,6 +72,7 @@ class Service:
                 task.cancel()
             await asyncio.gather(*tasks, completing, return_exceptions=True)
             await self.leader.watching.close()
+            await self.worker.runner.gate.close()
             await self._leave()
             node.handlers.threads.shutdown(wait=False, cancel_futures=True)
             for alarm in (

@@ -76,7 +76,8 @@ class Place(NamedTuple):
 class Rule:
     """When a trigger fires. `column` holds the instant, `recipients` whom it is for: text, or a list of it.
 
-    Values without an offset from UTC are wall time in `timezone`. `grace` is in seconds.
+    Values without an offset from UTC are wall time in `timezone`. `grace` is in seconds. `unless` is a query to the
+    source: whatever it finds speaks against firing.
     """
 
     column: str
@@ -84,6 +85,7 @@ class Rule:
     timezone: str | None = None
     recipients: str | None = None
     condition: tuple[Comparison, ...] = ()
+    unless: str | None = None
     grace: float = GRACE
 
     def wanted(self, fields: Mapping[str, Any] | None) -> Wanted:
@@ -167,6 +169,11 @@ def version_of(value: Any) -> int:
 def micros(at: datetime) -> int:
     """Microseconds since 1970."""
     return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def parameters_of(query: str) -> list[str]:
+    """The names that a query gives to its parameters, such as :item."""
+    return sorted(set(re.findall(r"(?<![:\w]):([A-Za-z_]\w*)", query)))
 
 
 def key_of(trigger_id: str, item: str, place: Place) -> str:

@@ -127,8 +127,7 @@ class SqlTable:
 
     async def any(self, query: str, parameters: Mapping[str, Any]) -> bool:
         """As in Adapter."""
-        used = set(re.findall(r"(?<!:):([A-Za-z_]\w*)", query))
-        return bool(await self._rows(query, {name: parameters.get(name) for name in used}, most=1))
+        return bool(await self._rows(query, dict(parameters), most=1))
 
     async def listen(self, heard: Callable[[str | None], None]) -> bool:
         """As in Adapter."""

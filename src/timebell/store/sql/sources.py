@@ -167,6 +167,7 @@ def rule_json(rule: Rule) -> dict[str, Any]:
     return {
         "column": rule.column, "offsets": [str(one) for one in rule.offsets], "timezone": rule.timezone,
         "recipients": rule.recipients, "condition": [one.to_json() for one in rule.condition], "grace": rule.grace,
+        "unless": rule.unless,
     }  # fmt: skip
 
 
@@ -174,6 +175,7 @@ def _rule(said: Mapping[str, Any]) -> Rule:
     return Rule(
         column=said["column"], offsets=tuple(Offset.read(one) for one in said["offsets"]), timezone=said["timezone"],
         recipients=said["recipients"], condition=conditions.read(said["condition"]), grace=said["grace"],
+        unless=said["unless"],
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from sqlalchemy import delete, func, insert, select, update
 
-from timebell.errors import Conflict
+from timebell.errors import Conflict, InvalidInput
 from timebell.ids import new_id
 from timebell.model.operation import Operation, OperationKind
 from timebell.model.payload import decode, encode
@@ -30,6 +30,11 @@ def put(tx: Transaction, wanted: Trigger, now: datetime, *, replace: bool) -> tu
     source = tx.execute(select(sources).where(mine).with_for_update()).first()
     if source is None:
         raise no_such_source(wanted.source)
+    if wanted.rule.unless is not None and source.kind != "sql":
+        raise InvalidInput(
+            f"The source {wanted.source!r} is no database, so it takes no query.", code="INVALID_CONDITION",
+            fix="Leave unless out, and give a condition over the fields of its items.",
+        )  # fmt: skip
     rule, action = encode(rule_json(wanted.rule), "rule"), encode(action_json(wanted.action), "action")
     row = tx.execute(
         select(triggers)
