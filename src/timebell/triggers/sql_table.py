@@ -48,8 +48,8 @@ class SqlTable:
         self._url = options.get("url")
         self._sqlite = _kind(self._url) == "sqlite"
         query, table = options.get("query"), options.get("table")
-        if (query is None) == (table is None) or not isinstance(query or table, str):
-            raise _unfit("A source of kind sql reads a table or a query.", "Give one of table and query.")
+        if (query is None and table is None) or not isinstance(query or "", str):
+            raise _unfit("A source of kind sql reads a table or a query.", "Give table, or query.")
         self.table: str | None = None if table is None else _named(table, "table", TABLE)
         self._from = f"({query.strip().rstrip(';')}) AS items" if query is not None else self.table
         self.key = _named(options.get("key", "id"), "key")
