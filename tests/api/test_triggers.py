@@ -96,6 +96,22 @@ async def test_what_does_not_fit_is_refused(make: Make) -> None:
         is_problem(await web.post("/hooks/nowhere", {"items": [{"key": "1", "fields": {}}]}), 404, "SOURCE_NOT_FOUND")
 
 
+async def test_only_the_platform_says_which_database_is_read(make: Make) -> None:
+    async with make(timezone="UTC", open_here=False) as web:
+        admin, platform = await web.key("admin", "acme"), await web.key("platform", None)
+        theirs = {"kind": "sql", "options": {"url": "sqlite:///theirs.db", "table": "shifts"}}
+        is_problem(await web.post("/sources", {"name": "shifts", **theirs}, key=admin), 403, "ROLE_TOO_LOW")
+        is_problem(await web.ask("PUT", "/sources/shifts", theirs, key=admin), 403, "ROLE_TOO_LOW")
+        made = await web.post("/sources", {"name": "shifts", **theirs}, key=platform, timebell_tenant="acme")
+        assert made.status_code == 201, made.text
+        unless = {"name": "start", **SHIFT, "unless": "SELECT 1"}
+        is_problem(await web.post("/triggers", unless, key=admin), 403, "ROLE_TOO_LOW")
+        assert (await web.post("/triggers", {"name": "start", **SHIFT}, key=admin)).status_code == 201
+        await web.post("/sources", {"name": "told"}, key=admin)
+        given = {"name": "other", **SHIFT, "source": "told", "unless": "SELECT 1"}
+        is_problem(await web.post("/triggers", given, key=platform, timebell_tenant="acme"), 422, "INVALID_CONDITION")
+
+
 async def test_a_tenants_month_is_told(make: Make) -> None:
     async with make(timezone="UTC", open_here=False) as web:
         platform = await web.key("platform", None)

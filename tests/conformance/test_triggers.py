@@ -284,6 +284,22 @@ async def test_many_say_different_things_of_one_item_at_once(store: Store) -> No
 
 
 @stored
+async def test_what_was_over_long_ago_is_forgotten_and_what_is_to_come_is_not(store: Store) -> None:
+    home, _ = await source(store), await trigger(store)
+    await say(store, home, 1, HOUR)
+    await say(store, home, 1, after(days=90), key="43")
+    await say(store, home, 1, after(days=90), key="44")
+    await say(store, home, 2, "gone", key="44")
+    (attempt,) = await claim(store, HOUR)
+    await end(store, ending(attempt, at=HOUR))
+    assert await store.run(firings.prune, after(days=59), 100) == 1  # 44 had nothing fired, and is planned no more
+    assert await store.run(firings.prune, after(days=61), 100) == 2
+    assert {one.key for one in await store.run(sources.page_of_items, home.id, 10, None)} == {"42", "43"}
+    assert await say(store, home, 2, HOUR, title="edited", at=after(days=61)) == Observed(changed=1, late=1)
+    assert len(await pending(store)) == 1
+
+
+@stored
 async def test_a_job_of_a_trigger_that_is_moved_by_hand_is_a_one_shot(store: Store) -> None:
     from timebell.store.sql import ledger
 

@@ -22,7 +22,7 @@ from timebell.engine.zone_data import ZoneData
 from timebell.errors import Refused
 from timebell.model.healed import Healed
 from timebell.model.routes import Routes
-from timebell.store.sql import answers, months, nodes, operations, retention, secrets, unheard, usage
+from timebell.store.sql import answers, firings, months, nodes, operations, retention, secrets, unheard, usage
 from timebell.store.transaction import Transaction
 from timebell.tenancy.keys import peppers
 from timebell.tenancy.secrets import keyring
@@ -105,6 +105,8 @@ class Leader:
             await self._as_leader(answers.prune, now)
             await self._as_leader(usage.prune, now)
             await self._as_leader(months.prune, now)
+            while await self._as_leader(firings.prune, now, REWRAPPED):
+                pass
             before = now - timedelta(seconds=node.options.retention)
             while await self._as_leader(retention.prune, before, PRUNED):
                 pass

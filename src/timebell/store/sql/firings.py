@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, or_, select, update
 
 from timebell.ids import new_id
 from timebell.model.job import CancelOutcome, Ending, JobState, Kind, NewJob
@@ -94,6 +94,8 @@ def take_in(
     tx: Transaction, source: Source, changes: Sequence[Change], cursor: str | None, now: datetime
 ) -> Observed:  # fmt: skip
     """What a look at a source found, and where the next one goes on."""
+    if cursor is not None:  # now, as whoever shares it and waits for one of these items must not be in the way later
+        tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update())
     observed = observe(tx, source, changes, now)
     if cursor is not None:
         tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, fault=None))
@@ -244,6 +246,28 @@ def scan_some(tx: Transaction, operation: Operation, most: int, now: datetime) -
     left_out = observed.unreadable + observed.late
     alive = sum(fields is not None for fields in known.values())
     return Step(max(0, alive - left_out), 0, left_out, rows[-1].key if len(rows) == most else None)
+
+
+KEPT = timedelta(days=60)
+"""So long it is known that an instant has fired, and that a row is gone: longer than any grace."""
+
+
+def prune(tx: Transaction, now: datetime, most: int) -> int:
+    """Forget up to `most` firings that were over long ago, and rows that have long been gone; how many."""
+    before = now - KEPT
+    over = or_(firings.c.at < before, firings.c.at.is_(None)) & or_(
+        firings.c.fired_at < before, firings.c.fired_at.is_(None)
+    )
+    live = select(jobs.c.id).where(jobs.c.id == firings.c.job_id).exists()
+    done = 0
+    for row in tx.execute(select(firings).where(over, ~live).limit(most)).all():
+        mine = (firings.c.trigger_id == row.trigger_id) & (firings.c.item == row.item) & (firings.c.step == row.step)
+        done += tx.execute(delete(firings).where(mine, firings.c.recipient == row.recipient)).rowcount
+    gone = items.c.fields.is_(None) & (items.c.updated_at < before)
+    for row in tx.execute(select(items.c.source_id, items.c.key).where(gone).limit(most)).all():
+        mine = (items.c.source_id == row.source_id) & (items.c.key == row.key)
+        done += tx.execute(delete(items).where(mine, gone)).rowcount
+    return done
 
 
 def _clear(tx: Transaction, trigger_id: str, most: int, now: datetime) -> Step:
