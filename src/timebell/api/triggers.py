@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import Field
@@ -107,6 +107,8 @@ class TriggerOut(Shown):
     target: Json = None
     unheard: str | None = None
     metadata: dict[str, Json]
+    state: Literal["ready", "paused", "orphaned"]
+    orphaned_reason: str | None
     enabled: bool
     pause_reason: str | None
     revision: int
@@ -248,6 +250,8 @@ def shown(trigger: Trigger) -> dict[str, Any]:
         "retry": None if action.retry is None else action.retry.to_json(), "timeoutSeconds": action.timeout,
         "expiresAfterSeconds": action.expires_after, "queue": action.queue, "priority": action.priority,
         "group": action.group, **target_json(action.target), "metadata": metadata_json(metadata),
-        "enabled": trigger.enabled, "pauseReason": trigger.pause_reason, "revision": trigger.revision,
+        "state": "paused" if not trigger.enabled else "ready" if trigger.orphaned is None else "orphaned",
+        "orphanedReason": trigger.orphaned, "enabled": trigger.enabled,
+        "pauseReason": trigger.pause_reason, "revision": trigger.revision,
         "createdAt": utc(trigger.created_at), "createdBy": trigger.created_by, "updatedAt": utc(trigger.updated_at),
     }  # fmt: skip

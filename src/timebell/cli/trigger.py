@@ -146,7 +146,7 @@ def delete(name: Named, yes: Yes = False, output: Output = None) -> None:
 @source.command()
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What triggers will call it.")],
-    kind: Annotated[str, typer.Option(metavar="webhook|sql", help="How its rows come here.")] = "webhook",
+    kind: Annotated[str, typer.Option(metavar="webhook|sql|monday", help="How its rows come here.")] = "webhook",
     options: Annotated[str | None, typer.Option(metavar="JSON", help="Of kind sql: url, table, ...; @file.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Change the one that there is.")] = False,
     output: Output = None,
@@ -206,7 +206,7 @@ def delete_source(name: Named, yes: Yes = False) -> None:
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    return "ready" if row["enabled"] else "paused"
+    return str(row["state"])
 
 
 def _source_state(row: Mapping[str, Any]) -> str:
@@ -230,6 +230,7 @@ def _show(found: Mapping[str, Any], form: str) -> None:
         "unless": found["unless"], "grace": f"{found['graceSeconds']:g} s", "topic": found["topic"],
         "payload": found["payload"],
         "target": found.get("target"), "queue": found["queue"], "paused": found["pauseReason"],
+        "orphaned": found["orphanedReason"],
     }  # fmt: skip
     for name, value in facts.items():
         if value is not None:

@@ -41,7 +41,7 @@ from timebell.store.sql.sources import no_such_source, no_such_trigger
 from timebell.triggers import adapter
 
 R = TypeVar("R")
-KINDS = ("webhook", "sql")
+KINDS = ("webhook", "sql", "monday")
 BATCH = 500
 LONGEST_GRACE = 30 * 86_400.0
 OPTIONS = (
@@ -276,13 +276,14 @@ def _check_options(kind: str, options: Any) -> None:
     if not isinstance(options, Mapping) or (kind == "webhook" and options):
         raise InvalidInput(
             f"A source of kind {kind} has no such options.", code="SOURCE_OPTIONS_INVALID",
-            fix="A webhook has none; sql takes a mapping.",
+            fix="A webhook has none; the others take a mapping.",
         )  # fmt: skip
     encode(dict(options), "options")
     if kind != "webhook":
-        url = options.get("url")
-        hidden = secret_of(url) is not None
-        adapter(kind, {**options, "url": "postgresql://host/name"} if hidden else options)
+        hidden = {"url": "postgresql://host/name", "token": "token"}
+        adapter(kind, {
+            name: hidden.get(name, value) if secret_of(value) is not None else value for name, value in options.items()
+        })  # fmt: skip
 
 
 def _change(given: Any) -> Change:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from timebell.engine.adapters import Adapters
 from timebell.engine.context import Node
-from timebell.errors import SourceFailed, StoreError, TimebellError
+from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
 from timebell.model.trigger import Change, micros
-from timebell.store.sql import firings, gates
+from timebell.store.sql import firings, gates, sources
 from timebell.store.sql.gates import Found, Planned
 from timebell.triggers import KINDS
 
@@ -75,9 +75,14 @@ class Reading:
                 rows = await (await self._adapters.of(source)).read(keys)
         except StoreError:
             raise
+        except SourceGone as gone:
+            await self.node.store.run(sources.orphan, source.id, gone.message, self.node.clock.now())
+            return
         except (TimebellError, TimeoutError) as failed:
             log.warning("source %s: %s What was last known of it counts.", source.name, failed or "no answer.")
             return
+        if source.orphaned_at is not None:  # access came back
+            await self.node.store.run(sources.orphan, source.id, None, self.node.clock.now())
         changes = [Change(key, at, rows.get(key)) for key in keys]
         await self.node.store.run(firings.take_in, source, changes, None, self.node.clock.now())
 

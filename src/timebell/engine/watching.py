@@ -19,7 +19,7 @@ from typing import Any
 from timebell.alarm import Alarm
 from timebell.engine.adapters import Adapters
 from timebell.engine.context import Node
-from timebell.errors import StoreError, TimebellError
+from timebell.errors import SourceGone, StoreError, TimebellError
 from timebell.model.trigger import Change, Observed, Source, micros
 from timebell.store.sql import firings, sources
 from timebell.triggers import KINDS
@@ -29,6 +29,7 @@ log = logging.getLogger("timebell.sources")
 
 PAGE = 500
 AGAIN = 5.0  # seconds after one that failed
+LATER = 30.0  # seconds after one that found nothing to read any more
 HEARD = 500  # keys a look
 
 
@@ -58,6 +59,7 @@ class Watching:
         self.adapters = Adapters(node)
         self._as_leader = as_leader
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watches: dict[str, Watch] = {}
 
     async def step(self) -> datetime | None:
         """Have a task for each source that there is, while this node leads. Poked at each heartbeat."""
@@ -68,7 +70,11 @@ class Watching:
             await asyncio.gather(task, return_exceptions=True)
             await self.adapters.forget(id_)
         for id_ in there.keys() - self._tasks.keys():
+            self._watches[id_] = Watch(Alarm(self.node.clock))
             self._tasks[id_] = asyncio.create_task(self._watch(id_), name=f"timebell-source-{id_}")
+        for id_, source in there.items():
+            if self._watches[id_].edited != source.updated_at:
+                self._watches[id_].alarm.poke()
         return None
 
     async def close(self) -> None:
@@ -81,15 +87,14 @@ class Watching:
         self.alarm.close()
 
     async def _watch(self, source_id: str) -> None:
-        alarm = Alarm(self.node.clock)
-        watch = Watch(alarm)
+        watch = self._watches[source_id]
         try:
             while True:
                 source = await self._source(source_id)
                 pause = AGAIN if source is None else await self._look(source, watch)
-                await alarm.wait(self.node.clock.now() + timedelta(seconds=pause))
+                await watch.alarm.wait(self.node.clock.now() + timedelta(seconds=pause))
         finally:
-            alarm.close()
+            watch.alarm.close()
 
     async def _source(self, source_id: str) -> Source | None:
         try:
@@ -100,10 +105,12 @@ class Watching:
 
     async def _look(self, source: Source, watch: Watch) -> float:
         """One look; seconds until the next."""
+        if watch.edited != source.updated_at:
+            watch.swept, watch.edited = None, source.updated_at
         try:
             adapter = await self.adapters.of(source)
-            if await adapter.listen(watch.hear) or watch.edited != source.updated_at:
-                watch.swept, watch.edited = None, source.updated_at
+            if await adapter.listen(watch.hear):
+                watch.swept = None
             now = self.node.clock.monotonic()
             if watch.swept is None or now - watch.swept >= adapter.sweep:
                 await self._sweep(source, adapter)
@@ -115,6 +122,11 @@ class Watching:
                 watch.looked = now
         except StoreError:
             return AGAIN
+        except SourceGone as gone:
+            if source.orphaned_reason != gone.message:
+                log.warning("source %s: %s", source.name, gone)
+                await self._as_leader(sources.orphan, source.id, gone.message, self.node.clock.now())
+            return LATER
         except TimebellError as failed:
             await self._failed(source, str(failed))
             return AGAIN
@@ -122,7 +134,11 @@ class Watching:
             log.exception("source %s cannot be read", source.name)
             await self._failed(source, f"{type(broken).__name__}; the log of the leader says more.")
             return AGAIN
-        if watch.heard:
+        return self._pause(adapter, watch)
+
+    def _pause(self, adapter: Adapter, watch: Watch) -> float:
+        """Seconds until the next look."""
+        if watch.heard or watch.swept is None:
             return 0.0
         now = self.node.clock.monotonic()
         left = [adapter.sweep - (now - watch.swept)]

@@ -274,13 +274,16 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
-    """A trigger as it is stored. `source` is the name of its source."""
+    """A trigger as it is stored. `source` is the name of its source, `board` what jobs say of it; `orphaned` is why
+    access to that was lost, if it was."""
 
     id: str
     tenant_id: str
     name: str
     source_id: str
     source: str
+    board: str = ""
+    orphaned: str | None = None
     rule: Rule
     action: Action
     enabled: bool = True

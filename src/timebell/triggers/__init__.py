@@ -7,12 +7,16 @@ from typing import Any
 
 from timebell.triggers.base import Adapter
 
-KINDS = ("sql",)
+KINDS = ("monday", "sql")
 
 
 def adapter(kind: str, options: Mapping[str, Any]) -> Adapter:
     """What reads a source of this kind. Raises InvalidInput (SOURCE_OPTIONS_INVALID)."""
+    assert kind in KINDS
+    if kind == "monday":
+        from timebell.triggers.monday import Board
+
+        return Board(options)
     from timebell.triggers.sql_table import SqlTable
 
-    assert kind in KINDS
     return SqlTable(options)

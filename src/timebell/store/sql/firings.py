@@ -224,7 +224,7 @@ def _job(trigger: Trigger, item: str, place: Place, at: datetime, now: datetime)
 def payload_of(trigger: Trigger, item: str, place: Place, at: datetime) -> dict[str, Any]:
     """What a job of a trigger carries; `action` is the payload that the trigger was given."""
     said = {
-        "triggerId": trigger.id, "itemId": item, "boardId": trigger.source, "tenantId": trigger.tenant_id,
+        "triggerId": trigger.id, "itemId": item, "boardId": trigger.board, "tenantId": trigger.tenant_id,
         "action": trigger.action.payload, "scheduledAt": at.isoformat().replace("+00:00", "Z"), "offset": place.offset,
     }  # fmt: skip
     return {**said, "recipient": place.recipient} if place.recipient else said

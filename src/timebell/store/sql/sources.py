@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -111,7 +111,7 @@ def failed(tx: Transaction, source_id: str, why: str) -> None:
 
 def synced(tx: Transaction, source_id: str, cursor: str | None, now: datetime) -> None:
     """All of it was looked at."""
-    values = {"cursor": cursor, "synced_at": now, "fault": None}
+    values = {"cursor": cursor, "synced_at": now, "fault": None, "orphaned_at": None, "orphaned_reason": None}
     tx.execute(update(sources).where(sources.c.id == source_id).values(**values))
 
 
@@ -129,16 +129,14 @@ def page_of_items(tx: Transaction, source_id: str, limit: int, after: str | None
 
 def trigger(tx: Transaction, tenant_id: str, name: str) -> Trigger | None:
     """A trigger of a tenant."""
-    query = select(triggers, sources.c.name.label("source")).join(sources, sources.c.id == triggers.c.source_id)
-    row = tx.execute(query.where(triggers.c.tenant_id == tenant_id, triggers.c.name == name)).first()
-    return None if row is None else read_trigger(row, row.source)
+    row = tx.execute(select(triggers).where(triggers.c.tenant_id == tenant_id, triggers.c.name == name)).first()
+    return None if row is None else _with_sources(tx, [row])[0]
 
 
 def triggers_by_id(tx: Transaction, ids: Collection[str]) -> dict[str, Trigger]:
     """Triggers, whoever's they are, in order of their ids."""
-    query = select(triggers, sources.c.name.label("source")).join(sources, sources.c.id == triggers.c.source_id)
-    rows = tx.execute(query.where(triggers.c.id.in_(sorted(ids))).order_by(triggers.c.id))
-    return {row.id: read_trigger(row, row.source) for row in rows}
+    rows = tx.execute(select(triggers).where(triggers.c.id.in_(sorted(ids))).order_by(triggers.c.id)).all()
+    return {found.id: found for found in _with_sources(tx, rows)}
 
 
 def sources_by_id(tx: Transaction, ids: Collection[str]) -> dict[str, Source]:
@@ -149,17 +147,21 @@ def sources_by_id(tx: Transaction, ids: Collection[str]) -> dict[str, Source]:
 def of_source(tx: Transaction, source: Source) -> list[Trigger]:
     """All triggers over a source, the paused ones too: their jobs follow the items, and stop at the gate."""
     query = select(triggers).where(triggers.c.source_id == source.id).order_by(triggers.c.id)
-    return [read_trigger(row, source.name) for row in tx.execute(query)]
+    return [read_trigger(row, source) for row in tx.execute(query)]
 
 
 def page_of_triggers(tx: Transaction, tenant_id: str, limit: int, after: str | None) -> Page[Trigger]:
     """Triggers of a tenant, by name."""
-    query = select(triggers, sources.c.name.label("source")).join(sources, sources.c.id == triggers.c.source_id)
-    query = query.where(triggers.c.tenant_id == tenant_id).order_by(triggers.c.name).limit(limit + 1)
+    query = select(triggers).where(triggers.c.tenant_id == tenant_id).order_by(triggers.c.name).limit(limit + 1)
     if after is not None:
         query = query.where(triggers.c.name > after)
-    found = [read_trigger(row, row.source) for row in tx.execute(query)]
+    found = _with_sources(tx, tx.execute(query).all())
     return Page(found[:limit], found[limit - 1].name if len(found) > limit else None)
+
+
+def _with_sources(tx: Transaction, rows: Sequence[Row[Any]]) -> list[Trigger]:
+    homes = sources_by_id(tx, {row.source_id for row in rows})
+    return [read_trigger(row, homes[row.source_id]) for row in rows]
 
 
 def rule_json(rule: Rule) -> dict[str, Any]:
@@ -191,10 +193,11 @@ def _action(said: dict[str, Any]) -> Action:
     return Action(**{**said, "retry": Retry.read(said["retry"])})
 
 
-def read_trigger(row: Row[Any], source: str) -> Trigger:
+def read_trigger(row: Row[Any], source: Source) -> Trigger:
     """A row as a Trigger."""
     return Trigger(
-        id=row.id, tenant_id=row.tenant_id, name=row.name, source_id=row.source_id, source=source,
+        id=row.id, tenant_id=row.tenant_id, name=row.name, source_id=row.source_id, source=source.name,
+        board=str(source.options.get("boardId", source.name)), orphaned=source.orphaned_reason,
         rule=_rule(decode(row.rule)), action=_action(decode(row.action)), enabled=row.enabled,
         pause_reason=row.pause_reason, revision=row.revision, created_at=row.created_at, created_by=row.created_by,
         updated_at=row.updated_at,

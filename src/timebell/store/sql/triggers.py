@@ -3,7 +3,6 @@ each change is planned either with the new trigger, or before the trigger's scan
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import datetime
 
 from sqlalchemy import delete, func, insert, select, update
@@ -16,7 +15,7 @@ from timebell.model.trigger import Trigger
 from timebell.store.schema import items, sources, triggers
 from timebell.store.sql import operations
 from timebell.store.sql.named import bound
-from timebell.store.sql.sources import action_json, no_such_source, read_trigger, rule_json, trigger
+from timebell.store.sql.sources import action_json, no_such_source, read_source, read_trigger, rule_json, trigger
 from timebell.store.transaction import Transaction
 
 
@@ -42,11 +41,12 @@ def put(tx: Transaction, wanted: Trigger, now: datetime, *, replace: bool) -> tu
         .with_for_update()
     ).first()
     if row is None:
-        made = dataclasses.replace(wanted, source_id=source.id)
         tx.execute(insert(triggers).values(
-            id=made.id, tenant_id=made.tenant_id, name=made.name, source_id=source.id, rule=rule, action=action,
-            enabled=made.enabled, revision=1, created_at=now, created_by=made.created_by, updated_at=now,
+            id=wanted.id, tenant_id=wanted.tenant_id, name=wanted.name, source_id=source.id, rule=rule, action=action,
+            enabled=wanted.enabled, revision=1, created_at=now, created_by=wanted.created_by, updated_at=now,
         ))  # fmt: skip
+        made = trigger(tx, wanted.tenant_id, wanted.name)
+        assert made is not None
         return made, scan(tx, made, now, made.created_by)
     if not replace:
         raise Conflict(
@@ -59,10 +59,10 @@ def put(tx: Transaction, wanted: Trigger, now: datetime, *, replace: bool) -> tu
             fix="Make another trigger, and delete this one.",
         )  # fmt: skip
     if (decode(row.rule), decode(row.action)) == (decode(rule), decode(action)):
-        return read_trigger(row, source.name), None
+        return read_trigger(row, read_source(source)), None
     values = {"rule": rule, "action": action, "revision": row.revision + 1, "updated_at": now}
     tx.execute(update(triggers).where(triggers.c.id == row.id).values(**values))
-    edited = read_trigger(tx.execute(select(triggers).where(triggers.c.id == row.id)).one(), source.name)
+    edited = read_trigger(tx.execute(select(triggers).where(triggers.c.id == row.id)).one(), read_source(source))
     return edited, scan(tx, edited, now, wanted.created_by)
 
 
