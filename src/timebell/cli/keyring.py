@@ -114,10 +114,12 @@ def show_tenants(database: str | None, form: str | None) -> None:
         "REQUESTS A SECOND",
         "JOBS AT ONCE",
         "STARTS A MINUTE",
+        "JOBS A MONTH",
+        "TIMEZONE",
     )
     listed(found, _form(app, form), head, lambda one: (
         one["id"], one["createdAt"][:10],
-        *("-" if one[name] is None else f"{one[name]:,}"
+        *("-" if one[name] is None else f"{one[name]:,}" if isinstance(one[name], int) else one[name]
           for name in list(one)[2:]),
     ))  # fmt: skip
 
