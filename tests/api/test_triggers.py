@@ -112,6 +112,25 @@ async def test_only_the_platform_says_which_database_is_read(make: Make) -> None
         is_problem(await web.post("/triggers", given, key=platform, timebell_tenant="acme"), 422, "INVALID_CONDITION")
 
 
+async def test_what_triggers_and_sources_need_is_not_taken_away(make: Make) -> None:
+    async with make(timezone="UTC") as web:
+        await web.post("/secrets", {"name": "token_1", "value": "x"})
+        board = {"kind": "monday", "options": {"token": {"secret": "token_1"}, "boardId": "77"}}
+        assert (await web.post("/sources", {"name": "board", **board})).status_code == 201
+        is_problem(await web.ask("DELETE", "/secrets/token_1"), 409, "SECRET_IN_USE")
+        hook = {"kind": "http", "options": {"url": "https://example.com/hook"}}
+        for name in ("my_hook", "myxhook"):
+            await web.post("/targets", {"name": name, **hook})
+        given = {**SHIFT, "source": "board", "target": "my_hook"}
+        assert (await web.post("/triggers", {"name": "due", **given})).json()["target"] == {"name": "my_hook"}
+        is_problem(await web.ask("DELETE", "/targets/my_hook"), 409, "TARGET_IN_USE")
+        assert (await web.ask("DELETE", "/targets/myxhook")).status_code == 200
+        await web.ask("DELETE", "/triggers/due")
+        assert (await web.ask("DELETE", "/targets/my_hook")).status_code == 200
+        await web.ask("DELETE", "/sources/board")
+        assert (await web.ask("DELETE", "/secrets/token_1")).status_code == 200
+
+
 async def test_a_tenants_month_is_told(make: Make) -> None:
     async with make(timezone="UTC", open_here=False) as web:
         platform = await web.key("platform", None)

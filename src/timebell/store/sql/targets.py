@@ -16,7 +16,7 @@ from timebell.model.page import Page
 from timebell.model.payload import encode
 from timebell.model.routes import named
 from timebell.model.target import NamedTarget, Resolved, filled, secret_names
-from timebell.store.schema import jobs, schedules, targets
+from timebell.store.schema import jobs, schedules, targets, triggers
 from timebell.store.sql import audit_log, secrets
 from timebell.store.sql.audit_log import AuditRecord
 from timebell.store.sql.ledger import make_tenants
@@ -95,11 +95,14 @@ def remove(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTa
     text = encode(named(row.kind, name), "target")
     waiting = select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.target == text).limit(COUNTED + 1)
     live = tx.execute(select(func.count()).select_from(waiting.subquery())).scalar_one()
-    if using or live:
+    mine = (triggers.c.tenant_id == tenant_id) & triggers.c.action.contains(f'"target":{text}', autoescape=True)
+    watching = tx.execute(select(func.count()).select_from(triggers).where(mine)).scalar_one()
+    if using or live or watching:
         jobs_said = f"more than {COUNTED:,}" if live > COUNTED else f"{live:,}"
+        triggers_said = f", {watching:,} trigger{'s'[: watching != 1]}" if watching else ""
         raise Conflict(
-            f"The target {name!r} is used by {using:,} schedule{'s'[: using != 1]} and {jobs_said} pending"
-            f" job{'s'[: live != 1]}.",
+            f"The target {name!r} is used by {using:,} schedule{'s'[: using != 1]}{triggers_said} and {jobs_said}"
+            f" pending job{'s'[: live != 1]}.",
             code="TARGET_IN_USE", existing=name, fix="Point these elsewhere or delete them first.",
         )  # fmt: skip
     tx.execute(delete(targets).where(_mine(tenant_id, name)))
