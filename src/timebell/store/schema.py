@@ -25,15 +25,9 @@ from sqlalchemy import (
     true,
 )
 
-from timebell.store.metadata import metadata
-from timebell.store.trigger_tables import firings, items, months, sources, triggers
+from timebell.store import trigger_tables  # noqa: F401 - its tables are of the same metadata
+from timebell.store.metadata import metadata as metadata
 from timebell.store.types import Id, Instant
-
-__all__ = [
-    "answers", "audit_log", "calendars", "data_keys", "finished", "firings", "items", "jobs", "keys", "leases",
-    "metadata", "months", "nodes", "operations", "queues", "requests", "revisions", "schedules", "secrets", "sources",
-    "targets", "tenants", "triggers", "usage", "zone_changes",
-]  # fmt: skip
 
 tenants = Table(
     "timebell_tenants",

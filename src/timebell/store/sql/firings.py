@@ -18,12 +18,13 @@ from timebell.model.operation import Operation, Step
 from timebell.model.payload import decode, encode
 from timebell.model.routes import route
 from timebell.model.trigger import Change, Firing, Observed, Place, Source, Trigger, Value, key_of, micros, reconcile
-from timebell.store.schema import firings, items, jobs, sources
+from timebell.store.schema import jobs
 from timebell.store.sql.jobs import end
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.sources import of_source, triggers_by_id
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import firings, items, sources
 
 SOON = timedelta(seconds=10)
 """Jobs due sooner than this make other nodes look again."""

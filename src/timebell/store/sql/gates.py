@@ -15,11 +15,11 @@ from timebell.model.condition import judge
 from timebell.model.job import JobState, Kind, Reason
 from timebell.model.payload import decode
 from timebell.model.trigger import Observed, Place, Source, Trigger, parameters_of
-from timebell.store.schema import firings, items
 from timebell.store.sql import months
 from timebell.store.sql.firings import locked, settle
 from timebell.store.sql.sources import sources_by_id, triggers_by_id
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import firings, items
 
 LONGEST = 8192  # bytes of a verdict
 

@@ -11,9 +11,10 @@ from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert as insert_unless
 
 from timebell.model.months import first_of_next, forecast, month_of
-from timebell.store.schema import jobs, months, tenants
+from timebell.store.schema import jobs, tenants
 from timebell.store.sql.tenants import read_limits
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import months
 
 
 def metered(tx: Transaction) -> frozenset[str]:

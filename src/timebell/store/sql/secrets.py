@@ -14,9 +14,10 @@ from sqlalchemy.dialects.postgresql import insert as insert_unless
 from timebell.errors import Conflict, NotFound
 from timebell.model.page import Page
 from timebell.model.target import Secret, secret_names
-from timebell.store.schema import data_keys, secrets, sources, targets
+from timebell.store.schema import data_keys, secrets, targets
 from timebell.store.sql.ledger import make_tenants
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import sources
 from timebell.tenancy.secrets import Box, Keyring
 
 NAMED = 5

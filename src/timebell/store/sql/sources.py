@@ -15,9 +15,9 @@ from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry
 from timebell.model.schedule import Action
 from timebell.model.trigger import Item, Offset, Rule, Source, Trigger
-from timebell.store.schema import items, sources, triggers
 from timebell.store.sql.ledger import make_tenants
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import items, sources, triggers
 
 
 def put(tx: Transaction, wanted: Source, now: datetime, *, replace: bool) -> Source:

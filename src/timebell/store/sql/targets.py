@@ -16,12 +16,13 @@ from timebell.model.page import Page
 from timebell.model.payload import encode
 from timebell.model.routes import named
 from timebell.model.target import NamedTarget, Resolved, filled, secret_names
-from timebell.store.schema import jobs, schedules, targets, triggers
+from timebell.store.schema import jobs, schedules, targets
 from timebell.store.sql import audit_log, secrets
 from timebell.store.sql.audit_log import AuditRecord
 from timebell.store.sql.ledger import make_tenants
 from timebell.store.sql.named import no_such_target
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import triggers
 from timebell.store.types import from_micros, to_micros
 from timebell.tenancy.secrets import Box, Keyring
 

@@ -12,11 +12,11 @@ from timebell.ids import new_id
 from timebell.model.operation import Operation, OperationKind
 from timebell.model.payload import decode, encode
 from timebell.model.trigger import Trigger
-from timebell.store.schema import items, sources, triggers
 from timebell.store.sql import operations
 from timebell.store.sql.named import bound
 from timebell.store.sql.sources import action_json, no_such_source, read_source, read_trigger, rule_json, trigger
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import items, sources, triggers
 
 
 def put(tx: Transaction, wanted: Trigger, now: datetime, *, replace: bool) -> tuple[Trigger, Operation | None]:
