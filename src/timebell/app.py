@@ -22,6 +22,7 @@ from timebell.client.jobs import Jobs, JobSpec, queue_name, spec_of
 from timebell.client.schedules import Schedules, code_hash
 from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
+from timebell.client.triggers import Triggers
 from timebell.clock import Clock, SystemClock, wall
 from timebell.engine import healing
 from timebell.engine.arrivals import Arrivals, Heard
@@ -123,7 +124,13 @@ class Timebell:
         self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
         self.secrets = Secrets(store, clock, self.open, self._ring)
         self.targets = Targets(store, clock, self.open, self._ring, self._find_target)
+        self.triggers = Triggers(store, clock, self._working, self.open, self.jobs, self._operate)
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)
+
+    def _operate(self) -> None:
+        """There may be a new operation."""
+        if self.service is not None:
+            self.service.operate()
 
     def _ring(self) -> Keyring:
         return keyring(self.settings.secret_key)

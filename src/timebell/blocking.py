@@ -19,6 +19,7 @@ from timebell.app import Timebell
 from timebell.client.schedules import Schedules
 from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
+from timebell.client.triggers import Triggers
 from timebell.clock import SystemClock
 from timebell.errors import TimebellError
 from timebell.store.dialects.base import callers_thread
@@ -227,6 +228,24 @@ class BlockingSecrets(_Verbs[Secrets]):
     delete = Verb(Secrets.delete)
 
 
+class BlockingTriggers(_Verbs[Triggers]):
+    """`app.sync.triggers`."""
+
+    put_source = Verb(Triggers.put_source)
+    source = Verb(Triggers.source)
+    sources = Verb(Triggers.sources)
+    delete_source = Verb(Triggers.delete_source)
+    put_items = Verb(Triggers.put_items)
+    items = Verb(Triggers.items)
+    put = Verb(Triggers.put)
+    get = Verb(Triggers.get)
+    list = Verb(Triggers.list)
+    pause = Verb(Triggers.pause)
+    resume = Verb(Triggers.resume)
+    scan = Verb(Triggers.scan)
+    delete = Verb(Triggers.delete)
+
+
 class Blocking(_Verbs[Timebell]):
     """`app.sync`: for scripts, Flask and Django. Thread-safe; a verb in an event loop is refused (BLOCKING_IN_LOOP)."""
 
@@ -256,6 +275,7 @@ class Blocking(_Verbs[Timebell]):
         super().__init__(Portal(app), lambda on_its_loop: on_its_loop)
         self.schedules = BlockingSchedules(self._portal, lambda on_its_loop: on_its_loop.schedules)
         self.targets = BlockingTargets(self._portal, lambda on_its_loop: on_its_loop.targets)
+        self.triggers = BlockingTriggers(self._portal, lambda on_its_loop: on_its_loop.triggers)
         self.secrets = BlockingSecrets(self._portal, lambda on_its_loop: on_its_loop.secrets)
 
     def close(self) -> None:

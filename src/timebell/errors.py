@@ -12,6 +12,8 @@ TimebellError
 ├── Conflict                             KEY_IN_USE, SCHEDULE_CLIENT_REQUEST_ID_IN_USE, ...
 │   └── RevisionStale                    REVISION_STALE
 ├── Refused                              COMMAND_TARGET_OFF, PRIVATE_ADDRESS, ...
+├── SourceFailed                         SOURCE_FAILED, SOURCE_UNAUTHORIZED
+│   └── SourceGone                       ORPHANED
 ├── ServerUnreachable                    SERVER_UNREACHABLE
 ├── ServerError                          SERVER_ERROR
 └── StoreError
@@ -107,6 +109,18 @@ class Refused(TimebellError):
     """Not allowed by the configuration."""
 
     code = "REFUSED"
+
+
+class SourceFailed(TimebellError):
+    """A source of a trigger cannot be read. What is known of its rows stays as it is."""
+
+    code = "SOURCE_FAILED"
+
+
+class SourceGone(SourceFailed):
+    """What a source reads is there no more, or may not be read any more. It may come back."""
+
+    code = "ORPHANED"
 
 
 class ServerUnreachable(TimebellError):

@@ -46,6 +46,8 @@ LATER = "2040-01-01T00:00:00Z"
 LINES = b'{"topic": "t.t", "runAt": "2040-01-01T00:00:00Z"}\n'
 MATCH = {"if_match": "*"}
 HOOK = {"kind": "http", "options": {"url": "https://example.com/hook"}}
+ITEMS: dict[str, Any] = {"items": [{"key": "1", "version": 1, "fields": {"start_at": LATER}}]}
+TRIGGER = {"source": "{source}", "column": "start_at", "topic": "secret.topic"}
 BODY = {key: value for key, value in NIGHTLY.items() if key != "name"}
 CALLS: dict[str, Call] = {
     "createSchedule": Call("/schedules", {**NIGHTLY, "name": "{new}"}, 201),
@@ -125,6 +127,22 @@ CALLS: dict[str, Call] = {
     "enableTarget": Call("/targets/{target}/enable", object=True),
     "rotateSecret": Call("/targets/{target}/rotate-secret", {"overlapSeconds": 60}, object=True),
     "testTarget": Call("/targets/{target}/test", object=True),
+    "createSource": Call("/sources", {"name": "{new}"}, 201),
+    "listSources": Call("/sources"),
+    "getSource": Call("/sources/{source}", object=True),
+    "putSource": Call("/sources/{new}", {"kind": "webhook"}),
+    "deleteSource": Call("/sources/{empty}", object=True),
+    "listItems": Call("/sources/{source}/items", object=True),
+    "putItems": Call("/sources/{source}/items", ITEMS, object=True),
+    "hook": Call("/hooks/{sourceId}", ITEMS, object=True),
+    "createTrigger": Call("/triggers", {"name": "{new}", **TRIGGER}, 201, object=True),
+    "listTriggers": Call("/triggers"),
+    "getTrigger": Call("/triggers/{trigger}", object=True),
+    "putTrigger": Call("/triggers/{new}", TRIGGER, object=True),
+    "deleteTrigger": Call("/triggers/{trigger}", status=202, object=True),
+    "pauseTrigger": Call("/triggers/{trigger}/pause", {"reason": "x"}, object=True),
+    "resumeTrigger": Call("/triggers/{trigger}/resume", object=True),
+    "scanTrigger": Call("/triggers/{trigger}/scan", status=202, object=True),
     "getForecast": Call("/forecast"),
     "streamEvents": Call("/events"),
 }  # fmt: skip
@@ -249,7 +267,15 @@ class World:
             made = await self.web.post(path, body, key=admin)
             assert made.status_code == 201, made.text
         self.names |= {"key": key.split("_")[2], "calendar": name, "new": f"new-{self.count}"}
-        self.names |= {"secret": name, "target": name}
+        for path, body in (
+            ("/sources", {"name": name}), ("/sources", {"name": f"{name}-empty"}),
+            ("/triggers", {"name": name, **TRIGGER, "source": name}),
+        ):  # fmt: skip
+            made = await self.web.post(path, body, key=admin)
+            assert made.status_code == 201, made.text
+            if body["name"] == name and path == "/sources":
+                self.names["sourceId"] = made.json()["id"]
+        self.names |= {"secret": name, "target": name, "source": name, "empty": f"{name}-empty", "trigger": name}
 
     def filled(self, given: Any, names: dict[str, str] | None = None) -> Any:
         """A path or a body with the names in it."""

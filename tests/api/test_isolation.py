@@ -74,7 +74,8 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
                 now, real = web.app.clock.now(), dict(world.names)
                 ids = ("schedule", "skipping", "job", "dead", "held", "operation")
                 gone = {**real, **{name: new_id(now) for name in ids}, "key": "0" * 12, "calendar": "gone-1"}
-                gone |= {"secret": "gone-1", "target": "gone-1"}
+                gone |= dict.fromkeys(("secret", "target", "source", "trigger"), "gone-1")
+                gone |= {"empty": "gone-1-empty", "sourceId": new_id(now)}
                 world.names = gone
                 call_path = operation.path
                 missing = await (

@@ -26,6 +26,7 @@ async def test_the_platform_makes_tenants_and_an_admin_sees_its_own(make: Make) 
         assert made.json()["limits"] == {
             "schedules": 3, "pendingJobs": None, "payloadBytesPerDay": None, "requestsPerSecond": None,
             "jobsAtOnce": None, "startsPerMinute": None,
+            "jobsPerMonth": None,
         }  # fmt: skip
         is_problem(await web.post("/tenants", {"id": "acme"}, key=everywhere), 409, "TENANT_EXISTS")
         is_problem(await web.post("/tenants", {"id": "x"}, key=ours), 403, "ROLE_TOO_LOW")

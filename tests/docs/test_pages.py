@@ -41,6 +41,8 @@ OF_FIELDS = {
         "reason",
         "labels",
         "created_by",
+        "column",
+        "recipients",
     ),
     "choice": ("overlap", "catch_up", "class", "unheard"),
 }

@@ -27,8 +27,10 @@ from timebell.api import (
     reports,
     schedules,
     secrets,
+    sources,
     targets,
     tenants,
+    triggers,
 )
 from timebell.api.guard import PREFIX, Guarded
 from timebell.api.shapes import PROBLEMS, Problem, answer
@@ -36,6 +38,7 @@ from timebell.api.shapes import PROBLEMS, Problem, answer
 PARTS = (
     schedules, audit, backlogs, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit_log,
     calendars, forecast, events, targets, secrets,
+    sources, triggers,
 )  # fmt: skip
 routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
 for part in PARTS:

@@ -14,6 +14,7 @@ from timebell.client.jobs import text
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model.page import MAX_LIMIT, Page
+from timebell.recurrence import zone
 from timebell.recurrence.instants import format_instant
 from timebell.settings import duration
 from timebell.store.sql import audit_log, tenants
@@ -113,20 +114,25 @@ def show_tenants(database: str | None, form: str | None) -> None:
         "REQUESTS A SECOND",
         "JOBS AT ONCE",
         "STARTS A MINUTE",
+        "JOBS A MONTH",
+        "TIMEZONE",
     )
     listed(found, _form(app, form), head, lambda one: (
         one["id"], one["createdAt"][:10],
-        *("-" if one[name] is None else f"{one[name]:,}"
+        *("-" if one[name] is None else f"{one[name]:,}" if isinstance(one[name], int) else one[name]
           for name in list(one)[2:]),
     ))  # fmt: skip
 
 
 def put_tenant(
-    name: str, limits: Mapping[str, int | None], database: str | None, form: str | None, *, make: bool
-) -> None:
+    name: str, limits: Mapping[str, int | None], database: str | None, form: str | None, *, make: bool,
+    timezone: str | None = None,
+) -> None:  # fmt: skip
     """Make a tenant, or change limits of one. Raises InvalidInput, NotFound (TENANT_NOT_FOUND)."""
     app = Timebell(database)
     text(name, "tenant_id")
+    if timezone is not None:
+        zone(timezone)
 
     async def write() -> Tenant:
         await app.open()
@@ -135,10 +141,12 @@ def put_tenant(
             raise NotFound(
                 f"There is no tenant {name:.60}.", code="TENANT_NOT_FOUND", fix="timebell tenant create makes one."
             )
-        if found is not None and not limits:
+        if found is not None and not limits and timezone is None:
             return found
         action = "tenant.create" if make else "tenant.update"
-        return await app.store.run(_recorded(app, action, None, name, lambda tx: tenants.put(tx, name, limits, now)))
+        return await app.store.run(_recorded(
+            app, action, None, name, lambda tx: tenants.put(tx, name, limits, now, timezone)
+        ))  # fmt: skip
 
     emit_one(_tenant(_run(app, write)), _form(app, form))
 
@@ -203,5 +211,6 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
         "id": tenant.id, "createdAt": format_instant(tenant.created_at), "schedules": limits.schedules,
         "pendingJobs": limits.pending_jobs, "payloadBytesPerDay": limits.payload_bytes_per_day,
         "requestsPerSecond": limits.requests_per_second, "jobsAtOnce": limits.jobs_at_once,
-        "startsPerMinute": limits.starts_per_minute,
+        "startsPerMinute": limits.starts_per_minute, "jobsPerMonth": limits.jobs_per_month,
+        "timezone": tenant.timezone,
     }  # fmt: skip

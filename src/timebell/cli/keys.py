@@ -86,6 +86,8 @@ def tenant_quota(
     requests_per_second: Most = None,
     jobs_at_once: Most = None,
     starts_per_minute: Most = None,
+    jobs_per_month: Most = None,
+    timezone: Annotated[str | None, typer.Option(metavar="ZONE", help="In which its months begin.")] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -95,7 +97,7 @@ def tenant_quota(
     given = {
         "schedules": schedules, "pending_jobs": pending_jobs, "payload_bytes_per_day": payload_bytes_per_day,
         "requests_per_second": requests_per_second, "jobs_at_once": jobs_at_once,
-        "starts_per_minute": starts_per_minute,
+        "starts_per_minute": starts_per_minute, "jobs_per_month": jobs_per_month,
     }  # fmt: skip
     limits = {limit: most or None for limit, most in given.items() if most is not None}
-    keyring.put_tenant(name, limits, database, output, make=False)
+    keyring.put_tenant(name, limits, database, output, make=False, timezone=timezone)

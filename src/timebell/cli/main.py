@@ -22,6 +22,7 @@ from timebell.cli.recover import recover
 from timebell.cli.schedule import schedule
 from timebell.cli.target import secret, target
 from timebell.cli.torture import torture
+from timebell.cli.trigger import source, trigger
 from timebell.cli.users import user
 from timebell.errors import TimebellError
 
@@ -47,6 +48,8 @@ root.add_typer(tenant, name="tenant")
 root.add_typer(user, name="user")
 root.add_typer(target, name="target")
 root.add_typer(secret, name="secret")
+root.add_typer(source, name="source")
+root.add_typer(trigger, name="trigger")
 for command in (apply_, export, calendar, api, recover, torture):
     root.command(command.__name__.rstrip("_"))(command)
 

@@ -84,6 +84,8 @@ class Node:
     """Who wants to know what starts."""
     limited: frozenset[str] = frozenset()
     """The tenants of which not everything that is due may start, as of the last heartbeat."""
+    metered: frozenset[str] = frozenset()
+    """The tenants that have a limit a month, as of the last heartbeat."""
     stopping: bool = False
     drain_asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when someone elsewhere asked this node to finish what it runs and leave."""

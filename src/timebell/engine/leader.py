@@ -17,11 +17,12 @@ from timebell.engine.healing import Healing
 from timebell.engine.operations import Operations
 from timebell.engine.reconciling import Reconciling
 from timebell.engine.watchdog import Watchdog
+from timebell.engine.watching import Watching
 from timebell.engine.zone_data import ZoneData
 from timebell.errors import Refused
 from timebell.model.healed import Healed
 from timebell.model.routes import Routes
-from timebell.store.sql import answers, nodes, operations, retention, secrets, unheard, usage
+from timebell.store.sql import answers, firings, months, nodes, operations, retention, secrets, unheard, usage
 from timebell.store.transaction import Transaction
 from timebell.tenancy.keys import peppers
 from timebell.tenancy.secrets import keyring
@@ -50,6 +51,7 @@ class Leader:
         self.watchdog = Watchdog(node)
         self.operations = Operations(node, self._as_leader)
         self.reconciling = Reconciling(node, self._as_leader)
+        self.watching = Watching(node, self._as_leader)
 
     async def step(self) -> None:
         """Lead, try to, or watch who does; then the chores."""
@@ -59,6 +61,7 @@ class Leader:
             self.fence = None
         if self.fence is None:
             await self._stand()
+        self.watching.alarm.poke()
         if self.fence is not None:
             await self._chores()
 
@@ -101,6 +104,9 @@ class Leader:
             await self._as_leader(retention.prepare, now)
             await self._as_leader(answers.prune, now)
             await self._as_leader(usage.prune, now)
+            await self._as_leader(months.prune, now)
+            while await self._as_leader(firings.prune, now, REWRAPPED):
+                pass
             before = now - timedelta(seconds=node.options.retention)
             while await self._as_leader(retention.prune, before, PRUNED):
                 pass

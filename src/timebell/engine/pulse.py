@@ -19,7 +19,7 @@ from timebell.model.healed import Healed
 from timebell.model.job import JobState
 from timebell.model.payload import decode
 from timebell.store.bridges import ARRIVALS
-from timebell.store.sql import admission, jobs, nodes, unheard
+from timebell.store.sql import admission, jobs, months, nodes, unheard
 from timebell.store.transaction import SCHEDULES
 
 log = logging.getLogger("timebell.pulse")
@@ -54,6 +54,7 @@ class Pulse:
         await self._warn_of_newer_zone_data()
         await node.store.run(unheard.hear, self.announced.routes)
         node.limited = await node.store.run(admission.limited)
+        node.metered = await node.store.run(months.metered)
         if not node.store.many_nodes:  # its file is ours alone, so whatever runs there has no one
             rescued = await self._rescue(list(await node.store.run(jobs.running)))
             node.healed += Healed({"lease": rescued})
@@ -82,6 +83,7 @@ class Pulse:
         rescued = await self._watch()
         node.healed += rescued  # not in one line: the sum before the wait would undo what others add meanwhile
         node.limited = await node.store.run(admission.limited)
+        node.metered = await node.store.run(months.metered)
         await self.leader.step()
         node.working.poke()
         node.planning.poke()

@@ -12,6 +12,7 @@ from typing import Any
 
 from timebell.engine import named
 from timebell.engine.context import Held, Known, Node
+from timebell.engine.gate import Gate
 from timebell.engine.named import Found, Names, unusable
 from timebell.engine.within import Within
 from timebell.errors import InvalidPayload, InvalidRecurrence, TimebellError
@@ -43,6 +44,7 @@ class Runner:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.names = Names(node)
+        self.gate = Gate(node)
         self._told: dict[tuple[str, int], list[datetime]] = {}
 
     async def run(self, held: Held) -> Ending | None:
@@ -66,6 +68,8 @@ class Runner:
         delivery = self._delivery(attempt, now)
         delivery.completion = within
         try:
+            if (held_back := await self.gate.of(attempt)) is not None:
+                return self._mark(attempt, held_back)
             target = decode(attempt.target)
             name = None if target is None else target.get("name")
             found = None if name is None else await self.names.of(attempt.tenant_id, name)
@@ -265,7 +269,8 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     lines = decode(attempt.errors) or []
     if ending.progress is not None or ending.state is JobState.COMPLETED:  # the newest, or the result, says it all
         lines = [_without_progress(line) for line in lines]
-    if ending.error is not None or ending.record is not None or ending.progress is not None:
+    ruled = attempt.verdict is not None and ending.state in (JobState.COMPLETED, JobState.DISPATCHED)
+    if ruled or ending.error is not None or ending.record is not None or ending.progress is not None:
         line = {
             "attempt": ending.attempt, "startedAt": attempt.started_at.isoformat(), "endedAt": ending.at.isoformat(),
             "node": node_id, "code": ending.code, "error": ending.error and ending.error[:1000],
@@ -273,6 +278,8 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
         }  # fmt: skip
         if attempt.used is not None:
             line["target"] = attempt.used
+        if attempt.verdict is not None:
+            line["condition"] = attempt.verdict
         if ending.progress is not None:
             line["progress"] = ending.progress
             if ending.error is None:

@@ -60,6 +60,7 @@ class Service:
                 ("worker", self.worker.step, node.working),
                 ("operations", self.leader.operations.step, self.leader.operations.alarm),
                 ("reconciler", self.leader.reconciling.step, self.leader.reconciling.alarm),
+                ("sources", self.leader.watching.step, self.leader.watching.alarm),
             )
         ]
         completing = asyncio.create_task(self._complete(), name="timebell-completer")
@@ -70,6 +71,8 @@ class Service:
             for task in (*tasks, completing):
                 task.cancel()
             await asyncio.gather(*tasks, completing, return_exceptions=True)
+            await self.leader.watching.close()
+            await self.worker.runner.gate.close()
             await self._leave()
             node.handlers.threads.shutdown(wait=False, cancel_futures=True)
             for alarm in (
@@ -78,8 +81,9 @@ class Service:
                 alarm.close()
 
     def operate(self) -> None:
-        """There may be a new operation."""
+        """There may be a new operation, or a new source."""
         self.leader.operations.alarm.poke()
+        self.leader.watching.alarm.poke()
 
     async def idle(self) -> None:
         """Until nothing is due, nothing runs and nothing is left to write."""

@@ -47,12 +47,13 @@ STATE_WORDS: dict[str, tuple[JobState, ...]] = {
 
 
 class Kind(StrEnum):
-    """Why a job exists: a one-shot, or an occurrence of a schedule."""
+    """Why a job exists: a one-shot, an occurrence of a schedule, or a date elsewhere."""
 
     ONCE = "once"
     PLANNED = "planned"
     MANUAL = "manual"
     BACKFILL = "backfill"
+    TRIGGER = "trigger"
 
 
 class Reason(StrEnum):
@@ -64,6 +65,9 @@ class Reason(StrEnum):
     PAUSED = "paused"
     OVERRIDE = "override"
     EXPIRED = "expired"
+    CONDITION = "condition"
+    QUOTA = "quota"
+    ORPHANED = "orphaned"
 
 
 class Hold(StrEnum):
@@ -225,6 +229,8 @@ class Attempt:
     priority: int = 0
     replays: int = 0
     """How often it was replayed after it had failed for good."""
+    verdict: dict[str, Any] | None = None
+    """Of one with a condition: that it held, and of which values."""
 
     @property
     def is_for_handlers(self) -> bool:

@@ -22,6 +22,7 @@ class OperationKind(StrEnum):
     DISCARD = "discard"
     CANCEL = "cancel"
     IMPORT = "import"
+    SCAN = "scan"
 
 
 class OperationState(StrEnum):

@@ -16,7 +16,6 @@ from sqlalchemy import (
     Float,
     Index,
     Integer,
-    MetaData,
     SmallInteger,
     String,
     Table,
@@ -26,9 +25,9 @@ from sqlalchemy import (
     true,
 )
 
+from timebell.store import trigger_tables  # noqa: F401 - its tables are of the same metadata
+from timebell.store.metadata import metadata as metadata
 from timebell.store.types import Id, Instant
-
-metadata = MetaData()
 
 tenants = Table(
     "timebell_tenants",
@@ -39,6 +38,8 @@ tenants = Table(
     Column("limits", Text),
     # When its jobs started, of late, as JSON; only of one whose jobs are limited: see model/limits.py.
     Column("starts", Text),
+    # In which its months begin; UTC unless it has one.
+    Column("timezone", String(64)),
 )
 
 schedules = Table(
@@ -172,6 +173,8 @@ jobs = Table(
     Column("cancel_asked", Boolean, nullable=False, server_default=false()),
     # Whether there were tenants beside `default` when it was made.
     Column("shared", Boolean, nullable=False, server_default=false()),
+    # Whether it is counted in its tenant's month.
+    Column("charged", Boolean, nullable=False, server_default=false()),
     # The claim: within a lane (queue, priority), the left edge is the next job due.
     Index(
         "timebell_jobs_claim",

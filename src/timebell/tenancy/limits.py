@@ -22,6 +22,8 @@ class Limits:
     """Running or with outside workers, over all nodes."""
     starts_per_minute: int | None = None
     """Attempts begun in any minute, over all nodes."""
+    jobs_per_month: int | None = None
+    """Delivered in a month of the tenant's zone, over all nodes."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:

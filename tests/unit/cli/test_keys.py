@@ -84,4 +84,8 @@ def test_tenants_and_their_quotas(ask: Cli) -> None:
     assert (made["schedules"], made["pendingJobs"]) == (5, 9)
     made = json.loads(ask("tenant", "quota", "acme", "--schedules", "0", "-o", "json").out)
     assert (made["schedules"], made["pendingJobs"]) == (None, 9)
-    assert "acme" in ask("tenant", "list").out
+    zone = ("--jobs-per-month", "500", "--timezone", "Asia/Seoul")
+    made = json.loads(ask("tenant", "quota", "acme", *zone, "-o", "json").out)
+    assert (made["jobsPerMonth"], made["timezone"]) == (500, "Asia/Seoul")
+    assert ask("tenant", "quota", "acme", "--timezone", "Mars/Base").code == 2
+    assert "Asia/Seoul" in ask("tenant", "list").out

@@ -331,3 +331,33 @@ target: invoices
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("kind: Target\nname: x\nurl: https://example.com\n")
     assert ask("apply", "-f", wrong).code == 2
+
+
+def test_triggers_and_their_sources(ask: Cli) -> None:
+    made = as_json(ask("source", "add", "shifts", "-o", "json"))
+    assert made["hook"] == f"/api/v1/hooks/{made['id']}"
+    create = ("trigger", "create", "start", "--source", "shifts", "--column", "start_at", "--topic", "mail.send")
+    done = ask(*create, "--offset", "-15m", "--offset", "0", "--condition", '{"a": 1}')
+    assert (done.code, "INVALID_CONDITION" in done.err or "FIELDS_INVALID" in done.err) == (2, True), done.err
+    condition = '[{"field": "status", "op": "eq", "value": "active"}]'
+    done = ask(*create, "--offset", "-15m", "--offset", "0", "--condition", condition, "--payload", '{"say": "hi"}')
+    assert done.code == 0, done.err
+    assert "start_at -15m, 0" in done.out
+    assert "scan completed" in done.err
+    assert ask(*create).code == 5
+    (row,) = as_json(ask("trigger", "list", "-o", "json"))
+    assert (row["offsets"], row["condition"], row["enabled"]) == (["-15m", "0"], json.loads(condition), True)
+    assert "paused" in ask("trigger", "pause", "start", "--reason", "holiday").out
+    assert "ready" in ask("trigger", "resume", "start").out
+    assert ask("trigger", "scan", "start").code == 0
+    assert "TRIGGER_NOT_FOUND" in ask("trigger", "show", "nobody").err
+    assert ask("source", "delete", "shifts", "--yes").code == 5
+    assert ask("trigger", "delete", "start", "--yes").code == 0
+    assert ask("source", "delete", "shifts", "--yes").code == 0
+    options = '{"url": "postgresql://nowhere/x", "table": "duty_schedules", "changes": "notify", "everySeconds": 60}'
+    assert ask("source", "add", "duty", "--kind", "sql", "--options", options).code == 0
+    sql = ask("trigger", "install", "duty").out
+    assert "CREATE TRIGGER timebell_items_duty_schedules" in sql
+    assert "DROP TRIGGER" in sql
+    assert "duty" in ask("source", "list").out
+    assert ask("source", "delete", "duty", "--yes").code == 0

@@ -72,7 +72,7 @@ def _fresh(row: Row[Any], hold: str | None, now: datetime) -> dict[str, Any]:
     """The live row of a failed job that is tried again."""
     return {name: getattr(row, name) for name in _LIVE} | {
         "state": JobState.PENDING.value, "run_at": now, "tries": 0, "node_id": None, "started_at": None,
-        "expires_at": None, "hold": hold, "shared": True, "replays": row.replays + 1,
+        "expires_at": None, "hold": hold, "shared": True, "charged": True, "replays": row.replays + 1,
         "route": route(row.topic, decode(row.target)),
     }  # fmt: skip
 

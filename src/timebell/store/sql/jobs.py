@@ -23,7 +23,7 @@ from timebell.store.statement import Statement
 from timebell.store.transaction import Row, Transaction
 from timebell.store.types import from_micros, to_micros
 
-_DERIVED = {"route", "hold", "beat", "cancel_asked", "shared"}
+_DERIVED = {"route", "hold", "beat", "cancel_asked", "shared", "charged"}
 _CARRIED = [column.name for column in jobs.columns if column.name not in _DERIVED]
 _TYPES = {
     "String": "text", "Text": "text", "Integer": "int", "SmallInteger": "int", "BigInteger": "int",
@@ -31,7 +31,7 @@ _TYPES = {
 }  # fmt: skip
 # Written only where a job has one: most have none, and every column read from JSON costs.
 _RARE = ("local_time", "tzdata", "group_name")
-_LATER = ("node_id", "started_at", "errors", "beat", "cancel_asked", "shared", "replays")
+_LATER = ("node_id", "started_at", "errors", "beat", "cancel_asked", "shared", "replays", "charged")
 _NEW_RARE = [column for column in jobs.columns if column.name not in _LATER]
 _NEW = [column for column in _NEW_RARE if column.name not in _RARE]
 _NEW_NAMES = [column.name for column in _NEW]

@@ -289,7 +289,8 @@ def reschedule(
     job = NewJob(
         **kept, **when, id=new_id, created_at=now,
         scheduled_at=run_at if row.schedule_id is None else row.scheduled_at,
-        expires_at=None if left is None else run_at + left, replaces=row.id, kind=Kind(row.kind),
+        expires_at=None if left is None else run_at + left, replaces=row.id,
+        kind=Kind.ONCE if row.schedule_id is None else Kind(row.kind),  # by hand, so no longer a trigger's
         hold=Hold.OVERLAP if row.serial and row.hold in (Hold.OVERLAP, Hold.RECOVER) else None, group=row.group_name,
     )  # fmt: skip
     if row.serial:

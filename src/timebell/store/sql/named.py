@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from sqlalchemy import select, tuple_
 
@@ -12,8 +13,11 @@ from timebell.model.job import NewJob
 from timebell.model.payload import encode
 from timebell.model.routes import named, route
 from timebell.model.schedule import Schedule
+from timebell.model.trigger import Trigger
 from timebell.store.schema import targets
 from timebell.store.transaction import Transaction
+
+M = TypeVar("M", Schedule, Trigger)
 
 
 def bind(tx: Transaction, new: Sequence[NewJob]) -> None:
@@ -38,16 +42,16 @@ def unknown(tx: Transaction, new: Sequence[NewJob]) -> set[str]:
     return {id_ for id_, key in naming.items() if key not in kinds}
 
 
-def bound(tx: Transaction, schedule: Schedule) -> Schedule:
-    """The schedule, with the kind of the target that it names. Raises NotFound (TARGET_NOT_FOUND)."""
-    given = schedule.action.target
+def bound(tx: Transaction, maker: M) -> M:
+    """The schedule or trigger, with the kind of the target that it names. Raises NotFound (TARGET_NOT_FOUND)."""
+    given = maker.action.target
     if given is None or "name" not in given:
-        return schedule
-    kind = _kinds(tx, {(schedule.tenant_id, given["name"])}).get((schedule.tenant_id, given["name"]))
+        return maker
+    kind = _kinds(tx, {(maker.tenant_id, given["name"])}).get((maker.tenant_id, given["name"]))
     if kind is None:
         raise no_such_target(given["name"])
-    action = dataclasses.replace(schedule.action, target=named(kind, given["name"]))
-    return dataclasses.replace(schedule, action=action)
+    action = dataclasses.replace(maker.action, target=named(kind, given["name"]))
+    return dataclasses.replace(maker, action=action)
 
 
 def _kinds(tx: Transaction, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:

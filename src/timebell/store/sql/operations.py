@@ -13,7 +13,7 @@ from timebell.model.operation import STALLED, Operation, OperationKind, Operatio
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.store.schema import operations
-from timebell.store.sql import dead, ledger
+from timebell.store.sql import dead, firings, ledger
 from timebell.store.sql.named import no_such_target, unknown
 from timebell.store.transaction import Transaction
 
@@ -24,6 +24,7 @@ STEPS: dict[OperationKind, Callable[[Transaction, Operation, int, datetime], Ste
     OperationKind.REPLAY: dead.replay_some,
     OperationKind.DISCARD: dead.discard_some,
     OperationKind.CANCEL: ledger.cancel_some,
+    OperationKind.SCAN: firings.scan_some,
 }
 
 

@@ -17,6 +17,7 @@ from timebell.model.target import Secret, secret_names
 from timebell.store.schema import data_keys, secrets, targets
 from timebell.store.sql.ledger import make_tenants
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import sources
 from timebell.tenancy.secrets import Box, Keyring
 
 NAMED = 5
@@ -112,16 +113,20 @@ def page(tx: Transaction, tenant_id: str, limit: int, after: str | None) -> Page
 
 
 def remove(tx: Transaction, tenant_id: str, name: str) -> Secret | None:
-    """Forget a secret; None for an unknown one. Raises Conflict (SECRET_IN_USE) while a target refers to it."""
+    """Forget a secret; None for an unknown one. Raises Conflict (SECRET_IN_USE) while a target or source has it."""
     row = tx.execute(select(secrets).where(_mine(tenant_id, name)).with_for_update()).first()
     if row is None:
         return None
     rows = tx.execute(select(targets.c.name, targets.c.options).where(targets.c.tenant_id == tenant_id))
-    users = sorted(one.name for one in rows if name in secret_names(orjson.loads(one.options)))
-    if users:
+    senders = sorted(one.name for one in rows if name in secret_names(orjson.loads(one.options)))
+    homes = tx.execute(select(sources.c.name, sources.c.options).where(sources.c.tenant_id == tenant_id))
+    readers = sorted(one.name for one in homes if name in secret_names(orjson.loads(one.options)))
+    for what, users in (("target", senders), ("source", readers)):
+        if not users:
+            continue
         more = ", ..." if len(users) > NAMED else ""
         raise Conflict(
-            f"The secret {name!r} is used by {len(users)} target{'s'[: len(users) > 1]}:"
+            f"The secret {name!r} is used by {len(users)} {what}{'s'[: len(users) > 1]}:"
             f" {', '.join(users[:NAMED])}{more}.",
             code="SECRET_IN_USE", existing=users[0], fix="Change these first; to change its value, replace it.",
         )  # fmt: skip

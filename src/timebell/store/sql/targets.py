@@ -22,6 +22,7 @@ from timebell.store.sql.audit_log import AuditRecord
 from timebell.store.sql.ledger import make_tenants
 from timebell.store.sql.named import no_such_target
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import triggers
 from timebell.store.types import from_micros, to_micros
 from timebell.tenancy.secrets import Box, Keyring
 
@@ -95,11 +96,14 @@ def remove(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTa
     text = encode(named(row.kind, name), "target")
     waiting = select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.target == text).limit(COUNTED + 1)
     live = tx.execute(select(func.count()).select_from(waiting.subquery())).scalar_one()
-    if using or live:
+    mine = (triggers.c.tenant_id == tenant_id) & triggers.c.action.contains(f'"target":{text}', autoescape=True)
+    watching = tx.execute(select(func.count()).select_from(triggers).where(mine)).scalar_one()
+    if using or live or watching:
         jobs_said = f"more than {COUNTED:,}" if live > COUNTED else f"{live:,}"
+        triggers_said = f", {watching:,} trigger{'s'[: watching != 1]}" if watching else ""
         raise Conflict(
-            f"The target {name!r} is used by {using:,} schedule{'s'[: using != 1]} and {jobs_said} pending"
-            f" job{'s'[: live != 1]}.",
+            f"The target {name!r} is used by {using:,} schedule{'s'[: using != 1]}{triggers_said} and {jobs_said}"
+            f" pending job{'s'[: live != 1]}.",
             code="TARGET_IN_USE", existing=name, fix="Point these elsewhere or delete them first.",
         )  # fmt: skip
     tx.execute(delete(targets).where(_mine(tenant_id, name)))

@@ -20,11 +20,12 @@ from timebell.tenancy.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant. `created_at` is aware UTC."""
+    """A tenant. `created_at` is aware UTC; its months begin in `timezone`."""
 
     id: str
     created_at: datetime
     limits: Limits
+    timezone: str | None = None
 
 
 def limits(tx: Transaction, id_: str) -> Limits:
@@ -39,18 +40,22 @@ def find(tx: Transaction, id_: str) -> Tenant | None:
     return None if row is None else _read(row)
 
 
-def put(tx: Transaction, id_: str, changes: Mapping[str, int | None], now: datetime) -> Tenant:
-    """Make a tenant if there is none, and change these of its limits."""
+def put(
+    tx: Transaction, id_: str, changes: Mapping[str, int | None], now: datetime, timezone: str | None = None
+) -> Tenant:  # fmt: skip
+    """Make a tenant if there is none, change these of its limits, and its zone unless that is None."""
     make_tenants(tx, {id_}, now)
     row = tx.execute(select(tenants).where(tenants.c.id == id_).with_for_update()).one()
     changed = Limits.read({**_read(row).limits.to_json(), **changes})
     starts = (row.starts or "[]") if changed.of_running else None
     kept = orjson.dumps(changed.to_json()).decode()
     tx.execute(update(tenants).where(tenants.c.id == id_).values(limits=kept, starts=starts))
+    if timezone is not None:
+        tx.execute(update(tenants).where(tenants.c.id == id_).values(timezone=timezone))
     if starts is None and row.starts is not None:  # nothing waits for its limits any more
         tx.execute(update(jobs).where(jobs.c.hold == Hold.TENANT.value, jobs.c.tenant_id == id_).values(hold=None))
         tx.notify()
-    return Tenant(id_, row.created_at, changed)
+    return Tenant(id_, row.created_at, changed, timezone or row.timezone)
 
 
 def page(tx: Transaction, limit: int, after: str | None) -> Page[Tenant]:
@@ -63,7 +68,7 @@ def page(tx: Transaction, limit: int, after: str | None) -> Page[Tenant]:
 
 
 def _read(row: Row[Any]) -> Tenant:
-    return Tenant(row.id, row.created_at, read_limits(row.limits))
+    return Tenant(row.id, row.created_at, read_limits(row.limits), row.timezone)
 
 
 def read_limits(text: str | None) -> Limits:

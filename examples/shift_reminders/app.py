@@ -1,0 +1,63 @@
+"""A push 15 minutes before a shift starts, to each of its people who has not checked in by then, and one at its end.
+
+The shifts are rows of a PostgreSQL database (`schema.sql`) that says itself what changes (`install.sql`). Run it with
+
+    SHIFTS_DATABASE_URL=postgresql://... timebell dev examples/shift_reminders/app.py
+
+Pushes go to SEND_PUSH_URL as {user_id, title, body, data, notification_id}; without it they are printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import AsyncIterator
+
+from timebell import Arrived, Timebell
+
+app = Timebell(timezone="UTC")
+
+ACTIVE = """
+    SELECT id, title, start_at, end_at, array_prepend(assigned_user_id, participants) AS users
+    FROM duty_schedules WHERE status = 'active'
+"""
+CHECKED = "SELECT 1 FROM attendance_logs WHERE schedule_id = :id AND user_id = :recipient AND type = '{}'"
+SOURCE = {
+    "url": os.environ.get("SHIFTS_DATABASE_URL"), "query": ACTIVE, "table": "duty_schedules", "changes": "notify",
+    "channel": "shifts", "sweepEverySeconds": 60,
+}  # fmt: skip
+RETRY = {"attempts": 3, "backoff": "exponential", "delay": 5}
+
+
+@app.lifespan
+async def shifts() -> AsyncIterator[None]:
+    await app.triggers.put_source("shifts", "sql", SOURCE)
+    await app.triggers.put(
+        "shift-start", "shifts", "start_at", "shift.push", offsets=["-15m"], recipients="users", retry=RETRY,
+        payload={"type": "start_15", "title": "Your shift starts in 15 minutes"}, unless=CHECKED.format("check_in"),
+    )  # fmt: skip
+    await app.triggers.put(
+        "shift-end", "shifts", "end_at", "shift.push", recipients="users", retry=RETRY,
+        payload={"type": "end", "title": "Your shift is over"}, unless=CHECKED.format("check_out"),
+    )  # fmt: skip
+    yield
+
+
+@app.on("shift.push")
+def push(event: Arrived) -> None:
+    """Hand a push to whoever sends it. The id is the same for every try, and another one after the shift was moved."""
+    said = event.payload
+    shift, user, kind = said["itemId"], said["recipient"], said["action"]["type"]
+    body = {
+        "user_id": user, "title": said["action"]["title"], "body": f"Shift {shift}",
+        "data": {"scheduleId": shift, "scheduledAt": said["scheduledAt"]},
+        "notification_id": f"shift-{shift}-{user}-{kind}-{event.scheduled_at:%Y%m%dT%H%M%SZ}",
+    }  # fmt: skip
+    url = os.environ.get("SEND_PUSH_URL")
+    if url is None:
+        print(json.dumps(body), flush=True)
+        return
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        answer.read()

@@ -1,0 +1,216 @@
+"""`/sources`: where dated rows are; and `/hooks/{sourceId}`, where systems say what has changed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from timebell.api.guard import Guarded, Let, changes, missing, reads
+from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
+from timebell.client.jobs import uuid_of
+from timebell.errors import InvalidInput, NotFound
+from timebell.model.trigger import Item, Observed, Source
+from timebell.store.sql import sources as rows
+from timebell.tenancy.roles import Role, require
+
+routes = APIRouter(route_class=Guarded, tags=["sources"])
+MOST = 500
+Key = Annotated[str | int, Field(description="Of the row, in its source.")]
+
+
+class SourcePut(Body):
+    """What a source is."""
+
+    kind: Annotated[str, Field(max_length=20)] = "webhook"
+    options: dict[str, Json] | None = None
+
+
+class SourceIn(SourcePut):
+    """What makes a source."""
+
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class ChangeIn(Body):
+    """What an item is now, or that it is gone."""
+
+    key: Key
+    version: Annotated[
+        int | str | None,
+        Field(description="Rises with each change: a number, or the instant of it. Without, it is newest."),
+    ] = None
+    fields: dict[str, Json] | None = None
+    deleted: bool | None = None
+
+
+class ChangesIn(Body):
+    """Changes of items."""
+
+    items: Annotated[list[ChangeIn], Field(max_length=MOST)]
+
+
+class SourceOut(Shown):
+    """A source. Systems say what has changed at `hook`."""
+
+    id: str
+    name: str
+    tenant_id: str
+    kind: str
+    options: dict[str, Json]
+    hook: str
+    synced_at: Instant | None
+    fault: str | None
+    orphaned_at: Instant | None
+    orphaned_reason: str | None
+    created_at: Instant
+    created_by: str | None
+    updated_at: Instant
+
+
+class SourcePage(Shown):
+    """Sources, by name."""
+
+    items: list[SourceOut]
+    next_cursor: str | None
+
+
+class ItemOut(Shown):
+    """An item as it was last heard of; fields null: it is gone."""
+
+    key: str
+    version: int
+    fields: dict[str, Json] | None
+    updated_at: Instant
+
+
+class ItemPage(Shown):
+    """Items, by key."""
+
+    items: list[ItemOut]
+    next_cursor: str | None
+
+
+class ObservedOut(Shown):
+    """What changes came to."""
+
+    changed: int
+    same: Annotated[int, Field(description="Newer, and nothing else.")]
+    stale: Annotated[int, Field(description="Something newer was known.")]
+    made: Annotated[int, Field(description="Jobs. A move is one cancelled and one made.")]
+    cancelled: int
+    late: Annotated[int, Field(description="Past by more than the grace: no job.")]
+    unreadable: Annotated[int, Field(description="A trigger can read no instant or recipient there.")]
+
+
+@routes.post("/sources", status_code=201, response_model=SourceOut, **changes("source.create", Role.EDITOR))
+async def create_source(body: SourceIn, let: Let) -> Response:
+    """Make a source."""
+    made = await _put(let, body.name, body, replace=False)
+    return answer(shown(made), 201, {"Location": f"/api/v1/sources/{made.name}"})
+
+
+@routes.get("/sources", response_model=SourcePage, **reads())
+async def list_sources(let: Let, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """Sources by name."""
+    page = await let.run(rows.page, let.tenant_id, limit, cursor)
+    return paged(page, [shown(source) for source in page])
+
+
+@routes.get("/sources/{name}", response_model=SourceOut, **reads())
+async def get_source(name: Id, let: Let) -> Response:
+    """One source."""
+    return answer(shown(await _find(let, name)))
+
+
+@routes.put("/sources/{name}", response_model=SourceOut, **changes("source.put", Role.EDITOR))
+async def put_source(name: Id, body: SourcePut, let: Let) -> Response:
+    """Make a source, or give the one there is other options."""
+    return answer(shown(await _put(let, name, body, replace=True)))
+
+
+@routes.delete("/sources/{name}", response_model=SourceOut, **changes("source.delete", Role.EDITOR))
+async def delete_source(name: Id, let: Let) -> Response:
+    """Forget a source that has no trigger, and its items."""
+    let.subject, let.before = name, shown(await _find(let, name))
+    return answer(shown(await let.app.triggers.delete_source(name, tenant_id=let.tenant_id, connection=let.connection)))
+
+
+@routes.get("/sources/{name}/items", response_model=ItemPage, **reads())
+async def list_items(name: Id, let: Let, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """Items of a source as they were last heard of, by key."""
+    home = await _find(let, name)
+    page = await let.run(rows.page_of_items, home.id, limit, cursor)
+    return paged(page, [_item(item) for item in page])
+
+
+@routes.post("/sources/{name}/items", response_model=ObservedOut, **changes("source.items", Role.OPERATOR))
+async def put_items(name: Id, body: ChangesIn, let: Let) -> Response:
+    """Say of up to 500 items what they are now: their jobs follow, all of them or none."""
+    home = await _find(let, name)
+    let.subject = home.name
+    return answer(_observed(await _observe(let, home.name, [_change(one) for one in body.items])))
+
+
+@routes.post("/hooks/{source}", response_model=ObservedOut, **changes("source.hook", Role.OPERATOR))
+async def hook(source: Id, body: ChangesIn | ChangeIn, let: Let) -> Response:
+    """As `/sources/{name}/items`, for systems that know the source's id, with one change or several."""
+    known = uuid_of(source)
+    home: Source | None = None if known is None else await let.run(rows.by_id, known)
+    if home is None or home.tenant_id != let.tenant_id:
+        raise missing("source", source)
+    let.subject = home.name
+    listed = body.items if isinstance(body, ChangesIn) else [body]
+    return answer(_observed(await _observe(let, home.name, [_change(one) for one in listed])))
+
+
+async def _put(let: Let, name: str, body: SourcePut, *, replace: bool) -> Source:
+    let.subject = name
+    if body.kind != "webhook":
+        # Whoever says where a secret goes can read it there; and an address is asked from where the nodes are.
+        own = body.kind == "monday" and "url" not in (body.options or {})
+        require(let.caller.role, Role.ADMIN if own else Role.PLATFORM)
+    let.operates = True
+    known: Source | None = await let.run(rows.find, let.tenant_id, name)
+    let.before = None if known is None else shown(known)
+    made: Source = await let.app.triggers.put_source(
+        name, body.kind, body.options, replace=replace, tenant_id=let.tenant_id, created_by=let.caller.actor,
+        connection=let.connection,
+    )  # fmt: skip
+    return made
+
+
+async def _find(let: Let, name: str) -> Source:
+    try:
+        return await let.app.triggers.source(name, tenant_id=let.tenant_id, connection=let.connection)
+    except NotFound:
+        raise missing("source", name) from None
+
+
+async def _observe(let: Let, name: str, items: list[dict[str, Any]]) -> Observed:
+    if not items:
+        raise InvalidInput("There is no item.", code="INVALID_ITEM", fix="Give at least one.")
+    return await let.app.triggers.put_items(name, items, tenant_id=let.tenant_id, connection=let.connection)
+
+
+def _change(body: ChangeIn) -> dict[str, Any]:
+    return body.given()
+
+
+def shown(source: Source) -> dict[str, Any]:
+    """A source as it is answered."""
+    return {
+        "id": source.id, "name": source.name, "tenantId": source.tenant_id, "kind": source.kind,
+        "options": source.options, "hook": f"/api/v1/hooks/{source.id}", "syncedAt": utc(source.synced_at),
+        "fault": source.fault, "orphanedAt": utc(source.orphaned_at), "orphanedReason": source.orphaned_reason,
+        "createdAt": utc(source.created_at), "createdBy": source.created_by, "updatedAt": utc(source.updated_at),
+    }  # fmt: skip
+
+
+def _item(item: Item) -> dict[str, Any]:
+    return {"key": item.key, "version": item.version, "fields": item.fields, "updatedAt": utc(item.updated_at)}
+
+
+def _observed(found: Observed) -> dict[str, int]:
+    return {name: getattr(found, name) for name in Observed.__slots__}

@@ -1,0 +1,46 @@
+"""The adapters of a node: one for each source that it reads, made anew when the source was edited."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from timebell.engine.context import Node
+from timebell.model.target import filled, secret_names
+from timebell.model.trigger import Source
+from timebell.store.sql import secrets
+from timebell.tenancy.secrets import keyring
+from timebell.triggers import adapter
+from timebell.triggers.base import Adapter
+
+
+class Adapters:
+    """Made when first asked for."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._made: dict[str, tuple[datetime, Adapter]] = {}
+
+    async def of(self, source: Source) -> Adapter:
+        """What reads a source. Raises InvalidInput, NotFound (SECRET_NOT_FOUND), Refused, StoreError."""
+        known = self._made.get(source.id)
+        if known is not None and known[0] == source.updated_at:
+            return known[1]
+        options, names = source.options, secret_names(source.options)
+        if names:
+            ring = keyring(self.node.secret_key)
+            options = filled(options, await self.node.store.run(secrets.values, ring, source.tenant_id, names))
+        await self.forget(source.id)
+        made = adapter(source.kind, options)
+        self._made[source.id] = source.updated_at, made
+        return made
+
+    async def forget(self, source_id: str) -> None:
+        """Let go of one."""
+        known = self._made.pop(source_id, None)
+        if known is not None:
+            await known[1].close()
+
+    async def close(self) -> None:
+        """Let go of all."""
+        for source_id in list(self._made):
+            await self.forget(source_id)

@@ -1,0 +1,97 @@
+"""The gate: what is asked just before a job of a trigger, or of a tenant with a limited month, is delivered.
+
+All who ask meanwhile are looked at in one transaction, so a thousand that are due at once are a few of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from timebell.engine.context import Node
+from timebell.errors import StoreError, TimebellError
+from timebell.model import decide
+from timebell.model.job import Attempt, Ending, JobState, Kind
+from timebell.model.payload import decode, encode
+from timebell.store.sql import gates
+from timebell.store.sql.gates import Asked, Found, Ruling
+
+if TYPE_CHECKING:
+    from timebell.engine.reading import Reading
+
+log = logging.getLogger("timebell.gate")
+
+AT_ONCE = 500  # attempts a transaction
+
+
+class Gate:
+    """The gate of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._reading: Reading | None = None
+        self._asked: dict[str, tuple[Asked, asyncio.Future[Ruling | TimebellError]]] = {}
+        self._ruling: asyncio.Task[None] | None = None
+
+    async def of(self, attempt: Attempt) -> Ending | None:
+        """What becomes of an attempt instead of its delivery; None: let it be delivered."""
+        if attempt.kind != Kind.TRIGGER and attempt.tenant_id not in self.node.metered:
+            return None
+        asked = Asked(attempt.id, attempt.tenant_id, attempt.kind, attempt.replays > 0)
+        waiting: asyncio.Future[Ruling | TimebellError] = asyncio.get_running_loop().create_future()
+        self._asked[attempt.id] = asked, waiting
+        if self._ruling is None or self._ruling.done():
+            self._ruling = asyncio.create_task(self._rule())
+        return self._ending(attempt, await asyncio.shield(waiting))
+
+    async def close(self) -> None:
+        """Let go of the sources."""
+        if self._reading is not None:
+            await self._reading.close()
+
+    async def _rule(self) -> None:
+        while self._asked:
+            batch = dict(list(self._asked.items())[:AT_ONCE])
+            for id_ in batch:
+                del self._asked[id_]
+            found: dict[str, Ruling | TimebellError] = {}
+            wrong: TimebellError = StoreError("Whether it may run could not be looked up.")
+            try:
+                asked = [one for one, _ in batch.values()]
+                queries: dict[str, Found] = {}
+                if of_triggers := [one.id for one in asked if one.of_trigger]:
+                    from timebell.engine.reading import Reading  # only where there are triggers
+
+                    self._reading = self._reading or Reading(self.node)
+                    queries, failed_ones = await self._reading.of(of_triggers)
+                    found |= failed_ones
+                    asked = [one for one in asked if one.id not in failed_ones]
+                found |= await self.node.store.run(gates.rule, asked, self.node.clock.now(), queries)
+            except StoreError as failed:
+                wrong = failed
+            except Exception:  # whoever waits must not wait for ever
+                log.exception("the gate failed")
+            for id_, (_, waiting) in batch.items():
+                if not waiting.done():
+                    waiting.set_result(found.get(id_, wrong))
+            self.node.working.poke()  # what was moved may be due soon
+
+    def _ending(self, attempt: Attempt, ruling: Ruling | TimebellError) -> Ending | None:
+        now = self.node.clock.now()
+        if isinstance(ruling, TimebellError):
+            retry = self.node.retry_of(attempt, decode(attempt.retry))
+            return decide.after_failure(
+                attempt.id, attempt.number, attempt.tries, retry, now, ruling.code, str(ruling), counts=False
+            )
+        if ruling.state is None:
+            attempt.verdict = ruling.verdict
+            return None
+        state = ruling.state
+        if state is JobState.SKIPPED and attempt.tries:  # something was delivered, so it is no skip
+            state = JobState.CANCELLED
+        result = None if ruling.verdict is None else encode({"condition": ruling.verdict}, "result")
+        return Ending(
+            attempt.id, attempt.number, state, now, reason=ruling.reason, code=ruling.code, error=ruling.error,
+            result=result, counts=False,
+        )  # fmt: skip

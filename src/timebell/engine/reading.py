@@ -1,0 +1,91 @@
+"""What the gate reads of sources that Timebell reads itself: the value once more, and what queries find.
+
+A source that does not answer in time is taken for what was last known of it; but where a query decides, the job waits
+until it can be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+
+from timebell.engine.adapters import Adapters
+from timebell.engine.context import Node
+from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
+from timebell.model.trigger import Change, micros
+from timebell.store.sql import firings, gates, sources
+from timebell.store.sql.gates import Found, Planned
+from timebell.triggers import KINDS
+
+log = logging.getLogger("timebell.sources")
+
+WITHIN = 5.0  # seconds
+AT_ONCE = 8  # queries
+
+
+class Reading:
+    """The sources, as this node's gate reads them."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._adapters = Adapters(node)
+
+    async def of(self, ids: Sequence[str]) -> tuple[dict[str, Found], dict[str, TimebellError]]:
+        """Bring what is known of these jobs' items up to date; what the queries of their triggers found, and the jobs
+        of which that could not be asked."""
+        run = self.node.store.run
+        by_source: dict[str, list[Planned]] = defaultdict(list)
+        for one in await run(gates.planned, ids):
+            if one.source.kind in KINDS:
+                by_source[one.source.id].append(one)
+        if not by_source:
+            return {}, {}
+        for some in by_source.values():
+            await self._again(some)
+        wanted = [
+            one for one in await run(gates.planned, ids) if one.trigger.rule.unless is not None
+            and one.source.kind in KINDS
+        ]  # fmt: skip
+        gate, found, failed = asyncio.Semaphore(AT_ONCE), dict[str, Found](), dict[str, TimebellError]()
+
+        async def ask(one: Planned) -> None:
+            try:
+                async with gate, asyncio.timeout(WITHIN):
+                    adapter = await self._adapters.of(one.source)
+                    anything = await adapter.any(one.trigger.rule.unless or "", one.parameters)
+                found[one.job_id] = Found(anything, one.parameters)
+            except StoreError:
+                raise
+            except TimebellError as wrong:
+                failed[one.job_id] = wrong
+            except TimeoutError:
+                failed[one.job_id] = SourceFailed("The source does not answer in time.")
+
+        await asyncio.gather(*map(ask, wanted))
+        return found, failed
+
+    async def _again(self, some: Sequence[Planned]) -> None:
+        """Read the items of one source once more."""
+        source, keys = some[0].source, sorted({one.item for one in some})
+        at = micros(self.node.clock.now())
+        try:
+            async with asyncio.timeout(WITHIN):
+                rows = await (await self._adapters.of(source)).read(keys)
+        except StoreError:
+            raise
+        except SourceGone as gone:
+            await self.node.store.run(sources.orphan, source.id, gone.message, self.node.clock.now())
+            return
+        except (TimebellError, TimeoutError) as failed:
+            log.warning("source %s: %s What was last known of it counts.", source.name, failed or "no answer.")
+            return
+        if source.orphaned_at is not None:  # access came back
+            await self.node.store.run(sources.orphan, source.id, None, self.node.clock.now())
+        changes = [Change(key, at, rows.get(key)) for key in keys]
+        await self.node.store.run(firings.take_in, source, changes, None, self.node.clock.now())
+
+    async def close(self) -> None:
+        """Let go of the sources."""
+        await self._adapters.close()

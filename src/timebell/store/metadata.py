@@ -1,0 +1,5 @@
+"""What all tables are registered with."""
+
+from sqlalchemy import MetaData
+
+metadata = MetaData()

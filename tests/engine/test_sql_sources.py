@@ -1,0 +1,254 @@
+"""Sources that are tables of a database: read, followed and swept, in real time, over SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.servers import Postgres
+from timebell import Arrived, Timebell
+from timebell.errors import InvalidInput
+from timebell.triggers import adapter
+
+TABLE = """CREATE TABLE duty_schedules (id {id}, start_at {instant}, users {list}, status text, updated_at {instant})"""
+
+
+class Rows:
+    """A table of somebody else's."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def write(self, query: str, *values: Any) -> None:
+        if self.url.startswith("sqlite"):
+            with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as connection:
+                plain = [one.isoformat() if isinstance(one, datetime) else one for one in values]
+                plain = [json.dumps(one) if isinstance(one, list) else one for one in plain]
+                connection.execute(query.replace("$", "?"), plain)
+                connection.commit()
+            return
+        connection = await asyncpg.connect(self.url)
+        try:
+            await connection.execute(query, *values)
+        finally:
+            await connection.close()
+
+    async def make(self) -> None:
+        sqlite = self.url.startswith("sqlite")
+        types = {"id": "integer primary key", "instant": "text" if sqlite else "timestamptz",
+                 "list": "text" if sqlite else "text[]"}  # fmt: skip
+        await self.write(TABLE.format(**types))
+
+    async def put(
+        self, id_: int, start_at: datetime | None, users: list[str] | None = None, status: str = "on"
+    ) -> None:
+        await self.write(
+            "INSERT INTO duty_schedules VALUES ($1, $2, $3, $4, $5)"
+            " ON CONFLICT (id) DO UPDATE SET start_at = excluded.start_at, users = excluded.users,"
+            " status = excluded.status, updated_at = excluded.updated_at",
+            id_, start_at, users or ["ana"], status, datetime.now(UTC),
+        )  # fmt: skip
+
+
+def soon(**spans: float) -> datetime:
+    return datetime.now(UTC) + timedelta(**spans)
+
+
+async def until(holds: Callable[[], Any], within: float = 15.0) -> None:
+    async with asyncio.timeout(within):
+        while True:
+            found = holds()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return
+            await asyncio.sleep(0.02)
+
+
+def both(test: Callable[..., Any]) -> Callable[..., None]:
+    """On a table of SQLite and of PostgreSQL; Timebell itself is on SQLite."""
+
+    @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+    def run(kind: str, tmp_path: Path, postgres: Postgres) -> None:
+        url = f"sqlite:///{tmp_path}/theirs.db" if kind == "sqlite" else postgres.create_database()
+
+        async def body() -> None:
+            rows, app = Rows(url), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+            await rows.make()
+            try:
+                await test(rows, app)
+            finally:
+                await app.close()
+
+        try:
+            asyncio.run(body())
+        finally:
+            if kind == "postgres":
+                postgres.drop_database(url)
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def follow(app: Timebell, rows: Rows, **options: Any) -> list[Arrived]:
+    heard: list[Arrived] = []
+
+    @app.on("shift.remind")
+    async def remind(event: Arrived) -> None:
+        heard.append(event)
+
+    given = {"url": rows.url, "table": "duty_schedules", "everySeconds": 0.1, **options}
+    await app.triggers.put_source("shifts", "sql", {name: value for name, value in given.items() if value is not None})
+    await app.triggers.put("reminder", "shifts", "start_at", "shift.remind", recipients="users")
+    return heard
+
+
+async def pending(app: Timebell) -> list[tuple[str, datetime]]:
+    return sorted((job.payload["itemId"], job.run_at) for job in await app.list(status="pending", limit=500))
+
+
+@both
+async def test_rows_are_read_followed_and_let_go(rows: Rows, app: Timebell) -> None:
+    for number in range(3):
+        await rows.put(number, soon(hours=1))
+    heard = await follow(app, rows, table=None, query="SELECT * FROM duty_schedules WHERE status = 'on'")
+    async with app.running(heartbeat=0.1):
+        await until(lambda: _count(app, 3))
+        moved = soon(hours=2)
+        await rows.put(1, moved)
+        await rows.put(2, soon(hours=1), status="off")  # leaves the query
+        await until(lambda: _is(app, 1, moved, 2))
+        await rows.put(0, soon(seconds=0.5), ["ana", "bo"])
+        await until(lambda: len(heard) == 2)
+        source = await app.triggers.source("shifts")
+        assert source.synced_at is not None
+        assert source.fault is None
+    assert {event.payload["recipient"] for event in heard} == {"ana", "bo"}
+    assert [key for key, _ in await pending(app)] == ["1"]
+
+
+async def _count(app: Timebell, count: int) -> bool:
+    return len(await pending(app)) == count
+
+
+async def _is(app: Timebell, key: int, at: datetime, count: int) -> bool:
+    found = await pending(app)
+    return len(found) == count and (str(key), at) in found
+
+
+@both
+async def test_changes_are_found_by_a_column_that_rises_and_what_was_missed_by_the_sweep(
+    rows: Rows, app: Timebell
+) -> None:
+    await rows.put(1, soon(hours=1))
+    await follow(app, rows, changes="cursor", cursor="updated_at", sweepEverySeconds=1.0)
+    async with app.running(heartbeat=0.1):
+        await until(lambda: _count(app, 1))
+        await rows.put(2, soon(hours=1))
+        await until(lambda: _count(app, 2))
+        await rows.write("DELETE FROM duty_schedules WHERE id = 1")
+        await until(lambda: _count(app, 1))
+
+
+@both
+async def test_a_source_that_is_down_removes_nothing_and_says_so(rows: Rows, app: Timebell) -> None:
+    await rows.put(1, soon(hours=1))
+    await follow(app, rows)
+    async with app.running(heartbeat=0.1):
+        await until(lambda: _count(app, 1))
+        await rows.write("ALTER TABLE duty_schedules RENAME TO away")
+
+        async def told() -> bool:
+            return (await app.triggers.source("shifts")).fault is not None
+
+        await until(told)
+        assert await _count(app, 1)
+
+
+CHECKED_IN = "SELECT 1 FROM attendance_logs WHERE schedule_id = :id AND user_id = :recipient AND type = 'check_in'"
+
+
+@both
+async def test_whoever_has_checked_in_is_not_reminded_and_others_are(rows: Rows, app: Timebell) -> None:
+    await rows.write("CREATE TABLE attendance_logs (schedule_id integer, user_id text, type text)")
+    await rows.put(1, soon(hours=1), ["ana", "bo"])
+    heard = await follow(app, rows)
+    await app.triggers.put("reminder", "shifts", "start_at", "shift.remind", recipients="users", unless=CHECKED_IN)
+    async with app.running(heartbeat=0.1):
+        await until(lambda: _count(app, 2))
+        await rows.put(1, soon(seconds=1), ["ana", "bo"])
+        await until(lambda: _sooner(app, soon(seconds=2)))
+        await rows.write("INSERT INTO attendance_logs VALUES ($1, $2, $3)", 1, "ana", "check_in")
+        await until(lambda: _count(app, 0))
+    assert [event.payload["recipient"] for event in heard] == ["bo"]
+    (skipped,) = await app.list(status="skipped", topic="shift.remind")
+    assert (skipped.owner_id, skipped.reason) == ("ana", "condition")
+    assert skipped.result["condition"]["unless"] == {"found": True, "parameters": {"id": 1, "recipient": "ana"}}
+
+
+async def _sooner(app: Timebell, than: datetime) -> bool:
+    return all(at < than for _, at in await pending(app))
+
+
+@both
+async def test_the_value_is_read_once_more_when_it_fires(rows: Rows, app: Timebell) -> None:
+    await rows.put(1, soon(seconds=1.5))
+    await rows.put(2, soon(seconds=1.5))
+    heard = await follow(app, rows, everySeconds=3600)
+    async with app.running(heartbeat=0.1):
+        await until(lambda: _count(app, 2))
+        later = soon(hours=1)
+        await rows.put(1, later)  # and nobody looks before it fires
+        await until(lambda: len(heard) == 1)
+        await until(lambda: _is(app, 1, later, 1))
+    assert [event.payload["itemId"] for event in heard] == ["2"]
+
+
+def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
+    url = postgres.create_database()
+
+    async def body() -> None:
+        rows, app = Rows(url), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        await rows.make()
+        options = {"url": url, "table": "duty_schedules", "changes": "notify"}
+        made = adapter("sql", options)
+        await rows.write(made.install())  # type: ignore[attr-defined]
+        await rows.put(1, soon(hours=1))
+        heard = await follow(app, rows, everySeconds=None, changes="notify")
+        try:
+            async with app.running(heartbeat=0.1):
+                await until(lambda: _count(app, 1))
+                await rows.put(2, soon(seconds=0.3))
+                await until(lambda: len(heard) == 1, within=3)
+                await rows.write("DELETE FROM duty_schedules WHERE id = 1")
+                await until(lambda: _count(app, 0), within=3)
+        finally:
+            await app.close()
+
+    try:
+        asyncio.run(body())
+    finally:
+        postgres.drop_database(url)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"url": "mysql://x/y", "table": "t"}, {"url": "sqlite:///x.db"}, {"url": "sqlite:///x.db", "table": "t; DROP"},
+     {"url": "sqlite:///x.db", "table": "t", "key": "a b"}, {"url": "sqlite:///x.db", "table": "t", "changes": "guess"},
+     {"url": "sqlite:///x.db", "table": "t", "changes": "cursor"}, {"url": "sqlite:///x.db", "table": "t", "x": 1},
+     {"url": "sqlite:///x.db", "table": "t", "changes": "notify"},
+     {"url": "sqlite:///x.db", "query": 5}],
+)  # fmt: skip
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        adapter("sql", options)
+    assert refused.value.code == "SOURCE_OPTIONS_INVALID"
