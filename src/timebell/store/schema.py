@@ -493,3 +493,5 @@ targets = Table(
         sqlite_where=text("disabled_at IS NOT NULL"),
     ),
 )
+
+from timebell.store import push_schema as push_schema  # noqa: E402 - its tables are of this metadata
