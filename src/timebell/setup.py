@@ -13,6 +13,7 @@ from timebell.errors import InvalidInput, Refused
 from timebell.model.policy import Unheard
 from timebell.model.routes import COMPLETES
 from timebell.settings import Settings
+from timebell.store.dialects.base import Store
 from timebell.store.open import listening
 from timebell.targets import brokers
 from timebell.targets.base import Target, only
@@ -121,6 +122,15 @@ def push_target(chosen: Settings, now: Callable[[], datetime]) -> Target:
         )  # fmt: skip
 
     return PushTarget(provider, now)
+
+
+def campaign_target(store: Store, push: Target, poke: Callable[[], None], now: Callable[[], datetime]) -> Target:
+    """What sends the chunks of campaigns, over the provider of `push`; `poke` wakes the worker."""
+    from timebell.campaigns.target import CampaignTarget
+    from timebell.targets.push.target import PushTarget
+
+    assert isinstance(push, PushTarget)
+    return CampaignTarget(store, push, poke, now)
 
 
 def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Target]) -> dict[str, Any] | None:

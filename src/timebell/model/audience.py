@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from hashlib import sha256
@@ -53,23 +53,9 @@ class Filters:
         found: dict[str, Any] = {
             _NAMES[name]: value for name, value in given.items() if value is not None and value not in ("", {})
         }
-        for name in ("push_on", "marketing_on"):
-            if name in found:
-                found[name] = _yes(found[name], name)
-        for name in ("gender", "topic", "language", "timezone"):
-            if name in found:
-                found[name] = _text(found[name], name)
-        if "timezone" in found:
-            zone(found["timezone"])
-        if "platform" in found:
-            found["platform"] = _platform(found["platform"])
-        for name in ("age_min", "age_max"):
-            if name in found:
-                found[name] = _age(found[name], name)
+        found = {name: _READ[name](value, name) for name, value in found.items()}
         if found.get("age_min", 0) > found.get("age_max", OLDEST):
             raise _unfit("ageMin is more than ageMax, so nobody is meant")
-        if "attributes" in found:
-            found["attributes"] = attributes_of(found["attributes"])
         return cls(**found)
 
     def json(self) -> dict[str, Any]:
@@ -116,7 +102,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("timezone") is not None:
         zone(found["timezone"])
     if found.get("platform") is not None:
-        found["platform"] = _platform(found["platform"], "DEVICE_INVALID")
+        found["platform"] = _platform(found["platform"], code="DEVICE_INVALID")
     if found.get("age") is not None:
         found["age"] = _age(found["age"], "age", "DEVICE_INVALID")
     for name in ("push_on", "marketing_on"):
@@ -181,7 +167,11 @@ def _text(value: Any, name: str, code: str = "FILTER_INVALID", longest: int = 90
     return value
 
 
-def _platform(value: Any, code: str = "FILTER_INVALID") -> str:
+def _place(value: Any, name: str) -> str:
+    return zone(_text(value, name)).name
+
+
+def _platform(value: Any, _: str = "", code: str = "FILTER_INVALID") -> str:
     if not isinstance(value, str) or value.lower() not in PLATFORMS:
         raise _unfit(f"platform is {value!r:.60}, and is one of: {', '.join(PLATFORMS)}", code=code)
     return value.lower()
@@ -196,3 +186,9 @@ def _age(value: Any, name: str, code: str = "FILTER_INVALID") -> int:
 def _unfit(why: str, near: list[str] | None = None, code: str = "FILTER_INVALID") -> InvalidInput:
     fix = f"Did you mean {near[0]}?" if near else "See docs/guides/campaigns.md."
     return InvalidInput(f"{why}.", code=code, fix=fix)
+
+
+_READ: dict[str, Callable[[Any, str], Any]] = {
+    "gender": _text, "topic": _text, "language": _text, "timezone": _place, "platform": _platform, "push_on": _yes,
+    "marketing_on": _yes, "age_min": _age, "age_max": _age, "attributes": lambda value, _: attributes_of(value),
+}  # fmt: skip

@@ -106,7 +106,9 @@ def of_user(tx: Transaction, tenant_id: str, user_id: str, most: int = 500) -> l
     return [read(row) for row in tx.execute(select(devices).where(mine).order_by(d.id).limit(most))]
 
 
-def page(tx: Transaction, tenant_id: str, limit: int, after: str | None, filters: Filters, user_id: str | None) -> Page[Device]:  # fmt: skip  # noqa: E501
+def page(
+    tx: Transaction, tenant_id: str, limit: int, after: str | None, filters: Filters, user_id: str | None
+) -> Page[Device]:  # fmt: skip
     """Devices of a tenant, in the order of the walk."""
     query = select(devices).where(*meant(tenant_id, filters)).order_by(d.id).limit(limit + 1)
     if after is not None:
@@ -124,8 +126,10 @@ def count(tx: Transaction, tenant_id: str, filters: Filters, cutoff: datetime | 
 
 def zones(tx: Transaction, tenant_id: str, filters: Filters, cutoff: datetime | None = None) -> dict[str | None, int]:
     """How many in each zone (None: it is not known where)."""
-    query = select(d.timezone, func.count()).where(*meant(tenant_id, filters, cutoff)).group_by(d.timezone)
-    return {row[0]: row[1] for row in tx.execute(query)}
+    query = (
+        select(d.timezone, func.count().label("count")).where(*meant(tenant_id, filters, cutoff)).group_by(d.timezone)
+    )
+    return {row._mapping["timezone"]: row._mapping["count"] for row in tx.execute(query)}
 
 
 def has_topic(tx: Transaction, tenant_id: str, topic: str) -> bool:

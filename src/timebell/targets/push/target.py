@@ -75,14 +75,13 @@ class PushTarget:
         chunk = _Chunk(delivery, len(targets), leave=options.get("unknown") == "leave")
         encoded, left = Encoded(content, self._now()), chunk.left
         try:
-            if self._provider is None:
-                self._provider = self._make()
+            provider = self.provider()
         except (InvalidInput, Refused) as unusable:  # mended by whoever runs this node, and then tried again
             return Outcome.failed(unusable.code, str(unusable))
         try:
             if left:
                 messages = [Message(kind, targets[place], encoded) for place in left]
-                await self._provider.send(messages, lambda n, answer: chunk.tell(left[n], answer))
+                await provider.send(messages, lambda n, answer: chunk.tell(left[n], answer))
         finally:
             delivery.progress = chunk.result()
             says = chunk.says()
@@ -98,6 +97,12 @@ class PushTarget:
         kind, targets, content, _ = prepared(delivery, options)
         body = Message(kind, targets[0], Encoded(content, self._now())).request()
         return {"requests": len(targets), "body": body.decode()}
+
+    def provider(self) -> Provider:
+        """What sends, made when it is first needed. Raises InvalidInput, Refused."""
+        if self._provider is None:
+            self._provider = self._make()
+        return self._provider
 
     async def close(self) -> None:
         """As in Target."""
