@@ -122,7 +122,7 @@ class Timebell:
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)
         self.devices = Devices(store, clock, self.open)
         self.campaigns = Campaigns(
-            store, clock, self._working, self.open, self.jobs, self.settings.default_timezone
+            store, clock, self._working, self.open, self.jobs, self.schedules, self.settings.default_timezone
         )  # fmt: skip
 
     def _ring(self) -> Keyring:

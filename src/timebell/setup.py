@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from timebell.model.routes import COMPLETES
 from timebell.settings import Settings
 from timebell.store.dialects.base import Store
 from timebell.store.open import listening
+from timebell.store.sql.campaigns import TARGET as CAMPAIGN
 from timebell.targets import brokers
 from timebell.targets.base import Target, only
 
@@ -130,6 +132,8 @@ def campaign_target(store: Store, push: Target, poke: Callable[[], None], now: C
     from timebell.targets.push.target import PushTarget
 
     assert isinstance(push, PushTarget)
+    with suppress(InvalidInput, Refused):  # said by the first job that needs it
+        push.provider()  # what it imports takes longer than a first message may
     return CampaignTarget(store, push, poke, now)
 
 
@@ -139,6 +143,8 @@ def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Targ
     Of one under a name, the name alone: its kind is looked up when it is written.
     Raises InvalidInput (TARGET_UNKNOWN, ...), Refused.
     """
+    if given is CAMPAIGN:  # of a schedule of campaigns: nobody else has this very object
+        return dict(CAMPAIGN)
     if given is None:
         return COMPLETES if unheard is Unheard.COMPLETE else None
     if isinstance(given, str):

@@ -16,7 +16,9 @@ from timebell.api import (
     backlogs,
     bulk,
     calendars,
+    campaigns,
     dead_letters,
+    devices,
     events,
     forecast,
     jobs,
@@ -36,6 +38,7 @@ from timebell.api.shapes import PROBLEMS, Problem, answer
 PARTS = (
     schedules, audit, backlogs, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit_log,
     calendars, forecast, events, targets, secrets,
+    devices, campaigns,
 )  # fmt: skip
 routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
 for part in PARTS:

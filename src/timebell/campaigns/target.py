@@ -11,9 +11,9 @@ from typing import Any
 
 from timebell.campaigns.content import content_of
 from timebell.errors import InvalidInput, Refused, StoreError
-from timebell.model.sending import Campaign
+from timebell.model.sending import Campaign, Sending
 from timebell.store.dialects.base import Store
-from timebell.store.sql import chunks
+from timebell.store.sql import campaigns, chunks
 from timebell.store.sql.chunks import Opened, Recipient, Told
 from timebell.targets.base import Delivery, Outcome, only
 from timebell.targets.handler import Snooze
@@ -49,6 +49,8 @@ class CampaignTarget:
             provider = self._push.provider()
         except (InvalidInput, Refused) as unusable:
             return Outcome.failed(unusable.code, str(unusable))
+        if "campaign" in delivery.payload:
+            return await self._begin(delivery)
         campaign_id, number = delivery.payload["campaignId"], delivery.payload["chunk"]
         opened = await self._store.run(
             chunks.open_chunk, campaign_id, number, delivery.job_id, delivery.attempt, self._now()
@@ -66,6 +68,19 @@ class CampaignTarget:
             raise
         return await self._close(delivery, opened, answers)
 
+    async def _begin(self, delivery: Delivery) -> Outcome:
+        """An occurrence of a recurring campaign is a campaign of its own."""
+        try:
+            made = await self._store.run(
+                campaigns.begin, delivery.job_id, delivery.tenant_id, Sending.read(delivery.payload["campaign"]),
+                name=delivery.schedule_name, schedule_id=delivery.schedule_id, at=delivery.scheduled_at,
+                timezone=delivery.timezone, now=self._now(),
+            )  # fmt: skip
+        except InvalidInput as unfit:
+            return Outcome.failed(unfit.code, unfit.message, retryable=False)
+        self._poke()
+        return Outcome.ok({"campaignId": delivery.job_id, "made": made})
+
     async def close(self) -> None:
         """As in Target: the provider is the push target's."""
 
@@ -79,10 +94,11 @@ class CampaignTarget:
             else:
                 told.append(Told(recipient, answer.fate.value, answer.code, answer.id, answer.remove))
         free = all(answer is None or answer.costs_nothing for answer in again)
+        told_at = self._now()
         given = (str(delivery.payload["campaignId"]), opened.number, delivery.attempt)
         try:
             left = await self._store.run(
-                chunks.close_chunk, *given, told, len(again), self._now(), counts=bool(again) and not free
+                chunks.close_chunk, *given, told, len(again), told_at, counts=bool(again) and not free
             )
         except StoreError:
             log.error("campaign %s: what became of chunk %d is not written yet", given[0], given[1])
@@ -95,7 +111,8 @@ class CampaignTarget:
             says + (f", {len(again)} to be tried again" if again else ""),
             extra={"event": "push.chunk", "job_id": delivery.job_id, "attempt": delivery.attempt,
                    "notification_id": given[0], "schedule": opened.campaign and opened.campaign.schedule_id,
-                   "tokens": len(opened.recipients), "status": says},
+                   "tokens": len(opened.recipients), "status": says,
+                   "record_ms": round((self._now() - told_at).total_seconds() * 1000, 3)},
         )  # fmt: skip
         if left is None:
             return Outcome.failed("CHUNK_TAKEN_OVER", "Another attempt has taken it over.", retryable=False)

@@ -12,6 +12,7 @@ from timebell.alarm import Alarm
 from timebell.campaigns import content
 from timebell.client import instants
 from timebell.client.jobs import SOON, Jobs, JobSpec, text
+from timebell.client.schedules import Schedules
 from timebell.clock import Clock
 from timebell.errors import InvalidInput
 from timebell.ids import new_id
@@ -21,7 +22,9 @@ from timebell.model.campaign import CampaignState, Timetable, timetable
 from timebell.model.campaign import Throttle as _Throttle
 from timebell.model.job import NewJob
 from timebell.model.page import Page
+from timebell.model.schedule import Schedule
 from timebell.model.sending import Campaign, Sending, zone_of
+from timebell.recurrence import Spec
 from timebell.store.dialects.base import Store
 from timebell.store.sql import campaigns, devices
 from timebell.store.sql.campaigns import no_such
@@ -34,13 +37,14 @@ class Campaigns:
 
     def __init__(
         self, store: Store, clock: Clock, working: Alarm, opened: Callable[[], Any], jobs: Jobs,
-        default_timezone: str | None,
+        schedules: Schedules, default_timezone: str | None,
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
         self._working = working
         self._opened = opened
         self._jobs = jobs
+        self._schedules = schedules
         self._default_timezone = default_timezone
 
     async def create(
@@ -65,6 +69,26 @@ class Campaigns:
         await self._run(connection, campaigns.create, made, now + SOON)
         self._working.poke_threadsafe()
         return made
+
+    async def repeat(
+        self, message: Mapping[str, Any], recurrence: Spec, *, send_at: Any = None, connection: Any = None,
+        **options: Any,
+    ) -> Schedule:  # fmt: skip
+        """A schedule whose every occurrence is a campaign, with who is registered then. `options` are those of
+        `schedule_repeat` (name, timezone, catch_up, ...). Raises what `create` and `schedule_repeat` do."""
+        await self._opened()
+        sending = _checked(message)
+        if sending.local is not None or send_at is not None:
+            raise InvalidInput(
+                "A recurrence says when it is sent: sendAt and localTime have no place beside it.",
+                code="CAMPAIGN_INVALID", fix="Leave them out.",
+            )  # fmt: skip
+        now = self._clock.now()
+        await self._run(connection, campaigns.check_topic, options.get("tenant_id", "default"), sending)
+        options.setdefault("name", f"campaign {new_id(now)}")
+        what = {**options, "payload": {"campaign": sending.json()}, "target": campaigns.TARGET}
+        draft = self._schedules.draft(campaigns.TOPIC, recurrence, what, now)
+        return await self._schedules.put(draft, replace=False, connection=connection)
 
     async def edit(
         self, id: str, change: Mapping[str, Any], *, revision: int | None = None, tenant_id: str = "default",
@@ -119,10 +143,12 @@ class Campaigns:
         return await self._moved(connection, campaigns.pause, tenant_id, id, reason, self._clock.now())
 
     async def resume(
-        self, id: str, *, by: str | None = None, tenant_id: str = "default", connection: Any = None
+        self, id: str, *, by: str | None = None, approves: bool = True, tenant_id: str = "default",
+        connection: Any = None,
     ) -> Campaign:  # fmt: skip
-        """Go on where it paused; where a gate stopped it, this approves. Raises NotFound, Conflict (CAMPAIGN_STATE)."""
-        return await self._moved(connection, campaigns.resume, tenant_id, id, by, self._clock.now())
+        """Go on where it paused. Where a gate stopped it this approves, unless `approves` is False: then that is
+        refused. Raises NotFound, Conflict (CAMPAIGN_STATE), Refused (APPROVAL_MISSING)."""
+        return await self._moved(connection, campaigns.resume, tenant_id, id, by, approves, self._clock.now())
 
     async def stop(
         self, id: str, reason: str | None = None, *, tenant_id: str = "default", connection: Any = None
@@ -199,6 +225,16 @@ class Campaigns:
         got: Page[Mapping[str, Any]] = await self._run(connection, campaigns.reached, found.id, limit, cursor, state)
         return got
 
+    async def chunks(
+        self, id: str, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None, connection: Any = None
+    ) -> Page[Mapping[str, Any]]:
+        """A page of its chunks: when each began and ended, and what became of those in it."""
+        page.check(limit, None)
+        found = await self.get(id, tenant_id=tenant_id, connection=connection)
+        after = int(cursor) if cursor is not None and cursor.isdecimal() else 0
+        got: Page[Mapping[str, Any]] = await self._run(connection, campaigns.chunk_page, found.id, limit, after)
+        return got
+
     async def left(
         self, id: str, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None, connection: Any = None
     ) -> Page[Device]:
@@ -259,9 +295,17 @@ def _state(word: str) -> CampaignState:
         ) from None
 
 
-def _id(id_: Any) -> str:
-    """Raises NotFound for what is no id."""
+def known_id(id_: Any) -> str | None:
+    """A campaign's id in its usual form; None for what is none."""
     try:
         return str(UUID(str(id_)))
     except ValueError:
-        raise no_such(id_) from None
+        return None
+
+
+def _id(id_: Any) -> str:
+    """Raises NotFound for what is no id."""
+    found = known_id(id_)
+    if found is None:
+        raise no_such(id_)
+    return found

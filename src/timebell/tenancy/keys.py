@@ -24,6 +24,7 @@ ENVIRONMENT = "live"
 SCOPES = (
     "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log", "forecast",
     "backlogs", "tenants", "keys", "queues", "pause-all", "resume-all", "targets", "secrets",
+    "devices", "audiences", "campaigns",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, delete, func, insert, or_, select, update
 
-from timebell.errors import Conflict, InvalidInput, NotFound
+from timebell.errors import Conflict, InvalidInput, NotFound, Refused
 from timebell.ids import new_id
 from timebell.model.audience import Device
 from timebell.model.campaign import CampaignState, CampaignVerb, after
@@ -23,7 +23,7 @@ from timebell.store.sql import jobs, ledger
 from timebell.store.transaction import Transaction
 
 TOPIC = "timebell.campaign"
-TARGET = {"kind": "campaign", "options": {}}
+TARGET: dict[str, Any] = {"kind": "campaign", "options": {}}
 QUEUE = "campaigns"
 TIMEOUT = 600.0
 RETRY = {"attempts": 100, "backoff": "fixed", "delay": 1.0, "max_delay": 1.0, "jitter": 0.0}
@@ -41,6 +41,20 @@ def create(tx: Transaction, made: Campaign, soon: datetime) -> Campaign:
     add_job(tx, made, earliest(made.sending, made.send_at), made.created_at, soon)
     tx.execute(insert(campaigns).values(**_values(made), id=made.id, tenant_id=made.tenant_id))
     return made
+
+
+def begin(
+    tx: Transaction, id_: str, tenant_id: str, sending: Sending, *, name: str | None, schedule_id: str | None,
+    at: datetime, timezone: str, now: datetime,
+) -> bool:  # fmt: skip
+    """The campaign of an occurrence, whose id is that of its job, so that it is made once; whether it was made now."""
+    if find(tx, tenant_id, id_) is not None:
+        return False
+    create(tx, Campaign(
+        id=id_, tenant_id=tenant_id, name=name, sending=sending, state=CampaignState.PENDING, send_at=at,
+        timezone=timezone, schedule_id=schedule_id, created_at=now, updated_at=now,
+    ), now)  # fmt: skip
+    return True
 
 
 def check_topic(tx: Transaction, tenant_id: str, sending: Sending) -> None:
@@ -131,11 +145,20 @@ def pause(tx: Transaction, tenant_id: str, id_: str, reason: str | None, now: da
     return save(tx, found, now)
 
 
-def resume(tx: Transaction, tenant_id: str, id_: str, by: str | None, now: datetime) -> Campaign | None:
-    """Go on at the cursor. A gate that stopped it does so no more: whoever resumes has looked."""
+def resume(
+    tx: Transaction, tenant_id: str, id_: str, by: str | None, approves: bool, now: datetime
+) -> Campaign | None:  # fmt: skip
+    """Go on at the cursor. A gate that stopped it does so no more: whoever resumes has looked, and may approve.
+
+    Raises Refused (APPROVAL_MISSING)."""
     found = find(tx, tenant_id, id_, lock=True)
     if found is None or after(found.state, CampaignVerb.RESUME) is found.state:
         return found
+    if found.started_at is None and not approves:
+        raise Refused(
+            f"It waits for an approval ({found.reason}).", code="APPROVAL_MISSING",
+            fix="Ask an admin to approve it: POST /campaigns/{id}/approve.",
+        )  # fmt: skip
     if found.reason == CANARY:
         found.sending = dataclasses.replace(found.sending, canary=None)
     if found.started_at is None:  # a gate kept it from starting
