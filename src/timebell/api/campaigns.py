@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from timebell.api.devices import DevicePage, shown_device
 from timebell.api.guard import Guarded, Let, changes, missing, reads
@@ -68,7 +68,7 @@ class CampaignIn(MessageIn):
 class CampaignOut(Shown):
     """A campaign and how far it is. A recurring one shows what each occurrence is made of: `scheduleId` names it."""
 
-    model_config = {**Shown.model_config, "extra": "allow"}
+    model_config = ConfigDict(**{**Shown.model_config, "extra": "allow"})  # type: ignore[typeddict-item]
     id: str
     name: str | None
     state: str
@@ -113,8 +113,8 @@ class RetryIn(Body):
 
 
 class TestIn(Body):
-    tokens: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=100)] = []
-    user_ids: Annotated[list[Name], Field(max_length=100)] = []
+    tokens: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=100, default_factory=list)]
+    user_ids: Annotated[list[Name], Field(max_length=100, default_factory=list)]
 
 
 class Tested(Shown):

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from timebell.api.bulk import NDJSON, PATIENCE, batches
 from timebell.api.guard import Guarded, Let, MediaTypeUnsupported, changes, reads, record
 from timebell.api.operations import OperationOut, new, shown
-from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged
+from timebell.api.shapes import Body, Cursor, Id, Json, Limit, Name, Shown, answer, paged
 from timebell.client import devices as verbs
 from timebell.client.job_lines import Line
 from timebell.errors import InvalidInput, TimebellError
