@@ -68,7 +68,7 @@ class CampaignIn(MessageIn):
 class CampaignOut(Shown):
     """A campaign and how far it is. A recurring one shows what each occurrence is made of: `scheduleId` names it."""
 
-    model_config = ConfigDict(**{**Shown.model_config, "extra": "allow"})  # type: ignore[typeddict-item]
+    model_config = ConfigDict(**{**Shown.model_config, "extra": "allow"})
     id: str
     name: str | None
     state: str

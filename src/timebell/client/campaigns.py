@@ -71,7 +71,7 @@ class Campaigns:
         return made
 
     async def repeat(
-        self, message: Mapping[str, Any], recurrence: Spec, *, send_at: Any = None, connection: Any = None,
+        self, /, message: Mapping[str, Any], recurrence: Spec, *, send_at: Any = None, connection: Any = None,
         **options: Any,
     ) -> Schedule:  # fmt: skip
         """A schedule whose every occurrence is a campaign, with who is registered then. `options` are those of
@@ -291,7 +291,7 @@ def _state(word: str) -> CampaignState:
         return CampaignState(word)
     except ValueError:
         raise InvalidInput(
-            f"There is no state {word!r:.40}.", code="INVALID_STATUS", fix=f"One of: {', '.join(CampaignState)}."
+            f"There is no state {word!r:.40}.", code="STATUS_INVALID", fix=f"One of: {', '.join(CampaignState)}."
         ) from None
 
 

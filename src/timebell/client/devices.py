@@ -27,7 +27,7 @@ class Devices:
         self._opened = opened
 
     async def register(
-        self, token: str, *, tenant_id: str = "default", connection: Any = None, **about: Any
+        self, /, token: str, *, tenant_id: str = "default", connection: Any = None, **about: Any
     ) -> Device:  # fmt: skip
         """Know a device by its token, or more of one that is known: what is not given stays as it was.
 

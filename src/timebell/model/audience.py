@@ -183,9 +183,9 @@ def _age(value: Any, name: str, code: str = "FILTER_INVALID") -> int:
     return value
 
 
-def _unfit(why: str, near: list[str] | None = None, code: str = "FILTER_INVALID") -> InvalidInput:
+def _unfit(why: str, near: list[str] | None = None, code: str | None = None) -> InvalidInput:
     fix = f"Did you mean {near[0]}?" if near else "See docs/guides/campaigns.md."
-    return InvalidInput(f"{why}.", code=code, fix=fix)
+    return InvalidInput(f"{why}.", code=code or "FILTER_INVALID", fix=fix)
 
 
 _READ: dict[str, Callable[[Any, str], Any]] = {
