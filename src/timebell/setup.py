@@ -127,13 +127,16 @@ def push_target(chosen: Settings, now: Callable[[], datetime]) -> Target:
 
 
 def campaign_target(store: Store, push: Target, poke: Callable[[], None], now: Callable[[], datetime]) -> Target:
-    """What sends the chunks of campaigns, over the provider of `push`; `poke` wakes the worker."""
+    """What sends the chunks of campaigns, over the provider of `push`, which learns whose which device is; `poke` wakes
+    the worker."""
+    from timebell.campaigns.registry import StoredRegistry
     from timebell.campaigns.target import CampaignTarget
     from timebell.targets.push.target import PushTarget
 
     assert isinstance(push, PushTarget)
     with suppress(InvalidInput, Refused):  # said by the first job that needs it
         push.provider()  # what it imports takes longer than a first message may
+    push.registry = StoredRegistry(store, now)
     return CampaignTarget(store, push, poke, now)
 
 

@@ -115,3 +115,14 @@ deliveries = Table(
     Column("message_id", Text),
     Index("timebell_campaign_deliveries_chunk", "campaign_id", "chunk"),
 )
+
+# Which notifications a device has, by whatever job: it gets none of them twice.
+notifications = Table(
+    "timebell_notifications",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("notification_id", String(500), primary_key=True),
+    Column("device_id", String(36), primary_key=True),
+    Column("accepted_at", Instant, nullable=False),
+    Index("timebell_notifications_accepted_at", "accepted_at"),
+)

@@ -13,7 +13,7 @@ from timebell.ids import new_ids
 from timebell.model.audience import Device, Filters, hash_of, written
 from timebell.model.page import Page
 from timebell.model.payload import decode
-from timebell.store.push_schema import devices
+from timebell.store.push_schema import devices, notifications
 from timebell.store.sql import ledger
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
@@ -82,6 +82,42 @@ def remove_dead(tx: Transaction, tenant_id: str, dead: Sequence[tuple[str, str]]
         return 0
     mine = d.id.in_([id_ for id_, _ in dead]) & d.token_hash.in_([hash_of(token) for _, token in dead])
     return tx.execute(delete(devices).where(d.tenant_id == tenant_id, mine)).rowcount
+
+
+NOTIFIED = Statement(
+    "WITH $rows INSERT INTO timebell_notifications (tenant_id, notification_id, device_id, accepted_at)"
+    " SELECT tenant_id, notification_id, device_id, accepted_at FROM d WHERE true ON CONFLICT DO NOTHING",
+    tenant_id="text",
+    notification_id="text",
+    device_id="text",
+    accepted_at="instant",
+)
+
+
+def notified(tx: Transaction, tenant_id: str, notification_id: str) -> set[str]:
+    """The devices that a notification was accepted for."""
+    n = notifications.c
+    query = select(n.device_id).where(n.tenant_id == tenant_id, n.notification_id == notification_id)
+    return set(tx.execute(query).scalars())
+
+
+def notify(
+    tx: Transaction, tenant_id: str, notification_id: str | None, accepted: Sequence[str],
+    dead: Sequence[tuple[str, str]], now: datetime,
+) -> None:  # fmt: skip
+    """A notification was accepted for these devices; those are gone."""
+    if accepted and notification_id is not None:
+        at = tx.dialect.to_db(now)
+        tx.fetch(NOTIFIED, [
+            {"tenant_id": tenant_id, "notification_id": notification_id, "device_id": id_, "accepted_at": at}
+            for id_ in accepted
+        ])  # fmt: skip
+    remove_dead(tx, tenant_id, dead)
+
+
+def prune(tx: Transaction, before: datetime) -> int:
+    """Forget notifications that were accepted before an instant; how many."""
+    return tx.execute(delete(notifications).where(notifications.c.accepted_at < before)).rowcount
 
 
 def find(tx: Transaction, tenant_id: str, id_: str) -> Device | None:

@@ -99,3 +99,11 @@ def upgrade() -> None:
         sa.Column("message_id", sa.Text()),
     )
     op.create_index("timebell_campaign_deliveries_chunk", "timebell_campaign_deliveries", ["campaign_id", "chunk"])
+    op.create_table(
+        "timebell_notifications",
+        sa.Column("tenant_id", sa.String(200), primary_key=True),
+        sa.Column("notification_id", sa.String(500), primary_key=True),
+        sa.Column("device_id", sa.String(36), primary_key=True),
+        sa.Column("accepted_at", Instant, nullable=False),
+    )
+    op.create_index("timebell_notifications_accepted_at", "timebell_notifications", ["accepted_at"])
