@@ -22,6 +22,8 @@ _NAMES = {
     "marketingOnOff": "marketing_on", "topic": "topic", "language": "language", "timezone": "timezone",
     "attributes": "attributes",
 }  # fmt: skip
+FILTERS = tuple(_NAMES)
+"""What an audience may be chosen by."""
 
 
 @dataclass(frozen=True, slots=True)
