@@ -16,7 +16,7 @@ from timebell.model.campaign import CampaignState
 from timebell.model.sending import Campaign, Sending
 from timebell.store.dialects.base import Store
 from timebell.store.push_schema import deliveries
-from timebell.store.sql import campaigns, chunks, devices
+from timebell.store.sql import campaigns, chunks, devices, erasure, ledger
 from timebell.store.sql.chunks import Opened, Told
 from timebell.store.transaction import Transaction
 
@@ -225,3 +225,26 @@ def test_the_ledger_goes_with_its_campaign(sender: Sender) -> None:
     assert sender.run(campaigns.prune, sender.now, 10) == 0
     assert sender.run(campaigns.prune, sender.now + S, 10) == 1
     assert sender.run(lambda tx: tx.execute(select(func.count()).select_from(deliveries)).scalar_one()) == 0
+
+
+def test_one_whose_job_was_cancelled_is_resumed(sender: Sender) -> None:
+    sender.register(*(f"phone-{n:04}" for n in range(20)))
+    id_ = sender.make()
+    opened, _ = sender.open(id_)
+    sender.close(id_, opened, sender.send(opened))
+    job = sender.get(id_).job_id
+    sender.run(campaigns.resume, "default", id_, None, True, sender.now)
+    assert sender.get(id_).job_id == job  # it runs: there is nothing to resume
+    sender.run(ledger.cancel, "default", job, sender.now)
+    sender.run(campaigns.resume, "default", id_, None, True, sender.now)
+    assert sender.get(id_).job_id != job
+    sender.send_all(id_)
+    assert sorted(sender.phones.values()) == [1] * 20
+
+
+def test_the_devices_of_a_person_are_erased(sender: Sender) -> None:
+    sender.register("phone-0001", user_id="ann")
+    sender.register("phone-0002", user_id="bob")
+    sender.run(erasure.erase, "default", "ann", sender.now)
+    left = sender.run(devices.page, "default", 10, None, Filters(), None)
+    assert [device.token for device in left.items] == ["phone-0002"]

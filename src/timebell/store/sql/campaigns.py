@@ -18,6 +18,7 @@ from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.sending import Campaign, Lane, Sending, earliest
 from timebell.store.push_schema import campaigns, chunks, deliveries, devices
+from timebell.store.schema import jobs as job_table
 from timebell.store.sql import devices as device_rows
 from timebell.store.sql import jobs, ledger
 from timebell.store.transaction import Transaction
@@ -152,9 +153,12 @@ def resume(
 
     Raises Refused (APPROVAL_MISSING)."""
     found = find(tx, tenant_id, id_, lock=True)
-    if found is None or after(found.state, CampaignVerb.RESUME) is found.state:
-        return found
-    if found.started_at is None and not approves:
+    if found is None:
+        return None
+    if after(found.state, CampaignVerb.RESUME) is found.state:
+        if found.open_chunks or (found.job_id is not None and _lives(tx, found.job_id)):
+            return found
+    elif found.started_at is None and not approves:
         raise Refused(
             f"It waits for an approval ({found.reason}).", code="APPROVAL_MISSING",
             fix="Ask an admin to approve it: POST /campaigns/{id}/approve.",
@@ -166,6 +170,11 @@ def resume(
     found.state, found.reason = CampaignState.RUNNING, None
     go_on(tx, found, now)
     return save(tx, found, now)
+
+
+def _lives(tx: Transaction, job_id: str) -> bool:
+    """Whether a job may still go on with it; somebody may have cancelled that."""
+    return tx.execute(select(job_table.c.id).where(job_table.c.id == job_id)).first() is not None
 
 
 def stop(tx: Transaction, tenant_id: str, id_: str, reason: str | None, now: datetime) -> Campaign | None:
