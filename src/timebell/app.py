@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from timebell import settings as configuration
 from timebell import setup
 from timebell.alarm import Alarm
+from timebell.client.audiences import Audiences
 from timebell.client.audits import Audits
 from timebell.client.campaigns import Campaigns
 from timebell.client.devices import Devices
@@ -120,6 +121,7 @@ class Timebell:
         self.secrets = Secrets(store, clock, self.open, self._ring)
         self.targets = Targets(store, clock, self.open, self._ring, self._find_target)
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)
+        self.audiences = Audiences(store, clock, self.open, self._ring)
         self.devices = Devices(store, clock, self.open)
         self.campaigns = Campaigns(
             store, clock, self._working, self.open, self.jobs, self.schedules, self.settings.default_timezone
@@ -542,7 +544,9 @@ class Timebell:
             with contextlib.suppress(ImportError):  # http needs the `server` extra
                 self.kinds.setdefault(kind, setup.target(kind, self.settings, self.clock.now))
         if (push := self.kinds.get("push")) is not None:
-            self.kinds["campaign"] = setup.campaign_target(self.store, push, self._working.poke, self.clock.now)
+            self.kinds["campaign"] = setup.campaign_target(
+                self.store, push, self._ring, self._working.poke, self.clock.now
+            )
         for kind in setup.nameable(self.settings):
             with contextlib.suppress(ImportError):
                 self.by_name.setdefault(kind, self._find_target(kind))

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from timebell.app import Timebell
+from timebell.client.audiences import Audiences
 from timebell.client.campaigns import Campaigns
 from timebell.client.devices import Devices
 from timebell.client.schedules import Schedules
@@ -242,6 +243,16 @@ class BlockingDevices(_Verbs[Devices]):
     count = Verb(Devices.count)
 
 
+class BlockingAudiences(_Verbs[Audiences]):
+    """`app.sync.audiences`."""
+
+    put = Verb(Audiences.put)
+    get = Verb(Audiences.get)
+    list = Verb(Audiences.list)
+    refresh = Verb(Audiences.refresh)
+    delete = Verb(Audiences.delete)
+
+
 class BlockingCampaigns(_Verbs[Campaigns]):
     """`app.sync.campaigns`."""
 
@@ -293,6 +304,7 @@ class Blocking(_Verbs[Timebell]):
         self.targets = BlockingTargets(self._portal, lambda on_its_loop: on_its_loop.targets)
         self.secrets = BlockingSecrets(self._portal, lambda on_its_loop: on_its_loop.secrets)
         self.devices = BlockingDevices(self._portal, lambda on_its_loop: on_its_loop.devices)
+        self.audiences = BlockingAudiences(self._portal, lambda on_its_loop: on_its_loop.audiences)
         self.campaigns = BlockingCampaigns(self._portal, lambda on_its_loop: on_its_loop.campaigns)
 
     def close(self) -> None:

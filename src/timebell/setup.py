@@ -19,6 +19,7 @@ from timebell.store.open import listening
 from timebell.store.sql.campaigns import TARGET as CAMPAIGN
 from timebell.targets import brokers
 from timebell.targets.base import Target, only
+from timebell.tenancy.secrets import Keyring
 
 log = logging.getLogger("timebell.setup")
 
@@ -126,9 +127,12 @@ def push_target(chosen: Settings, now: Callable[[], datetime]) -> Target:
     return PushTarget(provider, now)
 
 
-def campaign_target(store: Store, push: Target, poke: Callable[[], None], now: Callable[[], datetime]) -> Target:
+def campaign_target(
+    store: Store, push: Target, ring: Callable[[], Keyring], poke: Callable[[], None], now: Callable[[], datetime]
+) -> Target:
     """What sends the chunks of campaigns, over the provider of `push`, which learns whose which device is; `poke` wakes
     the worker."""
+    from timebell.campaigns.outside import Outside
     from timebell.campaigns.registry import StoredRegistry
     from timebell.campaigns.target import CampaignTarget
     from timebell.targets.push.target import PushTarget
@@ -137,7 +141,7 @@ def campaign_target(store: Store, push: Target, poke: Callable[[], None], now: C
     with suppress(InvalidInput, Refused):  # said by the first job that needs it
         push.provider()  # what it imports takes longer than a first message may
     push.registry = StoredRegistry(store, now)
-    return CampaignTarget(store, push, poke, now)
+    return CampaignTarget(store, push, Outside(store, ring, now), poke, now)
 
 
 def check_target(given: Any, unheard: Unheard | None, find: Callable[[str], Target]) -> dict[str, Any] | None:

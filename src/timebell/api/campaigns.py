@@ -51,6 +51,7 @@ class MessageIn(Body):
     max_recipients: Annotated[int | None, Field(ge=1)] = None
     max_change: Annotated[float | None, Field(ge=0)] = None
     approve_above: Annotated[int | None, Field(ge=0)] = None
+    audience_as: Literal["live", "pinned"] | None = None
     name: Name | None = None
     send_at: Annotated[str | None, Field(max_length=64, description="Left out: now.")] = None
     timezone: Annotated[str | None, Field(max_length=64)] = None

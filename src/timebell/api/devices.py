@@ -21,7 +21,7 @@ from timebell.api.shapes import Body, Cursor, Id, Json, Limit, Name, Shown, answ
 from timebell.client import devices as verbs
 from timebell.client.job_lines import Line
 from timebell.errors import InvalidInput, TimebellError
-from timebell.model.audience import Device, Filters
+from timebell.model.audience import Device
 from timebell.model.operation import Operation, OperationKind, OperationState, Step
 from timebell.store.sql import devices as rows
 from timebell.store.sql import operations
@@ -94,17 +94,6 @@ class Deleted(Shown):
     deleted: int
 
 
-class CountIn(Body):
-    filters: Annotated[dict[str, Json] | None, Field(description="As those of a campaign.")] = None
-
-
-class Count(Shown):
-    """How many devices are meant, and how many in each time zone ("" where that is not known)."""
-
-    count: int
-    zones: dict[str, int]
-
-
 def shown_device(device: Device) -> dict[str, Any]:
     """A device as it is answered."""
     return {
@@ -167,14 +156,6 @@ async def delete_tokens(body: TokensIn, let: Let) -> Response:
     """Forget devices by their tokens."""
     gone = await let.app.devices.delete_tokens(body.tokens, tenant_id=let.tenant_id, connection=let.connection)
     return answer({"deleted": gone})
-
-
-@routes.post("/audiences/count", response_model=Count, **changes("audience.count", Role.VIEWER))
-async def count_audience(body: CountIn, let: Let) -> Response:
-    """How many devices a campaign with these filters would be for, now."""
-    let.dry = True
-    zones = await let.run(rows.zones, let.tenant_id, Filters.read(body.filters))
-    return answer({"count": sum(zones.values()), "zones": {name or "": count for name, count in zones.items()}})
 
 
 asks = changes(IMPORT, Role.EDITOR, streams=True)

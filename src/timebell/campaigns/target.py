@@ -10,7 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from timebell.campaigns.content import content_of
-from timebell.errors import InvalidInput, Refused, StoreError
+from timebell.campaigns.outside import Outside
+from timebell.errors import InvalidInput, NotFound, Refused, StoreError
 from timebell.model.sending import Campaign, Sending
 from timebell.store.dialects.base import Store
 from timebell.store.sql import campaigns, chunks
@@ -28,15 +29,18 @@ PAUSE = 1.0
 
 
 class CampaignTarget:
-    """Sends chunks over the provider of the push target. `poke` wakes the worker: there is a new job. `now` is aware.
+    """Sends chunks over the provider of the push target, to audiences that `outside` reads. `poke` wakes the worker:
+    there is a new job. `now` is aware.
 
     Users' jobs cannot name it.
     """
 
     kind = "campaign"
 
-    def __init__(self, store: Store, push: PushTarget, poke: Callable[[], None], now: Callable[[], datetime]) -> None:
-        self._store, self._push, self._poke, self._now = store, push, poke, now
+    def __init__(
+        self, store: Store, push: PushTarget, outside: Outside, poke: Callable[[], None], now: Callable[[], datetime]
+    ) -> None:  # fmt: skip
+        self._store, self._push, self._outside, self._poke, self._now = store, push, outside, poke, now
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """As in Target: it has no options."""
@@ -51,7 +55,11 @@ class CampaignTarget:
             return Outcome.failed(unusable.code, str(unusable))
         if "campaign" in delivery.payload:
             return await self._begin(delivery)
+        if "audience" in delivery.payload:
+            return await self._read(delivery.tenant_id, delivery.payload["audience"])
         campaign_id, number = delivery.payload["campaignId"], delivery.payload["chunk"]
+        if number == 1 and (failed := await self._refreshed(delivery)) is not None:
+            return failed
         opened = await self._store.run(
             chunks.open_chunk, campaign_id, number, delivery.job_id, delivery.attempt, self._now()
         )
@@ -67,6 +75,24 @@ class CampaignTarget:
             await asyncio.shield(self._close(delivery, opened, answers))
             raise
         return await self._close(delivery, opened, answers)
+
+    async def _read(self, tenant_id: str, name: str) -> Outcome:
+        """Read an audience of a database."""
+        try:
+            found = await self._outside.refresh(tenant_id, name)
+        except (NotFound, InvalidInput, Refused) as unfit:
+            return Outcome.failed(unfit.code, str(unfit))
+        return Outcome.ok({"audience": name, "members": found.members, "refused": found.refused})
+
+    async def _refreshed(self, delivery: Delivery) -> Outcome | None:
+        """Before a campaign starts, its audience is read, unless that is pinned. What went wrong, if anything did."""
+        found = await self._store.run(campaigns.find, delivery.tenant_id, delivery.payload["campaignId"])
+        if found is None or found.started_at is not None or found.sending.pinned:
+            return None
+        if found.sending.filters.audience is None or found.state not in ("pending", "running"):
+            return None
+        outcome = await self._read(delivery.tenant_id, found.sending.filters.audience)
+        return None if outcome.delivered else outcome
 
     async def _begin(self, delivery: Delivery) -> Outcome:
         """An occurrence of a recurring campaign is a campaign of its own."""

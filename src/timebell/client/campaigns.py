@@ -84,7 +84,7 @@ class Campaigns:
                 code="CAMPAIGN_INVALID", fix="Leave them out.",
             )  # fmt: skip
         now = self._clock.now()
-        await self._run(connection, campaigns.check_topic, options.get("tenant_id", "default"), sending)
+        await self._run(connection, campaigns.check_audience, options.get("tenant_id", "default"), sending)
         options.setdefault("name", f"campaign {new_id(now)}")
         what = {**options, "payload": {"campaign": sending.json()}, "target": campaigns.TARGET}
         draft = self._schedules.draft(campaigns.TOPIC, recurrence, what, now)

@@ -20,7 +20,7 @@ MOST_TOPICS = 200
 _NAMES = {
     "gender": "gender", "ageMin": "age_min", "ageMax": "age_max", "platform": "platform", "pushOnOff": "push_on",
     "marketingOnOff": "marketing_on", "topic": "topic", "language": "language", "timezone": "timezone",
-    "attributes": "attributes",
+    "attributes": "attributes", "audience": "audience",
 }  # fmt: skip
 FILTERS = tuple(_NAMES)
 """What an audience may be chosen by."""
@@ -40,6 +40,8 @@ class Filters:
     language: str | None = None
     timezone: str | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    audience: str | None = None
+    """The name of one that is read from a database of the customer's own."""
 
     @classmethod
     def read(cls, given: Any) -> Filters:
@@ -191,6 +193,7 @@ def _unfit(why: str, near: list[str] | None = None, code: str | None = None) -> 
 
 
 _READ: dict[str, Callable[[Any, str], Any]] = {
-    "gender": _text, "topic": _text, "language": _text, "timezone": _place, "platform": _platform, "push_on": _yes,
-    "marketing_on": _yes, "age_min": _age, "age_max": _age, "attributes": lambda value, _: attributes_of(value),
+    "gender": _text, "audience": _text, "topic": _text, "language": _text, "timezone": _place, "platform": _platform,
+    "push_on": _yes, "marketing_on": _yes, "age_min": _age, "age_max": _age,
+    "attributes": lambda value, _: attributes_of(value),
 }  # fmt: skip

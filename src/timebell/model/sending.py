@@ -23,7 +23,7 @@ ADAPTIVE = "adaptive"
 OPTIONS = (
     "title", "body", "data", "fields", "ttl", "collapseKey", "notificationId", "filters", "marketing", "chunkSize",
     "chunkDelayMs", "quietHours", "localTime", "expiresAt", "unknown", "canary", "maxRecipients", "maxChange",
-    "approveAbove",
+    "approveAbove", "audienceAs",
 )  # fmt: skip
 
 
@@ -59,6 +59,8 @@ class Sending:
     max_recipients: int | None = None
     max_change: float | None = None
     approve_above: int | None = None
+    pinned: bool = False
+    """An audience of a database is read when the campaign is made, and not again when it starts."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Sending:
@@ -78,6 +80,7 @@ class Sending:
             leave_unknown=_one_of(said, "unknown", ("leave", "retry")) != "retry", canary=_canary(said),
             max_recipients=_whole(said, "maxRecipients", 1, 10**12), max_change=_share(said, "maxChange", 1000.0),
             approve_above=_whole(said, "approveAbove", 0, 10**12),
+            pinned=_one_of(said, "audienceAs", ("live", "pinned")) == "pinned",
         )  # fmt: skip
         if found.notification_id is not None:
             mapping.check({"notificationId": found.notification_id}, ROOTS)
@@ -106,6 +109,7 @@ class Sending:
             "canary": None if self.canary is None
             else {"size": self.canary.size, "maxErrorRate": self.canary.max_error_rate},
             "maxRecipients": self.max_recipients, "maxChange": self.max_change, "approveAbove": self.approve_above,
+            "audienceAs": "pinned" if self.pinned else None,
         }  # fmt: skip
         return {name: value for name, value in said.items() if value is not None}
 

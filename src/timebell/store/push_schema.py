@@ -126,3 +126,33 @@ notifications = Table(
     Column("accepted_at", Instant, nullable=False),
     Index("timebell_notifications_accepted_at", "accepted_at"),
 )
+
+# Who is in an audience that is read from a customer's own database.
+audiences = Table(
+    "timebell_audiences",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    # The database, the query and its key, as JSON: see model/audience.py.
+    Column("source", Text, nullable=False),
+    Column("generation", Integer, nullable=False, server_default="0"),
+    # The one that is being read, how far (JSON of the last key), and up to which key.
+    Column("loading", Integer),
+    Column("cursor", Text),
+    Column("until", Text),
+    Column("members", BigInteger, nullable=False, server_default="0"),
+    Column("refused", BigInteger, nullable=False, server_default="0"),
+    Column("refreshed_at", Instant),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", String(200)),
+    Column("updated_at", Instant, nullable=False),
+)
+
+members = Table(
+    "timebell_audience_members",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("audience", String(200), primary_key=True),
+    Column("device_id", String(36), primary_key=True),
+    Column("generation", Integer, nullable=False),
+)

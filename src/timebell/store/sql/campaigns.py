@@ -17,7 +17,7 @@ from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.sending import Campaign, Lane, Sending, earliest
-from timebell.store.push_schema import campaigns, chunks, deliveries, devices
+from timebell.store.push_schema import audiences, campaigns, chunks, deliveries, devices
 from timebell.store.schema import jobs as job_table
 from timebell.store.sql import devices as device_rows
 from timebell.store.sql import jobs, ledger
@@ -27,6 +27,8 @@ TOPIC = "timebell.campaign"
 TARGET: dict[str, Any] = {"kind": "campaign", "options": {}}
 QUEUE = "campaigns"
 TIMEOUT = 600.0
+READING = 3600.0
+"""Seconds: an audience of millions takes a while."""
 RETRY = {"attempts": 100, "backoff": "fixed", "delay": 1.0, "max_delay": 1.0, "jitter": 0.0}
 """Of a node that died; what the provider refuses for now is counted by the chunk itself."""
 REFUSED, UNKNOWN, UNSENT = "refused", "unknown", "unsent"
@@ -36,12 +38,26 @@ c = campaigns.c
 
 
 def create(tx: Transaction, made: Campaign, soon: datetime) -> Campaign:
-    """Write a campaign and the job of its first chunk. Raises InvalidInput (TOPIC_UNKNOWN)."""
+    """Write a campaign and the job of its first chunk. Raises InvalidInput (TOPIC_UNKNOWN, AUDIENCE_UNKNOWN)."""
     ledger.make_tenants(tx, {made.tenant_id}, made.created_at)
-    check_topic(tx, made.tenant_id, made.sending)
+    check_audience(tx, made.tenant_id, made.sending)
     add_job(tx, made, earliest(made.sending, made.send_at), made.created_at, soon)
     tx.execute(insert(campaigns).values(**_values(made), id=made.id, tenant_id=made.tenant_id))
+    if made.sending.pinned and made.sending.filters.audience is not None:
+        refresh(tx, made.tenant_id, made.sending.filters.audience, made.created_at)
     return made
+
+
+def refresh(tx: Transaction, tenant_id: str, audience: str, now: datetime) -> str:
+    """Make the job that reads an audience; its id."""
+    id_ = new_id(now)
+    jobs.add(tx, [NewJob(
+        id=id_, tenant_id=tenant_id, topic=TOPIC, scheduled_at=now, run_at=now, timezone="UTC", created_at=now,
+        payload=encode({"audience": audience}), target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE,
+        timeout=READING,
+    )])  # fmt: skip
+    tx.notify()
+    return id_
 
 
 def begin(
@@ -58,8 +74,14 @@ def begin(
     return True
 
 
-def check_topic(tx: Transaction, tenant_id: str, sending: Sending) -> None:
-    """Raises InvalidInput (TOPIC_UNKNOWN): nobody would get it."""
+def check_audience(tx: Transaction, tenant_id: str, sending: Sending) -> None:
+    """Raises InvalidInput (TOPIC_UNKNOWN, AUDIENCE_UNKNOWN): nobody would get it."""
+    named = sending.filters.audience
+    mine = (audiences.c.tenant_id == tenant_id) & (audiences.c.name == named)
+    if named is not None and tx.execute(select(audiences.c.name).where(mine)).first() is None:
+        raise InvalidInput(
+            f"There is no audience {named!r:.60}.", code="AUDIENCE_UNKNOWN", fix="Make it first: PUT /audiences/{name}."
+        )
     topic = sending.filters.topic
     if topic is not None and not device_rows.has_topic(tx, tenant_id, topic):
         raise InvalidInput(
@@ -116,7 +138,7 @@ def edit(
             f"The campaign has revision {found.revision} by now.", code="CAMPAIGN_CHANGED", fix="Read it again."
         )
     changed = change(found)
-    check_topic(tx, tenant_id, changed.sending)
+    check_audience(tx, tenant_id, changed.sending)
     changed.revision += 1
     if found.job_id is not None:
         ledger.cancel(tx, tenant_id, found.job_id, now)

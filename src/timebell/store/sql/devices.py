@@ -13,7 +13,7 @@ from timebell.ids import new_ids
 from timebell.model.audience import Device, Filters, hash_of, written
 from timebell.model.page import Page
 from timebell.model.payload import decode
-from timebell.store.push_schema import devices, notifications
+from timebell.store.push_schema import devices, members, notifications
 from timebell.store.sql import ledger
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
@@ -182,6 +182,10 @@ def meant(tenant_id: str, filters: Filters, cutoff: datetime | None = None) -> l
     for name in ("gender", "platform", "language", "timezone"):
         if (value := getattr(filters, name)) is not None:
             found.append(d[name] == value)
+    if filters.audience is not None:
+        m = members.c
+        mine = (m.tenant_id == tenant_id) & (m.audience == filters.audience) & (m.device_id == d.id)
+        found.append(select(m.device_id).where(mine).exists())
     if filters.age_min is not None:
         found.append(d.age >= filters.age_min)
     if filters.age_max is not None:

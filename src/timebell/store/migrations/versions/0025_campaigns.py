@@ -107,3 +107,26 @@ def upgrade() -> None:
         sa.Column("accepted_at", Instant, nullable=False),
     )
     op.create_index("timebell_notifications_accepted_at", "timebell_notifications", ["accepted_at"])
+    op.create_table(
+        "timebell_audiences",
+        sa.Column("tenant_id", sa.String(200), primary_key=True),
+        sa.Column("name", sa.String(200), primary_key=True),
+        sa.Column("source", sa.Text(), nullable=False),
+        sa.Column("generation", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("loading", sa.Integer()),
+        sa.Column("cursor", sa.Text()),
+        sa.Column("until", sa.Text()),
+        sa.Column("members", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("refused", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("refreshed_at", Instant),
+        sa.Column("created_at", Instant, nullable=False),
+        sa.Column("created_by", sa.String(200)),
+        sa.Column("updated_at", Instant, nullable=False),
+    )
+    op.create_table(
+        "timebell_audience_members",
+        sa.Column("tenant_id", sa.String(200), primary_key=True),
+        sa.Column("audience", sa.String(200), primary_key=True),
+        sa.Column("device_id", sa.String(36), primary_key=True),
+        sa.Column("generation", sa.Integer(), nullable=False),
+    )
