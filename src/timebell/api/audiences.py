@@ -115,9 +115,10 @@ async def refresh_audience(name: Id, let: Let) -> Response:
     return answer({"jobId": job}, 202, {"Location": f"/api/v1/jobs/{job}"})
 
 
-@routes.delete("/audiences/{name}", status_code=204, response_class=Response, **changes("audience.delete", Role.ADMIN))
+@routes.delete("/audiences/{name}", response_model=AudienceOut, **changes("audience.delete", Role.ADMIN))
 async def delete_audience(name: Id, let: Let) -> Response:
-    """Forget it, not the devices in it."""
+    """Forget it, not the devices in it; the answer is what it was."""
     let.subject = name
+    found = await let.app.audiences.get(name, tenant_id=let.tenant_id, connection=let.connection)
     await let.app.audiences.delete(name, tenant_id=let.tenant_id, connection=let.connection)
-    return Response(status_code=204)
+    return answer(_shown(found))

@@ -133,12 +133,13 @@ async def get_device(id: Id, let: Let) -> Response:
     return answer(shown_device(await let.app.devices.get(id, tenant_id=let.tenant_id)))
 
 
-@routes.delete("/devices/{id}", status_code=204, response_class=Response, **changes("device.delete", Role.OPERATOR))
+@routes.delete("/devices/{id}", response_model=DeviceOut, **changes("device.delete", Role.OPERATOR))
 async def delete_device(id: Id, let: Let) -> Response:
-    """Forget a device."""
+    """Forget a device; the answer is what it was."""
+    found = await let.app.devices.get(id, tenant_id=let.tenant_id, connection=let.connection)
     await let.app.devices.delete(id, tenant_id=let.tenant_id, connection=let.connection)
     let.subject = id
-    return Response(status_code=204)
+    return answer(shown_device(found))
 
 
 @routes.post("/devices/refresh", response_model=DeviceOut, **changes("device.refresh", Role.OPERATOR))
@@ -154,6 +155,7 @@ async def refresh_device(body: RefreshIn, let: Let) -> Response:
 @routes.post("/devices/delete", response_model=Deleted, **changes("device.delete", Role.OPERATOR))
 async def delete_tokens(body: TokensIn, let: Let) -> Response:
     """Forget devices by their tokens."""
+    let.subject = f"{len(body.tokens)} tokens"
     gone = await let.app.devices.delete_tokens(body.tokens, tenant_id=let.tenant_id, connection=let.connection)
     return answer({"deleted": gone})
 
