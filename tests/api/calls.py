@@ -47,6 +47,7 @@ LATER = "2040-01-01T00:00:00Z"
 LINES = b'{"topic": "t.t", "runAt": "2040-01-01T00:00:00Z"}\n'
 PHONES = b'{"token": "phone-of-somebody"}\n'
 AUDIENCE = {"url": "sqlite:///:memory:", "query": "SELECT 1 AS id, 'phone-of-one' AS token", "key": "id"}
+PUSH = ("/devices", "/audiences", "/campaigns")
 MATCH = {"if_match": "*"}
 HOOK = {"kind": "http", "options": {"url": "https://example.com/hook"}}
 BODY = {key: value for key, value in NIGHTLY.items() if key != "name"}
@@ -239,6 +240,8 @@ class World:
     names: dict[str, str]
     """What `{...}` stands for in paths and bodies."""
     count: int = 0
+    called: str = "/campaigns"
+    """The path of the last call."""
 
     @classmethod
     async def make(cls, web: Web) -> World:
@@ -283,7 +286,14 @@ class World:
             made = await self.web.post(path, body, key=admin)
             assert made.status_code == 201, made.text
         self.names |= {"key": key.split("_")[2], "calendar": name, "new": f"new-{self.count}"}
-        self.names |= {"secret": name, "target": name, "audience": name, "phone": f"handset-number-{self.count}"}
+        self.names |= {"secret": name, "target": name}
+        if self.called.startswith(PUSH):
+            await self._renew_push(name)
+
+    async def _renew_push(self, name: str) -> None:
+        """Those of pushes, which take a while."""
+        editor, operator = self.role[Role.EDITOR], self.role[Role.OPERATOR]
+        self.names |= {"audience": name, "phone": f"handset-number-{self.count}"}
         made = await self.web.post("/devices", {"token": self.names["phone"]}, key=operator)
         self.names["device"] = made.json()["id"]
         source = Source.read(AUDIENCE)
@@ -315,6 +325,7 @@ class World:
     async def call(self, operation: Operation, key: str | None, *, more: Any = None, **headers: str) -> Any:
         """Call an operation as its entry says. With `more`, these members are in the body too."""
         call = CALLS[operation.id]
+        self.called = call.path
         self.count += 1
         self.names["new"] = f"new-{self.count}"
         body = self.filled(call.body)
