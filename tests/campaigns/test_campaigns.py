@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from timebell import Timebell
+from timebell import Cron, Timebell
 from timebell.model.sending import Campaign
 from timebell.testing.fcm import FakeFcm
 
@@ -152,5 +152,42 @@ def test_gates_of_size_are_before_the_first_message(run: Callable[..., None], fc
         await app.campaigns.resume(found.id, by="ann")
         found = await ended(app, found)
         assert (found.accepted, found.approved_by) == (60, "ann")
+
+    run(body)
+
+
+def test_an_occurrence_of_a_recurring_one_is_a_campaign_made_once(run: Callable[..., None], fcm: FakeFcm) -> None:
+    async def body(app: Timebell, service: Any) -> None:
+        await devices(app, 5)
+        schedule = await app.campaigns.repeat(
+            {**HELLO, "notificationId": "n-{{scheduleId}}-{{userId}}"}, Cron("0 9 1 1 *"), name="yearly", timezone="UTC"
+        )
+        for count in (1, 2):
+            job = await app.schedules.trigger(schedule.id)
+            while (found := await app.get(job.id)).state != "completed":
+                await asyncio.sleep(0.02)
+            assert found.result == {"campaignId": job.id, "made": True}
+            sent = await ended(app, await app.campaigns.get(job.id))
+            assert (sent.schedule_id, sent.name, sent.accepted) == (schedule.id, "yearly", 5)
+            assert times(fcm) == [count] * 5
+        (device, *_) = (await app.devices.list()).items
+        data = fcm.bodies()[device.token][0]["message"]["data"]
+        assert data == {"notificationId": f"n-{schedule.id}-{device.id}"}
+
+    run(body)
+
+
+def test_a_test_goes_to_test_devices_alone_and_counts_nowhere(run: Callable[..., None], fcm: FakeFcm) -> None:
+    async def body(app: Timebell, service: Any) -> None:
+        await devices(app, 3)
+        await app.devices.register("phone-of-the-tester", user_id="ann")
+        made = await app.campaigns.create(HELLO, send_at="2035-01-01T00:00:00Z")
+        job = await app.campaigns.test(made.id, user_ids=["ann"])
+        while (await app.get(job.id)).state != "completed":
+            await asyncio.sleep(0.02)
+        assert list(fcm.received()) == ["phone-of-the-tester"]
+        assert (await app.campaigns.get(made.id)).opened == 0
+        await app.campaigns.start(made.id)  # and now to all
+        assert (await ended(app, made)).accepted == 4
 
     run(body)
