@@ -6,8 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from timebell import Cron, Timebell
+from timebell.campaigns import target
+from timebell.errors import StoreUnreachable
 from timebell.model.sending import Campaign
+from timebell.store.sql import chunks
 from timebell.testing.fcm import FakeFcm
 
 HELLO = {"title": "Hello", "body": "You", "chunkSize": 20, "chunkDelayMs": 0}
@@ -189,5 +194,28 @@ def test_a_test_goes_to_test_devices_alone_and_counts_nowhere(run: Callable[...,
         assert (await app.campaigns.get(made.id)).opened == 0
         await app.campaigns.start(made.id)  # and now to all
         assert (await ended(app, made)).accepted == 4
+
+    run(body)
+
+
+def test_what_fcm_said_is_kept_until_the_store_answers_again(
+    run: Callable[..., None], fcm: FakeFcm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failed = chunks.close_chunk, []
+
+    def close_chunk(*given: Any, **more: Any) -> Any:
+        if len(failed) < 2:
+            failed.append(given)
+            raise StoreUnreachable("The database does not answer.")
+        return real(*given, **more)
+
+    monkeypatch.setattr(chunks, "close_chunk", close_chunk)
+    monkeypatch.setattr(target, "PAUSE", 0.05)
+
+    async def body(app: Timebell, service: Any) -> None:
+        await devices(app, 10)
+        found = await ended(app, await app.campaigns.create(HELLO))
+        assert (found.accepted, found.unknown, times(fcm)) == (10, 0, [1] * 10)
+        assert len(failed) == 2
 
     run(body)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -72,7 +73,8 @@ class CampaignTarget:
             messages = _messages(opened.campaign, opened.recipients, self._now())
             await provider.send(messages, answers.__setitem__)
         except asyncio.CancelledError:  # drained, or its time is up: what is known is kept
-            await asyncio.shield(self._close(delivery, opened, answers))
+            with suppress(Snooze):
+                await asyncio.shield(self._close(delivery, opened, answers))
             raise
         return await self._close(delivery, opened, answers)
 
@@ -122,13 +124,15 @@ class CampaignTarget:
         free = all(answer is None or answer.costs_nothing for answer in again)
         told_at = self._now()
         given = (str(delivery.payload["campaignId"]), opened.number, delivery.attempt)
-        try:
-            left = await self._store.run(
-                chunks.close_chunk, *given, told, len(again), told_at, counts=bool(again) and not free
-            )
-        except StoreError:
-            log.error("campaign %s: what became of chunk %d is not written yet", given[0], given[1])
-            raise
+        while True:  # what FCM said is known here alone: it is kept until it is written, or the lease is lost
+            try:
+                left = await self._store.run(
+                    chunks.close_chunk, *given, told, len(again), told_at, counts=bool(again) and not free
+                )
+                break
+            except StoreError as failed:
+                log.warning("campaign %s: what became of chunk %d is not written yet: %s", given[0], given[1], failed)
+                await _after(PAUSE)
         self._poke()
         counts = Counter(each.state for each in told)
         says = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
@@ -148,6 +152,17 @@ class CampaignTarget:
             "campaignId": given[0], "chunk": opened.number, "from": opened.recipients[0].id,
             "to": opened.recipients[-1].id, **counts, **({"unsent": len(again)} if again else {}),
         })  # fmt: skip
+
+
+async def _after(seconds: float) -> None:
+    """Wait for so long."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(seconds, over.set_result, None)
+    try:
+        await over
+    finally:
+        timer.cancel()
 
 
 def _leaves(opened: Opened) -> bool:

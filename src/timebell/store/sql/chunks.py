@@ -237,8 +237,10 @@ def close_chunk(
     tried again (`counts`: that uses up one of TRIES). None if another attempt has taken it over: nothing is written."""
     found = rows.find(tx, None, campaign_id, lock=True)
     begun = tx.execute(select(chunks).where(_is(campaign_id, number))).first()
-    if found is None or begun is None or begun.attempt != attempt or begun.state != SENDING:
+    if found is None or begun is None or begun.attempt != attempt:
         return None
+    if begun.state != SENDING:  # it is asked again, as nobody could say whether it was written
+        return bool(begun.state == WAITING)
     _tell(tx, found, number, told)
     device_rows.remove_dead(tx, found.tenant_id, [(e.recipient.id, e.recipient.token) for e in told if e.gone])
     tries = begun.tries + counts
