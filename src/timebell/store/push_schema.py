@@ -33,6 +33,8 @@ devices = Table(
     Index("timebell_devices_token", "tenant_id", "token_hash", unique=True),
     # The walk of a campaign.
     Index("timebell_devices_walk", "tenant_id", "id"),
+    # The same where it matters where people are: a zone of few must not be looked for among all.
+    Index("timebell_devices_zone", "tenant_id", "timezone", "id"),
     Index(
         "timebell_devices_user",
         "tenant_id",

@@ -33,6 +33,7 @@ def upgrade() -> None:
     )
     op.create_index("timebell_devices_token", "timebell_devices", ["tenant_id", "token_hash"], unique=True)
     op.create_index("timebell_devices_walk", "timebell_devices", ["tenant_id", "id"])
+    op.create_index("timebell_devices_zone", "timebell_devices", ["tenant_id", "timezone", "id"])
     op.create_index(
         "timebell_devices_user",
         "timebell_devices",
