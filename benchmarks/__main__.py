@@ -1,7 +1,7 @@
 """`python -m benchmarks [W1,W2,...,next,verbs] [options]`: runs the workloads and prints them beside the peer's.
 
 `python -m benchmarks http` measures the API instead, `pages` the dashboard, `targets` the outside queues, `push` the
-sending of push messages.
+sending of push messages, `campaigns` campaigns to many devices.
 """
 
 from __future__ import annotations
@@ -157,6 +157,10 @@ if __name__ == "__main__":
             sys.exit(pages.main(sys.argv[2:]))
         if sys.argv[1:2] == ["targets"]:
             sys.exit(to_targets.main(sys.argv[2:]))
+        if sys.argv[1:2] == ["campaigns"]:
+            from benchmarks import campaigns
+
+            sys.exit(campaigns.main(sys.argv[2:]))
         if sys.argv[1:2] == ["push"]:
             from benchmarks import push  # needs the extra
 

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from timebell import settings as configuration
 from timebell import setup
 from timebell.alarm import Alarm
+from timebell.client.audiences import Audiences
 from timebell.client.audits import Audits
+from timebell.client.campaigns import Campaigns
+from timebell.client.devices import Devices
 from timebell.client.jobs import Jobs, JobSpec, queue_name, spec_of
 from timebell.client.schedules import Schedules, code_hash
 from timebell.client.secrets import Secrets
@@ -126,6 +129,11 @@ class Timebell:
         self.targets = Targets(store, clock, self.open, self._ring, self._find_target)
         self.triggers = Triggers(store, clock, self._working, self.open, self.jobs, self._operate)
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)
+        self.audiences = Audiences(store, clock, self.open, self._ring)
+        self.devices = Devices(store, clock, self.open)
+        self.campaigns = Campaigns(
+            store, clock, self._working, self.open, self.jobs, self.schedules, self.settings.default_timezone
+        )  # fmt: skip
 
     def _operate(self) -> None:
         """There may be a new operation."""
@@ -588,6 +596,10 @@ class Timebell:
         for kind in setup.offered(self.settings):
             with contextlib.suppress(ImportError):  # http needs the `server` extra
                 self.kinds.setdefault(kind, setup.target(kind, self.settings, self.clock.now))
+        if (push := self.kinds.get("push")) is not None and "campaign" not in self.kinds:
+            self.kinds["campaign"] = setup.campaign_target(
+                self.store, push, self._ring, self._working.poke, self.clock.now
+            )
         for kind in setup.nameable(self.settings):
             with contextlib.suppress(ImportError):
                 self.by_name.setdefault(kind, self._find_target(kind))

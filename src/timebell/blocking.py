@@ -16,6 +16,9 @@ from queue import SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from timebell.app import Timebell
+from timebell.client.audiences import Audiences
+from timebell.client.campaigns import Campaigns
+from timebell.client.devices import Devices
 from timebell.client.schedules import Schedules
 from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
@@ -246,6 +249,50 @@ class BlockingTriggers(_Verbs[Triggers]):
     delete = Verb(Triggers.delete)
 
 
+class BlockingDevices(_Verbs[Devices]):
+    """`app.sync.devices`."""
+
+    register = Verb(Devices.register)
+    register_many = Verb(Devices.register_many)
+    refresh = Verb(Devices.refresh)
+    get = Verb(Devices.get)
+    delete = Verb(Devices.delete)
+    delete_tokens = Verb(Devices.delete_tokens)
+    list = Verb(Devices.list)
+    count = Verb(Devices.count)
+
+
+class BlockingAudiences(_Verbs[Audiences]):
+    """`app.sync.audiences`."""
+
+    put = Verb(Audiences.put)
+    get = Verb(Audiences.get)
+    list = Verb(Audiences.list)
+    refresh = Verb(Audiences.refresh)
+    delete = Verb(Audiences.delete)
+
+
+class BlockingCampaigns(_Verbs[Campaigns]):
+    """`app.sync.campaigns`."""
+
+    create = Verb(Campaigns.create)
+    repeat = Verb(Campaigns.repeat)
+    edit = Verb(Campaigns.edit)
+    get = Verb(Campaigns.get)
+    list = Verb(Campaigns.list)
+    start = Verb(Campaigns.start)
+    pause = Verb(Campaigns.pause)
+    resume = Verb(Campaigns.resume)
+    stop = Verb(Campaigns.stop)
+    retry = Verb(Campaigns.retry)
+    test = Verb(Campaigns.test)
+    preview = Verb(Campaigns.preview)
+    timetable = Verb(Campaigns.timetable)
+    deliveries = Verb(Campaigns.deliveries)
+    left = Verb(Campaigns.left)
+    chunks = Verb(Campaigns.chunks)
+
+
 class Blocking(_Verbs[Timebell]):
     """`app.sync`: for scripts, Flask and Django. Thread-safe; a verb in an event loop is refused (BLOCKING_IN_LOOP)."""
 
@@ -277,6 +324,9 @@ class Blocking(_Verbs[Timebell]):
         self.targets = BlockingTargets(self._portal, lambda on_its_loop: on_its_loop.targets)
         self.triggers = BlockingTriggers(self._portal, lambda on_its_loop: on_its_loop.triggers)
         self.secrets = BlockingSecrets(self._portal, lambda on_its_loop: on_its_loop.secrets)
+        self.devices = BlockingDevices(self._portal, lambda on_its_loop: on_its_loop.devices)
+        self.audiences = BlockingAudiences(self._portal, lambda on_its_loop: on_its_loop.audiences)
+        self.campaigns = BlockingCampaigns(self._portal, lambda on_its_loop: on_its_loop.campaigns)
 
     def close(self) -> None:
         """Let go of the connections; the next verb opens them again. Done at exit by itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -15,11 +16,14 @@ from timebell.model.payload import encode
 from timebell.model.policy import Unheard
 from timebell.model.routes import COMPLETES
 from timebell.settings import Settings
+from timebell.store.dialects.base import Store
 from timebell.store.open import listening
+from timebell.store.sql.campaigns import TARGET as CAMPAIGN
 from timebell.targets import bodies, brokers
 from timebell.targets.base import Delivery, Target, only
+from timebell.tenancy.secrets import Keyring
 
-BUILT_IN = frozenset({"handler", "http", "command", "alert", "push"})
+BUILT_IN = frozenset({"handler", "http", "command", "alert", "push", "campaign"})
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,29}")
 log = logging.getLogger("timebell.setup")
 
@@ -127,6 +131,23 @@ def push_target(chosen: Settings, now: Callable[[], datetime]) -> Target:
     return PushTarget(provider, now)
 
 
+def campaign_target(
+    store: Store, push: Target, ring: Callable[[], Keyring], poke: Callable[[], None], now: Callable[[], datetime]
+) -> Target:
+    """What sends the chunks of campaigns, over the provider of `push`, which learns whose which device is; `poke` wakes
+    the worker."""
+    from timebell.campaigns.outside import Outside
+    from timebell.campaigns.registry import StoredRegistry
+    from timebell.campaigns.target import CampaignTarget
+    from timebell.targets.push.target import PushTarget
+
+    assert isinstance(push, PushTarget)
+    with suppress(InvalidInput, Refused):  # said by the first job that needs it
+        push.provider()  # what it imports takes longer than a first message may
+    push.registry = StoredRegistry(store, now)
+    return CampaignTarget(store, push, Outside(store, ring, now), poke, now)
+
+
 def own_targets(targets: Iterable[Target]) -> dict[str, Target]:
     """An app's own kinds of targets. Raises InvalidInput (TARGET_INVALID)."""
     found: dict[str, Target] = {}
@@ -152,6 +173,8 @@ def check_target(
     Of one under a name, the name alone: its kind is looked up when it is written. `own` are the app's kinds.
     Raises InvalidInput (TARGET_UNKNOWN, ...), Refused.
     """
+    if given is CAMPAIGN:  # of a schedule of campaigns: nobody else has this very object
+        return dict(CAMPAIGN)
     if given is None:
         return COMPLETES if unheard is Unheard.COMPLETE else None
     if isinstance(given, str):

@@ -13,9 +13,10 @@ from timebell.api import v1
 from timebell.ids import new_id, new_ids
 from timebell.model.job import Ending, JobState, NewJob
 from timebell.model.routes import ANYONE, Routes
+from timebell.model.source import Source
 from timebell.recurrence import tzdata_version
 from timebell.recurrence.instants import format_instant
-from timebell.store.sql import jobs, ledger, nodes
+from timebell.store.sql import audiences, chunks, jobs, ledger, nodes
 from timebell.store.sql import keys as key_rows
 from timebell.store.transaction import Transaction
 from timebell.targets.base import Delivery, Outcome
@@ -44,6 +45,10 @@ class Call:
 
 LATER = "2040-01-01T00:00:00Z"
 LINES = b'{"topic": "t.t", "runAt": "2040-01-01T00:00:00Z"}\n'
+PHONES = b'{"token": "phone-of-somebody"}\n'
+AUDIENCE = {"url": "sqlite:///:memory:", "query": "SELECT 1 AS id, 'phone-of-one' AS token", "key": "id"}
+PUSH = ("/devices", "/audiences", "/campaigns")
+TRIGGERS = ("/sources", "/hooks", "/triggers")
 MATCH = {"if_match": "*"}
 HOOK = {"kind": "http", "options": {"url": "https://example.com/hook"}}
 ITEMS: dict[str, Any] = {"items": [{"key": "1", "version": 1, "fields": {"start_at": LATER}}]}
@@ -143,6 +148,35 @@ CALLS: dict[str, Call] = {
     "pauseTrigger": Call("/triggers/{trigger}/pause", {"reason": "x"}, object=True),
     "resumeTrigger": Call("/triggers/{trigger}/resume", object=True),
     "scanTrigger": Call("/triggers/{trigger}/scan", status=202, object=True),
+    "registerDevice": Call("/devices", {"token": "phone-of-{new}"}, 201),
+    "listDevices": Call("/devices?limit=500"),
+    "getDevice": Call("/devices/{device}", object=True),
+    "deleteDevice": Call("/devices/{device}", object=True),
+    "refreshDevice": Call("/devices/refresh", {"oldToken": "{phone}", "token": "phone-of-{new}"}, object=True),
+    "deleteTokens": Call("/devices/delete", {"tokens": ["phone-of-nobody"]}),
+    "importDevices": Call("/devices/bulk", PHONES, 201, headers={"content_type": "application/x-ndjson"}),
+    "countAudience": Call("/audiences/count", {}),
+    "listAudiences": Call("/audiences"),
+    "getAudience": Call("/audiences/{audience}", object=True),
+    "putAudience": Call("/audiences/{new}", AUDIENCE),
+    "refreshAudience": Call("/audiences/{audience}/refresh", status=202, object=True),
+    "deleteAudience": Call("/audiences/{audience}", object=True),
+    "createCampaign": Call("/campaigns", {"title": "Hello", "sendAt": LATER}, 201),
+    "listCampaigns": Call("/campaigns?limit=500"),
+    "getCampaign": Call("/campaigns/{campaign}", object=True),
+    "patchCampaign": Call("/campaigns/{campaign}", {"title": "x"}, headers=MATCH, object=True),
+    "startCampaign": Call("/campaigns/{campaign}/start", object=True),
+    "pauseCampaign": Call("/campaigns/{going}/pause", {"reason": "x"}, object=True),
+    "resumeCampaign": Call("/campaigns/{going}/resume", object=True),
+    "approveCampaign": Call("/campaigns/{going}/approve", object=True),
+    "stopCampaign": Call("/campaigns/{campaign}/stop", {"reason": "x"}, object=True),
+    "retryCampaign": Call("/campaigns/{stopped}/retry", {"unknown": True}, object=True),
+    "testCampaign": Call("/campaigns/{campaign}/test", {"tokens": ["phone-of-a-tester"]}, 202, object=True),
+    "previewCampaign": Call("/campaigns/{campaign}/preview", object=True),
+    "getTimetable": Call("/campaigns/{campaign}/timetable", object=True),
+    "listDeliveries": Call("/campaigns/{campaign}/deliveries", object=True),
+    "listLeft": Call("/campaigns/{campaign}/left", object=True),
+    "listChunks": Call("/campaigns/{campaign}/chunks", object=True),
     "getForecast": Call("/forecast"),
     "streamEvents": Call("/events"),
 }  # fmt: skip
@@ -208,6 +242,12 @@ class Receiver:
         """Nothing is held."""
 
 
+class Phones(Receiver):
+    """Take whatever is sent, too."""
+
+    kind = "push"
+
+
 @dataclass
 class World:
     """Two tenants, and keys of all kinds."""
@@ -222,6 +262,8 @@ class World:
     names: dict[str, str]
     """What `{...}` stands for in paths and bodies."""
     count: int = 0
+    called: str = ""
+    """The path of the last call."""
 
     @classmethod
     async def make(cls, web: Web) -> World:
@@ -235,9 +277,12 @@ class World:
         node = nodes.Node(new_id(now), "node", "1", tzdata_version(), Routes(), 0, now, now)
         await web.app.store.run(nodes.announce, node)
         web.app.kinds["http"] = Receiver()
+        web.app.kinds["push"] = Phones()
         span = {"now": format_instant(now), "hour": format_instant(now - timedelta(hours=1))}
         world = cls(web, ours, others, revoked, expired, {"node": node.id, **span})
         await world.renew()
+        await world._renew_push("phones")
+        await world._renew_triggers("shifts")
         return world
 
     async def renew(self) -> None:
@@ -267,15 +312,43 @@ class World:
             made = await self.web.post(path, body, key=admin)
             assert made.status_code == 201, made.text
         self.names |= {"key": key.split("_")[2], "calendar": name, "new": f"new-{self.count}"}
-        for path, body in (
-            ("/sources", {"name": name}), ("/sources", {"name": f"{name}-empty"}),
-            ("/triggers", {"name": name, **TRIGGER, "source": name}),
-        ):  # fmt: skip
+        self.names |= {"secret": name, "target": name}
+        if self.called.startswith(PUSH):
+            await self._renew_push(name)
+        if self.called.startswith(TRIGGERS):
+            await self._renew_triggers(name)
+
+    async def _renew_triggers(self, name: str) -> None:
+        """A source with a trigger, and one without."""
+        admin, empty = self.role[Role.ADMIN], f"{name}-empty"
+        source = await self.web.post("/sources", {"name": name}, key=admin)
+        for path, body in (("/sources", {"name": empty}), ("/triggers", {"name": name, **TRIGGER, "source": name})):
             made = await self.web.post(path, body, key=admin)
             assert made.status_code == 201, made.text
-            if body["name"] == name and path == "/sources":
-                self.names["sourceId"] = made.json()["id"]
-        self.names |= {"secret": name, "target": name, "source": name, "empty": f"{name}-empty", "trigger": name}
+        self.names |= {"source": name, "sourceId": source.json()["id"], "empty": empty, "trigger": name}
+
+    async def _renew_push(self, name: str) -> None:
+        """Those of pushes."""
+        editor, operator = self.role[Role.EDITOR], self.role[Role.OPERATOR]
+        self.names |= {"audience": name, "phone": f"handset-number-{self.count}"}
+        made = await self.web.post("/devices", {"token": self.names["phone"]}, key=operator)
+        self.names["device"] = made.json()["id"]
+        source = Source.read(AUDIENCE)
+        now = self.web.app.clock.now()
+        await self.web.app.store.run(audiences.put, OURS, name, source, None, now)
+        for which in ("campaign", "going", "stopped"):
+            made = await self.web.post("/campaigns", {"title": "Hello", "sendAt": LATER, "name": name}, key=editor)
+            self.names[which] = made.json()["id"]
+        await self.web.app.store.run(
+            chunks.open_chunk, self.names["going"], 1, await self._job_of("going"), 1, self.web.app.clock.now()
+        )
+        await self.web.post(f"/campaigns/{self.names['stopped']}/stop", key=operator)
+
+    async def _job_of(self, which: str) -> str:
+        """The job that goes on with a campaign."""
+        found = await self.web.app.campaigns.get(self.names[which], tenant_id=OURS)
+        assert found.job_id is not None
+        return found.job_id
 
     def filled(self, given: Any, names: dict[str, str] | None = None) -> Any:
         """A path or a body with the names in it."""
@@ -289,6 +362,7 @@ class World:
     async def call(self, operation: Operation, key: str | None, *, more: Any = None, **headers: str) -> Any:
         """Call an operation as its entry says. With `more`, these members are in the body too."""
         call = CALLS[operation.id]
+        self.called = call.path
         self.count += 1
         self.names["new"] = f"new-{self.count}"
         body = self.filled(call.body)

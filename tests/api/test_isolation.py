@@ -72,10 +72,22 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
             answer = await world.call(operation, key)
             if call.object:
                 now, real = web.app.clock.now(), dict(world.names)
-                ids = ("schedule", "skipping", "job", "dead", "held", "operation")
+                ids = (
+                    "schedule",
+                    "skipping",
+                    "job",
+                    "dead",
+                    "held",
+                    "operation",
+                    "device",
+                    "campaign",
+                    "going",
+                    "stopped",
+                )
                 gone = {**real, **{name: new_id(now) for name in ids}, "key": "0" * 12, "calendar": "gone-1"}
-                gone |= dict.fromkeys(("secret", "target", "source", "trigger"), "gone-1")
+                gone |= dict.fromkeys(("secret", "target", "source", "trigger", "audience"), "gone-1")
                 gone |= {"empty": "gone-1-empty", "sourceId": new_id(now)}
+                gone["phone"] = "gone-phone-1"
                 world.names = gone
                 call_path = operation.path
                 missing = await (
@@ -89,7 +101,9 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
                 assert answer.status_code == 404, (operation.id, answer.text)
             elif not call.shared:
                 assert answer.status_code == call.status, (operation.id, answer.text)
-                for name in ("schedule", "skipping", "job", "dead", "held", "operation", "key", "calendar"):
+                ours_alone = ("schedule", "skipping", "job", "dead", "held", "operation", "key", "calendar", "device",
+                              "campaign", "phone")  # fmt: skip
+                for name in ours_alone:
                     assert world.names[name] not in answer.text, (operation.id, answer.text)
                 assert f'"{OURS}"' not in answer.text, (operation.id, answer.text)
         # What they did was done to their own.

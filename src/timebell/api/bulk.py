@@ -75,7 +75,7 @@ async def _import(request: Request, let: Let, made: Operation, reader: Reader) -
     """Read and write all lines; how that ended, and why not well."""
     last = 0
     try:
-        async for lines in _batches(request, let):
+        async for lines in batches(request, let):
             batch = await asyncio.to_thread(reader.read, lines, let.app.clock.now())  # firing goes on meanwhile
             if not await _write(let, made, batch, lines):
                 return OperationState.CANCELLED, None
@@ -116,7 +116,7 @@ def _take_in(tx: Transaction, let: Let, size: int, taken: Any) -> bool:
     return going
 
 
-async def _batches(request: Request, let: Let) -> AsyncIterator[list[Line]]:
+async def batches(request: Request, let: Let) -> AsyncIterator[list[Line]]:
     """The lines that say something, numbered, in batches; of an endless one, so much as shows that it is.
 
     When the client breaks off, what it sent in full comes first. Raises ClientDisconnect, TimeoutError.

@@ -11,12 +11,15 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi.routing import APIRoute
 
 from timebell.api import (
+    audiences,
     audit,
     audit_log,
     backlogs,
     bulk,
     calendars,
+    campaigns,
     dead_letters,
+    devices,
     events,
     forecast,
     jobs,
@@ -38,7 +41,7 @@ from timebell.api.shapes import PROBLEMS, Problem, answer
 PARTS = (
     schedules, audit, backlogs, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit_log,
     calendars, forecast, events, targets, secrets,
-    sources, triggers,
+    sources, triggers, devices, audiences, campaigns,
 )  # fmt: skip
 routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
 for part in PARTS:

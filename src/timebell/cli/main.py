@@ -13,6 +13,7 @@ except ModuleNotFoundError:  # the library alone is installed
     sys.exit('The command line needs more than the library: pip install "timebell[server]"')
 
 from timebell.cli.apply import apply_, export
+from timebell.cli.campaign import campaign
 from timebell.cli.dead import dead
 from timebell.cli.job import job
 from timebell.cli.keys import key, tenant
@@ -47,6 +48,7 @@ root.add_typer(key, name="key")
 root.add_typer(tenant, name="tenant")
 root.add_typer(user, name="user")
 root.add_typer(target, name="target")
+root.add_typer(campaign, name="campaign")
 root.add_typer(secret, name="secret")
 root.add_typer(source, name="source")
 root.add_typer(trigger, name="trigger")

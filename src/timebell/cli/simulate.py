@@ -156,7 +156,7 @@ def _befall(world: World, outages: Sequence[Outage], scenario: Scenario, start: 
 def _pretend(app: Timebell, scenario: Scenario, world: World) -> None:
     """Send nothing anywhere: a rehearsal only says what would be sent."""
     app._own_targets = {kind: Pretended(kind, scenario, world.clock) for kind in app._own_targets}
-    app.kinds |= {kind: Pretended(kind, scenario, world.clock) for kind in (*KINDS, *app._own_targets)}
+    app.kinds |= {kind: Pretended(kind, scenario, world.clock) for kind in (*KINDS, "campaign", *app._own_targets)}
 
 
 def _play(world: World, app: Timebell, scenario: Scenario, start: datetime, end: datetime) -> None:

@@ -22,7 +22,19 @@ from timebell.engine.zone_data import ZoneData
 from timebell.errors import Refused
 from timebell.model.healed import Healed
 from timebell.model.routes import Routes
-from timebell.store.sql import answers, firings, months, nodes, operations, retention, secrets, unheard, usage
+from timebell.store.sql import (
+    answers,
+    campaigns,
+    devices,
+    firings,
+    months,
+    nodes,
+    operations,
+    retention,
+    secrets,
+    unheard,
+    usage,
+)
 from timebell.store.transaction import Transaction
 from timebell.tenancy.keys import peppers
 from timebell.tenancy.secrets import keyring
@@ -111,6 +123,9 @@ class Leader:
             while await self._as_leader(retention.prune, before, PRUNED):
                 pass
             await self._as_leader(operations.prune, before)
+            await self._as_leader(devices.prune, before)
+            while await self._as_leader(campaigns.prune, before, 1):  # the ledger of one may be long
+                pass
 
     async def _rewrap(self) -> None:
         """Bring the keys of secrets under the newest secret key. That changes with a restart only, so once a lead."""

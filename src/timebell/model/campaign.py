@@ -28,9 +28,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class CampaignState(StrEnum):
     """Where it stands."""
 
-    SCHEDULED = "scheduled"
+    PENDING = "pending"
     """Made; may be edited until it starts."""
-    SENDING = "sending"
+    RUNNING = "running"
     PAUSED = "paused"
     STOPPED = "stopped"
     """By hand, for good: nobody else is sent to."""
@@ -52,19 +52,19 @@ class CampaignVerb(StrEnum):
 
 _S, _V = CampaignState, CampaignVerb
 MOVES: dict[tuple[CampaignState, CampaignVerb], CampaignState] = {
-    (_S.SCHEDULED, _V.EDIT): _S.SCHEDULED,
-    (_S.SCHEDULED, _V.START): _S.SENDING,
-    (_S.SCHEDULED, _V.STOP): _S.STOPPED,
-    (_S.SENDING, _V.PAUSE): _S.PAUSED,
-    (_S.SENDING, _V.STOP): _S.STOPPED,
-    (_S.SENDING, _V.FINISH): _S.COMPLETED,
-    (_S.PAUSED, _V.RESUME): _S.SENDING,
+    (_S.PENDING, _V.EDIT): _S.PENDING,
+    (_S.PENDING, _V.START): _S.RUNNING,
+    (_S.PENDING, _V.STOP): _S.STOPPED,
+    (_S.RUNNING, _V.PAUSE): _S.PAUSED,
+    (_S.RUNNING, _V.STOP): _S.STOPPED,
+    (_S.RUNNING, _V.FINISH): _S.COMPLETED,
+    (_S.PAUSED, _V.RESUME): _S.RUNNING,
     (_S.PAUSED, _V.STOP): _S.STOPPED,
-    (_S.STOPPED, _V.RETRY): _S.SENDING,
-    (_S.COMPLETED, _V.RETRY): _S.SENDING,
+    (_S.STOPPED, _V.RETRY): _S.RUNNING,
+    (_S.COMPLETED, _V.RETRY): _S.RUNNING,
 }
 _SAME = {
-    (_S.SENDING, _V.START), (_S.SENDING, _V.RESUME), (_S.PAUSED, _V.PAUSE), (_S.STOPPED, _V.STOP),
+    (_S.RUNNING, _V.START), (_S.RUNNING, _V.RESUME), (_S.PAUSED, _V.PAUSE), (_S.STOPPED, _V.STOP),
     (_S.COMPLETED, _V.FINISH),
 }  # fmt: skip
 

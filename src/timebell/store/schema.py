@@ -529,3 +529,4 @@ sessions = Table(
     Column("seen_at", Instant, nullable=False),
     Index("timebell_sessions_created_at", "created_at"),
 )
+from timebell.store import push_schema as push_schema  # noqa: E402 - its tables are of this metadata

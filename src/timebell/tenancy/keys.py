@@ -25,6 +25,7 @@ SCOPES = (
     "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log", "forecast",
     "backlogs", "tenants", "keys", "queues", "pause-all", "resume-all", "targets", "secrets",
     "sources", "hooks", "triggers",
+    "devices", "audiences", "campaigns",
 )  # fmt: skip
 
 

@@ -361,3 +361,17 @@ def test_triggers_and_their_sources(ask: Cli) -> None:
     assert "DROP TRIGGER" in sql
     assert "duty" in ask("source", "list").out
     assert ask("source", "delete", "duty", "--yes").code == 0
+
+
+def test_a_campaign_is_made_shown_and_steered(ask: Cli) -> None:
+    flags = ("--title", "Hello", "--at", "2035-03-01T16:15:00", "--tz", "Asia/Seoul")
+    made = as_json(ask("campaign", "create", *flags, "--filter", "ageMin=20", "--filter", "tier=gold", "-o", "json"))
+    assert (made["state"], made["sendAt"]) == ("pending", "2035-03-01T07:15:00Z")
+    assert made["filters"] == {"ageMin": 20, "attributes": {"tier": "gold"}}
+    assert "Hello" in ask("campaign", "status", made["id"]).out
+    assert made["id"] in ask("campaign", "list", "--state", "pending").out
+    assert ask("campaign", "pause", made["id"]).code == 5  # it has not begun
+    assert as_json(ask("campaign", "stop", made["id"], "-y", "--reason", "no", "-o", "json"))["reason"] == "no"
+    assert ask("campaign", "status", made["id"], "--watch").code == 1
+    assert ask("campaign", "test", made["id"]).code == 2
+    assert ask("campaign", "status", "no-such").code == 3

@@ -37,12 +37,12 @@ def utc(text: str) -> datetime:
 @pytest.mark.parametrize("verb", CampaignVerb)
 def test_what_may_be_done_when(state: CampaignState, verb: CampaignVerb) -> None:
     allowed = {
-        "scheduled": {"edit": "scheduled", "start": "sending", "stop": "stopped"},
-        "sending": {"pause": "paused", "stop": "stopped", "finish": "completed", "start": "sending",
-                    "resume": "sending"},
-        "paused": {"resume": "sending", "stop": "stopped", "pause": "paused"},
-        "stopped": {"retry": "sending", "stop": "stopped"},
-        "completed": {"retry": "sending", "finish": "completed"},
+        "pending": {"edit": "pending", "start": "running", "stop": "stopped"},
+        "running": {"pause": "paused", "stop": "stopped", "finish": "completed", "start": "running",
+                    "resume": "running"},
+        "paused": {"resume": "running", "stop": "stopped", "pause": "paused"},
+        "stopped": {"retry": "running", "stop": "stopped"},
+        "completed": {"retry": "running", "finish": "completed"},
     }  # fmt: skip
     if verb in allowed[state]:
         assert after(state, verb) == allowed[state][verb]

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import orjson
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
+from timebell.store.push_schema import devices
 from timebell.store.schema import finished, jobs, revisions, schedules
 from timebell.store.sql import ledger
 from timebell.store.transaction import Transaction
@@ -30,7 +31,7 @@ def erase(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> Eras
 
     Payload, metadata, key, result and errors go, and the owner's id with them; ids, topics and times stay, so
     that the history still adds up. What runs is asked not to be tried again; its row keeps the owner until it
-    has finished, so that erasing once more completes the work.
+    has finished, so that erasing once more completes the work. Devices registered for a user of this id go.
     """
     prevented = in_flight = 0
     after: str | None = None
@@ -44,6 +45,8 @@ def erase(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> Eras
     tx.execute(update(jobs).where(running).values(payload="null", metadata=None, errors=None, key=None))
     mine = (finished.c.tenant_id == tenant_id) & (finished.c.owner_id == owner_id)
     empty = {"payload": "null", "metadata": None, "key": None, "errors": None, "result": None, "error": None}
+    theirs = (devices.c.tenant_id == tenant_id) & (devices.c.user_id == owner_id)
+    tx.execute(delete(devices).where(theirs))
     rows = tx.execute(update(finished).where(mine).values(owner_id=None, **empty)).rowcount
     return Erased(prevented, in_flight, rows, _schedules(tx, tenant_id, owner_id, now))
 

@@ -56,7 +56,7 @@ def page(
 
 def cancel(tx: Transaction, tenant_id: str, id_: str, now: datetime) -> Operation | None:
     """Go no further with it; what is done stays done. One that is over stays as it ended. None for an unknown id."""
-    found = _running(tx, id_, tenant_id)
+    found = running_one(tx, id_, tenant_id)
     if found is not None:
         finish(tx, id_, OperationState.CANCELLED, now)
     return find(tx, tenant_id, id_)
@@ -70,7 +70,7 @@ def running(tx: Transaction) -> list[str]:
 
 def advance(tx: Transaction, id_: str, now: datetime) -> datetime | None:
     """One step of an operation; when the next one is due, None when it is over."""
-    found = _running(tx, id_)
+    found = running_one(tx, id_)
     if found is None:
         return None
     if found.kind is OperationKind.IMPORT:  # whoever reads its lines goes on with it
@@ -108,7 +108,7 @@ def take_in(
     """A batch of an import: its jobs, of which those that were there already are kept and those for an unknown target
     are refused, and its progress. `lines` are those of the jobs, `cursor` is the last of all.
     False, and nothing done, when the operation was cancelled."""
-    found = _running(tx, id_)
+    found = running_one(tx, id_)
     if found is None:
         return False
     if nowhere := unknown(tx, new):
@@ -140,7 +140,7 @@ def prune(tx: Transaction, before: datetime) -> int:
     return tx.execute(delete(operations).where(operations.c.finished_at < before)).rowcount
 
 
-def _running(tx: Transaction, id_: str, tenant_id: str | None = None) -> Operation | None:
+def running_one(tx: Transaction, id_: str, tenant_id: str | None = None) -> Operation | None:
     mine = (operations.c.id == id_) & (operations.c.state == OperationState.RUNNING.value)
     if tenant_id is not None:
         mine &= operations.c.tenant_id == tenant_id

@@ -7,12 +7,14 @@ phone that has it shows it once; or leave it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from timebell.errors import InvalidInput, Refused
 from timebell.model import mapping
@@ -28,21 +30,39 @@ log = logging.getLogger("timebell.push")
 
 MOST_TOKENS = 500
 KINDS: dict[str, To] = {"tokens": "token", "topic": "topic", "condition": "condition"}
-FILLED = ("tokens", "topic", "condition", "title", "body", "data", "ttl", "collapseKey", "notificationId")
+FILLED = ("tokens", "topic", "condition", "userId", "title", "body", "data", "ttl", "collapseKey", "notificationId")
 OPTIONS = (*FILLED, "fields", "unknown")
+ANYONE = "the-token-of-a-device"
 SETTLED = (Fate.ACCEPTED, Fate.REFUSED)
 SHORTEST_SNOOZE = 1.0
 
 
-class PushTarget:
-    """Options: one of `tokens`, `topic` and `condition`; `title`, `body`, `data`, `ttl` (seconds), `collapseKey` and
-    `notificationId`, all of which may hold placeholders (`timebell.model.mapping`); `fields`: what of the payload
-    becomes `data`, as `{"rename": {"bible_code": "bibleCode"}}`; `unknown`: "retry" (default) or "leave".
+class Registry(Protocol):
+    """Whose which device is, and which notifications they have."""
 
-    `provider` is made when it is first needed. `now` is aware.
+    async def devices(self, tenant_id: str, user_id: str) -> list[tuple[str, str]]:
+        """(id, token) of a person's devices that take pushes."""
+
+    async def accepted(self, tenant_id: str, notification_id: str) -> set[str]:
+        """The ids of the devices that a notification was accepted for, by whatever job."""
+
+    async def record(
+        self, tenant_id: str, notification_id: str | None, accepted: list[str], dead: list[tuple[str, str]]
+    ) -> None:
+        """A notification was accepted for these; these (id, token) are gone."""
+
+
+class PushTarget:
+    """Options: one of `tokens`, `topic`, `condition` and `userId` (that person's devices); `title`, `body`, `data`,
+    `ttl` (seconds), `collapseKey` and `notificationId`, all of which may hold placeholders (`timebell.model.mapping`);
+    `fields`: what of the payload becomes `data`, as `{"rename": {"bible_code": "bibleCode"}}`; `unknown`: "retry"
+    (default) or "leave".
+
+    `provider` is made when it is first needed. `now` is aware. `registry` is given by whoever has one.
     """
 
     kind = "push"
+    registry: Registry | None = None
 
     def __init__(self, provider: Callable[[], Provider], now: Callable[[], datetime]) -> None:
         self._make, self._now = provider, now
@@ -52,36 +72,41 @@ class PushTarget:
         """Raises InvalidInput (TARGET_OPTIONS_INVALID, TEMPLATE_INVALID, PUSH_MESSAGE_INVALID, ...)."""
         only(options, OPTIONS)
         options = {name: value for name, value in options.items() if value is not None}
-        if sum(name in options for name in KINDS) != 1:
-            raise _unfit("A push goes to one of: tokens, topic, condition.")
+        if sum(name in options for name in (*KINDS, "userId")) != 1:
+            raise _unfit("A push goes to one of: tokens, topic, condition, userId.")
         if options.get("unknown", "retry") not in ("retry", "leave"):
             raise _unfit("unknown is retry or leave.")
         _fields(options)
         document = {name: options[name] for name in FILLED if name in options}
         mapping.check(document, bodies.NAMES)
         if "fields" not in options and not _has_places(document):  # all there is to know is known
-            _read(document, {}, "")
+            _read(_to_anyone(document), {}, "")
         return options
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
-        """Codes of failure: PUSH_REFUSED, PUSH_UNKNOWN, PUSH_INCOMPLETE, and those of the message itself."""
+        """Codes of failure: PUSH_REFUSED, PUSH_UNKNOWN, PUSH_INCOMPLETE, USER_WITHOUT_DEVICES, and those of the message
+        itself."""
         try:
+            person, options = await self._person(delivery, options)
             kind, targets, content, notification = prepared(delivery, options)
         except InvalidInput as unfit:
             return Outcome.failed(unfit.code, unfit.message, retryable=False)
-        chunk = _Chunk(delivery, len(targets), leave=options.get("unknown") == "leave")
+        chunk = _Chunk(delivery, len(targets), leave=options.get("unknown") == "leave", person=person)
         encoded, left = Encoded(content, self._now()), chunk.left
         try:
-            if self._provider is None:
-                self._provider = self._make()
+            provider = self.provider()
         except (InvalidInput, Refused) as unusable:  # mended by whoever runs this node, and then tried again
             return Outcome.failed(unusable.code, str(unusable))
         try:
             if left:
                 messages = [Message(kind, targets[place], encoded) for place in left]
-                await self._provider.send(messages, lambda n, answer: chunk.tell(left[n], answer))
+                await provider.send(messages, lambda n, answer: chunk.tell(left[n], answer))
         finally:
             delivery.progress = chunk.result()
+            if person is not None and self.registry is not None:
+                dead = [(person.ids[n], targets[n]) for n in chunk.dead()]
+                got = [person.ids[n] for n in chunk.accepted()]
+                await asyncio.shield(self.registry.record(delivery.tenant_id, person.notification, got, dead))
             says = chunk.says()
             log.info(
                 "push %s: %d of %d tokens sent to, %s", notification, len(left), len(targets), says,
@@ -92,15 +117,66 @@ class PushTarget:
 
     def preview(self, delivery: Delivery, options: dict[str, Any]) -> dict[str, Any]:
         """The request to the first of the targets, to the letter, and how many there are. Raises as `prepared`."""
-        kind, targets, content, _ = prepared(delivery, options)
+        kind, targets, content, _ = prepared(delivery, _to_anyone(options))
         body = Message(kind, targets[0], Encoded(content, self._now())).request()
         return {"requests": len(targets), "body": body.decode()}
+
+    async def _person(
+        self, delivery: Delivery, options: dict[str, Any]
+    ) -> tuple[_Person | None, dict[str, Any]]:  # fmt: skip
+        """Whose devices it goes to, if to a person's, and the options with their tokens.
+
+        Raises InvalidInput (USER_WITHOUT_DEVICES), InvalidPayload.
+        """
+        if "userId" not in options:
+            return None, options
+        said = {name: options[name] for name in ("userId", "notificationId") if name in options}
+        known = mapping.fill(said, facts(delivery))
+        user_id, notification = known["userId"], known.get("notificationId")
+        if not isinstance(user_id, str) or self.registry is None:
+            raise _unfit(f"userId is {user_id!r:.60}, and is a text.")
+        tokens = dict(await self.registry.devices(delivery.tenant_id, user_id))
+        sent = [line["progress"] for line in delivery.earlier if "progress" in line]
+        before: list[str] = sent[-1].get("devices", []) if sent else []
+        ids = before or list(tokens)
+        if not ids:
+            raise InvalidInput(
+                f"{user_id:.60} has no device that takes pushes.", code="USER_WITHOUT_DEVICES",
+                fix="Register one: POST /devices.",
+            )  # fmt: skip
+        has = set() if notification is None else await self.registry.accepted(delivery.tenant_id, notification)
+        person = _Person(ids, {n for n, id_ in enumerate(ids) if id_ not in tokens},
+                         {n for n, id_ in enumerate(ids) if id_ in has}, notification)  # fmt: skip
+        to = [tokens.get(id_, f"gone-{id_}") for id_ in ids]
+        return person, {**{name: value for name, value in options.items() if name != "userId"}, "tokens": to}
+
+    def provider(self) -> Provider:
+        """What sends, made when it is first needed. Raises InvalidInput, Refused."""
+        if self._provider is None:
+            self._provider = self._make()
+        return self._provider
 
     async def close(self) -> None:
         """As in Target."""
         if self._provider is not None:
             await self._provider.close()
             self._provider = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Person:
+    """The ids of a person's devices; the places of those that are gone by now, and of those that have it already."""
+
+    ids: list[str]
+    gone: set[int]
+    have: set[int]
+    notification: str | None
+
+
+def _to_anyone(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A push to a person as one to a device, to be looked at."""
+    rest = {name: value for name, value in options.items() if name != "userId"}
+    return {**rest, "tokens": [ANYONE]} if "userId" in options else rest
 
 
 def prepared(delivery: Delivery, options: Mapping[str, Any]) -> tuple[To, list[str], Content, str]:
@@ -146,11 +222,16 @@ def _read(document: dict[str, Any], data: dict[str, Any], key: str) -> tuple[To,
 class _Chunk:
     """What became of each of the targets, over all attempts so far."""
 
-    def __init__(self, delivery: Delivery, size: int, *, leave: bool) -> None:
+    def __init__(self, delivery: Delivery, size: int, *, leave: bool, person: _Person | None = None) -> None:
         self._leave = leave
+        self._person = person
         self._known: list[dict[str, Any] | None] = [None] * size
         self._answers: dict[int, Answer] = {}
         self._recall(delivery, size)
+        for place in () if person is None else person.gone:
+            self._known[place] = self._settled(place) or {"fate": "refused", "code": "DEVICE_REMOVED"}
+        for place in () if person is None else person.have:
+            self._known[place] = self._settled(place) or {"fate": "accepted", "code": "ACCEPTED_BEFORE"}
         settled = [*SETTLED, Fate.UNKNOWN] if leave else SETTLED
         self.left = [n for n, known in enumerate(self._known) if known is None or known["fate"] not in settled]
 
@@ -176,7 +257,20 @@ class _Chunk:
 
     def result(self) -> dict[str, Any]:
         """JSON: how many of each fate, and the fate of each target in their order (null: never sent)."""
-        return {**self._counts(), "targets": self._known}
+        found = {**self._counts(), "targets": self._known}
+        return found if self._person is None else {**found, "devices": self._person.ids}
+
+    def accepted(self) -> list[int]:
+        """The places of those that this attempt reached."""
+        return [place for place, answer in self._answers.items() if answer.fate is Fate.ACCEPTED]
+
+    def dead(self) -> list[int]:
+        """The places of those whose token is dead."""
+        return [place for place, answer in self._answers.items() if answer.remove]
+
+    def _settled(self, place: int) -> dict[str, Any] | None:
+        known = self._known[place]
+        return known if known is not None and known["fate"] in SETTLED else None
 
     def says(self) -> str:
         """The counts as a text: `498 accepted, 2 refused (UNREGISTERED)`."""

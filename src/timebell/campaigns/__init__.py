@@ -1,0 +1,1 @@
+"""Push to many: a campaign's chunks, one job each."""

@@ -1,0 +1,176 @@
+"""Devices and campaigns over HTTP: made, checked, changed, shown. Nothing is sent here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .web import Web, is_problem
+
+PHONE = {
+    "token": "phone-of-ann-0001", "userId": "ann", "platform": "ios", "gender": "F", "age": 31,
+    "timezone": "Asia/Seoul", "pushOnOff": "Y", "marketingOnOff": True,
+    "topics": ["news"], "attributes": {"tier": "gold", "visits": 3},
+}  # fmt: skip
+READING = {
+    "title": "Today's reading", "content": "Psalm 22", "sendAt": "2030-03-01T16:15:00", "timezone": "Asia/Seoul",
+    "data": {"division": "bible", "version": 0, "bible_code": 3, "landing_url": None},
+    "fields": {"rename": {"bible_code": "bibleCode", "landing_url": "landingUrl"}},
+    "filters": {"gender": "F", "marketingOnOff": "Y", "platform": None},
+}  # fmt: skip
+
+
+async def registered(web: Web, *more: dict[str, Any]) -> None:
+    for each in (PHONE, *more):
+        answer = await web.post("/devices", each)
+        assert answer.status_code == 201, answer.text
+
+
+async def test_a_device_is_registered_changed_refreshed_and_deleted(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        first = (await web.post("/devices", PHONE)).json()
+        assert {name: first[name] for name in ("userId", "age", "marketingOnOff", "topics", "attributes")} == {
+            "userId": "ann", "age": 31, "marketingOnOff": True, "topics": ["news"],
+            "attributes": {"tier": "gold", "visits": 3},
+        }  # fmt: skip
+        again = (await web.post("/devices", {"token": PHONE["token"], "age": 32, "marketingOnOff": "N"})).json()
+        assert again == {**first, "age": 32, "marketingOnOff": False}  # what is not said stays
+        new = (await web.post("/devices/refresh", {"oldToken": PHONE["token"], "token": "phone-of-ann-0002"})).json()
+        assert new == {**again, "token": "phone-of-ann-0002"}
+        assert (await web.get("/devices?userId=ann")).json()["items"] == [new]
+        assert (await web.get("/devices?token=phone-of-ann-0001")).json()["items"] == []
+        assert (await web.ask("DELETE", f"/devices/{new['id']}")).json() == new
+        is_problem(await web.get(f"/devices/{new['id']}"), 404, "DEVICE_NOT_FOUND")
+        is_problem(await web.post("/devices/refresh", {"oldToken": "gone", "token": "x"}), 404, "DEVICE_NOT_FOUND")
+
+
+UNFIT_DEVICES = (
+    ({"platform": "nokia"}, "DEVICE_INVALID"),
+    ({"timezone": "Mars/Olympus"}, "INVALID_TIMEZONE"),
+    ({"pushOnOff": "perhaps"}, "DEVICE_INVALID"),
+    ({"attributes": {"a": [1]}}, "DEVICE_INVALID"),
+    ({"token": "with space"}, "PUSH_MESSAGE_INVALID"),
+    ({"userid": "ann"}, "UNKNOWN_FIELD"),
+)
+
+
+async def test_a_device_that_does_not_fit_is_refused(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        for more, code in UNFIT_DEVICES:
+            is_problem(await web.post("/devices", {**PHONE, **more}), 422, code)
+        assert (await web.get("/devices")).json()["items"] == []
+
+
+async def test_lines_are_imported_and_bad_ones_are_named(make: Callable[..., Any]) -> None:
+    lines = (
+        b'{"token": "phone-0001", "age": 20}\n{"token": "phone-0002", "age": -1}\nno json\n{"token": "phone-0001"}\n'
+    )
+    csv = b'token,userId,age,marketingOnOff,tier\nphone-0003,"Ann, B.",20,Y,gold\nphone-0001,,,N,\n'
+    async with make() as web:
+        made = await web.ask("POST", "/devices/bulk", lines, content_type="application/x-ndjson")
+        assert made.status_code == 201, made.text
+        progress = made.json()["progress"]
+        assert (made.json()["state"], progress["done"], progress["failed"]) == ("completed", 1, 2)
+        assert [error["line"] for error in made.json()["errors"]] == [2, 3]
+        made = await web.ask("POST", "/devices/bulk", csv, content_type="text/csv")
+        assert (made.json()["progress"]["done"], made.json()["progress"]["skipped"]) == (1, 1), made.text
+        first, third = (await web.get("/devices")).json()["items"]
+        assert (first["age"], first["marketingOnOff"]) == (20, False)
+        assert (third["userId"], third["attributes"], third["age"]) == ("Ann, B.", {"tier": "gold"}, 20)
+
+
+async def test_filters_count_the_same_now_as_they_send_later(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        await registered(
+            web,
+            {"token": "phone-of-bob-0001", "gender": "M", "age": 40, "attributes": {"visits": 30}},
+            {"token": "phone-of-cem-0001", "gender": "F", "pushOnOff": "N", "attributes": {"tier": "goldish"}},
+        )  # fmt: skip
+        for filters, count in (
+            ({}, 3), ({"gender": "F"}, 2), ({"ageMin": 31, "ageMax": 40}, 2), ({"ageMin": 32}, 1),
+            ({"platform": "iOS"}, 1), ({"pushOnOff": "Y"}, 2), ({"marketingOnOff": True}, 1), ({"topic": "news"}, 1),
+            ({"attributes": {"tier": "gold"}}, 1), ({"attributes": {"visits": 3}}, 1), ({"topic": "new"}, 0),
+            ({"timezone": "Asia/Seoul"}, 1), ({"gender": "", "ageMin": None}, 3),
+        ):  # fmt: skip
+            answer = await web.post("/audiences/count", {"filters": filters})
+            assert answer.json()["count"] == count, (filters, answer.text)
+        is_problem(await web.post("/audiences/count", {"filters": {"agemin": 3}}), 422, "FILTER_INVALID")
+
+
+async def test_a_campaign_says_what_it_is_and_is_changed_until_it_starts(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        await registered(web)
+        made = await web.post("/campaigns", READING)
+        assert made.status_code == 201, made.text
+        body = made.json()
+        assert (body["state"], body["sendAt"]) == ("pending", "2030-03-01T07:15:00Z")
+        assert (body["timezone"], body["chunkSize"], body["chunkDelayMs"]) == ("Asia/Seoul", 500, 2000)
+        assert body["filters"] == {"gender": "F", "marketingOnOff": True}
+        path = f"/campaigns/{body['id']}"
+        request = (await web.get(f"{path}/preview")).json()["request"]["message"]
+        assert request["data"] == {"division": "bible", "version": "0", "bibleCode": "3"}
+        assert request["notification"] == {"title": "Today's reading", "body": "Psalm 22"}
+        is_problem(await web.ask("PATCH", path, {"title": "Later"}), 428, "REVISION_MISSING")
+        changed = await web.ask("PATCH", path, {"sendAt": "2030-03-02T16:15:00"}, if_match=made.headers["etag"])
+        assert changed.json()["sendAt"] == "2030-03-02T07:15:00Z"
+        is_problem(await web.ask("PATCH", path, {"title": "x"}, if_match=made.headers["etag"]), 412, "REVISION_STALE")
+        old, job = body["jobId"], changed.json()["jobId"]
+        assert (await web.get(f"/jobs/{old}")).json()["status"] == "cancelled"
+        assert (await web.get(f"/jobs/{job}")).json()["runAt"] == "2030-03-02T07:15:00Z"
+        zones = (await web.get(f"{path}/timetable")).json()
+        assert (zones["recipients"], zones["zones"][0]["first"]) == (1, "2030-03-02T07:15:00Z")
+        assert (await web.post(f"{path}/stop", {"reason": "no"})).json()["state"] == "stopped"
+        is_problem(await web.ask("PATCH", path, {"title": "x"}, if_match="*"), 409, "CAMPAIGN_STATE")
+        assert [each["token"] for each in (await web.get(f"{path}/left")).json()["items"]] == [PHONE["token"]]
+        is_problem(await web.post("/campaigns/no-such/stop"), 404, "CAMPAIGN_NOT_FOUND")
+
+
+UNFIT = (
+    ({"sendAt": "2020-01-01T00:00:00"}, 400, "SCHEDULE_IN_THE_PAST"),
+    ({"sendAt": "2030-01-01T00:00:00", "timezone": "Mars/Olympus"}, 422, "INVALID_TIMEZONE"),
+    ({"marketing": True, "filters": {}}, 422, "CONSENT_FILTER_MISSING"),
+    ({"filters": {"topic": "nobody-is-here"}}, 422, "TOPIC_UNKNOWN"),
+    ({"data": {"from": "me"}}, 422, "PUSH_MESSAGE_INVALID"),
+    ({"data": {"google.x": "me"}}, 422, "PUSH_MESSAGE_INVALID"),
+    ({"content": "x" * 4090}, 422, "PUSH_MESSAGE_TOO_LARGE"),
+    ({"title": None, "content": None, "data": None}, 422, "PUSH_MESSAGE_INVALID"),
+    ({"notificationId": "n-{{user}}"}, 422, "TEMPLATE_INVALID"),
+    ({"quietHours": {"start": "9"}}, 422, "CAMPAIGN_INVALID"),
+    ({"canary": {"size": 0, "maxErrorRate": 2}}, 422, "CAMPAIGN_INVALID"),
+    ({"chunkSize": 501}, 422, "FIELDS_INVALID"),
+    ({"localTime": "2030-03-01T09:00"}, 422, "CAMPAIGN_INVALID"),
+    ({"filter": {}}, 422, "UNKNOWN_FIELD"),
+    ({"filters": {"audience": "nobodys"}}, 422, "AUDIENCE_UNKNOWN"),
+)
+
+
+async def test_what_cannot_be_sent_is_refused_when_it_is_made(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        await registered(web)
+        for more, status, code in UNFIT:
+            is_problem(await web.post("/campaigns", {**READING, **more}), status, code)
+        assert (await web.get("/campaigns")).json()["items"] == []
+        assert (await web.get("/jobs")).json()["items"] == []
+
+
+async def test_a_recurring_one_is_a_schedule(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        await registered(web)
+        body = {**READING, "cronExpression": "15 16 * * *", "name": "daily", "sendAt": None}
+        made = await web.post("/campaigns", body)
+        assert made.status_code == 201, made.text
+        schedule = (await web.get(f"/schedules/{made.json()['scheduleId']}")).json()
+        assert (schedule["name"], schedule["cronExpression"], schedule["timezone"]) == (
+            "daily", "15 16 * * *", "Asia/Seoul",
+        )  # fmt: skip
+        assert schedule["payload"]["campaign"]["filters"] == {"gender": "F", "marketingOnOff": True}
+
+
+async def test_tenants_do_not_see_one_another(make: Callable[..., Any]) -> None:
+    async with make(open_here=False) as web:
+        theirs, mine = await web.key(tenant="them"), await web.key(tenant="me")
+        device = (await web.post("/devices", PHONE, key=theirs)).json()
+        campaign = (await web.post("/campaigns", READING, key=theirs)).json()
+        is_problem(await web.get(f"/devices/{device['id']}", key=mine), 404, "DEVICE_NOT_FOUND")
+        is_problem(await web.post(f"/campaigns/{campaign['id']}/start", key=mine), 404, "CAMPAIGN_NOT_FOUND")
+        assert (await web.post("/audiences/count", {}, key=mine)).json()["count"] == 0

@@ -1,0 +1,192 @@
+"""Audiences in a database of the customer's own: read by a declared query, page by page."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.servers import Postgres
+from timebell import Timebell
+from timebell.campaigns import outside
+from timebell.campaigns.outside import Outside
+from timebell.errors import InvalidInput
+from timebell.store.sql import audiences
+from timebell.testing.fcm import FakeFcm
+
+QUERY = "SELECT id, fcm AS token, 'x:y' AS tag, age, consent AS marketing_on FROM people WHERE age > 9"
+Theirs = tuple[str, Callable[[str], None]]
+
+
+@contextmanager
+def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Theirs]:
+    """The customer's database, with people: its URL, and what runs statements there."""
+    if kind == "sqlite":
+        file = folder / "theirs.db"
+
+        def do(statements: str) -> None:
+            with sqlite3.connect(file) as connection:
+                connection.executescript(statements)
+
+        url = f"sqlite:///{file}"
+    else:
+        server: Postgres = request.getfixturevalue("postgres")
+        url = server.create_database()
+
+        def do(statements: str) -> None:
+            async def run() -> None:
+                connection = await asyncpg.connect(url)
+                await connection.execute(statements)
+                await connection.close()
+
+            asyncio.run(run())
+
+    rows = ", ".join(f"({n}, 'phone-of-{n:04}', {n}, {'true' if n % 2 else 'false'})" for n in range(1, 31))
+    do("CREATE TABLE people (id integer PRIMARY KEY, fcm text, age integer, consent boolean)")
+    do(f"INSERT INTO people VALUES {rows}")
+    yield url, do
+    if kind == "postgres":
+        server.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def people(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Theirs]:
+    """One for a test that changes it."""
+    with database(request.param, tmp_path, request) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
+    """One that nobody changes."""
+    with database(request.param, tmp_path_factory.mktemp("theirs"), request) as found:
+        yield found
+
+
+def test_a_campaign_reads_its_audience_when_it_starts(
+    run: Callable[..., None], fcm: FakeFcm, people: Theirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outside, "PAGE", 7)
+    url, do = people
+    do("UPDATE people SET fcm = 'no token' WHERE id = 12")
+
+    async def body(app: Timebell, service: Any) -> None:
+        await app.devices.register("phone-of-somebody-else")
+        made = await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
+        assert (made.members, made.refreshed_at) == (0, None)
+        for gone, count in ((None, 20), (20, 19)):
+            if gone is not None:
+                await asyncio.to_thread(do, f"DELETE FROM people WHERE id = {gone}")
+            filters = {"audience": "crm", "attributes": {"tag": "x:y"}}
+            sent = await app.campaigns.create({"title": "Hello", "filters": filters})
+            while (found := await app.campaigns.get(sent.id)).state != "completed":
+                await asyncio.sleep(0.02)
+            read = await app.audiences.get("crm")
+            assert (found.accepted, read.members, read.refused, read.loading) == (count, count, 1, None)
+        assert "phone-of-somebody-else" not in fcm.received()
+        assert await app.devices.count({"audience": "crm", "marketingOnOff": True}) == 10
+
+    run(body)
+
+
+def test_reading_that_broke_off_goes_on_where_it_was(people: Theirs, sqlite_url: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(outside, "PAGE", 5)
+    url, do = people
+    taken: list[list[str]] = []
+    real = audiences.take_in
+
+    def take_in(tx: Any, was: Any, given: Any, *more: Any) -> Any:
+        if len(taken) == 2:
+            taken.append([])
+            raise OSError("the node dies here")
+        taken.append([token for token, _ in given])
+        return real(tx, was, given, *more)
+
+    monkeypatch.setattr(audiences, "take_in", take_in)
+
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
+        reader = Outside(app.store, app._ring, app.clock.now)
+        with pytest.raises(OSError, match="dies"):
+            await reader.refresh("default", "crm")
+        await asyncio.to_thread(do, "INSERT INTO people VALUES (99, 'phone-of-late', 40, true)")  # not in this reading
+        await asyncio.to_thread(do, "INSERT INTO people VALUES (0, 'phone-of-first', 40, true)")
+        found = await reader.refresh("default", "crm")
+        await app.close()
+        assert found.members == 21
+
+    asyncio.run(body())
+    tokens = [token for page in taken for token in page]
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) == 21
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"key": None}, "AUDIENCE_KEY_MISSING"),
+        ({"key": "number"}, "AUDIENCE_KEY_MISSING"),
+        ({"query": "SELECT id FROM people"}, "AUDIENCE_INVALID"),
+        ({"query": "SELECT id, no_such AS token FROM people"}, "AUDIENCE_UNREADABLE"),
+        ({"query": "DELETE FROM people"}, "AUDIENCE_QUERY_WRITES"),
+        ({"query": "SELECT 1; DROP TABLE people"}, "AUDIENCE_QUERY_WRITES"),
+        ({"query": "WITH x AS (DELETE FROM people RETURNING *) SELECT * FROM x"}, "AUDIENCE_QUERY_WRITES"),
+        ({"query": "SELECT id, fcm AS token INTO another FROM people"}, "AUDIENCE_QUERY_WRITES"),
+        ({"url": "postgresql://me:secret@localhost/x"}, "AUDIENCE_INVALID"),
+        ({"url": "mongodb://localhost/x"}, "AUDIENCE_INVALID"),
+        ({"url": "sqlite:////no/such/file.db"}, "AUDIENCE_UNREADABLE"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_when_it_is_made(
+    calm: Theirs, sqlite_url: str, more: dict[str, Any], code: str
+) -> None:
+    url, _ = calm
+
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        with pytest.raises(InvalidInput) as refused:
+            await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id", **more})
+        assert (refused.value.code, (await app.audiences.list()).items) == (code, [])
+        assert refused.value.fix
+        await app.close()
+
+    asyncio.run(body())
+
+
+def test_a_key_that_two_rows_share_is_no_key(people: Theirs, sqlite_url: str) -> None:
+    url, do = people
+    do("INSERT INTO people VALUES (50, 'phone-of-twin', 12, true)")
+
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "age"})
+        with pytest.raises(InvalidInput) as refused:
+            await Outside(app.store, app._ring, app.clock.now).refresh("default", "crm")
+        assert refused.value.code == "AUDIENCE_KEY_REPEATS"
+        await app.close()
+
+    asyncio.run(body())
+
+
+def test_the_transaction_there_may_not_write(calm: Theirs, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, _ = calm
+    monkeypatch.setattr("timebell.model.source._check_query", lambda query: None)
+
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        for query in ("SELECT id, fcm AS token FROM people) AS x; DELETE FROM people; SELECT (1",
+                      "WITH x AS (DELETE FROM people RETURNING *) SELECT id, fcm AS token FROM x"):  # fmt: skip
+            with pytest.raises(InvalidInput, match="cannot be read"):
+                await app.audiences.put("crm", {"url": url, "query": query, "key": "id"})
+        await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
+        assert (await Outside(app.store, app._ring, app.clock.now).refresh("default", "crm")).members == 21
+        await app.close()
+
+    asyncio.run(body())

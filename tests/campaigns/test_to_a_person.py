@@ -1,0 +1,75 @@
+"""A push to a person goes to that person's devices, and no notification twice to any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from timebell import Timebell
+from timebell.testing.fcm import FakeFcm
+
+TARGET = {
+    "kind": "push", "userId": "{{payload.userId}}", "title": "Your shift begins", "data": {"room": "{{payload.room}}"},
+    "notificationId": "shift-7-{{payload.userId}}-start",
+}  # fmt: skip
+
+
+async def push(app: Timebell, service: Any, user: str, **more: Any) -> Any:
+    job = await app.schedule_at(
+        "shift.start", payload={"userId": user, "room": "3"}, target=TARGET, retry={"attempts": 3, "delay": 0.1}, **more
+    )
+    await service.idle()
+    while (found := await app.get(job.id)).state in ("pending", "running"):
+        await service.idle()
+    return found
+
+
+def test_all_of_a_persons_devices_get_it_and_none_gets_it_again(run: Callable[..., None], fcm: FakeFcm) -> None:
+    async def body(app: Timebell, service: Any) -> None:
+        await app.devices.register_many([{"token": f"phone-of-ann-{n}", "user_id": "ann"} for n in range(3)])
+        await app.devices.register("phone-of-ann-muted", user_id="ann", push_on=False)
+        await app.devices.register("phone-of-bob-0", user_id="bob")
+        fcm.rules(
+            {"do": "UNREGISTERED", "match": "ann-0"},
+            {"do": "UNAVAILABLE", "match": "ann-1", "times": 1, "retry_after": "0"}
+        )  # fmt: skip
+        found = await push(app, service, "ann")
+        assert found.state == "completed"
+        assert [each["fate"] for each in found.result["targets"]] == ["refused", "accepted", "accepted"]
+        assert {token: len(ids) for token, ids in fcm.received().items()} == {"phone-of-ann-1": 1, "phone-of-ann-2": 1}
+        assert fcm.bodies()["phone-of-ann-1"][0]["message"]["data"] == {
+            "room": "3", "notificationId": "shift-7-ann-start",
+        }  # fmt: skip
+        devices = (await app.devices.list(user_id="ann")).items
+        assert [device.token for device in devices] == ["phone-of-ann-1", "phone-of-ann-2", "phone-of-ann-muted"]
+        await app.devices.register("phone-of-ann-new", user_id="ann")
+        again = await push(app, service, "ann")  # another job, the same notification
+        assert [each.get("code") for each in again.result["targets"]] == ["ACCEPTED_BEFORE", "ACCEPTED_BEFORE", None]
+        assert {token: len(ids) for token, ids in fcm.received().items()} == {
+            "phone-of-ann-1": 1, "phone-of-ann-2": 1, "phone-of-ann-new": 1,
+        }  # fmt: skip
+
+    run(body)
+
+
+def test_a_device_that_goes_between_two_tries_is_not_waited_for(run: Callable[..., None], fcm: FakeFcm) -> None:
+    async def body(app: Timebell, service: Any) -> None:
+        await app.devices.register_many([{"token": f"phone-of-ann-{n}", "user_id": "ann"} for n in range(2)])
+        fcm.rules({"do": "UNAVAILABLE", "match": "ann-1", "retry_after": "1"})
+        job = await app.schedule_at("shift.start", payload={"userId": "ann", "room": "3"}, target=TARGET)
+        while not (await app.get(job.id)).attempts:
+            await service.idle()
+        await app.devices.delete_tokens(["phone-of-ann-1"])
+        while (found := await app.get(job.id)).state in ("pending", "running"):
+            await service.idle()
+        assert [each.get("code") for each in found.result["targets"]] == [None, "DEVICE_REMOVED"]
+
+    run(body)
+
+
+def test_who_has_no_device_is_no_success(run: Callable[..., None], fcm: FakeFcm) -> None:
+    async def body(app: Timebell, service: Any) -> None:
+        found = await push(app, service, "nobody")
+        assert (found.state, found.error_code, found.attempt) == ("failed", "USER_WITHOUT_DEVICES", 1)
+
+    run(body)
