@@ -106,8 +106,9 @@ def test_killed_nodes(store_url: str, start: Start, node: Nodes, effects: Path, 
     node(store_url)
     wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is over", 10)
     wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is over", 10)
-    wait_until(lambda: "Timebell: NO_LIVE_NODE resolved" in inbox.titles(), "its end is sent", 10)
-    assert len(inbox.titles()) == len(set(inbox.titles())) == 4
+    told = {f"Timebell: {code}{end}" for code in ("NO_LIVE_NODE", "SCHEDULE_NOT_FIRED") for end in ("", " resolved")}
+    wait_until(lambda: set(inbox.titles()) == told, "both ends are sent", 10)
+    assert len(inbox.titles()) == len(told)
     assert watch.end() == 0
 
 
