@@ -26,7 +26,7 @@ class Door:
         headers = {"Idempotency-Key": key, "Timebell-Tenant": tenant}
         try:
             answer = await self._client.post(f"http://127.0.0.1:{port}/api/v1{path}", json=dict(body), headers=headers)
-        except httpx2.HTTPError as lost:
+        except (httpx2.HTTPError, AttributeError) as lost:  # anyio asks a socket that was closed for its peer
             raise OSError(f"{type(lost).__name__} at {port}") from lost
         if answer.status_code >= 500:
             raise OSError(f"{answer.status_code} {answer.text[:200]}")
