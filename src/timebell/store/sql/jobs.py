@@ -194,7 +194,7 @@ def lanes(tx: Transaction, routes: Routes, now: datetime) -> list[Lane]:
         if first is None or row["paused"]:
             continue
         room = None if row["concurrency"] is None else max(0, row["concurrency"] - row["busy"])
-        limited = any(row[limit] is not None for limit in ("concurrency", "concurrency_per_group", "rate"))
+        limited = not (row["concurrency"] is row["concurrency_per_group"] is row["rate"] is None)
         due, later = tx.dialect.from_db(first), tx.dialect.from_db(row["later"])
         free_at = _free_at(row, now)
         found.append(Lane(row["queue"], row["priority"], due, room, limited, free_at, bool(row["crowded"]), later))
