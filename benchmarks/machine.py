@@ -105,3 +105,10 @@ def _fdatasync(times: int = 100) -> int:
             os.pwrite(file.fileno(), b"x" * 8192, 0)
             os.fdatasync(file.fileno())
         return round((time.monotonic() - start) / times * 1e6)
+
+
+def line() -> str:
+    """What a figure depends on, in one line."""
+    found = facts()
+    load = os.getloadavg()[0]
+    return f"{found['processor']}, {found['cores']} cores, load {load:.1f}, fdatasync {found['fdatasync_us']} us"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from benchmarks import machine, processes, report
 from benchmarks.machine import rss_mb
-from benchmarks.systems import Server, TimebellOnPostgres, TimebellOnSqlite
+from benchmarks.systems import chosen
 
 PAGES = {
     "newest first": ["/jobs"],
@@ -85,23 +84,14 @@ async def _measure(system: Any, given: argparse.Namespace) -> list[list[str]]:
 
 
 async def _main(given: argparse.Namespace) -> bool:
-    server = Server() if "postgres" in given.stores else None
     rows = [["", "jobs there", "a second", "p50 ms", "p99 ms", "wrong"]]
     try:
-        if server is not None:
-            await server.start()
-        systems: list[Any] = [TimebellOnSqlite()] if "sqlite" in given.stores else []
-        systems += [TimebellOnPostgres(server)] if server is not None else []
-        for system in systems:
-            async with system:
-                rows += await _measure(system, given)
+        async with chosen(given.stores) as systems:
+            for system in systems:
+                async with system:
+                    rows += await _measure(system, given)
     finally:
-        if server is not None:
-            await server.close()
-        facts = machine.facts()
-        print(f"{facts['processor']}, {facts['cores']} cores, load {os.getloadavg()[0]:.1f}, "
-              f"fdatasync {facts['fdatasync_us']} us\n")  # fmt: skip
-        print(report.table(rows))
+        print(machine.line(), report.table(rows), sep="\n\n")
     return all(row[-1] == "0" for row in rows[1:])
 
 

@@ -6,7 +6,8 @@ import asyncio
 import os
 import sqlite3
 import tempfile
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -232,3 +233,17 @@ class TimebellOnSqlite:
 
 System = TimebellOnPostgres | TimebellOnSqlite | PgQueuer
 PEERS = {"pgqueuer": PgQueuer}
+
+
+@asynccontextmanager
+async def chosen(stores: str) -> AsyncIterator[list[Any]]:
+    """Timebell on each of these stores, separated by commas, while the block runs."""
+    server = Server() if "postgres" in stores else None
+    try:
+        if server is not None:
+            await server.start()
+        systems: list[Any] = [TimebellOnSqlite()] if "sqlite" in stores else []
+        yield systems + ([TimebellOnPostgres(server)] if server is not None else [])
+    finally:
+        if server is not None:
+            await server.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from benchmarks import machine, report
-from benchmarks.systems import Server, TimebellOnPostgres, TimebellOnSqlite
+from benchmarks.systems import chosen
 from timebell import Arrived, JobSpec, Timebell
 from timebell.model.job import Job
 
@@ -104,28 +103,19 @@ async def _queue(name: str) -> Any:
 
 
 async def _main(given: argparse.Namespace) -> bool:
-    server = Server() if "postgres" in given.stores else None
     rows = [["", "published a second", "lag p50 ms", "lag p99 ms", "of it the publish p50", "p99", "lost"]]
     try:
-        if server is not None:
-            await server.start()
-        systems: list[Any] = [TimebellOnSqlite()] if "sqlite" in given.stores else []
-        systems += [TimebellOnPostgres(server)] if server is not None else []
-        for name in given.targets.split(","):
-            for system in systems:
-                queue = await _queue(name)
-                try:
-                    async with system:
-                        rows.append(await _measure(system, name, queue.url, given))
-                finally:
-                    await asyncio.to_thread(queue.close)
+        async with chosen(given.stores) as systems:
+            for name in given.targets.split(","):
+                for system in systems:
+                    queue = await _queue(name)
+                    try:
+                        async with system:
+                            rows.append(await _measure(system, name, queue.url, given))
+                    finally:
+                        await asyncio.to_thread(queue.close)
     finally:
-        if server is not None:
-            await server.close()
-        facts = machine.facts()
-        print(f"{facts['processor']}, {facts['cores']} cores, load {os.getloadavg()[0]:.1f}, "
-              f"fdatasync {facts['fdatasync_us']} us\n")  # fmt: skip
-        print(report.table(rows))
+        print(machine.line(), report.table(rows), sep="\n\n")
     return all(row[-1] == "0" for row in rows[1:])
 
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,9 +29,10 @@ import pytest
 from tests import kafka_stand_in
 from tests.kafka_stand_in import Rules
 from tests.servers import free_port
+from tests.tls import Authority
 
 
-class Server:
+class Server(ABC):
     """A process on loopback that can be stopped and started, and keeps what it has in a folder of its own."""
 
     def __init__(self, name: str) -> None:
@@ -41,9 +43,9 @@ class Server:
         self.port = free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
 
+    @abstractmethod
     def start(self) -> None:
         """Comes back when it answers."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """At once, as a crash would."""
@@ -73,11 +75,11 @@ class Server:
                 )
             )
 
-    def _until_it_answers(self, seconds: float) -> None:
+    def _until_it_answers(self, seconds: float, port: int | None = None) -> None:
         end = time.monotonic() + seconds
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                socket.create_connection(("127.0.0.1", port or self.port), 1).close()
                 return
             except OSError:
                 ended = self._processes[-1].poll() is not None
@@ -88,7 +90,8 @@ class Server:
 
 
 class RabbitMQ(Server):
-    """With the user guest, a port mapper (epmd) of its own, and messages of at most 64 KiB."""
+    """With the user guest, a port mapper (epmd) of its own, and messages of at most 64 KiB; also over TLS, with a
+    certificate for 127.0.0.1 by an authority of its own."""
 
     PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 
@@ -98,7 +101,16 @@ class RabbitMQ(Server):
         super().__init__("rabbitmq")
         self._ports = free_port(), free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/"
+        authority = Authority(self.folder)
+        self.root, self._secure, own = authority.root, free_port(), authority.of_loopback()
+        self.secure_url = f"amqps://guest:guest@127.0.0.1:{self._secure}/"
+        self.misnamed_url = f"amqps://guest:guest@127.0.0.2:{self._secure}/"
+        if self._user is not None:
+            shutil.chown(own, self._user)
         settings = f"listeners.tcp.default = 127.0.0.1:{self.port}\ndisk_free_limit.absolute = 1MB\n"
+        settings += f"listeners.ssl.1 = 127.0.0.1:{self._secure}\nlisteners.ssl.2 = 127.0.0.2:{self._secure}\n"
+        settings += "ssl_options.verify = verify_none\n"
+        settings += f"ssl_options.cacertfile = {self.root}\nssl_options.certfile = {own}\nssl_options.keyfile = {own}\n"
         (self.folder / "rabbitmq.conf").write_text(f"{settings}max_message_size = 65536\n")
         (self.folder / "plugins").write_text("[].\n")
         self.start()
@@ -119,7 +131,8 @@ class RabbitMQ(Server):
             RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS="+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}",
             **names,
         )  # fmt: skip
-        self._until_it_answers(90)
+        for port in (self.port, self._secure):
+            self._until_it_answers(180, port)
 
 
 class Nats(Server):

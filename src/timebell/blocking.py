@@ -28,6 +28,7 @@ from timebell.errors import TimebellError
 from timebell.store.dialects.base import callers_thread
 
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 PATIENCE = 10.0  # seconds that closing waits for a database that does not answer
@@ -184,8 +185,8 @@ class Verb(Generic[S, P, R]):
         return call
 
 
-class _Verbs(Generic[S]):
-    def __init__(self, portal: Portal, of: Callable[[Timebell], S]) -> None:
+class _Verbs(Generic[S_co]):
+    def __init__(self, portal: Portal, of: Callable[[Timebell], S_co]) -> None:
         self._portal = portal
         self._of = of
 

@@ -112,7 +112,8 @@ def occurrence_key(schedule_id: str, scheduled_at: datetime, kind: str = "planne
     """
     if scheduled_at.tzinfo is None:
         raise ValueError("An occurrence is at an aware instant; this one has no time zone.")
-    instant = scheduled_at.astimezone(UTC).replace(tzinfo=None).isoformat().replace("-", "").replace(":", "")
+    utc = scheduled_at if scheduled_at.tzinfo is UTC else scheduled_at.astimezone(UTC)
+    instant = utc.isoformat()[:-6].replace("-", "").replace(":", "")
     return f"{schedule_id}.{instant}Z" if kind == "planned" else f"{schedule_id}.{instant}Z.{kind}"
 
 

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,28 +16,15 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.brokers.node import until
+from tests.deliveries import REMINDER
 from tests.queue_servers import Server
 from tests.servers import free_port
 from timebell import Retry, Timebell
-from timebell.targets.base import Delivery, Outcome
+from timebell.targets.base import Outcome
 from timebell.targets.brokers import broker
 from timebell.targets.brokers.broker import Broker
 
-DELIVERY = Delivery(
-    job_id="0190-job",
-    tenant_id="default",
-    topic="notifications.task-reminder",
-    payload={"text": "약 먹기 💊", "n": 1},
-    metadata={"ownerId": "u-7"},
-    timezone="Asia/Seoul",
-    scheduled_at=datetime(2027, 3, 14, 9, 26, 52, tzinfo=UTC),
-    fired_at=datetime(2027, 3, 14, 9, 26, 52, 250000, tzinfo=UTC),
-    schedule_id="0190-schedule",
-    schedule_name="pills",
-    occurrence_key="occ:2W8c",
-    attempt=2,
-    upcoming=[],
-)
+DELIVERY = replace(REMINDER, occurrence_key="occ:2W8c")
 ID = "occ_2W8c"
 
 
@@ -95,9 +81,9 @@ class Conformance(ABC):
     async def received(self, server: Any) -> list[Got]:
         """All messages in the place."""
 
+    @abstractmethod
     def wrong_password(self, server: Any) -> str:
         """A URL with one."""
-        raise NotImplementedError
 
     def elsewhere(self, server: Any) -> str:
         """A URL where nobody listens."""

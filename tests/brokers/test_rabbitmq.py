@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, ClassVar
 
 import aio_pika
 import pytest
 
-from tests.brokers.conformance import Conformance, Got, read
+from tests.brokers.conformance import DELIVERY, Conformance, Got, read
+from tests.brokers.scene import scene
+from tests.brokers.test_celery import celery_worker
+from tests.brokers.test_celery import target as celery
 from tests.queue_servers import RabbitMQ
+from timebell.targets.base import Outcome
+from timebell.targets.brokers import broker
 
 # A handshake that is cut off leaves its transport to the collector: the library's affair.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -91,3 +97,45 @@ class TestRabbitmq(Conformance):
     def test_a_virtual_host_that_is_not_there(self, server: Any) -> None:
         outcome = asyncio.run(self.once(server.url + "nowhere"))
         assert (outcome.code, outcome.counts) == ("BROKER_REFUSED", False)
+
+    def test_over_tls_with_a_trusted_certificate_of_that_name(
+        self, server: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of both that speak AMQP: the target of its own, and Celery."""
+
+        def outcomes(url: str) -> list[Outcome]:
+            async def test() -> list[Outcome]:
+                found = []
+                for kind, options in (("rabbitmq", self.place), ("celery", {"queue": "mails"})):
+                    target = broker(kind, url, server="http://127.0.0.1:8700", secret_key="k" * 32)
+                    found.append(await target.deliver(DELIVERY, target.check(options)))
+                    await target.close()
+                return found
+
+            return asyncio.run(test())
+
+        asyncio.run(self.prepare(server))
+        unknown = outcomes(server.secure_url)
+        assert [one.code for one in unknown] == ["BROKER_UNREACHABLE"] * 2
+        monkeypatch.setenv("SSL_CERT_FILE", str(server.root))
+        other_name = outcomes(server.misnamed_url)
+        assert [one.code for one in other_name] == ["BROKER_UNREACHABLE"] * 2
+        assert asyncio.run(self.received(server)) == []
+        assert all(one.delivered for one in outcomes(server.secure_url))
+        assert len(asyncio.run(self.received(server))) == 2
+
+    def test_a_celery_worker_takes_its_tasks_from_it(self, server: Any, sqlite_url: str, tmp_path: Path) -> None:
+        async def test() -> None:
+            async with (
+                scene(sqlite_url, broker_celery_url=server.url) as here,
+                celery_worker(tmp_path, server.url, here.key) as worker,
+            ):
+                ok = await here.due("mail.digest", celery(), payload={"user": 7})
+                assert (await here.job(ok, "completed", attempt=1)).result == {"rows": 3}
+                retry = {"attempts": 2, "delay": 0.05}
+                flaky = await here.due("mail.digest", celery(), payload={"failures": 1}, retry=retry)
+                again = await here.job(flaky, "completed", attempt=2)
+                assert [line["error"] for line in again.attempts] == ["disk full", None]
+                assert [run["id"] for run in worker.runs()] == [ok, flaky, flaky]
+
+        asyncio.run(test())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,16 +20,16 @@ PASSWORD = "open-sesame"
 NOBODY = f"redis://:{PASSWORD}@127.0.0.1:%d/0"
 
 
-class OverRedis(TargetConformance):
+class OverRedis(TargetConformance, ABC):
     """A kind, its options, and how to read what is in the queue."""
 
     kind: str
     options: dict[str, Any]
     bad: tuple[dict[str, Any], ...] = ()
 
+    @abstractmethod
     def read(self, connection: Any) -> list[Received]:
         """What is in the queue, in order."""
-        raise NotImplementedError
 
     @pytest.fixture(autouse=True)
     def _empty(self, redis: Redis) -> None:

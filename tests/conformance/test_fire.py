@@ -16,6 +16,7 @@ from timebell.recurrence import Dates, Every
 from timebell.store.schema import revisions, schedules
 from timebell.store.sql import jobs, ledger, turns
 from timebell.store.sql import schedules as verbs
+from timebell.store.sql.schedule_rows import row_of
 from timebell.store.transaction import Transaction
 
 from .helpers import (
@@ -172,7 +173,7 @@ async def test_a_pass_takes_no_more_schedules_than_asked_and_says_there_are_more
 @stored
 async def test_S1_F7_a_thousand_schedules_of_the_same_instant_all_fire_in_a_few_passes(store: Store) -> None:
     one = schedule(Cron("0 * * * *"))
-    rows = [verbs._row(replace(one, id=new_id(T0), name=f"s{n}")) for n in range(1000)]
+    rows = [row_of(replace(one, id=new_id(T0), name=f"s{n}")) for n in range(1000)]
 
     def fill(tx: Transaction) -> None:
         tx.execute(schedules.insert(), rows)

@@ -107,3 +107,14 @@ async def test_of_many_that_stand_at_once_one_leads(store: Store) -> None:
         seen = await store.run(nodes.lease)
         taken = await asyncio.gather(*(take(store, seen, new_id(T0)) for _ in range(6)))
         assert len([lease for lease in taken if lease is not None]) == 1
+
+
+@stored
+async def test_what_was_told_outlives_the_one_who_told_it(store: Store) -> None:
+    assert await store.run(nodes.told) == {}
+    assert await take(store) is not None
+    await store.run(nodes.tell, {"DOWN": "It is down."})
+    assert await take(store, by=OTHER_NODE) is not None
+    assert await store.run(nodes.told) == {"DOWN": "It is down."}
+    await store.run(nodes.tell, {})
+    assert await store.run(nodes.told) == {}

@@ -198,3 +198,52 @@ async def test_the_leader_tells_of_jobs_that_nobody_hears(world: World) -> None:
         await app.cancel_all(topic="nobody.hears")
         await world.advance(minutes=1)
     assert codes(told) == [("UNHEARD_JOBS", False), ("UNHEARD_JOBS", True)]
+
+
+@virtual
+async def test_who_leads_next_tells_once_that_it_is_over(world: World) -> None:
+    app = world.app()
+    told: list[Message] = []
+
+    async def send(message: Message, names: object = ()) -> bool:
+        told.append(message)
+        return True
+
+    async def lead(minutes: float) -> None:
+        async with engine(app) as service:
+            service.node.channels.send = send  # type: ignore[method-assign]
+            await world.advance(minutes=minutes)
+
+    await app.schedule_at("nobody.hears")
+    await lead(2)
+    await lead(2)  # it lasts, and was told
+    assert codes(told) == [("UNHEARD_JOBS", False)]
+    await app.cancel_all(topic="nobody.hears")
+    await lead(1)
+    await lead(1)
+    assert codes(told) == [("UNHEARD_JOBS", False), ("UNHEARD_JOBS", True)]
+    assert "due jobs are held" in told[1].text
+
+
+@virtual
+async def test_who_leads_no_more_leaves_the_telling_to_the_next(world: World) -> None:
+    app = world.app()
+    told: list[Message] = []
+
+    async def send(message: Message, names: object = ()) -> bool:
+        told.append(message)
+        return True
+
+    async def refused(*_: object) -> None:
+        return None
+
+    async with engine(app) as service:
+        watchdog = service.leader.watchdog
+        service.node.channels.send = send  # type: ignore[method-assign]
+        fenced, watchdog._as_leader = watchdog._as_leader, refused  # as one that slept through its lease
+        await app.schedule_at("nobody.hears")
+        await world.advance(minutes=1)
+        assert told == []
+        watchdog._as_leader = fenced
+        await world.advance(minutes=1)
+        assert codes(told) == [("UNHEARD_JOBS", False)]

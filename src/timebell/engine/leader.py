@@ -60,7 +60,7 @@ class Leader:
         self._rewrapped = False
         self._zone_data = ZoneData(node, self._as_leader)
         self._healing = Healing(node, self._as_leader)
-        self.watchdog = Watchdog(node)
+        self.watchdog = Watchdog(node, self._as_leader)
         self.operations = Operations(node, self._as_leader)
         self.reconciling = Reconciling(node, self._as_leader)
         self.watching = Watching(node, self._as_leader)

@@ -6,14 +6,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 from timebell.engine.auditing import Continuous
 from timebell.engine.context import Node
 from timebell.model.audited import Difference, Finding
 from timebell.observe.alerts import Desk, Message
 from timebell.observe.watchdog import GRACE, NAMED, Problem, Unrecorded
-from timebell.store.sql import doubles, gauges
+from timebell.store.sql import doubles, gauges, nodes
 
 log = logging.getLogger("timebell.watchdog")
 
@@ -23,14 +25,22 @@ AUDITED_EVERY = 60.0  # seconds between rounds of the audit
 AUDITED_FOR = 0.25  # seconds that a look spends on it, as a heartbeat waits; the round goes on with the next one
 BACK = timedelta(hours=1)  # a new leader audits what was decided since then: perhaps nobody did
 LASTS = 3600.0  # seconds for which a difference is a problem
+REMEMBERED = ("DOUBLE_FIRE", "AUDIT_DIFFERENCE")  # what a leader found, and its successor need not find again
 
 
 class Watchdog:
-    """Looks while this node leads. What nobody but it can see is told by `timebell watch`."""
+    """Looks while this node leads. What nobody but it can see is told by `timebell watch`.
 
-    def __init__(self, node: Node) -> None:
+    `as_leader` runs an operation if this node still leads, and answers None if it does not.
+    """
+
+    def __init__(self, node: Node, as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
+        self._as_leader = as_leader
         self._desk = Desk()
+        self._inherited: dict[str, str] | None = None
+        """What was open when this node began to lead; None until that is known."""
+        self._began = 0.0
         self._unrecorded = Unrecorded()
         self._looked: float | None = None
         self._since: datetime | None = None
@@ -41,8 +51,8 @@ class Watchdog:
         self._differences: deque[tuple[float, Difference]] = deque()
 
     def begin(self) -> None:
-        """Audit from before this node led."""
-        self.audit = self._audited = None
+        """Audit from before this node led, and go on from what was told by then."""
+        self.audit = self._audited = self._inherited = None
 
     async def step(self, *, comparable: bool) -> None:
         """Look, if it is time. `comparable`: rows are of the zone data that is installed here."""
@@ -51,6 +61,9 @@ class Watchdog:
         if self._looked is not None and monotonic - self._looked < EVERY:
             return
         self._looked = monotonic
+        if self._inherited is None:
+            self._inherited, self._began = await node.store.run(nodes.told), monotonic
+            self._desk.take_over(self._inherited, monotonic)
         seen = await node.store.hot(gauges.read, now, GRACE)
         if late := self._unrecorded.count(seen.overdue, now):
             node.counters.missed.add("unrecorded", by=late)
@@ -59,8 +72,7 @@ class Watchdog:
         await self._look_for_doubles(now)
         if comparable:
             await self._look_back(now)
-        for message in self._desk.news(self._problems(seen), monotonic):
-            self._tell(message)
+        await self._tell_news([*self._problems(seen), *self._lasting(monotonic)], monotonic)
 
     async def _look_for_doubles(self, now: datetime) -> None:
         since = (self._since or now) - BEFORE
@@ -119,6 +131,25 @@ class Watchdog:
             more = ", ..." if len(self._differences) > NAMED else ""
             found.append(Problem("AUDIT_DIFFERENCE", f"What is recorded is not what should have been: {named}{more}."))
         return found
+
+    def _lasting(self, monotonic: float) -> list[Problem]:
+        """What the leader before found and nobody sees any more, for as long as that is a problem."""
+        if monotonic - self._began >= LASTS or self._inherited is None:
+            return []
+        found = {"DOUBLE_FIRE": self._doubles, "AUDIT_DIFFERENCE": self._differences}
+        return [Problem(code, self._inherited[code]) for code in REMEMBERED
+                if code in self._inherited and not found[code]]  # fmt: skip
+
+    async def _tell_news(self, problems: list[Problem], monotonic: float) -> None:
+        """Tell what is new. It is remembered first, where whoever leads next finds it: if this node leads no more,
+        that one tells it."""
+        news, known = self._desk.news(problems, monotonic), self._inherited
+        self._inherited = None  # if this cannot be written now, it is read and told again
+        if news and not await self._as_leader(nodes.tell, self._desk.open):
+            return
+        self._inherited = known
+        for message in news:
+            self._tell(message)
 
     def _tell(self, message: Message) -> None:
         """Send it beside everything else: a heartbeat waits for nobody."""

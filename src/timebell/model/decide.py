@@ -79,6 +79,11 @@ def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
     until = now + TINY
     recent_from = min(max(cursor, now - timedelta(seconds=policies.missed_after)), until)
     recent, following, fault = _due(recurrence, recent_from, until)
+    if not recurrence.overrides and not policies.jitter and cursor == recent_from and len(recent) == 1:
+        # Nothing is missed, moved or put off: what follows comes to the same, at more cost.
+        planned, left = _in_turn(policies.overlap, recent, 0, live)
+        supersedes = policies.overlap is Overlap.CANCEL_PREVIOUS and bool(planned and live)
+        return Plan(planned, [Skip(at, at, 1, Reason.OVERLAP) for at in left], following, supersedes, fault)
     overridden = _overridden(schedule, cursor, until)
     if overridden:
         recent = [at for at in recent if at not in {skip.at for skip in overridden}]

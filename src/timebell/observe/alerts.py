@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,15 @@ class Desk:
     def __init__(self) -> None:
         self._told: dict[str, tuple[str, float]] = {}
         self._sent: deque[float] = deque()
+
+    @property
+    def open(self) -> dict[str, str]:
+        """What was told of and is not over: the text, by code."""
+        return {code: text for code, (text, _) in self._told.items()}
+
+    def take_over(self, told: Mapping[str, str], now: float) -> None:
+        """Go on from what another desk left open (monotonic seconds of this one)."""
+        self._told = {code: (text, self._told.get(code, ("", now))[1]) for code, text in told.items()}
 
     def news(self, problems: Iterable[Problem], now: float) -> list[Message]:
         """What to tell now (monotonic seconds)."""

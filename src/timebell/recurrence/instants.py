@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 from timebell.errors import InvalidRecurrence
@@ -42,6 +43,7 @@ def to_us(instant: datetime, what: str = "the instant") -> int:
     return (since.days * DAY_S + since.seconds) * SECOND + since.microseconds
 
 
+@lru_cache(maxsize=1024)  # planning and showing ask for the same ones within moments
 def from_us(instant: int) -> datetime:
     """The aware UTC datetime of an instant within 1970..2199."""
     return _EPOCH + timedelta(0, *divmod(instant, SECOND))

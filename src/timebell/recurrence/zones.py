@@ -74,7 +74,7 @@ class Zone:
 
     def index(self, second: int) -> int:
         """Which of `segments` an epoch second falls in."""
-        return max(0, bisect_right(self._starts, second) - 1)
+        return (bisect_right(self._starts, second) or 1) - 1
 
     def offset(self, second: int) -> int:
         """Seconds east of UTC at an epoch second."""

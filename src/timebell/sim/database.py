@@ -93,6 +93,11 @@ class Database(SqliteStore):
         """A connection for code that blocks, while no other one writes."""
         return shared_engine(lambda: Shared(self._driver, keep=True), is_async=False).connect()
 
+    @property
+    def locked(self) -> bool:
+        """Whether a handler has a transaction open."""
+        return self._turn.locked()
+
     async def free(self) -> None:
         """Until no handler has a transaction open, as others wait for a file; StoreUnreachable after as long."""
         while self._turn.locked():
@@ -132,9 +137,17 @@ class Database(SqliteStore):
             for poke in self.listeners:
                 poke(tx.wants_notify)
 
-    async def _in_thread(self, call: Callable[..., R], *args: Any) -> R:
+    async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As in Store."""
         try:
-            return call(*args)
+            return self._transact(operation, args, kwargs)
+        except (DBAPIError, sqlite3.Error) as failed:
+            raise translate(failed, self._path) from failed
+
+    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As in Store."""
+        try:
+            return self._autocommit(operation, args, kwargs)
         except (DBAPIError, sqlite3.Error) as failed:
             raise translate(failed, self._path) from failed
 
@@ -275,7 +288,8 @@ class Link:
     async def _reach(self) -> None:
         if self._database.many_nodes:  # between any two operations of one node another may come
             await _others_first()
-        await self._database.free()
+        if self._database.locked:
+            await self._database.free()
         self._check()
 
     def _check(self) -> None:

@@ -55,6 +55,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, start_time: float = 0.0) -> None:
         self._calls: list[_Call] = []
         self._holds = 0
+        self.seconds = start_time
+        """What `time` says, for those who ask often."""
         self.before_jump: Callable[[float | None], float | None] | None = None
         """Asked before each jump of time: given the next timer's time (None: there is none), it answers where
         to jump, no further than that, and may make something ready there."""
@@ -64,7 +66,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         """Virtual seconds."""
-        return self._time
+        return self.seconds
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -152,7 +154,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return None
 
     def _jump(self, time: float) -> None:
-        self._time = time
+        self.seconds = time
         # asyncio calls timers early by up to its resolution, and never if adding that to the time changes
         # nothing.
         self._clock_resolution = math.ulp(time)

@@ -8,35 +8,33 @@ beats. At all other times hearts beat as they do in production.
 from __future__ import annotations
 
 import math
-from asyncio import AbstractEventLoop
 from datetime import UTC, datetime, timedelta
 
 from timebell.alarm import Alarm
 from timebell.clock import ClockStep, VirtualClock
+from timebell.sim.loop import VirtualLoop
 
 
 class RestingClock(VirtualClock):
     """One clock for the database and all nodes. `monotonic` leaves out the rests; `deadline` and timers speak the
     event loop's seconds, which do not."""
 
-    def __init__(self, start: datetime, loop: AbstractEventLoop) -> None:
+    def __init__(self, start: datetime, loop: VirtualLoop) -> None:
         super().__init__(start)
-        self._loop = loop
+        self._virtual = self._loop = loop
         self.rested = 0.0
         self._read, self._from, self._now = math.nan, self._zero, self._zero
 
     def now(self) -> datetime:
         """As in Clock."""
-        assert self._loop is not None
-        time = self._loop.time()  # it stands still while anything happens
+        time = self._virtual.seconds  # it stands still while anything happens
         if time != self._read or self._from is not self._zero:
             self._read, self._from, self._now = time, self._zero, self._zero + timedelta(seconds=time)
         return self._now
 
     def monotonic(self) -> float:
         """As in Clock."""
-        assert self._loop is not None
-        return self._loop.time() - self.rested
+        return self._virtual.seconds - self.rested
 
     def discipline(self, reading: datetime, sent: float, received: float) -> ClockStep | None:
         """As in Clock: it is the database's own, so there is nothing to learn."""
@@ -44,8 +42,7 @@ class RestingClock(VirtualClock):
 
     def begin(self, instant: datetime) -> None:
         """Make this aware instant the present, before anything has read the clock."""
-        assert self._loop is not None
-        self._zero = self._anchor = instant.astimezone(UTC) - timedelta(seconds=self._loop.time())
+        self._zero = self._anchor = instant.astimezone(UTC) - timedelta(seconds=self._virtual.seconds)
 
 
 class Heart(Alarm):

@@ -335,6 +335,8 @@ leases = Table(
     Column("fence", BigInteger, nullable=False, server_default="0"),
     Column("beat", BigInteger, nullable=False, server_default="0"),
     Column("acquired_at", Instant),
+    # As JSON, by code: the problems that were told and are not over.
+    Column("told", Text),
 )
 
 # What each release of the zone data moved, by zone and change of offset (seconds). Every schedule and job is

@@ -34,6 +34,7 @@ class Statement:
         self.returned: list[str] | None = None
         """The names of what it returns, once a driver has said so."""
         self._named: dict[str, str] = {}
+        self._listed: dict[tuple[str, int], str] = {}
         self._clauses: dict[str, TextClause] = {}
         self._numbered: dict[str, tuple[str, list[str]]] = {}
 
@@ -57,12 +58,11 @@ class Statement:
 
         Other parameters there must be none.
         """
-        name = f"{words.name} {count}"
-        text = self._named.get(name)
+        text = self._listed.get((words.name, count))
         if text is None:
             marks = ", ".join([f"({', '.join('?' * len(self.columns))})"] * count)
             rows = f"d({', '.join(self.columns)}) AS (VALUES {marks})"
-            text = self._named[name] = self.template.substitute(words.words, rows=rows)
+            text = self._listed[words.name, count] = self.template.substitute(words.words, rows=rows)
         return text
 
     def numbered(self, words: Words) -> tuple[str, list[str]]:

@@ -7,6 +7,7 @@ checked as, so that it comes back to the letter.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import BigInteger, Dialect, String, types
@@ -24,6 +25,12 @@ def to_micros(instant: datetime) -> int:
 def from_micros(micros: int) -> datetime:
     """The inverse of `to_micros`."""
     return EPOCH + timedelta(microseconds=micros)
+
+
+@lru_cache(maxsize=1024)  # the same ones are read again and again within moments
+def read_micros(micros: int | None) -> datetime | None:
+    """As `from_micros`, of a column that may be empty."""
+    return None if micros is None else EPOCH + timedelta(microseconds=micros)
 
 
 def in_utc(instant: datetime) -> datetime:

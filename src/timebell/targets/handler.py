@@ -235,7 +235,8 @@ class Handlers:
         return Outcome.ok(results[0] if results else None)
 
     async def _timed(self, handler: Handler, event: Arrived) -> Any:
-        call = self._through(handler)(event)
+        plain = handler.is_async and not self._around  # nothing is around it: no coroutine in between
+        call = handler.function(event) if plain else self._through(handler)(event)
         if self.monotonic is None or not inspect.iscoroutine(call):
             return await call
         return await Timed(call, self.monotonic, event.topic, handler.function)

@@ -6,13 +6,14 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import uvloop
 
+from tests.deliveries import REMINDER
 from tests.unit.targets.sink import Run, Sink, local, sink
 from timebell.targets import http
 from timebell.targets.base import Delivery, Outcome
@@ -41,21 +42,7 @@ def _soon_unconnected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def delivery() -> Delivery:
-    return Delivery(
-        job_id="0190-job",
-        tenant_id="default",
-        topic="notifications.task-reminder",
-        payload={"text": "약 먹기 💊", "n": 1},
-        metadata={"ownerId": "u-7"},
-        timezone="Asia/Seoul",
-        scheduled_at=datetime(2027, 3, 14, 9, 26, 52, tzinfo=UTC),
-        fired_at=datetime(2027, 3, 14, 9, 26, 52, 250000, tzinfo=UTC),
-        schedule_id="0190-schedule",
-        schedule_name="pills",
-        occurrence_key="occ_2W8c",
-        attempt=2,
-        upcoming=[datetime(2027, 3, 15, 9, 26, 52, tzinfo=UTC)],
-    )
+    return replace(REMINDER)
 
 
 @pytest.fixture

@@ -6,17 +6,13 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpcore2
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.tls import Authority
 from tests.unit.targets.sink import NOW, SECRET, Post, Run, Sink, local, resolver, sink
 from timebell.targets import http
 from timebell.targets.address import AddressGuard
@@ -201,44 +197,6 @@ def test_s10_rules_that_became_stricter_hold_for_jobs_made_before(run: Run, deli
 
 
 # --- TLS ------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Authority:
-    """A certificate authority of its own."""
-
-    folder: Path
-    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
-
-    def sign(self, name: str, public: ec.EllipticCurvePublicKey, ca: bool) -> bytes:
-        issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test authority")])
-        subject = issuer if ca else x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        start = datetime(2020, 1, 1, tzinfo=UTC)
-        made = (
-            x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
-            .not_valid_before(start)
-            .not_valid_after(datetime(2120, 1, 1, tzinfo=UTC))
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .add_extension(x509.BasicConstraints(ca, None), critical=True)
-            .sign(self.key, hashes.SHA256())
-        )
-        return made.public_bytes(serialization.Encoding.PEM)
-
-    def client(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(cadata=self.sign("ca.example", self.key.public_key(), True).decode())
-        return context
-
-    def server(self, name: str) -> ssl.SSLContext:
-        key = ec.generate_private_key(ec.SECP256R1())
-        pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        path = self.folder / f"{name}.pem"
-        path.write_bytes(pem + self.sign(name, key.public_key(), False))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(path)
-        return context
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from sqlalchemy import Column
@@ -83,7 +83,7 @@ def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
     to_db = tx.dialect.to_db
     row = {
         "id": job.id, "tenant_id": job.tenant_id, "topic": job.topic, "schedule_id": job.schedule_id,
-        "revision": job.revision, "kind": job.kind, "scheduled_at": to_db(job.scheduled_at),
+        "revision": job.revision, "kind": str(job.kind), "scheduled_at": to_db(job.scheduled_at),
         "run_at": to_db(job.run_at), "timezone": job.timezone, "payload": job.payload,
         "metadata": job.metadata, "owner_id": job.owner_id, "key": job.key, "target": job.target,
         "queue": job.queue, "priority": job.priority, "retry": job.retry, "timeout": job.timeout,
@@ -194,7 +194,7 @@ def lanes(tx: Transaction, routes: Routes, now: datetime) -> list[Lane]:
         if first is None or row["paused"]:
             continue
         room = None if row["concurrency"] is None else max(0, row["concurrency"] - row["busy"])
-        limited = any(row[limit] is not None for limit in ("concurrency", "concurrency_per_group", "rate"))
+        limited = not (row["concurrency"] is row["concurrency_per_group"] is row["rate"] is None)
         due, later = tx.dialect.from_db(first), tx.dialect.from_db(row["later"])
         free_at = _free_at(row, now)
         found.append(Lane(row["queue"], row["priority"], due, room, limited, free_at, bool(row["crowded"]), later))
@@ -278,15 +278,17 @@ DELETE_COPIED = Statement("WITH $rows DELETE FROM timebell_jobs WHERE id $pick S
 
 
 _OPTIONAL = ("reason", "error", "code", "result", "errors", "cancel", "replaced_by")
+_optional = attrgetter(*_OPTIONAL)
 
 
 def _ending_row(tx: Transaction, ending: Ending) -> dict[str, Any]:
+    """An ending as a row of a batch; its words as plain text, which drivers bind at once."""
     row = {
-        "id": ending.id, "attempt": ending.attempt, "was": ending.was, "state": ending.state,
+        "id": ending.id, "attempt": ending.attempt, "was": str(ending.was), "state": str(ending.state),
         "at": tx.dialect.to_db(ending.at), "counts": int(ending.counts), "run_at": tx.dialect.to_db(ending.run_at),
     }  # fmt: skip
-    for name in _OPTIONAL:  # most endings have none of these, and what is left out is NULL
-        if (value := getattr(ending, name)) is not None:
+    for name, value in zip(_OPTIONAL, _optional(ending), strict=True):
+        if value is not None:  # most endings have none of these, and what is left out is NULL
             row[name] = value
     return row
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 import orjson
 from sqlalchemy import delete, insert, select, update
 
+from timebell.model.payload import decode
 from timebell.model.routes import Routes
 from timebell.store.schema import leases, nodes
 from timebell.store.statement import Statement
@@ -121,6 +123,19 @@ def leads(tx: Transaction, node_id: str, fence: int) -> bool:
     """Whether this fence is still the leader's, locked until the transaction ends: asked before every chore."""
     mine = (leases.c.name == LEADER) & (leases.c.holder == node_id) & (leases.c.fence == fence)
     return tx.execute(select(leases.c.fence).where(mine).with_for_update()).first() is not None
+
+
+def told(tx: Transaction) -> dict[str, str]:
+    """The problems that leaders told of and that are not over: what was said, by code."""
+    found: dict[str, str] = decode(tx.execute(select(leases.c.told).where(leases.c.name == LEADER)).scalar()) or {}
+    return found
+
+
+def tell(tx: Transaction, problems: Mapping[str, str]) -> bool:
+    """Remember them for whoever leads next; True."""
+    text = orjson.dumps(problems).decode()
+    tx.execute(update(leases).where(leases.c.name == LEADER).values(told=text if problems else None))
+    return True
 
 
 def _dump(routes: Routes) -> str:

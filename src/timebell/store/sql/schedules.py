@@ -1,4 +1,4 @@
-"""Schedules: written by name, fired in one transaction, listed."""
+"""Schedules: written by name, and fired in one transaction."""
 
 from __future__ import annotations
 
@@ -8,33 +8,40 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import lru_cache
 from typing import Any
 
-import orjson
-from sqlalchemy import JSON, ColumnElement, Row, cast, func, insert, select, update
+from sqlalchemy import Row, insert, select, update
 
 from timebell.errors import Conflict, InvalidRecurrence
 from timebell.model.decide import next_of, passed_over, plan
 from timebell.model.job import Hold, NewJob
-from timebell.model.page import Page
 from timebell.model.payload import legible as legible_text
-from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
-from timebell.model.schedule import Action, Policies, Schedule
-from timebell.recurrence import OnCalendar, Override, Recurrence
+from timebell.model.policy import Overlap
+from timebell.model.schedule import Schedule
+from timebell.recurrence import Override, Recurrence
 from timebell.recurrence.instants import format_instant
 from timebell.recurrence.overrides import carried as carried_overrides
-from timebell.recurrence.zone_changes import carried, offset_at
 from timebell.store.schema import jobs as job_table
 from timebell.store.schema import revisions, schedules
-from timebell.store.sql import jobs, queues, turns, zone_moves
+from timebell.store.sql import jobs, turns, zone_moves
 from timebell.store.sql.named import bound
-from timebell.store.sql.recurrences import recurrence_of
+from timebell.store.sql.schedule_pages import EVERY as EVERY
+from timebell.store.sql.schedule_pages import find as find
+from timebell.store.sql.schedule_pages import firing as firing
+from timebell.store.sql.schedule_pages import made_at as made_at
+from timebell.store.sql.schedule_pages import page as page
+from timebell.store.sql.schedule_pages import recent as recent
+from timebell.store.sql.schedule_pages import revisions_of as revisions_of
+from timebell.store.sql.schedule_pages import upcoming as upcoming
+from timebell.store.sql.schedule_rows import legible as legible
+from timebell.store.sql.schedule_rows import planned_action, row_of, schedule_of, stamped
+from timebell.store.sql.schedule_rows import read as read
+from timebell.store.sql.schedule_rows import read_parts as read_parts
+from timebell.store.sql.schedule_rows import stamp as stamp
 from timebell.store.statement import Statement
 from timebell.store.transaction import SCHEDULES, Transaction
 
 log = logging.getLogger("timebell.planner")
-EVERY: Mapping[str, str] = {}
 SOON = timedelta(seconds=10)  # what fires later is seen by the next heartbeats
 
 # Makes the jobs of a schedule's occurrences: (schedule, [(at, hold)], now) -> rows. Given by the caller, as
@@ -52,7 +59,7 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
     named = (schedules.c.tenant_id == schedule.tenant_id) & (schedules.c.name == schedule.name)
     row = tx.execute(select(schedules).where(named).with_for_update()).first()
     if row is None:
-        tx.execute(insert(schedules).values(**_row(schedule)))
+        tx.execute(insert(schedules).values(**row_of(schedule)))
         revise(tx, schedule, schedule.created_at)  # as its first instant is the one after that
         tell(tx, schedule, now)
         return schedule
@@ -64,7 +71,7 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
     old = legible(row)
     if old is None:
         return write_over(tx, row.id, schedule, None, now)
-    same = _row(schedule)
+    same = row_of(schedule)
     unchanged = dataclasses.replace(old.recurrence, overrides=()) == schedule.recurrence and all(
         same[part] == getattr(row, part) for part in ("action", "policies")
     )
@@ -123,7 +130,7 @@ def pass_over(tx: Transaction, schedule: Schedule, build: Build, now: datetime) 
             _pause(schedule),
         )  # fmt: skip
     values = {"next_fire_at": planned.next_fire_at, "updated_at": now, "fault": planned.fault}
-    values |= _stamped(schedule, planned.next_fire_at)
+    values |= stamped(schedule, planned.next_fire_at)
     tx.execute(update(schedules).where(schedules.c.id == schedule.id).values(**values))
 
 
@@ -139,7 +146,7 @@ def write_over(tx: Transaction, id_: str, schedule: Schedule, old: Schedule | No
     """Write a new spec over an old one. What was decided already is behind its cursor, also if `now` lags."""
     mine = schedules.c.id == id_
     row = tx.execute(select(schedules).where(mine)).one()
-    written = _row(schedule)
+    written = row_of(schedule)
     for kept in ("id", "enabled", "created_at", "created_by", "last_fired_at", "paused_at", "pause_reason"):
         del written[kept]
     since = now if old is None else decided_until(old, now)
@@ -189,7 +196,7 @@ def _after_edit(
 def replace_recurrence(tx: Transaction, row: Row[Any], recurrence: Recurrence, now: datetime) -> None:
     """Write another recurrence of a locked schedule as a revision that leaves its cursor where it is."""
     edited = dataclasses.replace(read(row), recurrence=recurrence, revision=row.revision + 1, updated_at=now)
-    written = _row(edited)
+    written = row_of(edited)
     values = {part: written[part] for part in ("recurrence", "revision", "updated_at")}
     tx.execute(update(schedules).where(schedules.c.id == row.id).values(**values))
     revise(tx, edited, now)
@@ -197,7 +204,7 @@ def replace_recurrence(tx: Transaction, row: Row[Any], recurrence: Recurrence, n
 
 def revise(tx: Transaction, schedule: Schedule, since: datetime) -> None:
     """Keep what the schedule is for the instants after `since`."""
-    row = _row(schedule)
+    row = row_of(schedule)
     kept = {part: row[part] for part in ("tenant_id", "recurrence", "action", "policies", "revision")}
     tx.execute(insert(revisions).values(schedule_id=schedule.id, effective_at=since, **kept))
 
@@ -260,7 +267,7 @@ def _readable(tx: Transaction, rows: Sequence[Mapping[str, Any]]) -> list[Schedu
     found: list[Schedule] = []
     for row in rows:
         try:
-            found.append(_schedule(row, tx.dialect.from_db, _planned_action(row["action"])))
+            found.append(schedule_of(row, tx.dialect.from_db, planned_action(row["action"])))
         except Exception as broken:  # one broken schedule must not stop the others
             id_ = str(row["id"])
             tx.execute(update(schedules).where(schedules.c.id == id_).values(fault=_fault(id_, broken)))
@@ -293,12 +300,12 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
         except Exception as broken:  # one broken schedule must not stop the others
             advance["fault"] = _fault(schedule.id, broken)
             advance["next_fire_at"] = tx.dialect.to_db(schedule.next_fire_at)
-            advance |= _stamped(schedule, schedule.next_fire_at)
+            advance |= stamped(schedule, schedule.next_fire_at)
         else:
             new += made
             skips += left
             advance["next_fire_at"] = tx.dialect.to_db(planned.next_fire_at)
-            advance |= _stamped(schedule, planned.next_fire_at)
+            advance |= stamped(schedule, planned.next_fire_at)
             if planned.fault is not None:
                 log.error("schedule %s is set aside: %s", schedule.id, planned.fault)
                 advance["fault"] = planned.fault[:500]
@@ -333,212 +340,3 @@ def next_fire(tx: Transaction) -> datetime | None:
     found = tx.fetch(NEXT)
     at: datetime | None = tx.dialect.from_db(found[0]["next_fire_at"]) if found else None
     return at
-
-
-def find(tx: Transaction, tenant_id: str, *, id_: str | None = None, name: str | None = None) -> Schedule | None:
-    """One schedule of a tenant, by id or by name."""
-    which = schedules.c.id == id_ if id_ is not None else schedules.c.name == name
-    row = tx.execute(select(schedules).where(schedules.c.tenant_id == tenant_id, which)).first()
-    return None if row is None else read(row)
-
-
-def made_at(tx: Transaction, tenant_id: str, name: str) -> datetime | None:
-    """When the schedule of this name was made; None if there is none."""
-    named = (schedules.c.tenant_id == tenant_id) & (schedules.c.name == name)
-    return tx.execute(select(schedules.c.created_at).where(named)).scalar()
-
-
-def page(
-    tx: Transaction, tenant_id: str | None, limit: int, after: str | None, *,
-    name: str | None = None, enabled: bool | None = None, topic: str | None = None,
-    labels: Mapping[str, str] = EVERY, contains: str | None = None,
-) -> Page[Schedule]:  # fmt: skip
-    """Schedules, newest first: all, or those with this name, switch, topic and these labels, and whose name contains
-    this, in any case."""
-    query = select(schedules).order_by(schedules.c.id.desc()).limit(limit + 1)
-    equal = {schedules.c.tenant_id: tenant_id, schedules.c.name: name, schedules.c.enabled: enabled}
-    query = query.where(*(column == value for column, value in equal.items() if value is not None))
-    within = {"topic": topic} | {f"labels.{label}": value for label, value in labels.items()}
-    query = query.where(*(_in_action(tx, path) == value for path, value in within.items() if value is not None))
-    if contains is not None:
-        query = query.where(schedules.c.name.icontains(contains, autoescape=True))
-    if after is not None:
-        query = query.where(schedules.c.id < after)
-    found = [read(row) for row in tx.execute(query)]
-    return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
-
-
-RECENT = Statement(
-    "WITH $rows SELECT d.id, f.state, f.reason FROM d, timebell_finished f WHERE f.schedule_id = d.id"
-    " AND f.scheduled_at >= COALESCE((SELECT g.scheduled_at FROM timebell_finished g WHERE g.schedule_id = d.id"
-    " ORDER BY g.scheduled_at DESC LIMIT 1 OFFSET :last), f.scheduled_at) ORDER BY d.id, f.scheduled_at DESC",
-    id="id",
-)
-
-
-def recent(tx: Transaction, ids: Sequence[str], count: int) -> dict[str, list[str]]:
-    """What the last `count` occurrences of each schedule became, newest first: a state, or the reason of a skip."""
-    found: dict[str, list[str]] = {}
-    for row in tx.fetch(RECENT, [{"id": id_} for id_ in ids], last=count - 1):
-        became = row["state"] if row["state"] != "skipped" else row["reason"]
-        found.setdefault(str(row["id"]), []).append(str(became))
-    return {id_: became[:count] for id_, became in found.items()}
-
-
-def _in_action(tx: Transaction, path: str) -> ColumnElement[str]:
-    """The text at `path` of the JSON that is kept of a schedule's action; a label may have dots in its name."""
-    outer, _, inner = path.partition(".")
-    names = [outer, inner] if inner else [outer]
-    if tx.dialect.partitioned:
-        return func.json_extract_path_text(cast(schedules.c.action, JSON), *names)
-    return func.json_extract(schedules.c.action, "$" + "".join(f'."{name}"' for name in names))
-
-
-def firing(tx: Transaction, tenant_id: str | None, before: datetime) -> list[Schedule]:
-    """The schedules that fire before an instant, soonest first; none while all firing is stopped."""
-    if queues.stopped(tx):
-        return []
-    due = schedules.c.enabled & schedules.c.fault.is_(None) & (schedules.c.next_fire_at < before)
-    query = select(schedules).where(due).order_by(schedules.c.next_fire_at)
-    if tenant_id is not None:
-        query = query.where(schedules.c.tenant_id == tenant_id)
-    return [found for row in tx.execute(query) if (found := legible(row)) is not None]
-
-
-def upcoming(tx: Transaction, limit: int) -> list[Schedule]:
-    """The schedules that fire next, soonest first."""
-    query = select(schedules).where(schedules.c.enabled, schedules.c.fault.is_(None))
-    query = query.where(schedules.c.next_fire_at.is_not(None)).order_by(schedules.c.next_fire_at).limit(limit)
-    return [read(row) for row in tx.execute(query)]
-
-
-def _row(schedule: Schedule) -> dict[str, Any]:
-    action, policies = schedule.action, schedule.policies
-    spoken = {name: getattr(action, name) for name in Action.__slots__}
-    spoken["retry"] = action.retry.to_json() if action.retry else None
-    for name in ("description", "labels", "group"):
-        if not spoken[name]:
-            del spoken[name]
-    return {
-        "id": schedule.id, "tenant_id": schedule.tenant_id, "name": schedule.name,
-        "recurrence": _dump(schedule.recurrence.to_json()), "calendar": _followed(schedule),
-        "target": None if action.target is None else action.target.get("name"), "action": _dump(spoken),
-        "policies": _dump(_policies(policies)),
-        "enabled": schedule.enabled, "revision": schedule.revision, "code_hash": schedule.code_hash,
-        "fault": schedule.fault, "next_fire_at": schedule.next_fire_at,
-        "last_fired_at": schedule.last_fired_at, "created_at": schedule.created_at,
-        "updated_at": schedule.updated_at, "paused_at": schedule.paused_at, "pause_reason": schedule.pause_reason,
-        "created_by": schedule.created_by,
-        **stamp(schedule.recurrence, schedule.next_fire_at),
-    }  # fmt: skip
-
-
-def stamp(recurrence: Recurrence, next_fire_at: datetime | None) -> dict[str, Any]:
-    """What is kept of the zone data that gave the next instant, so that other data can move it."""
-    return {"tzdata": recurrence.release.version, "utc_offset": offset_at(recurrence, next_fire_at)}
-
-
-def _stamped(schedule: Schedule, next_fire_at: datetime | None) -> dict[str, Any]:
-    """The stamp of a schedule's next instant: as it was, where that is still the one that other data gave."""
-    if next_fire_at is not None and next_fire_at == schedule.next_fire_at:
-        return {"tzdata": schedule.tzdata, "utc_offset": schedule.utc_offset}
-    return stamp(schedule.recurrence, next_fire_at)
-
-
-_FIRST_POLICIES = ("overlap", "catch_up", "catch_up_window", "catch_up_limit", "missed_after")
-_DEFAULT = Policies()
-
-
-def _policies(policies: Policies) -> dict[str, Any]:
-    """Policies as JSON. Later ones are left out unless they say something: nodes of older releases read the rest."""
-    values = {name: getattr(policies, name) for name in Policies.__slots__}
-    return {
-        name: value for name, value in values.items() if name in _FIRST_POLICIES or value != getattr(_DEFAULT, name)
-    }
-
-
-def _followed(schedule: Schedule) -> str | None:
-    """The name of the calendar of which it is given each new version."""
-    spec = schedule.recurrence.spec
-    return spec.calendar.name if isinstance(spec, OnCalendar) and spec.follows else None
-
-
-def _dump(value: dict[str, Any]) -> str:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
-
-
-def legible(row: Row[Any]) -> Schedule | None:
-    """As `read`; None for a row that cannot be read."""
-    try:
-        return read(row)
-    except Exception:
-        log.exception("schedule %s cannot be read", row.id)
-        return None
-
-
-def read(row: Row[Any]) -> Schedule:
-    """A stored row as a Schedule."""
-    return _schedule(row._mapping, lambda instant: instant)
-
-
-def _schedule(
-    row: Mapping[Any, Any], instant: Callable[[Any], datetime | None], action: Action | None = None
-) -> Schedule:
-    """Column values as a Schedule; `instant` reads those of time. If other zone data gave its next instant, its
-    recurrence goes on from there."""
-    created_at, updated_at = instant(row["created_at"]), instant(row["updated_at"])
-    assert created_at is not None
-    assert updated_at is not None
-    parts, next_fire_at = read_parts(row, action), instant(row["next_fire_at"])
-    if row["tzdata"] != parts["recurrence"].release.version:
-        parts["recurrence"] = carried(parts["recurrence"], next_fire_at, row["utc_offset"])
-    return Schedule(
-        id=str(row["id"]), tenant_id=row["tenant_id"], name=row["name"], **parts,
-        enabled=bool(row["enabled"]), revision=row["revision"], code_hash=row["code_hash"], fault=row["fault"],
-        next_fire_at=next_fire_at, last_fired_at=instant(row["last_fired_at"]),
-        created_at=created_at, updated_at=updated_at, paused_at=instant(row["paused_at"]),
-        pause_reason=row["pause_reason"], created_by=row["created_by"], tzdata=row["tzdata"],
-        utc_offset=row["utc_offset"],
-    )  # fmt: skip
-
-
-def read_parts(row: Mapping[Any, Any], action: Action | None = None) -> dict[str, Any]:
-    """What a schedule and each of its revisions have in common: recurrence, action, policies."""
-    return {
-        "recurrence": recurrence_of(row["recurrence"]), "action": action or _read_action(row["action"]),
-        "policies": _read_policies(row["policies"]),
-    }  # fmt: skip
-
-
-def _read_action(text: str) -> Action:
-    action = orjson.loads(text)
-    action["retry"] = Retry.read(action["retry"])
-    return Action(**action)
-
-
-@lru_cache(maxsize=10_000)
-def _planned_action(text: str) -> Action:
-    """As a planner reads it, again and again: it makes jobs of it and changes nothing in it."""
-    return _read_action(text)
-
-
-@lru_cache(maxsize=1000)
-def _read_policies(text: str) -> Policies:
-    policies = orjson.loads(text)
-    for name, words in (("overlap", Overlap), ("catch_up", CatchUp), ("lateness", Lateness)):
-        if name in policies:
-            policies[name] = words(policies[name])
-    if "notify" in policies:
-        policies["notify"] = tuple(policies["notify"])
-    return Policies(**policies)
-
-
-def revisions_of(tx: Transaction, keys: set[tuple[str, int]]) -> dict[tuple[str, int], tuple[Any, ...]]:
-    """Name, recurrence, tolerance and notify of schedules as they were at these revisions."""
-    joined = select(revisions, schedules.c.name).join(schedules, schedules.c.id == revisions.c.schedule_id)
-    found = {}
-    for row in tx.execute(joined.where(revisions.c.schedule_id.in_({id_ for id_, _ in keys}))):
-        parts = read_parts(row._mapping)
-        policies = parts["policies"]
-        found[row.schedule_id, row.revision] = row.name, parts["recurrence"], policies.tolerance, policies.notify
-    return found

@@ -8,6 +8,7 @@ none, anything else is the one argument. The task id is the message's id. The he
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,6 +23,11 @@ from timebell.targets.brokers.broker import Broker, Message, invalid, refused, u
 SOCKET_SECONDS = 5.0
 REFUSALS = {"AuthenticationError", "NoPermissionError", "AccessRefused", "NotAllowed"}
 NO_RETRIES = {"max_retries": 0}  # by kombu, which would hold a thread for long
+# Where they are left to the libraries, any certificate will do for Redis, and one of any name for AMQP.
+CHECKS: dict[str, dict[str, Any]] = {
+    "rediss": {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True},
+    "amqps": {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None},
+}
 OVER_REDIS = ("redis://", "rediss://")
 
 
@@ -101,6 +107,8 @@ class CeleryTarget(Broker):
                 broker_connection_timeout=SOCKET_SECONDS, broker_connection_retry=False,
                 broker_transport_options=_transport(url),
             )  # fmt: skip
+            if checks := CHECKS.get(url.partition(":")[0]):
+                app.conf.broker_use_ssl = dict(checks)
             self._apps[url] = app
         return self._apps[url]
 
