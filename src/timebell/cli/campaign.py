@@ -190,6 +190,7 @@ def _show(found: Mapping[str, Any], form: str) -> None:
     facts = {
         "name": found["name"], "why": found["reason"], "title": found.get("title"),
         "send at": f"{found['sendAt']} ({found['timezone']})", "filters": found.get("filters") or None,
+        "left out": ", ".join(f"{count:,} {why}" for why, count in found["leftOut"].items()) or None,
         "started": found["actualSendStart"], "ended": found["actualSendEnd"], "schedule": found["scheduleId"],
     }  # fmt: skip
     for name, value in facts.items():

@@ -39,6 +39,9 @@ _COUNTED = {
     "active": ("timebell_schedules", "enabled AND fault IS NULL"),
     "paused": ("timebell_schedules", f"{_OFF} AND NOT enabled"),
     "fault": ("timebell_schedules", f"{_OFF} AND enabled"),
+    "campaigns_pending": ("timebell_campaigns", "ended_at IS NULL AND state = 'pending'"),
+    "campaigns_running": ("timebell_campaigns", "ended_at IS NULL AND state = 'running'"),
+    "campaigns_paused": ("timebell_campaigns", "ended_at IS NULL AND state = 'paused'"),
     "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
 }
 COUNTS = Statement("SELECT " + ", ".join(f"{_many(*what)} AS {name}" for name, what in _COUNTED.items()))
@@ -86,6 +89,7 @@ class Gauges:
     successes: Mapping[str, datetime] = field(default_factory=dict)
     disabled: int = 0
     """Targets that are sent nothing."""
+    campaigns: Mapping[str, int] = field(default_factory=dict)
 
 
 def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False) -> Gauges:
@@ -99,6 +103,7 @@ def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False
         counted["unheard"], counted["dead"], depths, oldest,
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
         overdue(tx, now, grace), successes(tx) if labelled else {}, counted["disabled"],
+        {name: counted[f"campaigns_{name}"] for name in ("pending", "running", "paused")},
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -67,6 +67,9 @@ class PushTarget:
     def __init__(self, provider: Callable[[], Provider], now: Callable[[], datetime]) -> None:
         self._make, self._now = provider, now
         self._provider: Provider | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self.count: Callable[[str, int], object] = lambda fate, messages: None
+        """Told how many messages came to a fate; set by whoever counts."""
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Raises InvalidInput (TARGET_OPTIONS_INVALID, TEMPLATE_INVALID, PUSH_MESSAGE_INVALID, ...)."""
@@ -107,11 +110,13 @@ class PushTarget:
                 dead = [(person.ids[n], targets[n]) for n in chunk.dead()]
                 got = [person.ids[n] for n in chunk.accepted()]
                 await asyncio.shield(self.registry.record(delivery.tenant_id, person.notification, got, dead))
+            for fate, count in Counter(answer.fate for answer in chunk.answers()).items():
+                self.count(fate.value, count)
             says = chunk.says()
             log.info(
                 "push %s: %d of %d tokens sent to, %s", notification, len(left), len(targets), says,
                 extra={"event": "push.chunk", "job_id": delivery.job_id, "attempt": delivery.attempt,
-                       "notification_id": notification, "tokens": len(targets), "status": says},
+                       "notification_id": notification, "user_id": person and person.user_id, "tokens": len(targets), "status": says},
             )  # fmt: skip
         return chunk.outcome()
 
@@ -146,7 +151,7 @@ class PushTarget:
             )  # fmt: skip
         has = set() if notification is None else await self.registry.accepted(delivery.tenant_id, notification)
         person = _Person(ids, {n for n, id_ in enumerate(ids) if id_ not in tokens},
-                         {n for n, id_ in enumerate(ids) if id_ in has}, notification)  # fmt: skip
+                         {n for n, id_ in enumerate(ids) if id_ in has}, notification, user_id)  # fmt: skip
         to = [tokens.get(id_, f"gone-{id_}") for id_ in ids]
         return person, {**{name: value for name, value in options.items() if name != "userId"}, "tokens": to}
 
@@ -156,8 +161,14 @@ class PushTarget:
             self._provider = self._make()
         return self._provider
 
+    def warm(self) -> None:
+        """Begin with what a first message would wait for. Raises as `provider`."""
+        self._warming = asyncio.get_running_loop().create_task(self.provider().ready())
+
     async def close(self) -> None:
         """As in Target."""
+        if self._warming is not None:
+            self._warming.cancel()
         if self._provider is not None:
             await self._provider.close()
             self._provider = None
@@ -171,6 +182,7 @@ class _Person:
     gone: set[int]
     have: set[int]
     notification: str | None
+    user_id: str
 
 
 def _to_anyone(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,6 +271,10 @@ class _Chunk:
         """JSON: how many of each fate, and the fate of each target in their order (null: never sent)."""
         found = {**self._counts(), "targets": self._known}
         return found if self._person is None else {**found, "devices": self._person.ids}
+
+    def answers(self) -> Iterable[Answer]:
+        """Of this attempt."""
+        return self._answers.values()
 
     def accepted(self) -> list[int]:
         """The places of those that this attempt reached."""
