@@ -201,9 +201,10 @@ async def _recurring(
     return answer({
         **message, "id": schedule.id, "scheduleId": schedule.id, "name": schedule.name, "state": "pending",
         "reason": None, "sendAt": utc(schedule.next_fire_at), "timezone": schedule.timezone, "jobId": None,
-        "counts": {}, "totalSent": 0, "leftOut": {}, "opened": 0, "expected": None, "createdAt": utc(schedule.created_at),
-        "createdBy": schedule.created_by, "updatedAt": utc(schedule.updated_at), "approvedBy": None,
-        "actualSendStart": None, "actualSendEnd": None, "pinnedAt": None, "revision": schedule.revision,
+        "counts": {}, "totalSent": 0, "leftOut": {}, "opened": 0, "expected": None,
+        "createdAt": utc(schedule.created_at), "createdBy": schedule.created_by,
+        "updatedAt": utc(schedule.updated_at), "approvedBy": None, "actualSendStart": None, "actualSendEnd": None,
+        "pinnedAt": None, "revision": schedule.revision,
     }, 201, {"Location": f"/api/v1/schedules/{schedule.id}"})  # fmt: skip
 
 

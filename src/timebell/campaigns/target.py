@@ -156,7 +156,8 @@ class CampaignTarget:
         if left:
             raise Snooze(max((answer.after or PAUSE for answer in again if answer is not None), default=PAUSE))
         return Outcome.ok({
-            "campaignId": given[0], "chunk": opened.number, "from": first.id, "to": last.id, **counts, **({"unsent": len(again)} if again else {}),
+            "campaignId": given[0], "chunk": opened.number, "from": first.id, "to": last.id, **counts,
+            **({"unsent": len(again)} if again else {}),
         })  # fmt: skip
 
 

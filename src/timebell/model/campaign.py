@@ -171,7 +171,7 @@ class LeftOut(StrEnum):
     """Fits, and wants no pushes."""
     MARKETING_OFF = "marketingOff"
     """Fits, and did not consent to marketing."""
-    NO_TOKEN = "noToken"
+    NO_TOKEN = "noToken"  # noqa: S105 - not one
     """A row of the audience without a token."""
     QUIET = "quiet"
     """Would have been woken."""

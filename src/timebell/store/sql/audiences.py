@@ -111,7 +111,9 @@ def take_in(
     tx: Transaction, was: Audience, given: Sequence[tuple[str, Mapping[str, Any]]], refused: int, bare: int,
     cursor: Any, now: datetime,
 ) -> Audience | None:  # fmt: skip
-    """A page of it, that ends at the key `cursor`; `bare` rows of it have no token, `refused` others do not fit. None, and nothing done, if another took this page in."""
+    """A page of it, that ends at the key `cursor`; `bare` rows of it have no token, `refused` others do not fit.
+
+    None, and nothing done, if another took this page in."""
     found = find(tx, was.tenant_id, was.name, lock=True)
     if found is None or found.loading != was.loading or found.cursor != was.cursor:
         return None

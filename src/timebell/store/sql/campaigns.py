@@ -85,10 +85,10 @@ def _pins(found: Campaign) -> list[ColumnElement[bool]]:
 def refresh(tx: Transaction, tenant_id: str, audience: str, now: datetime, pins: str | None = None) -> str:
     """Make the job that reads an audience, and then pins a campaign (`pins`) to it; its id."""
     id_ = new_id(now)
+    payload = {"audience": audience} | ({} if pins is None else {"pins": pins})
     jobs.add(tx, [NewJob(
         id=id_, tenant_id=tenant_id, topic=TOPIC, scheduled_at=now, run_at=now, timezone="UTC", created_at=now,
-        payload=encode({"audience": audience} | ({} if pins is None else {"pins": pins})), target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE,
-        timeout=READING,
+        payload=encode(payload), target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE, timeout=READING,
     )])  # fmt: skip
     tx.notify()
     return id_

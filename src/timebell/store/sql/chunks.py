@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, func, insert, or_, select, update
 
 from timebell.model.campaign import CampaignState, LeftOut
-from timebell.model.sending import MOST_OPEN, Campaign, Lane, lanes, next_lane
+from timebell.model.sending import MOST_OPEN, Campaign, Canary, Lane, lanes, next_lane
 from timebell.store.push_schema import chunks, deliveries, devices
 from timebell.store.sql import audiences
 from timebell.store.sql import campaigns as rows
@@ -107,7 +107,9 @@ def _start(tx: Transaction, found: Campaign, now: datetime) -> None:
         found.leave_out(LeftOut.NO_TOKEN, audiences.without_token(tx, found.tenant_id, sending.filters.audience))
     if sending.by_zone:  # of zones that nobody is meant in
         there = {name or found.timezone for name in zones}
-        elsewhere = [devices.c.timezone.not_in(there) if there else devices.c.timezone.is_not(None)]
+        elsewhere: list[ColumnElement[bool]] = [
+            devices.c.timezone.not_in(there) if there else devices.c.timezone.is_not(None)
+        ]
         if found.timezone not in there:
             elsewhere = [or_(*elsewhere, devices.c.timezone.is_(None))]
         _pass_over(tx, found, *elsewhere)
@@ -131,21 +133,12 @@ def _open(tx: Transaction, found: Campaign, job_id: str, attempt: int, now: date
         return Opened(found, why="Enough chunks are under way.")
     size = found.sending.size
     canary = found.sending.canary
-    if canary is not None and found.opened == canary.size and found.round == 0:
-        if found.open_chunks:
-            return Opened(found, why="The canary is not over.")
-        failed = found.refused + found.unknown + found.unsent
-        if failed > canary.max_error_rate * found.opened:
-            found.state, found.reason = CampaignState.PAUSED, CANARY
-            return Opened(found, why=f"The canary failed: {failed} of {found.opened}.")
-    elif canary is not None and found.opened < canary.size and found.round == 0:
-        size = min(size, canary.size - found.opened)
+    if canary is not None and found.opened <= canary.size and found.round == 0:
+        if (why := _canary(found, canary)) is not None:
+            return Opened(found, why=why)
+        size = min(size, canary.size - found.opened) or size
     while True:
-        going = [lane for lane in found.lanes if not lane.done]
-        lane, at = next_lane(found.lanes, found.sending, now)
-        for each in going:
-            if each.why is not None:
-                _leave_out(tx, found, each, each.why)
+        lane, at = _next_lane(tx, found, now)
         if lane is None:
             rows.go_on(tx, found, now)
             return Opened(found, why="Nobody is left.")
@@ -167,6 +160,29 @@ def _open(tx: Transaction, found: Campaign, job_id: str, attempt: int, now: date
     if not found.walked and not waits:
         rows.add_job(tx, found, now + (found.sending.delay or timedelta(0)), now)
     return Opened(found, number, taken)
+
+
+def _canary(found: Campaign, canary: Canary) -> str | None:
+    """Why it does not go on after the first so many, if it does not."""
+    if found.opened < canary.size:
+        return None
+    if found.open_chunks:
+        return "The canary is not over."
+    failed = found.refused + found.unknown + found.unsent
+    if failed <= canary.max_error_rate * found.opened:
+        return None
+    found.state, found.reason = CampaignState.PAUSED, CANARY
+    return f"The canary failed: {failed} of {found.opened}."
+
+
+def _next_lane(tx: Transaction, found: Campaign, now: datetime) -> tuple[Lane | None, datetime]:
+    """As `next_lane`; who is left of lanes that it ends is counted."""
+    going = [lane for lane in found.lanes if not lane.done]
+    lane, at = next_lane(found.lanes, found.sending, now)
+    for each in going:
+        if each.why is not None:
+            _leave_out(tx, found, each, each.why)
+    return lane, at
 
 
 def _take(tx: Transaction, found: Campaign, lane: Lane, size: int) -> tuple[list[Recipient], bool]:

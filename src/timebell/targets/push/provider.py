@@ -1,6 +1,7 @@
 """What a provider of push messages is: an adapter that sends many at once, and says of each what became of it.
 
-A new one is a class with `name`, `ready`, `send` and `close`; `timebell.testing.push_providers` tells whether it keeps to this.
+A new one is a class with `name`, `ready`, `send` and `close`;
+`timebell.testing.push_providers` tells whether it keeps to this.
 """
 
 from __future__ import annotations

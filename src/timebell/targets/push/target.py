@@ -116,7 +116,8 @@ class PushTarget:
             log.info(
                 "push %s: %d of %d tokens sent to, %s", notification, len(left), len(targets), says,
                 extra={"event": "push.chunk", "job_id": delivery.job_id, "attempt": delivery.attempt,
-                       "notification_id": notification, "user_id": person and person.user_id, "tokens": len(targets), "status": says},
+                       "notification_id": notification, "user_id": person and person.user_id,
+                       "tokens": len(targets), "status": says},
             )  # fmt: skip
         return chunk.outcome()
 
