@@ -164,7 +164,7 @@ class Lane:
         """As it is kept."""
         return {
             "zone": self.zone, "at": self.at.isoformat(), "cursor": self.cursor, "done": self.done, "of": self.of,
-            "until": self.until, "states": list(self.states), "why": self.why,
+            "until": self.until, "states": list(self.states), "why": None if self.why is None else self.why.value,
         }  # fmt: skip
 
     @classmethod
@@ -267,10 +267,10 @@ class Campaign:
         """Which notification it is to all; of one that is another to each, by what pattern."""
         return self.sending.notification_id or self.id
 
-    def leave_out(self, why: str, count: int) -> None:
+    def leave_out(self, why: LeftOut, count: int) -> None:
         """Count some who were passed over."""
         if count:
-            self.left_out[why] = self.left_out.get(why, 0) + count
+            self.left_out[why.value] = self.left_out.get(why.value, 0) + count
 
     @property
     def walked(self) -> bool:

@@ -233,7 +233,7 @@ def _pass_over(tx: Transaction, found: Campaign, *where: ColumnElement[bool]) ->
     """Count those of them that the filters leave out."""
     there = devices.c.created_at <= found.cutoff
     for why, count in device_rows.left_out(tx, found.tenant_id, found.filters, there, *where).items():
-        found.leave_out(why, count)
+        found.leave_out(LeftOut(why), count)
 
 
 def _leave_out(tx: Transaction, found: Campaign, lane: Lane, why: LeftOut) -> None:

@@ -192,6 +192,13 @@ def _to_anyone(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "tokens": [ANYONE]} if "userId" in options else rest
 
 
+def check_fit(delivery: Delivery, options: Mapping[str, Any]) -> None:
+    """Raises as `prepared`, also for a push to a person, whose devices are found when it is sent."""
+    if "userId" in options:
+        mapping.fill({"userId": options["userId"]}, facts(delivery))
+    prepared(delivery, _to_anyone(options))
+
+
 def prepared(delivery: Delivery, options: Mapping[str, Any]) -> tuple[To, list[str], Content, str]:
     """To what kind of targets, to which, what is sent, and the notification's id.
 
