@@ -221,3 +221,50 @@ def test_what_fcm_said_is_kept_until_the_store_answers_again(
         assert len(failed) == 2
 
     run(body)
+
+
+def test_adaptive_chunks_follow_one_another_and_keep_to_the_quota(
+    run: Callable[..., None], fcm: FakeFcm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIMEBELL_FCM_MESSAGES_PER_MINUTE", "1200")
+    fcm.quota(1200)
+
+    async def body(app: Timebell, service: Any) -> None:
+        await devices(app, 60)
+        found = await ended(app, await app.campaigns.create({**HELLO, "chunkDelayMs": "adaptive"}))
+        counts = fcm.counts()
+        assert (found.accepted, counts["answered"]) == (60, {"OK": 60})
+        # A second's worth goes at once, 19; then 19.2 a second.
+        assert counts["last"] - counts["first"] > 40 / 19.2 - 0.1
+        begins = [row["started_at"] for row in (await app.campaigns.chunks(found.id)).items]
+        assert len(begins) == 3
+        assert begins[-1] < found.ended_at - (found.ended_at - found.started_at) / 3  # while the others are under way
+
+    run(body)
+
+
+def test_each_chunk_is_a_line_of_the_log_and_each_message_is_counted(
+    run: Callable[..., None], fcm: FakeFcm, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="timebell.campaigns")
+
+    async def body(app: Timebell, service: Any) -> None:
+        await devices(app, 21, user_id="ann")
+        fcm.rules(
+            {"do": "UNREGISTERED", "match": "0007$"},
+            {"do": "UNAVAILABLE", "match": "0003$", "times": 1, "retry_after": "0"},
+            {"do": "INTERNAL", "match": "0020$"},
+        )
+        found = await ended(app, await app.campaigns.create({**HELLO, "notificationId": "n-{{userId}}"}))
+        ids = sorted(row["recipient"] for row in (await app.campaigns.deliveries(found.id)).items)
+        lines = [each for each in caplog.records if getattr(each, "event", "") == "push.chunk"]
+        first, last = (next(each for each in lines if each.cursor_from == id_) for id_ in (ids[0], ids[20]))
+        assert (first.notification_id, first.cursor_to, first.tokens) == ("n-{{userId}}", ids[19], 20)
+        assert first.status == "18 accepted, 1 refused, 1 to be tried again"
+        assert (last.user_id, last.tokens, last.status) == ("ann", 1, "1 unknown")
+        assert len(lines) == 3
+        assert service.node.counters.pushes.values == {
+            ("accepted",): 19, ("refused",): 1, ("unknown",): 1, ("again",): 1,
+        }  # fmt: skip
+
+    run(body)
