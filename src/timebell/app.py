@@ -544,7 +544,7 @@ class Timebell:
         now = self.clock.now()
         chosen = dataclasses.replace(setup.options(self.settings), **options)
         counters = Counters()
-        setup.count_pushes(self.kinds, counters)
+        setup.count_messages(self.kinds, counters)
         if self._arrivals is None:
             self._arrivals = Arrivals(bridge_of(self.settings.arrivals_url, self.store), self.clock)
         node = Node(

@@ -132,14 +132,14 @@ def push_target(chosen: Settings, now: Callable[[], datetime]) -> Target:
     return PushTarget(provider, now)
 
 
-def count_pushes(kinds: Mapping[str, Target], counters: Counters) -> None:
-    """Have the target of pushes count what became of them."""
-    if "push" in kinds:
-        from timebell.targets.push.target import PushTarget
+def count_messages(kinds: Mapping[str, Target], counters: Counters) -> None:
+    """Have campaigns count what became of their messages."""
+    if "campaign" in kinds:
+        from timebell.campaigns.target import CampaignTarget
 
-        push = kinds["push"]
-        if isinstance(push, PushTarget):
-            push.count = lambda fate, messages: counters.pushes.add(fate, by=messages)
+        target = kinds["campaign"]
+        if isinstance(target, CampaignTarget):
+            target.messages = counters.messages
 
 
 def campaign_target(

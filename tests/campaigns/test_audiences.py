@@ -76,7 +76,7 @@ def test_a_campaign_reads_its_audience_when_it_starts(
     monkeypatch.setattr(outside, "PAGE", 7)
     url, do = people
     do("UPDATE people SET fcm = 'no token' WHERE id = 12")
-    do("UPDATE people SET fcm = NULL WHERE id = 13")
+    do("UPDATE people SET fcm = NULL WHERE id = 14")
 
     async def body(app: Timebell, service: Any) -> None:
         await app.devices.register("phone-of-somebody-else")

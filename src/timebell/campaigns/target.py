@@ -14,8 +14,9 @@ from timebell.campaigns.content import content_of
 from timebell.campaigns.outside import Outside
 from timebell.errors import InvalidInput, NotFound, Refused, StoreError
 from timebell.model.sending import Campaign, Sending
+from timebell.observe.counters import Tally
 from timebell.store.dialects.base import Store
-from timebell.store.sql import campaigns, chunks
+from timebell.store.sql import campaigns, chunks, devices
 from timebell.store.sql.chunks import Opened, Recipient, Told
 from timebell.targets.base import Delivery, Outcome, only
 from timebell.targets.handler import Snooze
@@ -42,6 +43,8 @@ class CampaignTarget:
         self, store: Store, push: PushTarget, outside: Outside, poke: Callable[[], None], now: Callable[[], datetime]
     ) -> None:  # fmt: skip
         self._store, self._push, self._outside, self._poke, self._now = store, push, outside, poke, now
+        self.messages = Tally()
+        """How many came to each fate; whoever tells of it puts their own here."""
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """As in Target: it has no options."""
@@ -58,6 +61,8 @@ class CampaignTarget:
             return await self._begin(delivery)
         if "audience" in delivery.payload:
             return await self._read(delivery.tenant_id, delivery.payload["audience"], delivery.payload.get("pins"))
+        if "chunk" not in delivery.payload:
+            return await self._expect(delivery.tenant_id, delivery.payload["campaignId"])
         campaign_id, number = delivery.payload["campaignId"], delivery.payload["chunk"]
         if number == 1 and (failed := await self._refreshed(delivery)) is not None:
             return failed
@@ -86,6 +91,15 @@ class CampaignTarget:
         if pins is not None:
             await self._store.run(campaigns.pin_read, tenant_id, pins, self._now())
         return Outcome.ok({"audience": name, "members": found.members, "refused": found.refused})
+
+    async def _expect(self, tenant_id: str, campaign_id: str) -> Outcome:
+        """Count how many a campaign is for, beside its first messages."""
+        found = await self._store.run(campaigns.find, tenant_id, campaign_id)
+        if found is None or found.expected is not None:
+            return Outcome.ok({"campaignId": campaign_id})
+        count = await self._store.run(devices.count, tenant_id, found.filters, found.cutoff)
+        await self._store.run(campaigns.expect, campaign_id, count)
+        return Outcome.ok({"campaignId": campaign_id, "expected": count})
 
     async def _refreshed(self, delivery: Delivery) -> Outcome | None:
         """Before a campaign starts, its audience is read, unless that is pinned. What went wrong, if anything did."""
@@ -138,13 +152,14 @@ class CampaignTarget:
         self._poke()
         counts = Counter(each.state for each in told)
         for fate, count in (*counts.items(), (Fate.AGAIN.value, len(again))):
-            self._push.count(fate, count)
+            self.messages.add(fate, by=count)
         first, last = opened.recipients[0], opened.recipients[-1]
         campaign = opened.campaign
         says = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        says += f", {len(again)} to be tried again" if again else ""
         log.info(
             "campaign %s chunk %d: %d tokens (%s to %s), %s", given[0], opened.number, len(opened.recipients), first.id,
-            last.id, says + (f", {len(again)} to be tried again" if again else ""),
+            last.id, says,
             extra={"event": "push.chunk", "job_id": delivery.job_id, "attempt": delivery.attempt,
                    "notification_id": campaign and campaign.notification, "schedule": campaign and campaign.schedule_id,
                    "tenant": delivery.tenant_id, "user_id": first.user_id if first is last else None,

@@ -173,7 +173,8 @@ def _typed(given: Mapping[str, str]) -> dict[str, Any]:
 
 def _counts(found: Mapping[str, Any]) -> str:
     said = ", ".join(f"{count:,} {state}" for state, count in found["counts"].items() if count)
-    return f"{found['state']}  {said or 'nobody yet'}"
+    of = "" if found["expected"] is None else f" of {found['expected']:,}"
+    return f"{found['state']}  {said or 'nobody yet'}{of}"
 
 
 def _show(found: Mapping[str, Any], form: str) -> None:

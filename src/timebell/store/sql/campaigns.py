@@ -136,6 +136,20 @@ def add_job(tx: Transaction, found: Campaign, at: datetime, now: datetime, soon:
         tx.notify()
 
 
+def count_soon(tx: Transaction, found: Campaign, now: datetime) -> None:
+    """The job that counts how many it is for: its first message does not wait for that."""
+    jobs.add(tx, [NewJob(
+        id=new_id(now), tenant_id=found.tenant_id, topic=TOPIC, scheduled_at=now, run_at=now, timezone=found.timezone,
+        created_at=now, payload=encode({"campaignId": found.id}), target=encode(TARGET), route=f"@{TARGET['kind']}",
+        queue=QUEUE, timeout=TIMEOUT,
+    )])  # fmt: skip
+
+
+def expect(tx: Transaction, id_: str, count: int) -> None:
+    """So many it is for, as far as nobody counted before."""
+    tx.execute(update(campaigns).where(c.id == id_, c.expected.is_(None)).values(expected=count))
+
+
 def find(tx: Transaction, tenant_id: str | None, id_: str, *, lock: bool = False) -> Campaign | None:
     """One campaign."""
     query = select(campaigns).where(c.id == id_)

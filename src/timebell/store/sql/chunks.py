@@ -100,6 +100,8 @@ def _start(tx: Transaction, found: Campaign, now: datetime) -> None:
         if (why := _gate(tx, found, found.expected)) is not None:
             found.state, found.reason = CampaignState.PAUSED, why
             return
+    elif found.expected is None:
+        rows.count_soon(tx, found, now)
     zones = list(device_rows.zones(tx, found.tenant_id, found.filters, now)) if sending.by_zone else []
     found.state, found.started_at, found.cutoff = CampaignState.RUNNING, now, now
     found.lanes = lanes(sending, found.send_at, found.timezone, zones)

@@ -45,6 +45,10 @@ _COUNTED = {
     "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
 }
 COUNTS = Statement("SELECT " + ", ".join(f"{_many(*what)} AS {name}" for name, what in _COUNTED.items()))
+REMAINING = Statement(
+    "SELECT coalesce(sum(CASE WHEN expected > opened THEN expected - opened ELSE 0 END), 0) AS count"
+    " FROM timebell_campaigns WHERE ended_at IS NULL AND state = 'running'"
+)
 DEPTHS = Statement(
     "WITH $rows SELECT d.queue, (SELECT count(*) FROM (SELECT 1 FROM timebell_jobs"  # noqa: S608 - constants only
     f" WHERE {CLAIMABLE} AND queue = d.queue AND priority = d.priority AND run_at <= :now LIMIT {COUNTED + 1}) AS c)"
@@ -90,6 +94,7 @@ class Gauges:
     disabled: int = 0
     """Targets that are sent nothing."""
     campaigns: Mapping[str, int] = field(default_factory=dict)
+    remaining: int = 0
 
 
 def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False) -> Gauges:
@@ -104,6 +109,7 @@ def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
         overdue(tx, now, grace), successes(tx) if labelled else {}, counted["disabled"],
         {name: counted[f"campaigns_{name}"] for name in ("pending", "running", "paused")},
+        int(tx.fetch(REMAINING)[0]["count"]),
     )  # fmt: skip
 
 

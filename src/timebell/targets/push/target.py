@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -68,8 +68,6 @@ class PushTarget:
         self._make, self._now = provider, now
         self._provider: Provider | None = None
         self._warming: asyncio.Task[None] | None = None
-        self.count: Callable[[str, int], object] = lambda fate, messages: None
-        """Told how many messages came to a fate; set by whoever counts."""
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Raises InvalidInput (TARGET_OPTIONS_INVALID, TEMPLATE_INVALID, PUSH_MESSAGE_INVALID, ...)."""
@@ -110,8 +108,6 @@ class PushTarget:
                 dead = [(person.ids[n], targets[n]) for n in chunk.dead()]
                 got = [person.ids[n] for n in chunk.accepted()]
                 await asyncio.shield(self.registry.record(delivery.tenant_id, person.notification, got, dead))
-            for fate, count in Counter(answer.fate for answer in chunk.answers()).items():
-                self.count(fate.value, count)
             says = chunk.says()
             log.info(
                 "push %s: %d of %d tokens sent to, %s", notification, len(left), len(targets), says,
@@ -279,10 +275,6 @@ class _Chunk:
         """JSON: how many of each fate, and the fate of each target in their order (null: never sent)."""
         found = {**self._counts(), "targets": self._known}
         return found if self._person is None else {**found, "devices": self._person.ids}
-
-    def answers(self) -> Iterable[Answer]:
-        """Of this attempt."""
-        return self._answers.values()
 
     def accepted(self) -> list[int]:
         """The places of those that this attempt reached."""

@@ -1,0 +1,168 @@
+"""Who may do what, for every operation of the document: keys, roles, scopes, tenants, fields, audit records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import select
+
+from timebell.ids import new_id
+from timebell.store.schema import audit_log
+from timebell.store.transaction import Transaction
+from timebell.tenancy.keys import SCOPES
+from timebell.tenancy.roles import Role
+
+from .calls import CALLS, OURS, THEIRS, World, operations
+from .web import NIGHTLY, is_problem
+
+Make = Callable[..., Any]
+READ_ONLY = ("tenantId", "id", "revision", "createdBy", "createdAt", "generation", "fence", "status", "constructor")
+
+
+def _records(tx: Transaction) -> list[tuple[str, str, str]]:
+    rows = tx.execute(select(audit_log.c.id, audit_log.c.action, audit_log.c.subject).order_by(audit_log.c.id))
+    return [tuple(row) for row in rows]
+
+
+def _said(response: Any, world: World, names: dict[str, str]) -> str:
+    """What a problem says, without what differs from request to request."""
+    body = {name: value for name, value in response.json().items() if name != "requestId"}
+    text = f"{response.status_code} {body}"
+    for name, value in names.items():
+        text = text.replace(value, f"<{name}>")
+    return text
+
+
+def test_every_operation_is_in_the_matrix() -> None:
+    there = {operation.id for operation in operations()}
+    assert there == set(CALLS), f"say in tests/api/calls.py how to call {there ^ set(CALLS)}"
+
+
+async def test_s23_every_operation_by_every_kind_of_key(make: Make) -> None:
+    async with make(open_here=False) as web:
+        world = await World.make(web)
+        for operation in operations():
+            before = await web.app.store.run(_records)
+            for key in (None, world.revoked, world.expired):
+                world.web.site.door._wrong.clear()
+                is_problem(await world.call(operation, key), 401, "UNAUTHORIZED")
+            for role, key in world.role.items():
+                if not role.covers(operation.role):
+                    is_problem(await world.call(operation, key), 403, "ROLE_TOO_LOW")
+            scope = next(one for one in SCOPES if one != operation.scope)
+            tenant = None if operation.role is Role.PLATFORM else OURS
+            narrow = await web.key(operation.role, tenant, scopes=(scope,))
+            is_problem(await world.call(operation, narrow), 403, "SCOPE_MISSING")
+            assert await web.app.store.run(_records) == before, f"{operation.id} was refused, and is recorded"
+            done = await world.call(operation, world.role[operation.role], timebell_tenant=OURS)
+            assert done.status_code == CALLS[operation.id].status, (operation.id, done.text)
+            await world.renew()
+
+
+async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> None:
+    async with make(open_here=False) as web:
+        world = await World.make(web)
+        for operation in operations():
+            if operation.role is Role.PLATFORM:
+                continue
+            call, key = CALLS[operation.id], world.other[operation.role]
+            named = await world.call(operation, key, timebell_tenant=OURS)
+            is_problem(named, 403, "TENANT_NOT_YOURS")
+            answer = await world.call(operation, key)
+            if call.object:
+                now, real = web.app.clock.now(), dict(world.names)
+                ids = (
+                    "schedule",
+                    "skipping",
+                    "job",
+                    "dead",
+                    "held",
+                    "operation",
+                    "device",
+                    "campaign",
+                    "going",
+                    "stopped",
+                )
+                gone = {**real, **{name: new_id(now) for name in ids}, "key": "0" * 12, "calendar": "gone-1"}
+                gone |= dict.fromkeys(("secret", "target", "source", "trigger", "audience"), "gone-1")
+                gone |= {"empty": "gone-1-empty", "sourceId": new_id(now)}
+                gone["phone"] = "gone-phone-1"
+                world.names = gone
+                call_path = operation.path
+                missing = await (
+                    web.ask(operation.method, CALLS[operation.id].path.replace(OURS, "nobody"), key=key)
+                    if "{id}" in call_path and OURS in call.path
+                    else world.call(operation, key)
+                )
+                world.names = real
+                theirs = _said(answer, world, {**real, "tenant": OURS})
+                assert theirs == _said(missing, world, {**gone, "tenant": "nobody"}), operation.id
+                assert answer.status_code == 404, (operation.id, answer.text)
+            elif not call.shared:
+                assert answer.status_code == call.status, (operation.id, answer.text)
+                ours_alone = ("schedule", "skipping", "job", "dead", "held", "operation", "key", "calendar", "device",
+                              "campaign", "phone")  # fmt: skip
+                for name in ours_alone:
+                    assert world.names[name] not in answer.text, (operation.id, answer.text)
+                assert f'"{OURS}"' not in answer.text, (operation.id, answer.text)
+        # What they did was done to their own.
+        ours = (await web.get("/schedules?limit=500", key=world.role[Role.VIEWER])).json()["items"]
+        assert {one["tenantId"] for one in ours} == {OURS}
+        assert not [one for one in ours if one["name"].startswith("new-")]
+
+
+async def test_s24_filters_cursors_previews_and_idempotency_keys_stay_within_a_tenant(make: Make) -> None:
+    async with make(open_here=False) as web:
+        world = await World.make(web)
+        ours, theirs = world.role[Role.ADMIN], world.other[Role.ADMIN]
+        name = (await web.get(f"/schedules/{world.names['schedule']}", key=ours)).json()["name"]
+        for query in (f"name={name}", "topic=report.build", "enabled=true", "recent=5"):
+            assert (await web.get(f"/schedules?{query}", key=theirs)).json()["items"] == []
+        cursor = (await web.get("/schedules?limit=1", key=ours)).json()["nextCursor"]
+        assert (await web.get(f"/schedules?cursor={cursor}", key=theirs)).json()["items"] == []
+        cursor = (await web.get("/audit-log?limit=1", key=ours)).json()["nextCursor"]
+        assert (await web.get(f"/audit-log?cursor={cursor}", key=theirs)).json()["items"] == []
+        on_ours = {**NIGHTLY, "calendar": world.names["calendar"]}
+        assert (await web.post("/schedules/preview", on_ours, key=ours)).status_code == 200
+        is_problem(await web.post("/schedules/preview", on_ours, key=theirs), 404, "CALENDAR_NOT_FOUND")
+        is_problem(await web.post("/schedules", on_ours, key=theirs), 404, "CALENDAR_NOT_FOUND")
+        first = await web.post("/schedules", {**NIGHTLY, "name": "same"}, key=ours, idempotency_key="same")
+        other = await web.post("/schedules", {**NIGHTLY, "name": "same"}, key=theirs, idempotency_key="same")
+        assert "idempotency-replayed" not in other.headers
+        assert (first.json()["tenantId"], other.json()["tenantId"]) == (OURS, THEIRS)
+        forecast = (await web.get("/forecast", key=theirs)).json()
+        assert forecast["total"] == 1
+
+
+async def test_s25_unknown_and_read_only_fields_are_refused_everywhere(make: Make) -> None:
+    async with make(open_here=False) as web:
+        world = await World.make(web)
+        tried = 0
+        for operation in operations():
+            if operation.takes is None:
+                continue
+            for name in READ_ONLY:
+                if name in (CALLS[operation.id].body or {}):
+                    continue
+                refused = await world.call(
+                    operation, world.role[operation.role], more={name: "x"}, timebell_tenant=OURS
+                )
+                is_problem(refused, 422, "UNKNOWN_FIELD")
+                tried += 1
+        assert tried > 100
+
+
+async def test_s80_every_change_writes_exactly_one_record(make: Make) -> None:
+    async with make(open_here=False) as web:
+        world = await World.make(web)
+        for operation in operations():
+            before = await web.app.store.run(_records)
+            await world.call(operation, world.role[operation.role], timebell_tenant=OURS)
+            added = (await web.app.store.run(_records))[len(before) :]
+            if operation.action is None:
+                assert added == [], operation.id
+            else:
+                assert [action for _, action, _ in added] == [operation.action], operation.id
+                assert added[0][2], f"{operation.id} does not say what it changed"
+            await world.renew()
