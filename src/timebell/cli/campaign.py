@@ -89,6 +89,27 @@ def status(
         raise typer.Exit(FAILED)
 
 
+@campaign.command()
+def preview(id: Named, output: Output = None) -> None:
+    """Show the JSON that a phone gets, and when each time zone gets it."""
+    import json
+
+    from timebell.cli.output import Format, emit_one
+    from timebell.cli.output import show as line
+
+    remote = remote_of(output)
+    request = remote.ask("GET", f"/campaigns/{id}/preview")["request"]
+    plan = remote.ask("GET", f"/campaigns/{id}/timetable")
+    if remote.settings.output != Format.TABLE:
+        emit_one({"request": request, "timetable": plan}, remote.settings.output)
+        return
+    line(json.dumps(request, indent=2, ensure_ascii=False))
+    for row in plan["zones"]:
+        line(f"{row['first']} to {row['last']}  {row['timezone']:<24} {row['recipients']:>12,}")
+    for row in plan["leftOut"]:
+        line(f"left out ({row['why']})  {row['timezone']:<24} {row['recipients']:>12,}")
+
+
 @campaign.command("test")
 def try_(
     id: Named,

@@ -349,11 +349,11 @@ def _quiet(said: Mapping[str, Any]) -> QuietHours | None:
     if not value:
         return None
     try:
-        return QuietHours(
-            time.fromisoformat(value["start"]), time.fromisoformat(value["end"]), InQuiet(value.get("then", "wait"))
-        )
+        start, end = time.fromisoformat(value["start"]), time.fromisoformat(value["end"])
+        then = InQuiet(value.get("then", "wait"))
     except (KeyError, TypeError, ValueError):
         raise _unfit('quietHours is {"start": "21:00", "end": "08:00", "then": "wait" or "skip"}') from None
+    return QuietHours(start, end, then)
 
 
 def _local(said: Mapping[str, Any]) -> datetime | None:
