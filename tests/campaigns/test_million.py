@@ -53,6 +53,7 @@ def test_a_walk_over_a_million_ends_and_repeats_and_misses_nobody(store_url: str
             reached.update(numbers)
             told = [Told(each, "accepted") for each in opened.recipients]
             await store.run(chunks.close_chunk, made.id, opened.number, 1, told, 0, now)
+            now += timedelta(milliseconds=10)
             lost = [random.randrange(MILLION) for _ in range(20)]
             tokens = [f"d{n:09d}:{'APA91b' * 23}" for n in lost]
             await store.run(devices.remove, "default", tokens)
