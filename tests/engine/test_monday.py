@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 from collections.abc import Iterator
-from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.monday_stand_in import Monday
+from tests.monday_stand_in import board as served
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput, SourceFailed, SourceGone
 from timebell.triggers import adapter
@@ -24,69 +22,10 @@ ORPHANED = {"errors": [{"message": "gone", "extensions": {"code": "ResourceNotFo
 FORBIDDEN = {"error_code": "UserUnauthorizedException", "error_message": "no", "status_code": 403}
 
 
-class Monday:
-    """One board. `says` is what it answers instead, if anything: a status and a body."""
-
-    def __init__(self) -> None:
-        self.items: dict[int, dict[str, Any]] = {}
-        self.says: tuple[int, Any] | None = None
-        self.after: int | None = None
-        """So many answers before it says so."""
-        self.asked: list[dict[str, Any]] = []
-        self.url = ""
-
-    def put(self, id_: int, at: datetime | None, people: tuple[int, ...] = (), status: str = "open") -> None:
-        date = None if at is None else {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}"}
-        persons = {"personsAndTeams": [{"id": one, "kind": "person"} for one in people]}
-        columns = {"due": date, "people": persons, "status": status}
-        self.items[id_] = {
-            "id": str(id_), "name": f"Item {id_}", "board": {"id": "77"},
-            "column_values": [{"id": name, "value": json.dumps(value)} for name, value in columns.items()],
-        }  # fmt: skip
-
-    def answer(self, asked: dict[str, Any]) -> tuple[int, Any]:
-        self.asked.append(asked)
-        if self.after is not None:
-            self.after -= 1
-        if self.says is not None and (self.after is None or self.after < 0):
-            return self.says
-        given = asked["variables"]
-        if "ids" in given:
-            return 200, {"data": {"items": [self.items[int(id_)] for id_ in given["ids"] if int(id_) in self.items]}}
-        start = int(given.get("cursor", "0"))
-        ids = sorted(id_ for id_ in self.items if id_ > start)[: given["limit"]]
-        more = any(id_ > ids[-1] for id_ in self.items) if ids else False
-        page = {"cursor": str(ids[-1]) if more else None, "items": [self.items[id_] for id_ in ids]}
-        if "cursor" in given:
-            return 200, {"data": {"next_items_page": page}}
-        return 200, {"data": {"boards": [{"items_page": page}]}}
-
-
 @pytest.fixture
 def monday() -> Iterator[Monday]:
-    fake = Monday()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            status, said = (401, {}) if self.headers["authorization"] != "secret" else fake.answer(body)
-            sent = json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
-
-        def log_message(self, *said: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        fake.url = f"http://127.0.0.1:{server.server_port}/v2"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served() as fake:
         yield fake
-        server.shutdown()
 
 
 def board(monday: Monday, **options: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from timebell.api import (
     devices,
     events,
     forecast,
+    hooks,
     jobs,
     keys,
     nodes,
@@ -41,7 +42,7 @@ from timebell.api.shapes import PROBLEMS, Problem, answer
 PARTS = (
     schedules, audit, backlogs, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit_log,
     calendars, forecast, events, targets, secrets,
-    sources, triggers, devices, audiences, campaigns,
+    sources, hooks, triggers, devices, audiences, campaigns,
 )  # fmt: skip
 routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
 for part in PARTS:
