@@ -305,6 +305,15 @@ class Trigger:
     created_by: str | None = None
     updated_at: datetime
 
+    @property
+    def state(self) -> str:
+        """`ready`, `paused`, `orphaned` or `reauthorise` (what is due waits for new tokens)."""
+        if not self.enabled:
+            return "paused"
+        if self.orphaned is not None:
+            return "orphaned"
+        return "ready" if self.unauthorised is None else "reauthorise"
+
 
 @dataclass(frozen=True, slots=True)
 class Change:

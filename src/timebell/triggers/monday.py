@@ -55,7 +55,7 @@ class Board:
         self.board = str(board)
         if isinstance(board, bool) or not (self.board.isascii() and self.board.isdigit()):
             raise _unfit(f"boardId is {board!r:.60}.")
-        self._token: Token = token or _Same(given)
+        self._token: Token = token or _Same(str(given))
         self._url = options.get("url", URL)
         if not isinstance(self._url, str) or not self._url.startswith(("https://", "http://")):
             raise _unfit(f"url is {self._url!r:.60}.")
@@ -221,11 +221,11 @@ def _pause(given: Any) -> float | None:
 
 
 def _sendable(token: Any) -> bool:
-    return isinstance(token, str) and token.isascii() and token.isprintable() and bool(token)
+    return isinstance(token, str) and bool(token) and token.isascii() and token.isprintable()
 
 
 def _alive(item: Mapping[str, Any]) -> bool:
-    return item.get("state", "active") == "active"
+    return str(item.get("state", "active")) == "active"
 
 
 def _item(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
