@@ -61,8 +61,8 @@ async def followed(make: Make, monday: Monday, **more: Any) -> AsyncIterator[tup
         options = {"token": {"connection": "monday"}, "boardId": "77", "url": monday.url, "everySeconds": 0.2}
         made = await web.post("/sources", {"name": "board", "kind": "monday", "options": options})
         assert made.status_code == 201, made.text
-        due = {"name": "due", "source": "board", "column": "due", "topic": "item.due", "retry": SLOWLY}
-        assert (await web.post("/triggers", due)).status_code == 201
+        trigger = {"name": "due", "source": "board", "column": "due", "topic": "item.due", "retry": SLOWLY}
+        assert (await web.post("/triggers", trigger)).status_code == 201
         async with web.app.running(heartbeat=0.1):
             yield web, heard
 

@@ -78,6 +78,8 @@ async def _event(let: Let, home: Source, event: dict[str, Any]) -> Observed:
         return Observed()
     let.operates = True
     found: Observed = await let.run(hearsay.hear, home, [heard], let.now)
+    if let.app.service is not None:
+        let.app.service.node.counters.observed(found)
     return found
 
 

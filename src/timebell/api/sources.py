@@ -185,7 +185,10 @@ async def observe(let: Let, name: str, items: list[dict[str, Any]]) -> Observed:
     """Take in what a system says of items. Raises InvalidInput (INVALID_ITEM)."""
     if not items:
         raise InvalidInput("There is no item.", code="INVALID_ITEM", fix="Give at least one.")
-    return await let.app.triggers.put_items(name, items, tenant_id=let.tenant_id, connection=let.connection)
+    found = await let.app.triggers.put_items(name, items, tenant_id=let.tenant_id, connection=let.connection)
+    if let.app.service is not None:
+        let.app.service.node.counters.observed(found)
+    return found
 
 
 def change(body: ChangeIn) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from timebell.alarm import Alarm
 from timebell.engine.adapters import Adapters
 from timebell.engine.context import Node
 from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
-from timebell.model.trigger import Change, Observed, Source, micros
+from timebell.model.trigger import UNAUTHORISED, Change, Observed, Source, micros
 from timebell.store.sql import firings, hearsay, sources
 from timebell.triggers import KINDS
 from timebell.triggers.base import Adapter, Read
@@ -121,6 +121,7 @@ class Watching:
             if watch.swept is None or now - watch.swept >= adapter.sweep:
                 await self._sweep(source, adapter)
                 watch.swept = watch.looked = now
+                self.node.counters.scans.add("ok")
             elif watch.heard:
                 await self._hear(source, adapter, watch)
             elif adapter.every and (watch.looked is None or now - watch.looked >= adapter.every):
@@ -129,6 +130,7 @@ class Watching:
         except StoreError:
             return AGAIN
         except SourceGone as gone:
+            self.node.counters.scans.add("orphaned")
             if source.orphaned_reason != gone.message:
                 log.warning("source %s: %s", source.name, gone)
                 await self._as_leader(sources.orphan, source.id, gone.message, self.node.clock.now())
@@ -155,6 +157,7 @@ class Watching:
         return max(0.01, min(left))
 
     async def _failed(self, source: Source, why: str, code: str) -> None:
+        self.node.counters.scans.add("unauthorised" if code == UNAUTHORISED else "failed")
         if source.fault != why:
             log.warning("source %s: %s", source.name, why)
         try:
@@ -195,6 +198,7 @@ class Watching:
             read = await adapter.changed(since, PAGE)
             if read is None:
                 await self._sweep(source, adapter)
+                self.node.counters.scans.add("ok")
                 return
             since = read.cursor
             await self._take_in(source, read, at, json.dumps({"changes": since}))
@@ -222,5 +226,6 @@ class Watching:
         done: Observed | None = await self._as_leader(firings.take_in, source, changes, cursor, self.node.clock.now())
         if done is None:
             raise StoreError("This node does not lead any more.")
+        self.node.counters.observed(done)
         if done.made:
             self.node.working.poke()

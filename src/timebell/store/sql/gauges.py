@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from timebell.model.routes import ANYONE
+from timebell.model.trigger import UNAUTHORISED
 from timebell.store.sql import dead, jobs, schedules
 from timebell.store.sql.jobs import CLAIMABLE
 from timebell.store.sql.ledger import COUNTED
@@ -30,6 +31,7 @@ def _many(table: str, where: str) -> str:
 
 
 _OFF = "(NOT enabled OR fault IS NOT NULL)"  # as the index says it
+_FAILING = "orphaned_at IS NULL AND fault IS NOT NULL"
 _COUNTED = {
     "pending": ("timebell_jobs", CLAIMABLE),
     "running": ("timebell_jobs", "state = 'running'"),
@@ -40,6 +42,10 @@ _COUNTED = {
     "paused": ("timebell_schedules", f"{_OFF} AND NOT enabled"),
     "fault": ("timebell_schedules", f"{_OFF} AND enabled"),
     "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
+    "sources_orphaned": ("timebell_sources", "orphaned_at IS NOT NULL"),
+    "sources_reauthorise": ("timebell_sources", f"{_FAILING} AND fault_code = '{UNAUTHORISED}'"),
+    "sources_failing": ("timebell_sources", f"{_FAILING} AND fault_code <> '{UNAUTHORISED}'"),
+    "sources_ready": ("timebell_sources", "orphaned_at IS NULL AND fault IS NULL"),
 }
 COUNTS = Statement("SELECT " + ", ".join(f"{_many(*what)} AS {name}" for name, what in _COUNTED.items()))
 DEPTHS = Statement(
@@ -86,6 +92,8 @@ class Gauges:
     successes: Mapping[str, datetime] = field(default_factory=dict)
     disabled: int = 0
     """Targets that are sent nothing."""
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """By their states."""
 
 
 def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False) -> Gauges:
@@ -99,6 +107,7 @@ def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False
         counted["unheard"], counted["dead"], depths, oldest,
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
         overdue(tx, now, grace), successes(tx) if labelled else {}, counted["disabled"],
+        {name.removeprefix("sources_"): count for name, count in counted.items() if name.startswith("sources_")},
     )  # fmt: skip
 
 
