@@ -44,7 +44,7 @@ _COUNTED = {
     "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
     "sources_orphaned": ("timebell_sources", "orphaned_at IS NOT NULL"),
     "sources_reauthorise": ("timebell_sources", f"{_FAILING} AND fault_code = '{UNAUTHORISED}'"),
-    "sources_failing": ("timebell_sources", f"{_FAILING} AND fault_code <> '{UNAUTHORISED}'"),
+    "sources_failing": ("timebell_sources", f"{_FAILING} AND COALESCE(fault_code, '') <> '{UNAUTHORISED}'"),
     "sources_ready": ("timebell_sources", "orphaned_at IS NULL AND fault IS NULL"),
 }
 COUNTS = Statement("SELECT " + ", ".join(f"{_many(*what)} AS {name}" for name, what in _COUNTED.items()))
