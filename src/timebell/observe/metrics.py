@@ -79,7 +79,7 @@ METRICS: dict[str, Named] = {
     "timebell_unheard_jobs": Named("gauge", (), "Due jobs held because no live node listens to their topic."),
     "timebell_dead_letters": Named("gauge", (), "Jobs that failed for good and were not replayed."),
     "timebell_targets_disabled": Named("gauge", (), "Targets whose receiver is gone (410): jobs for them fail."),
-    "timebell_sources": Named("gauge", ("state",), "Sources: ready, failing, reauthorise, orphaned."),
+    "timebell_sources": Named("gauge", ("state",), "Sources that cannot be read: failing, reauthorise, orphaned."),
     "timebell_schedules": Named("gauge", ("state",), "Schedules: active, paused, fault (set aside)."),
     "timebell_evaluation_lag_seconds": Named("gauge", (), "How long the first due schedule waits to be planned."),
     "timebell_schedule_overdue": Named(

@@ -11,6 +11,7 @@ from timebell.store.metadata import metadata
 from timebell.store.types import Id, Instant
 
 _PLANNED = text("job_id IS NOT NULL")
+_AILING = text("(orphaned_at IS NOT NULL OR fault IS NOT NULL)")
 _TOLD = text("told_at IS NOT NULL")
 
 sources = Table(
@@ -33,6 +34,7 @@ sources = Table(
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
     Index("timebell_sources_name", "tenant_id", "name", unique=True),
+    Index("timebell_sources_ailing", "id", postgresql_where=_AILING, sqlite_where=_AILING),
 )
 
 # The rows of a source, as they were last heard of.

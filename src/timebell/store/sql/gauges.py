@@ -31,7 +31,8 @@ def _many(table: str, where: str) -> str:
 
 
 _OFF = "(NOT enabled OR fault IS NOT NULL)"  # as the index says it
-_FAILING = "orphaned_at IS NULL AND fault IS NOT NULL"
+_AILING = "(orphaned_at IS NOT NULL OR fault IS NOT NULL)"  # the same
+_FAILING = f"{_AILING} AND orphaned_at IS NULL"
 _COUNTED = {
     "pending": ("timebell_jobs", CLAIMABLE),
     "running": ("timebell_jobs", "state = 'running'"),
@@ -42,10 +43,9 @@ _COUNTED = {
     "paused": ("timebell_schedules", f"{_OFF} AND NOT enabled"),
     "fault": ("timebell_schedules", f"{_OFF} AND enabled"),
     "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
-    "sources_orphaned": ("timebell_sources", "orphaned_at IS NOT NULL"),
+    "sources_orphaned": ("timebell_sources", f"{_AILING} AND orphaned_at IS NOT NULL"),
     "sources_reauthorise": ("timebell_sources", f"{_FAILING} AND fault_code = '{UNAUTHORISED}'"),
     "sources_failing": ("timebell_sources", f"{_FAILING} AND COALESCE(fault_code, '') <> '{UNAUTHORISED}'"),
-    "sources_ready": ("timebell_sources", "orphaned_at IS NULL AND fault IS NULL"),
 }
 COUNTS = Statement("SELECT " + ", ".join(f"{_many(*what)} AS {name}" for name, what in _COUNTED.items()))
 DEPTHS = Statement(
@@ -93,7 +93,7 @@ class Gauges:
     disabled: int = 0
     """Targets that are sent nothing."""
     sources: Mapping[str, int] = field(default_factory=dict)
-    """By their states."""
+    """Those that cannot be read, by their states."""
 
 
 def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False) -> Gauges:

@@ -10,6 +10,7 @@ from timebell.store.types import Instant
 revision = "0017"
 down_revision = "0015"
 
+_AILING = sa.text("(orphaned_at IS NOT NULL OR fault IS NOT NULL)")
 _TOLD = sa.text("told_at IS NOT NULL")
 
 
@@ -19,6 +20,9 @@ def upgrade() -> None:
         "timebell_items_told", "timebell_items", ["source_id", "key"], postgresql_where=_TOLD, sqlite_where=_TOLD
     )
     op.add_column("timebell_sources", sa.Column("fault_code", sa.String(100)))
+    op.create_index(
+        "timebell_sources_ailing", "timebell_sources", ["id"], postgresql_where=_AILING, sqlite_where=_AILING
+    )
     op.create_table(
         "timebell_connections",
         sa.Column("tenant_id", sa.String(200), primary_key=True),
