@@ -86,7 +86,13 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
                 )
                 gone = {**real, **{name: new_id(now) for name in ids}, "key": "0" * 12, "calendar": "gone-1"}
                 gone |= dict.fromkeys(("secret", "connection", "target"), "gone-1")
-                gone |= {"audience": "gone-3", "source": "gone-2", "trigger": "gone-2", "empty": "gone-2-empty", "sourceId": new_id(now)}
+                gone |= {
+                    "audience": "gone-3",
+                    "source": "gone-2",
+                    "trigger": "gone-2",
+                    "empty": "gone-2-empty",
+                    "sourceId": new_id(now),
+                }
                 gone["phone"] = "gone-phone-1"
                 world.names = gone
                 call_path = operation.path

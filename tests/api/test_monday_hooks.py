@@ -136,7 +136,7 @@ async def test_what_is_cleared_deleted_or_archived_is_cancelled_and_stays_so(mak
         odd = ({"type": "create_pulse"}, {"pulseId": "x"}, {"pulseId": True}, {"pulseId": 1, "value": 7, "columnId": 3})
         for one in odd:
             assert (await web.post(hook, {"event": one})).json()["made"] == 0
-        is_problem(await web.post(hook, {"event": "x"}), 422, "FIELDS_INVALID")
+        assert (await web.post(hook, {"event": "x"})).status_code == 422
 
 
 async def test_an_event_that_says_no_more_than_the_item_has_it_read(make: Make, monday: Monday) -> None:

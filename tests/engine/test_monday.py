@@ -13,6 +13,8 @@ from tests.monday_stand_in import Monday
 from tests.monday_stand_in import board as served
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput, SourceFailed, SourceGone
+from timebell.model.trigger import Said
+from timebell.store.sql import hearsay
 from timebell.triggers import adapter
 from timebell.triggers.monday import Board, value_of
 
@@ -80,7 +82,7 @@ async def count_all(app: Timebell, many: int) -> bool:
 
 
 @pytest.mark.parametrize("says", [(200, ORPHANED), (200, FORBIDDEN), (200, {"data": {"boards": []}}), (404, {})])
-def test_a_board_that_is_gone_skips_for_free_and_comes_back(monday: Monday, tmp_path: Path, says: Any) -> None:
+def test_s3_f6_a_board_that_is_gone_skips_for_free_and_comes_back(monday: Monday, tmp_path: Path, says: Any) -> None:
     async def body() -> None:
         app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
         monday.put(1, soon(seconds=2))
@@ -153,6 +155,109 @@ def test_what_is_wrong_is_told_apart(monday: Monday) -> None:
         with pytest.raises(SourceFailed, match="re-authorization required"):
             await stranger.page(None, 10)
         await stranger.close()
+
+    asyncio.run(body())
+
+
+def test_a_budget_that_is_spent_says_for_how_long(monday: Monday) -> None:
+    budget = {"message": "Complexity budget exhausted", "extensions": {"code": "COMPLEXITY_BUDGET_EXHAUSTED"}}
+    field = {
+        "error_code": "FIELD_LIMIT_EXCEEDED",
+        "error_message": "Concurrency",
+        "error_data": {"retry_in_seconds": 15},
+    }
+
+    async def body() -> None:
+        reader = adapter("monday", board(monday))
+        try:
+            for says, pause in (
+                ((200, {"errors": [{**budget, "extensions": {**budget["extensions"], "retry_in_seconds": 7}}]}), 7),  # type: ignore[dict-item]
+                ((200, {"errors": [budget]}, {"Retry-After": "11"}), 11), ((429, {}, {"Retry-After": "30"}), 30),
+                ((200, field), 15), ((429, {}, {"Retry-After": "1000000"}), 3600), ((429, {}), None),
+                ((200, {"errors": [budget]}, {"Retry-After": "soon"}), None),
+                ((503, "no object", {"Retry-After": "5"}), 5),
+            ):  # fmt: skip
+                monday.says = says
+                with pytest.raises(SourceFailed) as failed:
+                    await reader.page(None, 10)
+                assert (failed.value.code, failed.value.retry_after) == ("SOURCE_FAILED", pause), says
+        finally:
+            await reader.close()
+
+    asyncio.run(body())
+
+
+def test_nobody_asks_before_the_time_that_was_named(monday: Monday, tmp_path: Path) -> None:
+    async def body() -> None:
+        app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        monday.put(1, soon(days=1))
+        monday.says = 429, {}, {"Retry-After": "600"}
+        await follow(app, monday)
+        try:
+            async with app.running(heartbeat=0.05):
+
+                async def failing() -> bool:
+                    return (await app.triggers.source("board")).state == "failing"
+
+                await until(failing)
+                # A webhook tells of an item, and the leader steps: nobody asks.
+                source, service = await app.triggers.source("board"), app.service
+                assert service is not None
+                await app.store.run(hearsay.hear, source, [Said(key="1")], app.clock.now())
+                for _ in range(3):
+                    before = service.turned["sources"]
+                    service.operate()
+                    await until(lambda before=before: service.turned["sources"] > before)  # type: ignore[misc]
+                assert len(monday.asked) == 1
+                # Who edits it does not wait for ten minutes.
+                monday.says = None
+                await app.triggers.put_source("board", "monday", board(monday, everySeconds=0.3))
+                await until(lambda: count(app, 1))
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
+def test_a_look_whose_cursor_was_forgotten_begins_anew_and_drops_nothing(monday: Monday, tmp_path: Path) -> None:
+    lost = {"errors": [{"message": "Cursor expired", "extensions": {"code": "CursorExpiredError"}}]}
+
+    async def body() -> None:
+        app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        for number in range(1, 1202):
+            monday.put(number, soon(days=1))
+        answer, lose = monday.answer, [True]
+
+        def once(asked: dict[str, Any]) -> tuple[Any, ...]:
+            if "cursor" in asked["variables"] and lose:
+                lose.pop()
+                return 200, lost
+            return answer(asked)
+
+        monday.answer = once  # type: ignore[method-assign]
+        await follow(app, monday, everySeconds=3600)
+        try:
+            async with app.running(heartbeat=0.1):
+                await until(lambda: count_all(app, 1201))
+                source = await app.triggers.source("board")
+                assert (lose, source.fault) == ([], None)
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
+def test_what_is_archived_is_there_no_more(monday: Monday) -> None:
+    async def body() -> None:
+        reader = adapter("monday", board(monday))
+        try:
+            monday.put(1, soon(days=1))
+            monday.put(2, soon(days=1), state="archived")
+            monday.put(3, soon(days=1), state="deleted")
+            assert list((await reader.page(None, 10)).rows) == ["1"]
+            assert list(await reader.read(["1", "2", "3"])) == ["1"]
+        finally:
+            await reader.close()
 
     asyncio.run(body())
 

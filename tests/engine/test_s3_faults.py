@@ -1,6 +1,6 @@
 """The faults that the product for monday.com had (S3-F1 to S3-F8), each in one test, end to end and on virtual time.
 
-Those that take a board (S3-F6) are in test_monday.py, and the thousand webhooks of S3-F2 in tests/api/test_monday_hooks.py.
+S3-F6 takes a board, and is in test_monday.py; the thousand webhooks of S3-F2 are in tests/api/test_monday_hooks.py.
 """
 
 from __future__ import annotations

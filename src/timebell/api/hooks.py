@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from timebell.api.door import Unauthorized
 from timebell.api.guard import Guarded, Let, changes, missing
 from timebell.api.hook_door import KNOWN, SIGNED
-from timebell.api.shapes import Id, Shown, answer
+from timebell.api.shapes import Body, Id, Shown, answer
 from timebell.api.sources import ChangeIn, ChangesIn, ObservedOut, change, observe, observed
 from timebell.client.jobs import uuid_of
 from timebell.errors import InvalidInput
@@ -23,10 +23,9 @@ from timebell.triggers.monday_events import said
 routes = APIRouter(route_class=Guarded, tags=["sources"])
 
 
-class ChallengeIn(BaseModel):
+class ChallengeIn(Body):
     """monday.com asks whether this is the right place."""
 
-    model_config = ConfigDict(extra="forbid")
     challenge: Annotated[str, Field(max_length=1000)]
 
 
@@ -46,7 +45,7 @@ class ChallengeOut(Shown):
 @routes.post(
     "/hooks/{source}", response_model=ObservedOut | ChallengeOut, **changes("source.hook", Role.OPERATOR, signed=True)
 )
-async def hook(source: Id, body: ChallengeIn | EventIn | ChangesIn | ChangeIn, let: Let) -> Response:
+async def hook(source: Id, body: ChangesIn | ChangeIn | ChallengeIn | EventIn, let: Let) -> Response:
     """As `/sources/{name}/items`, for systems that know the source's id, with one change or several; or what
     monday.com's webhooks send, for a source of that kind, signed or with the token of its address."""
     known = uuid_of(source)
