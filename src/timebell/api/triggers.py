@@ -10,6 +10,7 @@ from pydantic import Field
 from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.operations import OperationOut
 from timebell.api.operations import shown as operation_shown
+from timebell.api.conditions import ComparisonIn, ComparisonOut
 from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged, utc
 from timebell.client.job_fields import labels_of, metadata_json, retry_of, target_json
 from timebell.errors import InvalidInput, NotFound
@@ -23,14 +24,6 @@ Offsets = Annotated[
     list[Annotated[str, Field(max_length=20)]],
     Field(min_length=1, max_length=20, description="0, -15m, +1d: s, m, h elapse; d and w are of the calendar."),
 ]
-
-
-class ComparisonIn(Body):
-    """A comparison of a field of the item, which has to hold when the job is due."""
-
-    field: Name
-    op: Annotated[str, Field(max_length=20)]
-    value: Json = None
 
 
 class TriggerPut(Body):
@@ -72,14 +65,6 @@ class PauseIn(Body):
     """Why."""
 
     reason: Annotated[str | None, Field(max_length=1000)] = None
-
-
-class ComparisonOut(Shown):
-    """A comparison."""
-
-    field: str
-    op: str
-    value: Json = None
 
 
 class TriggerOut(Shown):

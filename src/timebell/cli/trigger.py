@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from timebell.cli.output import FAILED
-from timebell.cli.schedule import Output, Payload, Priority, Queue, Retries, Target, Timeout, Yes, Zone, remote_of
+from timebell.cli.schedule import (
+    Condition,
+    Output,
+    Payload,
+    Priority,
+    Queue,
+    Retries,
+    Target,
+    Timeout,
+    Yes,
+    Zone,
+    remote_of,
+)
 
 trigger = typer.Typer(
     help="Triggers: fire at a column of somebody else's rows.", no_args_is_help=True, rich_markup_mode=None,
@@ -29,9 +41,7 @@ def create(
     offset: Annotated[list[str] | None, typer.Option(metavar="-15m|0|+1d", help="From the column; several.")] = None,
     timezone: Zone = None,
     recipients: Annotated[str | None, typer.Option(metavar="FIELD", help="Whom it is for: one job a person.")] = None,
-    condition: Annotated[
-        str | None, typer.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
-    ] = None,
+    condition: Condition = None,
     unless: Annotated[str | None, typer.Option(metavar="SQL", help="Not if this query finds something.")] = None,
     grace: Annotated[float | None, typer.Option(metavar="SECONDS", help="So late it still fires.")] = None,
     payload: Payload = None,

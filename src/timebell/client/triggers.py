@@ -178,7 +178,7 @@ class Triggers:
             column=text(column, "column"), offsets=offsets_of(options.get("offsets", ["0"])), timezone=timezone,
             recipients=None if recipients is None else text(recipients, "recipients"),
             condition=conditions.read(options.get("condition")), grace=min(grace, LONGEST_GRACE),
-            unless=_query(options.get("unless")),
+            unless=conditions.query(options.get("unless")),
         )  # fmt: skip
         encode(sources.rule_json(rule), "condition")
         retry, timeout, expires = (options.get(name) for name in ("retry", "timeout", "expires_after"))
@@ -262,13 +262,6 @@ class Triggers:
         if connection is None:
             return await self._store.run(operation, *args, **kwargs)
         return await self._store.join(connection, operation, *args, **kwargs)
-
-
-def _query(given: Any) -> str | None:
-    """A query that only reads. Raises InvalidInput (INVALID_CONDITION)."""
-    if given is None or (isinstance(given, str) and 0 < len(given) <= 10_000 and "\0" not in given):
-        return given
-    raise InvalidInput(f"unless is {given!r:.60}.", code="INVALID_CONDITION", fix="Give a query: SELECT 1 FROM ...")
 
 
 def _check_options(kind: str, options: Any) -> None:

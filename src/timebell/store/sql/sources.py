@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import Row, delete, insert, select, tuple_, update
 
 from timebell.errors import Conflict, NotFound
 from timebell.model import condition as conditions
@@ -16,6 +16,7 @@ from timebell.model.policy import Retry
 from timebell.model.schedule import Action
 from timebell.model.trigger import Item, Offset, Rule, Source, Trigger
 from timebell.store.sql.ledger import make_tenants
+from timebell.store.sql.queried import no_such_source as no_such_source
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import items, sources, triggers
 
@@ -144,6 +145,12 @@ def sources_by_id(tx: Transaction, ids: Collection[str]) -> dict[str, Source]:
     return {row.id: read_source(row) for row in tx.execute(select(sources).where(sources.c.id.in_(sorted(ids))))}
 
 
+def by_names(tx: Transaction, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], Source]:
+    """Sources by tenant and name."""
+    mine = tuple_(sources.c.tenant_id, sources.c.name).in_(sorted(names))
+    return {(row.tenant_id, row.name): read_source(row) for row in tx.execute(select(sources).where(mine))}
+
+
 def of_source(tx: Transaction, source: Source) -> list[Trigger]:
     """All triggers over a source, the paused ones too: their jobs follow the items, and stop at the gate."""
     query = select(triggers).where(triggers.c.source_id == source.id).order_by(triggers.c.id)
@@ -212,11 +219,6 @@ def read_source(row: Row[Any]) -> Source:
         orphaned_reason=row.orphaned_reason, created_at=row.created_at, created_by=row.created_by,
         updated_at=row.updated_at,
     )  # fmt: skip
-
-
-def no_such_source(name: str) -> NotFound:
-    """The error for a name that nobody has."""
-    return NotFound(f"There is no source {name!r:.80}.", code="SOURCE_NOT_FOUND")
 
 
 def no_such_trigger(name: str) -> NotFound:

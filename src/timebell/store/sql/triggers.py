@@ -7,13 +7,14 @@ from datetime import datetime
 
 from sqlalchemy import delete, func, insert, select, update
 
-from timebell.errors import Conflict, InvalidInput
+from timebell.errors import Conflict
 from timebell.ids import new_id
 from timebell.model.operation import Operation, OperationKind
 from timebell.model.payload import decode, encode
 from timebell.model.trigger import Trigger
 from timebell.store.sql import operations
 from timebell.store.sql.named import bound
+from timebell.store.sql.queried import no_query
 from timebell.store.sql.sources import action_json, no_such_source, read_source, read_trigger, rule_json, trigger
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import items, sources, triggers
@@ -30,10 +31,7 @@ def put(tx: Transaction, wanted: Trigger, now: datetime, *, replace: bool) -> tu
     if source is None:
         raise no_such_source(wanted.source)
     if wanted.rule.unless is not None and source.kind != "sql":
-        raise InvalidInput(
-            f"The source {wanted.source!r} is no database, so it takes no query.", code="INVALID_CONDITION",
-            fix="Leave unless out, and give a condition over the fields of its items.",
-        )  # fmt: skip
+        raise no_query(wanted.source)
     rule, action = encode(rule_json(wanted.rule), "rule"), encode(action_json(wanted.action), "action")
     row = tx.execute(
         select(triggers)
