@@ -8,7 +8,7 @@ from timebell.model.gated import Gated, kept
 from timebell.store.sql import gates, ledger, months, tenants
 from timebell.store.sql.gates import Asked, Found
 
-from .helpers import T0, Store, after, claim, create, end, ending, get, job, started, stored
+from .helpers import T0, Store, after, claim, create, end, ending, get, job, stored
 
 PRO = [{"field": "plan", "op": "eq", "value": "pro"}]
 ASKS: dict[str, Any] = {"conditions": kept(PRO, None)}

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
-from timebell.api.executions import ExecutionPage, execution
 from timebell.api.conditions import may_ask
+from timebell.api.executions import ExecutionPage, execution
 from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.job_fields import JobOut, RequestOut, shown_job
 from timebell.api.schedule_fields import ALIASES, RECURRENCES, ScheduleIn, ScheduleOut, given_of, read, shown

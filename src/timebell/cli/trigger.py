@@ -68,7 +68,7 @@ def create(
     }  # fmt: skip
     body = {field: value for field, value in body.items() if value is not None}
     if replace:
-        made = remote.ask("PUT", f"/triggers/{_quoted(name)}", body)
+        made = remote.ask("PUT", f"/triggers/{_quoted(name)}", body, match="*")
     else:
         made = remote.ask("POST", "/triggers", {"name": name, **body})
     scan = made.pop("scan")
@@ -167,7 +167,7 @@ def add(
     remote = remote_of(output)
     body = {"kind": kind, "options": json_of(options, "--options") or {}}
     if replace:
-        made = remote.ask("PUT", f"/sources/{_quoted(name)}", body)
+        made = remote.ask("PUT", f"/sources/{_quoted(name)}", body, match="*")
     else:
         made = remote.ask("POST", "/sources", {"name": name, **body})
     _show_source(made, remote.settings.output)

@@ -59,6 +59,13 @@ def find(tx: Transaction, tenant_id: str, name: str) -> Source | None:
     return None if row is None else read_source(row)
 
 
+def locked(tx: Transaction, tenant_id: str, name: str) -> Source | None:
+    """A source that nobody else changes before this transaction ends."""
+    mine = (sources.c.tenant_id == tenant_id) & (sources.c.name == name)
+    row = tx.execute(select(sources).where(mine).with_for_update()).first()
+    return None if row is None else read_source(row)
+
+
 def by_id(tx: Transaction, id_: str) -> Source | None:
     """A source, whoever's it is."""
     row = tx.execute(select(sources).where(sources.c.id == id_)).first()

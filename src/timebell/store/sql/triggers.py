@@ -64,6 +64,15 @@ def put(tx: Transaction, wanted: Trigger, now: datetime, *, replace: bool) -> tu
     return edited, scan(tx, edited, now, wanted.created_by)
 
 
+def locked(tx: Transaction, tenant_id: str, name: str) -> Trigger | None:
+    """A trigger that nobody else changes before this transaction ends."""
+    known = trigger(tx, tenant_id, name)
+    if known is None:
+        return None
+    tx.execute(select(sources.c.id).where(sources.c.id == known.source_id).with_for_update())
+    return trigger(tx, tenant_id, name)
+
+
 def scan(tx: Transaction, of: Trigger, now: datetime, by: str | None) -> Operation:
     """Start an operation that goes through every item of the trigger's source."""
     alive = (items.c.source_id == of.source_id) & items.c.fields.is_not(None)
