@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
-from timebell.client.jobs import Jobs, JobSpec, text, unknown_options
+from timebell.client.jobs import Jobs, JobSpec, text, unknown_options, uuid_of
 from timebell.client.secrets import named as plain_name
 from timebell.clock import Clock
-from timebell.errors import InvalidInput
+from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model import condition as conditions
 from timebell.model import page
@@ -35,7 +35,7 @@ from timebell.model.trigger import (
 )
 from timebell.recurrence import zone
 from timebell.store.dialects.base import Store
-from timebell.store.sql import firings, sources, triggers
+from timebell.store.sql import firings, operations, sources, triggers
 from timebell.store.sql.firings import payload_of
 from timebell.store.sql.sources import no_such_source, no_such_trigger
 from timebell.triggers import adapter
@@ -235,6 +235,14 @@ class Triggers:
         if connection is None:
             self._operate()
         return begun
+
+    async def progress(self, operation_id: str, *, tenant_id: str = "default") -> Operation:
+        """How far a scan, or another operation, has come. Raises NotFound (OPERATION_NOT_FOUND)."""
+        id_ = uuid_of(operation_id)
+        found = None if id_ is None else await self._run(None, operations.find, tenant_id, id_)
+        if found is None:
+            raise NotFound(f"There is no operation {operation_id!s:.60}.", code="OPERATION_NOT_FOUND")
+        return found
 
     async def delete(
         self, name: str, *, tenant_id: str = "default", created_by: str | None = None, connection: Any = None

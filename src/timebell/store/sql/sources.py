@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, select, tuple_, update
+from sqlalchemy import Row, delete, func, insert, select, tuple_, update
 
 from timebell.errors import Conflict, NotFound
 from timebell.model import condition as conditions
@@ -133,6 +133,18 @@ def page_of_items(tx: Transaction, source_id: str, limit: int, after: str | None
         for row in tx.execute(query)
     ]
     return Page(found[:limit], found[limit - 1].key if len(found) > limit else None)
+
+
+def known_items(tx: Transaction, source_id: str) -> int:
+    """How many rows of a source are there, as far as is known."""
+    alive = (items.c.source_id == source_id) & items.c.fields.is_not(None)
+    return int(tx.execute(select(func.count()).select_from(items).where(alive)).scalar_one())
+
+
+def unread(tx: Transaction, source_id: str) -> bool:
+    """Whether a source that Timebell reads itself has not been looked at wholly by now."""
+    row = tx.execute(select(sources.c.kind, sources.c.synced_at).where(sources.c.id == source_id)).one()
+    return bool(row.kind != "webhook" and row.synced_at is None)
 
 
 def trigger(tx: Transaction, tenant_id: str, name: str) -> Trigger | None:

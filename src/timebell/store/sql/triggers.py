@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from timebell.errors import Conflict
 from timebell.ids import new_id
@@ -15,9 +15,18 @@ from timebell.model.trigger import Trigger
 from timebell.store.sql import operations
 from timebell.store.sql.named import bound
 from timebell.store.sql.queried import no_query
-from timebell.store.sql.sources import action_json, no_such_source, read_source, read_trigger, rule_json, trigger
+from timebell.store.sql.sources import (
+    action_json,
+    known_items,
+    no_such_source,
+    read_source,
+    read_trigger,
+    rule_json,
+    trigger,
+    unread,
+)
 from timebell.store.transaction import Transaction
-from timebell.store.trigger_tables import items, sources, triggers
+from timebell.store.trigger_tables import sources, triggers
 
 
 def put(tx: Transaction, wanted: Trigger, now: datetime, *, replace: bool) -> tuple[Trigger, Operation | None]:
@@ -74,12 +83,12 @@ def locked(tx: Transaction, tenant_id: str, name: str) -> Trigger | None:
 
 
 def scan(tx: Transaction, of: Trigger, now: datetime, by: str | None) -> Operation:
-    """Start an operation that goes through every item of the trigger's source."""
-    alive = (items.c.source_id == of.source_id) & items.c.fields.is_not(None)
-    total = tx.execute(select(func.count()).select_from(items).where(alive)).scalar_one()
+    """Start an operation that goes through every item of the trigger's source, once all of that was read."""
+    unknown = unread(tx, of.source_id)
+    total = None if unknown else known_items(tx, of.source_id)
     made = Operation(
         id=new_id(now), tenant_id=of.tenant_id, kind=OperationKind.SCAN, created_at=now, created_by=by,
-        spec={"trigger": of.id, "name": of.name}, total=total, updated_at=now,
+        spec={"trigger": of.id, "name": of.name, "phase": "read" if unknown else "plan"}, total=total, updated_at=now,
     )  # fmt: skip
     operations.create(tx, made)
     return made
