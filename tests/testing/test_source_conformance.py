@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -52,18 +52,16 @@ class OfSql(SourceConformance):
     def _folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
 
-    def new_url(self) -> str:
+    def url(self) -> str:
+        """Of an empty database."""
         return f"sqlite:///{self.folder}/theirs.db"
-
-    def drop(self, url: str) -> None:
-        """Its database is of no use any more."""
 
     def adapter(self, options: dict[str, Any]) -> Adapter:
         return adapter("sql", options)
 
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:
-        rows, app = Rows(self.new_url()), Timebell(f"sqlite:///{self.folder}/ours.db", timezone="UTC")
+        rows, app = Rows(self.url()), Timebell(f"sqlite:///{self.folder}/ours.db", timezone="UTC")
         await rows.make()
         options = {"url": rows.url, "table": "duty_schedules", "everySeconds": 0.1, **self.changes}
         made = self.adapter(options)
@@ -87,7 +85,6 @@ class OfSql(SourceConformance):
             )  # fmt: skip
         finally:
             await app.close()
-            self.drop(rows.url)
 
 
 class TestSqlite(OfSql):
@@ -103,14 +100,13 @@ class TestSqliteByARisingColumn(OfSql):
 
 class OfPostgres(OfSql):
     @pytest.fixture(autouse=True)
-    def _server(self, postgres: Postgres) -> None:
-        self.postgres = postgres
+    def _database(self, postgres: Postgres) -> Iterator[None]:
+        self.made = postgres.create_database()
+        yield
+        postgres.drop_database(self.made)
 
-    def new_url(self) -> str:
-        return self.postgres.create_database()
-
-    def drop(self, url: str) -> None:
-        self.postgres.drop_database(url)
+    def url(self) -> str:
+        return self.made
 
 
 @pytest.mark.slow
@@ -150,7 +146,7 @@ class TestMonday(SourceConformance):
 
         yield Scene(
             app, "board", "due", put, remove, adapter=lambda: adapter("monday", options), kind="monday", down=down,
-            bad=[{}, {**options, "boardId": "x"}, {**options, "token": 5}, {**options, "x": 1}], secrets=["secret"],
+            bad=[{}, {**options, "boardId": "x"}, {**options, "token": 5}, {**options, "x": 1}],
         )  # fmt: skip
         await app.close()
 
