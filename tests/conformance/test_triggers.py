@@ -300,6 +300,27 @@ async def test_what_was_over_long_ago_is_forgotten_and_what_is_to_come_is_not(st
 
 
 @stored
+async def test_a_person_who_is_erased_is_gone_from_items_and_firings(store: Store) -> None:
+    from timebell.store.sql import erasure
+
+    home, _ = await source(store), await trigger(store, recipients="users")
+    await say(store, home, 1, HOUR, users=["ana", "bo"], note="both")
+    await say(store, home, 1, HOUR, key="43", users="ana", note="hers")
+    await say(store, home, 1, HOUR, key="44", users=["joana"], note="of somebody else")
+    erased = await store.run(erasure.erase, "default", "ana", T0)
+    assert (erased.prevented, erased.items) == (2, 2)
+    known = {one.key: one.fields for one in await store.run(sources.page_of_items, home.id, 10, None)}
+    assert known["42"] == {"start_at": HOUR.isoformat(), "users": ["bo"], "note": "both"}
+    assert known["43"] is None
+    assert (known["44"] or {})["users"] == ["joana"]
+    left = await execute(store, select(firings.firings.c.recipient).order_by(firings.firings.c.recipient))
+    assert [row.recipient for row in left] == ["bo", "joana"]
+    assert (await say(store, home, 1, HOUR, key="43", users="ana")).stale == 1
+    assert not [one for one in await everything(store) if one.owner_id == "ana" or one.payload == "ana"]
+    assert {one.owner_id for one in await everything(store) if one.state == "pending"} == {"bo", "joana"}
+
+
+@stored
 async def test_a_job_of_a_trigger_that_is_moved_by_hand_is_a_one_shot(store: Store) -> None:
     from timebell.store.sql import ledger
 
