@@ -18,6 +18,7 @@ SHIFT = {"source": "shifts", "column": "start_at", "topic": "shift.remind"}
 
 
 async def test_a_row_is_told_moved_and_fires(make: Make) -> None:
+    """S3-01, S3-29, S3-62: by its hook, and no polling."""
     async with make(timezone="UTC") as web:
         heard: list[Arrived] = []
 

@@ -46,6 +46,7 @@ def until(holds: Callable[[], bool], within: float = 60.0) -> None:
 
 
 def test_a_scan_that_is_killed_goes_on_and_plans_each_row_once(tmp_path: Path) -> None:
+    """S3-23, S3-F7: with kill -9 in between."""
     with closing(sqlite3.connect(tmp_path / "theirs.db")) as theirs:
         theirs.execute("CREATE TABLE shifts (id integer primary key, start_at text)")
         theirs.executemany("INSERT INTO shifts VALUES (?, '2040-01-01T00:00:00Z')", [(n,) for n in range(ROWS)])
