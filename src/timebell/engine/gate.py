@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from timebell.engine.context import Node
-from timebell.errors import NotFound, StoreError, TimebellError
+from timebell.errors import InvalidInput, NotFound, StoreError, TimebellError
 from timebell.model import decide
 from timebell.model.gated import Gated
 from timebell.model.job import Attempt, Ending, JobState, Kind
@@ -43,7 +43,10 @@ class Gate:
             return None
         own = None
         if attempt.conditions is not None and not attempt.replays:
-            own = Gated.of(attempt.conditions, attempt.payload, attempt.metadata)
+            try:
+                own = Gated.of(attempt.conditions, attempt.payload, attempt.metadata)
+            except InvalidInput as unfit:  # of a newer release, whose nodes can
+                return self._ending(attempt, unfit)
         asked = Asked(attempt.id, attempt.tenant_id, attempt.kind, attempt.replays > 0, own)
         waiting: asyncio.Future[Ruling | TimebellError] = asyncio.get_running_loop().create_future()
         self._asked[attempt.id] = asked, waiting
