@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,9 @@ from timebell.api import health, server, v1
 from timebell.clock import VirtualClock
 from timebell.dashboard import site
 from timebell.tenancy import passwords
+from timebell.testing.fcm import FakeFcm
 
+from . import stock
 from .browsing import Browser
 
 
@@ -50,6 +52,15 @@ def _maker(url: str) -> Callable[..., Any]:
                 await app.close()
 
     return served
+
+
+@pytest.fixture(scope="module")
+def phones() -> Iterator[FakeFcm]:
+    """A fake FCM that campaigns go to."""
+    with FakeFcm() as fcm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stock, "FCM", {"fcm_credentials": fcm.credentials, "fcm_url": fcm.url})
+        patch.setenv("SSL_CERT_FILE", fcm.ca)
+        yield fcm
 
 
 @pytest.fixture(autouse=True)

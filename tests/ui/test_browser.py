@@ -11,6 +11,8 @@ import pytest
 from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import expect
 
+from timebell.testing.fcm import FakeFcm
+
 from . import chromium as browsers
 from .browsing import COOKIE, PASSWORD
 from .chromium import AXE, Served, window
@@ -19,7 +21,7 @@ OVERFLOW = "() => document.documentElement.scrollWidth"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, phones: FakeFcm) -> Iterator[Served]:
     path: Path = tmp_path_factory.mktemp("browser")
     with browsers.serving(f"sqlite:///{path}/timebell.db") as running:
         yield running
@@ -83,7 +85,7 @@ def test_tiles_are_live_within_two_seconds_and_focus_stays(chromium: Chromium, s
         assert not seen.said
 
 
-def test_a_lost_connection_is_told_with_the_age_of_what_is_shown(chromium: Chromium, tmp_path: Path) -> None:
+def test_a_lost_connection_is_told_with_the_age_of_what_is_shown(chromium: Chromium, tmp_path: Path, phones: FakeFcm) -> None:
     with browsers.serving(f"sqlite:///{tmp_path}/timebell.db") as short, window(chromium, short.url) as seen:
         page = seen.go("/ui/")
         expect(page.locator("[data-live]")).to_have_text("Live")

@@ -12,8 +12,10 @@ from typing import Any
 from timebell.app import Timebell
 from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
+from timebell.store.sql import campaigns, progress
 from timebell.store.sql import overview as rows
 from timebell.store.sql.overview import Signals
+from timebell.store.sql.progress import ChunkMap
 
 FRESH = 1.0  # seconds
 AHEAD_FRESH = 15.0
@@ -23,6 +25,8 @@ AHEAD, LANES, SOONEST = timedelta(hours=24), 8, 200
 DENSE = 48  # fires in a day from which a lane is a bar
 MOST_FIRES = 2_000
 HOURS = 48
+LATELY = 10.0  # seconds over which the pace of a campaign is told
+MEANT_FRESH = 300.0
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
@@ -74,8 +78,17 @@ class Tiles:
     def needs(self) -> int:
         """How many things need somebody."""
         found = self.signals
-        listed = (found.missed, found.overdue, found.faults, found.disabled, found.dead_lately)
+        listed = (found.missed, found.overdue, found.faults, found.disabled, found.dead_lately, found.gated,
+                  found.sources)  # fmt: skip
         return sum(map(len, listed)) + bool(found.waiting) + found.stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """How far a campaign is: its chunks, and how many it is for."""
+
+    map: ChunkMap
+    meant: int
 
 
 class Now:
@@ -102,6 +115,27 @@ class Now:
         """How many dead letters there were when somebody last looked; 0: none, or nobody has."""
         kept = self._kept.get(("tiles", tenant_id))
         return kept[0].signals.dead if kept is not None else 0
+
+    def sending(self, tenant_id: str) -> int:
+        """How many campaigns were under way when somebody last looked."""
+        kept = self._kept.get(("tiles", tenant_id))
+        return kept[0].signals.sending if kept is not None else 0
+
+    async def campaign(self, tenant_id: str, id_: str) -> Far:
+        """How far a campaign is, at most a second old; its audience is counted less often, as it may be large."""
+        of = await self._app.store.run(campaigns.find, tenant_id, id_)
+
+        async def count() -> int:
+            return await self._app.store.run(progress.meant, of)
+
+        async def read() -> ChunkMap:
+            return await self._app.store.run(progress.chunk_map, of, self._app.clock.now() - timedelta(seconds=LATELY))
+
+        begun = "begun" if of.cutoff else "planned"
+        return Far(
+            await self._fresh("chunks", f"{tenant_id} {id_}", FRESH, read),
+            await self._fresh(begun, f"{tenant_id} {id_}", MEANT_FRESH if of.cutoff else AHEAD_FRESH, count),
+        )
 
     async def ahead(self, tenant_id: str) -> Ahead:
         """What comes, at most some seconds old."""

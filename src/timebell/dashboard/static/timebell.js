@@ -31,7 +31,7 @@
   });
 
   let went = 0;
-  const go = { o: "/ui/", s: "/ui/schedules", j: "/ui/jobs", d: "/ui/dead-letters", f: "/ui/forecast", a: "/ui/audit", n: "/ui/nodes" };
+  const go = { o: "/ui/", s: "/ui/schedules", j: "/ui/jobs", d: "/ui/dead-letters", c: "/ui/campaigns", t: "/ui/triggers", f: "/ui/forecast", a: "/ui/audit", n: "/ui/nodes" };
   document.addEventListener("keydown", (event) => {
     if ((event.metaKey || event.ctrlKey) && event.key === "k" && window.htmx) { event.preventDefault(); palette(); return; }
     if (event.target.matches("input,textarea,select")) { if (event.key === "Escape") event.target.blur(); return; }

@@ -14,12 +14,14 @@ from sqlalchemy import Row, case, func, select
 
 from timebell.ids import first_id
 from timebell.model.schedule import Schedule
+from timebell.store.push_schema import campaigns
 from timebell.store.schema import finished, jobs, schedules, targets
-from timebell.store.sql import backlogs, queues
+from timebell.store.sql import backlogs, progress, queues
 from timebell.store.sql.dead import DEAD
 from timebell.store.sql.ledger import COUNTED
 from timebell.store.sql.schedules import legible
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import sources
 
 NEWEST = 5_000
 NAMED = 5
@@ -52,6 +54,9 @@ class Signals:
     disabled: list[Named]
     waiting: int
     stopped: bool
+    sending: int
+    gated: list[Named]
+    sources: list[Named]
 
 
 def signals(tx: Transaction, tenant_id: str, now: datetime, grace: float) -> Signals:
@@ -66,7 +71,8 @@ def signals(tx: Transaction, tenant_id: str, now: datetime, grace: float) -> Sig
         dead_lately=_dead(tx, tenant_id, now), missed=_missed(tx, tenant_id, now),
         overdue=_overdue(tx, tenant_id, now - timedelta(seconds=grace)), faults=_faults(tx, tenant_id),
         disabled=_disabled(tx, tenant_id), waiting=sum(one.jobs for one in backlogs.waiting(tx, tenant_id)),
-        stopped=queues.stopped(tx),
+        stopped=queues.stopped(tx), sending=progress.under_way(tx, tenant_id), gated=_gated(tx, tenant_id),
+        sources=_sources(tx, tenant_id),
     )  # fmt: skip
 
 
@@ -138,6 +144,28 @@ def _disabled(tx: Transaction, tenant_id: str) -> list[Named]:
         t.tenant_id == tenant_id, t.disabled_at.is_not(None)
     ).limit(NAMED)  # fmt: skip
     return [Named(row.name, row.name, at=row.disabled_at, why=row.disabled_reason) for row in tx.execute(query).all()]
+
+
+def _gated(tx: Transaction, tenant_id: str) -> list[Named]:
+    """Of the newest campaigns those that paused with a reason, and wait for somebody."""
+    c = campaigns.c
+    newest = (
+        select(c.id, c.name, c.state, c.reason, c.updated_at).where(c.tenant_id == tenant_id)
+        .order_by(c.id.desc()).limit(progress.NEWEST)
+    )  # fmt: skip
+    rows = [row for row in tx.execute(newest).all() if row.state == "paused" and row.reason]
+    return [Named(row.id, row.name or "A campaign", at=row.updated_at, why=row.reason) for row in rows[:NAMED]]
+
+
+def _sources(tx: Transaction, tenant_id: str) -> list[Named]:
+    """Sources of triggers that cannot be read, or to which access was lost."""
+    s = sources.c
+    lost = s.fault.is_not(None) | s.orphaned_at.is_not(None)
+    query = select(s.id, s.name, s.fault, s.orphaned_at, s.orphaned_reason).where(s.tenant_id == tenant_id, lost)
+    return [
+        Named(row.id, row.name, at=row.orphaned_at, why=row.orphaned_reason or row.fault)
+        for row in tx.execute(query.order_by(s.name).limit(NAMED)).all()
+    ]
 
 
 def soonest(tx: Transaction, tenant_id: str, end: datetime, most: int) -> list[Schedule]:
