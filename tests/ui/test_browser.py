@@ -85,7 +85,9 @@ def test_tiles_are_live_within_two_seconds_and_focus_stays(chromium: Chromium, s
         assert not seen.said
 
 
-def test_a_lost_connection_is_told_with_the_age_of_what_is_shown(chromium: Chromium, tmp_path: Path, phones: FakeFcm) -> None:
+def test_a_lost_connection_is_told_with_the_age_of_what_is_shown(
+    chromium: Chromium, tmp_path: Path, phones: FakeFcm
+) -> None:
     with browsers.serving(f"sqlite:///{tmp_path}/timebell.db") as short, window(chromium, short.url) as seen:
         page = seen.go("/ui/")
         expect(page.locator("[data-live]")).to_have_text("Live")

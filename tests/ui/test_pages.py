@@ -280,7 +280,7 @@ async def test_dead_letters_are_counted_before_they_are_replayed(make: Make, sto
         operation = begun.headers["location"].split("?")[0]
 
         async def over() -> bool:
-            return 'hx-trigger="every 1s"' not in (await browser.look(operation, hx_request="true")).text
+            return "completed</span>" in (await browser.look(operation, hx_request="true")).text
 
         await until(over)
         assert "2 of 2" in (await browser.look(operation)).text

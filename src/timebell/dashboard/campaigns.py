@@ -126,4 +126,6 @@ def limit(one: Mapping[str, Any]) -> str:
     pause = one["chunkDelayMs"]
     if not isinstance(pause, int) or not pause:
         return PROVIDER
-    return f"held to {1000 * one['chunkSize'] / pause:,.0f} a second: {one['chunkSize']} every {pause / 1000:g} s"
+    rate = 1000 * one["chunkSize"] / pause
+    pace = f"{rate:,.0f} a second" if rate >= 1 else f"{60 * rate:,.0f} a minute"
+    return f"held to {pace}: {one['chunkSize']:,} every {pause / 1000:g} s"

@@ -58,7 +58,7 @@ async def drain(id: str, view: See) -> Response:
 
 @routes.get("/ui/search")
 async def search(view: See, q: str = "") -> Response:
-    """Schedules by part of their name, a job by its id, topics, pages."""
+    """Schedules, campaigns and triggers by part of their name, a job by its id, topics, pages."""
     q = q.strip()
     hits = []
     if uuid_of(q) is not None:
@@ -67,6 +67,12 @@ async def search(view: See, q: str = "") -> Response:
     if q:
         found = await view.get("/schedules", contains=q, limit=FEW)
         hits += [(one["name"], f"/ui/schedules/{part(one['id'])}", "schedule") for one in found["items"]]
+        for what, kind in (("campaigns", "campaign"), ("triggers", "trigger")):
+            newest = (await view.get(f"/{what}", limit=200))["items"]
+            named = [(one["name"], one["id"] if what == "campaigns" else one["name"]) for one in newest]
+            hits += [
+                (name, f"/ui/{what}/{part(id_)}", kind) for name, id_ in named if name and q.lower() in name.lower()
+            ][: FEW // 2]
         hits.append((f"Jobs of the topic {q}", f"/ui/jobs?q=topic:{part(q)}", "jobs"))
     hits += [(label, url, "page") for _, url, label, role, _ in NAV if q.lower() in label.lower() and view.may(role)]
     return view.page("search", hits=hits[: 2 * FEW], q=q)

@@ -18,7 +18,7 @@ from timebell.store.dialects.base import Store
 R = TypeVar("R")
 
 VERSION_TABLE = "timebell_version"
-HEAD = "0015"
+HEAD = "0019"
 
 
 def open_store(url: str, wall: Callable[[], datetime], *, server_clock: bool = True, read_only: bool = False) -> Store:
