@@ -41,6 +41,8 @@ DONE = {
     "deleted": "Deleted. Its history stays.", "backfilled": "The backfill has begun.", "retried": "It is tried again.",
     "cancelled": "Cancelled.", "replaying": "The replay has begun.", "discarding": "Discarding has begun.",
     "stopped": "Stopped: what is done stays done.", "draining": "The node finishes what it runs, and leaves.",
+    "several-pause": "Paused. They fire nothing until they are resumed.", "several-resume": "Resumed.",
+    "several-delete": "Deleted. Their history stays.",
     "started": "It is sent now.", "pausing": "Paused. Chunks that are under way end; it keeps its place.",
     "sending": "It goes on where it paused.", "approved": "Approved: it goes on.",
     "stopping": "Stopped, for good. Whom a chunk under way is for still gets it.",

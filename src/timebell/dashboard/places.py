@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Response
 
 from timebell.client.jobs import uuid_of
 from timebell.dashboard.inside import part
-from timebell.dashboard.looks import NAV
+from timebell.dashboard.looks import NAV, instant, span
 from timebell.dashboard.views import Page, See
 
 FEW = 8
@@ -46,7 +48,34 @@ async def tenants(view: See, cursor: str = "") -> Response:
 async def nodes(view: See) -> Response:
     """Which processes run, and which one leads."""
     found = await view.get("/nodes")
-    return view.page("nodes", found=found, releases=sorted({one["tzdata"] for one in found["items"] if one["alive"]}))
+    releases = sorted({one["tzdata"] for one in found["items"] if one["alive"]})
+    return view.page("nodes", found=found, releases=releases, story=leadership(found["leaderships"]))
+
+
+def leadership(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who took the lease when, and where nobody had it, newest first."""
+    told: list[dict[str, Any]] = []
+    for n, one in enumerate(found):
+        before = found[n + 1] if n + 1 < len(found) else None
+        gap = None if before is None or not before["endedAt"] else _between(before["endedAt"], one["takenAt"])
+        told.append({"at": one["takenAt"], "look": "ok", "what": f"{one['node']} took the lease",
+                     "more": f"fence {one['fence']}"})  # fmt: skip
+        if gap is not None and before is not None and not before["resigned"]:
+            told.append({
+                "at": before["endedAt"], "look": "missed", "what": f"No leader for {span(gap)}",
+                "more": f"{before['node']} was not heard from any more",
+            })  # fmt: skip
+        elif before is not None and before["resigned"]:
+            later = f"; nobody led for {span(gap)}" if gap else "; no gap"
+            told.append({"at": before["endedAt"], "look": "", "what": f"{before['node']} left", "more": later[2:]})
+    if found and found[0]["endedAt"]:
+        told.insert(0, {"at": found[0]["endedAt"], "look": "missed", "what": f"{found[0]['node']} left",
+                        "more": "nobody has led since"})  # fmt: skip
+    return told
+
+
+def _between(start: str, end: str) -> int:
+    return max(0, round((instant(end) - instant(start)).total_seconds()))
 
 
 @routes.post("/ui/nodes/{id}/drain")

@@ -16,13 +16,14 @@ from timebell.dashboard import (
     proof,
     schedule_form,
     schedules,
+    several,
     sign_in,
     triggers,
 )
 from timebell.dashboard.looks import STATIC, templates
 from timebell.dashboard.views import HEADERS
 
-PAGES = (sign_in, overview, schedule_form, schedules, jobs, dead_letters, campaigns, triggers, proof, places)
+PAGES = (sign_in, overview, schedule_form, several, schedules, jobs, dead_letters, campaigns, triggers, proof, places)
 # Now, and not when the first page is asked for: an engine runs beside.
 for each_name in templates().list_templates():
     templates().get_template(each_name)
