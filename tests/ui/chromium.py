@@ -160,8 +160,10 @@ class Window:
     page: Page
     url: str
     said: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
         self.page.on("pageerror", lambda broken: self.said.append(f"error: {broken}"))
 

@@ -38,7 +38,7 @@ SCHEDULES: tuple[tuple[str, str, dict[str, Any], str, str, float], ...] = (
      , 31.0),
     ("Certificate expiry check", "infra.certs", {"cronExpression": "0 6 * * *"}, "UTC", "." * 20, 0.9),
     ("Weekly board report", "report.board", {"cronExpression": "0 17 * * 5"}, "Europe/London", "." * 12, 4.0),
-    ("Agent heartbeat", "ai.heartbeat", {"interval": {"every": 60}}, "UTC", "." * 20, 0.02),
+    ("Agent heartbeat", "ai.heartbeat", {"interval": {"every": "PT1M"}}, "UTC", "." * 20, 0.02),
 )  # fmt: skip
 LOOKS = {".": ("completed", None), "f": ("failed", None), "m": ("skipped", "missed"), "s": ("skipped", "overlap")}
 
@@ -47,14 +47,15 @@ async def furnish(app: Timebell, browser: Browser) -> dict[str, str]:
     """Fill an empty store; the paths of the pages by name."""
     web = browser.web
     now = app.clock.now()
-    made = {}
+    pages = await _push(app, web, now) | await _watch(app, web) | await _tenants(app, web)
+    made: dict[str, str] = {}
+    ran: list[dict[str, Any]] = []
     for name, topic, when, zone, runs, took in SCHEDULES:
         answer = await web.post("/api/v1/schedules", {
             "name": name, "jobType": topic, "timezone": zone, "jobPayload": {"ledger": "us-east"}, **when})  # fmt: skip
         assert answer.status_code == 201, answer.text
         made[name] = answer.json()["id"]
-        ran = [_run(made[name], topic, zone, now - DAY * (n + 0.3), mark, took + n % 5) for n, mark in enumerate(runs)]
-        await app.store.run(lambda tx, ran=ran: [tx.execute(insert(schema.finished), row) for row in ran])
+        ran += [_run(made[name], topic, zone, now - DAY * (n + 0.3), mark, took + n % 5) for n, mark in enumerate(runs)]
     report, billing = made["Weekly board report"], made["Nightly billing run"]
     await web.post(f"/api/v1/schedules/{report}/pause", {"reason": "no meeting until December"})
     for change in ({"timeoutSeconds": 60}, {"retry": {"attempts": 5, "backoff": {"type": "exponential", "delay": 5}}}):
@@ -65,11 +66,15 @@ async def furnish(app: Timebell, browser: Browser) -> dict[str, str]:
         for n in range(150)
     ]
     busy += [
-        _run(None, "erp.sync", "UTC", now - HOUR * hour - 7 * MINUTE * n, "f" if hour in (3, 9, 21) and not n else ".", 9)
-        for hour in range(47) for n in range(int(5 + 3 * sin(hour / 8)))
+        _run(None, "erp.sync", "UTC", now - HOUR * hour - 5 * timedelta(seconds=n),
+             "f" if hour in (3, 9, 21) and n < 12 else ".", 9)
+        for hour in range(1, 47) for n in range(int(250 + 150 * sin(hour / 8)))
     ]  # fmt: skip
     dead = [_run(made["Invoice sync to ERP"], "erp.sync", "UTC", now - 5 * MINUTE * n, "f", 10) for n in range(1, 8)]
-    await app.store.run(lambda tx: tx.execute(insert(schema.finished), [*busy, *dead]))
+    rows = sorted([*ran, *busy, *dead], key=lambda row: row["run_at"])
+    for row in rows:
+        row["id"] = new_id(row["run_at"])
+    await app.store.run(lambda tx: tx.execute(insert(schema.finished), rows))
     waiting = (await web.post("/api/v1/jobs", {
         "topic": "reminder.task", "runAt": (now + 5 * HOUR).isoformat(), "payload": {"order": 42}})).json()  # fmt: skip
     await app.store.run(_nodes, now)
@@ -77,7 +82,6 @@ async def furnish(app: Timebell, browser: Browser) -> dict[str, str]:
     hook = {"name": "orders", "kind": "http", "options": {"url": "https://example.com/hooks/orders"}}
     await web.post("/api/v1/targets", hook)
     await web.post("/api/v1/secrets", {"name": "shop-token", "value": "x"})
-    pages = await _push(app, web, now) | await _watch(app, web) | await _tenants(app, web)
     url, job = f"/ui/schedules/{billing}", dead[0]["id"]
     return {
         "overview": "/ui/", "schedules": "/ui/schedules", "schedule": url, "schedule-paused": f"/ui/schedules/{report}",
@@ -97,14 +101,14 @@ def _run(schedule: str | None, topic: str, zone: str, at: datetime, mark: str, t
     ran = mark in ".f"
     started = at + timedelta(milliseconds=20 + at.microsecond % 60)
     return {
-        "id": new_id(at), "tenant_id": "default", "topic": topic, "kind": "planned" if schedule else "once",
+        "tenant_id": "default", "topic": topic, "kind": "planned" if schedule else "once",
         "schedule_id": schedule, "scheduled_at": at, "run_at": at, "timezone": zone, "payload": '{"ledger":"us-east"}',
         "queue": "default", "priority": 0, "serial": False, "state": state, "reason": reason,
         "attempt": (5 if mark == "f" else 1) if ran else 0, "tries": (5 if mark == "f" else 1) if ran else 0,
         "created_at": at - MINUTE, "started_at": started if ran else None,
         "finished_at": started + timedelta(seconds=took) if ran else at + MINUTE,
         "error_code": "DeliveryError" if mark == "f" else None, "error": ERROR if mark == "f" else None,
-        "skipped_count": 0 if ran else 1, "skipped_to": None if ran else at,
+        "skipped_count": 1, "skipped_to": None if ran else at,
     }  # fmt: skip
 
 
@@ -136,7 +140,8 @@ def _nodes(tx: Transaction, now: datetime) -> None:
 
 def _operations(tx: Transaction, now: datetime) -> None:
     replay = Operation(
-        id=new_id(now), tenant_id="default", kind=OperationKind.REPLAY, total=9, done=6, created_at=now - 40 * MINUTE / 60,
+        id=new_id(now), tenant_id="default", kind=OperationKind.REPLAY, total=9, done=6,
+        created_at=now - 3 * MINUTE / 60,
         updated_at=now, created_by="dana", spec={"which": {"topic": "erp.sync"}, "rate": 2},
     )  # fmt: skip
     scan = Operation(
@@ -164,7 +169,8 @@ async def _push(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
     bodies = {
         "campaign": {"name": "Morning digest, Korea", "chunkDelayMs": "adaptive"},
         "campaign-planned": {"name": "New year, where you are", "localTime": f"{now.year + 1}-01-01T09:00:00",
-                             "quietHours": {"start": "21:00", "end": "08:00"}, "canary": {"size": 1000, "maxErrorRate": 0.05}},
+                             "quietHours": {"start": "21:00", "end": "08:00"},
+                             "canary": {"size": 1000, "maxErrorRate": 0.05}},
         "campaign-gated": {"name": "Everybody, once", "approveAbove": 100},
         "campaign-stopped": {"name": "Autumn sale", "chunkSize": 20},
     }  # fmt: skip
@@ -257,6 +263,8 @@ async def _watch(app: Timebell, web: Web) -> dict[str, str]:
             await app.store.run(sources.failed, made["id"], why)
         if source == "duty-schedules":
             await app.store.run(sources.synced, made["id"], None, now - 3 * MINUTE / 60)
+    done = update(schema.operations).values(state="completed", done=12, total=12, finished_at=now)
+    await app.store.run(lambda tx: tx.execute(done))
     await web.post("/api/v1/triggers/birthday/pause", {"reason": "the list is being cleaned up"})
     return {
         "triggers": "/ui/triggers",

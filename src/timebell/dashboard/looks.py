@@ -30,7 +30,7 @@ STATES = {
     "pending": ("wait", "Scheduled"), "running": ("run", "Running"), "dispatched": ("run", "With a worker"),
     "completed": ("ok", "Done"), "failed": ("bad", "Failed"), "cancelled": ("skip", "Cancelled"),
     "skipped": ("skip", "Skipped"), "missed": ("missed", "Missed"), "retry": ("retry", "Retrying"),
-    "overlap": ("skip", "Skipped"), "coalesced": ("skip", "Coalesced"), "paused": ("skip", "Paused"),
+    "overlap": ("skip", "Skipped"), "coalesced": ("skip", "Coalesced"), "paused": ("paused", "Paused"),
     "override": ("skip", "Left out"), "expired": ("missed", "Expired"),
 }  # fmt: skip
 # What a form did, as the page after it says.
@@ -76,7 +76,7 @@ def templates() -> Environment:
     )  # fmt: skip
     made.filters |= {
         "number": "{:,}".format, "milliseconds": milliseconds, "json": pretty, "part": part, "lag": lag, "took": took,
-        "span": span,
+        "span": span, "brief": brief,
     }  # fmt: skip
     made.globals |= {
         "NAV": NAV, "STATES": STATES, "version": package_version(), "tzdata": tzdata_version(), "asset": asset,
@@ -179,6 +179,12 @@ def took(given: int | None) -> str:
     if given is None:
         return "–"
     return f"{given:,} ms" if given < 10_000 else f"{timedelta(milliseconds=given).total_seconds():,.1f} s"
+
+
+def brief(one: Mapping[str, Any]) -> str:
+    """When a schedule fires, in words, where its zone stands beside them."""
+    said = str(one["summary"]).removesuffix(f", {one['timezone']}")
+    return said.split(" from ")[0] if said.startswith("Every") else said
 
 
 def span(seconds: float) -> str:

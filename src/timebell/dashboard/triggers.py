@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,8 +104,14 @@ def words(one: Mapping[str, Any]) -> list[tuple[str, str]]:
     if one["recipients"]:
         said.append((", for each in ", one["recipients"]))
     for n, each in enumerate(one["condition"]):
+        value = each.get("value")
         said.append((" and " if n else ", if ", each["field"]))
-        said.append((f" {SIGNS.get(each['op'], each['op'])} ", "" if each.get("value") is None else str(each["value"])))
+        said.append(
+            (
+                f" {SIGNS.get(each['op'], each['op'])} ",
+                "" if value is None else value if isinstance(value, str) else json.dumps(value),
+            )
+        )
     if one["unless"]:
         said.append((", unless ", one["unless"]))
     if one["timezone"]:

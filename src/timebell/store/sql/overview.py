@@ -5,7 +5,7 @@ Everything is bounded: the newest rows of an index, or a count that stops. Whate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -166,6 +166,15 @@ def _sources(tx: Transaction, tenant_id: str) -> list[Named]:
         Named(row.id, row.name, at=row.orphaned_at, why=row.orphaned_reason or row.fault)
         for row in tx.execute(query.order_by(s.name).limit(NAMED)).all()
     ]
+
+
+def names(tx: Transaction, tenant_id: str, ids: Collection[str]) -> dict[str, str]:
+    """The names of a tenant's schedules."""
+    s = schedules.c
+    return {
+        row.id: row.name
+        for row in tx.execute(select(s.id, s.name).where(s.tenant_id == tenant_id, s.id.in_(sorted(ids)))).all()
+    }
 
 
 def soonest(tx: Transaction, tenant_id: str, end: datetime, most: int) -> list[Schedule]:
