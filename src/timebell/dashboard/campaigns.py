@@ -86,7 +86,8 @@ DONE = {
 @routes.post("/ui/campaigns/{id}/{verb}")
 async def steer(id: str, verb: str, view: See) -> Response:
     """Start, pause, resume, approve, stop, or send to those who were not reached."""
-    reason, body = view.form.get("reason", "").strip(), None
+    reason = view.form.get("reason", "").strip()
+    body: dict[str, Any] | None = None
     if verb in ("pause", "stop"):
         body = {"reason": reason} if reason else {}
     if verb == "retry":

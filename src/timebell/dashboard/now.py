@@ -12,8 +12,8 @@ from typing import Any
 from timebell.app import Timebell
 from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
-from timebell.store.sql import campaigns, progress
 from timebell.store.sql import overview as rows
+from timebell.store.sql import progress
 from timebell.store.sql.overview import Signals
 from timebell.store.sql.progress import ChunkMap
 
@@ -123,7 +123,7 @@ class Now:
 
     async def campaign(self, tenant_id: str, id_: str) -> Far:
         """How far a campaign is, at most a second old; its audience is counted less often, as it may be large."""
-        of = await self._app.store.run(campaigns.find, tenant_id, id_)
+        of = await self._app.campaigns.get(id_, tenant_id=tenant_id)
 
         async def count() -> int:
             return await self._app.store.run(progress.meant, of)
