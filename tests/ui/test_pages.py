@@ -272,6 +272,8 @@ async def test_tenants_months_are_shown(make_light: Make) -> None:
         text = re.sub(r"<[^>]+>", " ", (await browser.look("/ui/tenants")).text)
         for word in ("480 of 500", "96 % used", "00:00 KST", "100 of 100", "Used up"):
             assert word in text, word
+        told = re.sub(r"<[^>]+>", "", (await browser.look("/ui/?tenant=acme")).text)
+        assert re.search(r"480 of the 500 jobs of this month are used: it begins anew \w+ 01 \w+.*?, 00:00 KST", told)
 
 
 NEW = {

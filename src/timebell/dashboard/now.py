@@ -79,7 +79,7 @@ class Tiles:
         """How many things need somebody."""
         found = self.signals
         listed = (found.missed, found.overdue, found.faults, found.disabled, found.dead_lately, found.gated,
-                  found.sources)  # fmt: skip
+                  found.sources, found.quota)  # fmt: skip
         return sum(map(len, listed)) + bool(found.waiting) + found.stopped
 
 

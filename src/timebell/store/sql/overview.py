@@ -15,16 +15,18 @@ from sqlalchemy import Row, case, func, select
 from timebell.ids import first_id
 from timebell.model.schedule import Schedule
 from timebell.store.push_schema import campaigns
-from timebell.store.schema import finished, jobs, schedules, targets
-from timebell.store.sql import backlogs, progress, queues
+from timebell.store.schema import finished, jobs, schedules, targets, tenants
+from timebell.store.sql import backlogs, months, progress, queues
 from timebell.store.sql.dead import DEAD
 from timebell.store.sql.ledger import COUNTED
 from timebell.store.sql.schedules import legible
+from timebell.store.sql.tenants import read_limits
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import sources
 
 NEWEST = 5_000
 NAMED = 5
+NEARLY = 0.95  # of a limit
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 MISSED = ("missed", "expired")
 
@@ -57,6 +59,7 @@ class Signals:
     sending: int
     gated: list[Named]
     sources: list[Named]
+    quota: list[Named]
 
 
 def signals(tx: Transaction, tenant_id: str, now: datetime, grace: float) -> Signals:
@@ -72,7 +75,7 @@ def signals(tx: Transaction, tenant_id: str, now: datetime, grace: float) -> Sig
         overdue=_overdue(tx, tenant_id, now - timedelta(seconds=grace)), faults=_faults(tx, tenant_id),
         disabled=_disabled(tx, tenant_id), waiting=sum(one.jobs for one in backlogs.waiting(tx, tenant_id)),
         stopped=queues.stopped(tx), sending=progress.under_way(tx, tenant_id), gated=_gated(tx, tenant_id),
-        sources=_sources(tx, tenant_id),
+        sources=_sources(tx, tenant_id), quota=_quota(tx, tenant_id, now),
     )  # fmt: skip
 
 
@@ -155,6 +158,17 @@ def _gated(tx: Transaction, tenant_id: str) -> list[Named]:
     )  # fmt: skip
     rows = [row for row in tx.execute(newest).all() if row.state == "paused" and row.reason]
     return [Named(row.id, row.name or "A campaign", at=row.updated_at, why=row.reason) for row in rows[:NAMED]]
+
+
+def _quota(tx: Transaction, tenant_id: str, now: datetime) -> list[Named]:
+    """The month of the tenant, once it is nearly used up: how much of it, until when, and of how much."""
+    found = tx.execute(select(tenants.c.limits).where(tenants.c.id == tenant_id)).scalar()
+    limit = None if found is None else read_limits(found).jobs_per_month
+    if limit is None:
+        return []
+    month = months.of(tx, tenant_id, now)
+    nearly = month.used >= NEARLY * limit
+    return [Named(month.timezone, tenant_id, month.used, month.ends_at, f"{limit:,}")] if nearly else []
 
 
 def _sources(tx: Transaction, tenant_id: str) -> list[Named]:
