@@ -16,7 +16,7 @@ from tests.api.web import SECRET
 from timebell import Timebell
 from timebell.api import health, server, v1
 from timebell.clock import VirtualClock
-from timebell.dashboard import site
+from timebell.dashboard import site, views
 from timebell.tenancy import passwords
 from timebell.testing.fcm import FakeFcm
 
@@ -64,9 +64,10 @@ def phones() -> Iterator[FakeFcm]:
 
 
 @pytest.fixture(autouse=True)
-def _quick_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second for each is for those who guess."""
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second for a password is for those who guess; and a busy machine may take its time for a page."""
     monkeypatch.setattr(passwords, "N", 16)
+    monkeypatch.setattr(views, "PATIENCE", 60.0)
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

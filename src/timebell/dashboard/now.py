@@ -128,14 +128,15 @@ class Now:
         async def count() -> int:
             return await self._app.store.run(progress.meant, of)
 
-        async def read() -> ChunkMap:
-            return await self._app.store.run(progress.chunk_map, of, self._app.clock.now() - timedelta(seconds=LATELY))
-
         begun = "begun" if of.cutoff else "planned"
-        return Far(
-            await self._fresh("chunks", f"{tenant_id} {id_}", FRESH, read),
-            await self._fresh(begun, f"{tenant_id} {id_}", MEANT_FRESH if of.cutoff else AHEAD_FRESH, count),
-        )
+        meant = await self._fresh(begun, f"{tenant_id} {id_}", MEANT_FRESH if of.cutoff else AHEAD_FRESH, count)
+        total = max(meant, of.expected or 0)
+
+        async def read() -> ChunkMap:
+            since = self._app.clock.now() - timedelta(seconds=LATELY)
+            return await self._app.store.run(progress.chunk_map, of, total, since)
+
+        return Far(await self._fresh("chunks", f"{tenant_id} {id_}", FRESH, read), meant)
 
     async def ahead(self, tenant_id: str) -> Ahead:
         """What comes, at most some seconds old."""

@@ -41,10 +41,10 @@ class ChunkMap:
     lately: int
 
 
-def chunk_map(tx: Transaction, of: Campaign, since: datetime) -> ChunkMap:
-    """The map of a campaign's chunks."""
+def chunk_map(tx: Transaction, of: Campaign, total: int, since: datetime) -> ChunkMap:
+    """The map of a campaign's chunks, with room for those of `total` recipients."""
     c = chunks.c
-    most = max(of.next_chunk - 1, -(-(of.expected or 0) // of.sending.size))
+    most = max(of.next_chunk - 1, -(-total // of.sending.size))
     per = max(1, -(-most // CELLS))
     cell = ((c.number - 1) // per).label("cell")
     query = select(
