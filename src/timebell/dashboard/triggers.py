@@ -52,6 +52,7 @@ async def trigger(name: str, view: See, cursor: str = "") -> Response:
     scans = [each for each in listed if each["spec"].get("trigger") == one["id"]][:3]
     planned = await view.app.store.run(progress.planned, [one["id"]])
     running = [each for each in scans if each["state"] == "running"]
+    home["options"] = {name: bare(value) for name, value in home["options"].items()}
     return view.page(
         "trigger", one=one, home=home, items=items, scans=scans, planned=planned[one["id"]], words=words(one),
         state=look(one, home, running), secrets=secrets_of(home), sign_in=needs_sign_in(home),
@@ -95,6 +96,11 @@ def source_look(home: Mapping[str, Any]) -> tuple[str, str]:
 def secrets_of(home: Mapping[str, Any]) -> list[str]:
     """The names of the secrets that a source uses."""
     return [value["secret"] for value in home["options"].values() if isinstance(value, dict) and "secret" in value]
+
+
+def bare(value: Any) -> Any:
+    """An option without the password that a URL may have in it."""
+    return re.sub(r"(?<=://)[^/@\s]*@", "…@", value) if isinstance(value, str) else value
 
 
 def words(one: Mapping[str, Any]) -> list[tuple[str, str]]:
