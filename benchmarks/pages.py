@@ -123,7 +123,7 @@ async def _live(app: Timebell, at: str, store: str, given: argparse.Namespace) -
             news.get_nowait()
         began = time.perf_counter()
         await app.schedule_at("tick", timezone="UTC")
-        late.append(await asyncio.wait_for(news.get(), 10) - began)
+        late.append(await asyncio.wait_for(news.get(), 60) - began)
 
     async def busy() -> float:
         cpu, began = time.process_time(), time.perf_counter()

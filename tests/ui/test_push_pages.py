@@ -70,10 +70,10 @@ async def test_a_campaign_is_steered_and_says_how_far_it_is(make: Make, store_ur
 
 
 async def test_a_trigger_is_paused_scanned_and_asks_for_another_token(
-    make: Make, store_url: str, phones: FakeFcm, monday: Monday
+    make_light: Make, sqlite_url: str, phones: FakeFcm, monday: Monday
 ) -> None:
-    app = app_of(store_url)
-    async with make(open_here=True, app=app) as browser, app.running(heartbeat=0.1):
+    app = app_of(sqlite_url)
+    async with make_light(open_here=True, app=app) as browser, app.running(heartbeat=0.1):
         web = browser.web
         await web.post("/api/v1/secrets", {"name": "board-token", "value": "an old one"})
         options = {"token": {"secret": "board-token"}, "boardId": "77", "url": monday.url}

@@ -35,11 +35,9 @@ async def jobs(view: See, q: str = "", cursor: str = "") -> Response:
     tenant_id = view.caller.tenant_id
     ids = {job["scheduleId"] for job in found["items"] if job["scheduleId"]}
     names = await view.app.store.run(rows.names, tenant_id, ids) if ids else {}
-    signals = (await view.request.app.state.now.tiles(tenant_id)).signals
-    counts = {**signals.counts, "failed": signals.dead}
     return view.page(
-        "jobs", 200 if problem is None else 422, names=names, counts=counts, found=found, q=q, problem=problem,
-        states=STATES, status=wanted.get("status", ""), words=WORDS, rest=rest,
+        "jobs", 200 if problem is None else 422, names=names, found=found, q=q, problem=problem, states=STATES,
+        counts=view.request.app.state.now.counts(tenant_id), status=wanted.get("status", ""), words=WORDS, rest=rest,
     )  # fmt: skip
 
 

@@ -116,6 +116,11 @@ class Now:
         kept = self._kept.get(("tiles", tenant_id))
         return kept[0].signals.dead if kept is not None else 0
 
+    def counts(self, tenant_id: str) -> dict[str, int]:
+        """How many jobs wait, run and are dead, when somebody last looked."""
+        kept = self._kept.get(("tiles", tenant_id))
+        return {**kept[0].signals.counts, "failed": kept[0].signals.dead} if kept is not None else {}
+
     def sending(self, tenant_id: str) -> int:
         """How many campaigns were under way when somebody last looked."""
         kept = self._kept.get(("tiles", tenant_id))
