@@ -78,15 +78,17 @@ async def stock(app: Timebell, browser: Browser) -> dict[str, str]:
         assert answer.status_code == 201, answer.text
         return answer.json()  # type: ignore[no-any-return]
 
-    now = format_instant(app.clock.now() + timedelta(seconds=0.2))
-    done = await job(topic="tea.ready", runAt=now, payload={"x": EVIL}, key="k" + EVIL[:50])
-    dead = await job(topic="evil.one", runAt=now, metadata={"note": EVIL})
+    def soon() -> str:
+        return format_instant(app.clock.now() + timedelta(seconds=0.2))
+
+    done = await job(topic="tea.ready", runAt=soon(), payload={"x": EVIL}, key="k" + EVIL[:50])
+    dead = await job(topic="evil.one", runAt=soon(), metadata={"note": EVIL})
     await job(topic="tea.ready", runAt="2040-01-01T00:00:00Z")
     await web.post("/api/v1/secrets", {"name": "hook-secret", "value": "hidden-value"})
     await web.post("/api/v1/targets", {"name": "orders", "kind": "http", "options": {
         "url": "https://example.com/", "headers": {"x-note": EVIL[:80].replace("\n", "")}}})  # fmt: skip
 
-    sent = await job(topic="orders.sent", runAt=now, target="orders")
+    sent = await job(topic="orders.sent", runAt=soon(), target="orders")
 
     pushed, watched = await _push(app, web), await _watch(app, web)
 
