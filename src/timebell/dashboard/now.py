@@ -160,11 +160,13 @@ class Now:
 
         async def read() -> list[tuple[datetime, dict[str, int]]]:
             current = self._app.clock.now().replace(minute=0, second=0, microsecond=0)
-            before, kept = self._hours.get(tenant_id, {}), {}
-            for hour in (current - step * HOUR for step in range(1, HOURS)):
-                kept[hour] = before.get(hour) or await self._within(tenant_id, hour)
-            self._hours[tenant_id] = kept
-            return sorted({**kept, current: await self._within(tenant_id, current)}.items())
+            hours = [current - step * HOUR for step in range(1, HOURS)]
+            kept = self._hours.setdefault(tenant_id, {})  # each at once: who is cut short goes on the next time
+            for hour in hours:
+                if hour not in kept:
+                    kept[hour] = await self._within(tenant_id, hour)
+            self._hours[tenant_id] = {hour: kept[hour] for hour in hours}
+            return sorted({**self._hours[tenant_id], current: await self._within(tenant_id, current)}.items())
 
         return await self._fresh("runs", tenant_id, RUNS_FRESH, read)  # type: ignore[no-any-return]
 
