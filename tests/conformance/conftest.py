@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete
 
-from tests.servers import Postgres
+from tests.servers import MariaDB, Postgres
 from timebell.store.dialects.base import Store
 from timebell.store.open import open_store, upgrade
 from timebell.store.schema import metadata
@@ -44,7 +44,18 @@ def _postgres_store(postgres: Postgres, runner: asyncio.Runner) -> Iterator[Stor
     postgres.drop_database(url)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(scope="session")
+def _mariadb_store(mariadb: MariaDB, runner: asyncio.Runner) -> Iterator[Store]:
+    url = mariadb.create_database()
+    runner.run(upgrade(url))
+    store = open_store(url, lambda: T0, server_clock=False)
+    runner.run(store.open())
+    yield store
+    runner.run(store.close())
+    mariadb.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, runner: asyncio.Runner) -> Iterator[Store]:
     """An open, empty store of each kind in turn; only the times passed in count."""
     if request.param == "sqlite":
@@ -54,7 +65,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, runner: asyncio.Runner
         yield opened
         runner.run(opened.close())
     else:
-        shared: Store = request.getfixturevalue("_postgres_store")
+        shared: Store = request.getfixturevalue(f"_{request.param}_store")
         runner.run(shared.run(_empty))
         yield shared
 

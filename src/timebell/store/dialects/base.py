@@ -119,9 +119,10 @@ async def join_callers(
 
     def on(connection: Connection) -> tuple[R, str]:
         kind = dialect.name.partition(" ")[0]
-        if connection.dialect.name != kind:
+        found = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
+        if found != kind:
             raise InvalidInput(
-                f"connection is one to {connection.dialect.name}, and the app's database is {kind}.",
+                f"connection is one to {found}, and the app's database is {kind}.",
                 code="CONNECTION_INVALID", fix="Give one to the database of the app.",
             )  # fmt: skip
         return join(connection, dialect, operation, args, kwargs)

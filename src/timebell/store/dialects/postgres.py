@@ -63,6 +63,7 @@ class PostgresWords:
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "for_update": "FOR UPDATE",
             "own_id": "j.id",
+            "minute": "date_trunc('minute', run_at)",
             "in_turn": "true",
             # A join that takes so many rows for each of those before it.
             "each": "CROSS JOIN LATERAL (SELECT * FROM timebell_jobs",

@@ -50,6 +50,7 @@ class SqliteWords:
         " AND j.hold = 'overlap')",
         "each": "CROSS JOIN timebell_jobs s WHERE s.id IN (SELECT id FROM timebell_jobs",
         "each_end": ")",
+        "minute": "run_at / 60000000",
         "due": "run_at <= :now",
         "due_schedule": "next_fire_at <= :now",
         "hears": "(route IN (SELECT value FROM json_each(:exact)) OR (:everything AND route NOT LIKE '@%')"
