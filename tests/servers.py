@@ -210,7 +210,8 @@ class Redis:
 class MariaDB:
     """A MariaDB on loopback that can be stopped and started; its databases are gone with it."""
 
-    SETTINGS = ("--innodb-buffer-pool-size=64M", "--max-connections=300", "--skip-name-resolve", "--skip-log-bin")
+    SETTINGS = ("--innodb-buffer-pool-size=64M", "--max-connections=300", "--skip-name-resolve", "--skip-log-bin",
+                "--innodb-flush-log-at-trx-commit=2", "--debug-no-sync")  # fmt: skip
 
     def __init__(self, url: str | None = None) -> None:
         self._given = url

@@ -19,6 +19,27 @@ from timebell.store.transaction import Transaction
 from .helpers import T0
 
 
+# What of MariaDB is tested each time; the rest of it is slow.
+DAILY = ("test_cancel", "test_claim", "test_create", "test_dispatch", "test_endings", "test_fire", "test_joined",
+         "test_leadership", "test_schema")  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow of MariaDB."""
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if given is not None and "mariadb" in given.params.values() and item.path.stem not in DAILY:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """A fresh, migrated database on each store in turn."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
 @pytest.fixture(scope="session")
 def runner() -> Iterator[asyncio.Runner]:
     """The event loop of the session's stores."""

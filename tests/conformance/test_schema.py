@@ -31,7 +31,13 @@ def _differences(connection: Connection) -> list[Any]:
 
 def _indexes(connection: Connection) -> dict[str, str]:
     """Every index of our tables, by name, as the database writes it, partial conditions included."""
-    if connection.dialect.name == "sqlite":
+    if connection.dialect.name == "mysql":
+        query = (
+            "SELECT CONCAT(table_name, ' ', index_name), GROUP_CONCAT(CONCAT(column_name, non_unique) ORDER BY"
+            " seq_in_index) FROM information_schema.statistics WHERE table_schema = DATABASE()"
+            " AND table_name <> 'timebell_version' GROUP BY table_name, index_name"
+        )
+    elif connection.dialect.name == "sqlite":
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
     else:
         query = (
@@ -58,23 +64,27 @@ def test_migrations_and_schema_agree(store_url: str) -> None:
     assert asyncio.run(opening._on_connection(store_url, _differences)) == []
 
 
-def test_migrations_build_the_very_indexes_and_columns_of_the_schema(store_url: str, tmp_path: Any) -> None:
+def test_migrations_build_the_very_indexes_and_columns_of_the_schema(
+    store_url: str, tmp_path: Any, request: pytest.FixtureRequest
+) -> None:
     def migrated(connection: Connection) -> Any:
         return _indexes(connection), _columns(connection)
 
     def from_schema(connection: Connection) -> Any:
-        if connection.dialect.name != "sqlite":
+        if connection.dialect.name == "postgresql":
             connection.exec_driver_sql("CREATE SCHEMA from_schema; ")
             connection.exec_driver_sql("SET LOCAL search_path TO from_schema")
         metadata.create_all(connection)
         try:
             return _indexes(connection), _columns(connection)
         finally:
-            if connection.dialect.name != "sqlite":
+            if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("DROP SCHEMA from_schema CASCADE")
 
     built = asyncio.run(opening._on_connection(store_url, migrated))
     fresh = f"sqlite:///{tmp_path}/fresh.db" if "sqlite" in store_url else store_url
+    if "mariadb" in store_url:
+        fresh = request.getfixturevalue("mariadb").create_database()
     meant = asyncio.run(opening._on_connection(fresh, from_schema))
     assert built == meant
     assert len(built[0]) >= 10

@@ -32,7 +32,8 @@ from timebell.store.types import from_micros
 OLDEST = (10, 6)
 """The first with SKIP LOCKED."""
 LENT = 5  # connections for transactions of handlers, and as many for those of requests
-TRIES = 6  # of an operation that was in another's way
+TRIES = 8  # of an operation that was in another's way
+PAUSE = 0.002  # seconds before the second, doubled before each further one
 WAIT = 10  # seconds for a lock
 _SESSION = (
     f"SET NAMES utf8mb4 COLLATE {mariadb_tables.COLLATION}",
@@ -58,9 +59,7 @@ class MariaTransaction(SqlTransaction):
         what, columns = said(statement, self.dialect), tuple(statement.columns)
         if not what.each:
             return self._said(what.read, what.write, columns, rows, params, what.ignoring)
-        return [
-            found for row in rows for found in self._said(what.read, what.write, (), (), {**params, **row}, False)
-        ]
+        return [found for row in rows for found in self._said(what.read, what.write, (), (), {**params, **row}, False)]
 
     def _said(
         self, read: str, write: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]],
@@ -73,6 +72,7 @@ class MariaTransaction(SqlTransaction):
         if ignoring:
             self._only_duplicates(result)
         if write and found:
+            self.steps()
             ids = [row["id"] for row in found]
             self.connection.exec_driver_sql(*bound(write, columns, rows, {**params, "ids": ids}))
         return found
@@ -132,26 +132,24 @@ class MariaStore:
         """As in Store."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._size, thread_name_prefix="timebell-mariadb")
-        call = asyncio.get_running_loop().run_in_executor(self._threads, self._tried, operation, args, kwargs)
-        return await call
-
-    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store: in a transaction, as what others say in one statement is two here."""
-        return await self.run(operation, *args, **kwargs)
-
-    def _tried(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-        for last in (*[False] * (TRIES - 1), True):
+        loop = asyncio.get_running_loop()
+        for again in range(TRIES):
             try:
-                return self._transact(operation, args, kwargs)
+                return await loop.run_in_executor(self._threads, self._transact, operation, args, kwargs)
             except NoneFree as busy:
                 raise unreachable(self.url, busy) from busy
             except DBAPIError as failed:
-                if _code(failed) in _TRANSIENT and not last:
+                if _code(failed) in _TRANSIENT and again < TRIES - 1:
+                    await asyncio.sleep(PAUSE * 2**again)
                     continue
                 if _lost(failed):
                     self._engine.dispose()
                 raise translated(self.url, failed) from failed
         raise AssertionError
+
+    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As in Store: in a transaction, as what others say in one statement is two here."""
+        return await self.run(operation, *args, **kwargs)
 
     def _transact(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         with self._engine.connect() as connection:
@@ -360,7 +358,9 @@ def _code(failed: BaseException) -> int | None:
 def _lost(failed: BaseException) -> bool:
     """Whether the server went away, as opposed to having refused a statement."""
     cause = getattr(failed, "orig", None) or failed
-    return isinstance(cause, OSError) or bool(getattr(failed, "connection_invalidated", False)) or _code(failed) in _LOST
+    return (
+        isinstance(cause, OSError) or bool(getattr(failed, "connection_invalidated", False)) or _code(failed) in _LOST
+    )
 
 
 def translated(url: str, failed: Exception) -> Exception:

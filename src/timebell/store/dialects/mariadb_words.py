@@ -33,7 +33,17 @@ _UPDATE = re.compile(
     re.DOTALL,
 )
 # Flags by themselves, in words that an index can be used for.
-_FLAGS = ((re.compile(r"\bWHERE enabled AND"), "WHERE enabled = true AND"), (re.compile(r"\bAND shared\b"), "AND shared = true"))
+_FLAGS = (
+    (re.compile(r"\bWHERE enabled AND"), "WHERE enabled = true AND"),
+    (re.compile(r"\bAND shared\b"), "AND shared = true"),
+)
+
+
+_LAST_SUCCESS = (
+    "SELECT f.finished_at FROM timebell_finished f WHERE f.schedule_id = s.id AND f.state = 'completed' AND"
+    " f.scheduled_at >= COALESCE((SELECT g.scheduled_at FROM timebell_finished g WHERE g.schedule_id = s.id"
+    " ORDER BY g.scheduled_at DESC LIMIT 1 OFFSET 19), f.scheduled_at) ORDER BY f.scheduled_at DESC LIMIT 1"
+)
 
 
 class MariaWords:
@@ -54,8 +64,10 @@ class MariaWords:
             "own_id": "j.id",
             "minute": "run_at DIV 60000000",
             "in_turn": "true",
-            # Said of one row at a time.
-            "each": "<each>",
+            # Said of one row at a time: what is in brackets sees nothing of what is beside them.
+            "each": "<each>timebell_jobs s",
+            "by_row": "<each>DUAL",
+            "last_success": _LAST_SUCCESS,
             "each_end": "",
             "due": "run_at <= :now" + guard.format("run_at"),
             "due_schedule": "next_fire_at <= :now" + guard.format("next_fire_at"),
@@ -99,7 +111,8 @@ def said(statement: Statement, words: MariaWords) -> Said:
     each = "<each>" in text
     if each:
         text = re.sub(r"\s*WITH d\(.*?:rows\) ", "", text, count=1)
-        text = re.sub(r"\bd\.(\w+)", r":\1", text.replace("FROM d <each>", "FROM timebell_jobs s"))
+        text = re.sub(r"SELECT d\.(\w+)", r"SELECT :\1 AS \1", text.replace("FROM d <each>", "FROM "))
+        text = re.sub(r"\bd\.(\w+)", r":\1", text)
     text = _PICKED_ROWS.sub(r"IN :d_\1", text)
     if (insert := _INSERT.fullmatch(text)) is not None:
         return _insert(*insert.groups())
@@ -112,9 +125,16 @@ def said(statement: Statement, words: MariaWords) -> Said:
 
 
 def _insert(rows: str, into: str, select: str) -> Said:
-    select, ignoring = select.replace(" ON CONFLICT DO NOTHING", ""), "ON CONFLICT DO NOTHING" in select
+    # IGNORE says which were written, and locks what is there for reading only: who then writes to it too gets into a
+    # deadlock with another who does. So it is used only where the answer is.
+    ignoring = "ON CONFLICT DO NOTHING RETURNING" in select
     if ignoring:
         into = into.replace("INSERT INTO", "INSERT IGNORE INTO")
+        select = select.replace(" ON CONFLICT DO NOTHING", "")
+    first = re.search(r"INTO (\w+) \((`?\w+`?)", into)
+    assert first is not None
+    same = f"{first[1]}.{first[2]}"
+    select = select.replace(" ON CONFLICT DO NOTHING", f" ON DUPLICATE KEY UPDATE {same} = {same}")
     select = re.sub(r" ON CONFLICT \([^)]*\) DO UPDATE SET", " ON DUPLICATE KEY UPDATE", select)
     select = re.sub(r"\bexcluded\.(\w+|`\w+`)", r"VALUES(\1)", select)
     # What is moved elsewhere is locked, or two would move it.
@@ -178,7 +198,11 @@ def _apart(sets: str) -> list[str]:
 
 def _join(text: str) -> str:
     """From the few given rows to those of a table, by its key."""
-    text = re.sub(r"FROM d JOIN (timebell_jobs) j ON j\.id = d\.id", r"FROM d STRAIGHT_JOIN \1 j FORCE INDEX (PRIMARY) ON j.id = d.id", text)
+    text = re.sub(
+        r"FROM d JOIN (timebell_jobs) j ON j\.id = d\.id",
+        r"FROM d STRAIGHT_JOIN \1 j FORCE INDEX (PRIMARY) ON j.id = d.id",
+        text,
+    )
     return text.replace("FROM d CROSS JOIN", "FROM d STRAIGHT_JOIN")
 
 
@@ -209,7 +233,7 @@ def bound(
         value = [row[name[2:]] for row in rows] if name.startswith("d_") else params[name]
         if isinstance(value, list | tuple):
             values.extend(value)
-            return f"({', '.join(['%s'] * len(value)) or 'NULL'})"
+            return f"({', '.join(['%s'] * len(value)) or 'SELECT NULL FROM DUAL WHERE false'})"
         values.append(value)
         return "%s"
 
