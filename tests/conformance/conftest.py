@@ -18,7 +18,6 @@ from timebell.store.transaction import Transaction
 
 from .helpers import T0
 
-
 # What of MariaDB is tested each time; the rest of it is slow.
 DAILY = ("test_cancel", "test_claim", "test_create", "test_dispatch", "test_endings", "test_fire", "test_joined",
          "test_leadership", "test_schema")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sources that are tables of a database: read, followed and swept, in real time, over SQLite, PostgreSQL and MariaDB."""
+"""Sources that are tables of a database: read, followed and swept, over SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -265,7 +265,8 @@ def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"url": "oracle://x/y", "table": "t"}, {"url": "sqlite:///x.db"}, {"url": "sqlite:///x.db", "table": "t; DROP"},
+    [{}, {"url": "oracle://x/y", "table": "t"}, {"url": "sqlite:///x.db"},
+     {"url": "sqlite:///x.db", "table": "t; DROP"},
      {"url": "sqlite:///x.db", "table": "t", "key": "a b"}, {"url": "sqlite:///x.db", "table": "t", "changes": "guess"},
      {"url": "sqlite:///x.db", "table": "t", "changes": "cursor"}, {"url": "sqlite:///x.db", "table": "t", "x": 1},
      {"url": "sqlite:///x.db", "table": "t", "changes": "notify"},

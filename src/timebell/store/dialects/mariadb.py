@@ -37,7 +37,8 @@ PAUSE = 0.002  # seconds before the second, doubled before each further one
 WAIT = 10  # seconds for a lock
 _SESSION = (
     f"SET NAMES utf8mb4 COLLATE {mariadb_tables.COLLATION}",
-    "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION',"
+    "SET SESSION time_zone = '+00:00',"
+    " sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION',"
     f" innodb_lock_wait_timeout = {WAIT}, idle_transaction_timeout = {WAIT}, join_cache_level = 0",
 )
 # Deadlock, lock wait, record changed since it was read; and a unique key that another wrote between our look and our

@@ -89,9 +89,9 @@ class MariaWords:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A Statement as MariaDB takes it. `read` is a SELECT, or whatever is one statement; `write` is what comes after it,
-    of the ids that it gave. With `each` all is said once for each row. An INSERT that passes over what is there is
-    `ignoring`."""
+    """A Statement as MariaDB takes it. `read` is a SELECT, or whatever is one statement; `write` is what
+    comes after it, of the ids that it gave. With `each` all is said once for each row. An INSERT that passes over what
+    is there is `ignoring`."""
 
     read: str
     write: str = ""
