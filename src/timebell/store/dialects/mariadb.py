@@ -23,7 +23,7 @@ from timebell.errors import Refused, StoreError, StoreUnreachable
 from timebell.store.dialects import mariadb_tables
 from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
 from timebell.store.dialects.lending import lend, lend_here, nothing_more
-from timebell.store.dialects.mariadb_words import MariaWords, bound, said
+from timebell.store.dialects.mariadb_words import MariaWords, Said, bound, said
 from timebell.store.dialects.shared import Shared
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, SqlTransaction, Steps
@@ -32,9 +32,11 @@ from timebell.store.types import from_micros
 OLDEST = (10, 6)
 """The first with SKIP LOCKED."""
 LENT = 5  # connections for transactions of handlers, and as many for those of requests
+PACKET = 8_000_000  # bytes of values in one statement, or less; of the server's max_allowed_packet 16 MB are usual
 TRIES = 8  # of an operation that was in another's way
 PAUSE = 0.002  # seconds before the second, doubled before each further one
 WAIT = 10  # seconds for a lock
+ANSWER = 30  # seconds for what the server says next
 _SESSION = (
     f"SET NAMES utf8mb4 COLLATE {mariadb_tables.COLLATION}",
     "SET SESSION time_zone = '+00:00',"
@@ -55,27 +57,32 @@ class MariaTransaction(SqlTransaction):
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
         """As in Transaction."""
-        self.steps()
         assert isinstance(self.dialect, MariaWords)
         what, columns = said(statement, self.dialect), tuple(statement.columns)
-        if not what.each:
-            return self._said(what.read, what.write, columns, rows, params, what.ignoring)
-        return [found for row in rows for found in self._said(what.read, what.write, (), (), {**params, **row}, False)]
+        found: list[Row] = []
+        if what.each:
+            for row in rows:
+                found += self._said(what, (), (), {**params, **row})
+        else:
+            writes = what.write or what.read.startswith(("INSERT", "UPDATE"))
+            for part in _parts(rows) if writes else (rows,):
+                found += self._said(what, columns, part, params)
+        return found
 
     def _said(
-        self, read: str, write: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]],
-        params: Mapping[str, Any], ignoring: bool,
-    ) -> list[Row]:  # fmt: skip
-        if columns and not rows and not read.lstrip().startswith(("SELECT", "WITH")):
+        self, what: Said, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], params: Mapping[str, Any]
+    ) -> list[Row]:
+        self.steps()
+        if columns and not rows and not what.read.lstrip().startswith(("SELECT", "WITH")):
             return []
-        result = self.connection.exec_driver_sql(*bound(read, columns, rows, params))
+        result = self.connection.exec_driver_sql(*bound(what.read, columns, rows, params))
         found: list[Row] = [dict(row._mapping) for row in result] if result.returns_rows else []
-        if ignoring:
+        if what.ignoring:
             self._only_duplicates(result)
-        if write and found:
+        if what.write and found:
             self.steps()
             ids = [row["id"] for row in found]
-            self.connection.exec_driver_sql(*bound(write, columns, rows, {**params, "ids": ids}))
+            self.connection.exec_driver_sql(*bound(what.write, columns, rows, {**params, "ids": ids}))
         return found
 
     def _only_duplicates(self, result: Any) -> None:
@@ -92,6 +99,17 @@ class MariaTransaction(SqlTransaction):
         names = ", ".join(f"`{column}`" for column in columns)
         marks = ", ".join(["%s"] * len(columns))
         self.connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(map(tuple, records)))  # noqa: S608
+
+
+def _parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Rows in as few parts as packets take; none is one part."""
+    start = size = 0
+    for at, row in enumerate(rows):
+        size += 3 * sum(len(value) for value in row.values() if isinstance(value, str))
+        if size > PACKET and at > start:
+            yield rows[start:at]
+            start, size = at, 0
+    yield rows[start:]
 
 
 class MariaStore:
@@ -295,7 +313,7 @@ def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_onl
         max_overflow=0,
         pool_timeout=patience,
         connect_args={
-            "connect_timeout": 5, "read_timeout": 30, "write_timeout": 30,
+            "connect_timeout": 5, "read_timeout": ANSWER, "write_timeout": ANSWER,
             "conv": {**conversions, FIELD_TYPE.NEWDECIMAL: _number, FIELD_TYPE.DECIMAL: _number},
         },
     )  # fmt: skip
