@@ -210,11 +210,12 @@ class Redis:
 class MariaDB:
     """A MariaDB on loopback that can be stopped and started; its databases are gone with it."""
 
-    SETTINGS = ("--innodb-buffer-pool-size=64M", "--max-connections=300", "--skip-name-resolve", "--skip-log-bin",
-                "--innodb-flush-log-at-trx-commit=2", "--debug-no-sync")  # fmt: skip
+    SETTINGS = ("--innodb-buffer-pool-size=64M", "--max-connections=300", "--skip-name-resolve", "--skip-log-bin")
+    QUICK = ("--innodb-flush-log-at-trx-commit=2", "--debug-no-sync")  # a process that is killed loses nothing by it
 
-    def __init__(self, url: str | None = None) -> None:
+    def __init__(self, url: str | None = None, *, durable: bool = False) -> None:
         self._given = url
+        self._settings = self.SETTINGS if durable else self.SETTINGS + self.QUICK
         self._databases = 0
         self._process: subprocess.Popen[bytes] | None = None
         if url is not None:
@@ -254,7 +255,7 @@ class MariaDB:
             self._process = subprocess.Popen(
                 [self._binary("mariadbd"), "--no-defaults", *self._user, f"--datadir={self.data}",
                  f"--port={self.port}", "--bind-address=127.0.0.1", f"--socket={self.folder / 'socket'}",
-                 *self.SETTINGS],
+                 *self._settings],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder, env=self._environment,
             )  # fmt: skip
         for _ in range(3000):

@@ -23,7 +23,7 @@ POINTS = {
     "claim_limited": (7, 7, 8),
     "claim_shares": (2, 2, 4),
     "end": (2, 1, 2),
-    "end_in_turn": (6, 6, 9),
+    "end_in_turn": (6, 6, 8),
     "retry": (1, 1, 2),
     "retry_in_group": (3, 3, 5),
 }
