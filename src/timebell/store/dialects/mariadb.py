@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -122,6 +123,7 @@ class MariaStore:
         self.dialect = MariaWords(server_clock=server_clock)
         self._size, self._read_only = pool_size, read_only
         self._engine = engine_for(url, pool_size=pool_size, read_only=read_only)
+        self._process = os.getpid()
         self._threads: ThreadPoolExecutor | None = None
         # Apart from those of the engine, which would go short while handlers take their time.
         self._lent: tuple[ThreadPoolExecutor, Engine, AsyncEngine] | None = None
@@ -130,8 +132,6 @@ class MariaStore:
 
     async def open(self) -> None:
         """As in Store."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._size, thread_name_prefix="timebell-mariadb")
         await self.reading()
 
     async def close(self) -> None:
@@ -149,6 +149,7 @@ class MariaStore:
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
+        self._settle()
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._size, thread_name_prefix="timebell-mariadb")
         loop = asyncio.get_running_loop()
@@ -169,6 +170,16 @@ class MariaStore:
     async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store: in a transaction, as what others say in one statement is two here."""
         return await self.run(operation, *args, **kwargs)
+
+    def _settle(self) -> None:
+        """Threads and connections are of the process that made them: one that was forked from it makes its own."""
+        if self._process == os.getpid():
+            return
+        self._process = os.getpid()
+        for engine in (self._engine, self._lent_to_threads, *(lent[1] for lent in (self._lent, self._asked) if lent)):
+            if engine is not None:
+                engine.dispose(close=False)
+        self._threads = self._lent = self._asked = None
 
     def _transact(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         with self._engine.connect() as connection:
@@ -193,6 +204,7 @@ class MariaStore:
     @contextlib.asynccontextmanager
     async def lend(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
         """As in Store."""
+        self._settle()
         if self._lent is None:
             self._lent = self._lender("lent", 3600.0)
         async with self._lent_from(self._lent, finish) as connection:
@@ -201,6 +213,7 @@ class MariaStore:
     @contextlib.asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
         """As in Store."""
+        self._settle()
         if self._asked is None:
             self._asked = self._lender("asked", 5.0)
         try:
@@ -244,6 +257,7 @@ class MariaStore:
     @contextlib.contextmanager
     def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
         """As in Store."""
+        self._settle()
         if self._lent_to_threads is None:
             self._lent_to_threads = engine_for(self.url, pool_size=2 * LENT, patience=3600.0)
         try:
