@@ -1,4 +1,4 @@
-"""A caller's own connection of psycopg, asyncpg or sqlite3, made one of SQLAlchemy's for one operation.
+"""A caller's own connection of psycopg, asyncpg, sqlite3 or Django, made one of SQLAlchemy's for one operation.
 
 Its transaction is the caller's: nothing here begins, commits or rolls back, and nothing closes the connection.
 """
@@ -34,6 +34,30 @@ def driver_of(connection: Any) -> str | None:
     if psycopg is not None and isinstance(connection, psycopg.AsyncConnection):
         return "postgresql+psycopg_async"
     return None
+
+
+def is_django(connection: Any) -> bool:
+    """Whether it is Django's `connection`, or one of its `connections`."""
+    base = sys.modules.get("django.db.backends.base.base")  # not imported: then nobody holds one
+    if base is None:
+        return False
+    return isinstance(connection, base.BaseDatabaseWrapper | sys.modules["django.utils.connection"].ConnectionProxy)
+
+
+def of_django(connection: Any) -> Any:
+    """The driver's connection within Django's, which is the calling thread's own.
+
+    Raises InvalidInput (CONNECTION_INVALID), and what Django raises in a transaction that is already broken.
+    """
+    connection.validate_no_broken_transaction()
+    connection.ensure_connection()
+    inner = connection.connection
+    if driver_of(inner) is None:
+        raise InvalidInput(
+            f"Django's connection {connection.alias!r} is one of {type(inner).__module__}.", code="CONNECTION_INVALID",
+            fix="Use SQLite, or PostgreSQL with psycopg 3 (pip install psycopg).",
+        )  # fmt: skip
+    return inner
 
 
 def check_transaction(driver: str, connection: Any) -> None:
@@ -102,7 +126,7 @@ def _adapted(driver: str, dialect: Any, connection: Any) -> Any:
 
 
 class _Plain:
-    """A connection whose rows are tuples, whatever its owner had them be."""
+    """A connection whose cursors are plain and rows tuples, whatever its owner had them be."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -116,6 +140,8 @@ class _Plain:
             cursor = self._connection.cursor()
             cursor.row_factory = None
             return cursor
+        from psycopg import AsyncConnection, AsyncCursor, Cursor
         from psycopg.rows import tuple_row
 
-        return self._connection.cursor(row_factory=tuple_row)
+        kind: Any = AsyncCursor if isinstance(self._connection, AsyncConnection) else Cursor
+        return kind(self._connection, row_factory=tuple_row)

@@ -1,0 +1,29 @@
+"""`manage.py timebell run`, `manage.py timebell db upgrade` and all its other commands, on Django's database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from timebell.integrations import commands
+from timebell.integrations.django import database_url
+
+
+class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
+    """What comes after `timebell` is for Timebell's own command line."""
+
+    help = "Timebell: run, doctor, db upgrade, job list and all its other commands."
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """As in BaseCommand, which would want to know the options."""
+        self.execute(arguments=argv[2:])
+
+    def execute(self, *args: Any, arguments: list[str] | None = None, **options: Any) -> None:
+        """As in BaseCommand; `call_command("timebell", "db", "upgrade")` works too, and ends in SystemExit."""
+        given = [*map(str, args)] if arguments is None else arguments
+        commands.run("manage.py timebell", given, getattr(settings, "TIMEBELL_APP", None), database_url)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """As in BaseCommand; not called."""
