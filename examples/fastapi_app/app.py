@@ -21,7 +21,7 @@ from timebell.integrations.asgi import mounted
 bell = Timebell(timezone="UTC")
 
 
-@bell.schedule("heartbeat", every="PT1S")
+@bell.schedule("heartbeat", every="PT1S", catch_up="all", overlap="allow")
 async def heartbeat(event: Arrived) -> None:
     print(f"heartbeat {event.scheduled_at.isoformat()} in {os.getpid()}", flush=True)
 

@@ -16,14 +16,15 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
 
     help = "Timebell: run, doctor, db upgrade, job list and all its other commands."
 
+    def add_arguments(self, parser: Any) -> None:
+        """As in BaseCommand: for `call_command("timebell", "db", "upgrade")`, which ends in SystemExit."""
+        parser.add_argument("arguments", nargs="*")
+
     def run_from_argv(self, argv: list[str]) -> None:
         """As in BaseCommand, which would want to know the options."""
-        self.execute(arguments=argv[2:])
-
-    def execute(self, *args: Any, arguments: list[str] | None = None, **options: Any) -> None:
-        """As in BaseCommand; `call_command("timebell", "db", "upgrade")` works too, and ends in SystemExit."""
-        given = [*map(str, args)] if arguments is None else arguments
-        commands.run("manage.py timebell", given, getattr(settings, "TIMEBELL_APP", None), database_url)
+        self.handle(arguments=argv[2:])
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """As in BaseCommand; not called."""
+        """As in BaseCommand."""
+        app = getattr(settings, "TIMEBELL_APP", None)
+        commands.run("manage.py timebell", options["arguments"], app, database_url)
