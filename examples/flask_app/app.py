@@ -1,9 +1,9 @@
 """A Flask application: views that make jobs, handlers that have the application's context, `flask timebell ...`.
 
-    pip install "timebell[server]" flask
-    flask --app app timebell db upgrade
-    flask --app app run                                 # the web: makes jobs
-    flask --app app timebell run                        # the engine: runs them, in a process of its own
+pip install "timebell[server]" flask
+flask --app app timebell db upgrade
+flask --app app run                                 # the web: makes jobs
+flask --app app timebell run                        # the engine: runs them, in a process of its own
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 
 import asyncpg
 import psycopg
@@ -61,12 +62,12 @@ async def with_asyncpg(order: str, *, fail: bool) -> None:
 
 def tried(order: str, *, fail: bool) -> None:
     """Each of the three, with an order that says which."""
-    for way in (with_sqlalchemy, with_psycopg, lambda *given, **named: asyncio.run(with_asyncpg(*given, **named))):
-        name = getattr(way, "__name__", "").removeprefix("with_").replace("<lambda>", "asyncpg")
-        try:
-            way(f"{order}-{name}", fail=fail)
-        except Oops:
-            pass
+    with suppress(Oops):
+        with_sqlalchemy(f"{order}-sqlalchemy", fail=fail)
+    with suppress(Oops):
+        with_psycopg(f"{order}-psycopg", fail=fail)
+    with suppress(Oops):
+        asyncio.run(with_asyncpg(f"{order}-asyncpg", fail=fail))
 
 
 if __name__ == "__main__":

@@ -176,7 +176,10 @@ def test_databases_as_addresses(described: dict[str, Any], url: str, monkeypatch
 
 @pytest.mark.parametrize(
     "described",
-    [{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}, {"ENGINE": "django.db.backends.oracle", "NAME": "x"}],
+    [
+        {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+        {"ENGINE": "django.db.backends.oracle", "NAME": "x"},
+    ],
 )
 def test_databases_that_cannot_be_shared(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(settings.DATABASES, "other", described)

@@ -1,4 +1,4 @@
-"""The Django shop: an order and its reminder in one transaction, run by `manage.py timebell run`, seen from the admin."""
+"""The Django shop: an order and its reminder in one transaction, run by `manage.py timebell run`."""
 
 from __future__ import annotations
 

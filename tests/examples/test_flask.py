@@ -16,9 +16,7 @@ FOLDER = EXAMPLES / "flask_app"
 def test_a_view_makes_a_job_that_runs_in_the_applications_context(sqlite_url: str, tmp_path: Path) -> None:
     port = free_port()
     flask = ("-m", "flask", "--app", "app")
-    web = going(
-        tmp_path / "web", *flask, "run", "--port", str(port), folder=FOLDER, TIMEBELL_DATABASE_URL=sqlite_url
-    )
+    web = going(tmp_path / "web", *flask, "run", "--port", str(port), folder=FOLDER, TIMEBELL_DATABASE_URL=sqlite_url)
     engine = going(
         tmp_path / "engine", *flask, "timebell", "run", "--roles", "planner,worker", folder=FOLDER,
         TIMEBELL_DATABASE_URL=sqlite_url,

@@ -1,6 +1,6 @@
 from django.contrib import admin
-from shop.models import Order
 
+from shop.models import Order
 from timebell.integrations.django import dashboard_link
 
 

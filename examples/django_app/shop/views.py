@@ -1,6 +1,7 @@
 from django.db import connection, transaction
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
+
 from shop.bell import bell
 from shop.models import Order
 

@@ -3,16 +3,26 @@ Starlette, and whatever else mounts the way they do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable
 
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from timebell.api import v1
-from timebell.api.server import Site
 from timebell.app import Timebell
-from timebell.dashboard import site
+from timebell.errors import Refused
 
+try:
+    from starlette.datastructures import MutableHeaders
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from timebell.api import v1
+    from timebell.api.server import Site
+    from timebell.dashboard import site
+except ModuleNotFoundError as missing:
+    raise Refused(
+        f"The API and the dashboard need the package {missing.name}, which is not installed.", code="EXTRA_MISSING",
+        fix='Run: pip install "timebell[server]".',
+    ) from missing  # fmt: skip
+
+COOKIE_PATH = re.compile(r"(;\s*path=)/ui\b", re.IGNORECASE)
 TEXTS = ("text/html", "text/event-stream", "text/javascript", "application/javascript")
 
 
@@ -50,21 +60,13 @@ class _Outwards:
     async def send(self, message: Message) -> None:
         """As ASGI has it."""
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(raw=list(message["headers"]))
-            for name, value in self._changed(headers):
-                headers[name] = value
-            cookies = [value.replace("path=/ui", f"path={self._prefix}/ui").replace("Path=/ui", f"Path={self._prefix}/ui")
-                       for value in headers.getlist("set-cookie")]  # fmt: skip
-            del headers["set-cookie"]
-            for cookie in cookies:
-                headers.append("set-cookie", cookie)
+            headers = self._head(message["headers"])
             message = {**message, "headers": headers.raw}
             kind = headers.get("content-type", "").partition(";")[0]
             if self._prefix and kind in TEXTS:
                 self._start, self._streams = message, kind == "text/event-stream"
-                if not self._streams:
-                    return
-            await self._send(message)
+            if self._start is None or self._streams:
+                await self._send(message)
         elif self._start is None:
             await self._send(message)
         elif self._streams:  # one message is one event
@@ -89,7 +91,13 @@ class _Outwards:
         prefix = self._prefix.encode()
         return body.replace(b'"/ui/', b'"%s/ui/' % prefix).replace(b"path=/ui;", b"path=%s/ui;" % prefix)
 
-    def _changed(self, headers: MutableHeaders) -> Iterator[tuple[str, str]]:
-        for name in ("location", "hx-redirect", "hx-location"):
-            if headers.get(name, "").startswith(("/ui/", "/api/")):
-                yield name, self._prefix + headers[name]
+    def _head(self, given: Iterable[tuple[bytes, bytes]]) -> MutableHeaders:
+        """Where to go on, and where a cookie counts."""
+        headers = MutableHeaders(raw=list(given))
+        cookies = headers.getlist("set-cookie")
+        del headers["set-cookie"]
+        for cookie in cookies:
+            headers.append("set-cookie", COOKIE_PATH.sub(rf"\g<1>{self._prefix}/ui", cookie))
+        if headers.get("location", "").startswith(("/ui/", "/api/")):
+            headers["location"] = self._prefix + headers["location"]
+        return headers
