@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,7 +25,8 @@ CODE_IN_TABLE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
 ELSEWHERE = {"benchmarks/README.md": "reference/performance.md", "CHANGELOG.md": "reference/changes.md"}
 TABS = {"start": "Start", "reference": "Reference", "internals": "Internals", "promises": "Promises",
         "guides": "Scheduler service"}  # fmt: skip
-MERMAID = b"https://unpkg.com/mermaid@11/dist/mermaid.min.js"  # which the theme would load for diagrams; we have none
+# What the theme would ask for diagrams, for the stars of a repository, and in browsers of before 2020.
+ASKED = re.compile(rb"https://(?:unpkg\.com/[^\"'`]*|api\.github\.com)")
 log = logging.getLogger("mkdocs.timebell")
 
 
@@ -87,10 +89,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """Nothing that is built can load anything from elsewhere."""
+    """Nothing that is built can load anything from elsewhere; and no search in languages that there are no pages in."""
+    shutil.rmtree(Path(config.site_dir) / "assets" / "javascripts" / "lunr", ignore_errors=True)
     for path in Path(config.site_dir).rglob("*.js"):
-        if MERMAID in (text := path.read_bytes()):
-            path.write_bytes(text.replace(MERMAID, b""))
+        text = path.read_bytes()
+        if (without := ASKED.sub(b"", text)) != text:
+            path.write_bytes(without)
 
 
 def commands() -> str:
