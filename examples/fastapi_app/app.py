@@ -4,7 +4,7 @@
     export TIMEBELL_DATABASE_URL=postgresql://timebell@localhost/reminders TIMEBELL_SECRET_KEY=...
     timebell db upgrade
     timebell user create ana --role admin               # who signs in at /bell/ui/
-    gunicorn --workers 4 --worker-class asgi app:web    # or: uvicorn app:web --workers 4
+    gunicorn --workers 4 --preload --worker-class asgi app:web    # or: uvicorn app:web --workers 4
 
 Every worker process is a node; however many there are, each occurrence fires once. On SQLite only one process can be.
 """
@@ -23,12 +23,12 @@ bell = Timebell(timezone="UTC")
 
 @bell.schedule("heartbeat", every="PT1S", catch_up="all", overlap="allow")
 async def heartbeat(event: Arrived) -> None:
-    print(f"heartbeat {event.scheduled_at.isoformat()} in {os.getpid()}", flush=True)
+    print(f"heartbeat {event.scheduled_at.isoformat()} in {os.getpid()}, attempt {event.attempt}", flush=True)
 
 
 @bell.on("orders.remind")
 async def remind(event: Arrived) -> str:
-    print(f"order {event.payload['order']}", flush=True)
+    print(f"order {event.payload['order']}, attempt {event.attempt}", flush=True)
     return "reminded"
 
 

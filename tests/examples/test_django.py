@@ -39,8 +39,11 @@ def database(url: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_an_order_and_its_reminder_are_one_transaction(store_url: str, tmp_path: Path) -> None:
-    port, where = free_port(), database(store_url)
+@pytest.mark.parametrize("store", ["postgres", pytest.param("sqlite", marks=pytest.mark.slow)])
+def test_an_order_and_its_reminder_are_one_transaction(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    port, where = free_port(), database(request.getfixturevalue(f"{store}_url"))
     done("-c", SET_UP, folder=FOLDER, DJANGO_SUPERUSER_PASSWORD="cup-of-tea", **where)
     web = going(tmp_path / "web", "manage.py", "runserver", "--noreload", str(port), folder=FOLDER, **where)
     engine = going(
@@ -69,9 +72,3 @@ def test_an_order_and_its_reminder_are_one_transaction(store_url: str, tmp_path:
         assert '<a href="http://127.0.0.1:8700/ui/jobs?q=owner%3Abo">jobs</a>' in listed
         assert "owner%3Acy" not in listed  # neither the order
         assert re.search(r"1 order\b", listed)
-
-
-@pytest.mark.parametrize("arguments", [("next", "0 9 * * *", "--timezone", "UTC"), ("--help",)])
-def test_the_command_line_is_that_of_timebell(arguments: tuple[str, ...], sqlite_url: str) -> None:
-    said = done("manage.py", "timebell", *arguments, folder=FOLDER, **database(sqlite_url))
-    assert "At 09:00" in said or "db" in said
