@@ -22,7 +22,7 @@ from django.utils.connection import ConnectionProxy
 
 from timebell import Every, Timebell
 from timebell.errors import InvalidInput, NotFound
-from timebell.integrations.django import database_url
+from timebell.integrations.django import dashboard_link, database_url, fresh_connections
 
 ALIAS = "joined"
 
@@ -186,3 +186,24 @@ def test_databases_that_cannot_be_shared(described: dict[str, Any], monkeypatch:
     with pytest.raises(InvalidInput) as refused:
         database_url("other")
     assert refused.value.code == "DATABASE_URL_INVALID"
+
+
+def test_a_handlers_connection_ends_with_it(django: ConnectionProxy) -> None:
+    django.close()
+    seen: list[Any] = []
+
+    @fresh_connections
+    def handler(order: int) -> int:
+        seen.append(orders(django))
+        assert django.connection is not None
+        return order
+
+    assert handler(7) == 7
+    assert (seen, django.connection) == ([[]], None)
+
+
+def test_rows_lead_to_their_jobs_where_there_is_a_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = dashboard_link(lambda row: f"owner:{row}")
+    assert link("a&b") == ""
+    monkeypatch.setattr(settings, "TIMEBELL_DASHBOARD_URL", "https://bell.example/ui", raising=False)
+    assert link("a&b") == '<a href="https://bell.example/ui/jobs?q=owner%3Aa%26b">jobs</a>'

@@ -126,7 +126,7 @@ def _adapted(driver: str, dialect: Any, connection: Any) -> Any:
 
 
 class _Plain:
-    """A connection whose cursors are plain and rows tuples, whatever its owner had them be."""
+    """A connection whose rows are tuples, whatever its owner had them be."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -140,8 +140,6 @@ class _Plain:
             cursor = self._connection.cursor()
             cursor.row_factory = None
             return cursor
-        from psycopg import AsyncConnection, AsyncCursor, Cursor
         from psycopg.rows import tuple_row
 
-        kind: Any = AsyncCursor if isinstance(self._connection, AsyncConnection) else Cursor
-        return kind(self._connection, row_factory=tuple_row)
+        return self._connection.cursor(row_factory=tuple_row)
