@@ -172,7 +172,7 @@ def db_zones(
 
 @root.command()
 def doctor(database: Database = None, output: Output = None) -> None:
-    """Check database, clock, zone data and port."""
+    """Find what is set up wrongly: database, settings, machine; and what stands still."""
     from timebell.cli import doctor as doctors
 
     raise typer.Exit(doctors.examine(database, output))
