@@ -170,6 +170,38 @@ def db_zones(
     raise typer.Exit(zones.preview(database, against, output))
 
 
+@root.command("backup")
+def backup_(
+    file: Annotated[Path, typer.Argument(help="Where to put it; it must not exist.")],
+    database: Database = None,
+    output: Output = None,
+) -> None:
+    """Copy the database while nodes use it (SQLite).
+
+    Of PostgreSQL it says how.
+    """
+    from timebell.cli import backup
+
+    raise typer.Exit(backup.backup(file, database, output))
+
+
+@root.command("restore")
+def restore_(
+    file: Annotated[Path | None, typer.Argument(help="A backup; left out, the database has been restored.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    database: Database = None,
+    output: Output = None,
+) -> None:
+    """Put a backup in place, and hold what fell due since it was made.
+
+    It may have run already, so it waits for timebell recover. What was there is kept beside it. PostgreSQL: pg_restore
+    first, then this without a file.
+    """
+    from timebell.cli import backup
+
+    raise typer.Exit(backup.restore(file, database, output, yes=yes))
+
+
 @root.command()
 def doctor(database: Database = None, output: Output = None) -> None:
     """Find what is set up wrongly: database, settings, machine; and what stands still."""
