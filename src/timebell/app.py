@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from timebell import settings as configuration
-from timebell import setup
+from timebell import setup, tracing
 from timebell.alarm import Alarm
 from timebell.client.audiences import Audiences
 from timebell.client.audits import Audits
@@ -89,6 +89,8 @@ class Timebell:
         self.settings = configuration.load(database_url=url, default_timezone=timezone)
         if self.settings.default_timezone is not None:
             zone(self.settings.default_timezone)
+        if self.settings.otel_enabled:
+            tracing.start(configuration.package_version())
         self._unheard = choice(Unheard, unheard, "unheard")
         self._virtual = clock is not None
         self.handlers = Handlers()
@@ -334,8 +336,9 @@ class Timebell:
         await self.open()
         since = await self.schedules.since(options, connection) if replace else None
         calendar = await self.schedules.calendar_of(options, connection)
-        draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since, calendar)
-        return await self.schedules.put(draft, replace=replace, connection=connection)
+        with tracing.creating([topic], []):
+            draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since, calendar)
+            return await self.schedules.put(draft, replace=replace, connection=connection)
 
     async def save_calendar(
         self, name: str, calendar: Calendar, *, tenant_id: str = "default", connection: Any = None

@@ -76,6 +76,7 @@ class Settings:
     metrics_host: str = _setting("127.0.0.1", "text")
     metrics_port: int | None = _setting(None, "int", least=1, most=65_535)
     metrics_schedule_label: bool = _setting(False, "bool")
+    otel_enabled: bool = _setting(False, "bool")
     alert_urls: str | None = _setting(None, "secret")
     log_level: str = _setting("info", "word", words=("debug", "info", "warning", "error"))
     log_format: str = _setting("auto", "word", words=("auto", "text", "json"))

@@ -9,11 +9,12 @@ import sys
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from timebell import tracing
 from timebell.settings import Settings
 
 T = TypeVar("T")
 LONGEST = 8 * 1024  # bytes of a line
-FIELDS = ("event", "job_id", "schedule", "topic", "tenant", "attempt", "lag_ms")
+FIELDS = ("event", "job_id", "schedule", "topic", "tenant", "attempt", "lag_ms", "trace_id")
 CUT = "... (cut)"
 # What can end a line, move the cursor or turn the direction of writing: C0, C1, and Unicode's own.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -27,6 +28,8 @@ class JsonLines(logging.Formatter):
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"at": at.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name}
         line |= {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
+        if "trace_id" not in line and (trace := tracing.trace_id()):
+            line["trace_id"] = trace
         texts = {"message": record.getMessage()}
         if record.exc_info:
             texts["exception"] = self.formatException(record.exc_info)

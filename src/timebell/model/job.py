@@ -231,6 +231,8 @@ class Attempt:
     """How often it was replayed after it had failed for good."""
     verdict: dict[str, Any] | None = None
     """Of one with a condition: that it held, and of which values."""
+    trace_id: str | None = None
+    """Of its delivery, if deliveries are traced."""
 
     @property
     def is_for_handlers(self) -> bool:

@@ -32,6 +32,7 @@ from timebell.store.sql.named import bound
 from timebell.store.sql.recurrences import recurrence_of
 from timebell.store.statement import Statement
 from timebell.store.transaction import SCHEDULES, Transaction
+from timebell.tracing import without_context
 
 log = logging.getLogger("timebell.planner")
 EVERY: Mapping[str, str] = {}
@@ -66,7 +67,7 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
         return write_over(tx, row.id, schedule, None, now)
     same = _row(schedule)
     unchanged = dataclasses.replace(old.recurrence, overrides=()) == schedule.recurrence and all(
-        same[part] == getattr(row, part) for part in ("action", "policies")
+        without_context(same[part]) == without_context(getattr(row, part)) for part in ("action", "policies")
     )
     by_code = schedule.code_hash is not None and schedule.code_hash == old.code_hash
     if old.fault is None and (unchanged or by_code):
