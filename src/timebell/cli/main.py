@@ -17,6 +17,7 @@ from timebell.cli.campaign import campaign
 from timebell.cli.dead import dead
 from timebell.cli.job import job
 from timebell.cli.keys import key, tenant
+from timebell.cli.observe import observe
 from timebell.cli.operate import api, calendar, config, node
 from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
 from timebell.cli.recover import recover
@@ -52,6 +53,7 @@ root.add_typer(campaign, name="campaign")
 root.add_typer(secret, name="secret")
 root.add_typer(source, name="source")
 root.add_typer(trigger, name="trigger")
+root.add_typer(observe, name="observe")
 for command in (apply_, export, calendar, api, recover, torture):
     root.command(command.__name__.rstrip("_"))(command)
 
