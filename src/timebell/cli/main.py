@@ -172,6 +172,16 @@ def db_zones(
     raise typer.Exit(zones.preview(database, against, output))
 
 
+@db.command("roles")
+def db_roles(
+    prefix: Annotated[str, typer.Option(metavar="NAME", help="What their names begin with.")] = "timebell",
+) -> None:
+    """Print the SQL of roles with the least privileges (PostgreSQL): node, client, reader."""
+    from timebell.cli import privileges
+
+    raise typer.Exit(privileges.print_roles(prefix))
+
+
 @root.command("backup")
 def backup_(
     file: Annotated[Path, typer.Argument(help="Where to put it; it must not exist.")],
