@@ -228,6 +228,13 @@ def package_version() -> str:
         return "0.0.0+source"
 
 
+def systemd() -> tuple[str | None, float | None]:
+    """Where systemd wants to be told how this process is, and within how many seconds at least (sd_notify(3))."""
+    wanted, micros = os.environ.get("WATCHDOG_PID", str(os.getpid())), os.environ.get("WATCHDOG_USEC", "")
+    watched = micros.isdigit() and int(micros) > 0 and wanted == str(os.getpid())
+    return os.environ.get("NOTIFY_SOCKET") or None, int(micros) / 1e6 if watched else None
+
+
 def colourless() -> bool:
     """Whether the user wants no colours (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))

@@ -84,7 +84,7 @@ async def ready(app: Timebell) -> datetime:
     for name, failing in service.failing.items():
         raise NotReady(failing.code, f"The {name} waits for the database.")
     _in_time(app)
-    _turning(app, service)
+    turning(app, service)
     return reading
 
 
@@ -95,7 +95,7 @@ def _in_time(app: Timebell) -> None:
         raise NotReady("CLOCK_SKEWED", f"This machine's clock is {skew:.1f} s off the database's; {most:g} s may be.")
 
 
-def _turning(app: Timebell, service: Service) -> None:
+def turning(app: Timebell, service: Service) -> None:
     """Raises NotReady if the planner or worker does not turn: each heartbeat makes both look."""
     most = max(TURNS * service.node.options.heartbeat, PATIENCE)
     now = app.clock.monotonic()

@@ -82,7 +82,8 @@ def test_no_secret_of_the_process_is_logged(
     monkeypatch.setenv("TIMEBELL_ALERT_URLS", "ops=slack://hunter2-a/b mailto://u:hunter2-mail@example.com")
     format = formatter(Mask(load())).format
     told = (
-        "hunter2-db slack://hunter2-a/b hunter2-new hunter2-old hunter2-api hunter2-mail amqp://u:hunter2-other@broker:5672/v "
+        "hunter2-db slack://hunter2-a/b hunter2-new hunter2-old hunter2-api hunter2-mail "
+        "amqp://u:hunter2-other@broker:5672/v "
         "tb_live_0123456789ab_"
         + "a1" * 24
         + " whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw Authorization: Bearer hunter2.jwt.x"
