@@ -48,7 +48,7 @@ from timebell.observe.timed import TimedStore
 from timebell.recurrence import Calendar, Every, RRule, Spec, parse_cron, tzdata_version, zone
 from timebell.store.bridges import bridge_of
 from timebell.store.dialects.base import Store
-from timebell.store.open import HEAD, open_store, outdated, upgrade, version
+from timebell.store.open import HEAD, open_store, outdated, upgrade, version, works
 from timebell.store.sql import jobs, queues
 from timebell.store.sql.calendars import SavedCalendar
 from timebell.store.sql.erasure import Erased
@@ -518,7 +518,7 @@ class Timebell:
         found = await version(url)
         if found != HEAD and (self.settings.database_auto_upgrade or (found is None and url.startswith("sqlite"))):
             await upgrade(url)
-        elif found != HEAD:
+        elif found != HEAD and not await works(url, found):
             raise outdated(url, found)
         await self.store.open()
         if not self._virtual:  # "now" is the database's, also for those who only make jobs

@@ -67,7 +67,7 @@ class Systemd:
         self._socket.close()
 
 
-@pytest.fixture(params=["path", "abstract"])
+@pytest.fixture(params=["path", pytest.param("abstract", marks=pytest.mark.slow)])
 def systemd(request: pytest.FixtureRequest) -> Iterator[Systemd]:
     folder = tempfile.mkdtemp(prefix="tb")
     listening = Systemd(f"@{folder}" if request.param == "abstract" else f"{folder}/notify")

@@ -19,7 +19,7 @@ from timebell.errors import SchemaOutdated, StoreError, StoreUnreachable
 from timebell.model.healed import Healed
 from timebell.recurrence import tzdata_version
 from timebell.settings import package_version
-from timebell.store.open import HEAD, VERSION_TABLE, outdated
+from timebell.store.open import HEAD, VERSION_TABLE, outdated, works
 from timebell.store.transaction import Transaction
 
 PATIENCE = 3.0  # seconds for the store to answer a probe
@@ -72,7 +72,7 @@ async def ready(app: Timebell) -> datetime:
     try:
         async with asyncio.timeout(PATIENCE):
             found = await app.store.run(_schema_version)
-            if found != HEAD:
+            if found != HEAD and not await works(app.store.url, found):
                 raise outdated(app.store.url, found)
             reading = await app.store.reading()
     except TimeoutError:

@@ -109,7 +109,7 @@ async def _put(file: Path, target: Path) -> tuple[HeldBack, Path | None]:
 
 async def _held_back(url: str) -> HeldBack:
     """Bring the tables up to date and hold what is due. Raises StoreInUse, Conflict (NODES_RUN)."""
-    await upgrade(url)
+    await upgrade(url)  # raises SchemaOutdated for a newer one
     app = Timebell(url, timezone="UTC")
     try:
         await app.open()

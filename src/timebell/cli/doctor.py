@@ -26,7 +26,7 @@ from timebell.settings import Settings
 from timebell.store.dialects.base import Store
 from timebell.store.dialects.pooler import pooled
 from timebell.store.dialects.postgres import plain
-from timebell.store.open import HEAD, open_store
+from timebell.store.open import HEAD, open_store, works
 from timebell.store.sql import nodes, zone_changes
 from timebell.store.transaction import Transaction
 
@@ -89,8 +89,10 @@ async def _opened(store: Store, found: str | None, chosen: Settings) -> AsyncIte
             yield check
         if server.standby or server.read_only:
             return
-    if found == HEAD:
-        yield Check("ok", "schema", f"current ({HEAD})")
+    fits = await works(store.url, found)
+    if fits:
+        newer = "" if found == HEAD else f", of a newer release; this one is {HEAD}"
+        yield Check("ok", "schema", f"current ({found}{newer})")
     else:
         detail = f"{found or 'no tables'}; needed {HEAD}"
         yield fail("schema", "DATABASE_NOT_UPGRADED", detail, "Run: timebell db upgrade")
@@ -102,7 +104,7 @@ async def _opened(store: Store, found: str | None, chosen: Settings) -> AsyncIte
         yield _sqlite_library()
         for check in doctor_database.disk(store.url):
             yield check
-    if found == HEAD:
+    if fits:
         yield await _engine(store)
         yield await _zone_data(store)
         for check in await doctor_database.waiting(store, chosen):
