@@ -21,8 +21,8 @@ VERSION_TABLE = "timebell_version"
 HEAD = "0021"
 WORKS_SINCE = "0021"
 """The oldest release, by its HEAD, that works on the tables of HEAD. A migration that only adds what older releases
-need not know (a nullable column or one with a default, a table, an index) leaves it; one that takes away or gives another
-meaning sets it to the first release that got along without."""
+need not know (a nullable column or one with a default, a table, an index) leaves it; one that takes away, or gives
+another meaning, sets it to the first release that got along without."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY = "55P03"  # a lock was not to be had in time
 TRIES = 60
