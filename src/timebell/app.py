@@ -70,7 +70,7 @@ L = TypeVar("L", bound=Callable[[], AsyncIterator[Any] | AbstractAsyncContextMan
 class Timebell:
     """A scheduler: handlers, the verbs that make work, and the engine that runs it.
 
-    `url` is `sqlite:///file` or `postgresql://user@host/name` (else TIMEBELL_DATABASE_URL, else
+    `url` is `sqlite:///file`, `postgresql://user@host/name` or `mariadb://...` (else TIMEBELL_DATABASE_URL, else
     `sqlite:///timebell.db`); `timezone` is the IANA zone of calls that give none. `unheard`
     says what becomes of due jobs whose topic no live node listens to: `hold` them until one does, or `complete` them
     with `listeners: 0`. `targets` are kinds of your own, beside `http` and the others; `clock` is for virtual time.
@@ -298,9 +298,9 @@ class Timebell:
     ) -> Job:
         """Make one job, due at `run_at` (None: now). The other arguments are the fields of `JobSpec`.
 
-        With `connection` (a connection or session of SQLAlchemy, or a connection of psycopg, asyncpg or sqlite3) the
-        job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast, Conflict, Refused,
-        StoreError.
+        With `connection` (a connection or session of SQLAlchemy, or a connection of psycopg, asyncpg, PyMySQL or
+        sqlite3) the job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast,
+        Conflict, Refused, StoreError.
         """
         spec = spec_of(topic=topic, run_at=run_at, **fields)
         (made,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
