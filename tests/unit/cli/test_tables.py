@@ -60,7 +60,7 @@ def test_an_unreachable_database(command: tuple[str, ...], cli: Cli) -> None:
 
 
 def test_another_kind_of_database_is_refused(cli: Cli) -> None:
-    done = cli("db", "upgrade", "--database", "mysql://me:hunter2@host/db")
+    done = cli("db", "upgrade", "--database", "oracle://me:hunter2@host/db")
     assert done.code == 2
     assert "DATABASE_URL_INVALID" in done.err
     assert "hunter2" not in done.err
