@@ -8,7 +8,7 @@ BESIDE := -n auto --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server pyproject.toml requirements/build.in
 
-.PHONY: help run test test-all screens check format openapi docs bench figures sbom lock clean
+.PHONY: help run test test-all check format openapi bench lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,9 +42,6 @@ test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, a
 test-all: $(VENV)/.dev ## also the soaks, full sweeps and ten-million-row tables
 	$(BIN)/python -m pytest $(BESIDE) -m "slow or not slow"
 
-screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone
-	$(BIN)/python -m tests.ui.screens
-
 check: $(VENV)/.dev ## format, lint, types, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -59,18 +56,8 @@ format: $(VENV)/.dev ## put the code into shape
 openapi: $(VENV)/.dev ## write docs/reference/openapi.json from the code
 	$(BIN)/python -m timebell.api.v1 > docs/reference/openapi.json
 
-docs: $(VENV)/.dev ## the documentation as a site, into build/site; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict -f docs-site/mkdocs.yml
-	@echo "docs: build/site/index.html"
-
 bench: $(VENV)/.bench ## the figures, beside a peer's (BENCH="W2,W3 --stores sqlite" for some of them)
 	$(BIN)/python -m benchmarks $(BENCH)
-
-figures: $(VENV)/.dev ## what an installation costs: size and time of pip install, import, start
-	$(BIN)/python scripts/figures.py
-
-sbom: $(VENV)/.dev ## write sbom.json, the CycloneDX bill of materials of timebell[server]
-	$(BIN)/python scripts/sbom.py > sbom.json
 
 lock: $(VENV)/.dev ## pin the newest versions, with hashes
 	$(PIP) install uv
@@ -79,4 +66,4 @@ lock: $(VENV)/.dev ## pin the newest versions, with hashes
 	$(UV_COMPILE) requirements/bench.in -c requirements/run.txt -o requirements/bench.txt
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

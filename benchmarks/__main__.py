@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import sys
 import time
@@ -16,9 +17,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks import machine, over_http, pages, report, to_targets, verbs
-from benchmarks.on_mariadb import TimebellOnMariadb
-from benchmarks.peers.systems import PEERS, prepare
-from benchmarks.systems import Measured, Server, TimebellOnPostgres, TimebellOnSqlite
+from benchmarks.systems import PEERS, Server, System, TimebellOnPostgres, TimebellOnSqlite
 from benchmarks.workloads import SCALES, WORKLOADS, Sizes
 
 Cell = dict[str, Any]
@@ -28,12 +27,9 @@ def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
     everything = [*WORKLOADS, "next", "verbs"]
     parser.add_argument("workloads", nargs="?", default=everything, type=_some_of(everything), metavar="W1,W2,...")
-    stores = ["sqlite", "postgres", "mariadb"]
-    parser.add_argument("--stores", default=stores[:2], type=_some_of(stores))
-    parser.add_argument("--processes", default=["1", "2"], type=_some_of(["1", "2"]), help="two only on a server")
-    parser.add_argument(
-        "--peers", default=["pgqueuer"], type=_peers, metavar="P1,P2,...", help="all, none or some of them"
-    )
+    parser.add_argument("--stores", default=["sqlite", "postgres"], type=_some_of(["sqlite", "postgres"]))
+    parser.add_argument("--processes", default=["1", "2"], type=_some_of(["1", "2"]), help="two only on PostgreSQL")
+    parser.add_argument("--peer", default="pgqueuer", choices=[*PEERS, "none"])
     parser.add_argument("--scale", default="full", choices=[*SCALES])
     parser.add_argument("--runs", default=1, type=int, help="of each; medians are shown")
     parser.add_argument("--backlog", type=int, help="pending jobs in W4, for instance 10000000")
@@ -51,28 +47,18 @@ def _some_of(known: Sequence[str]) -> Any:
     return read
 
 
-def _peers(text: str) -> list[str]:
-    return {"all": list(PEERS), "none": []}.get(text) or (_some_of(list(PEERS))(text) if text != "none" else [])
-
-
-def _planned(given: argparse.Namespace, server: Server | None) -> list[tuple[str, Measured, int]]:
-    """(workload, system, processes), the peers right after ours so that all see the same machine."""
+def _planned(given: argparse.Namespace, server: Server | None) -> list[tuple[str, System, int]]:
+    """(workload, system, processes), the peer right after ours so that both see the same machine."""
     counts = [int(each) for each in given.processes]
-    plan: list[tuple[str, Measured, int]] = []
+    plan: list[tuple[str, System, int]] = []
     for workload in (each for each in given.workloads if each in WORKLOADS):
         if "sqlite" in given.stores and 1 in counts:
             plan.append((workload, TimebellOnSqlite(), 1))
         if server is not None:
-            systems: list[Measured] = [TimebellOnPostgres(server)]
-            if workload != "W7":  # they know no tenants
-                systems += [PEERS[peer](server) for peer in given.peers]
-            plan += [
-                (workload, system, count)
-                for count in counts for system in systems
-                if system.most.get(workload) != 0 and (count == 1 or system.notices)
-            ]  # fmt: skip
-        if "mariadb" in given.stores:
-            plan += [(workload, TimebellOnMariadb(), count) for count in counts]
+            systems: list[System] = [TimebellOnPostgres(server)]
+            if given.peer != "none" and workload != "W7":  # it knows no tenants
+                systems.append(PEERS[given.peer](server))
+            plan += [(workload, system, count) for count in counts for system in systems]
     return plan
 
 
@@ -128,13 +114,8 @@ async def _main(given: argparse.Namespace) -> bool:
         sizes = replace(sizes, backlog=given.backlog)
     loads = any(each in WORKLOADS for each in given.workloads)
     on_server = "postgres" in given.stores and (loads or "verbs" in given.workloads)
-    if on_server and loads:
-        try:
-            prepare(given.peers)
-        except (ImportError, RuntimeError) as missing:
-            raise SystemExit(
-                f"A peer is not there: {missing}. Install requirements/bench.txt, or say --peers none."
-            ) from missing
+    if on_server and loads and given.peer != "none" and importlib.util.find_spec(given.peer) is None:
+        raise SystemExit(f"The peer is not installed: pip install {given.peer}, or say --peer none.")
     results: dict[str, Any] = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "scale": asdict(sizes), "runs": given.runs,
         "machine": machine.facts(), "postgres": {}, "cells": [], "next": [], "verbs": [],
@@ -152,8 +133,7 @@ async def _main(given: argparse.Namespace) -> bool:
             results["next"] = next_fire.measure()
         if "verbs" in given.workloads:
             _say("verbs")
-            stores = [store for store in given.stores if store != "mariadb"]
-            results["verbs"] = await verbs.measure(stores, server)
+            results["verbs"] = await verbs.measure(given.stores, server)
     except asyncio.CancelledError:
         _say("stopped; what was measured so far:")
         raise

@@ -13,12 +13,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import TYPE_CHECKING, Any
 
 from timebell import settings as configuration
-from timebell import setup, tracing
+from timebell import setup
 from timebell.alarm import Alarm
 from timebell.client.audiences import Audiences
 from timebell.client.audits import Audits
 from timebell.client.campaigns import Campaigns
-from timebell.client.connections import Connections
 from timebell.client.devices import Devices
 from timebell.client.jobs import Jobs
 from timebell.client.schedules import Schedules, code_hash
@@ -40,7 +39,7 @@ from timebell.observe.timed import TimedStore
 from timebell.recurrence import Spec, tzdata_version, zone
 from timebell.store.bridges import bridge_of
 from timebell.store.dialects.base import Store
-from timebell.store.open import HEAD, open_store, outdated, upgrade, version, works
+from timebell.store.open import HEAD, open_store, outdated, upgrade, version
 from timebell.store.sql import queues
 from timebell.targets.base import Target
 from timebell.targets.bodies import sample
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 class Timebell(Declared, Verbs):
     """A scheduler: handlers, the verbs that make work, and the engine that runs it.
 
-    `url` is `sqlite:///file`, `postgresql://user@host/name` or `mariadb://...` (else TIMEBELL_DATABASE_URL, else
+    `url` is `sqlite:///file` or `postgresql://user@host/name` (else TIMEBELL_DATABASE_URL, else
     `sqlite:///timebell.db`); `timezone` is the IANA zone of calls that give none. `unheard`
     says what becomes of due jobs whose topic no live node listens to: `hold` them until one does, or `complete` them
     with `listeners: 0`. `targets` are kinds of your own, beside `http` and the others; `clock` is for virtual time.
@@ -74,8 +73,6 @@ class Timebell(Declared, Verbs):
         self.settings = configuration.load(database_url=url, default_timezone=timezone)
         if self.settings.default_timezone is not None:
             zone(self.settings.default_timezone)
-        if self.settings.otel_enabled:
-            tracing.start(configuration.package_version())
         self._unheard = choice(Unheard, unheard, "unheard")
         self._virtual = clock is not None
         self.handlers = Handlers()
@@ -113,7 +110,6 @@ class Timebell(Declared, Verbs):
         self.jobs = Jobs(store, clock, self._working, *shared)
         self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
         self.secrets = Secrets(store, clock, self.open, self._ring)
-        self.connections = Connections(store, clock, self.open, self._ring, self._operate)
         self.targets = Targets(store, clock, self.open, self._ring, self._find_target)
         self.triggers = Triggers(store, clock, self._working, self.open, self.jobs, self._operate)
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)
@@ -183,7 +179,7 @@ class Timebell(Declared, Verbs):
         found = await version(url)
         if found != HEAD and (self.settings.database_auto_upgrade or (found is None and url.startswith("sqlite"))):
             await upgrade(url)
-        elif found != HEAD and not await works(url, found):
+        elif found != HEAD:
             raise outdated(url, found)
         await self.store.open()
         if not self._virtual:  # "now" is the database's, also for those who only make jobs
@@ -212,7 +208,6 @@ class Timebell(Declared, Verbs):
         now = self.clock.now()
         chosen = dataclasses.replace(setup.options(self.settings), **options)
         counters = Counters()
-        setup.count_messages(self.kinds, counters)
         if self._arrivals is None:
             self._arrivals = Arrivals(bridge_of(self.settings.arrivals_url, self.store), self.clock)
         node = Node(

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
-from timebell import tracing
 from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.jobs import Jobs, JobSpec, queue_name, spec_of
@@ -65,9 +64,9 @@ class Verbs(ABC):
     ) -> Job:
         """Make one job, due at `run_at` (None: now). The other arguments are the fields of `JobSpec`.
 
-        With `connection` (a connection or session of SQLAlchemy, or one of psycopg, asyncpg, PyMySQL, sqlite3 or
-        Django) the job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast,
-        Conflict, Refused, StoreError.
+        With `connection` (a connection or session of SQLAlchemy, or a connection of psycopg, asyncpg or sqlite3) the
+        job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast, Conflict, Refused,
+        StoreError.
         """
         spec = spec_of(topic=topic, run_at=run_at, **fields)
         (made,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
@@ -91,8 +90,8 @@ class Verbs(ABC):
         """Make a schedule: a job of `topic` at each instant of `recurrence` in `timezone`.
 
         Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
-        priority, group, condition, unless, retry, timeout, expires_after, overlap (skip, queue, cancel_previous,
-        allow), catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
+        priority, group, retry, timeout, expires_after, overlap (skip, queue, cancel_previous, allow),
+        catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
         class_ (state, anchored), jitter, tolerance, notify, unheard (hold, complete), start, end, max_runs, enabled,
         description, labels, created_by; and calendar (a Calendar, the name of a saved one, or a name and a version,
         "kr@3") with roll (skip, next, previous). Raises InvalidInput, NotFound (CALENDAR_NOT_FOUND), Conflict
@@ -101,9 +100,8 @@ class Verbs(ABC):
         await self.open()
         since = await self.schedules.since(options, connection) if replace else None
         calendar = await self.schedules.calendar_of(options, connection)
-        with tracing.creating([topic], []):
-            draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since, calendar)
-            return await self.schedules.put(draft, replace=replace, connection=connection)
+        draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since, calendar)
+        return await self.schedules.put(draft, replace=replace, connection=connection)
 
     async def save_calendar(
         self, name: str, calendar: Calendar, *, tenant_id: str = "default", connection: Any = None

@@ -19,7 +19,7 @@ from timebell.errors import SchemaOutdated, StoreError, StoreUnreachable
 from timebell.model.healed import Healed
 from timebell.recurrence import tzdata_version
 from timebell.settings import package_version
-from timebell.store.open import HEAD, VERSION_TABLE, outdated, works
+from timebell.store.open import HEAD, VERSION_TABLE, outdated
 from timebell.store.transaction import Transaction
 
 PATIENCE = 3.0  # seconds for the store to answer a probe
@@ -34,8 +34,8 @@ class NotReady(Exception):
         self.code, self.detail = code, detail
 
 
-def router(app: Timebell, *, engine: bool = True) -> APIRouter:
-    """The two probes of a process; one without an engine is ready when it can ask the database."""
+def router(app: Timebell) -> APIRouter:
+    """The two probes of a process."""
     routes = APIRouter()
 
     @routes.get("/livez")
@@ -46,7 +46,7 @@ def router(app: Timebell, *, engine: bool = True) -> APIRouter:
     async def readyz(request: Request, verbose: str | None = None) -> Response:
         near = is_near(request)
         try:
-            database_time = await ready(app, engine=engine)
+            database_time = await ready(app)
         except NotReady as why:
             detail = why.detail if near else "This process cannot do its work now; its log says why."
             return problem(503, why.code, detail, {"Retry-After": "1"})
@@ -64,15 +64,15 @@ def is_near(request: Request) -> bool:
         return False
 
 
-async def ready(app: Timebell, *, engine: bool = True) -> datetime:
+async def ready(app: Timebell) -> datetime:
     """The database's time, if the store answers, its tables are right and the engine runs. Raises NotReady."""
     service = app.service
-    if engine and service is None:
+    if service is None:
         raise NotReady("ENGINE_NOT_RUNNING", "The engine is starting or draining.")
     try:
         async with asyncio.timeout(PATIENCE):
             found = await app.store.run(_schema_version)
-            if found != HEAD and not await works(app.store.url, found):
+            if found != HEAD:
                 raise outdated(app.store.url, found)
             reading = await app.store.reading()
     except TimeoutError:
@@ -81,11 +81,10 @@ async def ready(app: Timebell, *, engine: bool = True) -> datetime:
         raise NotReady(old.code, str(old)) from old
     except StoreError as failed:
         raise NotReady(failed.code, "The database does not answer; the log of this process says why.") from failed
+    for name, failing in service.failing.items():
+        raise NotReady(failing.code, f"The {name} waits for the database.")
     _in_time(app)
-    if service is not None:
-        for name, failing in service.failing.items():
-            raise NotReady(failing.code, f"The {name} waits for the database.")
-        turning(app, service)
+    _turning(app, service)
     return reading
 
 
@@ -96,7 +95,7 @@ def _in_time(app: Timebell) -> None:
         raise NotReady("CLOCK_SKEWED", f"This machine's clock is {skew:.1f} s off the database's; {most:g} s may be.")
 
 
-def turning(app: Timebell, service: Service) -> None:
+def _turning(app: Timebell, service: Service) -> None:
     """Raises NotReady if the planner or worker does not turn: each heartbeat makes both look."""
     most = max(TURNS * service.node.options.heartbeat, PATIENCE)
     now = app.clock.monotonic()
@@ -118,7 +117,7 @@ def _facts(app: Timebell, database_time: datetime) -> dict[str, Any]:
         "status": "ready",
         "version": package_version(),
         "node": app.settings.node_name,
-        "store": app.store.dialect.name.partition(" ")[0],
+        "store": "postgresql" if app.store.many_nodes else "sqlite",
         "schema": HEAD,
         "tzdata": tzdata_version(),
         "databaseTime": database_time.isoformat().replace("+00:00", "Z"),

@@ -1,18 +1,17 @@
-"""`/sources`: where dated rows are, and what they are."""
+"""`/sources`: where dated rows are; and `/hooks/{sourceId}`, where systems say what has changed."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from pydantic import Field
 
 from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.hook_door import HOOKS, token_part
-from timebell.api.matching import Match, expect
 from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
+from timebell.client.jobs import uuid_of
 from timebell.errors import InvalidInput, NotFound
-from timebell.model.trigger import Item, Observed, Source, micros
+from timebell.model.trigger import Item, Observed, Source
 from timebell.store.sql import sources as rows
 from timebell.tenancy.roles import Role, require
 
@@ -61,7 +60,6 @@ class SourceOut(Shown):
     kind: str
     options: dict[str, Json]
     hook: str
-    state: Literal["ready", "failing", "reauthorise", "orphaned"]
     synced_at: Instant | None
     fault: str | None
     orphaned_at: Instant | None
@@ -109,8 +107,8 @@ class ObservedOut(Shown):
 @routes.post("/sources", status_code=201, response_model=SourceOut, **changes("source.create", Role.EDITOR))
 async def create_source(body: SourceIn, let: Let) -> Response:
     """Make a source."""
-    made = await _put(let, body.name, body, None, replace=False)
-    return answer(shown(made), 201, {"ETag": etag(made), "Location": f"/api/v1/sources/{made.name}"})
+    made = await _put(let, body.name, body, replace=False)
+    return answer(shown(made), 201, {"Location": f"/api/v1/sources/{made.name}"})
 
 
 @routes.get("/sources", response_model=SourcePage, **reads())
@@ -122,19 +120,14 @@ async def list_sources(let: Let, limit: Limit = 50, cursor: Cursor = None) -> Re
 
 @routes.get("/sources/{name}", response_model=SourceOut, **reads())
 async def get_source(name: Id, let: Let) -> Response:
-    """One source. To editors `hook` has the token with which a board's webhooks need no key."""
-    found = await _find(let, name)
-    said = shown(found)
-    if found.kind == "monday" and let.caller.role.covers(Role.EDITOR):
-        said["hook"] += token_part(let.app.settings.secret_key, found.id)
-    return answer(said, headers={"ETag": etag(found)})
+    """One source."""
+    return answer(shown(await _find(let, name)))
 
 
 @routes.put("/sources/{name}", response_model=SourceOut, **changes("source.put", Role.EDITOR))
-async def put_source(name: Id, body: SourcePut, let: Let, if_match: Match = None) -> Response:
+async def put_source(name: Id, body: SourcePut, let: Let) -> Response:
     """Make a source, or give the one there is other options."""
-    made = await _put(let, name, body, if_match, replace=True)
-    return answer(shown(made), headers={"ETag": etag(made)})
+    return answer(shown(await _put(let, name, body, replace=True)))
 
 
 @routes.delete("/sources/{name}", response_model=SourceOut, **changes("source.delete", Role.EDITOR))
@@ -157,21 +150,30 @@ async def put_items(name: Id, body: ChangesIn, let: Let) -> Response:
     """Say of up to 500 items what they are now: their jobs follow, all of them or none."""
     home = await _find(let, name)
     let.subject = home.name
-    return answer(observed(await observe(let, home.name, [change(one) for one in body.items])))
+    return answer(_observed(await _observe(let, home.name, [_change(one) for one in body.items])))
 
 
-async def _put(let: Let, name: str, body: SourcePut, match: str | None, *, replace: bool) -> Source:
+@routes.post("/hooks/{source}", response_model=ObservedOut, **changes("source.hook", Role.OPERATOR))
+async def hook(source: Id, body: ChangesIn | ChangeIn, let: Let) -> Response:
+    """As `/sources/{name}/items`, for systems that know the source's id, with one change or several."""
+    known = uuid_of(source)
+    home: Source | None = None if known is None else await let.run(rows.by_id, known)
+    if home is None or home.tenant_id != let.tenant_id:
+        raise missing("source", source)
+    let.subject = home.name
+    listed = body.items if isinstance(body, ChangesIn) else [body]
+    return answer(_observed(await _observe(let, home.name, [_change(one) for one in listed])))
+
+
+async def _put(let: Let, name: str, body: SourcePut, *, replace: bool) -> Source:
     let.subject = name
     if body.kind != "webhook":
         # Whoever says where a secret goes can read it there; and an address is asked from where the nodes are.
         own = body.kind == "monday" and "url" not in (body.options or {})
         require(let.caller.role, Role.ADMIN if own else Role.PLATFORM)
     let.operates = True
-    known: Source | None = await let.run(rows.locked, let.tenant_id, name)
-    if known is not None:
-        let.before = shown(known)
-        if replace:
-            expect(match, etag(known), f"The source {name!r:.80}", known.id)
+    known: Source | None = await let.run(rows.find, let.tenant_id, name)
+    let.before = None if known is None else shown(known)
     made: Source = await let.app.triggers.put_source(
         name, body.kind, body.options, replace=replace, tenant_id=let.tenant_id, created_by=let.caller.actor,
         connection=let.connection,
@@ -186,34 +188,23 @@ async def _find(let: Let, name: str) -> Source:
         raise missing("source", name) from None
 
 
-async def observe(let: Let, name: str, items: list[dict[str, Any]]) -> Observed:
-    """Take in what a system says of items. Raises InvalidInput (INVALID_ITEM)."""
+async def _observe(let: Let, name: str, items: list[dict[str, Any]]) -> Observed:
     if not items:
         raise InvalidInput("There is no item.", code="INVALID_ITEM", fix="Give at least one.")
-    found = await let.app.triggers.put_items(name, items, tenant_id=let.tenant_id, connection=let.connection)
-    if let.app.service is not None:
-        let.app.service.node.counters.observed(found)
-    return found
+    return await let.app.triggers.put_items(name, items, tenant_id=let.tenant_id, connection=let.connection)
 
 
-def change(body: ChangeIn) -> dict[str, Any]:
-    """A change as the verbs take it."""
+def _change(body: ChangeIn) -> dict[str, Any]:
     return body.given()
-
-
-def etag(source: Source) -> str:
-    """The strong ETag of a source: when its options were changed."""
-    return f'"{micros(source.updated_at)}"'
 
 
 def shown(source: Source) -> dict[str, Any]:
     """A source as it is answered."""
     return {
         "id": source.id, "name": source.name, "tenantId": source.tenant_id, "kind": source.kind,
-        "options": source.options, "hook": f"{HOOKS}/{source.id}", "state": source.state,
-        "syncedAt": utc(source.synced_at), "fault": source.fault, "orphanedAt": utc(source.orphaned_at),
-        "orphanedReason": source.orphaned_reason, "createdAt": utc(source.created_at),
-        "createdBy": source.created_by, "updatedAt": utc(source.updated_at),
+        "options": source.options, "hook": f"/api/v1/hooks/{source.id}", "syncedAt": utc(source.synced_at),
+        "fault": source.fault, "orphanedAt": utc(source.orphaned_at), "orphanedReason": source.orphaned_reason,
+        "createdAt": utc(source.created_at), "createdBy": source.created_by, "updatedAt": utc(source.updated_at),
     }  # fmt: skip
 
 
@@ -221,6 +212,5 @@ def _item(item: Item) -> dict[str, Any]:
     return {"key": item.key, "version": item.version, "fields": item.fields, "updatedAt": utc(item.updated_at)}
 
 
-def observed(found: Observed) -> dict[str, int]:
-    """What changes came to, as it is answered."""
+def _observed(found: Observed) -> dict[str, int]:
     return {name: getattr(found, name) for name in Observed.__slots__}

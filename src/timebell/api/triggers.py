@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.conditions import ComparisonIn, ComparisonOut
 from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.matching import Match, expect
 from timebell.api.operations import OperationOut
 from timebell.api.operations import shown as operation_shown
 from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged, utc
@@ -18,7 +16,6 @@ from timebell.errors import InvalidInput, NotFound
 from timebell.model.operation import Operation
 from timebell.model.trigger import Trigger
 from timebell.store.sql import sources as rows
-from timebell.store.sql import triggers
 from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["triggers"])
@@ -26,6 +23,14 @@ Offsets = Annotated[
     list[Annotated[str, Field(max_length=20)]],
     Field(min_length=1, max_length=20, description="0, -15m, +1d: s, m, h elapse; d and w are of the calendar."),
 ]
+
+
+class ComparisonIn(Body):
+    """A comparison of a field of the item, which has to hold when the job is due."""
+
+    field: Name
+    op: Annotated[str, Field(max_length=20)]
+    value: Json = None
 
 
 class TriggerPut(Body):
@@ -69,6 +74,14 @@ class PauseIn(Body):
     reason: Annotated[str | None, Field(max_length=1000)] = None
 
 
+class ComparisonOut(Shown):
+    """A comparison."""
+
+    field: str
+    op: str
+    value: Json = None
+
+
 class TriggerOut(Shown):
     """A trigger."""
 
@@ -94,9 +107,8 @@ class TriggerOut(Shown):
     target: Json = None
     unheard: str | None = None
     metadata: dict[str, Json]
-    state: Literal["ready", "paused", "orphaned", "reauthorise"]
+    state: Literal["ready", "paused", "orphaned"]
     orphaned_reason: str | None
-    unauthorised_reason: str | None
     enabled: bool
     pause_reason: str | None
     revision: int
@@ -135,16 +147,14 @@ async def list_triggers(let: Let, limit: Limit = 50, cursor: Cursor = None) -> R
 async def get_trigger(name: Id, let: Let) -> Response:
     """One trigger."""
     found = await _find(let, name)
-    return answer(shown(found), headers={"ETag": etag(found)})
+    return answer(shown(found), headers={"ETag": f'"{found.revision}"'})
 
 
 @routes.put("/triggers/{name}", response_model=TriggerMade, **changes("trigger.put", Role.EDITOR))
-async def put_trigger(name: Id, body: TriggerPut, let: Let, if_match: Match = None) -> Response:
+async def put_trigger(name: Id, body: TriggerPut, let: Let) -> Response:
     """Make a trigger, or change the one there is: what is to come is planned again."""
-    known: Trigger | None = await let.run(triggers.locked, let.tenant_id, name)
-    if known is not None:
-        let.before = shown(known)
-        expect(if_match, etag(known), f"The trigger {name!r:.80}", known.id)
+    known: Trigger | None = await let.run(rows.trigger, let.tenant_id, name)
+    let.before = None if known is None else shown(known)
     return await _put(let, name, body, replace=True)
 
 
@@ -209,7 +219,7 @@ async def _put(let: Let, name: str, body: TriggerPut, *, replace: bool) -> Respo
     let.operates = begun is not None
     said = {**shown(made), "scan": None if begun is None else operation_shown(begun)}
     new = begun is not None and made.revision == 1
-    headers = {"ETag": etag(made)} | ({"Location": f"/api/v1/triggers/{made.name}"} if new else {})
+    headers = {"Location": f"/api/v1/triggers/{made.name}"} if new else None
     return answer(said, 201 if new and not replace else 200, headers)
 
 
@@ -228,11 +238,6 @@ def _operating(let: Let, begun: Operation) -> Response:
     return answer(operation_shown(begun), 202, {"Location": f"/api/v1/operations/{begun.id}"})
 
 
-def etag(trigger: Trigger) -> str:
-    """The strong ETag of a trigger: its revision."""
-    return f'"{trigger.revision}"'
-
-
 def shown(trigger: Trigger) -> dict[str, Any]:
     """A trigger as it is answered."""
     rule, action = trigger.rule, trigger.action
@@ -245,8 +250,8 @@ def shown(trigger: Trigger) -> dict[str, Any]:
         "retry": None if action.retry is None else action.retry.to_json(), "timeoutSeconds": action.timeout,
         "expiresAfterSeconds": action.expires_after, "queue": action.queue, "priority": action.priority,
         "group": action.group, **target_json(action.target), "metadata": metadata_json(metadata),
-        "state": trigger.state,
-        "orphanedReason": trigger.orphaned, "unauthorisedReason": trigger.unauthorised, "enabled": trigger.enabled,
+        "state": "paused" if not trigger.enabled else "ready" if trigger.orphaned is None else "orphaned",
+        "orphanedReason": trigger.orphaned, "enabled": trigger.enabled,
         "pauseReason": trigger.pause_reason, "revision": trigger.revision,
         "createdAt": utc(trigger.created_at), "createdBy": trigger.created_by, "updatedAt": utc(trigger.updated_at),
     }  # fmt: skip

@@ -81,10 +81,8 @@ class Outside:
                 )  # fmt: skip
             if not rows:
                 break
-            some = [row for row in rows if row["token"] not in (None, "")]
-            good, bad = await asyncio.to_thread(_devices, some, source.key)
-            bare = len(rows) - len(some)
-            found = await self._store.run(audiences.take_in, at, good, bad, bare, keys[-1], self._now())
+            good, bad = await asyncio.to_thread(_devices, rows, source.key)
+            found = await self._store.run(audiences.take_in, at, good, bad, keys[-1], self._now())
             if found is None:  # somebody else reads it, too
                 found = await self._store.run(audiences.find, tenant_id, name)
             elif len(rows) < PAGE:
@@ -107,7 +105,7 @@ class Outside:
         except ImportError as missing:
             raise Refused(
                 f"To read an audience from there takes a package that is not installed ({missing.name}).",
-                code="EXTRA_MISSING", fix='Run: pip install "timebell[mysql]".',
+                code="EXTRA_MISSING", fix="pip install pymysql",
             ) from missing  # fmt: skip
         except (SQLAlchemyError, OSError) as failed:
             why = str(getattr(failed, "orig", None) or failed).partition("\n")[0]

@@ -8,19 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from timebell.cli.output import FAILED
-from timebell.cli.schedule import (
-    Condition,
-    Output,
-    Payload,
-    Priority,
-    Queue,
-    Retries,
-    Target,
-    Timeout,
-    Yes,
-    Zone,
-    remote_of,
-)
+from timebell.cli.schedule import Output, Payload, Priority, Queue, Retries, Target, Timeout, Yes, Zone, remote_of
 
 trigger = typer.Typer(
     help="Triggers: fire at a column of somebody else's rows.", no_args_is_help=True, rich_markup_mode=None,
@@ -41,7 +29,9 @@ def create(
     offset: Annotated[list[str] | None, typer.Option(metavar="-15m|0|+1d", help="From the column; several.")] = None,
     timezone: Zone = None,
     recipients: Annotated[str | None, typer.Option(metavar="FIELD", help="Whom it is for: one job a person.")] = None,
-    condition: Condition = None,
+    condition: Annotated[
+        str | None, typer.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
+    ] = None,
     unless: Annotated[str | None, typer.Option(metavar="SQL", help="Not if this query finds something.")] = None,
     grace: Annotated[float | None, typer.Option(metavar="SECONDS", help="So late it still fires.")] = None,
     payload: Payload = None,
@@ -68,7 +58,7 @@ def create(
     }  # fmt: skip
     body = {field: value for field, value in body.items() if value is not None}
     if replace:
-        made = remote.ask("PUT", f"/triggers/{_quoted(name)}", body, match="*")
+        made = remote.ask("PUT", f"/triggers/{_quoted(name)}", body)
     else:
         made = remote.ask("POST", "/triggers", {"name": name, **body})
     scan = made.pop("scan")
@@ -167,11 +157,9 @@ def add(
     remote = remote_of(output)
     body = {"kind": kind, "options": json_of(options, "--options") or {}}
     if replace:
-        made = remote.ask("PUT", f"/sources/{_quoted(name)}", body, match="*")
+        made = remote.ask("PUT", f"/sources/{_quoted(name)}", body)
     else:
         made = remote.ask("POST", "/sources", {"name": name, **body})
-    if kind == "monday":  # its hook with the token is told to who asks
-        made = remote.ask("GET", f"/sources/{_quoted(name)}")
     _show_source(made, remote.settings.output)
 
 
@@ -222,7 +210,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def _source_state(row: Mapping[str, Any]) -> str:
-    return str(row["state"])
+    return "orphaned" if row["orphanedAt"] else "failing" if row["fault"] else "ready"
 
 
 def _show(found: Mapping[str, Any], form: str) -> None:
@@ -242,7 +230,7 @@ def _show(found: Mapping[str, Any], form: str) -> None:
         "unless": found["unless"], "grace": f"{found['graceSeconds']:g} s", "topic": found["topic"],
         "payload": found["payload"],
         "target": found.get("target"), "queue": found["queue"], "paused": found["pauseReason"],
-        "orphaned": found["orphanedReason"], "reauthorise": found["unauthorisedReason"],
+        "orphaned": found["orphanedReason"],
     }  # fmt: skip
     for name, value in facts.items():
         if value is not None:

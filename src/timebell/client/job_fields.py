@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from timebell import tracing
 from timebell.client.jobs import JobSpec
 from timebell.errors import InvalidInput
-from timebell.model.gated import SPELT as LABELS
 from timebell.model.routes import COMPLETES
 
 # Field of JSON -> field of a JobSpec.
@@ -17,8 +15,11 @@ FIELDS = {
     "topic": "topic", "runAt": "run_at", "timezone": "timezone", "payload": "payload", "key": "key", "queue": "queue",
     "group": "group",
     "priority": "priority", "timeoutSeconds": "timeout", "expiresAfterSeconds": "expires_after", "target": "target",
-    "condition": "condition", "unless": "unless",
     "metadata": "metadata", "retry": "retry", "maxRetries": "retry", "onGap": "on_gap", "onFold": "on_fold",
+}  # fmt: skip
+LABELS = {
+    "ownerId": "owner_id", "tenantId": "tenant_id", "correlationId": "correlation_id",
+    "clientRequestId": "client_request_id",
 }  # fmt: skip
 BACKOFF = {"type": "backoff", "delay": "delay", "max": "max_delay", "maxDelay": "max_delay", "jitter": "jitter"}
 
@@ -73,9 +74,9 @@ def retry_of(given: Any) -> dict[str, Any]:
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata with the names that JSON has for labels, without the context of a trace, which nobody wrote."""
+    """Metadata with the names that JSON has for labels."""
     names = {ours: theirs for theirs, ours in LABELS.items()}
-    return {names.get(name, name): value for name, value in metadata.items() if name != tracing.TRACEPARENT}
+    return {names.get(name, name): value for name, value in metadata.items()}
 
 
 def target_json(target: Mapping[str, Any] | None) -> dict[str, Any]:

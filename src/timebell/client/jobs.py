@@ -9,13 +9,12 @@ from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
-from timebell import tracing
 from timebell.alarm import Alarm
 from timebell.client import instants
 from timebell.clock import Clock
 from timebell.errors import Conflict, InThePast, InvalidInput, NotFound
 from timebell.ids import new_ids
-from timebell.model import gated, page
+from timebell.model import page
 from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode, legible
@@ -26,7 +25,7 @@ from timebell.store.sql import dead, erasure, ledger, named
 from timebell.targets import bodies
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import plain
-from timebell.targets.push.target import check_fit
+from timebell.targets.push.target import prepared
 
 # A job due sooner than this makes other nodes look again; for later ones their next heartbeat is in time.
 SOON = timedelta(seconds=10)
@@ -55,8 +54,6 @@ class JobSpec:
     queue: str = "default"
     priority: int = 0
     group: str | None = None
-    condition: Any = None
-    unless: Mapping[str, str] | None = None
     expires_after: float | timedelta | None = None
     target: Mapping[str, Any] | str | None = None
     on_gap: str = "shift"
@@ -129,14 +126,8 @@ class Jobs:
         now = self._clock.now()
         if not specs:
             return []
-        ids = new_ids(now, len(specs))
-        with tracing.creating((str(spec.topic) for spec in specs), ids):
-            return await self._create(specs, ids, now, on_conflict, connection)
-
-    async def _create(
-        self, specs: list[JobSpec], ids: list[str], now: datetime, on_conflict: str, connection: Any
-    ) -> list[NewJob | str]:
         call: Any = self._store.run if connection is None else _joined(self._store, connection)
+        ids = new_ids(now, len(specs))
         new: list[NewJob] = []
         asked_before: dict[str, str] = {}
         for spec, id_ in zip(specs, ids, strict=True):
@@ -172,7 +163,7 @@ class Jobs:
             "owner_id": spec.owner_id, "correlation_id": spec.correlation_id,
             "client_request_id": spec.client_request_id,
         }  # fmt: skip
-        metadata = tracing.context_to_keep() | labelled(spec.metadata, given)
+        metadata = labelled(spec.metadata, given)
         expires = None
         if spec.expires_after is not None:
             expires = when.at + timedelta(seconds=seconds(spec.expires_after, "expires_after"))
@@ -189,7 +180,7 @@ class Jobs:
             target=encode(target, "target") if target else None, named=by_name,
             route=route(topic, target) if by_name is None else "",
             queue=queue_name(spec.queue), priority=urgency(spec.priority),
-            group=group_name(spec.group), conditions=gated.kept(spec.condition, spec.unless),
+            group=group_name(spec.group),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
             expires_at=expires,
@@ -213,13 +204,11 @@ class Jobs:
 
     def shown(self, new: NewJob) -> Job:
         """A job just written, as its maker sees it."""
-        asks = decode(new.conditions) or {}
         return Job(
             id=new.id, tenant_id=new.tenant_id, topic=new.topic, state=JobState.PENDING,
             scheduled_at=new.scheduled_at, run_at=new.run_at, timezone=new.timezone, payload=decode(new.payload),
             metadata=decode(new.metadata) or {}, owner_id=new.owner_id, key=new.key, target=decode(new.target),
             queue=new.queue, priority=new.priority, group=new.group, retry=decode(new.retry), timeout=new.timeout,
-            condition=asks.get("condition", []), unless=asks.get("unless"),
             expires_at=new.expires_at, created_at=new.created_at, replaces=new.replaces,
             adjusted=new.adjusted, local_time=new.local_time,
         )  # fmt: skip
@@ -396,7 +385,7 @@ def payload_of(
     written = encode(plain(payload))
     known = {"topic": topic, "payload": decode(written), "metadata": metadata}
     if target.get("kind") == "push":
-        check_fit(bodies.sample(**known), target["options"])
+        prepared(bodies.sample(**known), target["options"])
     else:
         bodies.check_fit(target.get("options", {}), **known)
     return written, metadata

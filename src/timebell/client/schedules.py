@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from timebell import tracing
 from timebell.alarm import Alarm
 from timebell.client.jobs import (
     Accepted,
@@ -26,7 +25,7 @@ from timebell.clock import Clock
 from timebell.engine.planner import job_of
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
 from timebell.ids import new_id
-from timebell.model import gated, page
+from timebell.model import page
 from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode, legible
@@ -180,7 +179,7 @@ class Schedules:
     def _action(self, topic: str, given: dict[str, Any]) -> Action:
         """What each occurrence becomes; takes its options out of `given`."""
         labels = {name: given.pop(name, None) for name in ("owner_id", "correlation_id")}
-        metadata = tracing.context_to_keep() | labelled(given.pop("metadata", None), labels)
+        metadata = labelled(given.pop("metadata", None), labels)
         unheard = given.pop("unheard", None)
         unheard = None if unheard is None else choice(Unheard, unheard, "unheard")
         target = self._check_target(given.pop("target", None), unheard)
@@ -190,7 +189,6 @@ class Schedules:
             topic=topic, payload=decode(payload), metadata=metadata, owner_id=metadata.get("owner_id"), target=target,
             queue=queue_name(given.pop("queue", "default")), priority=urgency(given.pop("priority", 0)),
             group=group_name(given.pop("group", None)),
-            **gated.read(given.pop("condition", None), given.pop("unless", None)),
             retry=Retry.read(given.pop("retry", None)),
             timeout=_optional(given.pop("timeout", None), "timeout"),
             expires_after=_optional(given.pop("expires_after", None), "expires_after"),

@@ -1,5 +1,4 @@
-"""The gate: what is asked just before a job of a trigger, one with a condition, or of a tenant with a limited month, is
-delivered.
+"""The gate: what is asked just before a job of a trigger, or of a tenant with a limited month, is delivered.
 
 All who ask meanwhile are looked at in one transaction, so a thousand that are due at once are a few of them.
 """
@@ -11,9 +10,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from timebell.engine.context import Node
-from timebell.errors import InvalidInput, NotFound, StoreError, TimebellError
+from timebell.errors import StoreError, TimebellError
 from timebell.model import decide
-from timebell.model.gated import Gated
 from timebell.model.job import Attempt, Ending, JobState, Kind
 from timebell.model.payload import decode, encode
 from timebell.store.sql import gates
@@ -38,16 +36,9 @@ class Gate:
 
     async def of(self, attempt: Attempt) -> Ending | None:
         """What becomes of an attempt instead of its delivery; None: let it be delivered."""
-        gated = attempt.conditions is not None or attempt.kind == Kind.TRIGGER
-        if not gated and attempt.tenant_id not in self.node.metered:
+        if attempt.kind != Kind.TRIGGER and attempt.tenant_id not in self.node.metered:
             return None
-        own = None
-        if attempt.conditions is not None and not attempt.replays:
-            try:
-                own = Gated.of(attempt.conditions, attempt.payload, attempt.metadata)
-            except InvalidInput as unfit:  # of a newer release, whose nodes can
-                return self._ending(attempt, unfit)
-        asked = Asked(attempt.id, attempt.tenant_id, attempt.kind, attempt.replays > 0, own)
+        asked = Asked(attempt.id, attempt.tenant_id, attempt.kind, attempt.replays > 0)
         waiting: asyncio.Future[Ruling | TimebellError] = asyncio.get_running_loop().create_future()
         self._asked[attempt.id] = asked, waiting
         if self._ruling is None or self._ruling.done():
@@ -69,11 +60,11 @@ class Gate:
             try:
                 asked = [one for one, _ in batch.values()]
                 queries: dict[str, Found] = {}
-                if reads := [one for one in asked if one.of_trigger or one.unless]:
-                    from timebell.engine.reading import Reading  # only where there are sources
+                if of_triggers := [one.id for one in asked if one.of_trigger]:
+                    from timebell.engine.reading import Reading  # only where there are triggers
 
                     self._reading = self._reading or Reading(self.node)
-                    queries, failed_ones = await self._reading.of(reads)
+                    queries, failed_ones = await self._reading.of(of_triggers)
                     found |= failed_ones
                     asked = [one for one in asked if one.id not in failed_ones]
                 found |= await self.node.store.run(gates.rule, asked, self.node.clock.now(), queries)
@@ -87,19 +78,15 @@ class Gate:
             self.node.working.poke()  # what was moved may be due soon
 
     def _ending(self, attempt: Attempt, ruling: Ruling | TimebellError) -> Ending | None:
-        now, verdicts = self.node.clock.now(), self.node.counters.verdicts
+        now = self.node.clock.now()
         if isinstance(ruling, TimebellError):
-            verdicts.add("waits")
             retry = self.node.retry_of(attempt, decode(attempt.retry))
             return decide.after_failure(
-                attempt.id, attempt.number, attempt.tries, retry, now, ruling.code, str(ruling), counts=False,
-                retryable=not isinstance(ruling, NotFound),
-            )  # fmt: skip
+                attempt.id, attempt.number, attempt.tries, retry, now, ruling.code, str(ruling), counts=False
+            )
         if ruling.state is None:
-            verdicts.add("passed")
             attempt.verdict = ruling.verdict
             return None
-        verdicts.add(ruling.reason or "withdrawn")
         state = ruling.state
         if state is JobState.SKIPPED and attempt.tries:  # something was delivered, so it is no skip
             state = JobState.CANCELLED

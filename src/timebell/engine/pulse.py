@@ -103,11 +103,10 @@ class Pulse:
             self.node.planning.poke()
 
     def _announcement(self) -> nodes.Node:
-        was, node = self.announced, self.node
+        was = self.announced
         return nodes.Node(
-            was.id, was.name, was.version, was.tzdata, was.routes, was.beat + 1, was.started_at, node.clock.now(),
-            slots=node.options.slots, running=len(node.held), clock_ahead=round(-1000 * node.clock.offset),
-        )  # fmt: skip
+            was.id, was.name, was.version, was.tzdata, was.routes, was.beat + 1, was.started_at, self.node.clock.now()
+        )
 
     async def _measure(self) -> None:
         clock = self.node.clock

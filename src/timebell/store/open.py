@@ -11,30 +11,18 @@ from typing import TypeVar
 from sqlalchemy import Connection, inspect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from timebell.errors import InvalidInput, SchemaOutdated, StoreUnreachable
-from timebell.store.dialects import mariadb, postgres, sqlite
+from timebell.errors import InvalidInput, SchemaOutdated
+from timebell.store.dialects import postgres, sqlite
 from timebell.store.dialects.base import Store
 
 R = TypeVar("R")
 
 VERSION_TABLE = "timebell_version"
 HEAD = "0022"
-WORKS_SINCE = "0021"
-"""The oldest release, by its HEAD, that works on the tables of HEAD. A migration that only adds what older releases
-need not know (a nullable column or one with a default, a table, an index) leaves it; one that takes away, or gives
-another meaning, sets it to the first release that got along without."""
-MIGRATIONS = Path(__file__).parent / "migrations"
-BUSY = "55P03"  # a lock was not to be had in time
-TRIES = 60
-KINDS = {
-    "sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql",
-}  # fmt: skip
-"""What the scheme of a URL stands for."""
 
 
 def open_store(url: str, wall: Callable[[], datetime], *, server_clock: bool = True, read_only: bool = False) -> Store:
-    """The store behind `sqlite:///file`, `postgresql://user@host/name` or `mariadb://user@host/name`; call its `open`
-    before use.
+    """The store behind `sqlite:///file` or `postgresql://user@host/name`; call its `open` before use.
 
     `wall` reads this machine's clock, which is SQLite's; with `server_clock=False` only the times passed in
     decide what is due and nothing waits for the disk (virtual time). `read_only` refuses writes, and needs no right to;
@@ -43,8 +31,6 @@ def open_store(url: str, wall: Callable[[], datetime], *, server_clock: bool = T
     kind = _kind(url)
     if kind == "sqlite":
         return sqlite.SqliteStore(url, wall, durable=server_clock, read_only=read_only)
-    if kind == "mysql":
-        return mariadb.MariaStore(url, server_clock=server_clock, read_only=read_only)
     return postgres.PostgresStore(url, server_clock=server_clock, read_only=read_only)
 
 
@@ -53,34 +39,26 @@ def _kind(url: str) -> str:
         kind = make_url(url).get_backend_name()
     except ArgumentError as bad:
         raise _invalid(url) from bad
-    if kind not in KINDS:
+    if kind not in ("sqlite", "postgresql", "postgres"):
         raise _invalid(url)
-    return KINDS[kind]
+    return "sqlite" if kind == "sqlite" else "postgresql"
 
 
 def listening(url: str) -> list[tuple[str, int]]:
     """(host, port) where the database takes connections; none for a file or a Unix socket."""
-    kind = _kind(url)
-    if kind == "mysql":
-        return mariadb.listening(url)
-    return [] if kind == "sqlite" else postgres.listening(url)
+    return [] if _kind(url) == "sqlite" else postgres.listening(url)
 
 
 def _invalid(url: str) -> InvalidInput:
     return InvalidInput(
         f"{url.split('@')[-1]!r} is not a database that Timebell knows.",
         code="DATABASE_URL_INVALID",
-        fix="Use sqlite:///timebell.db, postgresql://user@host/name or mariadb://user@host/name.",
+        fix="Use sqlite:///timebell.db or postgresql://user@host/name.",
     )
 
 
 def outdated(url: str, found: str | None) -> SchemaOutdated:
     """The error for a database whose tables are not those of this version."""
-    if found is not None and found > HEAD:
-        return SchemaOutdated(
-            f"The database {url.split('@')[-1]} has the tables of a newer release ({found}); this one knows {HEAD}.",
-            fix="Upgrade this program.",
-        )
     state = f"has the tables of version {found}" if found else "has no Timebell tables yet"
     return SchemaOutdated(
         f"The database {url.split('@')[-1]} {state}; this release needs {HEAD}.", fix="Run: timebell db upgrade"
@@ -99,30 +77,8 @@ async def version(url: str) -> str | None:
     return await _on_connection(url, look, begin="BEGIN")
 
 
-async def works(url: str, found: str | None) -> bool:
-    """Whether this release works on the tables of version `found`, which is there: its own, or those of a newer release
-    that says so. Raises StoreUnreachable."""
-    if found is None or found <= HEAD:
-        return found == HEAD
-    return await _on_connection(url, _works_here, begin="BEGIN")
-
-
-def _works_here(connection: Connection) -> bool:
-    since = connection.exec_driver_sql(f"SELECT works_since FROM {VERSION_TABLE}").scalar()  # noqa: S608
-    return since is not None and since <= HEAD
-
-
 async def upgrade(url: str) -> tuple[str | None, str]:
-    """Bring the tables up to this version; the versions before and after. Safe to run anywhere, any time: nodes go on,
-    and where they are in the way for over a second it tries again. Tables of a newer release on which this one works
-    are left as they are. Raises StoreUnreachable, SchemaOutdated."""
-    for _ in range(TRIES):
-        try:
-            return await _on_connection(url, migrate)
-        except StoreUnreachable as failed:
-            if getattr(getattr(failed.__cause__, "orig", None), "sqlstate", None) != BUSY:
-                raise
-            await _on_connection(url, lambda connection: connection.exec_driver_sql("SELECT pg_sleep(0.5)").close())
+    """Bring the tables up to this version; the versions before and after. Safe to run anywhere, any time."""
     return await _on_connection(url, migrate)
 
 
@@ -135,28 +91,17 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
     options = {"version_table": VERSION_TABLE}
     if connection.dialect.name == "postgresql":  # one migrator at a time
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7463210012)")
-        # Nobody waits behind a migration that itself waits for a long transaction: it gives up, and comes again.
-        connection.exec_driver_sql("SET LOCAL lock_timeout = '1s'")
-    elif connection.dialect.name == "mysql":  # it is let go with the connection
-        connection.exec_driver_sql("SELECT GET_LOCK(CONCAT('timebell ', DATABASE()), 3600)")
     before = MigrationContext.configure(connection, opts=options).get_current_revision()
-    if before is not None and before > HEAD:
-        if not _works_here(connection):
-            raise outdated(str(connection.engine.url), before)
-        return before, before
     config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
-    connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET works_since = '{WORKS_SINCE}'")  # noqa: S608
     return before, HEAD
 
 
 async def _on_connection(url: str, call: Callable[[Connection], R], begin: str = "BEGIN IMMEDIATE") -> R:
     if _kind(url) == "sqlite":
         return await asyncio.to_thread(_on_sqlite, url, call, begin)
-    if _kind(url) == "mysql":
-        return await asyncio.to_thread(_on_mariadb, url, call)
     engine = postgres.engine_for(url).execution_options(isolation_level="READ COMMITTED")
     try:
         async with engine.begin() as connection:
@@ -165,17 +110,6 @@ async def _on_connection(url: str, call: Callable[[Connection], R], begin: str =
         raise postgres.unreachable(url, failed) from failed
     finally:
         await engine.dispose()
-
-
-def _on_mariadb(url: str, call: Callable[[Connection], R]) -> R:
-    engine = mariadb.migrating(url)
-    try:
-        with engine.begin() as connection:
-            return call(connection)
-    except DBAPIError as failed:
-        raise mariadb.translated(url, failed) from failed
-    finally:
-        engine.dispose()
 
 
 def _on_sqlite(url: str, call: Callable[[Connection], R], begin: str) -> R:

@@ -80,18 +80,7 @@ campaigns = Table(
     Column("updated_at", Instant, nullable=False),
     Column("started_at", Instant),
     Column("ended_at", Instant),
-    # How many were not sent to, by reason, as JSON.
-    Column("left_out", Text),
-    # When its recipients were chosen, of one that is pinned: they are the members of an audience `@id`.
-    Column("pinned_at", Instant),
     Index("timebell_campaigns_tenant", "tenant_id", "id"),
-    # What is not over, for the metrics.
-    Index(
-        "timebell_campaigns_live",
-        "state",
-        postgresql_where=text("ended_at IS NULL"),
-        sqlite_where=text("ended_at IS NULL"),
-    ),
 )
 
 # One job each.
@@ -127,8 +116,6 @@ deliveries = Table(
     Column("code", String(100)),
     Column("message_id", Text),
     Index("timebell_campaign_deliveries_chunk", "campaign_id", "chunk"),
-    # Written when the chunk is opened, and once more with its fate: with room for that on its page no index is touched.
-    postgresql_with={"fillfactor": 42},
 )
 
 # Which notifications a device has, by whatever job: it gets none of them twice.
@@ -161,8 +148,6 @@ audiences = Table(
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
-    # Rows of that reading that have none.
-    Column("without_token", BigInteger, nullable=False, server_default="0"),
 )
 
 members = Table(

@@ -24,7 +24,7 @@ ENVIRONMENT = "live"
 SCOPES = (
     "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log", "forecast",
     "backlogs", "tenants", "keys", "queues", "pause-all", "resume-all", "targets", "secrets",
-    "connections", "sources", "hooks", "triggers",
+    "sources", "hooks", "triggers",
     "devices", "audiences", "campaigns",
 )  # fmt: skip
 

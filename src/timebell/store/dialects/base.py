@@ -15,11 +15,6 @@ from timebell.errors import InvalidInput
 from timebell.store.dialects import drivers
 from timebell.store.transaction import Dialect, SqlTransaction, Steps, Transaction
 
-LAST_SUCCESS = (
-    "SELECT max(f.finished_at) FROM (SELECT state, finished_at FROM timebell_finished"
-    " WHERE schedule_id = s.id ORDER BY scheduled_at DESC LIMIT 20) AS f WHERE f.state = 'completed'"
-)
-"""Of the schedule `s`, if it is one of its last occurrences."""
 P = ParamSpec("P")
 R = TypeVar("R")
 Operation = Callable[Concatenate[Transaction, P], R]
@@ -103,20 +98,18 @@ async def join_callers(
     connection: Any, dialect: Dialect, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[R, str]:
     """`join` for whatever a caller holds: Connection, Session, AsyncConnection or AsyncSession, or a connection of
-    psycopg, asyncpg, PyMySQL or sqlite3 itself, or Django's.
+    psycopg, asyncpg or sqlite3 itself.
 
     A synchronous one is used by the thread that brought it. Raises InvalidInput (CONNECTION_INVALID,
     TRANSACTION_MISSING).
     """
     driver = drivers.driver_of(connection)
-    django, there = drivers.is_django(connection), callers_thread.get()
-    is_async = not django and (hasattr(connection, "run_sync") or driver in drivers.ASYNC)
+    there, is_async = callers_thread.get(), hasattr(connection, "run_sync") or driver in drivers.ASYNC
     named = type(connection).__name__
-    if not (driver or django or is_async or isinstance(connection, Connection) or _is_session(connection)):
+    if not (driver or is_async or isinstance(connection, Connection) or _is_session(connection)):
         raise InvalidInput(
             f"connection is a {named}.", code="CONNECTION_INVALID",
-            fix="Give a Connection or Session of SQLAlchemy, sync or async, or one of psycopg, asyncpg, PyMySQL,"
-            " sqlite3 or Django.",
+            fix="Give a Connection or Session of SQLAlchemy, sync or async, or one of psycopg, asyncpg or sqlite3.",
         )  # fmt: skip
     if is_async and there is not None:
         raise InvalidInput(
@@ -126,21 +119,18 @@ async def join_callers(
 
     def on(connection: Connection) -> tuple[R, str]:
         kind = dialect.name.partition(" ")[0]
-        found = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
-        if found != kind:
+        if connection.dialect.name != kind:
             raise InvalidInput(
-                f"connection is one to {found}, and the app's database is {kind}.",
+                f"connection is one to {connection.dialect.name}, and the app's database is {kind}.",
                 code="CONNECTION_INVALID", fix="Give one to the database of the app.",
             )  # fmt: skip
         return join(connection, dialect, operation, args, kwargs)
 
     def joined() -> tuple[R, str]:
-        own = drivers.of_django(connection) if django else connection
-        its = drivers.driver_of(own)
-        if its is None:
-            return on(own if isinstance(own, Connection) else own.connection())
-        drivers.check_transaction(its, own)
-        return drivers.lent(its, own, on)
+        if driver is None:
+            return on(connection if isinstance(connection, Connection) else connection.connection())
+        drivers.check_transaction(driver, connection)
+        return drivers.lent(driver, connection, on)
 
     if driver in drivers.ASYNC:
         return await drivers.awaited(joined)

@@ -1,5 +1,4 @@
-"""A caller's own connection of psycopg, asyncpg, PyMySQL, sqlite3 or Django, made one of SQLAlchemy's for one
-operation.
+"""A caller's own connection of psycopg, asyncpg or sqlite3, made one of SQLAlchemy's for one operation.
 
 Its transaction is the caller's: nothing here begins, commits or rolls back, and nothing closes the connection.
 """
@@ -20,7 +19,6 @@ from sqlalchemy.util import greenlet_spawn
 from timebell.errors import InvalidInput
 
 R = TypeVar("R")
-_IN_TRANSACTION = 1  # of the status that MariaDB gives with each answer
 ASYNC = ("postgresql+asyncpg", "postgresql+psycopg_async")
 
 
@@ -35,34 +33,7 @@ def driver_of(connection: Any) -> str | None:
         return "postgresql+psycopg"
     if psycopg is not None and isinstance(connection, psycopg.AsyncConnection):
         return "postgresql+psycopg_async"
-    pymysql = sys.modules.get("pymysql")
-    if pymysql is not None and isinstance(connection, pymysql.connections.Connection):
-        return "mysql+pymysql"
     return None
-
-
-def is_django(connection: Any) -> bool:
-    """Whether it is Django's `connection`, or one of its `connections`."""
-    base = sys.modules.get("django.db.backends.base.base")  # not imported: then nobody holds one
-    if base is None:
-        return False
-    return isinstance(connection, base.BaseDatabaseWrapper | sys.modules["django.utils.connection"].ConnectionProxy)
-
-
-def of_django(connection: Any) -> Any:
-    """The driver's connection within Django's, which is the calling thread's own.
-
-    Raises InvalidInput (CONNECTION_INVALID), and what Django raises in a transaction that is already broken.
-    """
-    connection.validate_no_broken_transaction()
-    connection.ensure_connection()
-    inner = connection.connection
-    if driver_of(inner) is None:
-        raise InvalidInput(
-            f"Django's connection {connection.alias!r} is one of {type(inner).__module__}.", code="CONNECTION_INVALID",
-            fix="Use SQLite, or PostgreSQL with psycopg 3 (pip install psycopg).",
-        )  # fmt: skip
-    return inner
 
 
 def check_transaction(driver: str, connection: Any) -> None:
@@ -72,8 +43,6 @@ def check_transaction(driver: str, connection: Any) -> None:
         missing = at_once and not connection.in_transaction
     elif driver == "postgresql+asyncpg":
         missing = not connection.is_in_transaction()
-    elif driver == "mysql+pymysql":
-        missing = connection.get_autocommit() and not connection.server_status & _IN_TRANSACTION
     else:
         missing = connection.autocommit and not connection.info.transaction_status
     if missing:
@@ -147,10 +116,6 @@ class _Plain:
             cursor = self._connection.cursor()
             cursor.row_factory = None
             return cursor
-        if hasattr(self._connection, "server_status"):
-            from pymysql.cursors import Cursor
-
-            return self._connection.cursor(Cursor)
         from psycopg.rows import tuple_row
 
         return self._connection.cursor(row_factory=tuple_row)

@@ -21,13 +21,11 @@ from timebell.model.trigger import Change, Firing, Observed, Place, Source, Trig
 from timebell.store.schema import jobs
 from timebell.store.sql.jobs import end
 from timebell.store.sql.jobs import insert as insert_jobs
-from timebell.store.sql.sources import known_items, of_source, triggers_by_id, unread
+from timebell.store.sql.sources import of_source, triggers_by_id
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import firings, items, sources
 
-LOOK = 0.5
-"""Seconds between looks at how far somebody else has come."""
 SOON = timedelta(seconds=10)
 """Jobs due sooner than this make other nodes look again."""
 
@@ -68,7 +66,9 @@ def observe(tx: Transaction, source: Source, changes: Sequence[Change], now: dat
         if known is None or change.version is None or (known.version is not None and change.version > known.version):
             newest[change.key] = change
     keys, to_db = sorted(newest), tx.dialect.to_db
-    meet(tx, source, keys, now)
+    tx.fetch(MEET, [
+        {"source_id": source.id, "key": key, "tenant_id": source.tenant_id, "updated_at": to_db(now)} for key in keys
+    ])  # fmt: skip
     fresh: dict[str, Fields] = {}
     rows = []
     for key, (version, was) in locked(tx, source.id, keys).items():
@@ -91,12 +91,6 @@ def observe(tx: Transaction, source: Source, changes: Sequence[Change], now: dat
     return observed
 
 
-def meet(tx: Transaction, source: Source, keys: Sequence[str], now: datetime) -> None:
-    """Have a row for each of these items; of those that were not there before nothing is known."""
-    of = {"source_id": source.id, "tenant_id": source.tenant_id, "updated_at": tx.dialect.to_db(now)}
-    tx.fetch(MEET, [{**of, "key": key} for key in keys])
-
-
 def take_in(
     tx: Transaction, source: Source, changes: Sequence[Change], cursor: str | None, now: datetime
 ) -> Observed:  # fmt: skip
@@ -105,7 +99,7 @@ def take_in(
         tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update())
     observed = observe(tx, source, changes, now)
     if cursor is not None:
-        tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, fault=None, fault_code=None))
+        tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, fault=None))
     return observed
 
 
@@ -243,8 +237,6 @@ def scan_some(tx: Transaction, operation: Operation, most: int, now: datetime) -
     trigger = triggers_by_id(tx, [operation.spec["trigger"]]).get(operation.spec["trigger"])
     if trigger is None:
         return _clear(tx, operation.spec["trigger"], most, now)
-    if operation.spec.get("phase") == "read":
-        return _read(tx, operation, trigger.source_id)
     query = select(items.c.key, items.c.fields).where(items.c.source_id == trigger.source_id)
     if operation.cursor is not None:
         query = query.where(items.c.key > operation.cursor)
@@ -255,15 +247,6 @@ def scan_some(tx: Transaction, operation: Operation, most: int, now: datetime) -
     left_out = observed.unreadable + observed.late
     alive = sum(fields is not None for fields in known.values())
     return Step(max(0, alive - left_out), 0, left_out, rows[-1].key if len(rows) == most else None)
-
-
-def _read(tx: Transaction, operation: Operation, source_id: str) -> Step:
-    """While a source is looked at for the first time: done are the rows found by now. What it has found is planned
-    already, but for what was found before there was the trigger."""
-    alive = known_items(tx, source_id)
-    if unread(tx, source_id):
-        return Step(done=alive - operation.done, cursor="", wait=LOOK)
-    return Step(done=-operation.done, cursor="", spec=operation.spec | {"phase": "plan"}, total=alive)
 
 
 KEPT = timedelta(days=60)

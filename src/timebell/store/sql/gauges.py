@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from timebell.model.routes import ANYONE
-from timebell.model.trigger import UNAUTHORISED
 from timebell.store.sql import dead, jobs, schedules
 from timebell.store.sql.jobs import CLAIMABLE
 from timebell.store.sql.ledger import COUNTED
@@ -31,8 +30,6 @@ def _many(table: str, where: str) -> str:
 
 
 _OFF = "(NOT enabled OR fault IS NOT NULL)"  # as the index says it
-_AILING = "(orphaned_at IS NOT NULL OR fault IS NOT NULL)"  # the same
-_FAILING = f"{_AILING} AND orphaned_at IS NULL"
 _COUNTED = {
     "pending": ("timebell_jobs", CLAIMABLE),
     "running": ("timebell_jobs", "state = 'running'"),
@@ -42,23 +39,13 @@ _COUNTED = {
     "active": ("timebell_schedules", "enabled AND fault IS NULL"),
     "paused": ("timebell_schedules", f"{_OFF} AND NOT enabled"),
     "fault": ("timebell_schedules", f"{_OFF} AND enabled"),
-    "campaigns_pending": ("timebell_campaigns", "ended_at IS NULL AND state = 'pending'"),
-    "campaigns_running": ("timebell_campaigns", "ended_at IS NULL AND state = 'running'"),
-    "campaigns_paused": ("timebell_campaigns", "ended_at IS NULL AND state = 'paused'"),
     "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
-    "sources_orphaned": ("timebell_sources", f"{_AILING} AND orphaned_at IS NOT NULL"),
-    "sources_reauthorise": ("timebell_sources", f"{_FAILING} AND fault_code = '{UNAUTHORISED}'"),
-    "sources_failing": ("timebell_sources", f"{_FAILING} AND COALESCE(fault_code, '') <> '{UNAUTHORISED}'"),
 }
 COUNTS = Statement("SELECT " + ", ".join(f"{_many(*what)} AS {name}" for name, what in _COUNTED.items()))
-REMAINING = Statement(
-    "SELECT coalesce(sum(CASE WHEN expected > opened THEN expected - opened ELSE 0 END), 0) AS count"
-    " FROM timebell_campaigns WHERE ended_at IS NULL AND state = 'running'"
-)
 DEPTHS = Statement(
     "WITH $rows SELECT d.queue, (SELECT count(*) FROM (SELECT 1 FROM timebell_jobs"  # noqa: S608 - constants only
     f" WHERE {CLAIMABLE} AND queue = d.queue AND priority = d.priority AND run_at <= :now LIMIT {COUNTED + 1}) AS c)"
-    " AS depth FROM d $by_row",
+    " AS depth FROM d",
     queue="text",
     priority="int",
 )
@@ -68,7 +55,9 @@ OVERDUE = Statement(
     " ORDER BY next_fire_at LIMIT :most"
 )
 SUCCESSES = Statement(
-    "SELECT s.tenant_id, s.name, ($last_success) AS at FROM timebell_schedules s ORDER BY s.id LIMIT :most"
+    "SELECT s.tenant_id, s.name, (SELECT max(f.finished_at) FROM (SELECT state, finished_at FROM timebell_finished"
+    " WHERE schedule_id = s.id ORDER BY scheduled_at DESC LIMIT 20) AS f WHERE f.state = 'completed') AS at"
+    " FROM timebell_schedules s ORDER BY s.id LIMIT :most"
 )
 
 
@@ -97,10 +86,6 @@ class Gauges:
     successes: Mapping[str, datetime] = field(default_factory=dict)
     disabled: int = 0
     """Targets that are sent nothing."""
-    campaigns: Mapping[str, int] = field(default_factory=dict)
-    remaining: int = 0
-    sources: Mapping[str, int] = field(default_factory=dict)
-    """Those that cannot be read, by their states."""
 
 
 def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False) -> Gauges:
@@ -114,9 +99,6 @@ def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False
         counted["unheard"], counted["dead"], depths, oldest,
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
         overdue(tx, now, grace), successes(tx) if labelled else {}, counted["disabled"],
-        {name: counted[f"campaigns_{name}"] for name in ("pending", "running", "paused")},
-        int(tx.fetch(REMAINING)[0]["count"]),
-        {name.removeprefix("sources_"): count for name, count in counted.items() if name.startswith("sources_")},
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, delete, func, select, text, union_all, update
+from sqlalchemy import ColumnElement, Row, and_, delete, func, select, union_all, update
 
 from timebell.errors import Conflict
 from timebell.model.job import FINISHED, LIVE, CancelOutcome, Ending, Hold, Job, JobState, Kind, NewJob
@@ -305,7 +305,7 @@ def reschedule(
 
 _KEPT = (
     *("tenant_id", "topic", "payload", "metadata", "owner_id", "key", "schedule_id", "revision"),
-    *("target", "route", "queue", "priority", "retry", "timeout", "serial", "conditions"),
+    *("target", "route", "queue", "priority", "retry", "timeout", "serial"),
 )
 
 
@@ -385,9 +385,6 @@ def counts(tx: Transaction) -> dict[str, int]:
 
 def prune(tx: Transaction, before: datetime, most: int) -> int:
     """Forget finished jobs that ended before an instant; how many."""
-    if tx.dialect.name.startswith("mysql"):  # no LIMIT in what IN looks at; but of a DELETE itself
-        some = "DELETE FROM timebell_finished WHERE finished_at < :before ORDER BY finished_at LIMIT :most"
-        return tx.execute(text(some), {"before": tx.dialect.to_db(before), "most": most}).rowcount
     ids = select(finished.c.id).where(finished.c.finished_at < before).order_by(finished.c.finished_at).limit(most)
     old = (finished.c.finished_at < before) & finished.c.id.in_(ids.scalar_subquery())
     return tx.execute(delete(finished).where(old)).rowcount
@@ -397,13 +394,12 @@ def read(row: Row[Any]) -> Job:
     """A row of either table as a Job."""
     has = row._mapping
     metadata = decode(row.metadata) or {}
-    skipped_to, asks = has.get("skipped_to"), decode(row.conditions) or {}
+    skipped_to = has.get("skipped_to")
     return Job(
         id=row.id, tenant_id=row.tenant_id, topic=row.topic, state=JobState(row.state),
         scheduled_at=row.scheduled_at, run_at=row.run_at, timezone=row.timezone, payload=decode(row.payload),
         metadata=metadata, owner_id=row.owner_id, key=row.key, kind=Kind(row.kind), schedule_id=row.schedule_id,
         target=decode(row.target), queue=row.queue, priority=row.priority, group=row.group_name,
-        condition=asks.get("condition", []), unless=asks.get("unless"),
         retry=decode(row.retry), timeout=row.timeout, expires_at=row.expires_at,
         hold=Hold(has["hold"]) if has.get("hold") else None, attempt=row.attempt, tries=row.tries,
         node_id=row.node_id, created_at=row.created_at, started_at=row.started_at,

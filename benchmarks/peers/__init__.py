@@ -1,1 +1,0 @@
-"""The peers that Timebell is measured beside, each with its processes, in its best documented configuration."""

@@ -1,1 +1,0 @@
-"""Where Django looks for tags."""
