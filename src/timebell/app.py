@@ -208,6 +208,7 @@ class Timebell(Declared, Verbs):
         now = self.clock.now()
         chosen = dataclasses.replace(setup.options(self.settings), **options)
         counters = Counters()
+        setup.count_messages(self.kinds, counters)
         if self._arrivals is None:
             self._arrivals = Arrivals(bridge_of(self.settings.arrivals_url, self.store), self.clock)
         node = Node(

@@ -15,6 +15,7 @@ from timebell.errors import InvalidInput, Refused
 from timebell.model.payload import encode
 from timebell.model.policy import Unheard
 from timebell.model.routes import COMPLETES
+from timebell.observe.counters import Counters
 from timebell.settings import Settings
 from timebell.store.dialects.base import Store
 from timebell.store.open import listening
@@ -131,6 +132,16 @@ def push_target(chosen: Settings, now: Callable[[], datetime]) -> Target:
     return PushTarget(provider, now)
 
 
+def count_messages(kinds: Mapping[str, Target], counters: Counters) -> None:
+    """Have campaigns count what became of their messages."""
+    if "campaign" in kinds:
+        from timebell.campaigns.target import CampaignTarget
+
+        target = kinds["campaign"]
+        if isinstance(target, CampaignTarget):
+            target.messages = counters.messages
+
+
 def campaign_target(
     store: Store, push: Target, ring: Callable[[], Keyring], poke: Callable[[], None], now: Callable[[], datetime]
 ) -> Target:
@@ -143,7 +154,7 @@ def campaign_target(
 
     assert isinstance(push, PushTarget)
     with suppress(InvalidInput, Refused):  # said by the first job that needs it
-        push.provider()  # what it imports takes longer than a first message may
+        push.warm()  # what it imports takes longer than a first message may
     push.registry = StoredRegistry(store, now)
     return CampaignTarget(store, push, Outside(store, ring, now), poke, now)
 

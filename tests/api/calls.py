@@ -286,9 +286,16 @@ class World:
         return world
 
     async def renew(self) -> None:
-        """Fresh objects of ours, so that one call does not change what the next one finds."""
+        """Fresh objects of ours, of the kinds that the last call was about, so that it does not change what the next
+        one finds."""
         self.count += 1
         name, editor = f"secret-{self.count}", self.role[Role.EDITOR]
+        if self.called.startswith(PUSH):
+            await self._renew_push(name)
+            return
+        if self.called.startswith(TRIGGERS):
+            await self._renew_triggers(name)
+            return
         for which in ("schedule", "skipping"):
             made = (await self.web.post("/schedules", {**NIGHTLY, "name": f"{name}-{which}"}, key=editor)).json()
             self.names[which] = made["id"]
@@ -313,10 +320,6 @@ class World:
             assert made.status_code == 201, made.text
         self.names |= {"key": key.split("_")[2], "calendar": name, "new": f"new-{self.count}"}
         self.names |= {"secret": name, "target": name}
-        if self.called.startswith(PUSH):
-            await self._renew_push(name)
-        if self.called.startswith(TRIGGERS):
-            await self._renew_triggers(name)
 
     async def _renew_triggers(self, name: str) -> None:
         """A source with a trigger, and one without."""

@@ -153,6 +153,37 @@ async def test_what_cannot_be_sent_is_refused_when_it_is_made(make: Callable[...
         assert (await web.get("/jobs")).json()["items"] == []
 
 
+REMEDIES = (
+    ({"marketing": True, "filters": {}}, "CONSENT_FILTER_MISSING", 'Add "marketingOnOff": true to filters'),
+    ({"filters": {"topic": "nobody-is-here"}}, "TOPIC_UNKNOWN", "Register devices with the topics"),
+    ({"data": {"gcm.x": "me"}}, "PUSH_MESSAGE_INVALID", "FCM keeps from, notification, message_type"),
+    ({"content": "x" * 4090}, "PUSH_MESSAGE_TOO_LARGE", "Send an id, and let the app fetch the rest"),
+    ({"sendAt": "2020-01-01T00:00:00"}, "SCHEDULE_IN_THE_PAST", "Give a later time"),
+    ({"filters": {"audience": "nobodys"}}, "AUDIENCE_UNKNOWN", "PUT /audiences/"),
+    ({"filters": {"agemin": 3}}, "FILTER_INVALID", "Did you mean ageMin?"),
+    ({"quietHours": {"start": "21:00", "end": "21:00"}}, "QUIET_HOURS_INVALID", "21:00 to 08:00"),
+)
+
+
+async def test_a_refusal_says_what_to_do_whichever_way_it_is_asked(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        await registered(web)
+        made = await web.post("/campaigns", READING)
+        path = f"/campaigns/{made.json()['id']}"
+        for more, code, remedy in REMEDIES:
+            again = {**READING, "cronExpression": "15 16 * * *", "name": "daily", "sendAt": None, **more}
+            answers = [
+                await web.post("/campaigns", {**READING, **more}),
+                await web.ask("PATCH", path, more, if_match="*"),
+            ]
+            answers += [] if "sendAt" in more else [await web.post("/campaigns", again)]
+            for answer in answers:
+                assert remedy in is_problem(answer, answer.status_code, code)["fix"]
+                assert answer.status_code in (400, 422)
+        assert (await web.get(path)).json() == made.json()
+        assert (await web.get("/schedules")).json()["items"] == []
+
+
 async def test_a_recurring_one_is_a_schedule(make: Callable[..., Any]) -> None:
     async with make() as web:
         await registered(web)

@@ -42,6 +42,7 @@ def test_every_operation_is_in_the_matrix() -> None:
 async def test_s23_every_operation_by_every_kind_of_key(make: Make) -> None:
     async with make(open_here=False) as web:
         world = await World.make(web)
+        narrow: dict[tuple[Role, str], str] = {}
         for operation in operations():
             before = await web.app.store.run(_records)
             for key in (None, world.revoked, world.expired):
@@ -52,12 +53,14 @@ async def test_s23_every_operation_by_every_kind_of_key(make: Make) -> None:
                     is_problem(await world.call(operation, key), 403, "ROLE_TOO_LOW")
             scope = next(one for one in SCOPES if one != operation.scope)
             tenant = None if operation.role is Role.PLATFORM else OURS
-            narrow = await web.key(operation.role, tenant, scopes=(scope,))
-            is_problem(await world.call(operation, narrow), 403, "SCOPE_MISSING")
+            if (operation.role, scope) not in narrow:
+                narrow[operation.role, scope] = await web.key(operation.role, tenant, scopes=(scope,))
+            is_problem(await world.call(operation, narrow[operation.role, scope]), 403, "SCOPE_MISSING")
             assert await web.app.store.run(_records) == before, f"{operation.id} was refused, and is recorded"
             done = await world.call(operation, world.role[operation.role], timebell_tenant=OURS)
             assert done.status_code == CALLS[operation.id].status, (operation.id, done.text)
-            await world.renew()
+            if operation.action is not None:  # what only reads leaves all as it was
+                await world.renew()
 
 
 async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> None:
@@ -84,10 +87,10 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
                     "going",
                     "stopped",
                 )
-                gone = {**real, **{name: new_id(now) for name in ids}, "key": "0" * 12, "calendar": "gone-1"}
-                gone |= dict.fromkeys(("secret", "target", "source", "trigger", "audience"), "gone-1")
-                gone |= {"empty": "gone-1-empty", "sourceId": new_id(now)}
-                gone["phone"] = "gone-phone-1"
+                gone = {**real, **{name: new_id(now) for name in ids}, "key": "0" * 12}
+                named_so = ("calendar", "secret", "target", "source", "trigger", "audience", "empty", "phone")
+                # Two that are called the same are so here too, as what is said is compared by name.
+                gone |= {name: f"gone-{real[name]}" for name in named_so} | {"sourceId": new_id(now)}
                 world.names = gone
                 call_path = operation.path
                 missing = await (
@@ -165,4 +168,5 @@ async def test_s80_every_change_writes_exactly_one_record(make: Make) -> None:
             else:
                 assert [action for _, action, _ in added] == [operation.action], operation.id
                 assert added[0][2], f"{operation.id} does not say what it changed"
-            await world.renew()
+            if operation.action is not None:  # what only reads leaves all as it was
+                await world.renew()

@@ -21,6 +21,7 @@ from timebell.store.sql import audiences
 from timebell.testing.fcm import FakeFcm
 
 QUERY = "SELECT id, fcm AS token, 'x:y' AS tag, age, consent AS marketing_on FROM people WHERE age > 9"
+ONE_SELECT = "Write one SELECT"
 Theirs = tuple[str, Callable[[str], None]]
 
 
@@ -75,12 +76,13 @@ def test_a_campaign_reads_its_audience_when_it_starts(
     monkeypatch.setattr(outside, "PAGE", 7)
     url, do = people
     do("UPDATE people SET fcm = 'no token' WHERE id = 12")
+    do("UPDATE people SET fcm = NULL WHERE id = 14")
 
     async def body(app: Timebell, service: Any) -> None:
         await app.devices.register("phone-of-somebody-else")
         made = await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
         assert (made.members, made.refreshed_at) == (0, None)
-        for gone, count in ((None, 20), (20, 19)):
+        for gone, count in ((None, 19), (20, 18)):
             if gone is not None:
                 await asyncio.to_thread(do, f"DELETE FROM people WHERE id = {gone}")
             filters = {"audience": "crm", "attributes": {"tag": "x:y"}}
@@ -89,8 +91,32 @@ def test_a_campaign_reads_its_audience_when_it_starts(
                 await asyncio.sleep(0.02)
             read = await app.audiences.get("crm")
             assert (found.accepted, read.members, read.refused, read.loading) == (count, count, 1, None)
+            assert (read.without_token, found.left_out["noToken"]) == (1, 1)
         assert "phone-of-somebody-else" not in fcm.received()
         assert await app.devices.count({"audience": "crm", "marketingOnOff": True}) == 10
+
+    run(body)
+
+
+def test_a_pinned_audience_is_the_one_that_was_read_when_it_was_made(
+    run: Callable[..., None], fcm: FakeFcm, people: Theirs
+) -> None:
+    url, do = people
+
+    async def body(app: Timebell, service: Any) -> None:
+        await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
+        message = {"title": "Hello", "filters": {"audience": "crm"}, "audienceAs": "pinned"}
+        made = await app.campaigns.create(message, send_at="2035-01-01T00:00:00Z")
+        while (await app.campaigns.get(made.id)).pinned_at is None:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(do, "DELETE FROM people WHERE id = 20")
+        await app.audiences.refresh("crm")
+        while (await app.audiences.get("crm")).members != 20:
+            await asyncio.sleep(0.02)
+        await app.campaigns.start(made.id)
+        while (found := await app.campaigns.get(made.id)).state != "completed":
+            await asyncio.sleep(0.02)
+        assert found.accepted == 21
 
     run(body)
 
@@ -129,23 +155,23 @@ def test_reading_that_broke_off_goes_on_where_it_was(people: Theirs, sqlite_url:
 
 
 @pytest.mark.parametrize(
-    ("more", "code"),
+    ("more", "code", "remedy"),
     [
-        ({"key": None}, "AUDIENCE_KEY_MISSING"),
-        ({"key": "number"}, "AUDIENCE_KEY_MISSING"),
-        ({"query": "SELECT id FROM people"}, "AUDIENCE_INVALID"),
-        ({"query": "SELECT id, no_such AS token FROM people"}, "AUDIENCE_UNREADABLE"),
-        ({"query": "DELETE FROM people"}, "AUDIENCE_QUERY_WRITES"),
-        ({"query": "SELECT 1; DROP TABLE people"}, "AUDIENCE_QUERY_WRITES"),
-        ({"query": "WITH x AS (DELETE FROM people RETURNING *) SELECT * FROM x"}, "AUDIENCE_QUERY_WRITES"),
-        ({"query": "SELECT id, fcm AS token INTO another FROM people"}, "AUDIENCE_QUERY_WRITES"),
-        ({"url": "postgresql://me:secret@localhost/x"}, "AUDIENCE_INVALID"),
-        ({"url": "mongodb://localhost/x"}, "AUDIENCE_INVALID"),
-        ({"url": "sqlite:////no/such/file.db"}, "AUDIENCE_UNREADABLE"),
+        ({"key": None}, "AUDIENCE_KEY_MISSING", 'Give "key"'),
+        ({"key": "number"}, "AUDIENCE_KEY_MISSING", "Its columns are: id, token"),
+        ({"query": "SELECT id FROM people"}, "AUDIENCE_INVALID", "AS token"),
+        ({"query": "SELECT id, no_such AS token FROM people"}, "AUDIENCE_UNREADABLE", "Try the query"),
+        ({"query": "DELETE FROM people"}, "AUDIENCE_QUERY_WRITES", ONE_SELECT),
+        ({"query": "SELECT 1; DROP TABLE people"}, "AUDIENCE_QUERY_WRITES", ONE_SELECT),
+        ({"query": "WITH x AS (DELETE FROM people RETURNING *) SELECT * FROM x"}, "AUDIENCE_QUERY_WRITES", ONE_SELECT),
+        ({"query": "SELECT id, fcm AS token INTO another FROM people"}, "AUDIENCE_QUERY_WRITES", ONE_SELECT),
+        ({"url": "postgresql://me:secret@localhost/x"}, "AUDIENCE_INVALID", "into a secret"),
+        ({"url": "mongodb://localhost/x"}, "AUDIENCE_INVALID", "docs/guides/campaigns.md"),
+        ({"url": "sqlite:////no/such/file.db"}, "AUDIENCE_UNREADABLE", "Try the query"),
     ],
 )
 def test_what_cannot_be_read_is_refused_when_it_is_made(
-    calm: Theirs, sqlite_url: str, more: dict[str, Any], code: str
+    calm: Theirs, sqlite_url: str, more: dict[str, Any], code: str, remedy: str
 ) -> None:
     url, _ = calm
 
@@ -154,7 +180,7 @@ def test_what_cannot_be_read_is_refused_when_it_is_made(
         with pytest.raises(InvalidInput) as refused:
             await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id", **more})
         assert (refused.value.code, (await app.audiences.list()).items) == (code, [])
-        assert refused.value.fix
+        assert remedy in (refused.value.fix or "")
         await app.close()
 
     asyncio.run(body())

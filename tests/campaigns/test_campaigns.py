@@ -16,6 +16,7 @@ from timebell.store.sql import chunks
 from timebell.testing.fcm import FakeFcm
 
 HELLO = {"title": "Hello", "body": "You", "chunkSize": 20, "chunkDelayMs": 0}
+HOURLY = {"chunkDelayMs": 3_600_000}  # the next chunk is not within the test, unless somebody resumes
 
 
 async def devices(app: Timebell, count: int, **about: Any) -> list[str]:
@@ -57,21 +58,20 @@ def test_a_stopped_one_says_who_got_it_and_who_did_not_and_a_retry_reaches_the_r
     run: Callable[..., None], fcm: FakeFcm
 ) -> None:
     async def body(app: Timebell, service: Any) -> None:
-        await devices(app, 60)
-        made = await app.campaigns.create({**HELLO, "chunkDelayMs": 300})
+        await devices(app, 40)
+        made = await app.campaigns.create({**HELLO, **HOURLY})
         while (await app.campaigns.get(made.id)).accepted < 20:
             await asyncio.sleep(0.01)
         await app.campaigns.stop(made.id, "wrong text")
         found = await ended(app, made, "stopped")
         got = {row["recipient"] for row in (await app.campaigns.deliveries(made.id, limit=500)).items}
         left = {device.id for device in (await app.campaigns.left(made.id, limit=500)).items}
-        assert len(got) == found.opened < 60
-        assert len(left) == 60 - found.opened
+        assert (len(got), len(left), found.opened) == (20, 20, 20)
         assert not got & left
         await app.campaigns.retry(made.id)
         found = await ended(app, made)
-        assert found.accepted == 60
-        assert times(fcm) == [1] * 60
+        assert found.accepted == 40
+        assert times(fcm) == [1] * 40
 
     run(body)
 
@@ -79,15 +79,17 @@ def test_a_stopped_one_says_who_got_it_and_who_did_not_and_a_retry_reaches_the_r
 def test_a_paused_one_keeps_its_cursor(run: Callable[..., None], fcm: FakeFcm) -> None:
     async def body(app: Timebell, service: Any) -> None:
         await devices(app, 60)
-        made = await app.campaigns.create({**HELLO, "chunkDelayMs": 300})
+        made = await app.campaigns.create({**HELLO, **HOURLY})
         while (await app.campaigns.get(made.id)).accepted < 20:
             await asyncio.sleep(0.01)
         await app.campaigns.pause(made.id, "lunch")
-        before = await ended(app, made, "paused")
+        await ended(app, made, "paused")
         await service.idle()
-        assert (await app.campaigns.get(made.id)).opened == before.opened < 60
+        assert (await app.campaigns.get(made.id)).opened == 20
         for _ in range(3):  # asked again, and again: one goes on
             await app.campaigns.resume(made.id)
+        while (await app.campaigns.get(made.id)).accepted < 40:
+            await asyncio.sleep(0.01)
         await app.campaigns.pause(made.id)
         await app.campaigns.resume(made.id)
         found = await ended(app, made)
@@ -217,5 +219,54 @@ def test_what_fcm_said_is_kept_until_the_store_answers_again(
         found = await ended(app, await app.campaigns.create(HELLO))
         assert (found.accepted, found.unknown, times(fcm)) == (10, 0, [1] * 10)
         assert len(failed) == 2
+
+    run(body)
+
+
+def test_adaptive_chunks_follow_one_another_and_keep_to_the_quota(
+    run: Callable[..., None], fcm: FakeFcm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIMEBELL_FCM_MESSAGES_PER_MINUTE", "1200")
+    fcm.quota(1200)
+
+    async def body(app: Timebell, service: Any) -> None:
+        await devices(app, 60)
+        found = await ended(app, await app.campaigns.create({**HELLO, "chunkDelayMs": "adaptive"}))
+        counts = fcm.counts()
+        assert (found.accepted, counts["answered"]) == (60, {"OK": 60})
+        # A second's worth goes at once, 19; then 19.2 a second.
+        assert counts["last"] - counts["first"] > 40 / 19.2 - 0.1
+        begins = [row["started_at"] for row in (await app.campaigns.chunks(found.id)).items]
+        assert len(begins) == 3
+        assert begins[-1] < found.ended_at - (found.ended_at - found.started_at) / 3  # while the others are under way
+
+    run(body)
+
+
+def test_each_chunk_is_a_line_of_the_log_and_each_message_is_counted(
+    run: Callable[..., None], fcm: FakeFcm, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="timebell.campaigns")
+
+    async def body(app: Timebell, service: Any) -> None:
+        await devices(app, 21, user_id="ann")
+        fcm.rules(
+            {"do": "UNREGISTERED", "match": "0007$"},
+            {"do": "UNAVAILABLE", "match": "0003$", "times": 1, "retry_after": "0"},
+            {"do": "INTERNAL", "match": "0020$"},
+        )
+        found = await ended(app, await app.campaigns.create({**HELLO, "notificationId": "n-{{userId}}"}))
+        ids = sorted(row["recipient"] for row in (await app.campaigns.deliveries(found.id)).items)
+        lines = [each for each in caplog.records if getattr(each, "event", "") == "push.chunk"]
+        first, last = (next(each for each in lines if each.cursor_from == id_) for id_ in (ids[0], ids[20]))
+        assert (first.notification_id, first.cursor_to, first.tokens) == ("n-{{userId}}", ids[19], 20)
+        assert first.status == "18 accepted, 1 refused, 1 to be tried again"
+        assert (last.user_id, last.tokens, last.status) == ("ann", 1, "1 unknown")
+        assert len(lines) == 3
+        while (await app.campaigns.get(found.id)).expected != 21:
+            await asyncio.sleep(0.02)
+        assert service.node.counters.messages.values == {
+            ("accepted",): 19, ("refused",): 1, ("unknown",): 1, ("again",): 1,
+        }  # fmt: skip
 
     run(body)

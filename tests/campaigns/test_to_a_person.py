@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from timebell import Timebell
+from timebell.errors import InvalidInput
 from timebell.testing.fcm import FakeFcm
 
 TARGET = {
@@ -73,3 +77,14 @@ def test_who_has_no_device_is_no_success(run: Callable[..., None], fcm: FakeFcm)
         assert (found.state, found.error_code, found.attempt) == ("failed", "USER_WITHOUT_DEVICES", 1)
 
     run(body)
+
+
+def test_a_payload_that_does_not_say_to_whom_is_refused_when_the_job_is_made(sqlite_url: str, fcm: FakeFcm) -> None:
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        with pytest.raises(InvalidInput) as refused:
+            await app.schedule_at("shift.start", payload={"room": "3"}, target=TARGET)
+        assert refused.value.code == "BODY_UNFIT"
+        await app.close()
+
+    asyncio.run(body())

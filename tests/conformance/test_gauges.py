@@ -44,7 +44,7 @@ async def read(store: Store, at: object = T0, **options: bool) -> gauges.Gauges:
 async def test_an_empty_store_has_nothing_to_tell(store: Store) -> None:
     assert await read(store, labelled=True) == gauges.Gauges(
         {"pending": 0, "running": 0, "held": 0}, {"active": 0, "paused": 0, "fault": 0}, 0, 0, {"default": 0}, 0.0,
-        0.0, [], {},
+        0.0, [], {}, 0, {"pending": 0, "running": 0, "paused": 0},
     )  # fmt: skip
 
 

@@ -37,6 +37,8 @@ class Scripted:
         self.sent: list[list[str]] = []
         self.seen: list[Message] = []
 
+    async def ready(self) -> None: ...
+
     async def send(self, messages: Sequence[Message], told: Told) -> None:
         self.sent.append([message.to for message in messages])
         self.seen += messages

@@ -26,7 +26,8 @@ class AudienceIn(Body):
 
 
 class AudienceOut(Shown):
-    """An audience. `members` as of `refreshedAt`; `refused` rows were no devices."""
+    """An audience. `members` as of `refreshedAt`; `withoutToken` rows had no token, `refused` ones were no
+    devices for another reason."""
 
     name: str
     url: Json
@@ -34,6 +35,7 @@ class AudienceOut(Shown):
     key: str
     members: int
     refused: int
+    without_token: int
     refreshing: bool
     refreshed_at: Instant | None
     created_at: Instant
@@ -68,6 +70,7 @@ class Count(Shown):
 def _shown(found: Audience) -> dict[str, Any]:
     return {
         "name": found.name, **found.source.json(), "members": found.members, "refused": found.refused,
+        "withoutToken": found.without_token,
         "refreshing": found.loading is not None, "refreshedAt": utc(found.refreshed_at),
         "createdAt": utc(found.created_at), "createdBy": found.created_by, "updatedAt": utc(found.updated_at),
     }  # fmt: skip

@@ -51,7 +51,13 @@ class MessageIn(Body):
     max_recipients: Annotated[int | None, Field(ge=1)] = None
     max_change: Annotated[float | None, Field(ge=0)] = None
     approve_above: Annotated[int | None, Field(ge=0)] = None
-    audience_as: Literal["live", "pinned"] | None = None
+    audience_as: Annotated[
+        Literal["live", "pinned"] | None,
+        Field(description="Who gets it is decided when it starts, or when it is made."),
+    ] = None
+    content_as: Annotated[
+        Literal["live", "pinned"] | None, Field(description="Whether the message may be changed while it is sent.")
+    ] = None
     name: Name | None = None
     send_at: Annotated[str | None, Field(max_length=64, description="Left out: now.")] = None
     timezone: Annotated[str | None, Field(max_length=64)] = None
@@ -80,6 +86,7 @@ class CampaignOut(Shown):
     job_id: str | None
     counts: dict[str, int]
     total_sent: int
+    left_out: dict[str, int]
     opened: int
     expected: int | None
     created_at: Instant | None
@@ -88,6 +95,7 @@ class CampaignOut(Shown):
     approved_by: str | None
     actual_send_start: Instant | None
     actual_send_end: Instant | None
+    pinned_at: Instant | None
     revision: int
 
 
@@ -149,10 +157,10 @@ def shown(found: Campaign) -> dict[str, Any]:
             "pending": counts.pending, "accepted": counts.accepted, "refused": counts.refused,
             "unknown": counts.unknown, "unsent": found.unsent,
         },
-        "totalSent": found.accepted, "opened": found.opened, "expected": found.expected,
+        "totalSent": found.accepted, "leftOut": found.left_out, "opened": found.opened, "expected": found.expected,
         "createdAt": utc(found.created_at), "createdBy": found.created_by, "updatedAt": utc(found.updated_at),
         "approvedBy": found.approved_by, "actualSendStart": utc(found.started_at),
-        "actualSendEnd": utc(found.ended_at), "revision": found.revision,
+        "actualSendEnd": utc(found.ended_at), "pinnedAt": utc(found.pinned_at), "revision": found.revision,
     }  # fmt: skip
 
 
@@ -193,9 +201,10 @@ async def _recurring(
     return answer({
         **message, "id": schedule.id, "scheduleId": schedule.id, "name": schedule.name, "state": "pending",
         "reason": None, "sendAt": utc(schedule.next_fire_at), "timezone": schedule.timezone, "jobId": None,
-        "counts": {}, "totalSent": 0, "opened": 0, "expected": None, "createdAt": utc(schedule.created_at),
-        "createdBy": schedule.created_by, "updatedAt": utc(schedule.updated_at), "approvedBy": None,
-        "actualSendStart": None, "actualSendEnd": None, "revision": schedule.revision,
+        "counts": {}, "totalSent": 0, "leftOut": {}, "opened": 0, "expected": None,
+        "createdAt": utc(schedule.created_at), "createdBy": schedule.created_by,
+        "updatedAt": utc(schedule.updated_at), "approvedBy": None, "actualSendStart": None, "actualSendEnd": None,
+        "pinnedAt": None, "revision": schedule.revision,
     }, 201, {"Location": f"/api/v1/schedules/{schedule.id}"})  # fmt: skip
 
 

@@ -81,8 +81,10 @@ class Outside:
                 )  # fmt: skip
             if not rows:
                 break
-            good, bad = await asyncio.to_thread(_devices, rows, source.key)
-            found = await self._store.run(audiences.take_in, at, good, bad, keys[-1], self._now())
+            some = [row for row in rows if row["token"] not in (None, "")]
+            good, bad = await asyncio.to_thread(_devices, some, source.key)
+            bare = len(rows) - len(some)
+            found = await self._store.run(audiences.take_in, at, good, bad, bare, keys[-1], self._now())
             if found is None:  # somebody else reads it, too
                 found = await self._store.run(audiences.find, tenant_id, name)
             elif len(rows) < PAGE:

@@ -14,8 +14,9 @@ from timebell.campaigns.content import content_of
 from timebell.campaigns.outside import Outside
 from timebell.errors import InvalidInput, NotFound, Refused, StoreError
 from timebell.model.sending import Campaign, Sending
+from timebell.observe.counters import Tally
 from timebell.store.dialects.base import Store
-from timebell.store.sql import campaigns, chunks
+from timebell.store.sql import campaigns, chunks, devices
 from timebell.store.sql.chunks import Opened, Recipient, Told
 from timebell.targets.base import Delivery, Outcome, only
 from timebell.targets.handler import Snooze
@@ -42,6 +43,8 @@ class CampaignTarget:
         self, store: Store, push: PushTarget, outside: Outside, poke: Callable[[], None], now: Callable[[], datetime]
     ) -> None:  # fmt: skip
         self._store, self._push, self._outside, self._poke, self._now = store, push, outside, poke, now
+        self.messages = Tally()
+        """How many came to each fate; whoever tells of it puts their own here."""
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """As in Target: it has no options."""
@@ -57,13 +60,14 @@ class CampaignTarget:
         if "campaign" in delivery.payload:
             return await self._begin(delivery)
         if "audience" in delivery.payload:
-            return await self._read(delivery.tenant_id, delivery.payload["audience"])
+            return await self._read(delivery.tenant_id, delivery.payload["audience"], delivery.payload.get("pins"))
+        if "chunk" not in delivery.payload:
+            return await self._expect(delivery.tenant_id, delivery.payload["campaignId"])
         campaign_id, number = delivery.payload["campaignId"], delivery.payload["chunk"]
         if number == 1 and (failed := await self._refreshed(delivery)) is not None:
             return failed
-        opened = await self._store.run(
-            chunks.open_chunk, campaign_id, number, delivery.job_id, delivery.attempt, self._now()
-        )
+        given = (campaign_id, number, delivery.job_id, delivery.attempt, self._now())
+        opened, _ = await asyncio.gather(self._store.run(chunks.open_chunk, *given), provider.ready())
         self._poke()
         if opened.campaign is None or not opened.recipients:
             log.info("campaign %s: %s", campaign_id, opened.why, extra={"event": "campaign.idle"})
@@ -78,22 +82,34 @@ class CampaignTarget:
             raise
         return await self._close(delivery, opened, answers)
 
-    async def _read(self, tenant_id: str, name: str) -> Outcome:
-        """Read an audience of a database."""
+    async def _read(self, tenant_id: str, name: str, pins: str | None) -> Outcome:
+        """Read an audience of a database, and pin a campaign to it."""
         try:
             found = await self._outside.refresh(tenant_id, name)
         except (NotFound, InvalidInput, Refused) as unfit:
             return Outcome.failed(unfit.code, str(unfit))
+        if pins is not None:
+            await self._store.run(campaigns.pin_read, tenant_id, pins, self._now())
         return Outcome.ok({"audience": name, "members": found.members, "refused": found.refused})
+
+    async def _expect(self, tenant_id: str, campaign_id: str) -> Outcome:
+        """Count how many a campaign is for, beside its first messages."""
+        found = await self._store.run(campaigns.find, tenant_id, campaign_id)
+        if found is None or found.expected is not None:
+            return Outcome.ok({"campaignId": campaign_id})
+        count = await self._store.run(devices.count, tenant_id, found.filters, found.cutoff)
+        await self._store.run(campaigns.expect, campaign_id, count)
+        return Outcome.ok({"campaignId": campaign_id, "expected": count})
 
     async def _refreshed(self, delivery: Delivery) -> Outcome | None:
         """Before a campaign starts, its audience is read, unless that is pinned. What went wrong, if anything did."""
         found = await self._store.run(campaigns.find, delivery.tenant_id, delivery.payload["campaignId"])
-        if found is None or found.started_at is not None or found.sending.pinned:
+        if found is None or found.started_at is not None or found.pinned_at is not None:
             return None
         if found.sending.filters.audience is None or found.state not in ("pending", "running"):
             return None
-        outcome = await self._read(delivery.tenant_id, found.sending.filters.audience)
+        pins = found.id if found.sending.pinned else None
+        outcome = await self._read(delivery.tenant_id, found.sending.filters.audience, pins)
         return None if outcome.delivered else outcome
 
     async def _begin(self, delivery: Delivery) -> Outcome:
@@ -135,13 +151,19 @@ class CampaignTarget:
                 await _after(PAUSE)
         self._poke()
         counts = Counter(each.state for each in told)
+        for fate, count in (*counts.items(), (Fate.AGAIN.value, len(again))):
+            self.messages.add(fate, by=count)
+        first, last = opened.recipients[0], opened.recipients[-1]
+        campaign = opened.campaign
         says = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        says += f", {len(again)} to be tried again" if again else ""
         log.info(
-            "campaign %s chunk %d: %d tokens, %s", given[0], opened.number, len(opened.recipients),
-            says + (f", {len(again)} to be tried again" if again else ""),
+            "campaign %s chunk %d: %d tokens (%s to %s), %s", given[0], opened.number, len(opened.recipients), first.id,
+            last.id, says,
             extra={"event": "push.chunk", "job_id": delivery.job_id, "attempt": delivery.attempt,
-                   "notification_id": given[0], "schedule": opened.campaign and opened.campaign.schedule_id,
-                   "tokens": len(opened.recipients), "status": says,
+                   "notification_id": campaign and campaign.notification, "schedule": campaign and campaign.schedule_id,
+                   "tenant": delivery.tenant_id, "user_id": first.user_id if first is last else None,
+                   "cursor_from": first.id, "cursor_to": last.id, "tokens": len(opened.recipients), "status": says,
                    "record_ms": round((self._now() - told_at).total_seconds() * 1000, 3)},
         )  # fmt: skip
         if left is None:
@@ -149,8 +171,8 @@ class CampaignTarget:
         if left:
             raise Snooze(max((answer.after or PAUSE for answer in again if answer is not None), default=PAUSE))
         return Outcome.ok({
-            "campaignId": given[0], "chunk": opened.number, "from": opened.recipients[0].id,
-            "to": opened.recipients[-1].id, **counts, **({"unsent": len(again)} if again else {}),
+            "campaignId": given[0], "chunk": opened.number, "from": first.id, "to": last.id, **counts,
+            **({"unsent": len(again)} if again else {}),
         })  # fmt: skip
 
 

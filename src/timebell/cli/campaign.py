@@ -89,6 +89,27 @@ def status(
         raise typer.Exit(FAILED)
 
 
+@campaign.command()
+def preview(id: Named, output: Output = None) -> None:
+    """Show the JSON that a phone gets, and when each time zone gets it."""
+    import json
+
+    from timebell.cli.output import Format, emit_one
+    from timebell.cli.output import show as line
+
+    remote = remote_of(output)
+    request = remote.ask("GET", f"/campaigns/{id}/preview")["request"]
+    plan = remote.ask("GET", f"/campaigns/{id}/timetable")
+    if remote.settings.output != Format.TABLE:
+        emit_one({"request": request, "timetable": plan}, remote.settings.output)
+        return
+    line(json.dumps(request, indent=2, ensure_ascii=False))
+    for row in plan["zones"]:
+        line(f"{row['first']} to {row['last']}  {row['timezone']:<24} {row['recipients']:>12,}")
+    for row in plan["leftOut"]:
+        line(f"left out ({row['why']})  {row['timezone']:<24} {row['recipients']:>12,}")
+
+
 @campaign.command("test")
 def try_(
     id: Named,
@@ -173,7 +194,8 @@ def _typed(given: Mapping[str, str]) -> dict[str, Any]:
 
 def _counts(found: Mapping[str, Any]) -> str:
     said = ", ".join(f"{count:,} {state}" for state, count in found["counts"].items() if count)
-    return f"{found['state']}  {said or 'nobody yet'}"
+    of = "" if found["expected"] is None else f" of {found['expected']:,}"
+    return f"{found['state']}  {said or 'nobody yet'}{of}"
 
 
 def _show(found: Mapping[str, Any], form: str) -> None:
@@ -190,6 +212,7 @@ def _show(found: Mapping[str, Any], form: str) -> None:
     facts = {
         "name": found["name"], "why": found["reason"], "title": found.get("title"),
         "send at": f"{found['sendAt']} ({found['timezone']})", "filters": found.get("filters") or None,
+        "left out": ", ".join(f"{count:,} {why}" for why, count in found["leftOut"].items()) or None,
         "started": found["actualSendStart"], "ended": found["actualSendEnd"], "schedule": found["scheduleId"],
     }  # fmt: skip
     for name, value in facts.items():

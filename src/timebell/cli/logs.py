@@ -13,7 +13,10 @@ from timebell.settings import Settings
 
 T = TypeVar("T")
 LONGEST = 8 * 1024  # bytes of a line
-FIELDS = ("event", "job_id", "schedule", "topic", "tenant", "attempt", "lag_ms")
+FIELDS = (
+    "event", "job_id", "schedule", "topic", "tenant", "attempt", "lag_ms", "notification_id", "user_id", "cursor_from",
+    "cursor_to", "tokens", "status", "record_ms",
+)  # fmt: skip
 CUT = "... (cut)"
 # What can end a line, move the cursor or turn the direction of writing: C0, C1, and Unicode's own.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")

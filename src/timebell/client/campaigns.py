@@ -201,7 +201,7 @@ class Campaigns:
     async def timetable(self, id: str, *, tenant_id: str = "default", connection: Any = None) -> Timetable:
         """When each zone is sent to, with who is registered now. Raises NotFound."""
         found = await self.get(id, tenant_id=tenant_id, connection=connection)
-        counts = await self._run(connection, devices.zones, tenant_id, found.sending.filters)
+        counts = await self._run(connection, devices.zones, tenant_id, found.filters)
         audience: dict[Any, int] = {}
         for name, count in counts.items():
             place = zone_of(name if found.sending.by_zone else None, found.timezone)

@@ -25,7 +25,7 @@ from timebell.store.sql import dead, erasure, ledger, named
 from timebell.targets import bodies
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import plain
-from timebell.targets.push.target import prepared
+from timebell.targets.push.target import check_fit
 
 # A job due sooner than this makes other nodes look again; for later ones their next heartbeat is in time.
 SOON = timedelta(seconds=10)
@@ -385,7 +385,7 @@ def payload_of(
     written = encode(plain(payload))
     known = {"topic": topic, "payload": decode(written), "metadata": metadata}
     if target.get("kind") == "push":
-        prepared(bodies.sample(**known), target["options"])
+        check_fit(bodies.sample(**known), target["options"])
     else:
         bodies.check_fit(target.get("options", {}), **known)
     return written, metadata

@@ -165,8 +165,18 @@ class Throttle:
 class LeftOut(StrEnum):
     """Why somebody is not sent to at all."""
 
+    FILTERS = "filters"
+    """Does not fit what is asked for besides consent."""
+    PUSH_OFF = "pushOff"
+    """Fits, and wants no pushes."""
+    MARKETING_OFF = "marketingOff"
+    """Fits, and did not consent to marketing."""
+    NO_TOKEN = "noToken"  # noqa: S105 - not one
+    """A row of the audience without a token."""
     QUIET = "quiet"
+    """Would have been woken."""
     EXPIRED = "expired"
+    """Would have got it after the end."""
 
 
 @dataclass(frozen=True, slots=True)

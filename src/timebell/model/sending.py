@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time, timedelta
 from difflib import get_close_matches
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from timebell.errors import InvalidInput
 from timebell.model import mapping
 from timebell.model.audience import Filters
-from timebell.model.campaign import CampaignState, Counts, InQuiet, QuietHours
+from timebell.model.campaign import CampaignState, Counts, InQuiet, LeftOut, QuietHours
 from timebell.model.mapping import Fields
 from timebell.recurrence import Zone, resolve_local, zone
 
@@ -20,10 +20,11 @@ ROOTS = frozenset({"campaignId", "scheduleId", "deviceId", "userId"})
 MOST_OPEN = 8
 """Chunks under way at once: enough to keep the provider busy, few enough to stop soon."""
 ADAPTIVE = "adaptive"
+_CONTENT = ("title", "body", "data", "rename", "ttl")
 OPTIONS = (
     "title", "body", "data", "fields", "ttl", "collapseKey", "notificationId", "filters", "marketing", "chunkSize",
     "chunkDelayMs", "quietHours", "localTime", "expiresAt", "unknown", "canary", "maxRecipients", "maxChange",
-    "approveAbove", "audienceAs",
+    "approveAbove", "audienceAs", "contentAs",
 )  # fmt: skip
 
 
@@ -60,7 +61,9 @@ class Sending:
     max_change: float | None = None
     approve_above: int | None = None
     pinned: bool = False
-    """An audience of a database is read when the campaign is made, and not again when it starts."""
+    """Who gets it is decided when the campaign is made, not when it starts; consent counts as it is when it is sent."""
+    content_live: bool = False
+    """The message may be changed while it is sent; who was sent to has it as it was."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Sending:
@@ -81,6 +84,7 @@ class Sending:
             max_recipients=_whole(said, "maxRecipients", 1, 10**12), max_change=_share(said, "maxChange", 1000.0),
             approve_above=_whole(said, "approveAbove", 0, 10**12),
             pinned=_one_of(said, "audienceAs", ("live", "pinned")) == "pinned",
+            content_live=_one_of(said, "contentAs", ("live", "pinned")) == "live",
         )  # fmt: skip
         if found.notification_id is not None:
             mapping.check({"notificationId": found.notification_id}, ROOTS)
@@ -109,9 +113,13 @@ class Sending:
             "canary": None if self.canary is None
             else {"size": self.canary.size, "maxErrorRate": self.canary.max_error_rate},
             "maxRecipients": self.max_recipients, "maxChange": self.max_change, "approveAbove": self.approve_above,
-            "audienceAs": "pinned" if self.pinned else None,
+            "audienceAs": "pinned" if self.pinned else None, "contentAs": "live" if self.content_live else None,
         }  # fmt: skip
         return {name: value for name, value in said.items() if value is not None}
+
+    def with_content_of(self, other: Sending) -> Sending:
+        """This one, with the message of another."""
+        return replace(self, **{name: getattr(other, name) for name in _CONTENT})
 
     @property
     def by_zone(self) -> bool:
@@ -149,18 +157,21 @@ class Lane:
     of: str = "devices"
     until: int = 0
     states: Sequence[str] = ()
+    why: LeftOut | None = None
+    """Of one that is done before all were sent to: why they were left out."""
 
     def json(self) -> dict[str, Any]:
         """As it is kept."""
         return {
             "zone": self.zone, "at": self.at.isoformat(), "cursor": self.cursor, "done": self.done, "of": self.of,
-            "until": self.until, "states": list(self.states),
+            "until": self.until, "states": list(self.states), "why": None if self.why is None else self.why.value,
         }  # fmt: skip
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Lane:
         """As `json` wrote it."""
-        return cls(**{**given, "at": datetime.fromisoformat(given["at"])})
+        why = given.get("why")
+        return cls(**{**given, "at": datetime.fromisoformat(given["at"]), "why": None if why is None else LeftOut(why)})
 
 
 def lanes(sending: Sending, at: datetime, home: str, zones: Sequence[str | None]) -> list[Lane]:
@@ -186,15 +197,20 @@ def next_lane(given: Sequence[Lane], sending: Sending, now: datetime) -> tuple[L
         if sending.quiet is not None and lane.zone is not None:
             over = sending.quiet.over_at(at, zone(lane.zone))
             if over is not None and sending.quiet.then is InQuiet.SKIP:
-                lane.done = True
+                lane.done, lane.why = True, LeftOut.QUIET
                 continue
             at = over or at
         if sending.expires_at is not None and at > sending.expires_at:
-            lane.done = True
+            lane.done, lane.why = True, LeftOut.EXPIRED
             continue
         if found is None or at < found[0]:
             found = at, n
     return (None, now) if found is None else (given[found[1]], found[0])
+
+
+def pin_of(campaign_id: str) -> str:
+    """The name of the audience that a campaign's recipients are pinned as; no other can have it."""
+    return f"@{campaign_id}"
 
 
 def zone_of(name: str | None, home: str) -> Zone:
@@ -234,6 +250,27 @@ class Campaign:
     created_by: str | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    left_out: dict[str, int] = field(default_factory=dict)
+    """How many the walk passed over so far, by LeftOut."""
+    pinned_at: datetime | None = None
+
+    @property
+    def filters(self) -> Filters:
+        """Who gets it: what is asked for, or whom it was pinned to, of those who still consent."""
+        asked = self.sending.filters
+        if self.pinned_at is None:
+            return asked
+        return Filters(push_on=asked.push_on, marketing_on=asked.marketing_on, audience=pin_of(self.id))
+
+    @property
+    def notification(self) -> str:
+        """Which notification it is to all; of one that is another to each, by what pattern."""
+        return self.sending.notification_id or self.id
+
+    def leave_out(self, why: LeftOut, count: int) -> None:
+        """Count some who were passed over."""
+        if count:
+            self.left_out[why.value] = self.left_out.get(why.value, 0) + count
 
     @property
     def walked(self) -> bool:
@@ -312,11 +349,11 @@ def _quiet(said: Mapping[str, Any]) -> QuietHours | None:
     if not value:
         return None
     try:
-        return QuietHours(
-            time.fromisoformat(value["start"]), time.fromisoformat(value["end"]), InQuiet(value.get("then", "wait"))
-        )
+        start, end = time.fromisoformat(value["start"]), time.fromisoformat(value["end"])
+        then = InQuiet(value.get("then", "wait"))
     except (KeyError, TypeError, ValueError):
         raise _unfit('quietHours is {"start": "21:00", "end": "08:00", "then": "wait" or "skip"}') from None
+    return QuietHours(start, end, then)
 
 
 def _local(said: Mapping[str, Any]) -> datetime | None:

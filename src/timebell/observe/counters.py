@@ -89,6 +89,7 @@ class Counters:
     missed: Tally = field(default_factory=lambda: Tally(["unrecorded", "policy"]))
     differences: Tally = field(default_factory=lambda: Tally([finding.value for finding in Finding]))
     deliveries: Tally = field(default_factory=Tally)
+    messages: Tally = field(default_factory=lambda: Tally(["accepted", "refused", "unknown", "again"]))
     lag: Spread = field(default_factory=lambda: Spread(LAG, labelled=False))
     runs: Spread = field(default_factory=lambda: Spread(TIMES))
     ratios: Spread = field(default_factory=lambda: Spread(RATIOS))

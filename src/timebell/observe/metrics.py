@@ -43,6 +43,9 @@ METRICS: dict[str, Named] = {
         "Deliveries to targets: ok, error, timeout, stopped; of HTTP 2xx to 5xx.",
     ),
     "timebell_delivery_duration_seconds": Named("histogram", ("target_kind",), "How long deliveries took."),
+    "timebell_campaign_messages_total": Named(
+        "counter", ("fate",), "Messages of campaigns this node tried: accepted, refused, unknown, again."
+    ),
     "timebell_due_found": Named("histogram", (), "Due jobs claimed by one look, of looks that found any."),
     "timebell_claim_conflicts_total": Named("counter", (), "Looks at what was due that found it taken."),
     "timebell_missed_total": Named(
@@ -66,6 +69,8 @@ METRICS: dict[str, Named] = {
     "timebell_dead_letters": Named("gauge", (), "Jobs that failed for good and were not replayed."),
     "timebell_targets_disabled": Named("gauge", (), "Targets whose receiver is gone (410): jobs for them fail."),
     "timebell_schedules": Named("gauge", ("state",), "Schedules: active, paused, fault (set aside)."),
+    "timebell_campaigns": Named("gauge", ("state",), "Campaigns that are not over: pending, running, paused."),
+    "timebell_campaign_remaining": Named("gauge", (), "Recipients that running campaigns have still to be sent to."),
     "timebell_evaluation_lag_seconds": Named("gauge", (), "How long the first due schedule waits to be planned."),
     "timebell_schedule_overdue": Named(
         "gauge", ("schedule",), "Schedules that should have fired and did not. The label is opt-in."
@@ -112,6 +117,7 @@ class Snapshot:
         yield _tally("timebell_fires_not_run_total", counters.not_run)
         yield _tally("timebell_attempts_total", counters.attempts)
         yield _tally("timebell_deliveries_total", counters.deliveries)
+        yield _tally("timebell_campaign_messages_total", counters.messages)
         yield _tally("timebell_missed_total", counters.missed)
         yield _count("timebell_tolerance_breaches_total", counters.tolerance_breaches)
         yield _count("timebell_claim_conflicts_total", counters.claim_conflicts)
@@ -138,6 +144,8 @@ class Snapshot:
     def _stored(self, gauges: Gauges) -> Iterator[Metric]:
         yield _gauges("timebell_jobs", _by_word(gauges.jobs.items()))
         yield _gauges("timebell_schedules", _by_word(gauges.schedules.items()))
+        yield _gauges("timebell_campaigns", _by_word(gauges.campaigns.items()))
+        yield _gauge("timebell_campaign_remaining", gauges.remaining)
         yield _gauges("timebell_queue_depth", _by_word(gauges.depths.items()))
         yield _gauge("timebell_oldest_due_age_seconds", gauges.oldest_due_age)
         yield _gauge("timebell_evaluation_lag_seconds", gauges.evaluation_lag)

@@ -80,7 +80,18 @@ campaigns = Table(
     Column("updated_at", Instant, nullable=False),
     Column("started_at", Instant),
     Column("ended_at", Instant),
+    # How many were not sent to, by reason, as JSON.
+    Column("left_out", Text),
+    # When its recipients were chosen, of one that is pinned: they are the members of an audience `@id`.
+    Column("pinned_at", Instant),
     Index("timebell_campaigns_tenant", "tenant_id", "id"),
+    # What is not over, for the metrics.
+    Index(
+        "timebell_campaigns_live",
+        "state",
+        postgresql_where=text("ended_at IS NULL"),
+        sqlite_where=text("ended_at IS NULL"),
+    ),
 )
 
 # One job each.
@@ -148,6 +159,8 @@ audiences = Table(
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
+    # Rows of that reading that have none.
+    Column("without_token", BigInteger, nullable=False, server_default="0"),
 )
 
 members = Table(

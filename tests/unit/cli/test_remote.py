@@ -370,6 +370,9 @@ def test_a_campaign_is_made_shown_and_steered(ask: Cli) -> None:
     assert made["filters"] == {"ageMin": 20, "attributes": {"tier": "gold"}}
     assert "Hello" in ask("campaign", "status", made["id"]).out
     assert made["id"] in ask("campaign", "list", "--state", "pending").out
+    assert '"title": "Hello"' in ask("campaign", "preview", made["id"]).out
+    shown = as_json(ask("campaign", "preview", made["id"], "-o", "json"))
+    assert (shown["request"]["message"]["notification"], shown["timetable"]["zones"]) == ({"title": "Hello"}, [])
     assert ask("campaign", "pause", made["id"]).code == 5  # it has not begun
     assert as_json(ask("campaign", "stop", made["id"], "-y", "--reason", "no", "-o", "json"))["reason"] == "no"
     assert ask("campaign", "status", made["id"], "--watch").code == 1

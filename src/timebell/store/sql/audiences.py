@@ -49,6 +49,7 @@ class Audience:
     until: Any
     members: int
     refused: int
+    without_token: int
     refreshed_at: datetime | None
     created_at: datetime
     created_by: str | None
@@ -75,6 +76,11 @@ def find(tx: Transaction, tenant_id: str, name: str, *, lock: bool = False) -> A
     return None if row is None else _read(row)
 
 
+def without_token(tx: Transaction, tenant_id: str, name: str) -> int:
+    """How many rows of its last reading have none."""
+    return int(tx.execute(select(a.without_token).where(_is(tenant_id, name))).scalar() or 0)
+
+
 def page(tx: Transaction, tenant_id: str, limit: int, after: str | None) -> Page[Audience]:
     """Audiences of a tenant, by name."""
     query = select(audiences).where(a.tenant_id == tenant_id).order_by(a.name).limit(limit + 1)
@@ -95,16 +101,19 @@ def begin(tx: Transaction, tenant_id: str, name: str, until: Any, now: datetime)
     found = find(tx, tenant_id, name, lock=True)
     if found is None or found.loading is not None:
         return found
-    values = {"loading": found.generation + 1, "cursor": None, "until": encode(until), "refused": 0, "updated_at": now}
+    values = {"loading": found.generation + 1, "cursor": None, "until": encode(until), "refused": 0,
+              "without_token": 0, "updated_at": now}  # fmt: skip
     tx.execute(update(audiences).where(_is(tenant_id, name)).values(**values))
     return find(tx, tenant_id, name)
 
 
 def take_in(
-    tx: Transaction, was: Audience, given: Sequence[tuple[str, Mapping[str, Any]]], refused: int, cursor: Any,
-    now: datetime,
+    tx: Transaction, was: Audience, given: Sequence[tuple[str, Mapping[str, Any]]], refused: int, bare: int,
+    cursor: Any, now: datetime,
 ) -> Audience | None:  # fmt: skip
-    """A page of it, that ends at the key `cursor`. None, and nothing done, if another took this page in."""
+    """A page of it, that ends at the key `cursor`; `bare` rows of it have no token, `refused` others do not fit.
+
+    None, and nothing done, if another took this page in."""
     found = find(tx, was.tenant_id, was.name, lock=True)
     if found is None or found.loading != was.loading or found.cursor != was.cursor:
         return None
@@ -116,7 +125,8 @@ def take_in(
             {"tenant_id": was.tenant_id, "audience": was.name, "device_id": id_, "generation": was.loading}
             for id_ in tx.execute(select(devices.c.id).where(mine)).scalars()
         ])  # fmt: skip
-    values = {"cursor": encode(cursor), "refused": a.refused + refused, "updated_at": now}
+    values = {"cursor": encode(cursor), "refused": a.refused + refused,
+              "without_token": a.without_token + bare, "updated_at": now}  # fmt: skip
     tx.execute(update(audiences).where(_is(was.tenant_id, was.name)).values(**values))
     return find(tx, was.tenant_id, was.name)
 

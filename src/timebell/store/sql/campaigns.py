@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, delete, func, insert, literal, or_, select, update
 
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
 from timebell.ids import new_id
@@ -16,8 +16,8 @@ from timebell.model.campaign import CampaignState, CampaignVerb, after
 from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
-from timebell.model.sending import Campaign, Lane, Sending, earliest
-from timebell.store.push_schema import audiences, campaigns, chunks, deliveries, devices
+from timebell.model.sending import Campaign, Lane, Sending, earliest, pin_of
+from timebell.store.push_schema import audiences, campaigns, chunks, deliveries, devices, members
 from timebell.store.schema import jobs as job_table
 from timebell.store.sql import devices as device_rows
 from timebell.store.sql import jobs, ledger
@@ -33,6 +33,7 @@ RETRY = {"attempts": 100, "backoff": "fixed", "delay": 1.0, "max_delay": 1.0, "j
 """Of a node that died; what the provider refuses for now is counted by the chunk itself."""
 REFUSED, UNKNOWN, UNSENT = "refused", "unknown", "unsent"
 CANARY, APPROVAL = "canary", "approval"
+OVER = (CampaignState.STOPPED, CampaignState.COMPLETED)
 
 c = campaigns.c
 
@@ -42,19 +43,52 @@ def create(tx: Transaction, made: Campaign, soon: datetime) -> Campaign:
     ledger.make_tenants(tx, {made.tenant_id}, made.created_at)
     check_audience(tx, made.tenant_id, made.sending)
     add_job(tx, made, earliest(made.sending, made.send_at), made.created_at, soon)
+    _choose(tx, made, made.created_at)
     tx.execute(insert(campaigns).values(**_values(made), id=made.id, tenant_id=made.tenant_id))
-    if made.sending.pinned and made.sending.filters.audience is not None:
-        refresh(tx, made.tenant_id, made.sending.filters.audience, made.created_at)
     return made
 
 
-def refresh(tx: Transaction, tenant_id: str, audience: str, now: datetime) -> str:
-    """Make the job that reads an audience; its id."""
+def _choose(tx: Transaction, found: Campaign, now: datetime) -> None:
+    """Pin who gets it, if it says so: now, or when the audience that it names is read. It has to be saved."""
+    if found.pinned_at is not None:
+        tx.execute(delete(members).where(*_pins(found)))
+        found.pinned_at = None
+    if not found.sending.pinned:
+        return
+    if found.sending.filters.audience is None:
+        pin(tx, found, now)
+    else:
+        refresh(tx, found.tenant_id, found.sending.filters.audience, now, found.id)
+
+
+def pin(tx: Transaction, found: Campaign, now: datetime) -> None:
+    """Those who fit now are whom it is sent to, whatever is said of them later. It has to be saved."""
+    chosen = select(
+        literal(found.tenant_id), literal(pin_of(found.id)), devices.c.id, literal(1)
+    ).where(*device_rows.meant(found.tenant_id, found.sending.filters))  # fmt: skip
+    tx.execute(insert(members).from_select(["tenant_id", "audience", "device_id", "generation"], chosen))
+    found.pinned_at = now
+
+
+def pin_read(tx: Transaction, tenant_id: str, id_: str, now: datetime) -> None:
+    """Pin a campaign whose audience was read, unless it is pinned or has begun."""
+    found = find(tx, tenant_id, id_, lock=True)
+    if found is not None and found.sending.pinned and found.pinned_at is None and found.started_at is None:
+        pin(tx, found, now)
+        save(tx, found, now)
+
+
+def _pins(found: Campaign) -> list[ColumnElement[bool]]:
+    return [members.c.tenant_id == found.tenant_id, members.c.audience == pin_of(found.id)]
+
+
+def refresh(tx: Transaction, tenant_id: str, audience: str, now: datetime, pins: str | None = None) -> str:
+    """Make the job that reads an audience, and then pins a campaign (`pins`) to it; its id."""
     id_ = new_id(now)
+    payload = {"audience": audience} | ({} if pins is None else {"pins": pins})
     jobs.add(tx, [NewJob(
         id=id_, tenant_id=tenant_id, topic=TOPIC, scheduled_at=now, run_at=now, timezone="UTC", created_at=now,
-        payload=encode({"audience": audience}), target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE,
-        timeout=READING,
+        payload=encode(payload), target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE, timeout=READING,
     )])  # fmt: skip
     tx.notify()
     return id_
@@ -102,6 +136,20 @@ def add_job(tx: Transaction, found: Campaign, at: datetime, now: datetime, soon:
         tx.notify()
 
 
+def count_soon(tx: Transaction, found: Campaign, now: datetime) -> None:
+    """The job that counts how many it is for: its first message does not wait for that."""
+    jobs.add(tx, [NewJob(
+        id=new_id(now), tenant_id=found.tenant_id, topic=TOPIC, scheduled_at=now, run_at=now, timezone=found.timezone,
+        created_at=now, payload=encode({"campaignId": found.id}), target=encode(TARGET), route=f"@{TARGET['kind']}",
+        queue=QUEUE, timeout=TIMEOUT,
+    )])  # fmt: skip
+
+
+def expect(tx: Transaction, id_: str, count: int) -> None:
+    """So many it is for, as far as nobody counted before."""
+    tx.execute(update(campaigns).where(c.id == id_, c.expected.is_(None)).values(expected=count))
+
+
 def find(tx: Transaction, tenant_id: str | None, id_: str, *, lock: bool = False) -> Campaign | None:
     """One campaign."""
     query = select(campaigns).where(c.id == id_)
@@ -132,14 +180,25 @@ def edit(
     found = find(tx, tenant_id, id_, lock=True)
     if found is None:
         return None
-    after(found.state, CampaignVerb.EDIT)
+    going = found.started_at is not None and found.sending.content_live and found.state not in OVER
+    if not going:
+        after(found.state, CampaignVerb.EDIT)
     if revision is not None and revision != found.revision:
         raise Conflict(
             f"The campaign has revision {found.revision} by now.", code="CAMPAIGN_CHANGED", fix="Read it again."
         )
     changed = change(found)
-    check_audience(tx, tenant_id, changed.sending)
     changed.revision += 1
+    if going:
+        kept = (changed.name, changed.send_at, changed.timezone) == (found.name, found.send_at, found.timezone)
+        if not kept or changed.sending != found.sending.with_content_of(changed.sending):
+            raise Conflict(
+                "The campaign has begun, so that only title, body, data, fields and ttl can be changed.",
+                code="CAMPAIGN_STATE", fix="Stop it, and make another.",
+            )  # fmt: skip
+        return save(tx, changed, now)
+    check_audience(tx, tenant_id, changed.sending)
+    _choose(tx, changed, now)
     if found.job_id is not None:
         ledger.cancel(tx, tenant_id, found.job_id, now)
     add_job(tx, changed, earliest(changed.sending, changed.send_at), now, soon)
@@ -268,12 +327,15 @@ def count_left(tx: Transaction, found: Campaign) -> int:
 
 
 def _left(found: Campaign) -> list[ColumnElement[bool]]:
-    meant = device_rows.meant(found.tenant_id, found.sending.filters, found.cutoff)
+    meant = device_rows.meant(found.tenant_id, found.filters, found.cutoff)
     if found.started_at is None:
         return meant
     walks = [lane for lane in found.lanes if lane.of == "devices"]
     if not found.sending.by_zone:
-        return [*meant, or_(devices.c.id == "", *(devices.c.id > lane.cursor for lane in walks if not lane.done))]
+        return [
+            *meant,
+            or_(devices.c.id == "", *(devices.c.id > lane.cursor for lane in walks if lane.why or not lane.done)),
+        ]
     sent = select(deliveries.c.recipient).where(
         deliveries.c.campaign_id == found.id, deliveries.c.recipient == devices.c.id
     )
@@ -305,6 +367,7 @@ def prune(tx: Transaction, before: datetime, most: int) -> int:
     ids = list(tx.execute(select(c.id).where(c.ended_at < before).order_by(c.ended_at).limit(most)).scalars())
     for table in (deliveries, chunks):
         tx.execute(delete(table).where(table.c.campaign_id.in_(ids)))
+    tx.execute(delete(members).where(members.c.audience.in_([pin_of(id_) for id_ in ids])))
     return tx.execute(delete(campaigns).where(c.id.in_(ids))).rowcount
 
 
@@ -318,7 +381,7 @@ def save(tx: Transaction, found: Campaign, now: datetime) -> Campaign:
 _PLAIN = (
     "name", "reason", "send_at", "timezone", "schedule_id", "job_id", "next_chunk", "cutoff", "round", "open_chunks",
     "opened", "accepted", "refused", "unknown", "unsent", "expected", "revision", "approved_by", "created_at",
-    "created_by", "updated_at", "started_at", "ended_at",
+    "created_by", "updated_at", "started_at", "ended_at", "pinned_at",
 )  # fmt: skip
 
 
@@ -326,6 +389,7 @@ def _values(found: Campaign) -> dict[str, Any]:
     return {
         **{name: getattr(found, name) for name in _PLAIN}, "state": found.state.value,
         "spec": encode(found.sending.json(), "campaign"), "lanes": encode([lane.json() for lane in found.lanes]),
+        "left_out": encode(found.left_out),
     }  # fmt: skip
 
 
@@ -334,7 +398,7 @@ def read(row: Row[Any]) -> Campaign:
     plain = {name: getattr(row, name) for name in _PLAIN}
     return Campaign(
         id=row.id, tenant_id=row.tenant_id, state=CampaignState(row.state), sending=Sending.read(decode(row.spec)),
-        lanes=[Lane.read(each) for each in decode(row.lanes) or []], **plain,
+        lanes=[Lane.read(each) for each in decode(row.lanes) or []], left_out=decode(row.left_out) or {}, **plain,
     )  # fmt: skip
 
 

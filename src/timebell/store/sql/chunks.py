@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, func, insert, or_, select, update
 
-from timebell.model.campaign import CampaignState
-from timebell.model.sending import MOST_OPEN, Campaign, Lane, lanes, next_lane
+from timebell.model.campaign import CampaignState, LeftOut
+from timebell.model.sending import MOST_OPEN, Campaign, Canary, Lane, lanes, next_lane
 from timebell.store.push_schema import chunks, deliveries, devices
+from timebell.store.sql import audiences
 from timebell.store.sql import campaigns as rows
 from timebell.store.sql import devices as device_rows
 from timebell.store.sql.campaigns import APPROVAL, CANARY, REFUSED, UNKNOWN, UNSENT
@@ -95,13 +96,25 @@ def _start(tx: Transaction, found: Campaign, now: datetime) -> None:
     """Begin it, unless a gate says no."""
     sending = found.sending
     if sending.gated and found.approved_by is None:
-        found.expected = device_rows.count(tx, found.tenant_id, sending.filters, now)
+        found.expected = device_rows.count(tx, found.tenant_id, found.filters, now)
         if (why := _gate(tx, found, found.expected)) is not None:
             found.state, found.reason = CampaignState.PAUSED, why
             return
-    zones = list(device_rows.zones(tx, found.tenant_id, sending.filters, now)) if sending.by_zone else []
+    elif found.expected is None:
+        rows.count_soon(tx, found, now)
+    zones = list(device_rows.zones(tx, found.tenant_id, found.filters, now)) if sending.by_zone else []
     found.state, found.started_at, found.cutoff = CampaignState.RUNNING, now, now
     found.lanes = lanes(sending, found.send_at, found.timezone, zones)
+    if sending.filters.audience is not None:
+        found.leave_out(LeftOut.NO_TOKEN, audiences.without_token(tx, found.tenant_id, sending.filters.audience))
+    if sending.by_zone:  # of zones that nobody is meant in
+        there = {name or found.timezone for name in zones}
+        elsewhere: list[ColumnElement[bool]] = [
+            devices.c.timezone.not_in(there) if there else devices.c.timezone.is_not(None)
+        ]
+        if found.timezone not in there:
+            elsewhere = [or_(*elsewhere, devices.c.timezone.is_(None))]
+        _pass_over(tx, found, *elsewhere)
 
 
 def _gate(tx: Transaction, found: Campaign, count: int) -> str | None:
@@ -122,17 +135,12 @@ def _open(tx: Transaction, found: Campaign, job_id: str, attempt: int, now: date
         return Opened(found, why="Enough chunks are under way.")
     size = found.sending.size
     canary = found.sending.canary
-    if canary is not None and found.opened == canary.size and found.round == 0:
-        if found.open_chunks:
-            return Opened(found, why="The canary is not over.")
-        failed = found.refused + found.unknown + found.unsent
-        if failed > canary.max_error_rate * found.opened:
-            found.state, found.reason = CampaignState.PAUSED, CANARY
-            return Opened(found, why=f"The canary failed: {failed} of {found.opened}.")
-    elif canary is not None and found.opened < canary.size and found.round == 0:
-        size = min(size, canary.size - found.opened)
+    if canary is not None and found.opened <= canary.size and found.round == 0:
+        if (why := _canary(found, canary)) is not None:
+            return Opened(found, why=why)
+        size = min(size, canary.size - found.opened) or size
     while True:
-        lane, at = next_lane(found.lanes, found.sending, now)
+        lane, at = _next_lane(tx, found, now)
         if lane is None:
             rows.go_on(tx, found, now)
             return Opened(found, why="Nobody is left.")
@@ -156,6 +164,29 @@ def _open(tx: Transaction, found: Campaign, job_id: str, attempt: int, now: date
     return Opened(found, number, taken)
 
 
+def _canary(found: Campaign, canary: Canary) -> str | None:
+    """Why it does not go on after the first so many, if it does not."""
+    if found.opened < canary.size:
+        return None
+    if found.open_chunks:
+        return "The canary is not over."
+    failed = found.refused + found.unknown + found.unsent
+    if failed <= canary.max_error_rate * found.opened:
+        return None
+    found.state, found.reason = CampaignState.PAUSED, CANARY
+    return f"The canary failed: {failed} of {found.opened}."
+
+
+def _next_lane(tx: Transaction, found: Campaign, now: datetime) -> tuple[Lane | None, datetime]:
+    """As `next_lane`; who is left of lanes that it ends is counted."""
+    going = [lane for lane in found.lanes if not lane.done]
+    lane, at = next_lane(found.lanes, found.sending, now)
+    for each in going:
+        if each.why is not None:
+            _leave_out(tx, found, each, each.why)
+    return lane, at
+
+
 def _take(tx: Transaction, found: Campaign, lane: Lane, size: int) -> tuple[list[Recipient], bool]:
     """The next recipients of a lane, and whether they are its last."""
     if lane.of == "ledger":
@@ -169,21 +200,50 @@ def _take(tx: Transaction, found: Campaign, lane: Lane, size: int) -> tuple[list
             .order_by(deliveries.c.recipient)
         )  # fmt: skip
     else:
-        query = select(devices.c.id, devices.c.token, devices.c.user_id).where(
-            *device_rows.meant(found.tenant_id, found.sending.filters, found.cutoff), devices.c.id > lane.cursor
-        )
-        if lane.zone is not None:
-            here = devices.c.timezone == lane.zone
-            query = query.where(or_(here, devices.c.timezone.is_(None)) if lane.zone == found.timezone else here)
-            sent = select(deliveries.c.recipient).where(
-                deliveries.c.campaign_id == found.id, deliveries.c.recipient == devices.c.id
-            )
-            query = query.where(~sent.exists())  # who travels from zone to zone gets it once
+        query = select(devices.c.id, devices.c.token, devices.c.user_id).where(*_of(found, lane))
         query = query.order_by(devices.c.id)
     taken = [Recipient(**row._mapping) for row in tx.execute(query.limit(size + 1))]
+    last = len(taken) <= size
+    if lane.of == "devices":
+        passed = [devices.c.id > lane.cursor, *_in(found, lane)]
+        _pass_over(tx, found, *passed, *([] if last else [devices.c.id <= taken[size - 1].id]))
     if taken:
         lane.cursor = taken[:size][-1].id
-    return taken[:size], len(taken) <= size
+    return taken[:size], last
+
+
+def _of(found: Campaign, lane: Lane) -> list[ColumnElement[bool]]:
+    """Who is left of a lane of devices."""
+    meant = device_rows.meant(found.tenant_id, found.filters, found.cutoff)
+    if lane.zone is None:
+        return [*meant, devices.c.id > lane.cursor]
+    sent = select(deliveries.c.recipient).where(
+        deliveries.c.campaign_id == found.id, deliveries.c.recipient == devices.c.id
+    )  # who travels from zone to zone gets it once
+    return [*meant, devices.c.id > lane.cursor, *_in(found, lane), ~sent.exists()]
+
+
+def _in(found: Campaign, lane: Lane) -> list[ColumnElement[bool]]:
+    """Who is in the zone of a lane."""
+    if lane.zone is None:
+        return []
+    here = devices.c.timezone == lane.zone
+    return [or_(here, devices.c.timezone.is_(None)) if lane.zone == found.timezone else here]
+
+
+def _pass_over(tx: Transaction, found: Campaign, *where: ColumnElement[bool]) -> None:
+    """Count those of them that the filters leave out."""
+    there = devices.c.created_at <= found.cutoff
+    for why, count in device_rows.left_out(tx, found.tenant_id, found.filters, there, *where).items():
+        found.leave_out(LeftOut(why), count)
+
+
+def _leave_out(tx: Transaction, found: Campaign, lane: Lane, why: LeftOut) -> None:
+    """Count those who are left of a lane whose time is over. Of a retry they are counted as what became of them."""
+    if lane.of != "devices":
+        return
+    found.leave_out(why, tx.execute(select(func.count()).where(*_of(found, lane))).scalar_one())
+    _pass_over(tx, found, devices.c.id > lane.cursor, *_in(found, lane))
 
 
 def _write(tx: Transaction, found: Campaign, lane: Lane, taken: Sequence[Recipient], number: int) -> None:

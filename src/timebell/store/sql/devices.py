@@ -7,10 +7,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, func, select, update
+from sqlalchemy import ColumnElement, Row, and_, case, delete, func, literal, select, true, update
 
 from timebell.ids import new_ids
 from timebell.model.audience import Device, Filters, hash_of, written
+from timebell.model.campaign import LeftOut
 from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.store.push_schema import devices, members, notifications
@@ -166,6 +167,24 @@ def zones(tx: Transaction, tenant_id: str, filters: Filters, cutoff: datetime | 
         select(d.timezone, func.count().label("count")).where(*meant(tenant_id, filters, cutoff)).group_by(d.timezone)
     )
     return {row._mapping["timezone"]: row._mapping["count"] for row in tx.execute(query)}
+
+
+def left_out(
+    tx: Transaction, tenant_id: str, filters: Filters, *where: ColumnElement[bool]
+) -> dict[str, int]:  # fmt: skip
+    """How many of those devices filters leave out, by why (LeftOut), each once."""
+    if filters == Filters():
+        return {}
+    fits: Any = and_(*meant(tenant_id, replace(filters, push_on=False, marketing_on=False)))
+    wants: Any = d.push_on if filters.push_on else true()
+    consents: Any = d.marketing_on if filters.marketing_on else true()
+    why = case(
+        (and_(fits, wants, consents), literal("")), (and_(fits, wants), literal(LeftOut.MARKETING_OFF.value)),
+        (fits, literal(LeftOut.PUSH_OFF.value)), else_=literal(LeftOut.FILTERS.value),
+    ).label("why")  # fmt: skip
+    each = select(why).where(d.tenant_id == tenant_id, *where).subquery()
+    rows = tx.execute(select(each.c.why, func.count().label("count")).group_by(each.c.why))
+    return {row._mapping["why"]: row._mapping["count"] for row in rows if row._mapping["why"]}
 
 
 def has_topic(tx: Transaction, tenant_id: str, topic: str) -> bool:

@@ -39,9 +39,16 @@ _COUNTED = {
     "active": ("timebell_schedules", "enabled AND fault IS NULL"),
     "paused": ("timebell_schedules", f"{_OFF} AND NOT enabled"),
     "fault": ("timebell_schedules", f"{_OFF} AND enabled"),
+    "campaigns_pending": ("timebell_campaigns", "ended_at IS NULL AND state = 'pending'"),
+    "campaigns_running": ("timebell_campaigns", "ended_at IS NULL AND state = 'running'"),
+    "campaigns_paused": ("timebell_campaigns", "ended_at IS NULL AND state = 'paused'"),
     "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
 }
 COUNTS = Statement("SELECT " + ", ".join(f"{_many(*what)} AS {name}" for name, what in _COUNTED.items()))
+REMAINING = Statement(
+    "SELECT coalesce(sum(CASE WHEN expected > opened THEN expected - opened ELSE 0 END), 0) AS count"
+    " FROM timebell_campaigns WHERE ended_at IS NULL AND state = 'running'"
+)
 DEPTHS = Statement(
     "WITH $rows SELECT d.queue, (SELECT count(*) FROM (SELECT 1 FROM timebell_jobs"  # noqa: S608 - constants only
     f" WHERE {CLAIMABLE} AND queue = d.queue AND priority = d.priority AND run_at <= :now LIMIT {COUNTED + 1}) AS c)"
@@ -86,6 +93,8 @@ class Gauges:
     successes: Mapping[str, datetime] = field(default_factory=dict)
     disabled: int = 0
     """Targets that are sent nothing."""
+    campaigns: Mapping[str, int] = field(default_factory=dict)
+    remaining: int = 0
 
 
 def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False) -> Gauges:
@@ -99,6 +108,8 @@ def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False
         counted["unheard"], counted["dead"], depths, oldest,
         0.0 if next_fire_at is None else max(0.0, (now - next_fire_at).total_seconds()),
         overdue(tx, now, grace), successes(tx) if labelled else {}, counted["disabled"],
+        {name: counted[f"campaigns_{name}"] for name in ("pending", "running", "paused")},
+        int(tx.fetch(REMAINING)[0]["count"]),
     )  # fmt: skip
 
 

@@ -99,6 +99,17 @@ class FcmProvider:
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.TimerHandle | None = None
 
+    async def ready(self) -> None:
+        """As in Provider."""
+        try:
+            self._token = await self._account.token()
+        except TokenUnavailable as failed:
+            log.warning("no access to %s: %s", self._authority, failed)
+            return
+        if not self._lines and not self._opening:
+            self._open_more(asyncio.get_running_loop().time())
+            self._watch()
+
     async def send(self, messages: Sequence[Message], told: Told) -> None:
         """As in Provider."""
         if not messages:

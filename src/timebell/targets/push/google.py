@@ -16,6 +16,8 @@ SCOPE = "https://www.googleapis.com/auth/firebase.messaging"
 AHEAD = 300.0
 """Seconds before its end in which a token is replaced."""
 EXCHANGE_SECONDS = 10.0
+SOONEST = 60.0
+"""Seconds after which one that lasts less than that is replaced unasked."""
 
 
 def check_installed() -> None:
@@ -62,6 +64,7 @@ class ServiceAccount:
             ) from None  # fmt: skip
         self._until: float | None = None
         self._lasts = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._refreshing: asyncio.Task[None] | None = None
 
     async def token(self) -> str:
@@ -71,12 +74,17 @@ class ServiceAccount:
         """
         now = asyncio.get_running_loop().time()
         if self._until is None or now >= self._until - AHEAD:
-            if self._refreshing is None:
-                self._refreshing = asyncio.create_task(self._refresh())
-                self._refreshing.add_done_callback(self._refreshed)
+            refreshing = self._renew()
             if self._until is None or now >= self._until:
-                await asyncio.shield(self._refreshing)
+                await asyncio.shield(refreshing)
         return str(self._google.token)
+
+    def _renew(self) -> asyncio.Task[None]:
+        """Also when nobody sends: the first message of a day is not to wait for it."""
+        if self._refreshing is None:
+            self._refreshing = asyncio.create_task(self._refresh())
+            self._refreshing.add_done_callback(self._refreshed)
+        return self._refreshing
 
     def void(self, token: str) -> None:
         """It was not taken: the next asks for a new one."""
@@ -85,6 +93,8 @@ class ServiceAccount:
 
     async def close(self) -> None:
         """Wait for an exchange that is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._refreshing is not None:
             await asyncio.wait([self._refreshing])
 
@@ -105,7 +115,11 @@ class ServiceAccount:
         except (GoogleAuthError, ValueError) as failed:
             lasting = not getattr(failed, "retryable", False)
             raise TokenUnavailable(f"Google gives no access token: {failed}"[:300], lasting=lasting) from failed
-        self._until = asyncio.get_running_loop().time() + self._lasts
+        loop = asyncio.get_running_loop()
+        self._until = loop.time() + self._lasts
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_later(max(self._lasts - AHEAD, SOONEST), self._renew)
 
     def _request(
         self, url: str, method: str = "GET", body: Any = None, headers: Any = None, timeout: Any = None, **_: Any

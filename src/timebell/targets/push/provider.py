@@ -1,6 +1,7 @@
 """What a provider of push messages is: an adapter that sends many at once, and says of each what became of it.
 
-A new one is a class with `name`, `send` and `close`; `timebell.testing.push_providers` tells whether it keeps to this.
+A new one is a class with `name`, `ready`, `send` and `close`;
+`timebell.testing.push_providers` tells whether it keeps to this.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class Provider(Protocol):
     """An adapter. One instance serves many batches at once, on one event loop."""
 
     name: str
+
+    async def ready(self) -> None:
+        """Do ahead what the first message would wait for, such as a token or a connection. A failure is no matter."""
+        ...
 
     async def send(self, messages: Sequence[Message], told: Told) -> None:
         """Try each message once, all at once, and return when every one is answered.

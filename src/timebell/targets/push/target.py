@@ -67,6 +67,7 @@ class PushTarget:
     def __init__(self, provider: Callable[[], Provider], now: Callable[[], datetime]) -> None:
         self._make, self._now = provider, now
         self._provider: Provider | None = None
+        self._warming: asyncio.Task[None] | None = None
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Raises InvalidInput (TARGET_OPTIONS_INVALID, TEMPLATE_INVALID, PUSH_MESSAGE_INVALID, ...)."""
@@ -111,7 +112,8 @@ class PushTarget:
             log.info(
                 "push %s: %d of %d tokens sent to, %s", notification, len(left), len(targets), says,
                 extra={"event": "push.chunk", "job_id": delivery.job_id, "attempt": delivery.attempt,
-                       "notification_id": notification, "tokens": len(targets), "status": says},
+                       "notification_id": notification, "user_id": person and person.user_id,
+                       "tokens": len(targets), "status": says},
             )  # fmt: skip
         return chunk.outcome()
 
@@ -146,7 +148,7 @@ class PushTarget:
             )  # fmt: skip
         has = set() if notification is None else await self.registry.accepted(delivery.tenant_id, notification)
         person = _Person(ids, {n for n, id_ in enumerate(ids) if id_ not in tokens},
-                         {n for n, id_ in enumerate(ids) if id_ in has}, notification)  # fmt: skip
+                         {n for n, id_ in enumerate(ids) if id_ in has}, notification, user_id)  # fmt: skip
         to = [tokens.get(id_, f"gone-{id_}") for id_ in ids]
         return person, {**{name: value for name, value in options.items() if name != "userId"}, "tokens": to}
 
@@ -156,8 +158,14 @@ class PushTarget:
             self._provider = self._make()
         return self._provider
 
+    def warm(self) -> None:
+        """Begin with what a first message would wait for. Raises as `provider`."""
+        self._warming = asyncio.get_running_loop().create_task(self.provider().ready())
+
     async def close(self) -> None:
         """As in Target."""
+        if self._warming is not None:
+            self._warming.cancel()
         if self._provider is not None:
             await self._provider.close()
             self._provider = None
@@ -171,12 +179,20 @@ class _Person:
     gone: set[int]
     have: set[int]
     notification: str | None
+    user_id: str
 
 
 def _to_anyone(options: Mapping[str, Any]) -> dict[str, Any]:
     """A push to a person as one to a device, to be looked at."""
     rest = {name: value for name, value in options.items() if name != "userId"}
     return {**rest, "tokens": [ANYONE]} if "userId" in options else rest
+
+
+def check_fit(delivery: Delivery, options: Mapping[str, Any]) -> None:
+    """Raises as `prepared`, also for a push to a person, whose devices are found when it is sent."""
+    if "userId" in options:
+        mapping.fill({"userId": options["userId"]}, facts(delivery))
+    prepared(delivery, _to_anyone(options))
 
 
 def prepared(delivery: Delivery, options: Mapping[str, Any]) -> tuple[To, list[str], Content, str]:

@@ -105,7 +105,8 @@ class FakeFcm:
         return found
 
     def counts(self) -> dict[str, Any]:
-        """requests, accepted, answered (by code), targets, twice, exchanges, connections."""
+        """requests, accepted, answered (by code), targets, twice, exchanges, connections; first and last: when a
+        message was accepted, in seconds of the machine's monotonic clock."""
         found: dict[str, Any] = self._ask("GET", "counts")
         return found
 

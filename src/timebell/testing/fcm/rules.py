@@ -98,12 +98,16 @@ class Fcm:
     answered: dict[str, int] = field(default_factory=dict)
     requests: int = 0
     accepted: int = 0
+    first: float | None = None
+    last: float | None = None
+    """When a message was accepted, of `monotonic`."""
 
     def reset(self) -> None:
         """As new, with the tokens that were issued."""
         self.rules, self.quota = [], None
         self.received, self.bodies, self.answered = {}, {}, {}
         self.requests = self.accepted = 0
+        self.first = self.last = None
 
     def send(self, body: bytes) -> Reply:
         """What `messages:send` answers."""
@@ -155,6 +159,8 @@ class Fcm:
         if dry:
             return Reply(200, b'{"name":"projects/%b/messages/fake_message_id"}' % self.project.encode())
         self.accepted += 1
+        self.last = self.monotonic()
+        self.first = self.first or self.last
         made = f"0:{1_700_000_000_000_000 + self.accepted}%31bd1c9631bd1c96"
         self.received.setdefault(target, []).append(made)
         if self.accepted <= KEPT_BODIES:

@@ -100,7 +100,7 @@ class Server:
                         line.spoken.goaway(line.spoken.last)
                         line.spoken._flush()
             case "GET", "/fake/counts":
-                wanted = ("requests", "accepted", "answered")
+                wanted = ("requests", "accepted", "answered", "first", "last")
                 twice = sum(len(ids) > 1 for ids in self.fcm.received.values())
                 return {**{name: getattr(self.fcm, name) for name in wanted}, "targets": len(self.fcm.received),
                         "twice": twice, "exchanges": self.exchanges, "connections": len(self.lines),
