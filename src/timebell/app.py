@@ -18,6 +18,7 @@ from timebell.alarm import Alarm
 from timebell.client.audiences import Audiences
 from timebell.client.audits import Audits
 from timebell.client.campaigns import Campaigns
+from timebell.client.connections import Connections
 from timebell.client.devices import Devices
 from timebell.client.jobs import Jobs
 from timebell.client.schedules import Schedules, code_hash
@@ -110,6 +111,7 @@ class Timebell(Declared, Verbs):
         self.jobs = Jobs(store, clock, self._working, *shared)
         self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
         self.secrets = Secrets(store, clock, self.open, self._ring)
+        self.connections = Connections(store, clock, self.open, self._ring, self._operate)
         self.targets = Targets(store, clock, self.open, self._ring, self._find_target)
         self.triggers = Triggers(store, clock, self._working, self.open, self.jobs, self._operate)
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)

@@ -18,6 +18,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from timebell.app import Timebell
 from timebell.client.audiences import Audiences
 from timebell.client.campaigns import Campaigns
+from timebell.client.connections import Connections
 from timebell.client.devices import Devices
 from timebell.client.schedules import Schedules
 from timebell.client.secrets import Secrets
@@ -232,6 +233,15 @@ class BlockingSecrets(_Verbs[Secrets]):
     delete = Verb(Secrets.delete)
 
 
+class BlockingConnections(_Verbs[Connections]):
+    """`app.sync.connections`."""
+
+    put = Verb(Connections.put)
+    get = Verb(Connections.get)
+    list = Verb(Connections.list)
+    delete = Verb(Connections.delete)
+
+
 class BlockingTriggers(_Verbs[Triggers]):
     """`app.sync.triggers`."""
 
@@ -324,6 +334,7 @@ class Blocking(_Verbs[Timebell]):
         self.schedules = BlockingSchedules(self._portal, lambda on_its_loop: on_its_loop.schedules)
         self.targets = BlockingTargets(self._portal, lambda on_its_loop: on_its_loop.targets)
         self.triggers = BlockingTriggers(self._portal, lambda on_its_loop: on_its_loop.triggers)
+        self.connections = BlockingConnections(self._portal, lambda on_its_loop: on_its_loop.connections)
         self.secrets = BlockingSecrets(self._portal, lambda on_its_loop: on_its_loop.secrets)
         self.devices = BlockingDevices(self._portal, lambda on_its_loop: on_its_loop.devices)
         self.audiences = BlockingAudiences(self._portal, lambda on_its_loop: on_its_loop.audiences)

@@ -12,7 +12,7 @@ TimebellError
 ├── Conflict                             KEY_IN_USE, SCHEDULE_CLIENT_REQUEST_ID_IN_USE, ...
 │   └── RevisionStale                    REVISION_STALE
 ├── Refused                              COMMAND_TARGET_OFF, PRIVATE_ADDRESS, ...
-├── SourceFailed                         SOURCE_FAILED, SOURCE_UNAUTHORIZED
+├── SourceFailed                         SOURCE_FAILED, SOURCE_UNAUTHORIZED, SOURCE_CURSOR_LOST
 │   └── SourceGone                       ORPHANED
 ├── ServerUnreachable                    SERVER_UNREACHABLE
 ├── ServerError                          SERVER_ERROR
@@ -112,9 +112,16 @@ class Refused(TimebellError):
 
 
 class SourceFailed(TimebellError):
-    """A source of a trigger cannot be read. What is known of its rows stays as it is."""
+    """A source of a trigger cannot be read. What is known of its rows stays as it is. `retry_after`: it asks not to be
+    asked for so many seconds."""
 
     code = "SOURCE_FAILED"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, fix: str = "", retry_after: float | None = None
+    ) -> None:
+        super().__init__(message, code=code, fix=fix)
+        self.retry_after = retry_after
 
 
 class SourceGone(SourceFailed):

@@ -51,6 +51,7 @@ PUSH = ("/devices", "/audiences", "/campaigns")
 TRIGGERS = ("/sources", "/hooks", "/triggers")
 MATCH = {"if_match": "*"}
 HOOK = {"kind": "http", "options": {"url": "https://example.com/hook"}}
+TOKENS = {"accessToken": "a-1", "refreshToken": "r-1", "expiresInSeconds": 3600}
 ITEMS: dict[str, Any] = {"items": [{"key": "1", "version": 1, "fields": {"start_at": LATER}}]}
 TRIGGER = {"source": "{source}", "column": "start_at", "topic": "secret.topic"}
 BODY = {key: value for key, value in NIGHTLY.items() if key != "name"}
@@ -132,6 +133,11 @@ CALLS: dict[str, Call] = {
     "enableTarget": Call("/targets/{target}/enable", object=True),
     "rotateSecret": Call("/targets/{target}/rotate-secret", {"overlapSeconds": 60}, object=True),
     "testTarget": Call("/targets/{target}/test", object=True),
+    "createConnection": Call("/connections", {"name": "{new}", **TOKENS}, 201),
+    "listConnections": Call("/connections"),
+    "getConnection": Call("/connections/{connection}", object=True),
+    "reauthorizeConnection": Call("/connections/{connection}/reauthorize", TOKENS, object=True),
+    "deleteConnection": Call("/connections/{connection}", object=True),
     "createSource": Call("/sources", {"name": "{new}"}, 201),
     "listSources": Call("/sources"),
     "getSource": Call("/sources/{source}", object=True),
@@ -319,7 +325,9 @@ class World:
             made = await self.web.post(path, body, key=admin)
             assert made.status_code == 201, made.text
         self.names |= {"key": key.split("_")[2], "calendar": name, "new": f"new-{self.count}"}
-        self.names |= {"secret": name, "target": name}
+        made = await self.web.post("/connections", {"name": name, **TOKENS}, key=admin)
+        assert made.status_code == 201, made.text
+        self.names |= {"secret": name, "target": name, "connection": name}
 
     async def _renew_triggers(self, name: str) -> None:
         """A source with a trigger, and one without."""

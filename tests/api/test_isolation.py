@@ -88,7 +88,17 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
                     "stopped",
                 )
                 gone = {**real, **{name: new_id(now) for name in ids}, "key": "0" * 12}
-                named_so = ("calendar", "secret", "target", "source", "trigger", "audience", "empty", "phone")
+                named_so = (
+                    "calendar",
+                    "secret",
+                    "target",
+                    "source",
+                    "trigger",
+                    "audience",
+                    "empty",
+                    "phone",
+                    "connection",
+                )
                 # Two that are called the same are so here too, as what is said is compared by name.
                 gone |= {name: f"gone-{real[name]}" for name in named_so} | {"sourceId": new_id(now)}
                 world.names = gone

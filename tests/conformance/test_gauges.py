@@ -45,6 +45,7 @@ async def test_an_empty_store_has_nothing_to_tell(store: Store) -> None:
     assert await read(store, labelled=True) == gauges.Gauges(
         {"pending": 0, "running": 0, "held": 0}, {"active": 0, "paused": 0, "fault": 0}, 0, 0, {"default": 0}, 0.0,
         0.0, [], {}, 0, {"pending": 0, "running": 0, "paused": 0},
+        sources={"orphaned": 0, "reauthorise": 0, "failing": 0},
     )  # fmt: skip
 
 

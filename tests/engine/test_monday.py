@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 from collections.abc import Iterator
-from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.monday_stand_in import Monday
+from tests.monday_stand_in import board as served
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput, SourceFailed, SourceGone
+from timebell.model.trigger import Said
+from timebell.store.sql import hearsay
 from timebell.triggers import adapter
 from timebell.triggers.monday import Board, value_of
 
@@ -24,69 +24,10 @@ ORPHANED = {"errors": [{"message": "gone", "extensions": {"code": "ResourceNotFo
 FORBIDDEN = {"error_code": "UserUnauthorizedException", "error_message": "no", "status_code": 403}
 
 
-class Monday:
-    """One board. `says` is what it answers instead, if anything: a status and a body."""
-
-    def __init__(self) -> None:
-        self.items: dict[int, dict[str, Any]] = {}
-        self.says: tuple[int, Any] | None = None
-        self.after: int | None = None
-        """So many answers before it says so."""
-        self.asked: list[dict[str, Any]] = []
-        self.url = ""
-
-    def put(self, id_: int, at: datetime | None, people: tuple[int, ...] = (), status: str = "open") -> None:
-        date = None if at is None else {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}"}
-        persons = {"personsAndTeams": [{"id": one, "kind": "person"} for one in people]}
-        columns = {"due": date, "people": persons, "status": status}
-        self.items[id_] = {
-            "id": str(id_), "name": f"Item {id_}", "board": {"id": "77"},
-            "column_values": [{"id": name, "value": json.dumps(value)} for name, value in columns.items()],
-        }  # fmt: skip
-
-    def answer(self, asked: dict[str, Any]) -> tuple[int, Any]:
-        self.asked.append(asked)
-        if self.after is not None:
-            self.after -= 1
-        if self.says is not None and (self.after is None or self.after < 0):
-            return self.says
-        given = asked["variables"]
-        if "ids" in given:
-            return 200, {"data": {"items": [self.items[int(id_)] for id_ in given["ids"] if int(id_) in self.items]}}
-        start = int(given.get("cursor", "0"))
-        ids = sorted(id_ for id_ in self.items if id_ > start)[: given["limit"]]
-        more = any(id_ > ids[-1] for id_ in self.items) if ids else False
-        page = {"cursor": str(ids[-1]) if more else None, "items": [self.items[id_] for id_ in ids]}
-        if "cursor" in given:
-            return 200, {"data": {"next_items_page": page}}
-        return 200, {"data": {"boards": [{"items_page": page}]}}
-
-
 @pytest.fixture
 def monday() -> Iterator[Monday]:
-    fake = Monday()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            status, said = (401, {}) if self.headers["authorization"] != "secret" else fake.answer(body)
-            sent = json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
-
-        def log_message(self, *said: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        fake.url = f"http://127.0.0.1:{server.server_port}/v2"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served() as fake:
         yield fake
-        server.shutdown()
 
 
 def board(monday: Monday, **options: Any) -> dict[str, Any]:
@@ -141,7 +82,7 @@ async def count_all(app: Timebell, many: int) -> bool:
 
 
 @pytest.mark.parametrize("says", [(200, ORPHANED), (200, FORBIDDEN), (200, {"data": {"boards": []}}), (404, {})])
-def test_a_board_that_is_gone_skips_for_free_and_comes_back(monday: Monday, tmp_path: Path, says: Any) -> None:
+def test_s3_f6_a_board_that_is_gone_skips_for_free_and_comes_back(monday: Monday, tmp_path: Path, says: Any) -> None:
     async def body() -> None:
         app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
         monday.put(1, soon(seconds=2))
@@ -214,6 +155,109 @@ def test_what_is_wrong_is_told_apart(monday: Monday) -> None:
         with pytest.raises(SourceFailed, match="re-authorization required"):
             await stranger.page(None, 10)
         await stranger.close()
+
+    asyncio.run(body())
+
+
+def test_a_budget_that_is_spent_says_for_how_long(monday: Monday) -> None:
+    budget = {"message": "Complexity budget exhausted", "extensions": {"code": "COMPLEXITY_BUDGET_EXHAUSTED"}}
+    field = {
+        "error_code": "FIELD_LIMIT_EXCEEDED",
+        "error_message": "Concurrency",
+        "error_data": {"retry_in_seconds": 15},
+    }
+
+    async def body() -> None:
+        reader = adapter("monday", board(monday))
+        try:
+            for says, pause in (
+                ((200, {"errors": [{**budget, "extensions": {**budget["extensions"], "retry_in_seconds": 7}}]}), 7),  # type: ignore[dict-item]
+                ((200, {"errors": [budget]}, {"Retry-After": "11"}), 11), ((429, {}, {"Retry-After": "30"}), 30),
+                ((200, field), 15), ((429, {}, {"Retry-After": "1000000"}), 3600), ((429, {}), None),
+                ((200, {"errors": [budget]}, {"Retry-After": "soon"}), None),
+                ((503, "no object", {"Retry-After": "5"}), 5),
+            ):  # fmt: skip
+                monday.says = says
+                with pytest.raises(SourceFailed) as failed:
+                    await reader.page(None, 10)
+                assert (failed.value.code, failed.value.retry_after) == ("SOURCE_FAILED", pause), says
+        finally:
+            await reader.close()
+
+    asyncio.run(body())
+
+
+def test_nobody_asks_before_the_time_that_was_named(monday: Monday, tmp_path: Path) -> None:
+    async def body() -> None:
+        app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        monday.put(1, soon(days=1))
+        monday.says = 429, {}, {"Retry-After": "600"}
+        await follow(app, monday)
+        try:
+            async with app.running(heartbeat=0.05):
+
+                async def failing() -> bool:
+                    return (await app.triggers.source("board")).state == "failing"
+
+                await until(failing)
+                # A webhook tells of an item, and the leader steps: nobody asks.
+                source, service = await app.triggers.source("board"), app.service
+                assert service is not None
+                await app.store.run(hearsay.hear, source, [Said(key="1")], app.clock.now())
+                for _ in range(3):
+                    before = service.turned["sources"]
+                    service.operate()
+                    await until(lambda before=before: service.turned["sources"] > before)  # type: ignore[misc]
+                assert len(monday.asked) == 1
+                # Who edits it does not wait for ten minutes.
+                monday.says = None
+                await app.triggers.put_source("board", "monday", board(monday, everySeconds=0.3))
+                await until(lambda: count(app, 1))
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
+def test_a_look_whose_cursor_was_forgotten_begins_anew_and_drops_nothing(monday: Monday, tmp_path: Path) -> None:
+    lost = {"errors": [{"message": "Cursor expired", "extensions": {"code": "CursorExpiredError"}}]}
+
+    async def body() -> None:
+        app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        for number in range(1, 1202):
+            monday.put(number, soon(days=1))
+        answer, lose = monday.answer, [True]
+
+        def once(asked: dict[str, Any]) -> tuple[Any, ...]:
+            if "cursor" in asked["variables"] and lose:
+                lose.pop()
+                return 200, lost
+            return answer(asked)
+
+        monday.answer = once  # type: ignore[method-assign]
+        await follow(app, monday, everySeconds=3600)
+        try:
+            async with app.running(heartbeat=0.1):
+                await until(lambda: count_all(app, 1201))
+                source = await app.triggers.source("board")
+                assert (lose, source.fault) == ([], None)
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
+def test_what_is_archived_is_there_no_more(monday: Monday) -> None:
+    async def body() -> None:
+        reader = adapter("monday", board(monday))
+        try:
+            monday.put(1, soon(days=1))
+            monday.put(2, soon(days=1), state="archived")
+            monday.put(3, soon(days=1), state="deleted")
+            assert list((await reader.page(None, 10)).rows) == ["1"]
+            assert list(await reader.read(["1", "2", "3"])) == ["1"]
+        finally:
+            await reader.close()
 
     asyncio.run(body())
 

@@ -151,6 +151,14 @@ class Door:
             raise _unauthorized()
         return known[0]
 
+    def guessed(self, address: str) -> Unauthorized:
+        """Count a wrong guess from there; what to raise then. Raises TooManyWrongKeys."""
+        recent = self._recent(address, at := self.app.clock.monotonic())
+        if len(recent) >= WRONG_A_MINUTE:
+            raise TooManyWrongKeys("Too many wrong keys came from this address.", fix="Wait a minute.")
+        recent.append(at)
+        return _unauthorized()
+
     async def still(self, caller: Caller) -> bool:
         """Whether the key of a long answer is good yet, as of at most 2 s ago."""
         if caller.key is None:

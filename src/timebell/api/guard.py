@@ -21,6 +21,7 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from timebell.api import hook_door
 from timebell.api.door import Caller, Door
 from timebell.app import Timebell
 from timebell.errors import InvalidInput, NotFound, Refused
@@ -51,10 +52,11 @@ def reads(role: Role = Role.VIEWER) -> dict[str, Any]:
     return {"openapi_extra": {"x-role": role.value}}
 
 
-def changes(action: str, role: Role, *, streams: bool = False) -> dict[str, Any]:
+def changes(action: str, role: Role, *, streams: bool = False, signed: bool = False) -> dict[str, Any]:
     """What a route asks that changes something: `action` goes into the audit log. One that `streams` reads its body
-    itself, and writes in transactions of its own."""
-    return {"openapi_extra": {"x-role": role.value, "x-action": action, **({"x-streams": True} if streams else {})}}
+    itself, and writes in transactions of its own. To one that is `signed` systems come without a key of ours, too."""
+    own = {name: True for name, is_so in (("x-streams", streams), ("x-signed", signed)) if is_so}
+    return {"openapi_extra": {"x-role": role.value, "x-action": action, **own}}
 
 
 @dataclass(slots=True)
@@ -113,7 +115,7 @@ class Guarded(APIRoute):
             door: Door = request.app.state.door
             app = door.app
             await app.open()
-            caller = await door.admit(request)
+            caller = await (hook_door.admit(request, door) if extra.get("x-signed") else door.admit(request))
             require(caller.role, role)
             if caller.key is not None and not caller.key.permits(scope):
                 raise Refused(f"This key is not for {scope}.", code="SCOPE_MISSING", fix="Make one that is.")

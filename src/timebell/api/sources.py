@@ -1,15 +1,15 @@
-"""`/sources`: where dated rows are; and `/hooks/{sourceId}`, where systems say what has changed."""
+"""`/sources`: where dated rows are, and what they are."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import Field
 
 from timebell.api.guard import Guarded, Let, changes, missing, reads
+from timebell.api.hook_door import HOOKS, token_part
 from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
-from timebell.client.jobs import uuid_of
 from timebell.errors import InvalidInput, NotFound
 from timebell.model.trigger import Item, Observed, Source
 from timebell.store.sql import sources as rows
@@ -60,6 +60,7 @@ class SourceOut(Shown):
     kind: str
     options: dict[str, Json]
     hook: str
+    state: Literal["ready", "failing", "reauthorise", "orphaned"]
     synced_at: Instant | None
     fault: str | None
     orphaned_at: Instant | None
@@ -120,8 +121,12 @@ async def list_sources(let: Let, limit: Limit = 50, cursor: Cursor = None) -> Re
 
 @routes.get("/sources/{name}", response_model=SourceOut, **reads())
 async def get_source(name: Id, let: Let) -> Response:
-    """One source."""
-    return answer(shown(await _find(let, name)))
+    """One source. To editors `hook` has the token with which a board's webhooks need no key."""
+    found = await _find(let, name)
+    said = shown(found)
+    if found.kind == "monday" and let.caller.role.covers(Role.EDITOR):
+        said["hook"] += token_part(let.app.settings.secret_key, found.id)
+    return answer(said)
 
 
 @routes.put("/sources/{name}", response_model=SourceOut, **changes("source.put", Role.EDITOR))
@@ -150,19 +155,7 @@ async def put_items(name: Id, body: ChangesIn, let: Let) -> Response:
     """Say of up to 500 items what they are now: their jobs follow, all of them or none."""
     home = await _find(let, name)
     let.subject = home.name
-    return answer(_observed(await _observe(let, home.name, [_change(one) for one in body.items])))
-
-
-@routes.post("/hooks/{source}", response_model=ObservedOut, **changes("source.hook", Role.OPERATOR))
-async def hook(source: Id, body: ChangesIn | ChangeIn, let: Let) -> Response:
-    """As `/sources/{name}/items`, for systems that know the source's id, with one change or several."""
-    known = uuid_of(source)
-    home: Source | None = None if known is None else await let.run(rows.by_id, known)
-    if home is None or home.tenant_id != let.tenant_id:
-        raise missing("source", source)
-    let.subject = home.name
-    listed = body.items if isinstance(body, ChangesIn) else [body]
-    return answer(_observed(await _observe(let, home.name, [_change(one) for one in listed])))
+    return answer(observed(await observe(let, home.name, [change(one) for one in body.items])))
 
 
 async def _put(let: Let, name: str, body: SourcePut, *, replace: bool) -> Source:
@@ -188,13 +181,18 @@ async def _find(let: Let, name: str) -> Source:
         raise missing("source", name) from None
 
 
-async def _observe(let: Let, name: str, items: list[dict[str, Any]]) -> Observed:
+async def observe(let: Let, name: str, items: list[dict[str, Any]]) -> Observed:
+    """Take in what a system says of items. Raises InvalidInput (INVALID_ITEM)."""
     if not items:
         raise InvalidInput("There is no item.", code="INVALID_ITEM", fix="Give at least one.")
-    return await let.app.triggers.put_items(name, items, tenant_id=let.tenant_id, connection=let.connection)
+    found = await let.app.triggers.put_items(name, items, tenant_id=let.tenant_id, connection=let.connection)
+    if let.app.service is not None:
+        let.app.service.node.counters.observed(found)
+    return found
 
 
-def _change(body: ChangeIn) -> dict[str, Any]:
+def change(body: ChangeIn) -> dict[str, Any]:
+    """A change as the verbs take it."""
     return body.given()
 
 
@@ -202,9 +200,10 @@ def shown(source: Source) -> dict[str, Any]:
     """A source as it is answered."""
     return {
         "id": source.id, "name": source.name, "tenantId": source.tenant_id, "kind": source.kind,
-        "options": source.options, "hook": f"/api/v1/hooks/{source.id}", "syncedAt": utc(source.synced_at),
-        "fault": source.fault, "orphanedAt": utc(source.orphaned_at), "orphanedReason": source.orphaned_reason,
-        "createdAt": utc(source.created_at), "createdBy": source.created_by, "updatedAt": utc(source.updated_at),
+        "options": source.options, "hook": f"{HOOKS}/{source.id}", "state": source.state,
+        "syncedAt": utc(source.synced_at), "fault": source.fault, "orphanedAt": utc(source.orphaned_at),
+        "orphanedReason": source.orphaned_reason, "createdAt": utc(source.created_at),
+        "createdBy": source.created_by, "updatedAt": utc(source.updated_at),
     }  # fmt: skip
 
 
@@ -212,5 +211,6 @@ def _item(item: Item) -> dict[str, Any]:
     return {"key": item.key, "version": item.version, "fields": item.fields, "updatedAt": utc(item.updated_at)}
 
 
-def _observed(found: Observed) -> dict[str, int]:
+def observed(found: Observed) -> dict[str, int]:
+    """What changes came to, as it is answered."""
     return {name: getattr(found, name) for name in Observed.__slots__}

@@ -107,8 +107,9 @@ class TriggerOut(Shown):
     target: Json = None
     unheard: str | None = None
     metadata: dict[str, Json]
-    state: Literal["ready", "paused", "orphaned"]
+    state: Literal["ready", "paused", "orphaned", "reauthorise"]
     orphaned_reason: str | None
+    unauthorised_reason: str | None
     enabled: bool
     pause_reason: str | None
     revision: int
@@ -250,8 +251,8 @@ def shown(trigger: Trigger) -> dict[str, Any]:
         "retry": None if action.retry is None else action.retry.to_json(), "timeoutSeconds": action.timeout,
         "expiresAfterSeconds": action.expires_after, "queue": action.queue, "priority": action.priority,
         "group": action.group, **target_json(action.target), "metadata": metadata_json(metadata),
-        "state": "paused" if not trigger.enabled else "ready" if trigger.orphaned is None else "orphaned",
-        "orphanedReason": trigger.orphaned, "enabled": trigger.enabled,
+        "state": trigger.state,
+        "orphanedReason": trigger.orphaned, "unauthorisedReason": trigger.unauthorised, "enabled": trigger.enabled,
         "pauseReason": trigger.pause_reason, "revision": trigger.revision,
         "createdAt": utc(trigger.created_at), "createdBy": trigger.created_by, "updatedAt": utc(trigger.updated_at),
     }  # fmt: skip

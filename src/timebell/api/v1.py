@@ -18,10 +18,12 @@ from timebell.api import (
     bulk,
     calendars,
     campaigns,
+    connections,
     dead_letters,
     devices,
     events,
     forecast,
+    hooks,
     jobs,
     keys,
     nodes,
@@ -41,7 +43,7 @@ from timebell.api.shapes import PROBLEMS, Problem, answer
 PARTS = (
     schedules, audit, backlogs, bulk, jobs, reports, dead_letters, operations, queues, keys, tenants, nodes, audit_log,
     calendars, forecast, events, targets, secrets,
-    sources, triggers, devices, audiences, campaigns,
+    connections, sources, hooks, triggers, devices, audiences, campaigns,
 )  # fmt: skip
 routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
 for part in PARTS:

@@ -14,6 +14,7 @@ except ModuleNotFoundError:  # the library alone is installed
 
 from timebell.cli.apply import apply_, export
 from timebell.cli.campaign import campaign
+from timebell.cli.connection import connection
 from timebell.cli.dead import dead
 from timebell.cli.job import job
 from timebell.cli.keys import key, tenant
@@ -50,6 +51,7 @@ root.add_typer(user, name="user")
 root.add_typer(target, name="target")
 root.add_typer(campaign, name="campaign")
 root.add_typer(secret, name="secret")
+root.add_typer(connection, name="connection")
 root.add_typer(source, name="source")
 root.add_typer(trigger, name="trigger")
 for command in (apply_, export, calendar, api, recover, torture):

@@ -160,6 +160,8 @@ def add(
         made = remote.ask("PUT", f"/sources/{_quoted(name)}", body)
     else:
         made = remote.ask("POST", "/sources", {"name": name, **body})
+    if kind == "monday":  # its hook with the token is told to who asks
+        made = remote.ask("GET", f"/sources/{_quoted(name)}")
     _show_source(made, remote.settings.output)
 
 
@@ -210,7 +212,7 @@ def _state(row: Mapping[str, Any]) -> str:
 
 
 def _source_state(row: Mapping[str, Any]) -> str:
-    return "orphaned" if row["orphanedAt"] else "failing" if row["fault"] else "ready"
+    return str(row["state"])
 
 
 def _show(found: Mapping[str, Any], form: str) -> None:
@@ -230,7 +232,7 @@ def _show(found: Mapping[str, Any], form: str) -> None:
         "unless": found["unless"], "grace": f"{found['graceSeconds']:g} s", "topic": found["topic"],
         "payload": found["payload"],
         "target": found.get("target"), "queue": found["queue"], "paused": found["pauseReason"],
-        "orphaned": found["orphanedReason"],
+        "orphaned": found["orphanedReason"], "reauthorise": found["unauthorisedReason"],
     }  # fmt: skip
     for name, value in facts.items():
         if value is not None:

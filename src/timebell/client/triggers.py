@@ -15,6 +15,7 @@ from timebell.errors import InvalidInput
 from timebell.ids import new_id
 from timebell.model import condition as conditions
 from timebell.model import page
+from timebell.model.connection import connection_of
 from timebell.model.operation import Operation
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
@@ -124,9 +125,7 @@ class Triggers:
         total = Observed()
         for start in range(0, len(read), BATCH):
             batch = read[start : start + BATCH]
-            done = await self._run(connection, firings.observe, home, batch, self._clock.now())
-            for name in Observed.__slots__:
-                setattr(total, name, getattr(total, name) + getattr(done, name))
+            total.add(await self._run(connection, firings.observe, home, batch, self._clock.now()))
         if total.made:
             self._working.poke_threadsafe()
         return total
@@ -280,10 +279,10 @@ def _check_options(kind: str, options: Any) -> None:
         )  # fmt: skip
     encode(dict(options), "options")
     if kind != "webhook":
-        hidden = {"url": "postgresql://host/name", "token": "token"}
-        adapter(kind, {
-            name: hidden.get(name, value) if secret_of(value) is not None else value for name, value in options.items()
-        })  # fmt: skip
+        hidden = {"url": "postgresql://host/name", "token": "token", "signingSecret": "secret"}
+        stands = {name for name, value in options.items() if secret_of(value) is not None}
+        stands |= {name for name, value in options.items() if name == "token" and connection_of(value) is not None}
+        adapter(kind, {name: hidden.get(name, value) if name in stands else value for name, value in options.items()})
 
 
 def _change(given: Any) -> Change:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 
 from timebell.engine.context import Node
-from timebell.model.target import filled, secret_names
+from timebell.engine.tokens import ConnectionToken, SecretToken
+from timebell.model.connection import connection_of
+from timebell.model.target import filled, secret_names, secret_of
 from timebell.model.trigger import Source
 from timebell.store.sql import secrets
 from timebell.tenancy.secrets import keyring
 from timebell.triggers import adapter
-from timebell.triggers.base import Adapter
+from timebell.triggers.base import Adapter, Token
 
 
 class Adapters:
@@ -25,14 +27,27 @@ class Adapters:
         known = self._made.get(source.id)
         if known is not None and known[0] == source.updated_at:
             return known[1]
-        options, names = source.options, secret_names(source.options)
+        options = dict(source.options)
+        token = self._token(source)
+        if token is not None:
+            del options["token"]
+        names = secret_names(options)
         if names:
             ring = keyring(self.node.secret_key)
             options = filled(options, await self.node.store.run(secrets.values, ring, source.tenant_id, names))
         await self.forget(source.id)
-        made = adapter(source.kind, options)
+        made = adapter(source.kind, options, token)
         self._made[source.id] = source.updated_at, made
         return made
+
+    def _token(self, source: Source) -> Token | None:
+        """What gives the token for each question, where that may change from one to the next."""
+        given = source.options.get("token")
+        if (connection := connection_of(given)) is not None:
+            return ConnectionToken(self.node, source.tenant_id, connection)
+        if (secret := secret_of(given)) is not None:
+            return SecretToken(self.node, source, secret)
+        return None
 
     async def forget(self, source_id: str) -> None:
         """Let go of one."""

@@ -78,15 +78,18 @@ class Gate:
             self.node.working.poke()  # what was moved may be due soon
 
     def _ending(self, attempt: Attempt, ruling: Ruling | TimebellError) -> Ending | None:
-        now = self.node.clock.now()
+        now, verdicts = self.node.clock.now(), self.node.counters.verdicts
         if isinstance(ruling, TimebellError):
+            verdicts.add("waits")
             retry = self.node.retry_of(attempt, decode(attempt.retry))
             return decide.after_failure(
                 attempt.id, attempt.number, attempt.tries, retry, now, ruling.code, str(ruling), counts=False
             )
         if ruling.state is None:
+            verdicts.add("passed")
             attempt.verdict = ruling.verdict
             return None
+        verdicts.add(ruling.reason or "withdrawn")
         state = ruling.state
         if state is JobState.SKIPPED and attempt.tries:  # something was delivered, so it is no skip
             state = JobState.CANCELLED

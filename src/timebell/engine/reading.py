@@ -1,7 +1,7 @@
 """What the gate reads of sources that Timebell reads itself: the value once more, and what queries find.
 
 A source that does not answer in time is taken for what was last known of it; but where a query decides, the job waits
-until it can be asked.
+until it can be asked, and where tokens are not taken any more, until somebody gives new ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from timebell.engine.adapters import Adapters
 from timebell.engine.context import Node
 from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
-from timebell.model.trigger import Change, micros
+from timebell.model.trigger import UNAUTHORISED, Change, micros
 from timebell.store.sql import firings, gates, sources
 from timebell.store.sql.gates import Found, Planned
 from timebell.triggers import KINDS
@@ -42,13 +42,15 @@ class Reading:
                 by_source[one.source.id].append(one)
         if not by_source:
             return {}, {}
+        gate, found, failed = asyncio.Semaphore(AT_ONCE), dict[str, Found](), dict[str, TimebellError]()
         for some in by_source.values():
-            await self._again(some)
+            refused = await self._again(some)
+            if refused is not None:
+                failed |= {one.job_id: refused for one in some}
         wanted = [
             one for one in await run(gates.planned, ids) if one.trigger.rule.unless is not None
-            and one.source.kind in KINDS
+            and one.source.kind in KINDS and one.job_id not in failed
         ]  # fmt: skip
-        gate, found, failed = asyncio.Semaphore(AT_ONCE), dict[str, Found](), dict[str, TimebellError]()
 
         async def ask(one: Planned) -> None:
             try:
@@ -66,8 +68,8 @@ class Reading:
         await asyncio.gather(*map(ask, wanted))
         return found, failed
 
-    async def _again(self, some: Sequence[Planned]) -> None:
-        """Read the items of one source once more."""
+    async def _again(self, some: Sequence[Planned]) -> SourceFailed | None:
+        """Read the items of one source once more; why these jobs have to wait, if somebody has to give new tokens."""
         source, keys = some[0].source, sorted({one.item for one in some})
         at = micros(self.node.clock.now())
         try:
@@ -77,14 +79,19 @@ class Reading:
             raise
         except SourceGone as gone:
             await self.node.store.run(sources.orphan, source.id, gone.message, self.node.clock.now())
-            return
+            return None
         except (TimebellError, TimeoutError) as failed:
+            if isinstance(failed, SourceFailed) and failed.code == UNAUTHORISED:
+                log.warning("source %s: %s", source.name, failed)
+                await self.node.store.run(sources.failed, source.id, str(failed), failed.code)
+                return failed
             log.warning("source %s: %s What was last known of it counts.", source.name, failed or "no answer.")
-            return
+            return None
         if source.orphaned_at is not None:  # access came back
             await self.node.store.run(sources.orphan, source.id, None, self.node.clock.now())
         changes = [Change(key, at, rows.get(key)) for key in keys]
         await self.node.store.run(firings.take_in, source, changes, None, self.node.clock.now())
+        return None
 
     async def close(self) -> None:
         """Let go of the sources."""

@@ -19,9 +19,9 @@ from typing import Any
 from timebell.alarm import Alarm
 from timebell.engine.adapters import Adapters
 from timebell.engine.context import Node
-from timebell.errors import SourceGone, StoreError, TimebellError
-from timebell.model.trigger import Change, Observed, Source, micros
-from timebell.store.sql import firings, sources
+from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
+from timebell.model.trigger import UNAUTHORISED, Change, Observed, Source, micros
+from timebell.store.sql import firings, hearsay, sources
 from timebell.triggers import KINDS
 from timebell.triggers.base import Adapter, Read
 
@@ -42,6 +42,8 @@ class Watch:
     looked: float | None = None
     edited: datetime | None = None
     heard: set[str] = field(default_factory=set)
+    rests: float = 0.0
+    """Until when the source asked to be left alone."""
 
     def hear(self, key: str | None) -> None:
         """A row has changed; or, with None, nothing will be heard any more."""
@@ -72,8 +74,9 @@ class Watching:
         for id_ in there.keys() - self._tasks.keys():
             self._watches[id_] = Watch(Alarm(self.node.clock))
             self._tasks[id_] = asyncio.create_task(self._watch(id_), name=f"timebell-source-{id_}")
+        told = await self._as_leader(hearsay.sources_waiting) if there else None
         for id_, source in there.items():
-            if self._watches[id_].edited != source.updated_at:
+            if self._watches[id_].edited != source.updated_at or id_ in (told or ()):
                 self._watches[id_].alarm.poke()
         return None
 
@@ -106,15 +109,19 @@ class Watching:
     async def _look(self, source: Source, watch: Watch) -> float:
         """One look; seconds until the next."""
         if watch.edited != source.updated_at:
-            watch.swept, watch.edited = None, source.updated_at
+            watch.swept, watch.edited, watch.rests = None, source.updated_at, 0.0
+        if (left := watch.rests - self.node.clock.monotonic()) > 0:
+            return left
         try:
             adapter = await self.adapters.of(source)
             if await adapter.listen(watch.hear):
                 watch.swept = None
+            watch.heard.update(await self._as_leader(hearsay.waiting, source.id, HEARD) or ())
             now = self.node.clock.monotonic()
             if watch.swept is None or now - watch.swept >= adapter.sweep:
                 await self._sweep(source, adapter)
                 watch.swept = watch.looked = now
+                self.node.counters.scans.add("ok")
             elif watch.heard:
                 await self._hear(source, adapter, watch)
             elif adapter.every and (watch.looked is None or now - watch.looked >= adapter.every):
@@ -123,16 +130,19 @@ class Watching:
         except StoreError:
             return AGAIN
         except SourceGone as gone:
+            self.node.counters.scans.add("orphaned")
             if source.orphaned_reason != gone.message:
                 log.warning("source %s: %s", source.name, gone)
                 await self._as_leader(sources.orphan, source.id, gone.message, self.node.clock.now())
             return LATER
         except TimebellError as failed:
-            await self._failed(source, str(failed))
-            return AGAIN
+            await self._failed(source, str(failed), failed.code)
+            pause = max(AGAIN, getattr(failed, "retry_after", None) or 0.0)
+            watch.rests = self.node.clock.monotonic() + pause
+            return pause
         except Exception as broken:  # the other sources go on
             log.exception("source %s cannot be read", source.name)
-            await self._failed(source, f"{type(broken).__name__}; the log of the leader says more.")
+            await self._failed(source, f"{type(broken).__name__}; the log of the leader says more.", "SOURCE_FAILED")
             return AGAIN
         return self._pause(adapter, watch)
 
@@ -146,11 +156,12 @@ class Watching:
             left.append(adapter.every - (now - (watch.looked or watch.swept)))
         return max(0.01, min(left))
 
-    async def _failed(self, source: Source, why: str) -> None:
+    async def _failed(self, source: Source, why: str, code: str) -> None:
+        self.node.counters.scans.add("unauthorised" if code == UNAUTHORISED else "failed")
         if source.fault != why:
             log.warning("source %s: %s", source.name, why)
         try:
-            await self._as_leader(sources.failed, source.id, why)
+            await self._as_leader(sources.failed, source.id, why, code)
         except StoreError:
             return
 
@@ -162,7 +173,13 @@ class Watching:
         since = place.get("changes")
         while True:
             at = micros(self.node.clock.now())
-            read = await adapter.page(after, PAGE)
+            try:
+                read = await adapter.page(after, PAGE)
+            except SourceFailed as lost:
+                if lost.code != "SOURCE_CURSOR_LOST" or after is None:
+                    raise
+                after = None  # from the top; what was found before stays found
+                continue
             after = read.cursor
             going = json.dumps({"began": began, "after": after, "changes": since})
             await self._take_in(source, read, at, None if after is None else going)
@@ -181,6 +198,7 @@ class Watching:
             read = await adapter.changed(since, PAGE)
             if read is None:
                 await self._sweep(source, adapter)
+                self.node.counters.scans.add("ok")
                 return
             since = read.cursor
             await self._take_in(source, read, at, json.dumps({"changes": since}))
@@ -189,7 +207,8 @@ class Watching:
 
     async def _hear(self, source: Source, adapter: Adapter, watch: Watch) -> None:
         keys = sorted(watch.heard)[:HEARD]
-        at = micros(self.node.clock.now())
+        began = self.node.clock.now()
+        at = micros(began)
         watch.heard.difference_update(keys)
         try:
             rows = await adapter.read(keys)
@@ -198,6 +217,7 @@ class Watching:
             raise
         gone = [Change(key, at, None) for key in keys if key not in rows]
         await self._observe(source, [*gone, *(Change(key, at, fields) for key, fields in rows.items())], source.cursor)
+        await self._as_leader(hearsay.read, source.id, keys, began)
 
     async def _take_in(self, source: Source, read: Read, at: int, cursor: str | None) -> None:
         await self._observe(source, [Change(key, at, fields) for key, fields in read.rows.items()], cursor)
@@ -206,5 +226,6 @@ class Watching:
         done: Observed | None = await self._as_leader(firings.take_in, source, changes, cursor, self.node.clock.now())
         if done is None:
             raise StoreError("This node does not lead any more.")
+        self.node.counters.observed(done)
         if done.made:
             self.node.working.poke()

@@ -23,6 +23,7 @@ from timebell.recurrence import resolve_local, zone
 GRACE = 300.0
 """Seconds by which an instant may be past and still fire, when it is learnt of late."""
 LONGEST_KEY = 200
+UNAUTHORISED = "SOURCE_UNAUTHORIZED"
 RECIPIENTS = 1000  # of one item
 OFFSETS = 20  # of one trigger
 LAST_YEAR = 2199
@@ -254,8 +255,8 @@ def offsets_of(given: Any) -> tuple[Offset, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where dated rows are. `options` are those of its kind; a `fault` is what is wrong with it now. Access to an
-    orphaned one was lost (`orphaned_reason`); it may come back."""
+    """Where dated rows are. `options` are those of its kind; a `fault` is what is wrong with it now, `fault_code` its
+    code. Access to an orphaned one was lost (`orphaned_reason`); it may come back."""
 
     id: str
     tenant_id: str
@@ -265,17 +266,27 @@ class Source:
     cursor: str | None = None
     synced_at: datetime | None = None
     fault: str | None = None
+    fault_code: str | None = None
     orphaned_at: datetime | None = None
     orphaned_reason: str | None = None
     created_at: datetime
     created_by: str | None = None
     updated_at: datetime
 
+    @property
+    def state(self) -> str:
+        """`ready`, `failing`, `reauthorise` (somebody has to give new tokens) or `orphaned`."""
+        if self.orphaned_at is not None:
+            return "orphaned"
+        if self.fault is None:
+            return "ready"
+        return "reauthorise" if self.fault_code == UNAUTHORISED else "failing"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
     """A trigger as it is stored. `source` is the name of its source, `board` what jobs say of it; `orphaned` is why
-    access to that was lost, if it was."""
+    access to that was lost, if it was, `unauthorised` that its tokens are not taken any more."""
 
     id: str
     tenant_id: str
@@ -284,6 +295,7 @@ class Trigger:
     source: str
     board: str = ""
     orphaned: str | None = None
+    unauthorised: str | None = None
     rule: Rule
     action: Action
     enabled: bool = True
@@ -292,6 +304,15 @@ class Trigger:
     created_at: datetime
     created_by: str | None = None
     updated_at: datetime
+
+    @property
+    def state(self) -> str:
+        """`ready`, `paused`, `orphaned` or `reauthorise` (what is due waits for new tokens)."""
+        if not self.enabled:
+            return "paused"
+        if self.orphaned is not None:
+            return "orphaned"
+        return "ready" if self.unauthorised is None else "reauthorise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +323,18 @@ class Change:
     key: str
     version: int | None
     fields: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a webhook says of an item: that it has changed, or is gone. `at` is when, if it says so; `column` what has
+    the value now, if it says that."""
+
+    key: str
+    at: datetime | None = None
+    gone: bool = False
+    column: str | None = None
+    value: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,3 +362,8 @@ class Observed:
     cancelled: int = 0
     late: int = 0
     unreadable: int = 0
+
+    def add(self, more: Observed) -> None:
+        """Count what other changes came to, too."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(more, name))

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from timebell.model.audited import Finding
 from timebell.model.job import Ending, JobState, Reason
+from timebell.model.trigger import Observed
 
+VERDICTS = ("passed", "condition", "quota", "orphaned", "paused", "withdrawn", "waits")
 MOST = 500  # series of one metric
 OTHER = "other"
 LAG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
@@ -90,6 +92,10 @@ class Counters:
     differences: Tally = field(default_factory=lambda: Tally([finding.value for finding in Finding]))
     deliveries: Tally = field(default_factory=Tally)
     messages: Tally = field(default_factory=lambda: Tally(["accepted", "refused", "unknown", "again"]))
+    scans: Tally = field(default_factory=lambda: Tally(["ok", "failed", "unauthorised", "orphaned"]))
+    items: Tally = field(default_factory=lambda: Tally(["changed", "same", "stale"]))
+    verdicts: Tally = field(default_factory=lambda: Tally(VERDICTS))
+    refreshes: Tally = field(default_factory=lambda: Tally(["ok", "failed", "unauthorised"]))
     lag: Spread = field(default_factory=lambda: Spread(LAG, labelled=False))
     runs: Spread = field(default_factory=lambda: Spread(TIMES))
     ratios: Spread = field(default_factory=lambda: Spread(RATIOS))
@@ -114,6 +120,11 @@ class Counters:
             case state:
                 self.attempts.add(topic, {"TIMEOUT": "timeout", "LEASE_LOST": "lost"}.get(ending.code or "", "failed"))
                 self.fires.add(topic, "dead" if state is JobState.FAILED else "failed")
+
+    def observed(self, found: Observed) -> None:
+        """Count what changes of items came to."""
+        for outcome in ("changed", "same", "stale"):
+            self.items.add(outcome, by=getattr(found, outcome))
 
     def left_out(self, reasons: dict[str, int]) -> None:
         """Count occurrences that did not run, by the reason in their rows."""

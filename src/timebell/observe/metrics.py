@@ -46,6 +46,20 @@ METRICS: dict[str, Named] = {
     "timebell_campaign_messages_total": Named(
         "counter", ("fate",), "Messages of campaigns this node tried: accepted, refused, unknown, again."
     ),
+    "timebell_source_scans_total": Named(
+        "counter", ("outcome",), "Looks at all of a source: ok, failed, unauthorised, orphaned."
+    ),
+    "timebell_source_items_total": Named(
+        "counter", ("outcome",), "Items that this node heard of or read: changed, same, stale."
+    ),
+    "timebell_gate_verdicts_total": Named(
+        "counter",
+        ("verdict",),
+        "Attempts at the gate: passed, condition, quota, orphaned, paused, withdrawn, waits.",
+    ),
+    "timebell_connection_refreshes_total": Named(
+        "counter", ("outcome",), "Tokens of connections renewed: ok, failed (it may pass), unauthorised."
+    ),
     "timebell_due_found": Named("histogram", (), "Due jobs claimed by one look, of looks that found any."),
     "timebell_claim_conflicts_total": Named("counter", (), "Looks at what was due that found it taken."),
     "timebell_missed_total": Named(
@@ -68,6 +82,7 @@ METRICS: dict[str, Named] = {
     "timebell_unheard_jobs": Named("gauge", (), "Due jobs held because no live node listens to their topic."),
     "timebell_dead_letters": Named("gauge", (), "Jobs that failed for good and were not replayed."),
     "timebell_targets_disabled": Named("gauge", (), "Targets whose receiver is gone (410): jobs for them fail."),
+    "timebell_sources": Named("gauge", ("state",), "Sources that cannot be read: failing, reauthorise, orphaned."),
     "timebell_schedules": Named("gauge", ("state",), "Schedules: active, paused, fault (set aside)."),
     "timebell_campaigns": Named("gauge", ("state",), "Campaigns that are not over: pending, running, paused."),
     "timebell_campaign_remaining": Named("gauge", (), "Recipients that running campaigns have still to be sent to."),
@@ -119,6 +134,10 @@ class Snapshot:
         yield _tally("timebell_deliveries_total", counters.deliveries)
         yield _tally("timebell_campaign_messages_total", counters.messages)
         yield _tally("timebell_missed_total", counters.missed)
+        yield _tally("timebell_source_scans_total", counters.scans)
+        yield _tally("timebell_source_items_total", counters.items)
+        yield _tally("timebell_gate_verdicts_total", counters.verdicts)
+        yield _tally("timebell_connection_refreshes_total", counters.refreshes)
         yield _count("timebell_tolerance_breaches_total", counters.tolerance_breaches)
         yield _count("timebell_claim_conflicts_total", counters.claim_conflicts)
         yield _count("timebell_double_fires_total", counters.double_fires)
@@ -152,6 +171,7 @@ class Snapshot:
         yield _gauge("timebell_unheard_jobs", gauges.unheard)
         yield _gauge("timebell_dead_letters", gauges.dead_letters)
         yield _gauge("timebell_targets_disabled", gauges.disabled)
+        yield _gauges("timebell_sources", _by_word(gauges.sources.items()))
         if not self.labelled:
             yield _gauge("timebell_schedule_overdue", len(gauges.overdue))
             return

@@ -1,16 +1,18 @@
 """The tables of triggers: where dated rows are, what is known of them, and what was planned for each.
 
-Beside them what each tenant used of its month.
+Beside them what each tenant used of its month, and its connections to other systems.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Table, Text, text, true
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Table, Text, false, text, true
 
 from timebell.store.metadata import metadata
 from timebell.store.types import Id, Instant
 
 _PLANNED = text("job_id IS NOT NULL")
+_AILING = text("(orphaned_at IS NOT NULL OR fault IS NOT NULL)")
+_TOLD = text("told_at IS NOT NULL")
 
 sources = Table(
     "timebell_sources",
@@ -25,12 +27,14 @@ sources = Table(
     Column("cursor", Text),
     Column("synced_at", Instant),
     Column("fault", Text),
+    Column("fault_code", String(100)),
     Column("orphaned_at", Instant),
     Column("orphaned_reason", Text),
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
     Index("timebell_sources_name", "tenant_id", "name", unique=True),
+    Index("timebell_sources_ailing", "id", postgresql_where=_AILING, sqlite_where=_AILING),
 )
 
 # The rows of a source, as they were last heard of.
@@ -45,6 +49,9 @@ items = Table(
     # JSON; NULL: it is gone.
     Column("fields", Text),
     Column("updated_at", Instant, nullable=False),
+    # When its source said that it has changed, until it was read.
+    Column("told_at", Instant),
+    Index("timebell_items_told", "source_id", "key", postgresql_where=_TOLD, sqlite_where=_TOLD),
 )
 
 triggers = Table(
@@ -91,4 +98,28 @@ months = Table(
     Column("tenant_id", String(200), primary_key=True),
     Column("month", String(7), primary_key=True),
     Column("used", BigInteger, nullable=False, server_default="0"),
+)
+
+# The tokens with which a tenant's sources are read (OAuth 2.0).
+connections = Table(
+    "timebell_connections",
+    metadata,
+    Column("tenant_id", String(200), primary_key=True),
+    Column("name", String(200), primary_key=True),
+    Column("token_url", Text, nullable=False),
+    Column("client_id", String(200)),
+    # Access token, refresh token and client secret as JSON, under the data key of the tenant, bound to `version`.
+    Column("sealed", Text, nullable=False),
+    Column("version", Integer, nullable=False, server_default="1"),
+    # NULL: nobody said so.
+    Column("expires_at", Instant),
+    Column("renewed_at", Instant, nullable=False),
+    # The token ended and was not renewed: somebody has to give new ones.
+    Column("unauthorised", Boolean, nullable=False, server_default=false()),
+    Column("fault", Text),
+    # Until then one node renews the token, or nobody tries to.
+    Column("renewing_until", Instant),
+    Column("created_at", Instant, nullable=False),
+    Column("created_by", String(200)),
+    Column("updated_at", Instant, nullable=False),
 )

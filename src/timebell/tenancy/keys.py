@@ -24,7 +24,7 @@ ENVIRONMENT = "live"
 SCOPES = (
     "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log", "forecast",
     "backlogs", "tenants", "keys", "queues", "pause-all", "resume-all", "targets", "secrets",
-    "sources", "hooks", "triggers",
+    "connections", "sources", "hooks", "triggers",
     "devices", "audiences", "campaigns",
 )  # fmt: skip
 

@@ -15,6 +15,13 @@ class Read:
     cursor: str | None
 
 
+class Token(Protocol):
+    """Gives the token for a question to a source; of one that was `refused`, a newer one if there is any."""
+
+    async def __call__(self, refused: str | None = None) -> str:
+        """Raises SourceFailed (SOURCE_UNAUTHORIZED)."""
+
+
 class Adapter(Protocol):
     """A source. All of it may raise SourceFailed."""
 

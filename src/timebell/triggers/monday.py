@@ -7,23 +7,28 @@ without a time is that day), people are lists of ids, other columns are the JSON
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from timebell.errors import InvalidInput, Refused, SourceFailed, SourceGone
 from timebell.model.policy import seconds
-from timebell.triggers.base import Read
+from timebell.triggers.base import Read, Token
 
-OPTIONS = ("token", "boardId", "url", "everySeconds", "sweepEverySeconds")
+OPTIONS = ("token", "boardId", "url", "everySeconds", "sweepEverySeconds", "signingSecret")
 URL = "https://api.monday.com/v2"
 EVERY, SWEEP = 60.0, 3600.0  # seconds
 WITHIN = 20.0  # seconds for an answer
 MOST = 100  # items a question by id takes
-GONE = {
+LONGEST_PAUSE = 3600.0  # seconds that it may ask to be left alone
+VERSION = "2025-10"
+CODES = {
     "ResourceNotFoundException": 404, "InvalidBoardIdException": 404, "UserUnauthorizedException": 403,
-    "USER_UNAUTHORIZED": 403, "USER_ACCESS_DENIED": 403,
+    "USER_UNAUTHORIZED": 403, "USER_ACCESS_DENIED": 403, "ComplexityException": 429,
+    "COMPLEXITY_BUDGET_EXHAUSTED": 429, "FIELD_LIMIT_EXCEEDED": 429, "DAILY_LIMIT_EXCEEDED": 429,
+    "maxConcurrencyExceeded": 429, "Unauthorized": 401, "NOT_AUTHENTICATED": 401,
 }  # fmt: skip
-ITEM = "id name board { id } column_values { id text value }"
+ITEM = "id name state board { id } column_values { id text value }"
 FIRST = (
     "query ($board: [ID!], $limit: Int!) { boards(ids: $board) { items_page(limit: $limit)"
     f" {{ cursor items {{ {ITEM} }} }} }} }}"
@@ -36,18 +41,22 @@ THESE = f"query ($ids: [ID!], $limit: Int!) {{ items(ids: $ids, limit: $limit) {
 
 
 class Board:
-    """The adapter. Raises InvalidInput (SOURCE_OPTIONS_INVALID)."""
+    """The adapter; `token` gives the token for each question, if the options do not. Raises InvalidInput
+    (SOURCE_OPTIONS_INVALID)."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], token: Token | None = None) -> None:
         if unknown := options.keys() - set(OPTIONS):
             raise _unfit(f"A source of kind monday has no option {min(unknown)!r:.60}.")
-        token, board = options.get("token"), options.get("boardId")
-        if not isinstance(token, str) or not token.isascii() or not token.isprintable() or not token:
+        given, board, signing = options.get("token"), options.get("boardId"), options.get("signingSecret", "-")
+        if token is None and not _sendable(given):
             raise _unfit("A source of kind monday needs the token of an account.")
+        if not isinstance(signing, str) or not signing:
+            raise _unfit("signingSecret is no text.")
         self.board = str(board)
         if isinstance(board, bool) or not (self.board.isascii() and self.board.isdigit()):
             raise _unfit(f"boardId is {board!r:.60}.")
-        self._token, self._url = token, options.get("url", URL)
+        self._token: Token = token or _Same(str(given))
+        self._url = options.get("url", URL)
         if not isinstance(self._url, str) or not self._url.startswith(("https://", "http://")):
             raise _unfit(f"url is {self._url!r:.60}.")
         self.every = seconds(options.get("everySeconds", EVERY), "everySeconds", least=0.1)
@@ -63,20 +72,20 @@ class Board:
             if not boards:
                 raise SourceGone("Board orphaned (404)")
             found = boards[0]["items_page"]
-        return Read(dict(map(_item, found["items"])), found["cursor"] or None)
+        return Read(dict(_item(one) for one in found["items"] if _alive(one)), found["cursor"] or None)
 
     async def changed(self, since: str | None, most: int) -> Read | None:
         """As in Adapter."""
         return None
 
     async def read(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """As in Adapter. An item that was moved to another board is there no more."""
+        """As in Adapter. An item that was archived, or moved to another board, is there no more."""
         there: dict[str, dict[str, Any]] = {}
         known = [key for key in keys if key.isascii() and key.isdigit()]
         for start in range(0, len(known), MOST):
             ids = known[start : start + MOST]
             items = (await self._ask(THESE, ids=ids, limit=len(ids))).get("items") or []
-            here = [one for one in items if (one.get("board") or {}).get("id") in (None, self.board)]
+            here = [one for one in items if _alive(one) and (one.get("board") or {}).get("id") in (None, self.board)]
             there |= dict(map(_item, here))
         if known and not there:  # all of them gone: or the board
             await self.page(None, 1)
@@ -98,6 +107,17 @@ class Board:
 
     async def _ask(self, query: str, **variables: Any) -> dict[str, Any]:
         """The data of an answer. Raises SourceFailed, SourceGone."""
+        token = await self._token()
+        wrong, data = await self._post(token, query, variables)
+        if [one for one in wrong if one.status == 401]:
+            fresh = await self._token(token)
+            if fresh != token:
+                wrong, data = await self._post(fresh, query, variables)
+        for one in wrong:
+            raise _error(one)
+        return data
+
+    async def _post(self, token: str, query: str, variables: Mapping[str, Any]) -> tuple[list[_Wrong], dict[str, Any]]:
         try:
             import httpx2
         except ImportError as missing:
@@ -106,43 +126,106 @@ class Board:
                 fix='Install it: pip install "timebell[server]"',
             ) from missing  # fmt: skip
         if self._client is None:
-            self._client = httpx2.AsyncClient(
-                headers={"Authorization": self._token, "API-Version": "2024-10"}, timeout=WITHIN, trust_env=False
-            )
+            self._client = httpx2.AsyncClient(headers={"API-Version": VERSION}, timeout=WITHIN, trust_env=False)
         try:
-            answer = await self._client.post(self._url, json={"query": query, "variables": variables})
-            said = answer.json() if answer.content else {}
-        except (httpx2.HTTPError, ValueError) as failed:
+            answer = await self._client.post(
+                self._url, json={"query": query, "variables": variables}, headers={"Authorization": token}
+            )
+            said = _json(answer.content)
+        except httpx2.HTTPError as failed:
             raise SourceFailed(f"monday.com does not answer: {type(failed).__name__}.") from failed
-        for status, why in _wrong(answer.status_code, said):
-            if status in (403, 404):
-                raise SourceGone(f"Board orphaned ({status})", fix=why)
-            if status == 401:
-                raise SourceFailed(
-                    "monday.com does not take the token: re-authorization required.", code="SOURCE_UNAUTHORIZED",
-                    fix="Replace the secret with a new token.",
-                )  # fmt: skip
-            raise SourceFailed(f"monday.com refuses ({status}): {why}")
-        return dict(said["data"])
+        wrong = list(_wrong(answer.status_code, said, answer.headers.get("retry-after")))
+        return wrong, {} if wrong else dict(said["data"])
 
 
-def _wrong(status: int, said: Any) -> Iterator[tuple[int, str]]:
-    """What is wrong with an answer, as statuses of HTTP, wherever it says so."""
+class _Wrong(NamedTuple):
+    """What is wrong with an answer, as a status of HTTP; `pause` is how long it asks to be left alone (seconds)."""
+
+    status: int
+    message: str
+    code: str = ""
+    pause: float | None = None
+
+
+class _Same:
+    """A token that stays."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def __call__(self, refused: str | None = None) -> str:
+        return self._token
+
+
+def _error(wrong: _Wrong) -> SourceFailed:
+    if wrong.status in (403, 404):
+        return SourceGone(f"Board orphaned ({wrong.status})", fix=wrong.message)
+    if wrong.status == 401:
+        return SourceFailed(
+            "monday.com does not take the token: re-authorization required.", code="SOURCE_UNAUTHORIZED",
+            fix="Give a new token: timebell trigger reauthorize, or replace the secret.",
+        )  # fmt: skip
+    if "cursor" in wrong.code.lower():
+        return SourceFailed(f"monday.com has forgotten the cursor: {wrong.message}", code="SOURCE_CURSOR_LOST")
+    return SourceFailed(f"monday.com refuses ({wrong.status}): {wrong.message}", retry_after=wrong.pause)
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content) if content else {}
+    except ValueError:  # a page of some proxy's; its status says what is wrong
+        return None
+
+
+def _wrong(status: int, said: Any, retry_after: str | None = None) -> Iterator[_Wrong]:
+    """What is wrong with an answer, wherever it says so."""
+    after = _pause(retry_after)
     if not isinstance(said, Mapping):
-        yield status if status >= 400 else 502, "The answer is no object."
+        yield _Wrong(status if status >= 400 else 502, "The answer is no object.", pause=after)
         return
-    for one in said.get("errors") or ():
-        extensions = one.get("extensions") or {} if isinstance(one, Mapping) else {}
-        inner = extensions.get("status_code") or GONE.get(str(extensions.get("code")))
-        message = one.get("message", "") if isinstance(one, Mapping) else one
-        yield int(inner or (status if status >= 400 else 400)), str(message)[:200]
+    plain = status if status >= 400 else 400
     if "error_code" in said or "error_message" in said:
-        inner = said.get("status_code") or GONE.get(str(said.get("error_code")))
-        yield int(inner or (status if status >= 400 else 400)), str(said.get("error_message", ""))[:200]
+        code, more = str(said.get("error_code", "")), said.get("error_data")
+        inner = said.get("status_code") or CODES.get(code)
+        pause = _pause(more.get("retry_in_seconds")) if isinstance(more, Mapping) else None
+        yield _Wrong(_status(inner, plain), str(said.get("error_message", ""))[:200], code, pause or after)
+    errors = said.get("errors")
+    for one in errors if isinstance(errors, list) else ():
+        given = one.get("extensions") if isinstance(one, Mapping) else None
+        extensions = given if isinstance(given, Mapping) else {}
+        code = str(extensions.get("code", ""))
+        message = one.get("message", "") if isinstance(one, Mapping) else one
+        inner = extensions.get("status_code") or CODES.get(code)
+        pause = _pause(extensions.get("retry_in_seconds")) or after
+        yield _Wrong(_status(inner, plain), str(message)[:200], code, pause)
     if status >= 400:
-        yield status, "It says no more."
+        yield _Wrong(status, "It says no more.", pause=after)
     if not isinstance(said.get("data"), Mapping):
-        yield 502, "The answer has no data."
+        yield _Wrong(502, "The answer has no data.", pause=after)
+
+
+def _status(inner: Any, otherwise: int) -> int:
+    try:
+        return int(inner)
+    except (TypeError, ValueError):
+        return otherwise
+
+
+def _pause(given: Any) -> float | None:
+    """Seconds, from a number or a header; None for what is none."""
+    try:
+        found = float(given)
+    except (TypeError, ValueError):
+        return None
+    return min(found, LONGEST_PAUSE) if math.isfinite(found) and found > 0 else None
+
+
+def _sendable(token: Any) -> bool:
+    return isinstance(token, str) and bool(token) and token.isascii() and token.isprintable()
+
+
+def _alive(item: Mapping[str, Any]) -> bool:
+    return str(item.get("state", "active")) == "active"
 
 
 def _item(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -168,5 +251,5 @@ def value_of(written: Any) -> Any:
 def _unfit(message: str) -> InvalidInput:
     return InvalidInput(
         message, code="SOURCE_OPTIONS_INVALID",
-        fix='{"token": {"secret": "name"}, "boardId": "123"}, and everySeconds, sweepEverySeconds.',
+        fix='{"token": {"secret": "name"}, "boardId": "123"}, and signingSecret, everySeconds, sweepEverySeconds.',
     )  # fmt: skip

@@ -66,9 +66,7 @@ def observe(tx: Transaction, source: Source, changes: Sequence[Change], now: dat
         if known is None or change.version is None or (known.version is not None and change.version > known.version):
             newest[change.key] = change
     keys, to_db = sorted(newest), tx.dialect.to_db
-    tx.fetch(MEET, [
-        {"source_id": source.id, "key": key, "tenant_id": source.tenant_id, "updated_at": to_db(now)} for key in keys
-    ])  # fmt: skip
+    meet(tx, source, keys, now)
     fresh: dict[str, Fields] = {}
     rows = []
     for key, (version, was) in locked(tx, source.id, keys).items():
@@ -91,6 +89,12 @@ def observe(tx: Transaction, source: Source, changes: Sequence[Change], now: dat
     return observed
 
 
+def meet(tx: Transaction, source: Source, keys: Sequence[str], now: datetime) -> None:
+    """Have a row for each of these items; of those that were not there before nothing is known."""
+    of = {"source_id": source.id, "tenant_id": source.tenant_id, "updated_at": tx.dialect.to_db(now)}
+    tx.fetch(MEET, [{**of, "key": key} for key in keys])
+
+
 def take_in(
     tx: Transaction, source: Source, changes: Sequence[Change], cursor: str | None, now: datetime
 ) -> Observed:  # fmt: skip
@@ -99,7 +103,7 @@ def take_in(
         tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update())
     observed = observe(tx, source, changes, now)
     if cursor is not None:
-        tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, fault=None))
+        tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, fault=None, fault_code=None))
     return observed
 
 

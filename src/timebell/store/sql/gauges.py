@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from timebell.model.routes import ANYONE
+from timebell.model.trigger import UNAUTHORISED
 from timebell.store.sql import dead, jobs, schedules
 from timebell.store.sql.jobs import CLAIMABLE
 from timebell.store.sql.ledger import COUNTED
@@ -30,6 +31,8 @@ def _many(table: str, where: str) -> str:
 
 
 _OFF = "(NOT enabled OR fault IS NOT NULL)"  # as the index says it
+_AILING = "(orphaned_at IS NOT NULL OR fault IS NOT NULL)"  # the same
+_FAILING = f"{_AILING} AND orphaned_at IS NULL"
 _COUNTED = {
     "pending": ("timebell_jobs", CLAIMABLE),
     "running": ("timebell_jobs", "state = 'running'"),
@@ -43,6 +46,9 @@ _COUNTED = {
     "campaigns_running": ("timebell_campaigns", "ended_at IS NULL AND state = 'running'"),
     "campaigns_paused": ("timebell_campaigns", "ended_at IS NULL AND state = 'paused'"),
     "disabled": ("timebell_targets", "disabled_at IS NOT NULL"),
+    "sources_orphaned": ("timebell_sources", f"{_AILING} AND orphaned_at IS NOT NULL"),
+    "sources_reauthorise": ("timebell_sources", f"{_FAILING} AND fault_code = '{UNAUTHORISED}'"),
+    "sources_failing": ("timebell_sources", f"{_FAILING} AND COALESCE(fault_code, '') <> '{UNAUTHORISED}'"),
 }
 COUNTS = Statement("SELECT " + ", ".join(f"{_many(*what)} AS {name}" for name, what in _COUNTED.items()))
 REMAINING = Statement(
@@ -95,6 +101,8 @@ class Gauges:
     """Targets that are sent nothing."""
     campaigns: Mapping[str, int] = field(default_factory=dict)
     remaining: int = 0
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Those that cannot be read, by their states."""
 
 
 def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False) -> Gauges:
@@ -110,6 +118,7 @@ def read(tx: Transaction, now: datetime, grace: float, *, labelled: bool = False
         overdue(tx, now, grace), successes(tx) if labelled else {}, counted["disabled"],
         {name: counted[f"campaigns_{name}"] for name in ("pending", "running", "paused")},
         int(tx.fetch(REMAINING)[0]["count"]),
+        {name.removeprefix("sources_"): count for name, count in counted.items() if name.startswith("sources_")},
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry
 from timebell.model.schedule import Action
-from timebell.model.trigger import Item, Offset, Rule, Source, Trigger
+from timebell.model.trigger import UNAUTHORISED, Item, Offset, Rule, Source, Trigger
 from timebell.store.sql.ledger import make_tenants
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import items, sources, triggers
@@ -104,14 +104,17 @@ def of_kinds(tx: Transaction, kinds: Collection[str]) -> list[Source]:
     return [read_source(row) for row in tx.execute(query)]
 
 
-def failed(tx: Transaction, source_id: str, why: str) -> None:
+def failed(tx: Transaction, source_id: str, why: str, code: str) -> None:
     """It cannot be read just now; what is known stays."""
-    tx.execute(update(sources).where(sources.c.id == source_id).values(fault=why[:1000]))
+    tx.execute(update(sources).where(sources.c.id == source_id).values(fault=why[:1000], fault_code=code))
 
 
 def synced(tx: Transaction, source_id: str, cursor: str | None, now: datetime) -> None:
     """All of it was looked at."""
-    values = {"cursor": cursor, "synced_at": now, "fault": None, "orphaned_at": None, "orphaned_reason": None}
+    values = {
+        "cursor": cursor, "synced_at": now, "fault": None, "fault_code": None, "orphaned_at": None,
+        "orphaned_reason": None,
+    }  # fmt: skip
     tx.execute(update(sources).where(sources.c.id == source_id).values(**values))
 
 
@@ -198,6 +201,7 @@ def read_trigger(row: Row[Any], source: Source) -> Trigger:
     return Trigger(
         id=row.id, tenant_id=row.tenant_id, name=row.name, source_id=row.source_id, source=source.name,
         board=str(source.options.get("boardId", source.name)), orphaned=source.orphaned_reason,
+        unauthorised=source.fault if source.fault_code == UNAUTHORISED else None,
         rule=_rule(decode(row.rule)), action=_action(decode(row.action)), enabled=row.enabled,
         pause_reason=row.pause_reason, revision=row.revision, created_at=row.created_at, created_by=row.created_by,
         updated_at=row.updated_at,
@@ -208,9 +212,9 @@ def read_source(row: Row[Any]) -> Source:
     """A row as a Source."""
     return Source(
         id=row.id, tenant_id=row.tenant_id, name=row.name, kind=row.kind, options=decode(row.options),
-        cursor=row.cursor, synced_at=row.synced_at, fault=row.fault, orphaned_at=row.orphaned_at,
-        orphaned_reason=row.orphaned_reason, created_at=row.created_at, created_by=row.created_by,
-        updated_at=row.updated_at,
+        cursor=row.cursor, synced_at=row.synced_at, fault=row.fault, fault_code=row.fault_code,
+        orphaned_at=row.orphaned_at, orphaned_reason=row.orphaned_reason, created_at=row.created_at,
+        created_by=row.created_by, updated_at=row.updated_at,
     )  # fmt: skip
 
 

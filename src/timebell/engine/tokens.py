@@ -1,0 +1,155 @@
+"""The token of a connection, asked for before every question to a source, and renewed before it ends by one node.
+
+Who renews has a lease in the connection's row; the others go on with the token there is, or wait for the new one if
+that has ended, and read it again. A node that dies with the lease leaves the tokens as they were, and another renews
+them when the lease is over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from timebell.alarm import Alarm
+from timebell.engine.context import Node
+from timebell.errors import Refused, SourceFailed
+from timebell.model.connection import LOST, Connection, Tokens, is_refused
+from timebell.model.trigger import UNAUTHORISED, Source
+from timebell.store.sql import connections, secrets
+from timebell.tenancy.secrets import keyring
+
+log = logging.getLogger("timebell.connections")
+
+WITHIN = 10.0  # seconds for the token endpoint to answer
+LEASE = timedelta(seconds=15)
+AGAIN = timedelta(seconds=30)
+"""After a failure that may pass, nobody asks again before."""
+LOOK = timedelta(seconds=0.1)
+MOST = 64 * 1024  # bytes of an answer
+LONGEST = 32_768  # characters of a token
+
+
+class ConnectionToken:
+    """The token of a connection, as an adapter asks for it."""
+
+    def __init__(self, node: Node, tenant_id: str, name: str) -> None:
+        self.node = node
+        self._of = tenant_id, name
+
+    async def __call__(self, refused: str | None = None) -> str:
+        """As in Token. Raises NotFound (CONNECTION_NOT_FOUND), SourceFailed (SOURCE_UNAUTHORIZED), StoreError."""
+        node = self.node
+        ring = keyring(node.secret_key)
+        give_up = node.clock.now() + LEASE + timedelta(seconds=WITHIN)
+        while True:
+            seen, tokens = await node.store.run(connections.opened, ring, *self._of)
+            now = node.clock.now()
+            spent = refused is not None and tokens.access == refused
+            if seen.unauthorised:
+                raise _lost()
+            if not spent and not seen.near_end(now):
+                return tokens.access
+            if tokens.refresh is None and (spent or seen.over(now)):
+                await node.store.run(connections.refused, seen, now)
+                raise _lost()
+            if tokens.refresh is None:
+                return tokens.access
+            if await node.store.run(connections.take, seen, now, LEASE):
+                if not await self._renew(seen, tokens):
+                    return tokens.access  # it could not be renewed just now: the stored one, while it is taken
+                continue  # read it again, as everyone does
+            waiting = seen.fault is None and now < give_up and (spent or seen.over(now))
+            if not waiting:
+                return tokens.access
+            alarm = Alarm(node.clock)
+            await alarm.wait(now + LOOK)
+            alarm.close()
+
+    async def _renew(self, seen: Connection, tokens: Tokens) -> bool:
+        """Ask for new tokens and keep them; False if that failed in a way that may pass. Raises SourceFailed."""
+        node, ring = self.node, keyring(self.node.secret_key)
+        count = node.counters.refreshes.add
+        status, said = await _ask(seen, tokens)
+        now = node.clock.now()
+        given = _given(said) if status == 200 else None
+        if given is not None:
+            fresh = Tokens(access=given[0], refresh=given[1] or tokens.refresh, client_secret=tokens.client_secret)
+            await node.store.run(connections.renewed, ring, seen, fresh, _ends(given[2], now), now)
+            count("ok")
+            return True
+        if is_refused(status, said):
+            await node.store.run(connections.refused, seen, now)
+            count("unauthorised")
+            log.warning("connection %s: %s", seen.name, LOST)
+            return True  # unless others were given meanwhile, reading it again says so
+        why = f"The token could not be renewed: {f'HTTP {status}' if status else said}."
+        await node.store.run(connections.failed, seen, why, now + AGAIN)
+        count("failed")
+        log.warning("connection %s: %s The stored one is used.", seen.name, why)
+        return False
+
+
+class SecretToken:
+    """The token that is a secret; when it was refused, the secret is read again."""
+
+    def __init__(self, node: Node, source: Source, name: str) -> None:
+        self.node = node
+        self._tenant_id, self._name = source.tenant_id, name
+        self._known: str | None = None
+
+    async def __call__(self, refused: str | None = None) -> str:
+        """As in Token. Raises NotFound (SECRET_NOT_FOUND), Refused, StoreError."""
+        if self._known is None or self._known == refused:
+            ring = keyring(self.node.secret_key)
+            found = await self.node.store.run(secrets.values, ring, self._tenant_id, {self._name})
+            self._known = found[self._name]
+        return self._known
+
+
+async def _ask(seen: Connection, tokens: Tokens) -> tuple[int, Any]:
+    """What the token endpoint says: a status and JSON; 0 and why if it says nothing (RFC 6749, section 6)."""
+    try:
+        import httpx2
+    except ImportError as missing:
+        raise Refused(
+            "Connections need the library httpx2.", code="EXTRA_MISSING",
+            fix='Install it: pip install "timebell[server]"',
+        ) from missing  # fmt: skip
+    form = {
+        "grant_type": "refresh_token", "refresh_token": tokens.refresh, "client_id": seen.client_id,
+        "client_secret": tokens.client_secret,
+    }  # fmt: skip
+    try:
+        async with httpx2.AsyncClient(timeout=WITHIN, trust_env=False) as client:
+            answer = await client.post(seen.token_url, data={name: one for name, one in form.items() if one})
+        return answer.status_code, json.loads(answer.content[:MOST]) if answer.content else {}
+    except httpx2.HTTPError as failed:
+        return 0, type(failed).__name__
+    except ValueError:  # a page of some proxy's
+        return answer.status_code, None
+
+
+def _given(said: Any) -> tuple[str, str | None, Any] | None:
+    """Access token, refresh token and seconds that it lasts; None if there are none."""
+    if not isinstance(said, Mapping):
+        return None
+    access, refresh = said.get("access_token"), said.get("refresh_token")
+    if not isinstance(access, str) or not access or not access.isascii() or not access.isprintable():
+        return None
+    if len(access) > LONGEST or not (refresh is None or (isinstance(refresh, str) and 0 < len(refresh) <= LONGEST)):
+        return None
+    return access, refresh, said.get("expires_in")
+
+
+def _ends(lasts: Any, now: datetime) -> datetime | None:
+    try:
+        return None if lasts is None else now + timedelta(seconds=max(0.0, float(lasts)))
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _lost() -> SourceFailed:
+    return SourceFailed(LOST, code=UNAUTHORISED)
