@@ -90,8 +90,8 @@ class Verbs(ABC):
         """Make a schedule: a job of `topic` at each instant of `recurrence` in `timezone`.
 
         Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
-        priority, group, retry, timeout, expires_after, overlap (skip, queue, cancel_previous, allow),
-        catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
+        priority, group, condition, unless, retry, timeout, expires_after, overlap (skip, queue, cancel_previous,
+        allow), catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
         class_ (state, anchored), jitter, tolerance, notify, unheard (hold, complete), start, end, max_runs, enabled,
         description, labels, created_by; and calendar (a Calendar, the name of a saved one, or a name and a version,
         "kr@3") with roll (skip, next, previous). Raises InvalidInput, NotFound (CALENDAR_NOT_FOUND), Conflict

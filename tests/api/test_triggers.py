@@ -18,6 +18,7 @@ SHIFT = {"source": "shifts", "column": "start_at", "topic": "shift.remind"}
 
 
 async def test_a_row_is_told_moved_and_fires(make: Make) -> None:
+    """S3-01, S3-29, S3-62: by its hook, and no polling."""
     async with make(timezone="UTC") as web:
         heard: list[Arrived] = []
 
@@ -65,9 +66,17 @@ async def test_a_trigger_is_shown_as_it_was_made_and_changed_by_putting_it(make:
         }
         assert made["retry"]["attempts"] == 3
         is_problem(await web.post("/triggers", {"name": "start", **given}), 409, "TRIGGER_EXISTS")
-        same = (await web.ask("PUT", "/triggers/start", given)).json()
+        is_problem(await web.ask("PUT", "/triggers/start", given), 428, "REVISION_MISSING")
+        same = (await web.ask("PUT", "/triggers/start", given, if_match='"1"')).json()
         assert (same["revision"], same["scan"]) == (1, None)
-        other = (await web.ask("PUT", "/triggers/start", {**given, "offsets": ["0"]})).json()
+        moved = await web.ask("PUT", "/triggers/start", {**given, "offsets": ["0"]}, if_match='W/"1"')
+        other = moved.json()
+        assert moved.headers["etag"] == '"2"'
+        stale = await web.ask("PUT", "/triggers/start", given, if_match='"1"')
+        is_problem(stale, 412, "REVISION_STALE")
+        assert (await web.get("/triggers/start")).json()["offsets"] == ["0"]
+        again = await web.ask("PUT", "/triggers/start", {**given, "offsets": ["0"]}, if_match="*")
+        assert again.json()["revision"] == 2
         assert (other["revision"], other["offsets"], other["scan"]["kind"]) == (2, ["0"], "scan")
         paused = (await web.post("/triggers/start/pause", {"reason": "holiday"})).json()
         assert (paused["enabled"], paused["pauseReason"]) == (False, "holiday")
@@ -76,6 +85,64 @@ async def test_a_trigger_is_shown_as_it_was_made_and_changed_by_putting_it(make:
         assert (await web.ask("DELETE", "/triggers/start")).status_code == 202
         is_problem(await web.get("/triggers/start"), 404, "TRIGGER_NOT_FOUND")
         assert (await web.ask("DELETE", "/sources/shifts")).status_code == 200
+
+
+async def test_a_source_is_put_by_whoever_has_read_it(make: Make) -> None:
+    async with make(timezone="UTC") as web:
+        table = {"kind": "sql", "options": {"url": "sqlite:///theirs.db", "table": "shifts"}}
+        made = await web.ask("PUT", "/sources/duty", table)
+        assert made.status_code == 200, made.text
+        first = made.headers["etag"]
+        is_problem(await web.ask("PUT", "/sources/duty", table), 428, "REVISION_MISSING")
+        assert (await web.get("/sources/duty")).headers["etag"] == first
+        assert (await web.ask("PUT", "/sources/duty", table, if_match=first)).headers["etag"] == first
+        other = {**table, "options": {**table["options"], "table": "rota"}}
+        second = (await web.ask("PUT", "/sources/duty", other, if_match=first)).headers["etag"]
+        assert second != first
+        is_problem(await web.ask("PUT", "/sources/duty", table, if_match=first), 412, "REVISION_STALE")
+        assert (await web.get("/sources/duty")).json()["options"]["table"] == "rota"
+
+
+async def test_a_job_and_a_schedule_have_a_condition(make: Make) -> None:
+    async with make(timezone="UTC") as web:
+        pro = [{"field": "plan", "op": "eq", "value": "pro"}]
+        given = {"topic": "mail.send", "payload": {"plan": "free"}, "condition": pro}
+        web.app.on("mail.send")(lambda event: None)
+        job = await web.post("/jobs", given)
+        assert job.json()["condition"] == pro
+        made = await web.post("/schedules", {**given, "name": "daily", "cronExpression": "0 9 * * *"})
+        assert (made.json()["condition"], made.json()["unless"]) == (pro, None)
+        path = f"/schedules/{made.json()['id']}"
+        patched = await web.ask("PATCH", path, {"condition": {"plan": "free"}}, if_match='"1"')
+        assert patched.json()["condition"] == [{"field": "plan", "op": "eq", "value": "free"}]
+        assert (await web.ask("PATCH", path, {"condition": None}, if_match='"2"')).json()["condition"] == []
+        is_problem(await web.post("/jobs", {**given, "condition": [{"field": "a"}]}), 422, "FIELDS_INVALID")
+        is_problem(await web.post("/jobs", {**given, "condition": {"a": 1}, "unless": "x"}), 422, "FIELDS_INVALID")
+        nowhere = {**given, "unless": {"source": "nowhere", "query": "SELECT 1"}}
+        is_problem(await web.post("/jobs", nowhere), 404, "SOURCE_NOT_FOUND")
+        async with web.app.running(heartbeat=0.1):
+            shown = {}
+
+            async def over() -> bool:
+                shown.update((await web.get(f"/jobs/{job.json()['id']}")).json())
+                return shown["status"] == "skipped"
+
+            await until(over)
+        assert (shown["reason"], shown["attemptsMade"]) == ("condition", 0)
+        assert shown["result"]["condition"]["inputs"] == {"plan": "free"}
+
+
+async def test_only_the_platform_has_a_database_asked(make: Make) -> None:
+    async with make(timezone="UTC", open_here=False) as web:
+        admin = await web.key("admin", "acme")
+        asks = {"topic": "t", "unless": {"source": "duty", "query": "SELECT 1"}}
+        is_problem(await web.post("/jobs", asks, key=admin), 403, "ROLE_TOO_LOW")
+        named = {**asks, "name": "s", "cronExpression": "0 9 * * *"}
+        is_problem(await web.post("/schedules", named, key=admin), 403, "ROLE_TOO_LOW")
+        is_problem(await web.ask("PUT", "/schedules/by-name/s", named, key=admin), 403, "ROLE_TOO_LOW")
+        line = json.dumps({**asks, "runAt": "2040-01-01T00:00:00Z"}).encode()
+        told = await web.ask("POST", "/jobs/bulk", line, content_type="application/x-ndjson", key=admin)
+        assert told.json()["errors"][0]["code"] == "INVALID_CONDITION", told.text
 
 
 async def test_what_does_not_fit_is_refused(make: Make) -> None:

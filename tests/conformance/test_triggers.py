@@ -62,6 +62,7 @@ async def ruled(store: Store, *ids: str, at: datetime = HOUR) -> dict[str, Rulin
 
 @stored
 async def test_an_item_has_a_job_at_its_instant(store: Store) -> None:
+    """S3-02, S3-09, S3-27: an absolute instant, and what its job carries."""
     home, made = await source(store), await trigger(store)
     assert await say(store, home, 1, HOUR) == Observed(changed=1, made=1)
     (planned,) = await everything(store)
@@ -75,6 +76,7 @@ async def test_an_item_has_a_job_at_its_instant(store: Store) -> None:
 
 @stored
 async def test_an_edit_moves_it_and_links_both_jobs(store: Store) -> None:
+    """S3-33, S3-34; S4-F5: the moved reminder is made, and the old one does not go out."""
     home, _ = await source(store), await trigger(store)
     await say(store, home, 1, HOUR)
     (old,) = await everything(store)
@@ -86,6 +88,7 @@ async def test_an_edit_moves_it_and_links_both_jobs(store: Store) -> None:
 
 @stored
 async def test_what_is_not_newer_changes_nothing_whatever_its_order(store: Store) -> None:
+    """S3-F2: an old date never overwrites a newer one."""
     home, _ = await source(store), await trigger(store)
     changes = [Change("42", version, {"start_at": after(hours=version).isoformat()}) for version in range(1, 21)]
     for shuffled in (changes[::-1], changes, changes[10:] + changes[:10]):
@@ -100,6 +103,7 @@ async def test_what_is_not_newer_changes_nothing_whatever_its_order(store: Store
 
 @stored
 async def test_clearing_deleting_and_past_dating_cancel_and_an_old_change_brings_nothing_back(store: Store) -> None:
+    """S3-12, S3-26, S3-36."""
     home, _ = await source(store), await trigger(store)
     for version, ended in ((10, None), (20, "gone"), (30, after(hours=-1)), (40, "soon")):
         assert (await say(store, home, version, HOUR)).made == 1
@@ -111,6 +115,7 @@ async def test_clearing_deleting_and_past_dating_cancel_and_an_old_change_brings
 
 @stored
 async def test_what_is_learnt_of_late_fires_within_the_grace(store: Store) -> None:
+    """S3-F4, S4-30: 40 s late is no reminder lost."""
     home, _ = await source(store), await trigger(store, grace=60.0)
     assert (await say(store, home, 1, after(seconds=-40))).made == 1
     assert (await say(store, home, 1, after(seconds=-61), key="43")).late == 1
@@ -119,6 +124,7 @@ async def test_what_is_learnt_of_late_fires_within_the_grace(store: Store) -> No
 
 @stored
 async def test_an_instant_fires_once_and_a_new_date_fires_again(store: Store) -> None:
+    """S3-F1: what has fired is in nobody's way."""
     home, _ = await source(store), await trigger(store)
     await say(store, home, 1, HOUR)
     (attempt,) = await claim(store, HOUR)
@@ -133,6 +139,7 @@ async def test_an_instant_fires_once_and_a_new_date_fires_again(store: Store) ->
 
 @stored
 async def test_each_offset_and_recipient_has_a_job_of_its_own(store: Store) -> None:
+    """S4-08, S4-10, S4-25, S4-32: one for each person and reminder."""
     home = await source(store)
     await trigger(store, offsets=offsets_of(["-15m", "0"]), recipients="users")
     await say(store, home, 1, HOUR, users=["ana", "bo"])
@@ -146,6 +153,7 @@ async def test_each_offset_and_recipient_has_a_job_of_its_own(store: Store) -> N
 
 @stored
 async def test_several_triggers_on_one_column_all_work(store: Store) -> None:
+    """S3-32, S3-35."""
     home = await source(store)
     for name in ("one", "two", "three"):
         await trigger(store, name)
@@ -155,6 +163,7 @@ async def test_several_triggers_on_one_column_all_work(store: Store) -> None:
 
 @stored
 async def test_a_new_trigger_plans_for_the_items_there_are(store: Store) -> None:
+    """S3-22, S3-28; S3-F7: what is edited during the scan is not missed."""
     home = await source(store)
     for number in range(450):
         await say(store, home, 1, HOUR if number % 10 else "soon", key=f"{number}")
@@ -201,6 +210,7 @@ async def test_a_deleted_trigger_takes_its_jobs_along(store: Store) -> None:
 
 @stored
 async def test_a_job_that_has_started_does_not_stand_in_the_way_of_the_new_date(store: Store) -> None:
+    """S3-F8: a cancel against a job that has started has one winner."""
     home, _ = await source(store), await trigger(store)
     await say(store, home, 1, HOUR)
     (attempt,) = await claim(store, HOUR)
@@ -212,6 +222,7 @@ async def test_a_job_that_has_started_does_not_stand_in_the_way_of_the_new_date(
 
 @stored
 async def test_the_gate_asks_the_condition_of_the_fields_as_they_are_now(store: Store) -> None:
+    """S4-33, S4-64: the verdict and its inputs are kept."""
     from timebell.model import condition
 
     home, _ = await source(store), await trigger(store, condition=condition.read({"status": "active"}))
@@ -243,6 +254,7 @@ async def test_paused_and_orphaned_ones_are_skipped_until_they_are_back(store: S
 
 @stored
 async def test_a_month_has_room_for_its_limit_and_not_for_one_more(store: Store) -> None:
+    """S3-40, S3-41, S3-44: reserved at fire time, and skips cost nothing."""
     await store.run(tenants.put, "default", {"jobs_per_month": 50}, T0)
     assert await store.run(months.metered) == {"default"}
     ids = [(await started(store)).id for _ in range(100)]
@@ -264,6 +276,7 @@ async def test_a_month_has_room_for_its_limit_and_not_for_one_more(store: Store)
 
 @stored
 async def test_a_month_begins_in_the_zone_of_the_tenant(store: Store) -> None:
+    """S3-F5: the month is the tenant's."""
     await store.run(tenants.put, "default", {"jobs_per_month": 1}, T0, "Pacific/Auckland")
     late, early = datetime.fromisoformat("2027-03-31T10:59:59Z"), datetime.fromisoformat("2027-03-31T11:00:00Z")
     for at, month in ((late, "2027-03"), (early, "2027-04")):
@@ -278,6 +291,7 @@ async def test_a_month_begins_in_the_zone_of_the_tenant(store: Store) -> None:
 
 @stored
 async def test_many_say_different_things_of_one_item_at_once(store: Store) -> None:
+    """S3-37: never two pending jobs of one item for one trigger."""
     home, _ = await source(store), await trigger(store)
     await asyncio.gather(*(say(store, home, version, after(hours=version)) for version in range(1, 31)))
     assert [at for _, at in await pending(store)] == [after(hours=30)]
@@ -297,6 +311,27 @@ async def test_what_was_over_long_ago_is_forgotten_and_what_is_to_come_is_not(st
     assert {one.key for one in await store.run(sources.page_of_items, home.id, 10, None)} == {"42", "43"}
     assert await say(store, home, 2, HOUR, title="edited", at=after(days=61)) == Observed(changed=1, late=1)
     assert len(await pending(store)) == 1
+
+
+@stored
+async def test_a_person_who_is_erased_is_gone_from_items_and_firings(store: Store) -> None:
+    from timebell.store.sql import erasure
+
+    home, _ = await source(store), await trigger(store, recipients="users")
+    await say(store, home, 1, HOUR, users=["ana", "bo"], note="both")
+    await say(store, home, 1, HOUR, key="43", users="ana", note="hers")
+    await say(store, home, 1, HOUR, key="44", users=["joana"], note="of somebody else")
+    erased = await store.run(erasure.erase, "default", "ana", T0)
+    assert (erased.prevented, erased.items) == (2, 2)
+    known = {one.key: one.fields for one in await store.run(sources.page_of_items, home.id, 10, None)}
+    assert known["42"] == {"start_at": HOUR.isoformat(), "users": ["bo"], "note": "both"}
+    assert known["43"] is None
+    assert (known["44"] or {})["users"] == ["joana"]
+    left = await execute(store, select(firings.firings.c.recipient).order_by(firings.firings.c.recipient))
+    assert [row.recipient for row in left] == ["bo", "joana"]
+    assert (await say(store, home, 1, HOUR, key="43", users="ana")).stale == 1
+    assert not [one for one in await everything(store) if one.owner_id == "ana" or one.payload == "ana"]
+    assert {one.owner_id for one in await everything(store) if one.state == "pending"} == {"bo", "joana"}
 
 
 @stored

@@ -118,6 +118,7 @@ async def pending(app: Timebell) -> list[tuple[str, datetime]]:
 
 @both
 async def test_rows_are_read_followed_and_let_go(rows: Rows, app: Timebell) -> None:
+    """S4-34 to S4-37: only rows of the query count; one that leaves it is reminded of no more."""
     for number in range(3):
         await rows.put(number, soon(hours=1))
     heard = await follow(app, rows, table=None, query="SELECT * FROM duty_schedules WHERE status = 'on'")
@@ -149,6 +150,7 @@ async def _is(app: Timebell, key: int, at: datetime, count: int) -> bool:
 async def test_changes_are_found_by_a_column_that_rises_and_what_was_missed_by_the_sweep(
     rows: Rows, app: Timebell
 ) -> None:
+    """S3-F3: a sweep finds what nobody told."""
     await rows.put(1, soon(hours=1))
     await follow(app, rows, changes="cursor", cursor="updated_at", sweepEverySeconds=1.0)
     async with app.running(heartbeat=0.1):
@@ -179,6 +181,7 @@ CHECKED_IN = "SELECT 1 FROM attendance_logs WHERE schedule_id = :id AND user_id 
 
 @both
 async def test_whoever_has_checked_in_is_not_reminded_and_others_are(rows: Rows, app: Timebell) -> None:
+    """S4-14, S4-33; S4-F3, S4-F4: asked at the time of sending, and of each person."""
     await rows.write("CREATE TABLE attendance_logs (schedule_id integer, user_id text, type text)")
     await rows.put(1, soon(hours=1), ["ana", "bo"])
     heard = await follow(app, rows)
@@ -201,6 +204,7 @@ async def _sooner(app: Timebell, than: datetime) -> bool:
 
 @both
 async def test_the_value_is_read_once_more_when_it_fires(rows: Rows, app: Timebell) -> None:
+    """S3-F2: the column is read again at fire time."""
     await rows.put(1, soon(seconds=1.5))
     await rows.put(2, soon(seconds=1.5))
     heard = await follow(app, rows, everySeconds=3600)

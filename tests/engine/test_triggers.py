@@ -24,6 +24,7 @@ async def shifts(app: Timebell, **options: Any) -> None:
 
 @virtual
 async def test_a_reminder_fires_at_the_instant_in_the_column_and_follows_edits(world: World) -> None:
+    """S4-F1: 15 minutes before the shift is before it, not at its start."""
     app = world.app()
     log = app.on("shift.remind")(Log())
     async with engine(app, **QUIET):
@@ -38,6 +39,7 @@ async def test_a_reminder_fires_at_the_instant_in_the_column_and_follows_edits(w
 
 @virtual
 async def test_a_condition_is_asked_when_it_fires_and_the_skip_says_what_it_saw(world: World) -> None:
+    """S4-F3, S4-72: who checks in during the 15 minutes is not reminded."""
     app = world.app()
     log = app.on("shift.remind")(Log())
     async with engine(app, **QUIET):
@@ -57,6 +59,7 @@ async def test_a_condition_is_asked_when_it_fires_and_the_skip_says_what_it_saw(
 
 @virtual
 async def test_a_failed_delivery_is_tried_again_unless_the_condition_says_no_by_then(world: World) -> None:
+    """S4-F2, S4-47: a failed send is sent again; S4-64: and the condition is asked again."""
     app = world.app()
 
     async def fail(event: Any) -> None:
@@ -106,6 +109,7 @@ async def test_paused_skips_and_deleted_cancels(world: World) -> None:
 
 @virtual
 async def test_a_thousand_at_once_against_a_month_of_five_hundred_are_five_hundred(world: World) -> None:
+    """S3-38 to S3-45; S3-F5."""
     from timebell.store.sql import months, tenants
 
     app = world.app()

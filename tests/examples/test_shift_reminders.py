@@ -60,6 +60,7 @@ async def until(holds: Callable[[], bool], within: float = 25.0) -> None:
 
 
 def test_the_sql_is_what_install_writes() -> None:
+    """S4-F7: reviewed SQL that PostgreSQL takes."""
     options = {"url": "postgresql://host/name", "query": "SELECT 1", "table": "duty_schedules", "changes": "notify"}
     assert (EXAMPLE / "install.sql").read_text() == SqlTable({**options, "channel": "shifts"}).install()
 
@@ -67,6 +68,7 @@ def test_the_sql_is_what_install_writes() -> None:
 def test_people_are_reminded_unless_they_have_checked_in(
     postgres: Postgres, tmp_path: Path, pushes: tuple[str, list[dict[str, Any]]]
 ) -> None:
+    """S4-01, S4-06, S4-08, S4-09, S4-56 to S4-58, S4-66 to S4-69; S4-F2: the first send is refused, and sent again."""
     url = postgres.create_database()
     sink, came = pushes
     environment = {

@@ -46,6 +46,7 @@ def until(holds: Callable[[], bool], within: float = 60.0) -> None:
 
 
 def test_a_scan_that_is_killed_goes_on_and_plans_each_row_once(tmp_path: Path) -> None:
+    """S3-23, S3-F7: with kill -9 in between."""
     with closing(sqlite3.connect(tmp_path / "theirs.db")) as theirs:
         theirs.execute("CREATE TABLE shifts (id integer primary key, start_at text)")
         theirs.executemany("INSERT INTO shifts VALUES (?, '2040-01-01T00:00:00Z')", [(n,) for n in range(ROWS)])
@@ -71,6 +72,7 @@ def test_a_scan_that_is_killed_goes_on_and_plans_each_row_once(tmp_path: Path) -
             seen.append(count(tmp_path, planned))
             if not kills:
                 until(lambda: count(tmp_path, "SELECT count(synced_at) FROM timebell_sources") == 1)
+                until(lambda: count(tmp_path, "SELECT count(finished_at) FROM timebell_operations") == 1)
         finally:
             node.send_signal(signal.SIGKILL)
             node.wait(10)
@@ -78,3 +80,7 @@ def test_a_scan_that_is_killed_goes_on_and_plans_each_row_once(tmp_path: Path) -
     assert count(tmp_path, planned) == ROWS
     assert count(tmp_path, "SELECT count(DISTINCT key) FROM timebell_jobs WHERE kind = 'trigger'") == ROWS
     assert count(tmp_path, "SELECT count(*) FROM timebell_finished") == 0  # nothing was made and taken back
+    over = "SELECT count(*) FROM timebell_operations WHERE kind = 'scan' AND state = 'completed'"
+    assert count(tmp_path, over) == 1
+    assert count(tmp_path, "SELECT done FROM timebell_operations") == ROWS
+    assert count(tmp_path, "SELECT skipped FROM timebell_operations") == 0

@@ -104,6 +104,8 @@ VALUES: dict[str, Value] = {
     "timeout": _one("timeout", 100),
     "expires_after": _one("expires_after", 130),
     "priority": _one("priority", 5),
+    # It does not hold before an edit gives the scene a payload.
+    "condition": _one("condition", [{"field": "payload", "op": "not_empty"}]),
     "queue(concurrency)": Value(of="queue", covers=("queue",), options={"queue": "narrow"}),
     "group": Value(of="queue", covers=("group",), options={"queue": "grouped", "group": "one"}),
     "pause_queue": Value(of="queue", covers=("resume_queue",), options={"queue": "stopped"}, acts={
@@ -136,6 +138,7 @@ PLAIN = {
     "schedule_many", "reschedule", "erase", "open", "close", "run", "on", "middleware", "lifespan", "running",
     "schedule", "upcoming", "description", "labels", "created_by", "notify", "audit", "why",
     "arrivals", "reach_arrivals", "request_of", "resend", "backlogs",
+    "unless",  # asked of a database, where and when a condition is
 }  # fmt: skip
 
 # Fields whose words or parts are values of another name here.

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from timebell.api.conditions import ComparisonOut, Condition, UnlessIn, UnlessOut
 from timebell.api.shapes import Body, Instant, Json, Name, Shown, utc
 from timebell.client.job_fields import metadata_json, target_json
 from timebell.model.job import Job
@@ -30,6 +31,8 @@ class JobIn(Body):
     queue: Annotated[str | None, Field(min_length=1, max_length=100)] = None
     priority: Annotated[int | None, Field(ge=-32_768, le=32_767)] = None
     group: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    condition: Condition = None
+    unless: UnlessIn | None = None
     target: Annotated[dict[str, Json] | Name | None, Field(description="Or the name of a target.")] = None
     on_gap: Literal["shift", "error"] | None = None
     on_fold: Literal["first", "error"] | None = None
@@ -64,6 +67,8 @@ class JobOut(Shown):
     queue: str
     priority: int
     group: str | None
+    condition: list[ComparisonOut]
+    unless: UnlessOut | None
     retry: dict[str, Json] | None
     timeout_seconds: float | None
     expires_at: Instant | None
@@ -96,7 +101,8 @@ def shown_job(job: Job) -> dict[str, Any]:
         "kind": str(job.kind), "scheduleId": job.schedule_id, "occurrenceKey": job.occurrence_key,
         "scheduledAt": utc(job.scheduled_at), "runAt": utc(job.run_at), "timezone": job.timezone,
         "localTime": job.local_time, "payload": job.payload, "metadata": metadata_json(job.metadata), "key": job.key,
-        "queue": job.queue, "priority": job.priority, "group": job.group, "retry": job.retry,
+        "queue": job.queue, "priority": job.priority, "group": job.group, "condition": job.condition,
+        "unless": job.unless, "retry": job.retry,
         "timeoutSeconds": job.timeout,
         "expiresAt": utc(job.expires_at), "target": where.get("target"), "unheard": where.get("unheard"),
         "hold": None if job.hold is None else str(job.hold), "attemptNumber": job.attempt, "attemptsMade": job.tries,

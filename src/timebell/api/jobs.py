@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from timebell.api.conditions import may_ask
 from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.job_fields import JobIn, JobOut, RequestOut, shown_job
 from timebell.api.operations import Counted, OperationOut, begin, counted
@@ -93,6 +94,7 @@ async def create_job(body: JobIn, let: Let) -> Response:
     on_conflict = given.pop("onConflict", "error")
     spec = spec_of(given)
     spec.tenant_id = tenant_of(let, spec.tenant_id)
+    may_ask(let, spec.unless)
     (made,) = await let.app.jobs.create([spec], on_conflict=on_conflict, connection=let.connection)
     if isinstance(made, str):
         let.subject = made

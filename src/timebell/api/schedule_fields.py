@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from timebell.api.conditions import ComparisonOut, Condition, UnlessIn, UnlessOut
 from timebell.api.shapes import Body, Instant, Json, Name, Shown, utc
 from timebell.client.job_fields import labels_of, metadata_json, retry_of, target_json
 from timebell.errors import InvalidInput
@@ -86,6 +87,8 @@ class ScheduleIn(Body):
     queue: Annotated[str | None, Field(min_length=1, max_length=100)] = None
     priority: Annotated[int | None, Field(ge=-32_768, le=32_767)] = None
     group: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    condition: Condition = None
+    unless: UnlessIn | None = None
     target: Annotated[dict[str, Json] | Name | None, Field(description="Or the name of a target.")] = None
     unheard: Literal["hold", "complete"] | None = None
     notify: Annotated[list[Annotated[str, Field(max_length=100)]] | None, Field(max_length=10)] = None
@@ -129,7 +132,7 @@ def read(body: ScheduleIn, default_timezone: str | None) -> tuple[str, Spec, dic
 
 _SAME = (
     "name", "description", "timezone", "payload", "class_", "calendar", "roll", "max_runs", "queue", "priority",
-    "group", "target", "unheard", "notify", "enabled", "labels",
+    "group", "condition", "unless", "target", "unheard", "notify", "enabled", "labels",
 )  # fmt: skip
 _RENAMED = {
     "timeout_seconds": "timeout", "overlap_policy": "overlap", "missed_after_seconds": "missed_after",
@@ -233,6 +236,8 @@ class ScheduleOut(Shown):
     queue: str
     priority: int
     group: str | None
+    condition: list[ComparisonOut]
+    unless: UnlessOut | None
     target: dict[str, Json] | None
     unheard: str | None
     notify: list[str]
@@ -269,6 +274,7 @@ def given_of(schedule: Schedule) -> dict[str, Any]:
     plain = {
         "description": action.description, "payload": action.payload, "labels": action.labels or None,
         "metadata": metadata_json(action.metadata) or None, "maxRuns": recurrence.max_runs, "group": action.group,
+        "condition": action.condition or None, "unless": action.unless,
         "timeoutSeconds": action.timeout, "expiresAfterSeconds": action.expires_after,
         "retry": None if action.retry is None else _retry_json(action.retry), **target_json(action.target),
     }  # fmt: skip
@@ -325,7 +331,7 @@ def shown(schedule: Schedule) -> dict[str, Any]:
         "jobType": schedule.topic, "payload": schedule.action.payload, "jobPayload": schedule.action.payload,
         "maxRetries": retry.attempts - 1, "retry": _retry_json(retry),
         "timeoutSeconds": schedule.action.timeout or TIMEOUT, "metadata": given.get("metadata", {}),
-        "labels": schedule.action.labels,
+        "labels": schedule.action.labels, "condition": schedule.action.condition,
         "overrides": [one.to_json() for one in schedule.recurrence.overrides],
         "nextFireAt": utc(schedule.fires_at) if schedule.enabled else None,
         "lastFiredAt": utc(schedule.last_fired_at), "pausedAt": utc(schedule.paused_at),

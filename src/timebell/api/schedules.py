@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
+from timebell.api.conditions import may_ask
 from timebell.api.executions import ExecutionPage, execution
 from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.job_fields import JobOut, RequestOut, shown_job
@@ -162,6 +163,7 @@ async def _write(let: Let, body: ScheduleIn, *, replace: bool) -> Schedule:
         raise InvalidInput("A schedule has to say its name.", code="NAME_MISSING", fix='Give "name".')
     if options.setdefault("tenant_id", let.tenant_id) != let.tenant_id:
         raise missing("tenant", options["tenant_id"])
+    may_ask(let, body.unless)
     options["created_by"] = let.caller.actor
     enabled = options.pop("enabled", True)
     made = await let.app.schedule_repeat(
@@ -318,7 +320,9 @@ def _merge(into: Any, patch: Any) -> Any:
         if value is None:
             result.pop(name, None)
         else:
-            result[name] = value if name in ("payload", "target", "retry") else _merge(result.get(name), value)
+            result[name] = (
+                value if name in ("payload", "target", "retry", "condition") else _merge(result.get(name), value)
+            )
     return result
 
 

@@ -9,9 +9,10 @@ from pydantic import Field
 
 from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.hook_door import HOOKS, token_part
+from timebell.api.matching import Match, expect
 from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
 from timebell.errors import InvalidInput, NotFound
-from timebell.model.trigger import Item, Observed, Source
+from timebell.model.trigger import Item, Observed, Source, micros
 from timebell.store.sql import sources as rows
 from timebell.tenancy.roles import Role, require
 
@@ -108,8 +109,8 @@ class ObservedOut(Shown):
 @routes.post("/sources", status_code=201, response_model=SourceOut, **changes("source.create", Role.EDITOR))
 async def create_source(body: SourceIn, let: Let) -> Response:
     """Make a source."""
-    made = await _put(let, body.name, body, replace=False)
-    return answer(shown(made), 201, {"Location": f"/api/v1/sources/{made.name}"})
+    made = await _put(let, body.name, body, None, replace=False)
+    return answer(shown(made), 201, {"ETag": etag(made), "Location": f"/api/v1/sources/{made.name}"})
 
 
 @routes.get("/sources", response_model=SourcePage, **reads())
@@ -126,13 +127,14 @@ async def get_source(name: Id, let: Let) -> Response:
     said = shown(found)
     if found.kind == "monday" and let.caller.role.covers(Role.EDITOR):
         said["hook"] += token_part(let.app.settings.secret_key, found.id)
-    return answer(said)
+    return answer(said, headers={"ETag": etag(found)})
 
 
 @routes.put("/sources/{name}", response_model=SourceOut, **changes("source.put", Role.EDITOR))
-async def put_source(name: Id, body: SourcePut, let: Let) -> Response:
+async def put_source(name: Id, body: SourcePut, let: Let, if_match: Match = None) -> Response:
     """Make a source, or give the one there is other options."""
-    return answer(shown(await _put(let, name, body, replace=True)))
+    made = await _put(let, name, body, if_match, replace=True)
+    return answer(shown(made), headers={"ETag": etag(made)})
 
 
 @routes.delete("/sources/{name}", response_model=SourceOut, **changes("source.delete", Role.EDITOR))
@@ -158,15 +160,18 @@ async def put_items(name: Id, body: ChangesIn, let: Let) -> Response:
     return answer(observed(await observe(let, home.name, [change(one) for one in body.items])))
 
 
-async def _put(let: Let, name: str, body: SourcePut, *, replace: bool) -> Source:
+async def _put(let: Let, name: str, body: SourcePut, match: str | None, *, replace: bool) -> Source:
     let.subject = name
     if body.kind != "webhook":
         # Whoever says where a secret goes can read it there; and an address is asked from where the nodes are.
         own = body.kind == "monday" and "url" not in (body.options or {})
         require(let.caller.role, Role.ADMIN if own else Role.PLATFORM)
     let.operates = True
-    known: Source | None = await let.run(rows.find, let.tenant_id, name)
-    let.before = None if known is None else shown(known)
+    known: Source | None = await let.run(rows.locked, let.tenant_id, name)
+    if known is not None:
+        let.before = shown(known)
+        if replace:
+            expect(match, etag(known), f"The source {name!r:.80}", known.id)
     made: Source = await let.app.triggers.put_source(
         name, body.kind, body.options, replace=replace, tenant_id=let.tenant_id, created_by=let.caller.actor,
         connection=let.connection,
@@ -194,6 +199,11 @@ async def observe(let: Let, name: str, items: list[dict[str, Any]]) -> Observed:
 def change(body: ChangeIn) -> dict[str, Any]:
     """A change as the verbs take it."""
     return body.given()
+
+
+def etag(source: Source) -> str:
+    """The strong ETag of a source: when its options were changed."""
+    return f'"{micros(source.updated_at)}"'
 
 
 def shown(source: Source) -> dict[str, Any]:

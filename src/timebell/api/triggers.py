@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import Field
 
+from timebell.api.conditions import ComparisonIn, ComparisonOut
 from timebell.api.guard import Guarded, Let, changes, missing, reads
+from timebell.api.matching import Match, expect
 from timebell.api.operations import OperationOut
 from timebell.api.operations import shown as operation_shown
 from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged, utc
@@ -16,6 +18,7 @@ from timebell.errors import InvalidInput, NotFound
 from timebell.model.operation import Operation
 from timebell.model.trigger import Trigger
 from timebell.store.sql import sources as rows
+from timebell.store.sql import triggers
 from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["triggers"])
@@ -23,14 +26,6 @@ Offsets = Annotated[
     list[Annotated[str, Field(max_length=20)]],
     Field(min_length=1, max_length=20, description="0, -15m, +1d: s, m, h elapse; d and w are of the calendar."),
 ]
-
-
-class ComparisonIn(Body):
-    """A comparison of a field of the item, which has to hold when the job is due."""
-
-    field: Name
-    op: Annotated[str, Field(max_length=20)]
-    value: Json = None
 
 
 class TriggerPut(Body):
@@ -72,14 +67,6 @@ class PauseIn(Body):
     """Why."""
 
     reason: Annotated[str | None, Field(max_length=1000)] = None
-
-
-class ComparisonOut(Shown):
-    """A comparison."""
-
-    field: str
-    op: str
-    value: Json = None
 
 
 class TriggerOut(Shown):
@@ -148,14 +135,16 @@ async def list_triggers(let: Let, limit: Limit = 50, cursor: Cursor = None) -> R
 async def get_trigger(name: Id, let: Let) -> Response:
     """One trigger."""
     found = await _find(let, name)
-    return answer(shown(found), headers={"ETag": f'"{found.revision}"'})
+    return answer(shown(found), headers={"ETag": etag(found)})
 
 
 @routes.put("/triggers/{name}", response_model=TriggerMade, **changes("trigger.put", Role.EDITOR))
-async def put_trigger(name: Id, body: TriggerPut, let: Let) -> Response:
+async def put_trigger(name: Id, body: TriggerPut, let: Let, if_match: Match = None) -> Response:
     """Make a trigger, or change the one there is: what is to come is planned again."""
-    known: Trigger | None = await let.run(rows.trigger, let.tenant_id, name)
-    let.before = None if known is None else shown(known)
+    known: Trigger | None = await let.run(triggers.locked, let.tenant_id, name)
+    if known is not None:
+        let.before = shown(known)
+        expect(if_match, etag(known), f"The trigger {name!r:.80}", known.id)
     return await _put(let, name, body, replace=True)
 
 
@@ -220,7 +209,7 @@ async def _put(let: Let, name: str, body: TriggerPut, *, replace: bool) -> Respo
     let.operates = begun is not None
     said = {**shown(made), "scan": None if begun is None else operation_shown(begun)}
     new = begun is not None and made.revision == 1
-    headers = {"Location": f"/api/v1/triggers/{made.name}"} if new else None
+    headers = {"ETag": etag(made)} | ({"Location": f"/api/v1/triggers/{made.name}"} if new else {})
     return answer(said, 201 if new and not replace else 200, headers)
 
 
@@ -237,6 +226,11 @@ async def _find(let: Let, name: str) -> Trigger:
 def _operating(let: Let, begun: Operation) -> Response:
     let.operates = True
     return answer(operation_shown(begun), 202, {"Location": f"/api/v1/operations/{begun.id}"})
+
+
+def etag(trigger: Trigger) -> str:
+    """The strong ETag of a trigger: its revision."""
+    return f'"{trigger.revision}"'
 
 
 def shown(trigger: Trigger) -> dict[str, Any]:

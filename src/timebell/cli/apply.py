@@ -237,6 +237,7 @@ def body_of(found: Mapping[str, Any]) -> dict[str, Any]:
 FIELDS = (
     "name", "description", "cronExpression", "interval", "rrule", "dates", "recurrence", "timezone", "dst", "calendar",
     "roll", "startAt", "endAt", "maxRuns", "topic", "payload", "target", "unheard", "queue", "priority", "group",
+    "condition", "unless",
     "maxRetries", "retry", "timeoutSeconds", "expiresAfterSeconds", "overlapPolicy", "catchUp", "missedAfterSeconds",
     "class", "toleranceSeconds", "jitterSeconds", "notify", "enabled", "metadata", "labels",
 )  # fmt: skip

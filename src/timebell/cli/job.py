@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from timebell.cli.output import Format
-from timebell.cli.schedule import Output, Payload, Priority, Queue, Retries, Target, Timeout, Zone, remote_of
+from timebell.cli.schedule import (
+    Condition,
+    Output,
+    Payload,
+    Priority,
+    Queue,
+    Retries,
+    Target,
+    Timeout,
+    Unless,
+    Zone,
+    remote_of,
+)
 
 job = typer.Typer(help="Jobs: make, look, cancel, try again.", no_args_is_help=True, rich_markup_mode=None,
                   add_completion=False)  # fmt: skip
@@ -35,6 +47,8 @@ def create(
     timeout: Timeout = None,
     queue: Queue = None,
     priority: Priority = None,
+    condition: Condition = None,
+    unless: Unless = None,
     target: Target = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would send; make nothing.")] = False,
     output: Output = None,
@@ -51,7 +65,8 @@ def create(
         "payload": json_of(payload, "--payload"), "key": key, "onConflict": on_conflict,
         "metadata": {name: value for name, value in labels.items() if value is not None} or None,
         "maxRetries": retries, "timeoutSeconds": timeout, "queue": queue, "priority": priority,
-        "target": target_of(target),
+        "target": target_of(target), "condition": json_of(condition, "--condition"),
+        "unless": json_of(unless, "--unless"),
     }  # fmt: skip
     body = {name: value for name, value in given.items() if value is not None}
     if dry_run:

@@ -46,4 +46,7 @@ def line(operation: dict[str, Any]) -> str:
     progress = operation["progress"]
     total = "" if progress["total"] is None else f" of {progress['total']:,}"
     failed = f", {progress['failed']:,} refused" if progress["failed"] else ""
-    return f"{operation['kind']} {operation['state']}: {progress['done']:,}{total}{failed}"
+    phase = operation["spec"].get("phase") if operation["state"] == "running" else None
+    return (
+        f"{operation['kind']} {operation['state']}{f', {phase}' if phase else ''}: {progress['done']:,}{total}{failed}"
+    )

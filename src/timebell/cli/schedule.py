@@ -41,6 +41,12 @@ Retries = Annotated[int | None, typer.Option(help="Tries after the first.")]
 Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Of one try.")]
 Queue = Annotated[str | None, typer.Option(help="The queue of its jobs.")]
 Priority = Annotated[int | None, typer.Option(help="The lower, the sooner.")]
+Condition = Annotated[
+    str | None, typer.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
+]
+Unless = Annotated[
+    str | None, typer.Option(metavar="JSON", help='Not if this finds something: {"source": ..., "query": ...}.')
+]
 Target = Annotated[str | None, typer.Option(metavar="NAME|URL|JSON", help="Where jobs go, if not to handlers.")]
 Calendar = Annotated[str | None, typer.Option(help="Business days: the name of a calendar.")]
 Label = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given several times.")]
@@ -84,7 +90,8 @@ def _body(**given: Any) -> dict[str, Any]:
         "topic": given["topic"], "payload": json_of(given["payload"], "--payload"), "overlapPolicy": given["overlap"],
         "maxRetries": given["retries"], "timeoutSeconds": given["timeout"], "queue": given["queue"],
         "priority": given["priority"], "calendar": given["calendar"], "labels": pairs(given["label"], "--label"),
-        "description": given["description"],
+        "description": given["description"], "condition": json_of(given["condition"], "--condition"),
+        "unless": json_of(given["unless"], "--unless"),
         "target": target_of(given["target"]),
     }  # fmt: skip
     return body | {name: value for name, value in plain.items() if value is not None}
@@ -105,6 +112,8 @@ def create(
     timeout: Timeout = None,
     queue: Queue = None,
     priority: Priority = None,
+    condition: Condition = None,
+    unless: Unless = None,
     target: Target = None,
     calendar: Calendar = None,
     label: Label = None,
@@ -122,6 +131,7 @@ def create(
         topic=topic, cron=cron, every=every, rrule=rrule, timezone=timezone or load().default_timezone,
         payload=payload, overlap=overlap, catch_up=catch_up, retries=retries, timeout=timeout, queue=queue,
         priority=priority, target=target, calendar=calendar, label=label, description=description,
+        condition=condition, unless=unless,
     )  # fmt: skip
     body |= {"name": name, "enabled": not paused}
     if dry_run:
@@ -173,6 +183,8 @@ def edit(
     timeout: Timeout = None,
     queue: Queue = None,
     priority: Priority = None,
+    condition: Condition = None,
+    unless: Unless = None,
     target: Target = None,
     calendar: Calendar = None,
     label: Label = None,
@@ -189,6 +201,7 @@ def edit(
         topic=topic, cron=cron, every=every, rrule=rrule, timezone=timezone, payload=payload, overlap=overlap,
         catch_up=catch_up, retries=retries, timeout=timeout, queue=queue, priority=priority, target=target,
         calendar=calendar, label=label, description=description,
+        condition=condition, unless=unless,
     )  # fmt: skip
     if not patch:
         raise InvalidInput("Nothing says what to change.", code="NOTHING_TO_CHANGE", fix='E.g. --cron "0 3 * * *".')

@@ -115,9 +115,10 @@ async def _prepare(
     expected: dict[str | None, int] = {}
     jobs = []
     for kind, given in documents:
-        # Where a name leads is not known here, and all targets are pretended.
+        # Where a name leads is not known here, and all targets are pretended; nor is anybody's database asked.
         by_name = isinstance(given.get("target"), str) or "name" in (given.get("target") or {})
-        body = {name: value for name, value in given.items() if name != "target"} if by_name else given
+        left_out = ("target", "unless") if by_name else ("unless",)
+        body = {name: value for name, value in given.items() if name not in left_out}
         if kind == "Job":
             jobs.append(spec_of(body))
         elif kind == "Schedule":

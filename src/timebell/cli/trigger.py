@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from timebell.cli.output import FAILED
-from timebell.cli.schedule import Output, Payload, Priority, Queue, Retries, Target, Timeout, Yes, Zone, remote_of
+from timebell.cli.schedule import (
+    Condition,
+    Output,
+    Payload,
+    Priority,
+    Queue,
+    Retries,
+    Target,
+    Timeout,
+    Yes,
+    Zone,
+    remote_of,
+)
 
 trigger = typer.Typer(
     help="Triggers: fire at a column of somebody else's rows.", no_args_is_help=True, rich_markup_mode=None,
@@ -29,9 +41,7 @@ def create(
     offset: Annotated[list[str] | None, typer.Option(metavar="-15m|0|+1d", help="From the column; several.")] = None,
     timezone: Zone = None,
     recipients: Annotated[str | None, typer.Option(metavar="FIELD", help="Whom it is for: one job a person.")] = None,
-    condition: Annotated[
-        str | None, typer.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
-    ] = None,
+    condition: Condition = None,
     unless: Annotated[str | None, typer.Option(metavar="SQL", help="Not if this query finds something.")] = None,
     grace: Annotated[float | None, typer.Option(metavar="SECONDS", help="So late it still fires.")] = None,
     payload: Payload = None,
@@ -58,7 +68,7 @@ def create(
     }  # fmt: skip
     body = {field: value for field, value in body.items() if value is not None}
     if replace:
-        made = remote.ask("PUT", f"/triggers/{_quoted(name)}", body)
+        made = remote.ask("PUT", f"/triggers/{_quoted(name)}", body, match="*")
     else:
         made = remote.ask("POST", "/triggers", {"name": name, **body})
     scan = made.pop("scan")
@@ -157,7 +167,7 @@ def add(
     remote = remote_of(output)
     body = {"kind": kind, "options": json_of(options, "--options") or {}}
     if replace:
-        made = remote.ask("PUT", f"/sources/{_quoted(name)}", body)
+        made = remote.ask("PUT", f"/sources/{_quoted(name)}", body, match="*")
     else:
         made = remote.ask("POST", "/sources", {"name": name, **body})
     if kind == "monday":  # its hook with the token is told to who asks

@@ -8,6 +8,7 @@ from typing import Any
 
 from timebell.client.jobs import JobSpec
 from timebell.errors import InvalidInput
+from timebell.model.gated import SPELT as LABELS
 from timebell.model.routes import COMPLETES
 
 # Field of JSON -> field of a JobSpec.
@@ -15,11 +16,8 @@ FIELDS = {
     "topic": "topic", "runAt": "run_at", "timezone": "timezone", "payload": "payload", "key": "key", "queue": "queue",
     "group": "group",
     "priority": "priority", "timeoutSeconds": "timeout", "expiresAfterSeconds": "expires_after", "target": "target",
+    "condition": "condition", "unless": "unless",
     "metadata": "metadata", "retry": "retry", "maxRetries": "retry", "onGap": "on_gap", "onFold": "on_fold",
-}  # fmt: skip
-LABELS = {
-    "ownerId": "owner_id", "tenantId": "tenant_id", "correlationId": "correlation_id",
-    "clientRequestId": "client_request_id",
 }  # fmt: skip
 BACKOFF = {"type": "backoff", "delay": "delay", "max": "max_delay", "maxDelay": "max_delay", "jitter": "jitter"}
 

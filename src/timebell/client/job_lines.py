@@ -88,6 +88,8 @@ class Reader:
     def _job(self, line: bytes, id_: str, now: datetime) -> NewJob | None:
         spec = read(line)
         spec.tenant_id = self._tenant(spec.tenant_id)
+        if spec.unless is not None:  # its source is looked up, and whoever asks is judged, where a single job is made
+            raise InvalidInput("A line asks no query.", code="INVALID_CONDITION", fix="Make this one by POST /jobs.")
         try:
             return self._jobs.draft(spec, id_, now, self._timezone)
         except InThePast:

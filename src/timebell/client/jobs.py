@@ -14,7 +14,7 @@ from timebell.client import instants
 from timebell.clock import Clock
 from timebell.errors import Conflict, InThePast, InvalidInput, NotFound
 from timebell.ids import new_ids
-from timebell.model import page
+from timebell.model import gated, page
 from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode, legible
@@ -54,6 +54,8 @@ class JobSpec:
     queue: str = "default"
     priority: int = 0
     group: str | None = None
+    condition: Any = None
+    unless: Mapping[str, str] | None = None
     expires_after: float | timedelta | None = None
     target: Mapping[str, Any] | str | None = None
     on_gap: str = "shift"
@@ -180,7 +182,7 @@ class Jobs:
             target=encode(target, "target") if target else None, named=by_name,
             route=route(topic, target) if by_name is None else "",
             queue=queue_name(spec.queue), priority=urgency(spec.priority),
-            group=group_name(spec.group),
+            group=group_name(spec.group), conditions=gated.kept(spec.condition, spec.unless),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
             expires_at=expires,
@@ -204,11 +206,13 @@ class Jobs:
 
     def shown(self, new: NewJob) -> Job:
         """A job just written, as its maker sees it."""
+        asks = decode(new.conditions) or {}
         return Job(
             id=new.id, tenant_id=new.tenant_id, topic=new.topic, state=JobState.PENDING,
             scheduled_at=new.scheduled_at, run_at=new.run_at, timezone=new.timezone, payload=decode(new.payload),
             metadata=decode(new.metadata) or {}, owner_id=new.owner_id, key=new.key, target=decode(new.target),
             queue=new.queue, priority=new.priority, group=new.group, retry=decode(new.retry), timeout=new.timeout,
+            condition=asks.get("condition", []), unless=asks.get("unless"),
             expires_at=new.expires_at, created_at=new.created_at, replaces=new.replaces,
             adjusted=new.adjusted, local_time=new.local_time,
         )  # fmt: skip

@@ -25,7 +25,7 @@ from timebell.clock import Clock
 from timebell.engine.planner import job_of
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
 from timebell.ids import new_id
-from timebell.model import page
+from timebell.model import gated, page
 from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode, legible
@@ -189,6 +189,7 @@ class Schedules:
             topic=topic, payload=decode(payload), metadata=metadata, owner_id=metadata.get("owner_id"), target=target,
             queue=queue_name(given.pop("queue", "default")), priority=urgency(given.pop("priority", 0)),
             group=group_name(given.pop("group", None)),
+            **gated.read(given.pop("condition", None), given.pop("unless", None)),
             retry=Retry.read(given.pop("retry", None)),
             timeout=_optional(given.pop("timeout", None), "timeout"),
             expires_after=_optional(given.pop("expires_after", None), "expires_after"),

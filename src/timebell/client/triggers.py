@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
-from timebell.client.jobs import Jobs, JobSpec, text, unknown_options
+from timebell.client.jobs import Jobs, JobSpec, text, unknown_options, uuid_of
 from timebell.client.secrets import named as plain_name
 from timebell.clock import Clock
-from timebell.errors import InvalidInput
+from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model import condition as conditions
 from timebell.model import page
@@ -36,7 +36,7 @@ from timebell.model.trigger import (
 )
 from timebell.recurrence import zone
 from timebell.store.dialects.base import Store
-from timebell.store.sql import firings, sources, triggers
+from timebell.store.sql import firings, operations, sources, triggers
 from timebell.store.sql.firings import payload_of
 from timebell.store.sql.sources import no_such_source, no_such_trigger
 from timebell.triggers import adapter
@@ -177,7 +177,7 @@ class Triggers:
             column=text(column, "column"), offsets=offsets_of(options.get("offsets", ["0"])), timezone=timezone,
             recipients=None if recipients is None else text(recipients, "recipients"),
             condition=conditions.read(options.get("condition")), grace=min(grace, LONGEST_GRACE),
-            unless=_query(options.get("unless")),
+            unless=conditions.query(options.get("unless")),
         )  # fmt: skip
         encode(sources.rule_json(rule), "condition")
         retry, timeout, expires = (options.get(name) for name in ("retry", "timeout", "expires_after"))
@@ -235,6 +235,14 @@ class Triggers:
             self._operate()
         return begun
 
+    async def progress(self, operation_id: str, *, tenant_id: str = "default") -> Operation:
+        """How far a scan, or another operation, has come. Raises NotFound (OPERATION_NOT_FOUND)."""
+        id_ = uuid_of(operation_id)
+        found = None if id_ is None else await self._run(None, operations.find, tenant_id, id_)
+        if found is None:
+            raise NotFound(f"There is no operation {operation_id!s:.60}.", code="OPERATION_NOT_FOUND")
+        return found
+
     async def delete(
         self, name: str, *, tenant_id: str = "default", created_by: str | None = None, connection: Any = None
     ) -> Operation:  # fmt: skip
@@ -261,13 +269,6 @@ class Triggers:
         if connection is None:
             return await self._store.run(operation, *args, **kwargs)
         return await self._store.join(connection, operation, *args, **kwargs)
-
-
-def _query(given: Any) -> str | None:
-    """A query that only reads. Raises InvalidInput (INVALID_CONDITION)."""
-    if given is None or (isinstance(given, str) and 0 < len(given) <= 10_000 and "\0" not in given):
-        return given
-    raise InvalidInput(f"unless is {given!r:.60}.", code="INVALID_CONDITION", fix="Give a query: SELECT 1 FROM ...")
 
 
 def _check_options(kind: str, options: Any) -> None:

@@ -1,4 +1,5 @@
-"""The gate: what is asked just before a job of a trigger, or of a tenant with a limited month, is delivered.
+"""The gate: what is asked just before a job of a trigger, one with a condition, or of a tenant with a limited month, is
+delivered.
 
 All who ask meanwhile are looked at in one transaction, so a thousand that are due at once are a few of them.
 """
@@ -10,8 +11,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from timebell.engine.context import Node
-from timebell.errors import StoreError, TimebellError
+from timebell.errors import InvalidInput, NotFound, StoreError, TimebellError
 from timebell.model import decide
+from timebell.model.gated import Gated
 from timebell.model.job import Attempt, Ending, JobState, Kind
 from timebell.model.payload import decode, encode
 from timebell.store.sql import gates
@@ -36,9 +38,16 @@ class Gate:
 
     async def of(self, attempt: Attempt) -> Ending | None:
         """What becomes of an attempt instead of its delivery; None: let it be delivered."""
-        if attempt.kind != Kind.TRIGGER and attempt.tenant_id not in self.node.metered:
+        gated = attempt.conditions is not None or attempt.kind == Kind.TRIGGER
+        if not gated and attempt.tenant_id not in self.node.metered:
             return None
-        asked = Asked(attempt.id, attempt.tenant_id, attempt.kind, attempt.replays > 0)
+        own = None
+        if attempt.conditions is not None and not attempt.replays:
+            try:
+                own = Gated.of(attempt.conditions, attempt.payload, attempt.metadata)
+            except InvalidInput as unfit:  # of a newer release, whose nodes can
+                return self._ending(attempt, unfit)
+        asked = Asked(attempt.id, attempt.tenant_id, attempt.kind, attempt.replays > 0, own)
         waiting: asyncio.Future[Ruling | TimebellError] = asyncio.get_running_loop().create_future()
         self._asked[attempt.id] = asked, waiting
         if self._ruling is None or self._ruling.done():
@@ -60,11 +69,11 @@ class Gate:
             try:
                 asked = [one for one, _ in batch.values()]
                 queries: dict[str, Found] = {}
-                if of_triggers := [one.id for one in asked if one.of_trigger]:
-                    from timebell.engine.reading import Reading  # only where there are triggers
+                if reads := [one for one in asked if one.of_trigger or one.unless]:
+                    from timebell.engine.reading import Reading  # only where there are sources
 
                     self._reading = self._reading or Reading(self.node)
-                    queries, failed_ones = await self._reading.of(of_triggers)
+                    queries, failed_ones = await self._reading.of(reads)
                     found |= failed_ones
                     asked = [one for one in asked if one.id not in failed_ones]
                 found |= await self.node.store.run(gates.rule, asked, self.node.clock.now(), queries)
@@ -83,8 +92,9 @@ class Gate:
             verdicts.add("waits")
             retry = self.node.retry_of(attempt, decode(attempt.retry))
             return decide.after_failure(
-                attempt.id, attempt.number, attempt.tries, retry, now, ruling.code, str(ruling), counts=False
-            )
+                attempt.id, attempt.number, attempt.tries, retry, now, ruling.code, str(ruling), counts=False,
+                retryable=not isinstance(ruling, NotFound),
+            )  # fmt: skip
         if ruling.state is None:
             verdicts.add("passed")
             attempt.verdict = ruling.verdict

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from timebell.engine.context import Known, Node
 from timebell.ids import new_id
+from timebell.model.gated import kept
 from timebell.model.job import Hold, Kind, NewJob
 from timebell.model.payload import encode
 from timebell.model.policy import Lateness, Overlap
@@ -71,7 +72,8 @@ def job_of(schedule: Schedule, at: datetime, hold: Hold | None, now: datetime) -
         kind=Kind.PLANNED, schedule_id=schedule.id, revision=schedule.revision,
         target=encode(action.target) if action.target else None,
         route=route(action.topic, action.target), queue=action.queue,
-        priority=action.priority, group=action.group, retry=encode(action.retry.to_json()) if action.retry else None,
+        priority=action.priority, group=action.group, conditions=kept(action.condition, action.unless),
+        retry=encode(action.retry.to_json()) if action.retry else None,
         timeout=action.timeout, expires_at=expires, hold=hold,
         serial=schedule.policies.overlap is not Overlap.ALLOW,
     )  # fmt: skip

@@ -10,19 +10,30 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from timebell.engine.adapters import Adapters
 from timebell.engine.context import Node
 from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
-from timebell.model.trigger import UNAUTHORISED, Change, micros
+from timebell.model.trigger import UNAUTHORISED, Change, Source, micros
 from timebell.store.sql import firings, gates, sources
-from timebell.store.sql.gates import Found, Planned
+from timebell.store.sql.gates import Asked, Found, Planned
+from timebell.store.sql.queried import no_such_source
 from timebell.triggers import KINDS
 
 log = logging.getLogger("timebell.sources")
 
 WITHIN = 5.0  # seconds
 AT_ONCE = 8  # queries
+
+
+class Question(NamedTuple):
+    """What a source is asked for a job."""
+
+    job_id: str
+    source: Source
+    query: str
+    parameters: dict[str, Any]
 
 
 class Reading:
@@ -32,31 +43,38 @@ class Reading:
         self.node = node
         self._adapters = Adapters(node)
 
-    async def of(self, ids: Sequence[str]) -> tuple[dict[str, Found], dict[str, TimebellError]]:
-        """Bring what is known of these jobs' items up to date; what the queries of their triggers found, and the jobs
-        of which that could not be asked."""
+    async def of(self, asked: Sequence[Asked]) -> tuple[dict[str, Found], dict[str, TimebellError]]:
+        """Bring what is known of these jobs' items up to date; what their queries, or those of their triggers, found,
+        and the jobs of which that could not be asked."""
         run = self.node.store.run
+        ids = [one.id for one in asked if one.of_trigger]
         by_source: dict[str, list[Planned]] = defaultdict(list)
-        for one in await run(gates.planned, ids):
+        for one in await run(gates.planned, ids) if ids else ():
             if one.source.kind in KINDS:
                 by_source[one.source.id].append(one)
-        if not by_source:
-            return {}, {}
-        gate, found, failed = asyncio.Semaphore(AT_ONCE), dict[str, Found](), dict[str, TimebellError]()
+        found, failed = dict[str, Found](), dict[str, TimebellError]()
         for some in by_source.values():
             refused = await self._again(some)
             if refused is not None:
                 failed |= {one.job_id: refused for one in some}
         wanted = [
-            one for one in await run(gates.planned, ids) if one.trigger.rule.unless is not None
-            and one.source.kind in KINDS and one.job_id not in failed
-        ]  # fmt: skip
+            Question(one.job_id, one.source, one.trigger.rule.unless, one.parameters)
+            for one in (await run(gates.planned, ids) if by_source else ())
+            if one.trigger.rule.unless is not None and one.source.kind in KINDS and one.job_id not in failed
+        ]
+        asking = {one.id: (one.tenant_id, one.unless) for one in asked if one.unless is not None}
+        homes = await run(sources.by_names, {(tenant, own.source) for tenant, own in asking.values()}) if asking else {}
+        for id_, (tenant, own) in asking.items():
+            if (home := homes.get((tenant, own.source))) is None:
+                failed[id_] = no_such_source(own.source)
+            else:
+                wanted.append(Question(id_, home, own.query, own.parameters))
+        gate = asyncio.Semaphore(AT_ONCE)
 
-        async def ask(one: Planned) -> None:
+        async def ask(one: Question) -> None:
             try:
                 async with gate, asyncio.timeout(WITHIN):
-                    adapter = await self._adapters.of(one.source)
-                    anything = await adapter.any(one.trigger.rule.unless or "", one.parameters)
+                    anything = await (await self._adapters.of(one.source)).any(one.query, one.parameters)
                 found[one.job_id] = Found(anything, one.parameters)
             except StoreError:
                 raise

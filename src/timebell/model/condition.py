@@ -1,10 +1,12 @@
-"""Conditions: comparisons of an item's fields that all have to hold for a job to be delivered. Pure.
+"""Conditions: comparisons of fields that all have to hold for a job to be delivered. Pure.
 
-A verdict keeps what it was given, so that a skip can be explained later.
+The fields are those of a trigger's item, or what the job itself carries. A verdict keeps what it was given, so that a
+skip can be explained later.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +16,13 @@ from timebell.errors import InvalidInput
 OPERATORS = ("eq", "ne", "lt", "le", "gt", "ge", "in", "not_in", "empty", "not_empty")
 UNARY = ("empty", "not_empty")
 MOST = 20
+LONGEST_QUERY = 10_000
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`field` of the item stands in relation `op` to `value`, which `empty` and `not_empty` do without.
+    """`field` stands in relation `op` to `value`, which `empty` and `not_empty` do without.
 
     What is not there is null. Numbers and texts have an order, each among themselves; a comparison of order with
     anything else does not hold.
@@ -86,6 +89,18 @@ def read(given: Any) -> tuple[Comparison, ...]:
     return tuple(_read(one) for one in given)
 
 
+def query(given: Any) -> str | None:
+    """A query as it is written, or None. Raises InvalidInput (INVALID_CONDITION)."""
+    if given is None or (isinstance(given, str) and 0 < len(given) <= LONGEST_QUERY and "\0" not in given):
+        return given
+    raise _invalid(f"unless is {given!r:.60}.", "Give a query: SELECT 1 FROM ...")
+
+
+def parameters_of(text: str) -> list[str]:
+    """The names that a query gives to its parameters, such as :item."""
+    return sorted(set(re.findall(r"(?<![:\w]):([A-Za-z_]\w*)", text)))
+
+
 def _read(given: Any) -> Comparison:
     if isinstance(given, Comparison):
         given = given.to_json()
@@ -93,7 +108,7 @@ def _read(given: Any) -> Comparison:
         raise _invalid(f"{given!r:.60} is no comparison.", 'E.g. {"field": "status", "op": "eq", "value": "active"}.')
     name, op, value = given["field"], given["op"], given.get("value")
     if not isinstance(name, str) or not 0 < len(name) <= 200:
-        raise _invalid(f"field is {name!r:.60}.", "Name a field of the item.")
+        raise _invalid(f"field is {name!r:.60}.", "Name a field.")
     if op not in OPERATORS:
         raise _invalid(f"There is no comparison {op!r:.40}.", f"Use {', '.join(OPERATORS)}.")
     if (op in UNARY) == ("value" in given):

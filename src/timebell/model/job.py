@@ -111,6 +111,8 @@ class Job:
     queue: str = "default"
     priority: int = 0
     group: str | None = None
+    condition: list[dict[str, Any]] = field(default_factory=list)
+    unless: dict[str, str] | None = None
     retry: dict[str, Any] | None = None
     timeout: float | None = None
     expires_at: datetime | None = None
@@ -186,6 +188,7 @@ class NewJob:
     queue: str = "default"
     priority: int = 0
     group: str | None = None
+    conditions: str | None = None
     retry: str | None = None
     timeout: float | None = None
     expires_at: datetime | None = None
@@ -229,6 +232,8 @@ class Attempt:
     priority: int = 0
     replays: int = 0
     """How often it was replayed after it had failed for good."""
+    conditions: str | None = None
+    """What it asks before it is delivered: see `model/gated.py`."""
     verdict: dict[str, Any] | None = None
     """Of one with a condition: that it held, and of which values."""
 

@@ -76,13 +76,19 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of an operation came to; `cursor` is where the next one goes on, None: there is none."""
+    """What one step of an operation came to; `cursor` is where the next one goes on, None: there is none.
+
+    `spec` and `total` are given where they changed; `wait` is how many seconds there is nothing to go on with.
+    """
 
     done: int = 0
     failed: int = 0
     skipped: int = 0
     cursor: str | None = None
     errors: tuple[dict[str, Any], ...] = ()
+    spec: dict[str, Any] | None = None
+    total: int | None = None
+    wait: float = 0.0
 
 
 def allowance(rate: float | None, last: datetime, now: datetime) -> tuple[int, datetime]:

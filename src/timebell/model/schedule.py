@@ -35,7 +35,10 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What each occurrence of a schedule becomes: the job's own settings; and what people say of it."""
+    """What each occurrence of a schedule becomes: the job's own settings; and what people say of it.
+
+    `condition` and `unless` are what is asked before its delivery, as JSON: see `model/gated.py`.
+    """
 
     topic: str
     payload: Any = None
@@ -45,6 +48,8 @@ class Action:
     queue: str = "default"
     priority: int = 0
     group: str | None = None
+    condition: list[dict[str, Any]] = field(default_factory=list)
+    unless: dict[str, str] | None = None
     retry: Retry | None = None
     timeout: float | None = None
     expires_after: float | None = None

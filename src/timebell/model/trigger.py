@@ -172,11 +172,6 @@ def micros(at: datetime) -> int:
     return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-def parameters_of(query: str) -> list[str]:
-    """The names that a query gives to its parameters, such as :item."""
-    return sorted(set(re.findall(r"(?<![:\w]):([A-Za-z_]\w*)", query)))
-
-
 def key_of(trigger_id: str, item: str, place: Place) -> str:
     """The key of the one live job for a place of an item. No two places share one, whatever their names are."""
     parts = ["trigger", trigger_id, _part(item), place.offset]

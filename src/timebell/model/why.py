@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from json import dumps
 from typing import Any
 
 from timebell.errors import InvalidRecurrence
@@ -284,10 +285,25 @@ def _skipped(facts: Facts, revision: Revision | None, job: Job, at: datetime, wh
             yield f"Job {other.id} of {_z(other.scheduled_at)} was not finished then ({until})."
         if revision is not None:
             yield f"The schedule's overlap is {revision.policies.overlap}."
+    elif job.reason == Reason.CONDITION:
+        yield from _ruled((job.result or {}).get("condition") or {})
+    elif job.reason == Reason.QUOTA and job.error is not None:
+        yield f"{job.error}."
     elif job.reason in (Reason.MISSED, Reason.COALESCED, Reason.EXPIRED):
         yield _alive(facts, at)
         if revision is not None:
             yield _caught_up(revision, job)
+
+
+def _ruled(verdict: dict[str, Any]) -> Iterator[str]:
+    """What its condition looked at when it was asked."""
+    if (failed := verdict.get("failed")) is not None:
+        wanted = f" {dumps(failed['value'])}" if "value" in failed else ""
+        found = dumps(verdict["inputs"].get(failed["field"])) if isinstance(verdict["inputs"], dict) else "not kept"
+        yield f"Its condition did not hold: {failed['field']} {failed['op']}{wanted} was asked, and it was {found}."
+    if (unless := verdict.get("unless", {})).get("found"):
+        given = ", ".join(f":{name} = {dumps(value)}" for name, value in unless["parameters"].items())
+        yield f"Its query (unless) found something{', for ' + given if given else ''}."
 
 
 def _caught_up(revision: Revision, job: Job) -> str:

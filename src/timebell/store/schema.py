@@ -150,6 +150,8 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
         Column("group_name", String(200)),
         # How often it was replayed from the dead letters; no two replays send a message with the same id.
         Column("replays", Integer, nullable=False, server_default="0"),
+        # What it asks before it is delivered, as JSON: see model/gated.py.
+        Column("conditions", Text),
     ]
 
 

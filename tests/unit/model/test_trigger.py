@@ -98,6 +98,7 @@ def test_offsets_are_each_once_and_not_too_many() -> None:
     ],
 )
 def test_values_as_instants(value: Any, timezone: str | None, instant: datetime | None) -> None:
+    """S4-28, S4-63: a column without a zone needs a declared one."""
     assert instant_of(value, timezone) == instant
 
 
@@ -154,6 +155,7 @@ def test_no_two_places_share_a_key(item: str, recipient: str, other_item: str, o
 
 
 def test_keys_read_well_and_stay_short() -> None:
+    """S3-14: `trigger__<trigger>__<item>__<offset>`."""
     assert key_of("t1", "12345", ZERO) == "trigger__t1__12345__0"
     assert key_of("t1", "12345", Place("-15m", "ana")) == "trigger__t1__12345__-15m__ana"
     assert len(key_of("t1", "x" * 200, Place("0", "y" * 200))) <= 200

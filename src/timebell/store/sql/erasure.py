@@ -11,6 +11,7 @@ from sqlalchemy import delete, select, update
 from timebell.store.push_schema import devices
 from timebell.store.schema import finished, jobs, revisions, schedules
 from timebell.store.sql import ledger
+from timebell.store.sql.forgotten import forget
 from timebell.store.transaction import Transaction
 
 ERASED = "erased"
@@ -18,12 +19,14 @@ ERASED = "erased"
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What was found of a person: jobs that will not run, that run just now, finished ones, schedules."""
+    """What was found of a person: jobs that will not run, that run just now, finished ones, schedules, and rows of
+    sources."""
 
     prevented: int
     in_flight: int
     finished: int
     schedules: int
+    items: int = 0
 
 
 def erase(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> Erased:
@@ -31,7 +34,8 @@ def erase(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> Eras
 
     Payload, metadata, key, result and errors go, and the owner's id with them; ids, topics and times stay, so
     that the history still adds up. What runs is asked not to be tried again; its row keeps the owner until it
-    has finished, so that erasing once more completes the work. Devices registered for a user of this id go.
+    has finished, so that erasing once more completes the work. Devices registered for a user of this id go, and
+    the person from the rows of sources whose recipients they are among.
     """
     prevented = in_flight = 0
     after: str | None = None
@@ -41,14 +45,15 @@ def erase(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> Eras
         in_flight += swept.in_flight
         if after is None:
             break
+    nothing = {"payload": "null", "metadata": None, "key": None, "errors": None, "conditions": None}
     running = (jobs.c.tenant_id == tenant_id) & (jobs.c.owner_id == owner_id)
-    tx.execute(update(jobs).where(running).values(payload="null", metadata=None, errors=None, key=None))
+    tx.execute(update(jobs).where(running).values(**nothing))
     mine = (finished.c.tenant_id == tenant_id) & (finished.c.owner_id == owner_id)
-    empty = {"payload": "null", "metadata": None, "key": None, "errors": None, "result": None, "error": None}
     theirs = (devices.c.tenant_id == tenant_id) & (devices.c.user_id == owner_id)
     tx.execute(delete(devices).where(theirs))
-    rows = tx.execute(update(finished).where(mine).values(owner_id=None, **empty)).rowcount
-    return Erased(prevented, in_flight, rows, _schedules(tx, tenant_id, owner_id, now))
+    rows = tx.execute(update(finished).where(mine).values(owner_id=None, result=None, error=None, **nothing)).rowcount
+    items = forget(tx, tenant_id, owner_id, now)
+    return Erased(prevented, in_flight, rows, _schedules(tx, tenant_id, owner_id, now), items)
 
 
 def _schedules(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> int:
@@ -68,4 +73,6 @@ def _schedules(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) ->
 
 def _emptied(action: str) -> str:
     emptied = orjson.loads(action) | {"payload": None, "metadata": {}, "owner_id": None}
+    for asked in ("condition", "unless"):
+        emptied.pop(asked, None)
     return orjson.dumps(emptied, option=orjson.OPT_SORT_KEYS).decode()

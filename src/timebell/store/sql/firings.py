@@ -21,11 +21,13 @@ from timebell.model.trigger import Change, Firing, Observed, Place, Source, Trig
 from timebell.store.schema import jobs
 from timebell.store.sql.jobs import end
 from timebell.store.sql.jobs import insert as insert_jobs
-from timebell.store.sql.sources import of_source, triggers_by_id
+from timebell.store.sql.sources import known_items, of_source, triggers_by_id, unread
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import firings, items, sources
 
+LOOK = 0.5
+"""Seconds between looks at how far somebody else has come."""
 SOON = timedelta(seconds=10)
 """Jobs due sooner than this make other nodes look again."""
 
@@ -241,6 +243,8 @@ def scan_some(tx: Transaction, operation: Operation, most: int, now: datetime) -
     trigger = triggers_by_id(tx, [operation.spec["trigger"]]).get(operation.spec["trigger"])
     if trigger is None:
         return _clear(tx, operation.spec["trigger"], most, now)
+    if operation.spec.get("phase") == "read":
+        return _read(tx, operation, trigger.source_id)
     query = select(items.c.key, items.c.fields).where(items.c.source_id == trigger.source_id)
     if operation.cursor is not None:
         query = query.where(items.c.key > operation.cursor)
@@ -251,6 +255,15 @@ def scan_some(tx: Transaction, operation: Operation, most: int, now: datetime) -
     left_out = observed.unreadable + observed.late
     alive = sum(fields is not None for fields in known.values())
     return Step(max(0, alive - left_out), 0, left_out, rows[-1].key if len(rows) == most else None)
+
+
+def _read(tx: Transaction, operation: Operation, source_id: str) -> Step:
+    """While a source is looked at for the first time: done are the rows found by now. What it has found is planned
+    already, but for what was found before there was the trigger."""
+    alive = known_items(tx, source_id)
+    if unread(tx, source_id):
+        return Step(done=alive - operation.done, cursor="", wait=LOOK)
+    return Step(done=-operation.done, cursor="", spec=operation.spec | {"phase": "plan"}, total=alive)
 
 
 KEPT = timedelta(days=60)

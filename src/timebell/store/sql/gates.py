@@ -11,10 +11,11 @@ from typing import Any
 import orjson
 from sqlalchemy import select, tuple_
 
-from timebell.model.condition import judge
+from timebell.model.condition import Comparison, judge, parameters_of
+from timebell.model.gated import Gated, Unless
 from timebell.model.job import JobState, Kind, Reason
 from timebell.model.payload import decode
-from timebell.model.trigger import Observed, Place, Source, Trigger, parameters_of
+from timebell.model.trigger import Observed, Place, Source, Trigger
 from timebell.store.sql import months
 from timebell.store.sql.firings import locked, settle
 from timebell.store.sql.sources import sources_by_id, triggers_by_id
@@ -32,11 +33,18 @@ class Asked:
     tenant_id: str
     kind: str
     replayed: bool
+    own: Gated | None = None
+    """What the job asks itself."""
 
     @property
     def of_trigger(self) -> bool:
         """Whether its trigger is asked, too."""
         return self.kind == Kind.TRIGGER and not self.replayed
+
+    @property
+    def unless(self) -> Unless | None:
+        """Its own query."""
+        return None if self.own is None else self.own.unless
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a query of a trigger's came to: whether it found anything, of which parameters."""
+    """What a query came to: whether it found anything, of which parameters."""
 
     anything: bool
     parameters: dict[str, Any]
@@ -105,10 +113,13 @@ def rule(
 ) -> dict[str, Ruling]:  # fmt: skip
     """What is decided of attempts, by the id of their jobs; whoever passes is charged to its tenant's month.
 
-    `found` is what the queries of their triggers came to.
+    `found` is what their queries, or those of their triggers, came to.
     """
     rulings = dict.fromkeys((one.id for one in asked), PASSES)
     rulings |= _of_triggers(tx, [one.id for one in asked if one.of_trigger], now, found or {})
+    for one in asked:
+        if one.own is not None and rulings[one.id].state is None:
+            rulings[one.id] = _judged(one.own.condition, one.own.fields, (found or {}).get(one.id))
     room: dict[str, list[str]] = defaultdict(list)
     for one in asked:
         if rulings[one.id].state is None:
@@ -156,9 +167,14 @@ def _ruling(trigger: Trigger, source: Source, fields: dict[str, Any], found: Fou
         return Ruling(JobState.SKIPPED, Reason.PAUSED)
     if source.orphaned_at is not None:
         return Ruling(JobState.SKIPPED, Reason.ORPHANED, code="ORPHANED", error=source.orphaned_reason)
-    if not trigger.rule.condition and found is None:
+    return _judged(trigger.rule.condition, fields, found)
+
+
+def _judged(condition: Sequence[Comparison], fields: dict[str, Any], found: Found | None) -> Ruling:
+    """The verdict, of comparisons and of what a query has found."""
+    if not condition and found is None:
         return PASSES
-    verdict = judge(trigger.rule.condition, fields)
+    verdict = judge(condition, fields)
     said = verdict.to_json()
     if found is not None:
         said["unless"] = {"found": found.anything, "parameters": found.parameters}

@@ -30,7 +30,7 @@ _TYPES = {
     "Float": "real", "Boolean": "bool", "Instant": "instant", "Id": "id",
 }  # fmt: skip
 # Written only where a job has one: most have none, and every column read from JSON costs.
-_RARE = ("local_time", "tzdata", "group_name")
+_RARE = ("local_time", "tzdata", "group_name", "conditions")
 _LATER = ("node_id", "started_at", "errors", "beat", "cancel_asked", "shared", "replays", "charged")
 _NEW_RARE = [column for column in jobs.columns if column.name not in _LATER]
 _NEW = [column for column in _NEW_RARE if column.name not in _RARE]
@@ -95,11 +95,13 @@ def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
         row["local_time"], row["tzdata"] = job.local_time, job.tzdata
     if job.group is not None:
         row["group_name"] = job.group
+    if job.conditions is not None:
+        row["conditions"] = job.conditions
     return row
 
 
 def _has_rare(new: Sequence[NewJob]) -> bool:
-    return any(job.local_time or job.group for job in new)
+    return any(job.local_time or job.group or job.conditions for job in new)
 
 
 def insert(tx: Transaction, new: Sequence[NewJob]) -> set[str]:
@@ -214,7 +216,8 @@ def _free_at(row: Row, now: datetime) -> datetime | None:
 
 TAKEN = (
     "id, tenant_id, topic, schedule_id, scheduled_at, kind, timezone, payload, metadata, target, queue, retry,"
-    " timeout, expires_at, attempt, tries, serial, errors, revision, run_at, group_name, priority, replays"
+    " timeout, expires_at, attempt, tries, serial, errors, revision, run_at, group_name, priority, replays,"
+    " conditions"
 )
 START = "UPDATE timebell_jobs SET state = 'running', attempt = attempt + 1, node_id = :node, started_at = :now"
 DUE = f"{CLAIMABLE} AND queue = :queue AND priority = :priority AND $due AND $hears"
@@ -410,7 +413,7 @@ def _attempt(tx: Transaction, row: Row, now: datetime, state: JobState = JobStat
         row["kind"], row["timezone"], row["payload"], row["metadata"], row["target"], row["queue"],
         row["retry"], row["timeout"], from_db(row["expires_at"]), row["attempt"], row["tries"],
         bool(row["serial"]), row["errors"], row["revision"], from_db(row["run_at"]), now, state, row["group_name"],
-        priority=row["priority"], replays=row["replays"],
+        priority=row["priority"], replays=row["replays"], conditions=row["conditions"],
     )  # fmt: skip
 
 

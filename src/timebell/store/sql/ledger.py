@@ -305,7 +305,7 @@ def reschedule(
 
 _KEPT = (
     *("tenant_id", "topic", "payload", "metadata", "owner_id", "key", "schedule_id", "revision"),
-    *("target", "route", "queue", "priority", "retry", "timeout", "serial"),
+    *("target", "route", "queue", "priority", "retry", "timeout", "serial", "conditions"),
 )
 
 
@@ -394,12 +394,13 @@ def read(row: Row[Any]) -> Job:
     """A row of either table as a Job."""
     has = row._mapping
     metadata = decode(row.metadata) or {}
-    skipped_to = has.get("skipped_to")
+    skipped_to, asks = has.get("skipped_to"), decode(row.conditions) or {}
     return Job(
         id=row.id, tenant_id=row.tenant_id, topic=row.topic, state=JobState(row.state),
         scheduled_at=row.scheduled_at, run_at=row.run_at, timezone=row.timezone, payload=decode(row.payload),
         metadata=metadata, owner_id=row.owner_id, key=row.key, kind=Kind(row.kind), schedule_id=row.schedule_id,
         target=decode(row.target), queue=row.queue, priority=row.priority, group=row.group_name,
+        condition=asks.get("condition", []), unless=asks.get("unless"),
         retry=decode(row.retry), timeout=row.timeout, expires_at=row.expires_at,
         hold=Hold(has["hold"]) if has.get("hold") else None, attempt=row.attempt, tries=row.tries,
         node_id=row.node_id, created_at=row.created_at, started_at=row.started_at,

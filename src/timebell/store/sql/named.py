@@ -9,19 +9,25 @@ from typing import TypeVar
 from sqlalchemy import select, tuple_
 
 from timebell.errors import NotFound
+from timebell.model.gated import source_of
 from timebell.model.job import NewJob
 from timebell.model.payload import encode
 from timebell.model.routes import named, route
 from timebell.model.schedule import Schedule
 from timebell.model.trigger import Trigger
 from timebell.store.schema import targets
+from timebell.store.sql.queried import askable
 from timebell.store.transaction import Transaction
 
 M = TypeVar("M", Schedule, Trigger)
 
 
 def bind(tx: Transaction, new: Sequence[NewJob]) -> None:
-    """Give jobs that name a target its kind. Raises NotFound (TARGET_NOT_FOUND)."""
+    """Give jobs that name a target its kind, and see that the sources that jobs ask are there.
+
+    Raises NotFound (TARGET_NOT_FOUND, SOURCE_NOT_FOUND), InvalidInput (INVALID_CONDITION).
+    """
+    askable(tx, {(job.tenant_id, source) for job in new if (source := source_of(job.conditions))})
     naming = [job for job in new if job.named is not None]
     if not naming:
         return
@@ -43,7 +49,9 @@ def unknown(tx: Transaction, new: Sequence[NewJob]) -> set[str]:
 
 
 def bound(tx: Transaction, maker: M) -> M:
-    """The schedule or trigger, with the kind of the target that it names. Raises NotFound (TARGET_NOT_FOUND)."""
+    """The schedule or trigger, with the kind of the target that it names. Raises as `bind`."""
+    if maker.action.unless is not None:
+        askable(tx, {(maker.tenant_id, maker.action.unless["source"])})
     given = maker.action.target
     if given is None or "name" not in given:
         return maker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row, delete, insert, select, update
@@ -86,7 +86,7 @@ def advance(tx: Transaction, id_: str, now: datetime) -> datetime | None:
     if step.cursor is None:
         finish(tx, id_, OperationState.COMPLETED, now)
         return None
-    return now
+    return now + timedelta(seconds=step.wait)
 
 
 def progress(tx: Transaction, found: Operation, step: Step, at: datetime) -> None:
@@ -95,6 +95,8 @@ def progress(tx: Transaction, found: Operation, step: Step, at: datetime) -> Non
         "done": operations.c.done + step.done, "failed": operations.c.failed + step.failed,
         "skipped": operations.c.skipped + step.skipped, "cursor": step.cursor, "updated_at": at,
     }  # fmt: skip
+    if step.spec is not None:
+        values |= {"spec": encode(step.spec), "total": step.total}
     if step.errors and len(found.errors) < LISTED:
         found.errors = [*found.errors, *step.errors][:LISTED]
         values["errors"] = encode(found.errors, "errors", limit=LONGEST)

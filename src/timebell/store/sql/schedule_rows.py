@@ -24,7 +24,7 @@ def row_of(schedule: Schedule) -> dict[str, Any]:
     action, policies = schedule.action, schedule.policies
     spoken = {name: getattr(action, name) for name in Action.__slots__}
     spoken["retry"] = action.retry.to_json() if action.retry else None
-    for name in ("description", "labels", "group"):
+    for name in ("description", "labels", "group", "condition", "unless"):
         if not spoken[name]:
             del spoken[name]
     return {

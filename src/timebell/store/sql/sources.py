@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, select, update
+from sqlalchemy import Row, delete, func, insert, select, tuple_, update
 
 from timebell.errors import Conflict, NotFound
 from timebell.model import condition as conditions
@@ -16,6 +16,7 @@ from timebell.model.policy import Retry
 from timebell.model.schedule import Action
 from timebell.model.trigger import UNAUTHORISED, Item, Offset, Rule, Source, Trigger
 from timebell.store.sql.ledger import make_tenants
+from timebell.store.sql.queried import no_such_source as no_such_source
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import items, sources, triggers
 
@@ -55,6 +56,13 @@ def find(tx: Transaction, tenant_id: str, name: str) -> Source | None:
     """A source of a tenant, by its name or its id."""
     mine = (sources.c.tenant_id == tenant_id) & (sources.c.name == name)
     row = tx.execute(select(sources).where(mine)).first()
+    return None if row is None else read_source(row)
+
+
+def locked(tx: Transaction, tenant_id: str, name: str) -> Source | None:
+    """A source that nobody else changes before this transaction ends."""
+    mine = (sources.c.tenant_id == tenant_id) & (sources.c.name == name)
+    row = tx.execute(select(sources).where(mine).with_for_update()).first()
     return None if row is None else read_source(row)
 
 
@@ -130,6 +138,18 @@ def page_of_items(tx: Transaction, source_id: str, limit: int, after: str | None
     return Page(found[:limit], found[limit - 1].key if len(found) > limit else None)
 
 
+def known_items(tx: Transaction, source_id: str) -> int:
+    """How many rows of a source are there, as far as is known."""
+    alive = (items.c.source_id == source_id) & items.c.fields.is_not(None)
+    return int(tx.execute(select(func.count()).select_from(items).where(alive)).scalar_one())
+
+
+def unread(tx: Transaction, source_id: str) -> bool:
+    """Whether a source that Timebell reads itself has not been looked at wholly by now."""
+    row = tx.execute(select(sources.c.kind, sources.c.synced_at).where(sources.c.id == source_id)).one()
+    return bool(row.kind != "webhook" and row.synced_at is None)
+
+
 def trigger(tx: Transaction, tenant_id: str, name: str) -> Trigger | None:
     """A trigger of a tenant."""
     row = tx.execute(select(triggers).where(triggers.c.tenant_id == tenant_id, triggers.c.name == name)).first()
@@ -145,6 +165,12 @@ def triggers_by_id(tx: Transaction, ids: Collection[str]) -> dict[str, Trigger]:
 def sources_by_id(tx: Transaction, ids: Collection[str]) -> dict[str, Source]:
     """Sources, whoever's they are."""
     return {row.id: read_source(row) for row in tx.execute(select(sources).where(sources.c.id.in_(sorted(ids))))}
+
+
+def by_names(tx: Transaction, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], Source]:
+    """Sources by tenant and name."""
+    mine = tuple_(sources.c.tenant_id, sources.c.name).in_(sorted(names))
+    return {(row.tenant_id, row.name): read_source(row) for row in tx.execute(select(sources).where(mine))}
 
 
 def of_source(tx: Transaction, source: Source) -> list[Trigger]:
@@ -216,11 +242,6 @@ def read_source(row: Row[Any]) -> Source:
         orphaned_at=row.orphaned_at, orphaned_reason=row.orphaned_reason, created_at=row.created_at,
         created_by=row.created_by, updated_at=row.updated_at,
     )  # fmt: skip
-
-
-def no_such_source(name: str) -> NotFound:
-    """The error for a name that nobody has."""
-    return NotFound(f"There is no source {name!r:.80}.", code="SOURCE_NOT_FOUND")
 
 
 def no_such_trigger(name: str) -> NotFound:

@@ -5,18 +5,28 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, insert, select, update
 
-from timebell.errors import Conflict, InvalidInput
+from timebell.errors import Conflict
 from timebell.ids import new_id
 from timebell.model.operation import Operation, OperationKind
 from timebell.model.payload import decode, encode
 from timebell.model.trigger import Trigger
 from timebell.store.sql import operations
 from timebell.store.sql.named import bound
-from timebell.store.sql.sources import action_json, no_such_source, read_source, read_trigger, rule_json, trigger
+from timebell.store.sql.queried import no_query
+from timebell.store.sql.sources import (
+    action_json,
+    known_items,
+    no_such_source,
+    read_source,
+    read_trigger,
+    rule_json,
+    trigger,
+    unread,
+)
 from timebell.store.transaction import Transaction
-from timebell.store.trigger_tables import items, sources, triggers
+from timebell.store.trigger_tables import sources, triggers
 
 
 def put(tx: Transaction, wanted: Trigger, now: datetime, *, replace: bool) -> tuple[Trigger, Operation | None]:
@@ -30,10 +40,7 @@ def put(tx: Transaction, wanted: Trigger, now: datetime, *, replace: bool) -> tu
     if source is None:
         raise no_such_source(wanted.source)
     if wanted.rule.unless is not None and source.kind != "sql":
-        raise InvalidInput(
-            f"The source {wanted.source!r} is no database, so it takes no query.", code="INVALID_CONDITION",
-            fix="Leave unless out, and give a condition over the fields of its items.",
-        )  # fmt: skip
+        raise no_query(wanted.source)
     rule, action = encode(rule_json(wanted.rule), "rule"), encode(action_json(wanted.action), "action")
     row = tx.execute(
         select(triggers)
@@ -66,13 +73,22 @@ def put(tx: Transaction, wanted: Trigger, now: datetime, *, replace: bool) -> tu
     return edited, scan(tx, edited, now, wanted.created_by)
 
 
+def locked(tx: Transaction, tenant_id: str, name: str) -> Trigger | None:
+    """A trigger that nobody else changes before this transaction ends."""
+    known = trigger(tx, tenant_id, name)
+    if known is None:
+        return None
+    tx.execute(select(sources.c.id).where(sources.c.id == known.source_id).with_for_update())
+    return trigger(tx, tenant_id, name)
+
+
 def scan(tx: Transaction, of: Trigger, now: datetime, by: str | None) -> Operation:
-    """Start an operation that goes through every item of the trigger's source."""
-    alive = (items.c.source_id == of.source_id) & items.c.fields.is_not(None)
-    total = tx.execute(select(func.count()).select_from(items).where(alive)).scalar_one()
+    """Start an operation that goes through every item of the trigger's source, once all of that was read."""
+    unknown = unread(tx, of.source_id)
+    total = None if unknown else known_items(tx, of.source_id)
     made = Operation(
         id=new_id(now), tenant_id=of.tenant_id, kind=OperationKind.SCAN, created_at=now, created_by=by,
-        spec={"trigger": of.id, "name": of.name}, total=total, updated_at=now,
+        spec={"trigger": of.id, "name": of.name, "phase": "read" if unknown else "plan"}, total=total, updated_at=now,
     )  # fmt: skip
     operations.create(tx, made)
     return made

@@ -1,0 +1,54 @@
+"""What a job asks before its delivery, on every store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timebell.model.gated import Gated, kept
+from timebell.store.sql import gates, ledger, months, tenants
+from timebell.store.sql.gates import Asked, Found
+
+from .helpers import T0, Store, after, claim, create, end, ending, get, job, stored
+
+PRO = [{"field": "plan", "op": "eq", "value": "pro"}]
+ASKS: dict[str, Any] = {"conditions": kept(PRO, None)}
+
+
+@stored
+async def test_a_job_keeps_its_condition_through_claim_move_and_end(store: Store) -> None:
+    made = job(run_at=T0, payload='{"plan": "free"}', **ASKS)
+    plain = job(run_at=T0)
+    await create(store, made, plain)
+    assert ((await get(store, made.id)).condition, (await get(store, plain.id)).condition) == (PRO, [])
+    moved = await store.run(
+        ledger.reschedule, "default", made.id, job().id,
+        lambda zone: {"run_at": after(hours=1), "timezone": zone, "local_time": None, "tzdata": None}, T0,
+    )  # fmt: skip
+    assert moved is not None
+    attempts = {one.id: one for one in await claim(store, after(hours=1))}
+    assert attempts[plain.id].conditions is None
+    gated = Gated.of(attempts[moved.id].conditions or "", attempts[moved.id].payload, None)
+    assert (gated.fields, gated.unless) == ({"plan": "free"}, None)
+    await end(store, *(ending(one, at=after(hours=1)) for one in attempts.values()))
+    assert (await get(store, moved.id)).condition == (await get(store, made.id)).condition == PRO
+
+
+@stored
+async def test_what_does_not_hold_or_is_found_is_skipped_and_charged_to_nobody(store: Store) -> None:
+    await store.run(tenants.put, "default", {"jobs_per_month": 2}, T0)
+    new = [job(run_at=T0) for _ in range(6)]
+    await create(store, *new)
+    attempts = await claim(store, T0)
+    plans = ["free", "pro", "free", "pro", "pro", "pro"]
+    asked = [
+        Asked(one.id, "default", one.kind, False, Gated.of(kept(PRO, None) or "", f'{{"plan": "{plan}"}}', None))
+        for one, plan in zip(attempts, plans, strict=True)
+    ]
+    found = {attempts[1].id: Found(True, {"shift": 7}), attempts[3].id: Found(False, {"shift": 8})}
+    ruled = await store.run(gates.rule, asked, T0, found)
+    assert [ruled[one.id].reason for one in attempts] == ["condition", "condition", "condition", None, None, "quota"]
+    assert ruled[attempts[1].id].verdict == {
+        "holds": False, "failed": None, "inputs": {"plan": "pro"},
+        "unless": {"found": True, "parameters": {"shift": 7}},
+    }  # fmt: skip
+    assert (await store.run(months.of, "default", T0)).used == 2

@@ -1,0 +1,225 @@
+"""Every kind of source keeps to what every source has to keep to; and the suite notices one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.test_monday import Monday, board
+from tests.engine.test_monday import monday as monday  # a fixture
+from tests.engine.test_sql_sources import Rows
+from tests.servers import Postgres
+from timebell import Timebell
+from timebell.testing.sources import Scene, SourceConformance
+from timebell.triggers import adapter
+from timebell.triggers.base import Adapter, Read
+from timebell.triggers.sql_table import SqlTable
+
+
+class TestWebhook(SourceConformance):
+    """A source that is told."""
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    @asynccontextmanager
+    async def scene(self) -> AsyncIterator[Scene]:
+        app = Timebell(f"sqlite:///{self.folder}/ours.db", timezone="UTC")
+        await app.triggers.put_source("rows")
+
+        async def put(key: str, at: datetime | None) -> None:
+            await app.triggers.put_items("rows", [{"key": key, "fields": {"due": at and at.isoformat()}}])
+
+        async def remove(key: str) -> None:
+            await app.triggers.put_items("rows", [{"key": key, "deleted": True}])
+
+        yield Scene(app, "rows", "due", put, remove, bad=[{"x": 1}])
+        await app.close()
+
+
+class OfSql(SourceConformance):
+    """A table of duties; `make` is SQL that is run before."""
+
+    changes: dict[str, Any] = {"changes": "compare"}
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def url(self) -> str:
+        """Of an empty database."""
+        return f"sqlite:///{self.folder}/theirs.db"
+
+    def adapter(self, options: dict[str, Any]) -> Adapter:
+        return adapter("sql", options)
+
+    @asynccontextmanager
+    async def scene(self) -> AsyncIterator[Scene]:
+        rows, app = Rows(self.url()), Timebell(f"sqlite:///{self.folder}/ours.db", timezone="UTC")
+        await rows.make()
+        options = {"url": rows.url, "table": "duty_schedules", "everySeconds": 0.1, **self.changes}
+        made = self.adapter(options)
+        if self.changes["changes"] == "notify":
+            await rows.write(made.install())  # type: ignore[attr-defined]
+        await app.triggers.put_source("duty", "sql", options)
+
+        async def remove(key: str) -> None:
+            await rows.write("DELETE FROM duty_schedules WHERE id = $1", int(key))
+
+        async def down(away: bool) -> None:
+            names = ("duty_schedules", "away") if away else ("away", "duty_schedules")
+            await rows.write(f"ALTER TABLE {names[0]} RENAME TO {names[1]}")
+
+        try:
+            yield Scene(
+                app, "duty", "start_at", lambda key, at: rows.put(int(key), at), remove,
+                adapter=lambda: self.adapter(options), kind="sql", down=down,
+                bad=[{}, {"url": rows.url}, {"url": rows.url, "table": "a b"}, {**options, "x": 1}],
+                finds=("SELECT 1 FROM duty_schedules WHERE id = 1", "SELECT 1 FROM duty_schedules WHERE id = 2"),
+            )  # fmt: skip
+        finally:
+            await app.close()
+
+
+class TestSqlite(OfSql):
+    """All rows are compared."""
+
+
+@pytest.mark.slow
+class TestSqliteByARisingColumn(OfSql):
+    """And what is gone is found by the sweep."""
+
+    changes = {"changes": "cursor", "cursor": "updated_at", "sweepEverySeconds": 0.5}
+
+
+class OfPostgres(OfSql):
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres: Postgres) -> Iterator[None]:
+        self.made = postgres.create_database()
+        yield
+        postgres.drop_database(self.made)
+
+    def url(self) -> str:
+        return self.made
+
+
+@pytest.mark.slow
+class TestPostgres(OfPostgres):
+    """All rows are compared."""
+
+
+@pytest.mark.slow
+class TestPostgresByNotify(OfPostgres):
+    """The table says what changes."""
+
+    changes = {"changes": "notify", "sweepEverySeconds": 1.0}
+
+
+@pytest.mark.slow
+class TestMonday(SourceConformance):
+    """A board."""
+
+    @pytest.fixture(autouse=True)
+    def _board(self, tmp_path: Path, monday: Monday) -> None:
+        self.folder, self.monday = tmp_path, monday
+
+    @asynccontextmanager
+    async def scene(self) -> AsyncIterator[Scene]:
+        app = Timebell(f"sqlite:///{self.folder}/ours.db", timezone="UTC")
+        options = board(self.monday, everySeconds=0.1)
+        await app.triggers.put_source("board", "monday", options)
+
+        async def put(key: str, at: datetime | None) -> None:
+            self.monday.put(int(key), at)
+
+        async def remove(key: str) -> None:
+            self.monday.items.pop(int(key), None)
+
+        async def down(away: bool) -> None:
+            self.monday.says = (500, {"error_message": "out of order"}) if away else None
+
+        yield Scene(
+            app, "board", "due", put, remove, adapter=lambda: adapter("monday", options), kind="monday", down=down,
+            bad=[{}, {**options, "boardId": "x"}, {**options, "token": 5}, {**options, "x": 1}],
+        )  # fmt: skip
+        await app.close()
+
+
+# --- The tests themselves notice ------------------------------------------------------------------------
+
+
+class Faulty(SqlTable):
+    """What reads a table, with one fault."""
+
+    fault = ""
+
+    async def page(self, after: str | None, most: int) -> Read:
+        read = await super().page(after, most)
+        if self.fault == "loses the last row of a page" and read.cursor is not None:
+            read.rows.popitem()
+        if self.fault == "shifts instants":
+            for row in read.rows.values():
+                row["start_at"] = str(row["start_at"]).replace("+00:00", "+01:00")
+        return read
+
+    async def read(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+        if self.fault == "reads what it read before":
+            self.known = getattr(self, "known", {}) | await super().read(keys)
+            return self.known
+        return await super().read(keys)
+
+    async def changed(self, since: str | None, most: int) -> Read | None:
+        found = await super().changed(since, most)
+        if self.fault == "forgets where it was" and found is not None and since is not None:
+            return Read(found.rows, None)
+        return found
+
+    async def any(self, query: str, parameters: Mapping[str, Any]) -> bool:
+        return self.fault == "always finds" or await super().any(query, parameters)
+
+    async def close(self) -> None:
+        if self.fault == "closes once" and getattr(self, "closed", False):
+            raise RuntimeError
+        self.closed = True
+        await super().close()
+
+
+class Suite(OfSql):
+    changes = {"changes": "cursor", "cursor": "updated_at"}
+
+    def __init__(self, folder: Path, fault: str) -> None:
+        self.folder, self.fault = folder, fault
+
+    def adapter(self, options: dict[str, Any]) -> Adapter:
+        made = Faulty(options)
+        made.fault = self.fault
+        return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "test"),
+    [
+        ("loses the last row of a page", "test_pages_have_every_row_once"),
+        ("shifts instants", "test_pages_have_every_row_once"),
+        ("reads what it read before", "test_rows_are_read_by_key_as_they_are_now"),
+        ("forgets where it was", "test_changes_are_found_from_where_the_last_look_ended"),
+        ("always finds", "test_a_query_finds_or_does_not"),
+        ("closes once", "test_it_can_be_closed_twice"),
+    ],
+)
+def test_each_fault_is_noticed(tmp_path: Path, fault: str, test: str) -> None:
+    for one, suite in (("none", Suite(tmp_path / "good", "none")), (fault, Suite(tmp_path / "bad", fault))):
+        suite.folder.mkdir()
+        played: Callable[[], None] = getattr(suite, test)
+        if one == "none":
+            played()
+        else:
+            with pytest.raises((AssertionError, RuntimeError, KeyError)):
+                played()
