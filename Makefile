@@ -8,7 +8,7 @@ BESIDE := -n auto --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server pyproject.toml requirements/build.in
 
-.PHONY: help run test test-all check format openapi bench lock clean
+.PHONY: help run test test-all screens check format openapi bench lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test: $(VENV)/.dev ## install what the tests need, a real PostgreSQL included, a
 
 test-all: $(VENV)/.dev ## also the soaks, full sweeps and ten-million-row tables
 	$(BIN)/python -m pytest $(BESIDE) -m "slow or not slow"
+
+screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone
+	$(BIN)/python -m tests.ui.screens
 
 check: $(VENV)/.dev ## format, lint, types, import directions
 	$(BIN)/ruff format --check .

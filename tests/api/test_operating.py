@@ -22,7 +22,7 @@ async def test_nodes_and_who_leads(make: Make) -> None:
         async def send(event: Any) -> None: ...
 
         assert (await web.get("/nodes", key=ours)).json() == {
-            "items": [], "nextCursor": None, "leader": None, "leaderChanges": 0,
+            "items": [], "nextCursor": None, "leader": None, "leaderChanges": 0, "leaderships": [],
         }  # fmt: skip
         async with web.app.running():
             while not (found := (await web.get("/nodes", key=everywhere)).json())["leader"]:
@@ -32,6 +32,10 @@ async def test_nodes_and_who_leads(make: Make) -> None:
             assert node["routes"]["exact"] == ["@http:named", "mail.send"]
             assert found["leader"]["nodeId"] == node["id"]
             assert (found["leader"]["fence"], found["leaderChanges"]) == (1, 1)
+            (led,) = found["leaderships"]
+            assert (led["node"], led["endedAt"], led["resigned"]) == (node["name"], None, False)
+            assert (node["running"], node["slots"]) == (0, 500)
+            assert abs(node["clockAheadMs"]) < 5000
             assert (await web.get("/nodes", key=ours)).json()["items"][0]["routes"] is None
             path = f"/nodes/{node['id']}/drain"
             is_problem(await web.post(path, key=await web.key("admin")), 403, "ROLE_TOO_LOW")

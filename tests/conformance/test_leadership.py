@@ -118,3 +118,21 @@ async def test_what_was_told_outlives_the_one_who_told_it(store: Store) -> None:
     assert await store.run(nodes.told) == {"DOWN": "It is down."}
     await store.run(nodes.tell, {})
     assert await store.run(nodes.told) == {}
+
+
+@stored
+async def test_who_led_is_remembered_and_until_when_they_were_heard_of(store: Store) -> None:
+    await store.run(nodes.announce, node(seen_at=after(seconds=30), slots=16, running=3, clock_ahead=-4))
+    await store.run(nodes.announce, node(OTHER_NODE, name="beta"))
+    (first, _) = await store.run(nodes.listed)
+    assert (first.slots, first.running, first.clock_ahead) == (16, 3, -4)
+    lease = await take(store)
+    assert lease is not None
+    # It was last heard of after 30 s, and nobody led until the other did, after 90 s.
+    assert await store.run(nodes.take_lease, OTHER_NODE, lease, after(seconds=90)) is not None
+    await store.run(nodes.forget, [OTHER_NODE], after(seconds=100))
+    assert await store.run(nodes.led, 10) == [
+        nodes.Leadership(2, OTHER_NODE, "beta", after(seconds=90), after(seconds=100), resigned=True),
+        nodes.Leadership(1, NODE, "alpha", T0, after(seconds=30), resigned=False),
+    ]
+    assert len(await store.run(nodes.led, 1)) == 1

@@ -11,8 +11,8 @@ import fcntl
 import shutil
 import subprocess
 import threading
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ CACHE = ROOT / ".cache"
 SCREENS = CACHE / "screens"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]  # fmt: skip
+Fill = Callable[[Timebell, Browser], Awaitable[dict[str, str]]]
 STANDARDS = "['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']"
 AXE = f"""async () => (await axe.run(document, {{runOnly: {STANDARDS}}})).violations.map((found) =>
   [found.id, found.impact, found.nodes.length, found.nodes[0].html.slice(0, 200),
@@ -64,8 +65,8 @@ class Served:
 
 
 @contextmanager
-def serving(database: str) -> Iterator[Served]:
-    """A stocked app behind its pages, open to this machine."""
+def serving(database: str, fill: Fill = stock, *, works: bool = True) -> Iterator[Served]:
+    """A filled app behind its pages, open to this machine; with an engine, or as it was filled."""
     bring()
     ready: list[Served] = []
     begun = threading.Event()
@@ -73,14 +74,21 @@ def serving(database: str) -> Iterator[Served]:
 
     async def main() -> None:
         app = app_of(database)
-        app.settings = replace(app.settings, secret_key=SECRET, database_auto_upgrade=True)
+        lease = app.settings.scheduler_lease if works else 86_400.0  # nodes that nobody runs stay
+        app.settings = replace(
+            app.settings, secret_key=SECRET, database_auto_upgrade=True, scheduler_lease=lease
+        )  # fmt: skip
         web = server.Site(app, [health.router(app), v1.routes, site.routes], open_here=True)
         listening = server.bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         over = asyncio.Event()
-        async with app.running(), server.serving(web, listening), httpx2.AsyncClient(base_url=url) as client:
+        async with (
+            app.running() if works else nullcontext(),
+            server.serving(web, listening),
+            httpx2.AsyncClient(base_url=url) as client,
+        ):
             browser = Browser(app, client, web)
-            ready.append(Served(app, url, await stock(app, browser), browser, asyncio.get_running_loop(), over))
+            ready.append(Served(app, url, await fill(app, browser), browser, asyncio.get_running_loop(), over))
             begun.set()
             await over.wait()
         await app.close()
@@ -152,8 +160,10 @@ class Window:
     page: Page
     url: str
     said: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
         self.page.on("pageerror", lambda broken: self.said.append(f"error: {broken}"))
 

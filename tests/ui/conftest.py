@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,9 +16,11 @@ from tests.api.web import SECRET
 from timebell import Timebell
 from timebell.api import health, server, v1
 from timebell.clock import VirtualClock
-from timebell.dashboard import site
+from timebell.dashboard import site, views
 from timebell.tenancy import passwords
+from timebell.testing.fcm import FakeFcm
 
+from . import stock
 from .browsing import Browser
 
 
@@ -52,10 +54,20 @@ def _maker(url: str) -> Callable[..., Any]:
     return served
 
 
+@pytest.fixture(scope="module")
+def phones() -> Iterator[FakeFcm]:
+    """A fake FCM that campaigns go to."""
+    with FakeFcm() as fcm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stock, "FCM", {"fcm_credentials": fcm.credentials, "fcm_url": fcm.url})
+        patch.setenv("SSL_CERT_FILE", fcm.ca)
+        yield fcm
+
+
 @pytest.fixture(autouse=True)
-def _quick_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second for each is for those who guess."""
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second for a password is for those who guess; and a busy machine may take its time for a page."""
     monkeypatch.setattr(passwords, "N", 16)
+    monkeypatch.setattr(views, "PATIENCE", 60.0)
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from tests.api.web import NIGHTLY
+from tests.api.web import NIGHTLY, Web
 from timebell import Arrived, Retry, Timebell
 from timebell.recurrence.instants import format_instant
+from timebell.store.sql import sources
 from timebell.targets.base import Delivery, Outcome
 
 from .browsing import Browser
 
 EVIL = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>&{{7*7}}${7*7}"
+
+FCM: dict[str, Any] = {}  # the settings with which apps reach a fake FCM
 
 
 class Receiver:
@@ -35,6 +39,7 @@ class Receiver:
 def app_of(url: str) -> Timebell:
     """One whose jobs succeed, fail and wait."""
     app = Timebell(url)
+    app.settings = replace(app.settings, **FCM)
     app.kinds["http"] = Receiver()
 
     @app.on("tea.ready")
@@ -73,20 +78,25 @@ async def stock(app: Timebell, browser: Browser) -> dict[str, str]:
         assert answer.status_code == 201, answer.text
         return answer.json()  # type: ignore[no-any-return]
 
-    now = format_instant(app.clock.now() + timedelta(seconds=0.2))
-    done = await job(topic="tea.ready", runAt=now, payload={"x": EVIL}, key="k" + EVIL[:50])
-    dead = await job(topic="evil.one", runAt=now, metadata={"note": EVIL})
+    def soon() -> str:
+        return format_instant(app.clock.now() + timedelta(seconds=0.2))
+
+    done = await job(topic="tea.ready", runAt=soon(), payload={"x": EVIL}, key="k" + EVIL[:50])
+    dead = await job(topic="evil.one", runAt=soon(), metadata={"note": EVIL})
     await job(topic="tea.ready", runAt="2040-01-01T00:00:00Z")
     await web.post("/api/v1/secrets", {"name": "hook-secret", "value": "hidden-value"})
     await web.post("/api/v1/targets", {"name": "orders", "kind": "http", "options": {
         "url": "https://example.com/", "headers": {"x-note": EVIL[:80].replace("\n", "")}}})  # fmt: skip
 
-    sent = await job(topic="orders.sent", runAt=now, target="orders")
+    sent = await job(topic="orders.sent", runAt=soon(), target="orders")
+
+    pushed, watched = await _push(app, web), await _watch(app, web)
 
     async def ended() -> bool:
         jobs = [(await web.get(f"/api/v1/jobs/{one['id']}")).json() for one in (done, dead, sent)]
         found = (await web.get("/api/v1/dead-letters")).json()["items"]
-        return all(job["completedAt"] for job in jobs) and len(found) == 2
+        sends = (await web.get(f"/api/v1/campaigns/{pushed['campaign']}")).json()
+        return all(job["completedAt"] for job in jobs) and len(found) == 2 and sends["state"] == "completed"
 
     await until(ended)
     at = made["nextFireAt"]
@@ -104,4 +114,52 @@ async def stock(app: Timebell, browser: Browser) -> dict[str, str]:
         "tenants": "/ui/tenants", "nodes": "/ui/nodes", "search": "/ui/search?q=night",
         "preview": "/ui/preview?kind=cron&when=30+2+*+*+*&timezone=America/New_York",
     }  # fmt: skip
+    return pages | {name: f"/ui/campaigns/{id_}" for name, id_ in pushed.items()} | watched | {
+        "campaigns": "/ui/campaigns", "triggers": "/ui/triggers",
+        "timetable": f"/ui/campaigns/{pushed['planned']}/timetable",
+        "people": f"/ui/campaigns/{pushed['campaign']}/people", "stop": f"/ui/campaigns/{pushed['planned']}/stop",
+        "left": f"/ui/campaigns/{pushed['planned']}/people?state=left",
+    }  # fmt: skip
+
+
+async def _push(app: Timebell, web: Web) -> dict[str, str]:
+    """Campaigns: one that is over, one to come, one that a gate holds; their ids."""
+    zones = ("Asia/Seoul", "Europe/Paris", "America/New_York")
+    await app.devices.register_many([
+        {"token": f"phone-of-somebody-{n:04}", "user_id": f"{n} {EVIL}", "timezone": zones[n % 3]} for n in range(6)
+    ])  # fmt: skip
+    said = {"title": EVIL, "body": EVIL, "data": {"bible_code": EVIL}, "fields": {"rename": {"bible_code": "<b>x"}}}
+    bodies = {
+        "campaign": {"name": f"sent {EVIL}", "chunkSize": 2, "chunkDelayMs": 0},
+        "planned": {"name": EVIL, "localTime": "2040-01-01T09:00:00", "canary": {"size": 2, "maxErrorRate": 0.5},
+                    "quietHours": {"start": "21:00", "end": "10:00", "then": "skip"}, "collapseKey": EVIL},
+        "gated": {"name": "too many", "approveAbove": 1},
+    }  # fmt: skip
+    made = {}
+    for name, body in bodies.items():
+        answer = await web.post("/api/v1/campaigns", {**said, **body})
+        assert answer.status_code == 201, answer.text
+        made[name] = answer.json()["id"]
+    return made
+
+
+async def _watch(app: Timebell, web: Web) -> dict[str, str]:
+    """Triggers: in step, paused, orphaned, and one whose source wants another token; the paths of their pages."""
+    pages = {}
+    for name, more in (("instep", {}), ("resting", {}), ("lost", {}), ("locked", {})):
+        source = (await web.post("/api/v1/sources", {"name": name})).json()
+        body = {
+            "name": name, "source": name, "column": "start_at", "topic": "tea.ready", "offsets": ["-15m", "+1d"],
+            "timezone": "Asia/Seoul", "condition": [{"field": "state", "op": "ne", "value": EVIL}],
+            "recipients": "who", "payload": {"say": EVIL}, "metadata": {"note": EVIL}, **more,
+        }  # fmt: skip
+        assert (await web.post("/api/v1/triggers", body)).status_code == 201
+        items = [{"key": EVIL, "version": 1, "fields": {"start_at": "2040-01-01T00:00:00", "who": EVIL, "x": EVIL}}]
+        assert (await web.post(f"/api/v1/sources/{name}/items", {"items": items})).status_code == 200
+        if name == "lost":
+            await app.store.run(sources.orphan, source["id"], f"Board orphaned (404) {EVIL}", app.clock.now())
+        if name == "locked":
+            await app.store.run(sources.failed, source["id"], f"re-authorization required {EVIL}")
+        pages[f"trigger {name}"] = f"/ui/triggers/{name}"
+    await web.post("/api/v1/triggers/resting/pause", {"reason": EVIL})
     return pages

@@ -11,6 +11,8 @@ import pytest
 from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import expect
 
+from timebell.testing.fcm import FakeFcm
+
 from . import chromium as browsers
 from .browsing import COOKIE, PASSWORD
 from .chromium import AXE, Served, window
@@ -19,7 +21,7 @@ OVERFLOW = "() => document.documentElement.scrollWidth"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, phones: FakeFcm) -> Iterator[Served]:
     path: Path = tmp_path_factory.mktemp("browser")
     with browsers.serving(f"sqlite:///{path}/timebell.db") as running:
         yield running
@@ -41,6 +43,7 @@ def _look(chromium: Chromium, served: Served, theme: str, pages: dict[str, str])
                 expect(page.locator("[data-live]")).to_have_text("Live")
             seen.shoot(f"{name}-{theme}")
         assert not [line for line in seen.said if "nowhere" not in pages or "404" not in line]
+        assert not [url for url in seen.asked if not url.startswith((served.url, "data:"))]  # S66
     with window(chromium, served.url, color_scheme=theme, bypass_csp=True) as seen:  # axe is a script from elsewhere
         for name, path in pages.items():
             page = seen.go(path)
@@ -59,8 +62,39 @@ def _whole(served: Served) -> dict[str, str]:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_main_pages_are_clean(chromium: Chromium, served: Served, theme: str) -> None:
     pages = _whole(served)
-    first, second = ("overview", "schedule", "jobs", "audit"), ("overview", "schedules", "new", "job", "dead", "nodes")
+    first = ("overview", "schedule", "jobs", "audit", "campaign", "triggers")
+    second = ("overview", "schedules", "new", "job", "dead", "nodes", "campaigns", "trigger locked")
     _look(chromium, served, theme, {name: pages[name] for name in (first if theme == "dark" else second)})
+
+
+def test_s66_no_page_asks_another_origin_for_anything(chromium: Chromium, served: Served) -> None:
+    with window(chromium, served.url) as seen:
+        for name in ("overview", "campaign", "trigger locked", "job"):
+            seen.go(served.pages[name]).wait_for_load_state("load")
+        seen.go("/ui/sign-in").wait_for_load_state("load")
+        assert len(seen.asked) > 10
+        assert not [url for url in seen.asked if not url.startswith((served.url, "data:"))]
+
+
+def test_several_schedules_are_chosen_and_a_campaign_goes_on_by_itself(chromium: Chromium, served: Served) -> None:
+    with window(chromium, served.url) as seen:
+        page = seen.go("/ui/schedules?q=paused")
+        page.get_by_label("Choose all").check()
+        page.get_by_role("button", name="Resume…").click()
+        page.get_by_role("button", name="Resume 1 schedule").click()
+        expect(page.get_by_role("status")).to_contain_text("Resumed.")
+        page = seen.go("/ui/schedules?q=paused")
+        page.get_by_label("Choose paused one").check()
+        page.get_by_role("button", name="Pause…").click()
+        page.get_by_label("Why").fill("by night")
+        page.get_by_role("button", name="Pause 1 schedule").click()
+        expect(page.locator("main")).to_contain_text("by night")
+        body = {"title": "Hello", "body": "You", "chunkSize": 2, "chunkDelayMs": 1500, "name": "by itself"}
+        made = served.run(served.browser.web.post("/api/v1/campaigns", body)).json()
+        page = seen.go(f"/ui/campaigns/{made['id']}")
+        expect(page.locator("#timetable")).to_contain_text("registered now")
+        expect(page.locator("#far")).to_contain_text("6 of 6 devices", timeout=30_000)
+        assert not seen.said
 
 
 @pytest.mark.slow
@@ -83,7 +117,9 @@ def test_tiles_are_live_within_two_seconds_and_focus_stays(chromium: Chromium, s
         assert not seen.said
 
 
-def test_a_lost_connection_is_told_with_the_age_of_what_is_shown(chromium: Chromium, tmp_path: Path) -> None:
+def test_a_lost_connection_is_told_with_the_age_of_what_is_shown(
+    chromium: Chromium, tmp_path: Path, phones: FakeFcm
+) -> None:
     with browsers.serving(f"sqlite:///{tmp_path}/timebell.db") as short, window(chromium, short.url) as seen:
         page = seen.go("/ui/")
         expect(page.locator("[data-live]")).to_have_text("Live")

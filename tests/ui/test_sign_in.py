@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from timebell.api import door
 from timebell.clock import VirtualClock
 from timebell.store.sql import audit_log, users
 from timebell.tenancy import passwords
@@ -66,7 +68,8 @@ async def test_s08_a_session_ends_when_idle_and_after_half_a_day(make: Make) -> 
         assert (await browser.look("/ui/")).status_code == 303
 
 
-async def test_s08_wrong_passwords_lock_with_back_off(make: Make) -> None:
+async def test_s08_wrong_passwords_lock_with_back_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "WRONG_A_MINUTE", 100)  # of the address; here it is about the name
     clock = VirtualClock(START)
     async with make(clock=clock) as browser:
         await browser.user()
@@ -84,6 +87,41 @@ async def test_s08_wrong_passwords_lock_with_back_off(make: Make) -> None:
         assert (await browser.sign_in()).status_code == 303
         assert (await browser.sign_in(password="not the right one")).status_code == 401  # it counts anew
         assert (await browser.sign_in()).status_code == 303
+
+
+async def test_s08_guesses_are_limited_by_address_whatever_the_names(
+    make_light: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = VirtualClock(START)
+    async with make_light(clock=clock) as browser:
+        await browser.user()
+        for _ in range(12):
+            assert (await browser.sign_in()).status_code == 303  # who is right may come back as often as they like
+        wrong = await asyncio.gather(*(browser.sign_in(name=f"user-{n}", password="guess") for n in range(15)))
+        assert sorted(one.status_code for one in wrong) == [401] * 10 + [429] * 5  # at once counts too
+        for refused in (await browser.sign_in(), await browser.send("/ui/sign-in", {"key": "tb_live_guess"})):
+            assert refused.status_code == 429
+            assert "TOO_MANY_WRONG_KEYS" in refused.text
+        later = clock.monotonic() + 61
+        monkeypatch.setattr(VirtualClock, "monotonic", lambda _: later)
+        assert (await browser.sign_in()).status_code == 303
+
+
+async def test_a_session_cannot_be_fixed_beforehand(make_light: Make) -> None:
+    async with make_light() as browser:
+        await browser.user()
+        await browser.user("mallory")
+        await browser.sign_in("mallory")
+        planted = [browser.client.cookies[COOKIE], "x" * 43]
+        for token in planted:  # one that is good, and one that is made up, in the browser of somebody else
+            browser.client.cookies.clear()
+            browser.client.cookies.set(COOKIE, token, domain="127.0.0.1")
+            assert (await browser.sign_in()).status_code == 303
+            (mine,) = [one for one in browser.client.cookies.jar if one.value != token]
+            assert mine.value not in planted
+            browser.client.cookies.clear()
+            browser.client.cookies.set(COOKIE, token, domain="127.0.0.1")
+            assert (await browser.look("/ui/")).status_code == 303  # what was planted opens nothing
 
 
 def test_locks_double_up_to_an_hour() -> None:

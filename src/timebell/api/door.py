@@ -151,13 +151,29 @@ class Door:
             raise _unauthorized()
         return known[0]
 
-    def guessed(self, address: str) -> Unauthorized:
+    def wrong(self, address: str) -> Unauthorized:
         """Count a wrong guess from there; what to raise then. Raises TooManyWrongKeys."""
         recent = self._recent(address, at := self.app.clock.monotonic())
         if len(recent) >= WRONG_A_MINUTE:
             raise TooManyWrongKeys("Too many wrong keys came from this address.", fix="Wait a minute.")
         recent.append(at)
         return _unauthorized()
+
+    def guess(self, address: str) -> float:
+        """Count a try at a password from an address, before it is looked at: tries at once count too. Raises
+        TooManyWrongKeys."""
+        at = self.app.clock.monotonic()
+        recent = self._recent(address, at)
+        if len(recent) >= WRONG_A_MINUTE:
+            raise TooManyWrongKeys("Too many wrong passwords and keys came from this address.", fix="Wait a minute.")
+        recent.append(at)
+        return at
+
+    def guessed(self, address: str, at: float) -> None:
+        """That try was right: it counts no longer."""
+        recent = self._recent(address, self.app.clock.monotonic())
+        if at in recent:
+            recent.remove(at)
 
     async def still(self, caller: Caller) -> bool:
         """Whether the key of a long answer is good yet, as of at most 2 s ago."""

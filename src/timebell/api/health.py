@@ -34,8 +34,8 @@ class NotReady(Exception):
         self.code, self.detail = code, detail
 
 
-def router(app: Timebell) -> APIRouter:
-    """The two probes of a process."""
+def router(app: Timebell, *, engine: bool = True) -> APIRouter:
+    """The two probes of a process; one without an engine is ready when it can ask the database."""
     routes = APIRouter()
 
     @routes.get("/livez")
@@ -46,7 +46,7 @@ def router(app: Timebell) -> APIRouter:
     async def readyz(request: Request, verbose: str | None = None) -> Response:
         near = is_near(request)
         try:
-            database_time = await ready(app)
+            database_time = await ready(app, engine=engine)
         except NotReady as why:
             detail = why.detail if near else "This process cannot do its work now; its log says why."
             return problem(503, why.code, detail, {"Retry-After": "1"})
@@ -64,10 +64,10 @@ def is_near(request: Request) -> bool:
         return False
 
 
-async def ready(app: Timebell) -> datetime:
+async def ready(app: Timebell, *, engine: bool = True) -> datetime:
     """The database's time, if the store answers, its tables are right and the engine runs. Raises NotReady."""
     service = app.service
-    if service is None:
+    if engine and service is None:
         raise NotReady("ENGINE_NOT_RUNNING", "The engine is starting or draining.")
     try:
         async with asyncio.timeout(PATIENCE):
@@ -81,10 +81,11 @@ async def ready(app: Timebell) -> datetime:
         raise NotReady(old.code, str(old)) from old
     except StoreError as failed:
         raise NotReady(failed.code, "The database does not answer; the log of this process says why.") from failed
-    for name, failing in service.failing.items():
-        raise NotReady(failing.code, f"The {name} waits for the database.")
     _in_time(app)
-    _turning(app, service)
+    if service is not None:
+        for name, failing in service.failing.items():
+            raise NotReady(failing.code, f"The {name} waits for the database.")
+        _turning(app, service)
     return reading
 
 

@@ -43,7 +43,7 @@ async def admit(request: Request, door: Door) -> Caller:
             return Caller(SIGNED, source.tenant_id, Role.OPERATOR, address)
         if token is not None and _knows(token, door.app.settings.secret_key, source.id):
             return Caller(KNOWN, source.tenant_id, Role.OPERATOR, address)
-    raise door.guessed(address)
+    raise door.wrong(address)
 
 
 async def _secret(door: Door, source: Source) -> str | None:

@@ -15,6 +15,7 @@ from timebell.store.sql import nodes as rows
 from timebell.store.sql.nodes import Lease, Node
 from timebell.tenancy.roles import Role
 
+LED = 20
 routes = APIRouter(route_class=Guarded, tags=["nodes"])
 
 
@@ -39,6 +40,20 @@ class NodeOut(Shown):
     alive: Annotated[bool, Field(description="Whether it was seen within a lease.")]
     leader: bool
     draining: bool
+    slots: Annotated[int, Field(description="So many jobs may run there at once.")]
+    running: Annotated[int, Field(description="So many did at its last heartbeat.")]
+    clock_ahead_ms: Annotated[int, Field(description="How far its clock is ahead of the database's, which counts.")]
+
+
+class Leadership(Shown):
+    """Who led, from when to when. Of one that did not say that it leaves, the end is when it was last heard of."""
+
+    fence: int
+    node_id: str
+    node: str
+    taken_at: Instant
+    ended_at: Instant | None
+    resigned: bool
 
 
 class Leader(Shown):
@@ -56,6 +71,7 @@ class NodePage(Shown):
     next_cursor: str | None
     leader: Leader | None
     leader_changes: int
+    leaderships: Annotated[list[Leadership], Field(description=f"The last {LED}, newest first.")]
 
 
 class Draining(Shown):
@@ -76,6 +92,11 @@ async def list_nodes(let: Let, limit: Limit = 500, cursor: Cursor = None) -> Res
         "items": [_shown(let, node, lease) for node in rest[:limit]],
         "nextCursor": rest[limit - 1].id if len(rest) > limit else None, "leader": leader,
         "leaderChanges": lease.fence,
+        "leaderships": [
+            {"fence": one.fence, "nodeId": one.node_id, "node": one.node, "takenAt": utc(one.taken_at),
+             "endedAt": utc(one.ended_at), "resigned": one.resigned}
+            for one in await let.run(rows.led, LED)
+        ],
     })  # fmt: skip
 
 
@@ -96,5 +117,6 @@ def _shown(let: Let, node: Node, lease: Lease) -> dict[str, Any]:
         "id": node.id, "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": heard,
         "startedAt": utc(node.started_at), "seenAt": utc(node.seen_at),
         "alive": let.now - node.seen_at <= timedelta(seconds=let.app.settings.scheduler_lease),
-        "leader": node.id == lease.holder, "draining": node.draining,
+        "leader": node.id == lease.holder, "draining": node.draining, "slots": node.slots, "running": node.running,
+        "clockAheadMs": node.clock_ahead,
     }  # fmt: skip

@@ -30,7 +30,8 @@ from timebell.cli.output import say
 from timebell.clock import Clock
 from timebell.dashboard import site
 from timebell.dashboard.words import milliseconds
-from timebell.errors import InvalidInput
+from timebell.engine.signals import stopped_by_signals
+from timebell.errors import StoreError
 from timebell.recurrence import tzdata_version
 
 log = logging.getLogger("timebell.run")
@@ -95,14 +96,29 @@ def run(given: str | None, roles: str | None, host: str | None, port: int | None
     chosen = configuration.load(app=given, roles=roles, http_host=host, http_port=port)
     configure(chosen)
     parts = chosen.roles.split(",")
-    if not {"planner", "worker"} & set(parts):
-        raise InvalidInput(
-            "A process without planner and worker is not possible yet.", code="ROLES_UNSUPPORTED",
-            fix="Leave --roles out, or give planner,worker and, for its pages, api,ui.",
-        )  # fmt: skip
     app = Timebell() if chosen.app is None else load_app(chosen.app)
     app.settings = dataclasses.replace(app.settings, http_host=chosen.http_host, http_port=chosen.http_port)
-    _asyncio_run(_run(app, tuple(parts), until_idle))
+    works = bool({"planner", "worker"} & set(parts))
+    _asyncio_run(_run(app, tuple(parts), until_idle) if works else _answer(app, tuple(parts)))
+
+
+async def _answer(app: Timebell, roles: tuple[str, ...]) -> None:
+    """Serve HTTP beside the engines of others, until it is told to stop. Its time is the database's, as theirs is."""
+    with stopped_by_signals() as stop:
+        try:
+            await app.open()
+            async with _http(app, roles, engine=False):
+                tell_of = f"{app.settings.http_host}:{app.settings.http_port}"
+                log.info("Answering as %s at http://%s, without an engine.", ",".join(roles), tell_of)
+                while not stop.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(stop.wait(), app.settings.scheduler_heartbeat)
+                    with suppress(StoreError):
+                        sent = app.clock.monotonic()
+                        app.clock.discipline(await app.store.reading(), sent, app.clock.monotonic())
+        finally:
+            await app.close()
+    log.info("Stopped.")
 
 
 async def _run(app: Timebell, roles: tuple[str, ...], until_idle: bool) -> None:
@@ -112,10 +128,13 @@ async def _run(app: Timebell, roles: tuple[str, ...], until_idle: bool) -> None:
 
 
 @asynccontextmanager
-async def _http(app: Timebell, roles: tuple[str, ...], *, open_here: bool = False) -> AsyncIterator[None]:
+async def _http(
+    app: Timebell, roles: tuple[str, ...], *, open_here: bool = False, engine: bool = True
+) -> AsyncIterator[None]:  # fmt: skip
     """Serve what the roles ask for, from before the engine starts until after it has drained."""
     host, port = app.settings.http_host, app.settings.http_port
-    routers = [health.router(app), v1.routes] if "api" in roles else []
+    routers = [health.router(app, engine=engine)] if {"api", "ui"} & set(roles) else []
+    routers += [v1.routes] if "api" in roles else []
     routers += [site.routes] if "ui" in roles else []
     async with AsyncExitStack() as listeners:
         if app.settings.metrics_port is not None:

@@ -39,8 +39,8 @@ async def operation(id: str, view: See) -> Response:
 @routes.post("/ui/operations/{id}/cancel")
 async def stop(id: str, view: See) -> Response:
     """Go no further with it."""
-    await view.send("POST", f"/operations/{part(id)}/cancel")
-    return view.back("/ui/dead-letters", "stopped")
+    told = await view.send("POST", f"/operations/{part(id)}/cancel")
+    return view.back("/ui/triggers" if told["kind"] == "scan" else "/ui/dead-letters", "stopped")
 
 
 @routes.post("/ui/dead-letters/replay")

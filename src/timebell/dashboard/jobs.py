@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse
 from timebell.client.jobs import uuid_of
 from timebell.dashboard.inside import part
 from timebell.dashboard.views import Page, See, View
+from timebell.store.sql import overview as rows
 
 STATES = ("pending", "running", "failed", "completed", "skipped", "cancelled")
 # The words of the filter -> what the API calls them.
@@ -31,9 +32,12 @@ async def jobs(view: See, q: str = "", cursor: str = "") -> Response:
         problem = answer.body if answer.refused else None
     found = {"items": [], "nextCursor": None} if problem is not None else answer.body
     rest = " ".join(word for word in q.split() if not word.startswith("status:"))
+    tenant_id = view.caller.tenant_id
+    ids = {job["scheduleId"] for job in found["items"] if job["scheduleId"]}
+    names = await view.app.store.run(rows.names, tenant_id, ids) if ids else {}
     return view.page(
-        "jobs", 200 if problem is None else 422, found=found, q=q, problem=problem, states=STATES,
-        status=wanted.get("status", ""), words=WORDS, rest=rest,
+        "jobs", 200 if problem is None else 422, names=names, found=found, q=q, problem=problem, states=STATES,
+        counts=view.request.app.state.now.counts(tenant_id), status=wanted.get("status", ""), words=WORDS, rest=rest,
     )  # fmt: skip
 
 
@@ -86,7 +90,7 @@ async def cancel(id: str, view: See) -> Response:
 
 def steps(job: dict[str, Any], nodes: dict[str, str]) -> list[dict[str, Any]]:
     """What happened: (when, how it looks, what, more)."""
-    found = [_step(job["createdAt"], "wait", "Made", f"due {job['runAt']}")]
+    found = [_step(job["createdAt"], "wait", "Made", "") | {"due": job["runAt"]}]
     for tried in job["attempts"]:
         number, node = tried["attempt"], nodes.get(str(tried.get("node")), str(tried.get("node") or ""))
         if tried.get("startedAt"):

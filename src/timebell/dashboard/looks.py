@@ -30,7 +30,7 @@ STATES = {
     "pending": ("wait", "Scheduled"), "running": ("run", "Running"), "dispatched": ("run", "With a worker"),
     "completed": ("ok", "Done"), "failed": ("bad", "Failed"), "cancelled": ("skip", "Cancelled"),
     "skipped": ("skip", "Skipped"), "missed": ("missed", "Missed"), "retry": ("retry", "Retrying"),
-    "overlap": ("skip", "Skipped"), "coalesced": ("skip", "Coalesced"), "paused": ("skip", "Paused"),
+    "overlap": ("skip", "Skipped"), "coalesced": ("skip", "Coalesced"), "paused": ("paused", "Paused"),
     "override": ("skip", "Left out"), "expired": ("missed", "Expired"),
 }  # fmt: skip
 # What a form did, as the page after it says.
@@ -41,6 +41,13 @@ DONE = {
     "deleted": "Deleted. Its history stays.", "backfilled": "The backfill has begun.", "retried": "It is tried again.",
     "cancelled": "Cancelled.", "replaying": "The replay has begun.", "discarding": "Discarding has begun.",
     "stopped": "Stopped: what is done stays done.", "draining": "The node finishes what it runs, and leaves.",
+    "several-pause": "Paused. They fire nothing until they are resumed.", "several-resume": "Resumed.",
+    "several-delete": "Deleted. Their history stays.",
+    "started": "It is sent now.", "pausing": "Paused. Chunks that are under way end; it keeps its place.",
+    "sending": "It goes on where it paused.", "approved": "Approved: it goes on.",
+    "stopping": "Stopped, for good. Whom a chunk under way is for still gets it.",
+    "retrying": "It is sent to those who were not reached.", "tested": "The test is on its way: this is its job.",
+    "scanning": "The scan has begun.",
     "enabled": "It is sent to again.", "released": "What waited runs now.", "discarded": "What waited is discarded.",
 }  # fmt: skip
 NAV = (
@@ -48,6 +55,9 @@ NAV = (
     ("schedules", "/ui/schedules", "Schedules", "viewer", "M12 7v5l3 2M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18z"),
     ("jobs", "/ui/jobs", "Jobs", "viewer", "M4 7h16M4 12h16M4 17h10"),
     ("dead", "/ui/dead-letters", "Dead letters", "viewer", "M4 6h16v12H4zM4 7l8 6 8-6"),
+    ("campaigns", "/ui/campaigns", "Campaigns", "viewer",
+     "M4 10v4h3l6 4V6l-6 4zM17 9a4 4 0 0 1 0 6M19.5 6.5a8 8 0 0 1 0 11"),
+    ("triggers", "/ui/triggers", "Triggers", "viewer", "M13 2 5 14h6l-1 8 8-12h-6z"),
     ("forecast", "/ui/forecast", "Forecast", "viewer", "M4 20V10M9 20V4M14 20v-8M19 20v-5"),
     ("audit", "/ui/audit", "Audit", "viewer", "M5 12.5 10 17 19 7M4 21h16"),
     ("targets", "/ui/targets", "Targets", "viewer",
@@ -66,7 +76,7 @@ def templates() -> Environment:
     )  # fmt: skip
     made.filters |= {
         "number": "{:,}".format, "milliseconds": milliseconds, "json": pretty, "part": part, "lag": lag, "took": took,
-        "span": span,
+        "span": span, "brief": brief,
     }  # fmt: skip
     made.globals |= {
         "NAV": NAV, "STATES": STATES, "version": package_version(), "tzdata": tzdata_version(), "asset": asset,
@@ -169,6 +179,12 @@ def took(given: int | None) -> str:
     if given is None:
         return "–"
     return f"{given:,} ms" if given < 10_000 else f"{timedelta(milliseconds=given).total_seconds():,.1f} s"
+
+
+def brief(one: Mapping[str, Any]) -> str:
+    """When a schedule fires, in words, where its zone stands beside them."""
+    said = str(one["summary"]).removesuffix(f", {one['timezone']}")
+    return said.split(" from ")[0] if said.startswith("Every") else said
 
 
 def span(seconds: float) -> str:

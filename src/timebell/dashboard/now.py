@@ -13,7 +13,9 @@ from timebell.app import Timebell
 from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
 from timebell.store.sql import overview as rows
+from timebell.store.sql import progress
 from timebell.store.sql.overview import Signals
+from timebell.store.sql.progress import ChunkMap
 
 FRESH = 1.0  # seconds
 AHEAD_FRESH = 15.0
@@ -23,6 +25,8 @@ AHEAD, LANES, SOONEST = timedelta(hours=24), 8, 200
 DENSE = 48  # fires in a day from which a lane is a bar
 MOST_FIRES = 2_000
 HOURS = 48
+LATELY = 10.0  # seconds over which the pace of a campaign is told
+MEANT_FRESH = 300.0
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
@@ -74,8 +78,17 @@ class Tiles:
     def needs(self) -> int:
         """How many things need somebody."""
         found = self.signals
-        listed = (found.missed, found.overdue, found.faults, found.disabled, found.dead_lately)
+        listed = (found.missed, found.overdue, found.faults, found.disabled, found.dead_lately, found.gated,
+                  found.sources, found.quota)  # fmt: skip
         return sum(map(len, listed)) + bool(found.waiting) + found.stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """How far a campaign is: its chunks, and how many it is for."""
+
+    map: ChunkMap
+    meant: int
 
 
 class Now:
@@ -103,6 +116,33 @@ class Now:
         kept = self._kept.get(("tiles", tenant_id))
         return kept[0].signals.dead if kept is not None else 0
 
+    def counts(self, tenant_id: str) -> dict[str, int]:
+        """How many jobs wait, run and are dead, when somebody last looked."""
+        kept = self._kept.get(("tiles", tenant_id))
+        return {**kept[0].signals.counts, "failed": kept[0].signals.dead} if kept is not None else {}
+
+    def sending(self, tenant_id: str) -> int:
+        """How many campaigns were under way when somebody last looked."""
+        kept = self._kept.get(("tiles", tenant_id))
+        return kept[0].signals.sending if kept is not None else 0
+
+    async def campaign(self, tenant_id: str, id_: str) -> Far:
+        """How far a campaign is, at most a second old; its audience is counted less often, as it may be large."""
+        of = await self._app.campaigns.get(id_, tenant_id=tenant_id)
+
+        async def count() -> int:
+            return await self._app.store.run(progress.meant, of)
+
+        begun = "begun" if of.cutoff else "planned"
+        meant = await self._fresh(begun, f"{tenant_id} {id_}", MEANT_FRESH if of.cutoff else AHEAD_FRESH, count)
+        total = max(meant, of.expected or 0)
+
+        async def read() -> ChunkMap:
+            since = self._app.clock.now() - timedelta(seconds=LATELY)
+            return await self._app.store.run(progress.chunk_map, of, total, since)
+
+        return Far(await self._fresh("chunks", f"{tenant_id} {id_}", FRESH, read), meant)
+
     async def ahead(self, tenant_id: str) -> Ahead:
         """What comes, at most some seconds old."""
 
@@ -120,11 +160,13 @@ class Now:
 
         async def read() -> list[tuple[datetime, dict[str, int]]]:
             current = self._app.clock.now().replace(minute=0, second=0, microsecond=0)
-            before, kept = self._hours.get(tenant_id, {}), {}
-            for hour in (current - step * HOUR for step in range(1, HOURS)):
-                kept[hour] = before.get(hour) or await self._within(tenant_id, hour)
-            self._hours[tenant_id] = kept
-            return sorted({**kept, current: await self._within(tenant_id, current)}.items())
+            hours = [current - step * HOUR for step in range(1, HOURS)]
+            kept = self._hours.setdefault(tenant_id, {})  # each at once: who is cut short goes on the next time
+            for hour in hours:
+                if hour not in kept:
+                    kept[hour] = await self._within(tenant_id, hour)
+            self._hours[tenant_id] = {hour: kept[hour] for hour in hours}
+            return sorted({**self._hours[tenant_id], current: await self._within(tenant_id, current)}.items())
 
         return await self._fresh("runs", tenant_id, RUNS_FRESH, read)  # type: ignore[no-any-return]
 

@@ -32,7 +32,12 @@ async def overview(view: See) -> Response:
     """The whole page."""
     tiles = await now_of(view).tiles(view.caller.tenant_id)
     nodes = await view.get("/nodes")
-    return view.page("overview", tiles=tiles, nodes=nodes, title=headline(tiles, nodes["leader"] is not None))
+    first = (view.now + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0)
+    return view.page(
+        "overview", tiles=tiles, nodes=nodes, title=headline(tiles, nodes["leader"] is not None),
+        ticks=[first + timedelta(hours=hours) for hours in range(0, 24, 3)],
+        lost={one.id for one in tiles.signals.missed}, failing={one.name for one in tiles.signals.dead_lately},
+    )  # fmt: skip
 
 
 @routes.get("/ui/runs")

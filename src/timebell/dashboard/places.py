@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Response
 
 from timebell.client.jobs import uuid_of
 from timebell.dashboard.inside import part
-from timebell.dashboard.looks import NAV
+from timebell.dashboard.looks import NAV, instant, span
 from timebell.dashboard.views import Page, See
 
 FEW = 8
@@ -46,7 +48,34 @@ async def tenants(view: See, cursor: str = "") -> Response:
 async def nodes(view: See) -> Response:
     """Which processes run, and which one leads."""
     found = await view.get("/nodes")
-    return view.page("nodes", found=found, releases=sorted({one["tzdata"] for one in found["items"] if one["alive"]}))
+    releases = sorted({one["tzdata"] for one in found["items"] if one["alive"]})
+    return view.page("nodes", found=found, releases=releases, story=leadership(found["leaderships"]))
+
+
+def leadership(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who took the lease when, and where nobody had it, newest first."""
+    told: list[dict[str, Any]] = []
+    for n, one in enumerate(found):
+        before = found[n + 1] if n + 1 < len(found) else None
+        gap = None if before is None or not before["endedAt"] else _between(before["endedAt"], one["takenAt"])
+        told.append({"at": one["takenAt"], "look": "ok", "what": f"{one['node']} took the lease",
+                     "more": f"fence {one['fence']}"})  # fmt: skip
+        if gap is not None and before is not None and not before["resigned"]:
+            told.append({
+                "at": before["endedAt"], "look": "missed", "what": f"No leader for {span(gap)}",
+                "more": f"{before['node']} was not heard from any more",
+            })  # fmt: skip
+        elif before is not None and before["resigned"]:
+            later = f"; nobody led for {span(gap)}" if gap else "; no gap"
+            told.append({"at": before["endedAt"], "look": "", "what": f"{before['node']} left", "more": later[2:]})
+    if found and found[0]["endedAt"]:
+        told.insert(0, {"at": found[0]["endedAt"], "look": "missed", "what": f"{found[0]['node']} left",
+                        "more": "nobody has led since"})  # fmt: skip
+    return told
+
+
+def _between(start: str, end: str) -> int:
+    return max(0, round((instant(end) - instant(start)).total_seconds()))
 
 
 @routes.post("/ui/nodes/{id}/drain")
@@ -58,7 +87,7 @@ async def drain(id: str, view: See) -> Response:
 
 @routes.get("/ui/search")
 async def search(view: See, q: str = "") -> Response:
-    """Schedules by part of their name, a job by its id, topics, pages."""
+    """Schedules, campaigns and triggers by part of their name, a job by its id, topics, pages."""
     q = q.strip()
     hits = []
     if uuid_of(q) is not None:
@@ -67,6 +96,12 @@ async def search(view: See, q: str = "") -> Response:
     if q:
         found = await view.get("/schedules", contains=q, limit=FEW)
         hits += [(one["name"], f"/ui/schedules/{part(one['id'])}", "schedule") for one in found["items"]]
+        for what, kind in (("campaigns", "campaign"), ("triggers", "trigger")):
+            newest = (await view.get(f"/{what}", limit=200))["items"]
+            named = [(one["name"], one["id"] if what == "campaigns" else one["name"]) for one in newest]
+            hits += [
+                (name, f"/ui/{what}/{part(id_)}", kind) for name, id_ in named if name and q.lower() in name.lower()
+            ][: FEW // 2]
         hits.append((f"Jobs of the topic {q}", f"/ui/jobs?q=topic:{part(q)}", "jobs"))
     hits += [(label, url, "page") for _, url, label, role, _ in NAV if q.lower() in label.lower() and view.may(role)]
     return view.page("search", hits=hits[: 2 * FEW], q=q)

@@ -37,10 +37,11 @@ async def schedule(id: str, view: See, cursor: str = "") -> Response:
         view.get(f"{path}/revisions"),
     )  # fmt: skip
     items = revisions["items"]
+    outcomes = [each["reason"] or each["status"] for each in ran["items"]]
     notes = await view.ask("POST", "/schedules/preview", body_of_revision(one["name"], items[0]), count=1)
     return view.page(
         "schedule", one=one, ran=ran, comes=comes["items"], revisions=changes(items), health=health(
-            one | {"recent": [each["reason"] or each["status"] for each in ran["items"]]}),
+            one | {"recent": outcomes}), outcomes=outcomes,
         notes=[] if notes.refused else notes.body["notes"], cursor=cursor,
     )  # fmt: skip
 
@@ -131,7 +132,7 @@ def health(one: Mapping[str, Any]) -> tuple[str, str]:
     if one["fault"]:
         return "bad", "Set aside"
     if not one["enabled"]:
-        return "skip", "Paused"
+        return "paused", "Paused"
     if last == "failed":
         return "bad", "Failing"
     if last in ("missed", "expired"):

@@ -85,8 +85,12 @@ class Sessions:
         return Seen(_in_tenant(caller, key[0].tenant_id, request), _form_token(token), signed_in=True)
 
     async def sign_in(self, door: Door, request: Request, name: str, password: str) -> str:
-        """A new session by password; its token. Raises WrongPassword."""
-        app = self._app
+        """A new session by password; its token. Guesses are limited by address, here, and by name, in the store.
+
+        Raises WrongPassword, TooManyWrongKeys.
+        """
+        app, address = self._app, _address(request)
+        guess = door.guess(address)
         async with self._hashing:
             tried = await app.store.run(users.trying, name, app.clock.now())
             right = await asyncio.to_thread(passwords.matches, tried[1] if tried else None, password)
@@ -94,6 +98,7 @@ class Sessions:
             raise WrongPassword(
                 "That name and password open nothing.", fix="Check both. After some tries, wait a while: it is locked."
             )
+        door.guessed(address, guess)
         return await self._begin(request, tried[0], None)
 
     async def sign_in_with_key(self, door: Door, request: Request, text: str) -> str:

@@ -7,6 +7,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
+from timebell.api.door import TooManyWrongKeys
 from timebell.dashboard.looks import render
 from timebell.dashboard.sessions import TENANT, Sessions, give
 from timebell.dashboard.views import ZONES, Page, See, inside_only
@@ -35,7 +36,8 @@ async def sign_in(request: Request) -> Response:
             token = await sessions.sign_in(request.app.state.door, request, name[:200], password[:200])
     except TimebellError as refused:
         facts = {"next": ahead, "problem": {"detail": refused.message, "fix": refused.fix, "code": refused.code}}
-        return HTMLResponse(render(request, "sign_in", None, facts), 401)
+        status = 429 if isinstance(refused, TooManyWrongKeys) else 401
+        return HTMLResponse(render(request, "sign_in", None, facts), status)
     response = RedirectResponse(ahead, 303)
     give(response, token)
     return response

@@ -7,11 +7,23 @@ from mimetypes import guess_type
 from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
-from timebell.dashboard import dead_letters, jobs, overview, places, proof, schedule_form, schedules, sign_in
+from timebell.dashboard import (
+    campaigns,
+    dead_letters,
+    jobs,
+    overview,
+    places,
+    proof,
+    schedule_form,
+    schedules,
+    several,
+    sign_in,
+    triggers,
+)
 from timebell.dashboard.looks import STATIC, templates
 from timebell.dashboard.views import HEADERS
 
-PAGES = (sign_in, overview, schedule_form, schedules, jobs, dead_letters, proof, places)
+PAGES = (sign_in, overview, schedule_form, several, schedules, jobs, dead_letters, campaigns, triggers, proof, places)
 # Now, and not when the first page is asked for: an engine runs beside.
 for each_name in templates().list_templates():
     templates().get_template(each_name)

@@ -97,7 +97,8 @@ class View:
 
     def page(self, template: str, code: int = 200, /, **facts: Any) -> HTMLResponse:
         """A template, filled in."""
-        facts["waiting"] = {"dead": self.request.app.state.now.dead(self.caller.tenant_id)}
+        now: Now = self.request.app.state.now
+        facts["waiting"] = {"dead": now.dead(self.caller.tenant_id), "campaigns": now.sending(self.caller.tenant_id)}
         return HTMLResponse(render(self.request, template, self, facts), code)
 
     def back(self, to: str, did: str) -> RedirectResponse:

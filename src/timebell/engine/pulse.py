@@ -103,10 +103,11 @@ class Pulse:
             self.node.planning.poke()
 
     def _announcement(self) -> nodes.Node:
-        was = self.announced
+        was, node = self.announced, self.node
         return nodes.Node(
-            was.id, was.name, was.version, was.tzdata, was.routes, was.beat + 1, was.started_at, self.node.clock.now()
-        )
+            was.id, was.name, was.version, was.tzdata, was.routes, was.beat + 1, was.started_at, node.clock.now(),
+            slots=node.options.slots, running=len(node.held), clock_ahead=round(-1000 * node.clock.offset),
+        )  # fmt: skip
 
     async def _measure(self) -> None:
         clock = self.node.clock

@@ -177,7 +177,7 @@ class Service:
 
     async def _leave(self) -> None:
         try:
-            await self.node.store.run(nodes.forget, [self.node.id])
+            await self.node.store.run(nodes.forget, [self.node.id], self.node.clock.now())
         except StoreError as failed:
             log.warning("left without saying so: %s", failed)
         await self.node.store.unlock_engine()

@@ -327,6 +327,10 @@ nodes = Table(
     Column("seen_at", Instant, nullable=False),
     # Asked to finish what runs there and leave.
     Column("draining", Boolean, nullable=False, server_default=false()),
+    # So many jobs may run there at once, and so many do; how far its clock is ahead of the database's, in ms.
+    Column("slots", Integer, nullable=False, server_default="0"),
+    Column("running", Integer, nullable=False, server_default="0"),
+    Column("clock_ahead", Integer, nullable=False, server_default="0"),
 )
 
 leases = Table(
@@ -339,6 +343,18 @@ leases = Table(
     Column("acquired_at", Instant),
     # As JSON, by code: the problems that were told and are not over.
     Column("told", Text),
+)
+
+# Who led when, the newest of it. Of one that did not say that it leaves, the end is when it was last heard of.
+leaderships = Table(
+    "timebell_leaderships",
+    metadata,
+    Column("fence", BigInteger, primary_key=True, autoincrement=False),
+    Column("node_id", Id, nullable=False),
+    Column("node", String(200), nullable=False),
+    Column("taken_at", Instant, nullable=False),
+    Column("ended_at", Instant),
+    Column("resigned", Boolean, nullable=False, server_default=false()),
 )
 
 # What each release of the zone data moved, by zone and change of offset (seconds). Every schedule and job is

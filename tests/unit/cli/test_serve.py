@@ -93,6 +93,20 @@ def test_the_quick_start_fires_visibly_and_serves_its_page(start: Start) -> None
     assert "Traceback" not in process.err.read_text()
 
 
+def test_pages_alone_are_served_beside_the_engine_of_another_process(start: Start, tmp_path: Path) -> None:
+    url, port = f"sqlite:///{tmp_path}/timebell.db", free_port()
+    environment = {"TIMEBELL_DATABASE_URL": url, "TIMEBELL_SECRET_KEY": "k" * 32}
+    engine = start("run", "--roles", "planner,worker", **environment)
+    engine.wait_for("Ready in", err=True)
+    pages = start("run", "--roles", "ui", "--port", port, **environment)
+    pages.wait_for("without an engine", err=True)
+    assert get(port, "/readyz") == (200, '{"status":"ready"}')
+    assert "Sign in to Timebell" in get(port, "/ui/")[1]
+    assert get(port, "/api/v1/jobs")[0] == 404
+    assert pages.end() == 0
+    assert "Traceback" not in pages.err.read_text()
+
+
 def test_without_an_app_a_demo_fires(start: Start, tmp_path: Path) -> None:
     process = start("dev", "--port", free_port())
     process.wait_for("built-in demo", err=True)

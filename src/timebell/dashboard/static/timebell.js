@@ -24,6 +24,9 @@
     if (asked.dataset.act === "keys") open(one("#keys"));
     if (asked.dataset.act === "copy") navigator.clipboard?.writeText(asked.dataset.text);
   });
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("[data-all]")) all('input[form="several"]').forEach((tick) => { tick.checked = event.target.checked; });
+  });
   // What destroys asks first; without a script the page that follows does.
   document.addEventListener("submit", (event) => {
     const text = event.target.dataset.confirm;
@@ -31,10 +34,10 @@
   });
 
   let went = 0;
-  const go = { o: "/ui/", s: "/ui/schedules", j: "/ui/jobs", d: "/ui/dead-letters", f: "/ui/forecast", a: "/ui/audit", n: "/ui/nodes" };
+  const go = { o: "/ui/", s: "/ui/schedules", j: "/ui/jobs", d: "/ui/dead-letters", c: "/ui/campaigns", t: "/ui/triggers", f: "/ui/forecast", a: "/ui/audit", n: "/ui/nodes" };
   document.addEventListener("keydown", (event) => {
     if ((event.metaKey || event.ctrlKey) && event.key === "k" && window.htmx) { event.preventDefault(); palette(); return; }
-    if (event.target.matches("input,textarea,select")) { if (event.key === "Escape") event.target.blur(); return; }
+    if (event.target.matches("input:not([type=checkbox]),textarea,select")) { if (event.key === "Escape") event.target.blur(); return; }
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     if (Date.now() - went < 900 && go[event.key]) { location.href = go[event.key]; return; }
     if (event.key === "?") open(one("#keys"));

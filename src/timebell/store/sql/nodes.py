@@ -11,11 +11,12 @@ from sqlalchemy import delete, insert, select, update
 
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
-from timebell.store.schema import leases, nodes
+from timebell.store.schema import leaderships, leases, nodes
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 LEADER = "leader"
+REMEMBERED = 100  # leaderships
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,22 @@ class Node:
     started_at: datetime
     seen_at: datetime
     draining: bool = False
+    slots: int = 0
+    running: int = 0
+    clock_ahead: int = 0
+    """Milliseconds, of the database's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who led from when to when (None: still, or nobody knows). `resigned`: it said so."""
+
+    fence: int
+    node_id: str
+    node: str
+    taken_at: datetime
+    ended_at: datetime | None
+    resigned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +64,8 @@ def announce(tx: Transaction, node: Node) -> bool:
     """Write or renew a node's row; whether it was asked to drain."""
     values = {
         "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": _dump(node.routes),
-        "beat": node.beat, "started_at": node.started_at, "seen_at": node.seen_at,
+        "beat": node.beat, "started_at": node.started_at, "seen_at": node.seen_at, "slots": node.slots,
+        "running": node.running, "clock_ahead": node.clock_ahead,
     }  # fmt: skip
     if tx.execute(update(nodes).where(nodes.c.id == node.id).values(**values)).rowcount == 0:
         tx.execute(insert(nodes).values(id=node.id, **values))
@@ -73,6 +91,9 @@ def listed(tx: Transaction) -> list[Node]:
             row.started_at,
             row.seen_at,
             bool(row.draining),
+            row.slots,
+            row.running,
+            row.clock_ahead,
         )
         for row in rows
     ]
@@ -86,8 +107,11 @@ def beats(tx: Transaction) -> dict[str, int]:
     return {str(row["id"]): row["beat"] for row in tx.fetch(BEATS)}
 
 
-def forget(tx: Transaction, ids: list[str]) -> None:
-    """Remove nodes that are gone, and the leadership of one that leaves."""
+def forget(tx: Transaction, ids: list[str], now: datetime | None = None) -> None:
+    """Remove nodes that are gone, and the leadership of one that leaves `now`."""
+    if now is not None:
+        theirs = leaderships.c.node_id.in_(ids) & leaderships.c.ended_at.is_(None)
+        tx.execute(update(leaderships).where(theirs).values(ended_at=now, resigned=True))
     tx.execute(delete(nodes).where(nodes.c.id.in_(ids)))
     tx.execute(update(leases).where(leases.c.holder.in_(ids)).values(holder=None))
 
@@ -105,12 +129,32 @@ def take_lease(tx: Transaction, node_id: str, seen: Lease, now: datetime) -> Lea
     taken = Lease(node_id, seen.fence + 1, 0, now)
     values = {"holder": node_id, "fence": taken.fence, "beat": 0, "acquired_at": now}
     unchanged = (leases.c.name == LEADER) & (leases.c.fence == seen.fence) & (leases.c.beat == seen.beat)
-    if tx.execute(update(leases).where(unchanged).values(**values)).rowcount == 1:
-        return taken
-    if seen.fence == 0 and tx.execute(select(leases.c.name).where(leases.c.name == LEADER)).first() is None:
+    if tx.execute(update(leases).where(unchanged).values(**values)).rowcount != 1:
+        if seen.fence or tx.execute(select(leases.c.name).where(leases.c.name == LEADER)).first() is not None:
+            return None
         tx.execute(insert(leases).values(name=LEADER, **values))
-        return taken
-    return None
+    _remember(tx, node_id, taken.fence, now)
+    return taken
+
+
+def _remember(tx: Transaction, node_id: str, fence: int, now: datetime) -> None:
+    """Who leads now, and until when the one before was heard of."""
+    t = leaderships.c
+    known = {row.id: row for row in tx.execute(select(nodes.c.id, nodes.c.name, nodes.c.seen_at))}
+    for before in tx.execute(select(t.fence, t.node_id, t.taken_at).where(t.ended_at.is_(None))).all():
+        heard = known[before.node_id].seen_at if before.node_id in known else before.taken_at
+        tx.execute(update(leaderships).where(t.fence == before.fence).values(ended_at=max(heard, before.taken_at)))
+    name = known[node_id].name if node_id in known else node_id
+    tx.execute(insert(leaderships).values(fence=fence, node_id=node_id, node=name, taken_at=now))
+    tx.execute(delete(leaderships).where(t.fence <= fence - REMEMBERED))
+
+
+def led(tx: Transaction, most: int) -> list[Leadership]:
+    """Who led, newest first."""
+    rows = tx.execute(select(leaderships).order_by(leaderships.c.fence.desc()).limit(most))
+    return [
+        Leadership(row.fence, row.node_id, row.node, row.taken_at, row.ended_at, bool(row.resigned)) for row in rows
+    ]
 
 
 def renew_lease(tx: Transaction, node_id: str, fence: int) -> bool:

@@ -5,26 +5,49 @@ Everything is bounded: the newest rows of an index, or a count that stops. Whate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row, case, func, select
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from timebell.ids import first_id
 from timebell.model.schedule import Schedule
-from timebell.store.schema import finished, jobs, schedules, targets
-from timebell.store.sql import backlogs, queues
+from timebell.store.push_schema import campaigns
+from timebell.store.schema import finished, jobs, schedules, targets, tenants
+from timebell.store.sql import backlogs, months, progress, queues
 from timebell.store.sql.dead import DEAD
 from timebell.store.sql.ledger import COUNTED
 from timebell.store.sql.schedules import legible
+from timebell.store.sql.tenants import read_limits
 from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import sources
 
 NEWEST = 5_000
 NAMED = 5
+NEARLY = 0.95  # of a limit
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 MISSED = ("missed", "expired")
+
+
+class Unsought(FunctionElement[str]):
+    """A column that SQLite does not look rows up by. Without statistics it takes a tenant for rarer than an hour, and
+    would read all that the tenant ever did."""
+
+    inherit_cache = True
+
+
+@compiles(Unsought)
+def _as_it_is(element: Any, compiler: Any, **how: Any) -> str:
+    return str(compiler.process(element.clauses, **how))
+
+
+@compiles(Unsought, "sqlite")
+def _plus(element: Any, compiler: Any, **how: Any) -> str:
+    return f"+{compiler.process(element.clauses, **how)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +75,17 @@ class Signals:
     disabled: list[Named]
     waiting: int
     stopped: bool
+    sending: int
+    gated: list[Named]
+    sources: list[Named]
+    quota: list[Named]
 
 
 def signals(tx: Transaction, tenant_id: str, now: datetime, grace: float) -> Signals:
     """Everything that is cheap enough to look at every second."""
     f = finished.c
     ended = select(f.state, f.reason, f.topic, f.run_at, f.started_at, f.finished_at).where(
-        f.tenant_id == tenant_id, f.finished_at >= now - HOUR
+        Unsought(f.tenant_id) == tenant_id, f.finished_at >= now - HOUR
     )  # fmt: skip
     return Signals(
         ended=list(tx.execute(ended.order_by(f.finished_at.desc()).limit(NEWEST)).all()),
@@ -66,7 +93,8 @@ def signals(tx: Transaction, tenant_id: str, now: datetime, grace: float) -> Sig
         dead_lately=_dead(tx, tenant_id, now), missed=_missed(tx, tenant_id, now),
         overdue=_overdue(tx, tenant_id, now - timedelta(seconds=grace)), faults=_faults(tx, tenant_id),
         disabled=_disabled(tx, tenant_id), waiting=sum(one.jobs for one in backlogs.waiting(tx, tenant_id)),
-        stopped=queues.stopped(tx),
+        stopped=queues.stopped(tx), sending=progress.under_way(tx, tenant_id), gated=_gated(tx, tenant_id),
+        sources=_sources(tx, tenant_id), quota=_quota(tx, tenant_id, now),
     )  # fmt: skip
 
 
@@ -140,6 +168,48 @@ def _disabled(tx: Transaction, tenant_id: str) -> list[Named]:
     return [Named(row.name, row.name, at=row.disabled_at, why=row.disabled_reason) for row in tx.execute(query).all()]
 
 
+def _gated(tx: Transaction, tenant_id: str) -> list[Named]:
+    """Of the newest campaigns those that paused with a reason, and wait for somebody."""
+    c = campaigns.c
+    newest = (
+        select(c.id, c.name, c.state, c.reason, c.updated_at).where(c.tenant_id == tenant_id)
+        .order_by(c.id.desc()).limit(progress.NEWEST)
+    )  # fmt: skip
+    rows = [row for row in tx.execute(newest).all() if row.state == "paused" and row.reason]
+    return [Named(row.id, row.name or "A campaign", at=row.updated_at, why=row.reason) for row in rows[:NAMED]]
+
+
+def _quota(tx: Transaction, tenant_id: str, now: datetime) -> list[Named]:
+    """The month of the tenant, once it is nearly used up: how much of it, until when, and of how much."""
+    found = tx.execute(select(tenants.c.limits).where(tenants.c.id == tenant_id)).scalar()
+    limit = None if found is None else read_limits(found).jobs_per_month
+    if limit is None:
+        return []
+    month = months.of(tx, tenant_id, now)
+    nearly = month.used >= NEARLY * limit
+    return [Named(month.timezone, tenant_id, month.used, month.ends_at, f"{limit:,}")] if nearly else []
+
+
+def _sources(tx: Transaction, tenant_id: str) -> list[Named]:
+    """Sources of triggers that cannot be read, or to which access was lost."""
+    s = sources.c
+    lost = s.fault.is_not(None) | s.orphaned_at.is_not(None)
+    query = select(s.id, s.name, s.fault, s.orphaned_at, s.orphaned_reason).where(s.tenant_id == tenant_id, lost)
+    return [
+        Named(row.id, row.name, at=row.orphaned_at, why=row.orphaned_reason or row.fault)
+        for row in tx.execute(query.order_by(s.name).limit(NAMED)).all()
+    ]
+
+
+def names(tx: Transaction, tenant_id: str, ids: Collection[str]) -> dict[str, str]:
+    """The names of a tenant's schedules."""
+    s = schedules.c
+    return {
+        row.id: row.name
+        for row in tx.execute(select(s.id, s.name).where(s.tenant_id == tenant_id, s.id.in_(sorted(ids)))).all()
+    }
+
+
 def soonest(tx: Transaction, tenant_id: str, end: datetime, most: int) -> list[Schedule]:
     """The schedules that fire first before an instant."""
     if queues.stopped(tx):
@@ -163,6 +233,6 @@ def ended_within(tx: Transaction, tenant_id: str, start: datetime, end: datetime
         (f.state == "completed", "done"), (f.state == "failed", "failed"),
         ((f.state == "skipped") & f.reason.in_(MISSED), "missed"), else_="other",
     )  # fmt: skip
-    where = (f.tenant_id == tenant_id) & (f.finished_at >= start) & (f.finished_at < end)
+    where = (Unsought(f.tenant_id) == tenant_id) & (f.finished_at >= start) & (f.finished_at < end)
     query = select(became.label("became"), func.sum(f.skipped_count).label("many")).where(where).group_by("became")
     return {row.became: int(row.many) for row in tx.execute(query).all()}

@@ -1,0 +1,290 @@
+"""What the pictures show: a firm's schedules, campaigns, triggers and tenants, all made up, as of now.
+
+Nothing runs here: rows are written as an engine would have left them, so that each picture shows each thing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from math import sin
+from typing import Any
+
+from sqlalchemy import insert, update
+
+from tests.api.web import Web
+from timebell import Timebell
+from timebell.ids import new_id
+from timebell.model.months import month_of
+from timebell.model.operation import Operation, OperationKind
+from timebell.model.routes import Routes
+from timebell.store import schema
+from timebell.store.push_schema import campaigns, chunks
+from timebell.store.sql import nodes, operations, sources
+from timebell.store.transaction import Transaction
+from timebell.store.trigger_tables import months
+
+from .browsing import Browser
+
+DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
+ERROR = "erp.example answered 503 Service Unavailable"
+# Name, topic, what it is made of, its zone, its last runs (f: failed, m: missed, s: skipped), how long a run takes.
+SCHEDULES: tuple[tuple[str, str, dict[str, Any], str, str, float], ...] = (
+    ("Nightly billing run", "billing.close-day", {"cronExpression": "30 2 * * *"}, "America/New_York",
+     "........f...s.......", 48.0),
+    ("Morning digest push", "push.digest", {"cronExpression": "0 9 * * 1-5"}, "Asia/Seoul", "." * 20, 1.9),
+    ("Shift reminders", "trigger.shift", {"cronExpression": "* * * * *"}, "America/Mexico_City", "." * 20, 0.4),
+    ("Invoice sync to ERP", "erp.sync", {"cronExpression": "*/15 * * * *"}, "UTC", ".............f.ffff"[::-1], 10.0),
+    ("Warehouse refresh", "dw.refresh", {"cronExpression": "15 */4 * * *"}, "Europe/Paris", "m.......m..........."
+     , 31.0),
+    ("Certificate expiry check", "infra.certs", {"cronExpression": "0 6 * * *"}, "UTC", "." * 20, 0.9),
+    ("Weekly board report", "report.board", {"cronExpression": "0 17 * * 5"}, "Europe/London", "." * 12, 4.0),
+    ("Agent heartbeat", "ai.heartbeat", {"interval": {"every": "PT1M"}}, "UTC", "." * 20, 0.02),
+)  # fmt: skip
+LOOKS = {".": ("completed", None), "f": ("failed", None), "m": ("skipped", "missed"), "s": ("skipped", "overlap")}
+
+
+async def furnish(app: Timebell, browser: Browser) -> dict[str, str]:
+    """Fill an empty store; the paths of the pages by name."""
+    web = browser.web
+    now = app.clock.now()
+    pages = await _push(app, web, now) | await _watch(app, web) | await _tenants(app, web)
+    made: dict[str, str] = {}
+    ran: list[dict[str, Any]] = []
+    for name, topic, when, zone, runs, took in SCHEDULES:
+        answer = await web.post("/api/v1/schedules", {
+            "name": name, "jobType": topic, "timezone": zone, "jobPayload": {"ledger": "us-east"}, **when})  # fmt: skip
+        assert answer.status_code == 201, answer.text
+        made[name] = answer.json()["id"]
+        ran += [_run(made[name], topic, zone, now - DAY * (n + 0.3), mark, took + n % 5) for n, mark in enumerate(runs)]
+    report, billing = made["Weekly board report"], made["Nightly billing run"]
+    await web.post(f"/api/v1/schedules/{report}/pause", {"reason": "no meeting until December"})
+    for change in ({"timeoutSeconds": 60}, {"retry": {"attempts": 5, "backoff": {"type": "exponential", "delay": 5}}}):
+        await web.ask("PATCH", f"/api/v1/schedules/{billing}", change, if_match="*")
+    busy = [
+        _run(None, topic, "UTC", now - n * 20 * (0.6 + 0.4 * sin(n / 30)) * timedelta(seconds=1), ".", took)
+        for topic, took in (("trigger.shift", 0.4), ("push.digest", 1.9), ("ai.heartbeat", 0.02))
+        for n in range(150)
+    ]
+    busy += [
+        _run(None, "erp.sync", "UTC", now - HOUR * hour - 5 * timedelta(seconds=n),
+             "f" if hour in (3, 9, 21) and n < 12 else ".", 9)
+        for hour in range(1, 47) for n in range(int(250 + 150 * sin(hour / 8)))
+    ]  # fmt: skip
+    dead = [_run(made["Invoice sync to ERP"], "erp.sync", "UTC", now - 5 * MINUTE * n, "f", 10) for n in range(1, 8)]
+    rows = sorted([*ran, *busy, *dead], key=lambda row: row["run_at"])
+    for row in rows:
+        row["id"] = new_id(row["run_at"])
+    await app.store.run(lambda tx: tx.execute(insert(schema.finished), rows))
+    waiting = (await web.post("/api/v1/jobs", {
+        "topic": "reminder.task", "runAt": (now + 5 * HOUR).isoformat(), "payload": {"order": 42}})).json()  # fmt: skip
+    await app.store.run(_nodes, now)
+    await app.store.run(_operations, now)
+    hook = {"name": "orders", "kind": "http", "options": {"url": "https://example.com/hooks/orders"}}
+    await web.post("/api/v1/targets", hook)
+    await web.post("/api/v1/secrets", {"name": "shop-token", "value": "x"})
+    url, job = f"/ui/schedules/{billing}", dead[0]["id"]
+    return {
+        "overview": "/ui/", "schedules": "/ui/schedules", "schedule": url, "schedule-paused": f"/ui/schedules/{report}",
+        "schedule-delete": f"{url}/delete", "schedule-backfill": f"{url}/backfill", "schedule-edit": f"{url}/edit",
+        "new": "/ui/schedules/new?kind=cron&when=30+2+*+*+*&timezone=America/New_York&name=nightly-billing",
+        "new-error": "/ui/schedules/new?kind=cron&when=61+2+*+*+*&timezone=EST", "why": await _why(web, billing),
+        "jobs": "/ui/jobs", "jobs-empty": "/ui/jobs?q=topic:nothing.here", "job": f"/ui/jobs/{job}",
+        "job-waiting": f"/ui/jobs/{waiting['id']}", "dead-letters": "/ui/dead-letters",
+        "dead-letters-group": "/ui/dead-letters?errorCode=DeliveryError", **pages,
+        "forecast": "/ui/forecast", "audit": "/ui/audit", "targets": "/ui/targets", "nodes": "/ui/nodes",
+        "search": "/ui/search?q=re", "sign-in": "/ui/sign-in", "not-there": "/ui/nowhere",
+    }  # fmt: skip
+
+
+def _run(schedule: str | None, topic: str, zone: str, at: datetime, mark: str, took: float) -> dict[str, Any]:
+    state, reason = LOOKS[mark]
+    ran = mark in ".f"
+    started = at + timedelta(milliseconds=20 + at.microsecond % 60)
+    return {
+        "tenant_id": "default", "topic": topic, "kind": "planned" if schedule else "once",
+        "schedule_id": schedule, "scheduled_at": at, "run_at": at, "timezone": zone, "payload": '{"ledger":"us-east"}',
+        "queue": "default", "priority": 0, "serial": False, "state": state, "reason": reason,
+        "attempt": (5 if mark == "f" else 1) if ran else 0, "tries": (5 if mark == "f" else 1) if ran else 0,
+        "created_at": at - MINUTE, "started_at": started if ran else None,
+        "finished_at": started + timedelta(seconds=took) if ran else at + MINUTE,
+        "error_code": "DeliveryError" if mark == "f" else None, "error": ERROR if mark == "f" else None,
+        "skipped_count": 1, "skipped_to": None if ran else at,
+    }  # fmt: skip
+
+
+def _nodes(tx: Transaction, now: datetime) -> None:
+    """Three nodes, one with older zone data and one that leaves; and a gap without a leader."""
+    began, ids = now - 6 * DAY, [new_id(now - 6 * DAY + n * MINUTE) for n in range(4)]
+    looks = (
+        ("node-a", "2026f", 6, 4),
+        ("node-b", "2026f", 11, -2),
+        ("node-c", "2026a", 0, 7),
+        ("node-d", "2026f", 2, 1),
+    )
+    taken = ((1, 17 * HOUR, 17 * HOUR), (2, 16 * HOUR, 40 * MINUTE), (0, 33 * MINUTE, 0 * MINUTE))
+    for node, ago, heard in taken:
+        name, tzdata, running, ahead = looks[node]
+        seen = {"slots": 16, "running": running, "clock_ahead": ahead}
+        nodes.announce(tx, nodes.Node(ids[node], name, "0.1.0", tzdata, Routes(everything=True), 1, began,
+                                      now - heard, **seen))  # fmt: skip
+        nodes.take_lease(tx, ids[node], nodes.lease(tx), now - ago)
+        if node == 1:
+            tx.execute(update(schema.leaderships).values(ended_at=now - 16 * HOUR, resigned=True))
+    for id_, (name, tzdata, running, ahead) in zip(ids, looks, strict=True):
+        nodes.announce(tx, nodes.Node(
+            id_, name, "0.1.0", tzdata, Routes(everything=True), 2, began, now, slots=16, running=running,
+            clock_ahead=ahead,
+        ))  # fmt: skip
+    nodes.drain(tx, ids[3])
+
+
+def _operations(tx: Transaction, now: datetime) -> None:
+    replay = Operation(
+        id=new_id(now), tenant_id="default", kind=OperationKind.REPLAY, total=9, done=6,
+        created_at=now - 3 * MINUTE / 60,
+        updated_at=now, created_by="dana", spec={"which": {"topic": "erp.sync"}, "rate": 2},
+    )  # fmt: skip
+    scan = Operation(
+        id=new_id(now), tenant_id="default", kind=OperationKind.SCAN, total=11_000, done=311, skipped=7_829,
+        created_at=now - MINUTE, updated_at=now, spec={"trigger": "x", "name": "launch-date"},
+    )  # fmt: skip
+    for made in (replay, scan):
+        operations.create(tx, made)
+        operations_table = schema.operations
+        values = {"done": made.done, "skipped": made.skipped, "total": made.total, "updated_at": now}
+        tx.execute(update(operations_table).where(operations_table.c.id == made.id).values(**values))
+
+
+async def _push(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
+    """A campaign of two millions under way, one to come, one that a gate holds."""
+    zones = ("Asia/Seoul", "Europe/Paris", "America/New_York", "Asia/Tokyo")
+    await app.devices.register_many([
+        {"token": f"phone-of-somebody-{n:04}", "user_id": f"user-{n}", "timezone": zones[n % 4], "marketing_on": True,
+         "platform": "android" if n % 3 else "ios"} for n in range(120)
+    ])  # fmt: skip
+    message = {
+        "title": "오늘의 말씀", "body": "Good morning", "data": {"bible_code": 3, "chapter": 22}, "marketing": True,
+        "fields": {"rename": {"bible_code": "bibleCode"}}, "filters": {"marketingOnOff": True}, "chunkSize": 500,
+    }  # fmt: skip
+    bodies = {
+        "campaign": {"name": "Morning digest, Korea", "chunkDelayMs": "adaptive"},
+        "campaign-planned": {"name": "New year, where you are", "localTime": f"{now.year + 1}-01-01T09:00:00",
+                             "quietHours": {"start": "21:00", "end": "08:00"},
+                             "canary": {"size": 1000, "maxErrorRate": 0.05}},
+        "campaign-gated": {"name": "Everybody, once", "approveAbove": 100},
+        "campaign-stopped": {"name": "Autumn sale", "chunkSize": 20},
+    }  # fmt: skip
+    ids = {}
+    for name, body in bodies.items():
+        answer = await web.post("/api/v1/campaigns", {**message, **body, "timezone": "Asia/Seoul"})
+        assert answer.status_code == 201, answer.text
+        ids[name] = answer.json()["id"]
+    began = now - 135 * timedelta(seconds=1)
+    sent = {
+        "state": "running",
+        "started_at": began,
+        "cutoff": now,
+        "next_chunk": 2596,
+        "opened": 1_297_500,
+        "accepted": 1_281_022,
+        "refused": 14_871,
+        "unsent": 0,
+        "expected": 2_113_904,
+        "open_chunks": 8,
+        "lanes": "[]",
+    }
+    rows = [
+        {"campaign_id": ids["campaign"], "number": n, "job_id": new_id(now), "size": 500, "attempt": 1,
+         "state": "sending" if n > 2587 else "waiting" if n in (484, 1600, 2241) else "done", "started_at": began,
+         "accepted": 494, "refused": 6, "ended_at": now + (HOUR if n > 2394 else -MINUTE)} for n in range(1, 2596)
+    ]  # fmt: skip
+    some = [
+        {"campaign_id": ids["campaign-stopped"], "number": n, "job_id": new_id(now), "size": 20, "attempt": 1,
+         "state": "done", "started_at": now - DAY, "accepted": 19, "refused": 1, "unsent": int(n == 2),
+         "ended_at": now - DAY} for n in range(1, 4)
+    ]  # fmt: skip
+    stopped = {
+        "state": "stopped",
+        "reason": "the price was wrong",
+        "started_at": now - DAY,
+        "ended_at": now - DAY,
+        "opened": 60,
+        "accepted": 56,
+        "refused": 3,
+        "unsent": 1,
+        "next_chunk": 4,
+        "expected": 120,
+        "lanes": "[]",
+    }
+    gated = {"state": "paused", "reason": "approval: 120 recipients, more than 100", "expected": 120}
+
+    def write(tx: Transaction) -> None:
+        for name, values in (("campaign", sent), ("campaign-stopped", stopped), ("campaign-gated", gated)):
+            tx.execute(update(campaigns).where(campaigns.c.id == ids[name]).values(**values))
+        tx.execute(insert(chunks), [*rows])
+        tx.execute(insert(chunks), [*some])
+
+    await app.store.run(write)
+    pages = {name: f"/ui/campaigns/{id_}" for name, id_ in ids.items()}
+    return pages | {
+        "campaigns": "/ui/campaigns", "campaign-stop": f"{pages['campaign']}/stop",
+        "campaign-left": f"{pages['campaign-planned']}/people?state=left",
+        "campaign-timetable": f"{pages['campaign-planned']}/timetable",
+    }  # fmt: skip
+
+
+async def _watch(app: Timebell, web: Web) -> dict[str, str]:
+    """Triggers in step, orphaned, and one whose source wants another token."""
+    given: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+        ("shift-soon", "duty-schedules", "shift.start-15", {"column": "start_at", "offsets": ["-15m"],
+         "condition": [{"field": "checked_in", "op": "eq", "value": False}], "recipients": "user_id"}),
+        ("launch-date", "product-launches", "board.launch", {"column": "launch"}),
+        ("contract-renewal", "contracts-eu", "board.renewal", {"column": "ends", "offsets": ["-30d", "-1d"]}),
+        ("trial-ends", "accounts", "trial.end", {"column": "trial_ends_at"}),
+        ("birthday", "people", "people.birthday", {"column": "born", "offsets": ["+1w"]}),
+    )  # fmt: skip
+    for name, source, topic, body in given:
+        made = (await web.post("/api/v1/sources", {"name": source})).json()
+        answer = await web.post(
+            "/api/v1/triggers", {"name": name, "source": source, "topic": topic, "timezone": "Asia/Seoul", **body}
+        )
+        assert answer.status_code == 201, answer.text
+        items = [
+            {"key": str(8100 + n), "version": 1,
+             "fields": {body["column"]: f"2040-01-{n + 1:02}T09:00:00", "user_id": f"u{n}", "state": "active"}}
+            for n in range(12)
+        ]  # fmt: skip
+        await web.post(f"/api/v1/sources/{source}/items", {"items": items})
+        now = app.clock.now()
+        if source == "contracts-eu":
+            await app.store.run(sources.orphan, made["id"], "Board orphaned (404)", now - 6 * HOUR)
+        if source == "accounts":
+            why = "monday.com does not take the token: re-authorization required."
+            await app.store.run(sources.failed, made["id"], why)
+        if source == "duty-schedules":
+            await app.store.run(sources.synced, made["id"], None, now - 3 * MINUTE / 60)
+    done = update(schema.operations).values(state="completed", done=12, total=12, finished_at=now)
+    await app.store.run(lambda tx: tx.execute(done))
+    await web.post("/api/v1/triggers/birthday/pause", {"reason": "the list is being cleaned up"})
+    return {
+        "triggers": "/ui/triggers",
+        "trigger": "/ui/triggers/shift-soon",
+        "trigger-orphaned": "/ui/triggers/contract-renewal",
+        "trigger-sign-in": "/ui/triggers/trial-ends",
+    }
+
+
+async def _tenants(app: Timebell, web: Web) -> dict[str, str]:
+    now = app.clock.now()
+    given = (("growth", 5000, 4812, 50), ("finance", None, 0, 20), ("ops", 500, 500, 5), ("ai", None, 0, 100))
+    for name, limit, _, rate in given:
+        limits = {"requestsPerSecond": rate} | ({"jobsPerMonth": limit} if limit else {})
+        await web.post("/api/v1/tenants", {"id": name, "limits": limits})
+    used = [{"tenant_id": name, "month": month_of(now, None), "used": used} for name, _, used, _ in given if used]
+    await app.store.run(lambda tx: tx.execute(insert(months), used))
+    return {"tenants": "/ui/tenants"}
+
+
+async def _why(web: Web, schedule: str) -> str:
+    found = (await web.get(f"/api/v1/schedules/{schedule}")).json()
+    return f"/ui/schedules/{schedule}/why?at={found['nextFireAt']}"
