@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks import machine, over_http, pages, report, to_targets, verbs
+from benchmarks.on_mariadb import TimebellOnMariadb
 from benchmarks.systems import PEERS, Server, System, TimebellOnPostgres, TimebellOnSqlite
 from benchmarks.workloads import SCALES, WORKLOADS, Sizes
 
@@ -27,8 +28,9 @@ def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
     everything = [*WORKLOADS, "next", "verbs"]
     parser.add_argument("workloads", nargs="?", default=everything, type=_some_of(everything), metavar="W1,W2,...")
-    parser.add_argument("--stores", default=["sqlite", "postgres"], type=_some_of(["sqlite", "postgres"]))
-    parser.add_argument("--processes", default=["1", "2"], type=_some_of(["1", "2"]), help="two only on PostgreSQL")
+    stores = ["sqlite", "postgres", "mariadb"]
+    parser.add_argument("--stores", default=stores[:2], type=_some_of(stores))
+    parser.add_argument("--processes", default=["1", "2"], type=_some_of(["1", "2"]), help="two only on a server")
     parser.add_argument("--peer", default="pgqueuer", choices=[*PEERS, "none"])
     parser.add_argument("--scale", default="full", choices=[*SCALES])
     parser.add_argument("--runs", default=1, type=int, help="of each; medians are shown")
@@ -47,10 +49,10 @@ def _some_of(known: Sequence[str]) -> Any:
     return read
 
 
-def _planned(given: argparse.Namespace, server: Server | None) -> list[tuple[str, System, int]]:
+def _planned(given: argparse.Namespace, server: Server | None) -> list[tuple[str, Any, int]]:
     """(workload, system, processes), the peer right after ours so that both see the same machine."""
     counts = [int(each) for each in given.processes]
-    plan: list[tuple[str, System, int]] = []
+    plan: list[tuple[str, Any, int]] = []
     for workload in (each for each in given.workloads if each in WORKLOADS):
         if "sqlite" in given.stores and 1 in counts:
             plan.append((workload, TimebellOnSqlite(), 1))
@@ -59,6 +61,8 @@ def _planned(given: argparse.Namespace, server: Server | None) -> list[tuple[str
             if given.peer != "none" and workload != "W7":  # it knows no tenants
                 systems.append(PEERS[given.peer](server))
             plan += [(workload, system, count) for count in counts for system in systems]
+        if "mariadb" in given.stores:
+            plan += [(workload, TimebellOnMariadb(), count) for count in counts]
     return plan
 
 
@@ -133,7 +137,8 @@ async def _main(given: argparse.Namespace) -> bool:
             results["next"] = next_fire.measure()
         if "verbs" in given.workloads:
             _say("verbs")
-            results["verbs"] = await verbs.measure(given.stores, server)
+            stores = [store for store in given.stores if store != "mariadb"]
+            results["verbs"] = await verbs.measure(stores, server)
     except asyncio.CancelledError:
         _say("stopped; what was measured so far:")
         raise

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.servers import Postgres
+from tests.servers import MariaDB, Postgres
 
 # How long an example takes says more about the machine; what must be quick has tests that say so.
 settings.register_profile("timebell", deadline=None)
@@ -35,6 +35,14 @@ def postgres() -> Iterator[Postgres]:
     server.close()
 
 
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """The server of this session."""
+    server = MariaDB(os.environ.get("TIMEBELL_TEST_MARIADB_URL"))
+    yield server
+    server.close()
+
+
 def _migrate(url: str) -> None:
     from timebell.store.open import upgrade
 
@@ -47,6 +55,14 @@ def postgres_url(postgres: Postgres) -> Iterator[str]:
     url = postgres.create_database(_migrate)
     yield url
     postgres.drop_database(url)
+
+
+@pytest.fixture
+def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
+    """A fresh, migrated MariaDB database."""
+    url = mariadb.create_database(_migrate)
+    yield url
+    mariadb.drop_database(url)
 
 
 @pytest.fixture

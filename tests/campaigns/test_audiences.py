@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.servers import Postgres
+from tests.servers import MariaDB, Postgres
 from timebell import Timebell
 from timebell.campaigns import outside
 from timebell.campaigns.outside import Outside
@@ -36,6 +36,13 @@ def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterato
                 connection.executescript(statements)
 
         url = f"sqlite:///{file}"
+    elif kind == "mariadb":
+        maria: MariaDB = request.getfixturevalue("mariadb")
+        url = maria.create_database()
+
+        def do(statements: str) -> None:
+            maria.execute(f"USE `{url.rpartition('/')[2]}`", statements)
+
     else:
         server: Postgres = request.getfixturevalue("postgres")
         url = server.create_database()
@@ -54,16 +61,18 @@ def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterato
     yield url, do
     if kind == "postgres":
         server.drop_database(url)
+    if kind == "mariadb":
+        maria.drop_database(url)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def people(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Theirs]:
     """One for a test that changes it."""
     with database(request.param, tmp_path, request) as found:
         yield found
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
 def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
     """One that nobody changes."""
     with database(request.param, tmp_path_factory.mktemp("theirs"), request) as found:

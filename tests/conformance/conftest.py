@@ -10,13 +10,33 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete
 
-from tests.servers import Postgres
+from tests.servers import MariaDB, Postgres
 from timebell.store.dialects.base import Store
 from timebell.store.open import open_store, upgrade
 from timebell.store.schema import metadata
 from timebell.store.transaction import Transaction
 
 from .helpers import T0
+
+# What of MariaDB is tested each time; the rest of it is slow.
+DAILY = ("test_cancel", "test_claim", "test_create", "test_dispatch", "test_endings", "test_fire", "test_joined",
+         "test_leadership", "test_schema")  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow of MariaDB."""
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if given is not None and "mariadb" in given.params.values() and item.path.stem not in DAILY:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """A fresh, migrated database on each store in turn."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +64,18 @@ def _postgres_store(postgres: Postgres, runner: asyncio.Runner) -> Iterator[Stor
     postgres.drop_database(url)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(scope="session")
+def _mariadb_store(mariadb: MariaDB, runner: asyncio.Runner) -> Iterator[Store]:
+    url = mariadb.create_database()
+    runner.run(upgrade(url))
+    store = open_store(url, lambda: T0, server_clock=False)
+    runner.run(store.open())
+    yield store
+    runner.run(store.close())
+    mariadb.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, runner: asyncio.Runner) -> Iterator[Store]:
     """An open, empty store of each kind in turn; only the times passed in count."""
     if request.param == "sqlite":
@@ -54,7 +85,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, runner: asyncio.Runner
         yield opened
         runner.run(opened.close())
     else:
-        shared: Store = request.getfixturevalue("_postgres_store")
+        shared: Store = request.getfixturevalue(f"_{request.param}_store")
         runner.run(shared.run(_empty))
         yield shared
 

@@ -148,8 +148,10 @@ async def test_other_jobs_cost_no_further_statement(store: Store) -> None:
         await fire(store, after(minutes=10))
         (attempt,) = await claim(store, after(minutes=10))
         await store.run(count, attempt)
-    assert counted[0] == 3
-    assert counted[1] == counted[0] + 1
+    # MariaDB copies and deletes as SQLite does, asks for the next as PostgreSQL does, and updates in two statements.
+    maria = store.url.startswith("mariadb")
+    assert counted[0] == (4 if maria else 3)
+    assert counted[1] == counted[0] + (2 if maria else 1)
 
 
 @stored

@@ -11,7 +11,9 @@ from datetime import UTC
 from typing import Any
 
 import asyncpg
+import pymysql
 import pytest
+from pymysql.cursors import DictCursor
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -51,7 +53,7 @@ class Rollback(Exception):
 @asynccontextmanager
 async def _sync(url: str, session: bool) -> Any:
     """A plain Connection or Session, in a transaction that commits unless the block raises."""
-    driver = "postgresql+psycopg" if "postgres" in url else "sqlite"
+    driver = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql"}.get(url.partition(":")[0], "sqlite")
     if "psycopg" in driver:
         pytest.importorskip("psycopg", reason="no synchronous PostgreSQL driver here: pip install psycopg[binary]")
     engine = create_engine(make_url(url).set(drivername=driver))
@@ -124,6 +126,25 @@ async def _sqlite3(url: str, legacy: bool) -> Any:
             yield connection
 
 
+@asynccontextmanager
+async def _pymysql(url: str, by_hand: bool) -> Any:
+    """One of PyMySQL, whose rows are dicts, whose zone is not UTC and whose collation is another."""
+    place = make_url(url)
+    connection = pymysql.connect(
+        host=place.host, port=place.port or 3306, user=place.username, database=place.database, autocommit=by_hand,
+        cursorclass=DictCursor, collation="utf8mb4_general_ci", init_command="SET time_zone = '+09:00'",
+    )  # fmt: skip
+    with closing(connection):
+        if by_hand:
+            connection.begin()
+        try:
+            yield connection
+        except BaseException:
+            connection.rollback()
+            raise
+        connection.commit()
+
+
 WAYS = {
     "Connection": lambda url: _sync(url, session=False),
     "Session": lambda url: _sync(url, session=True),
@@ -144,12 +165,23 @@ WAYS |= {
 }
 ON_POSTGRES = [("postgres", way) for way in WAYS]
 ON_SQLITE = [("sqlite", way) for way in WAYS_OF_SQLITE]
-WAYS |= WAYS_OF_SQLITE
-every_way = pytest.mark.parametrize(("store", "way"), [*ON_SQLITE, *ON_POSTGRES], indirect=["store"])
+WAYS_OF_MARIADB = {
+    "Connection": WAYS["Connection"],
+    "Session": WAYS["Session"],
+    "PyMySQL": lambda url: _pymysql(url, by_hand=False),
+    "PyMySQL by hand": lambda url: _pymysql(url, by_hand=True),
+}
+ON_MARIADB = [("mariadb", way) for way in WAYS_OF_MARIADB]
+WAYS |= WAYS_OF_SQLITE | WAYS_OF_MARIADB
+every_way = pytest.mark.parametrize(("store", "way"), [*ON_SQLITE, *ON_POSTGRES, *ON_MARIADB], indirect=["store"])
 
 
 async def _say(connection: Any, statement: str) -> None:
     """A statement of the caller's own."""
+    if isinstance(connection, pymysql.connections.Connection):
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+        return
     of_sqlalchemy = type(connection).__module__.startswith("sqlalchemy")
     ran = connection.execute(text(statement) if of_sqlalchemy else statement)
     if hasattr(ran, "__await__"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, event, inspect
 
 from timebell.errors import SchemaOutdated
 from timebell.store import open as opening
@@ -31,7 +31,13 @@ def _differences(connection: Connection) -> list[Any]:
 
 def _indexes(connection: Connection) -> dict[str, str]:
     """Every index of our tables, by name, as the database writes it, partial conditions included."""
-    if connection.dialect.name == "sqlite":
+    if connection.dialect.name == "mysql":
+        query = (
+            "SELECT CONCAT(table_name, ' ', index_name), GROUP_CONCAT(CONCAT(column_name, non_unique) ORDER BY"
+            " seq_in_index) FROM information_schema.statistics WHERE table_schema = DATABASE()"
+            " AND table_name <> 'timebell_version' GROUP BY table_name, index_name"
+        )
+    elif connection.dialect.name == "sqlite":
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
     else:
         query = (
@@ -54,27 +60,32 @@ def _columns(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
+@pytest.mark.parametrize("store_url", ["sqlite", "postgres"], indirect=True)  # MariaDB's own types are compared below
 def test_migrations_and_schema_agree(store_url: str) -> None:
     assert asyncio.run(opening._on_connection(store_url, _differences)) == []
 
 
-def test_migrations_build_the_very_indexes_and_columns_of_the_schema(store_url: str, tmp_path: Any) -> None:
+def test_migrations_build_the_very_indexes_and_columns_of_the_schema(
+    store_url: str, tmp_path: Any, request: pytest.FixtureRequest
+) -> None:
     def migrated(connection: Connection) -> Any:
         return _indexes(connection), _columns(connection)
 
     def from_schema(connection: Connection) -> Any:
-        if connection.dialect.name != "sqlite":
+        if connection.dialect.name == "postgresql":
             connection.exec_driver_sql("CREATE SCHEMA from_schema; ")
             connection.exec_driver_sql("SET LOCAL search_path TO from_schema")
         metadata.create_all(connection)
         try:
             return _indexes(connection), _columns(connection)
         finally:
-            if connection.dialect.name != "sqlite":
+            if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("DROP SCHEMA from_schema CASCADE")
 
     built = asyncio.run(opening._on_connection(store_url, migrated))
     fresh = f"sqlite:///{tmp_path}/fresh.db" if "sqlite" in store_url else store_url
+    if "mariadb" in store_url:
+        fresh = request.getfixturevalue("mariadb").create_database()
     meant = asyncio.run(opening._on_connection(fresh, from_schema))
     assert built == meant
     assert len(built[0]) >= 10
@@ -85,8 +96,10 @@ def test_upgrading_again_changes_nothing(store_url: str) -> None:
     assert asyncio.run(version(store_url)) == HEAD
 
 
-def test_many_can_upgrade_at_once(postgres: Any) -> None:
-    url = postgres.create_database()
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_many_can_upgrade_at_once(kind: str, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue(kind)
+    url = server.create_database()
 
     async def body() -> None:
         answers = await asyncio.gather(*(upgrade(url) for _ in range(4)))
@@ -95,11 +108,11 @@ def test_many_can_upgrade_at_once(postgres: Any) -> None:
     try:
         asyncio.run(body())
     finally:
-        postgres.drop_database(url)
+        server.drop_database(url)
 
 
-def test_an_empty_database_has_no_version_and_says_what_to_do(postgres: Any, tmp_path: Any) -> None:
-    for url in (postgres.create_database(), f"sqlite:///{tmp_path}/empty.db"):
+def test_an_empty_database_has_no_version_and_says_what_to_do(postgres: Any, mariadb: Any, tmp_path: Any) -> None:
+    for url in (postgres.create_database(), mariadb.create_database(), f"sqlite:///{tmp_path}/empty.db"):
         assert asyncio.run(version(url)) is None
 
         async def use(url: str = url) -> None:
@@ -116,3 +129,34 @@ def test_an_empty_database_has_no_version_and_says_what_to_do(postgres: Any, tmp
             asyncio.run(use())
         if url.startswith("postgres"):
             postgres.drop_database(url)
+
+
+@pytest.mark.parametrize(
+    "after", [3, pytest.param(20, marks=pytest.mark.slow), 41, pytest.param(60, marks=pytest.mark.slow)]
+)
+def test_an_upgrade_of_mariadb_that_was_killed_goes_on(after: int, mariadb: Any) -> None:
+    """Its DDL is in no transaction: whatever was done stays done, and is passed over the next time."""
+    url = mariadb.create_database()
+
+    def broken(connection: Connection) -> Any:
+        said = 0
+
+        @event.listens_for(connection, "after_cursor_execute")
+        def count(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            nonlocal said
+            said += not statement.startswith("SELECT")
+            if said == after:
+                raise KeyboardInterrupt
+
+        return opening.migrate(connection)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(opening._on_connection(url, broken))
+        assert asyncio.run(upgrade(url))[1] == HEAD
+        fresh = mariadb.create_database()
+        asyncio.run(upgrade(fresh))
+        for look in (_indexes, _columns):
+            assert asyncio.run(opening._on_connection(url, look)) == asyncio.run(opening._on_connection(fresh, look))
+    finally:
+        mariadb.drop_database(url)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
+import pytest
+
 from timebell.clock import wall
 from timebell.model.limits import Limits
 from timebell.store.dialects.base import Store
@@ -15,6 +17,13 @@ from timebell.store.sql import limits, queues
 from .helpers import ANYONE, NODE, claim, create, everything, fire, job, lane, put, schedule
 
 HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(params=["postgres", pytest.param("mariadb", marks=pytest.mark.slow)])
+def nodes_url(request: pytest.FixtureRequest) -> str:
+    """A database with a clock of its own."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
 
 
 def _by_the_server(url: str, test: Callable[[Store, datetime], Awaitable[None]]) -> None:
@@ -29,7 +38,7 @@ def _by_the_server(url: str, test: Callable[[Store, datetime], Awaitable[None]])
     asyncio.run(body())
 
 
-def test_S1_F1_a_node_an_hour_ahead_claims_nothing_early(postgres_url: str) -> None:
+def test_S1_F1_a_node_an_hour_ahead_claims_nothing_early(nodes_url: str) -> None:
     async def test(store: Store, now: datetime) -> None:
         due, later = job(run_at=now), job(run_at=now + timedelta(minutes=5))
         await create(store, due, later)
@@ -37,32 +46,32 @@ def test_S1_F1_a_node_an_hour_ahead_claims_nothing_early(postgres_url: str) -> N
         await store.run(queues.put, "default", Limits(concurrency=5))
         assert await store.run(limits.claim_limited, lane(), ANYONE, NODE, 5, now + HOUR) == []
 
-    _by_the_server(postgres_url, test)
+    _by_the_server(nodes_url, test)
 
 
-def test_a_node_an_hour_ahead_fires_no_schedule_early(postgres_url: str) -> None:
+def test_a_node_an_hour_ahead_fires_no_schedule_early(nodes_url: str) -> None:
     async def test(store: Store, now: datetime) -> None:
         soon = now + timedelta(minutes=5)
         await put(store, schedule(next_fire_at=soon))
         fired = await fire(store, now + HOUR)
         assert (fired.schedules, fired.next_fire_at, await everything(store)) == (0, soon, [])
 
-    _by_the_server(postgres_url, test)
+    _by_the_server(nodes_url, test)
 
 
-def test_a_node_an_hour_behind_is_late_and_not_wrong(postgres_url: str) -> None:
+def test_a_node_an_hour_behind_is_late_and_not_wrong(nodes_url: str) -> None:
     async def test(store: Store, now: datetime) -> None:
         due = job(run_at=now)
         await create(store, due)
         assert await claim(store, now - HOUR) == []
         assert [attempt.id for attempt in await claim(store, now)] == [due.id]
 
-    _by_the_server(postgres_url, test)
+    _by_the_server(nodes_url, test)
 
 
-def test_the_reading_is_the_clock_of_the_database(postgres_url: str) -> None:
+def test_the_reading_is_the_clock_of_the_database(nodes_url: str) -> None:
     async def test(store: Store, now: datetime) -> None:
         assert now.utcoffset() == timedelta(0)
         assert now <= await store.reading() <= now + timedelta(minutes=1)
 
-    _by_the_server(postgres_url, test)
+    _by_the_server(nodes_url, test)

@@ -294,6 +294,7 @@ async def test_connection_makes_cancels_and_moves_in_the_callers_transaction(app
     await app.open()
     job, moved = await app.schedule_at("a", later(hours=1)), await app.schedule_at("a", later(hours=1))
     url = app.settings.database_url.replace("postgresql://", "postgresql+psycopg://")
+    url = url.replace("mariadb://", "mariadb+pymysql://")
     try:
         engine = create_engine(url)
     except ModuleNotFoundError:  # asyncpg alone: an AsyncConnection serves as well

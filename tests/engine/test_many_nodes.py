@@ -73,7 +73,7 @@ def size(request: pytest.FixtureRequest) -> int:
     return nodes
 
 
-def test_invariant_1_each_occurrence_of_a_schedule_of_every_second_is_one_job(postgres_url: str, size: int) -> None:
+def test_invariant_1_each_occurrence_of_a_schedule_of_every_second_is_one_job(nodes_url: str, size: int) -> None:
     async def test(cluster: Cluster) -> None:
         ran: list[Arrived] = []
         for app in cluster.apps:
@@ -93,10 +93,10 @@ def test_invariant_1_each_occurrence_of_a_schedule_of_every_second_is_one_job(po
         assert all(event.fired_at >= event.scheduled_at for event in ran)
         assert len((await cluster.apps[0].schedules.list(None, 9, None)).items) == 1
 
-    clustered(test, postgres_url, size)
+    clustered(test, nodes_url, size)
 
 
-def test_each_job_runs_once_and_every_node_takes_a_share(postgres_url: str, size: int) -> None:
+def test_each_job_runs_once_and_every_node_takes_a_share(nodes_url: str, size: int) -> None:
     async def test(cluster: Cluster) -> None:
         ran: list[tuple[int, str]] = []
         for number, app in enumerate(cluster.apps):
@@ -113,10 +113,10 @@ def test_each_job_runs_once_and_every_node_takes_a_share(postgres_url: str, size
         assert {number for number, _ in ran} == set(range(len(cluster.apps)))
         assert {job.state for job in await jobs(cluster.apps[0])} == {"completed"}
 
-    clustered(test, postgres_url, size)
+    clustered(test, nodes_url, size)
 
 
-def test_a_topic_runs_only_on_the_nodes_that_hear_it(postgres_url: str, size: int) -> None:
+def test_a_topic_runs_only_on_the_nodes_that_hear_it(nodes_url: str, size: int) -> None:
     async def test(cluster: Cluster) -> None:
         ran: list[tuple[int, str]] = []
         for number, app in enumerate(cluster.apps):
@@ -132,10 +132,10 @@ def test_a_topic_runs_only_on_the_nodes_that_hear_it(postgres_url: str, size: in
         assert all(topic == f"only.{number}" for number, topic in ran)
         assert len(ran) == 60
 
-    clustered(test, postgres_url, size)
+    clustered(test, nodes_url, size)
 
 
-def test_a_queue_keeps_its_limit_over_all_nodes(postgres_url: str, size: int) -> None:
+def test_a_queue_keeps_its_limit_over_all_nodes(nodes_url: str, size: int) -> None:
     async def test(cluster: Cluster) -> None:
         now_running, most, done = 0, 0, 0
         for app in cluster.apps:
@@ -155,10 +155,10 @@ def test_a_queue_keeps_its_limit_over_all_nodes(postgres_url: str, size: int) ->
             await eventually(lambda: done >= 30, cluster.apps[0])
         assert (done, most <= 3) == (30, True)
 
-    clustered(test, postgres_url, size)
+    clustered(test, nodes_url, size)
 
 
-def test_one_node_leads_and_another_does_when_it_leaves(postgres_url: str) -> None:
+def test_one_node_leads_and_another_does_when_it_leaves(nodes_url: str) -> None:
     async def test(cluster: Cluster) -> None:
         first, second = cluster.apps
         async with second.running(heartbeat=0.1, lease=1.0) as staying:
@@ -168,10 +168,10 @@ def test_one_node_leads_and_another_does_when_it_leaves(postgres_url: str) -> No
                 assert [one.leader.fence is None for one in both].count(False) == 1
             await eventually(lambda: staying.leader.fence is not None, second)
 
-    clustered(test, postgres_url, 2)
+    clustered(test, nodes_url, 2)
 
 
-def test_S1_F6_a_job_of_a_node_that_fell_silent_runs_on_another(postgres_url: str) -> None:
+def test_S1_F6_a_job_of_a_node_that_fell_silent_runs_on_another(nodes_url: str) -> None:
     async def test(cluster: Cluster) -> None:
         silent, other = cluster.apps
         stuck, log = asyncio.Event(), Log()
@@ -198,7 +198,7 @@ def test_S1_F6_a_job_of_a_node_that_fell_silent_runs_on_another(postgres_url: st
         done = await other.get(job.id)
         assert (done.state, done.attempt, [one["code"] for one in done.attempts]) == ("completed", 2, ["LEASE_LOST"])
 
-    clustered(test, postgres_url, 2)
+    clustered(test, nodes_url, 2)
 
 
 async def _never() -> None:
@@ -219,7 +219,7 @@ def test_a_job_made_on_one_node_wakes_another_before_its_next_look(postgres_url:
     clustered(test, postgres_url, 2)
 
 
-def test_a_client_whose_clock_is_wrong_still_means_the_time_of_the_database(postgres_url: str) -> None:
+def test_a_client_whose_clock_is_wrong_still_means_the_time_of_the_database(nodes_url: str) -> None:
     async def test(cluster: Cluster) -> None:
         (client,) = cluster.apps
         true = client.clock.now()
@@ -231,10 +231,10 @@ def test_a_client_whose_clock_is_wrong_still_means_the_time_of_the_database(post
         assert made.next_fire_at is not None
         assert abs(made.next_fire_at - true) < timedelta(minutes=1)
 
-    clustered(test, postgres_url, 1)
+    clustered(test, nodes_url, 1)
 
 
-def test_a_plain_function_that_was_asked_to_stop_is_waited_for(postgres_url: str) -> None:
+def test_a_plain_function_that_was_asked_to_stop_is_waited_for(nodes_url: str) -> None:
     async def test(cluster: Cluster) -> None:
         release, ran = threading.Event(), []
         for app in cluster.apps:
@@ -260,4 +260,4 @@ def test_a_plain_function_that_was_asked_to_stop_is_waited_for(postgres_url: str
         assert (second.reason, second.attempt) == ("superseded", 0)
         assert ran == [first.id, third.id]
 
-    clustered(test, postgres_url, 2)
+    clustered(test, nodes_url, 2)

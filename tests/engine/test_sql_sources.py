@@ -1,17 +1,20 @@
-"""Sources that are tables of a database: read, followed and swept, in real time, over SQLite and PostgreSQL."""
+"""Sources that are tables of a database: read, followed and swept, over SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
+import pymysql
 import pytest
 
 from tests.servers import Postgres
@@ -36,6 +39,12 @@ class Rows:
                 connection.execute(query.replace("$", "?"), plain)
                 connection.commit()
             return
+        if self.url.startswith("mariadb"):
+            query = re.sub(r"\bON CONFLICT \(id\) DO UPDATE SET", "ON DUPLICATE KEY UPDATE", query)
+            query = re.sub(r"\bexcluded\.(\w+)", r"VALUES(\1)", query)
+            plain = [json.dumps(one) if isinstance(one, list) else one for one in values]
+            await asyncio.to_thread(_on_mariadb, self.url, re.sub(r"\$\d", "%s", query), plain)
+            return
         connection = await asyncpg.connect(self.url)
         try:
             await connection.execute(query, *values)
@@ -44,6 +53,9 @@ class Rows:
 
     async def make(self) -> None:
         sqlite = self.url.startswith("sqlite")
+        if self.url.startswith("mariadb"):
+            await self.write(TABLE.format(id="integer primary key", instant="timestamp(6) null", list="text"))
+            return
         types = {"id": "integer primary key", "instant": "text" if sqlite else "timestamptz",
                  "list": "text" if sqlite else "text[]"}  # fmt: skip
         await self.write(TABLE.format(**types))
@@ -57,6 +69,16 @@ class Rows:
             " status = excluded.status, updated_at = excluded.updated_at",
             id_, start_at, users or ["ana"], status, datetime.now(UTC),
         )  # fmt: skip
+
+
+def _on_mariadb(url: str, query: str, values: list[Any]) -> None:
+    place = urlsplit(url)
+    settings: dict[str, Any] = {"database": place.path[1:], "init_command": "SET time_zone = '+00:00'"}
+    connection = pymysql.connect(
+        host=place.hostname, port=place.port or 3306, user=place.username, autocommit=True, **settings
+    )
+    with closing(connection), connection.cursor() as cursor:
+        cursor.execute(query, values)
 
 
 def soon(**spans: float) -> datetime:
@@ -75,11 +97,12 @@ async def until(holds: Callable[[], Any], within: float = 15.0) -> None:
 
 
 def both(test: Callable[..., Any]) -> Callable[..., None]:
-    """On a table of SQLite and of PostgreSQL; Timebell itself is on SQLite."""
+    """On a table of SQLite, of PostgreSQL and of MariaDB; Timebell itself is on SQLite."""
 
-    @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-    def run(kind: str, tmp_path: Path, postgres: Postgres) -> None:
-        url = f"sqlite:///{tmp_path}/theirs.db" if kind == "sqlite" else postgres.create_database()
+    @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
+    def run(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+        server = None if kind == "sqlite" else request.getfixturevalue(kind)
+        url = f"sqlite:///{tmp_path}/theirs.db" if server is None else server.create_database()
 
         async def body() -> None:
             rows, app = Rows(url), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
@@ -92,8 +115,8 @@ def both(test: Callable[..., Any]) -> Callable[..., None]:
         try:
             asyncio.run(body())
         finally:
-            if kind == "postgres":
-                postgres.drop_database(url)
+            if server is not None:
+                server.drop_database(url)
 
     run.__name__ = test.__name__
     return run
@@ -246,7 +269,8 @@ def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"url": "mysql://x/y", "table": "t"}, {"url": "sqlite:///x.db"}, {"url": "sqlite:///x.db", "table": "t; DROP"},
+    [{}, {"url": "oracle://x/y", "table": "t"}, {"url": "sqlite:///x.db"},
+     {"url": "sqlite:///x.db", "table": "t; DROP"},
      {"url": "sqlite:///x.db", "table": "t", "key": "a b"}, {"url": "sqlite:///x.db", "table": "t", "changes": "guess"},
      {"url": "sqlite:///x.db", "table": "t", "changes": "cursor"}, {"url": "sqlite:///x.db", "table": "t", "x": 1},
      {"url": "sqlite:///x.db", "table": "t", "changes": "notify"},

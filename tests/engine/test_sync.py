@@ -200,7 +200,8 @@ class Rollback(Exception):
 @pytest.fixture
 def engine(app: Timebell, store_url: str) -> Iterator[Engine]:
     app.sync.open()  # not from within a transaction, for which SQLite would wait
-    driver = "postgresql+psycopg" if "postgres" in store_url else "sqlite"
+    drivers = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
+    driver = drivers.get(store_url.partition(":")[0], "sqlite")
     made = create_engine(make_url(store_url).set(drivername=driver))
     with made.begin() as connection:
         connection.execute(text("CREATE TABLE orders (id integer)"))

@@ -41,7 +41,8 @@ class Shop:
         self.app = Timebell(url, timezone="UTC")
 
     def own_engine(self) -> Any:
-        driver = "sqlite" if self.url.startswith("sqlite") else "postgresql+psycopg"
+        drivers = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
+        driver = drivers.get(self.url.partition(":")[0], "sqlite")
         return create_engine(make_url(self.url).set(drivername=driver))
 
     def say(self, statement: str) -> Any:

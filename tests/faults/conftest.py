@@ -11,6 +11,20 @@ import pytest
 from tests.faults.harness import NodeProcess
 
 
+@pytest.fixture(params=["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.slow)])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """A fresh, migrated database on each store in turn."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture(params=["postgres", pytest.param("mariadb", marks=pytest.mark.slow)])
+def nodes_url(request: pytest.FixtureRequest) -> str:
+    """A fresh, migrated database on each store that several nodes may share."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
 @pytest.fixture
 def effects(tmp_path: Path) -> Path:
     """Where the nodes write what they do."""

@@ -22,52 +22,52 @@ Start = Callable[..., NodeProcess]
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_S1_F1_nodes_that_wake_for_the_same_second_make_one_job(
-    count: int, postgres_url: str, node: Start, effects: Path
+    count: int, nodes_url: str, node: Start, effects: Path
 ) -> None:
-    ask(postgres_url, lambda app: app.schedule_repeat("work", Every("PT1S"), name="ticks", overlap="allow"))
+    ask(nodes_url, lambda app: app.schedule_repeat("work", Every("PT1S"), name="ticks", overlap="allow"))
     for _ in range(count):
-        node(postgres_url)
+        node(nodes_url)
     wait_until(lambda: len(starts(effects)) >= 6, "six occurrences", 30)
-    found = [job for job in jobs(postgres_url) if job.schedule_id is not None]
+    found = [job for job in jobs(nodes_url) if job.schedule_id is not None]
     accounted(found, 1.0)
     assert all(attempts == [1] for attempts in starts(effects).values())
 
 
 def test_S1_F4_a_frozen_node_cannot_end_what_others_took_over(
-    postgres_url: str, node: Start, effects: Path, tmp_path: Path
+    nodes_url: str, node: Start, effects: Path, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    job = ask(postgres_url, lambda app: app.schedule_at("work", payload={"gate": str(gate)}))
-    frozen = node(postgres_url)
+    job = ask(nodes_url, lambda app: app.schedule_at("work", payload={"gate": str(gate)}))
+    frozen = node(nodes_url)
     wait_until(lambda: starts(effects), "it started")
-    other = node(postgres_url)
+    other = node(nodes_url)
     frozen.freeze()
     wait_until(lambda: len(lines(effects, "start")) == 2, "the other took over", 30)
     gate.touch()
-    (ended,) = wait_until(lambda: jobs(postgres_url, status=["completed"]), "it ended")
+    (ended,) = wait_until(lambda: jobs(nodes_url, status=["completed"]), "it ended")
     assert (ended.result, ended.attempt) == (other.pid, 2)
     frozen.signal(signal.SIGCONT)
-    late = ask(postgres_url, lambda app: app.schedule_at("work"))
+    late = ask(nodes_url, lambda app: app.schedule_at("work"))
     wait_until(lambda: late.occurrence_key in starts(effects), "the nodes go on")
-    assert ask(postgres_url, lambda app: app.get(job.id)).result == other.pid
+    assert ask(nodes_url, lambda app: app.get(job.id)).result == other.pid
     assert frozen.terminate()[0] == 0
     assert starts(effects)[job.occurrence_key] == [1, 2]
 
 
 def test_a_node_frozen_inside_the_firing_transaction_holds_nobody_up(
-    postgres_url: str, node: Start, effects: Path
+    nodes_url: str, node: Start, effects: Path
 ) -> None:
-    ask(postgres_url, lambda app: app.schedule_repeat("work", Every("PT1S"), name="ticks", overlap="allow"))
-    stuck = node(postgres_url, ready=False, FAULT="fire.3:stop:3")
+    ask(nodes_url, lambda app: app.schedule_repeat("work", Every("PT1S"), name="ticks", overlap="allow"))
+    stuck = node(nodes_url, ready=False, FAULT="fire.3:stop:3")
     wait_until(lambda: lines(effects, "fault"), "frozen in its transaction")
     wait_until(lambda: stuck.state == "T", "frozen")
     before = len(starts(effects))
-    node(postgres_url)
+    node(nodes_url)
     # The server ends a transaction that has been idle for 10 s; then the schedule is free.
     wait_until(lambda: len(starts(effects)) >= before + 3, "it fires again", 30)
     stuck.signal(signal.SIGCONT)
     wait_until(lambda: len(starts(effects)) >= before + 6, "both go on", 30)
-    accounted([job for job in jobs(postgres_url) if job.schedule_id is not None], 1.0)
+    accounted([job for job in jobs(nodes_url) if job.schedule_id is not None], 1.0)
     assert all(attempts == [1] for attempts in starts(effects).values())
 
 
@@ -127,19 +127,15 @@ def test_lost_hints_cost_time_only(postgres_url: str, node: Start, effects: Path
 
 @pytest.mark.parametrize("wrong", [3600, -3600])
 def test_a_node_an_hour_off_fires_by_the_database_s_clock(
-    wrong: int, postgres_url: str, node: Start, effects: Path
+    wrong: int, nodes_url: str, node: Start, effects: Path
 ) -> None:
-    node(postgres_url, WALL=str(wrong))
-    soon = ask(
-        postgres_url, lambda app: app.schedule_at("work", app.clock.now() + timedelta(seconds=1.5), timezone="UTC")
-    )
-    never = ask(
-        postgres_url, lambda app: app.schedule_at("work", app.clock.now() + timedelta(minutes=30), timezone="UTC")
-    )
+    node(nodes_url, WALL=str(wrong))
+    soon = ask(nodes_url, lambda app: app.schedule_at("work", app.clock.now() + timedelta(seconds=1.5), timezone="UTC"))
+    never = ask(nodes_url, lambda app: app.schedule_at("work", app.clock.now() + timedelta(minutes=30), timezone="UTC"))
     (line,) = wait_until(lambda: lines(effects, "start"), "it started", 10)
     assert line["key"] == soon.occurrence_key
     assert 0 <= line["at"] - line["due"] < 1
-    assert ask(postgres_url, lambda app: app.get(never.id)).state is JobState.PENDING
+    assert ask(nodes_url, lambda app: app.get(never.id)).state is JobState.PENDING
 
 
 def test_a_cancel_that_says_prevented_prevents(store_url: str, node: Start, effects: Path) -> None:

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from timebell.errors import StoreUnreachable
-from timebell.store.dialects import pooler
+from timebell.store.dialects import mariadb, pooler
+from timebell.store.dialects.mariadb import MariaStore
 from timebell.store.dialects.postgres import PostgresStore
 
 
@@ -36,6 +37,19 @@ def test_silence_is_no_answer(seen: bool, monkeypatch: pytest.MonkeyPatch) -> No
             if seen:
                 monkeypatch.setitem(pooler._pooled, url, False)
             store = PostgresStore(url)
+            with pytest.raises(StoreUnreachable):
+                await store.reading()
+            await store.close()
+
+    asyncio.run(ask())
+
+
+def test_silence_of_a_mariadb_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mariadb, "ANSWER", 1)
+
+    async def ask() -> None:
+        async with _silent(b"") as url:
+            store = MariaStore(url.replace("postgresql", "mariadb"))
             with pytest.raises(StoreUnreachable):
                 await store.reading()
             await store.close()

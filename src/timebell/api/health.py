@@ -118,7 +118,7 @@ def _facts(app: Timebell, database_time: datetime) -> dict[str, Any]:
         "status": "ready",
         "version": package_version(),
         "node": app.settings.node_name,
-        "store": "postgresql" if app.store.many_nodes else "sqlite",
+        "store": app.store.dialect.name.partition(" ")[0],
         "schema": HEAD,
         "tzdata": tzdata_version(),
         "databaseTime": database_time.isoformat().replace("+00:00", "Z"),

@@ -107,7 +107,7 @@ class Outside:
         except ImportError as missing:
             raise Refused(
                 f"To read an audience from there takes a package that is not installed ({missing.name}).",
-                code="EXTRA_MISSING", fix="pip install pymysql",
+                code="EXTRA_MISSING", fix='Run: pip install "timebell[mysql]".',
             ) from missing  # fmt: skip
         except (SQLAlchemyError, OSError) as failed:
             why = str(getattr(failed, "orig", None) or failed).partition("\n")[0]

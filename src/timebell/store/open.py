@@ -12,17 +12,22 @@ from sqlalchemy import Connection, inspect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from timebell.errors import InvalidInput, SchemaOutdated
-from timebell.store.dialects import postgres, sqlite
+from timebell.store.dialects import mariadb, postgres, sqlite
 from timebell.store.dialects.base import Store
 
 R = TypeVar("R")
 
 VERSION_TABLE = "timebell_version"
 HEAD = "0022"
+KINDS = {
+    "sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql",
+}  # fmt: skip
+"""What the scheme of a URL stands for."""
 
 
 def open_store(url: str, wall: Callable[[], datetime], *, server_clock: bool = True, read_only: bool = False) -> Store:
-    """The store behind `sqlite:///file` or `postgresql://user@host/name`; call its `open` before use.
+    """The store behind `sqlite:///file`, `postgresql://user@host/name` or `mariadb://user@host/name`; call its `open`
+    before use.
 
     `wall` reads this machine's clock, which is SQLite's; with `server_clock=False` only the times passed in
     decide what is due and nothing waits for the disk (virtual time). `read_only` refuses writes, and needs no right to;
@@ -31,6 +36,8 @@ def open_store(url: str, wall: Callable[[], datetime], *, server_clock: bool = T
     kind = _kind(url)
     if kind == "sqlite":
         return sqlite.SqliteStore(url, wall, durable=server_clock, read_only=read_only)
+    if kind == "mysql":
+        return mariadb.MariaStore(url, server_clock=server_clock, read_only=read_only)
     return postgres.PostgresStore(url, server_clock=server_clock, read_only=read_only)
 
 
@@ -39,21 +46,24 @@ def _kind(url: str) -> str:
         kind = make_url(url).get_backend_name()
     except ArgumentError as bad:
         raise _invalid(url) from bad
-    if kind not in ("sqlite", "postgresql", "postgres"):
+    if kind not in KINDS:
         raise _invalid(url)
-    return "sqlite" if kind == "sqlite" else "postgresql"
+    return KINDS[kind]
 
 
 def listening(url: str) -> list[tuple[str, int]]:
     """(host, port) where the database takes connections; none for a file or a Unix socket."""
-    return [] if _kind(url) == "sqlite" else postgres.listening(url)
+    kind = _kind(url)
+    if kind == "mysql":
+        return mariadb.listening(url)
+    return [] if kind == "sqlite" else postgres.listening(url)
 
 
 def _invalid(url: str) -> InvalidInput:
     return InvalidInput(
         f"{url.split('@')[-1]!r} is not a database that Timebell knows.",
         code="DATABASE_URL_INVALID",
-        fix="Use sqlite:///timebell.db or postgresql://user@host/name.",
+        fix="Use sqlite:///timebell.db, postgresql://user@host/name or mariadb://user@host/name.",
     )
 
 
@@ -91,6 +101,8 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
     options = {"version_table": VERSION_TABLE}
     if connection.dialect.name == "postgresql":  # one migrator at a time
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7463210012)")
+    elif connection.dialect.name == "mysql":  # it is let go with the connection
+        connection.exec_driver_sql("SELECT GET_LOCK(CONCAT('timebell ', DATABASE()), 3600)")
     before = MigrationContext.configure(connection, opts=options).get_current_revision()
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
@@ -102,6 +114,8 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
 async def _on_connection(url: str, call: Callable[[Connection], R], begin: str = "BEGIN IMMEDIATE") -> R:
     if _kind(url) == "sqlite":
         return await asyncio.to_thread(_on_sqlite, url, call, begin)
+    if _kind(url) == "mysql":
+        return await asyncio.to_thread(_on_mariadb, url, call)
     engine = postgres.engine_for(url).execution_options(isolation_level="READ COMMITTED")
     try:
         async with engine.begin() as connection:
@@ -110,6 +124,17 @@ async def _on_connection(url: str, call: Callable[[Connection], R], begin: str =
         raise postgres.unreachable(url, failed) from failed
     finally:
         await engine.dispose()
+
+
+def _on_mariadb(url: str, call: Callable[[Connection], R]) -> R:
+    engine = mariadb.migrating(url)
+    try:
+        with engine.begin() as connection:
+            return call(connection)
+    except DBAPIError as failed:
+        raise mariadb.translated(url, failed) from failed
+    finally:
+        engine.dispose()
 
 
 def _on_sqlite(url: str, call: Callable[[Connection], R], begin: str) -> R:

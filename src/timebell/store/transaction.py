@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any, Protocol
 
 import orjson
-from sqlalchemy import Connection, Executable, text
+from sqlalchemy import Connection, Executable, Insert, Table, text
+from sqlalchemy.dialects.postgresql import insert as insert_or
 from sqlalchemy.engine import CursorResult
 
 from timebell.store.statement import Statement, Words
@@ -37,6 +38,16 @@ class Dialect(Words, Protocol):
 
     def from_db(self, value: Any) -> Any:
         """The inverse: a datetime, or None."""
+
+
+def insert_unless(dialect: Dialect, table: Table) -> Insert:
+    """INSERT that passes over what is there already."""
+    if dialect.name.startswith("mysql"):
+        from sqlalchemy.dialects.mysql import insert as insert_and
+
+        key = table.primary_key.columns[0]
+        return insert_and(table).on_duplicate_key_update({key.name: key})
+    return insert_or(table).on_conflict_do_nothing()  # SQLite says it the same way
 
 
 class Transaction(Protocol):

@@ -1,4 +1,4 @@
-"""A table or query of a PostgreSQL or SQLite database, which is only ever read.
+"""A table or query of a PostgreSQL, MySQL, MariaDB or SQLite database, which is only ever read.
 
 Its rows are read in the order of their key, a few hundred at a time. What changes is found by comparing everything, by
 a column that rises with each change, or, on PostgreSQL, by a trigger of the table that says so (`install`).
@@ -18,13 +18,15 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-from sqlalchemy import make_url, text
+from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from timebell.errors import InvalidInput, SourceFailed
 from timebell.model.policy import seconds
 from timebell.store.dialects import postgres
+from timebell.store.open import KINDS
+from timebell.triggers import mysql_source
 from timebell.triggers.base import Read
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
@@ -46,7 +48,7 @@ class SqlTable:
                 f"A source of kind sql has no option {min(unknown)!r:.60}.", f"There are {', '.join(OPTIONS)}."
             )
         self._url = options.get("url")
-        self._sqlite = _kind(self._url) == "sqlite"
+        self._kind = _kind(self._url)
         query, table = options.get("query"), options.get("table")
         if (query is None and table is None) or not isinstance(query or "", str):
             raise _unfit("A source of kind sql reads a table or a query.", "Give table, or query.")
@@ -57,14 +59,16 @@ class SqlTable:
         if self.changes not in CHANGES:
             raise _unfit(f"changes is {self.changes!r:.40}.", f"Use {', '.join(CHANGES)}.")
         self._rising = _named(options.get("cursor"), "cursor") if self.changes == "cursor" else None
-        if self.changes == "notify" and self._sqlite:
-            raise _unfit("SQLite tells nobody of changes.", 'Use "changes": "compare" or "cursor".')
+        if self.changes == "notify" and self._kind != "postgresql":
+            named = "SQLite" if self._kind == "sqlite" else "MySQL"
+            raise _unfit(f"{named} tells nobody of changes.", 'Use "changes": "compare" or "cursor".')
         self.channel = _named(options.get("channel", "timebell_items"), "channel")
         self.every = (
             0.0 if self.changes == "notify" else seconds(options.get("everySeconds", EVERY), "everySeconds", least=0.1)
         )
         self.sweep = seconds(options.get("sweepEverySeconds", SWEEP), "sweepEverySeconds", least=0.1)
         self._engine: AsyncEngine | None = None
+        self._blocking: Engine | None = None
         self._listener: asyncpg.Connection[Any] | None = None
         self._key_type: type = str
 
@@ -150,10 +154,13 @@ class SqlTable:
         if self._engine is not None:
             await self._engine.dispose()
             self._engine = None
+        if self._blocking is not None:
+            self._blocking.dispose()
+            self._blocking = None
 
     def install(self) -> str:
         """SQL that makes the table say what changes, for somebody to review and run. Raises InvalidInput."""
-        if self.table is None or self._sqlite:
+        if self.table is None or self._kind != "postgresql":
             raise _unfit("Only a table of PostgreSQL can say what changes.", "Give the source a table, or compare.")
         name = f"{self.channel}_{self.table.replace('.', '_')}"[:63]
         return INSTALL.format(name=name, table=self.table, key=self.key, channel=self.channel)
@@ -171,8 +178,11 @@ class SqlTable:
     async def _rows(self, query: str, given: Mapping[str, Any], most: int = 10_000) -> list[dict[str, Any]]:
         try:
             async with asyncio.timeout(WITHIN):
-                if self._sqlite:
+                if self._kind == "sqlite":
                     return await asyncio.to_thread(_sqlite, str(self._url), query, dict(given), most)
+                if self._kind == "mysql":
+                    self._blocking = self._blocking or mysql_source.engine_for(str(self._url))
+                    return await asyncio.to_thread(mysql_source.rows, self._blocking, query, dict(given), most)
                 if self._engine is None:
                     self._engine = postgres.engine_for(str(self._url), pool_size=2, read_only=True)
                 async with self._engine.connect() as connection:
@@ -212,9 +222,12 @@ def _kind(url: Any) -> str:
         kind = make_url(url).get_backend_name() if isinstance(url, str) else ""
     except ArgumentError:
         kind = ""
-    if kind not in ("sqlite", "postgresql", "postgres"):
-        raise _unfit("url is no database that a source can read.", "postgresql://user@host/name, or sqlite:///file.db.")
-    return "sqlite" if kind == "sqlite" else "postgresql"
+    if kind not in KINDS:
+        raise _unfit(
+            "url is no database that a source can read.",
+            "postgresql:// or mysql://user@host/name, or sqlite:///file.db.",
+        )
+    return KINDS[kind]
 
 
 def _named(value: Any, option: str, form: re.Pattern[str] = NAME) -> str:

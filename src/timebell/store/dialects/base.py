@@ -15,6 +15,11 @@ from timebell.errors import InvalidInput
 from timebell.store.dialects import drivers
 from timebell.store.transaction import Dialect, SqlTransaction, Steps, Transaction
 
+LAST_SUCCESS = (
+    "SELECT max(f.finished_at) FROM (SELECT state, finished_at FROM timebell_finished"
+    " WHERE schedule_id = s.id ORDER BY scheduled_at DESC LIMIT 20) AS f WHERE f.state = 'completed'"
+)
+"""Of the schedule `s`, if it is one of its last occurrences."""
 P = ParamSpec("P")
 R = TypeVar("R")
 Operation = Callable[Concatenate[Transaction, P], R]
@@ -98,7 +103,7 @@ async def join_callers(
     connection: Any, dialect: Dialect, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[R, str]:
     """`join` for whatever a caller holds: Connection, Session, AsyncConnection or AsyncSession, or a connection of
-    psycopg, asyncpg or sqlite3 itself.
+    psycopg, asyncpg, PyMySQL or sqlite3 itself.
 
     A synchronous one is used by the thread that brought it. Raises InvalidInput (CONNECTION_INVALID,
     TRANSACTION_MISSING).
@@ -109,7 +114,8 @@ async def join_callers(
     if not (driver or is_async or isinstance(connection, Connection) or _is_session(connection)):
         raise InvalidInput(
             f"connection is a {named}.", code="CONNECTION_INVALID",
-            fix="Give a Connection or Session of SQLAlchemy, sync or async, or one of psycopg, asyncpg or sqlite3.",
+            fix="Give a Connection or Session of SQLAlchemy, sync or async, or one of psycopg, asyncpg, PyMySQL or"
+            " sqlite3.",
         )  # fmt: skip
     if is_async and there is not None:
         raise InvalidInput(
@@ -119,9 +125,10 @@ async def join_callers(
 
     def on(connection: Connection) -> tuple[R, str]:
         kind = dialect.name.partition(" ")[0]
-        if connection.dialect.name != kind:
+        found = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
+        if found != kind:
             raise InvalidInput(
-                f"connection is one to {connection.dialect.name}, and the app's database is {kind}.",
+                f"connection is one to {found}, and the app's database is {kind}.",
                 code="CONNECTION_INVALID", fix="Give one to the database of the app.",
             )  # fmt: skip
         return join(connection, dialect, operation, args, kwargs)

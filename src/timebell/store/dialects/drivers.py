@@ -1,4 +1,4 @@
-"""A caller's own connection of psycopg, asyncpg or sqlite3, made one of SQLAlchemy's for one operation.
+"""A caller's own connection of psycopg, asyncpg, PyMySQL or sqlite3, made one of SQLAlchemy's for one operation.
 
 Its transaction is the caller's: nothing here begins, commits or rolls back, and nothing closes the connection.
 """
@@ -19,6 +19,7 @@ from sqlalchemy.util import greenlet_spawn
 from timebell.errors import InvalidInput
 
 R = TypeVar("R")
+_IN_TRANSACTION = 1  # of the status that MariaDB gives with each answer
 ASYNC = ("postgresql+asyncpg", "postgresql+psycopg_async")
 
 
@@ -33,6 +34,9 @@ def driver_of(connection: Any) -> str | None:
         return "postgresql+psycopg"
     if psycopg is not None and isinstance(connection, psycopg.AsyncConnection):
         return "postgresql+psycopg_async"
+    pymysql = sys.modules.get("pymysql")
+    if pymysql is not None and isinstance(connection, pymysql.connections.Connection):
+        return "mysql+pymysql"
     return None
 
 
@@ -43,6 +47,8 @@ def check_transaction(driver: str, connection: Any) -> None:
         missing = at_once and not connection.in_transaction
     elif driver == "postgresql+asyncpg":
         missing = not connection.is_in_transaction()
+    elif driver == "mysql+pymysql":
+        missing = connection.get_autocommit() and not connection.server_status & _IN_TRANSACTION
     else:
         missing = connection.autocommit and not connection.info.transaction_status
     if missing:
@@ -116,6 +122,10 @@ class _Plain:
             cursor = self._connection.cursor()
             cursor.row_factory = None
             return cursor
+        if hasattr(self._connection, "server_status"):
+            from pymysql.cursors import Cursor
+
+            return self._connection.cursor(Cursor)
         from psycopg.rows import tuple_row
 
         return self._connection.cursor(row_factory=tuple_row)

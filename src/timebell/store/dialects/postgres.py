@@ -23,7 +23,7 @@ from sqlalchemy.util import await_only
 
 from timebell.errors import StoreError, StoreUnreachable, TimebellError
 from timebell.store.dialects import pooler
-from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
+from timebell.store.dialects.base import LAST_SUCCESS, Finish, Operation, P, R, join_callers
 from timebell.store.dialects.lending import lend, lend_here, nothing_more
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, SqlTransaction, Steps, Transaction
@@ -63,6 +63,9 @@ class PostgresWords:
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "for_update": "FOR UPDATE",
             "own_id": "j.id",
+            "by_row": "",
+            "last_success": LAST_SUCCESS,
+            "minute": "date_trunc('minute', run_at)",
             "in_turn": "true",
             # A join that takes so many rows for each of those before it.
             "each": "CROSS JOIN LATERAL (SELECT * FROM timebell_jobs",

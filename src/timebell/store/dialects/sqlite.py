@@ -23,7 +23,7 @@ from sqlalchemy.pool import NullPool
 
 from timebell.errors import StoreError, StoreInUse, StoreUnreachable
 from timebell.store import transaction
-from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
+from timebell.store.dialects.base import LAST_SUCCESS, Finish, Operation, P, R, join_callers
 from timebell.store.dialects.lending import lend, lend_here, nothing_more
 from timebell.store.dialects.shared import Shared, shared_engine
 from timebell.store.statement import Statement
@@ -51,6 +51,9 @@ class SqliteWords:
         " AND j.hold = 'overlap')",
         "each": "CROSS JOIN timebell_jobs s WHERE s.id IN (SELECT id FROM timebell_jobs",
         "each_end": ")",
+        "by_row": "",
+        "last_success": LAST_SUCCESS,
+        "minute": "run_at / 60000000",
         "due": "run_at <= :now",
         "due_schedule": "next_fire_at <= :now",
         "hears": "((:everything AND route NOT LIKE '@%') OR route IN (SELECT value FROM json_each(:exact))"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Integer, func, literal_column, select
+from sqlalchemy import func, literal_column, select
 
 from timebell.model.schedule import Schedule
 from timebell.store.schema import jobs, schedules
@@ -38,8 +38,6 @@ def pending(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> 
     """How many pending jobs of a tenant are due in each minute of [start, end)."""
     at = jobs.c.run_at
     where = (jobs.c.tenant_id == tenant_id) & (jobs.c.state == "pending") & (at >= start) & (at < end)
-    minute: Any = literal_column("run_at / 60000000", Integer)
-    if tx.dialect.partitioned:
-        minute = func.date_trunc("minute", at)
+    minute: Any = literal_column(tx.dialect.words["minute"])
     found: Any = tx.execute(select(minute, func.count()).where(where).group_by(minute)).all()
     return {from_micros(when * MINUTE) if isinstance(when, int) else when: count for when, count in found}

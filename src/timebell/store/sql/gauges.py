@@ -58,7 +58,7 @@ REMAINING = Statement(
 DEPTHS = Statement(
     "WITH $rows SELECT d.queue, (SELECT count(*) FROM (SELECT 1 FROM timebell_jobs"  # noqa: S608 - constants only
     f" WHERE {CLAIMABLE} AND queue = d.queue AND priority = d.priority AND run_at <= :now LIMIT {COUNTED + 1}) AS c)"
-    " AS depth FROM d",
+    " AS depth FROM d $by_row",
     queue="text",
     priority="int",
 )
@@ -68,9 +68,7 @@ OVERDUE = Statement(
     " ORDER BY next_fire_at LIMIT :most"
 )
 SUCCESSES = Statement(
-    "SELECT s.tenant_id, s.name, (SELECT max(f.finished_at) FROM (SELECT state, finished_at FROM timebell_finished"
-    " WHERE schedule_id = s.id ORDER BY scheduled_at DESC LIMIT 20) AS f WHERE f.state = 'completed') AS at"
-    " FROM timebell_schedules s ORDER BY s.id LIMIT :most"
+    "SELECT s.tenant_id, s.name, ($last_success) AS at FROM timebell_schedules s ORDER BY s.id LIMIT :most"
 )
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import select, update
-from sqlalchemy.dialects.postgresql import insert as insert_unless
 
 from timebell.model.months import first_of_next, forecast, month_of
 from timebell.store.schema import jobs, tenants
 from timebell.store.sql.tenants import read_limits
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import Transaction, insert_unless
 from timebell.store.trigger_tables import months
 
 
@@ -44,7 +43,7 @@ def charge(tx: Transaction, asked: Mapping[str, Sequence[str]], now: datetime) -
             continue
         month = month_of(now, row.timezone)
         mine = (months.c.tenant_id == tenant_id) & (months.c.month == month)
-        tx.execute(insert_unless(months).values(tenant_id=tenant_id, month=month, used=0).on_conflict_do_nothing())
+        tx.execute(insert_unless(tx.dialect, months).values(tenant_id=tenant_id, month=month, used=0))
         used = tx.execute(select(months.c.used).where(mine).with_for_update()).scalar_one()
         which = jobs.c.id.in_(asked[tenant_id])
         uncharged = set(tx.execute(select(jobs.c.id).where(which, jobs.c.charged.is_(False))).scalars())

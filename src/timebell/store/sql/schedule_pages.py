@@ -75,7 +75,8 @@ def _in_action(tx: Transaction, path: str) -> ColumnElement[str]:
     names = [outer, inner] if inner else [outer]
     if tx.dialect.partitioned:
         return func.json_extract_path_text(cast(schedules.c.action, JSON), *names)
-    return func.json_extract(schedules.c.action, "$" + "".join(f'."{name}"' for name in names))
+    extract = func.json_value if tx.dialect.name.startswith("mysql") else func.json_extract
+    return extract(schedules.c.action, "$" + "".join(f'."{name}"' for name in names))
 
 
 def firing(tx: Transaction, tenant_id: str | None, before: datetime) -> list[Schedule]:

@@ -9,14 +9,13 @@ from typing import Any
 
 import orjson
 from sqlalchemy import Row, delete, insert, select, update
-from sqlalchemy.dialects.postgresql import insert as insert_unless
 
 from timebell.errors import Conflict, NotFound
 from timebell.model.page import Page
 from timebell.model.target import Secret, secret_names
 from timebell.store.schema import data_keys, secrets, targets
 from timebell.store.sql.ledger import make_tenants
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import Transaction, insert_unless
 from timebell.store.trigger_tables import sources
 from timebell.tenancy.secrets import Box, Keyring
 
@@ -33,7 +32,7 @@ def box(tx: Transaction, ring: Keyring, tenant_id: str, now: datetime) -> Box:
         "tenant_id": tenant_id, "wrapped_by": ring.newest, "wrapped": ring.new_data_key(tenant_id), "created_at": now,
         "updated_at": now,
     }  # fmt: skip
-    tx.execute(insert_unless(data_keys).values(**values).on_conflict_do_nothing())  # SQLite says it the same way
+    tx.execute(insert_unless(tx.dialect, data_keys).values(**values))
     made = opener(tx, ring, tenant_id)
     assert made is not None
     return made
