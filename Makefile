@@ -8,7 +8,7 @@ BESIDE := -n auto --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server pyproject.toml requirements/build.in
 
-.PHONY: help run test test-all screens check format openapi bench lock clean
+.PHONY: help run test test-all screens check format openapi docs bench lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ format: $(VENV)/.dev ## put the code into shape
 openapi: $(VENV)/.dev ## write docs/reference/openapi.json from the code
 	$(BIN)/python -m timebell.api.v1 > docs/reference/openapi.json
 
+docs: $(VENV)/.dev ## the documentation as a site, into build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict -f docs-site/mkdocs.yml
+	@echo "docs: build/site/index.html"
+
 bench: $(VENV)/.bench ## the figures, beside a peer's (BENCH="W2,W3 --stores sqlite" for some of them)
 	$(BIN)/python -m benchmarks $(BENCH)
 
@@ -69,4 +73,4 @@ lock: $(VENV)/.dev ## pin the newest versions, with hashes
 	$(UV_COMPILE) requirements/bench.in -c requirements/run.txt -o requirements/bench.txt
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -184,3 +184,42 @@ def test_metrics_are_all_explained() -> None:
     assert list(said) == list(METRICS)
     for name, (_, kind, labels, says) in said.items():
         assert (kind, tuple(code_words(labels)), says) == METRICS[name]
+
+
+PROMISED = {  # how many promises each has, and faults of its own design
+    "mass-push": ("S0", 139, 9), "scheduler-service": ("S1", 135, 9), "embedded-library": ("S2", 60, 8),
+    "precise-triggers": ("S3", 67, 8), "shift-reminders": ("S4", 72, 7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_every_promise_says_once_where_it_lives(name: str) -> None:
+    """Once, and with a page, unless it is mere context."""
+    letter, most, faults = PROMISED[name]
+    page = DOCS / "promises" / f"{name}.md"
+    said: list[str] = []
+    for ids, promise, where in rows(page):
+        listed = list(_numbers(ids, letter))
+        said += listed
+        assert listed, promise
+        assert "](" in where or code_words(where) or promise.startswith("where it comes from"), promise
+    wanted = [*(f"{number}" for number in range(1, most + 1)), *(f"F{number}" for number in range(1, faults + 1))]
+    assert sorted(said) == sorted(wanted)
+
+
+def _numbers(cell: str, letter: str) -> Iterator[str]:
+    for part in cell.removeprefix(f"{letter}-").split(", "):
+        kind = "F" if part.startswith("F") else ""
+        first, _, last = part.removeprefix("F").partition("-")
+        yield from (f"{kind}{number}" for number in range(int(first), int(last or first) + 1))
+
+
+def test_integrations_are_all_explained() -> None:
+    from timebell.integrations import asgi, django, flask
+
+    told = (REFERENCE / "python.md").read_text()
+    for module in (asgi, django, flask):
+        for name, value in vars(module).items():
+            mine = getattr(value, "__module__", "") == module.__name__
+            if mine and (inspect.isfunction(value) or inspect.isclass(value)) and name[0] != "_":
+                assert f"`{module.__name__.rpartition('.')[2]}.{name}" in told, name

@@ -103,19 +103,20 @@ async def join_callers(
     connection: Any, dialect: Dialect, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[R, str]:
     """`join` for whatever a caller holds: Connection, Session, AsyncConnection or AsyncSession, or a connection of
-    psycopg, asyncpg, PyMySQL or sqlite3 itself.
+    psycopg, asyncpg, PyMySQL or sqlite3 itself, or Django's.
 
     A synchronous one is used by the thread that brought it. Raises InvalidInput (CONNECTION_INVALID,
     TRANSACTION_MISSING).
     """
     driver = drivers.driver_of(connection)
-    there, is_async = callers_thread.get(), hasattr(connection, "run_sync") or driver in drivers.ASYNC
+    django, there = drivers.is_django(connection), callers_thread.get()
+    is_async = not django and (hasattr(connection, "run_sync") or driver in drivers.ASYNC)
     named = type(connection).__name__
-    if not (driver or is_async or isinstance(connection, Connection) or _is_session(connection)):
+    if not (driver or django or is_async or isinstance(connection, Connection) or _is_session(connection)):
         raise InvalidInput(
             f"connection is a {named}.", code="CONNECTION_INVALID",
-            fix="Give a Connection or Session of SQLAlchemy, sync or async, or one of psycopg, asyncpg, PyMySQL or"
-            " sqlite3.",
+            fix="Give a Connection or Session of SQLAlchemy, sync or async, or one of psycopg, asyncpg, PyMySQL, sqlite3"
+            " or Django.",
         )  # fmt: skip
     if is_async and there is not None:
         raise InvalidInput(
@@ -134,10 +135,12 @@ async def join_callers(
         return join(connection, dialect, operation, args, kwargs)
 
     def joined() -> tuple[R, str]:
-        if driver is None:
-            return on(connection if isinstance(connection, Connection) else connection.connection())
-        drivers.check_transaction(driver, connection)
-        return drivers.lent(driver, connection, on)
+        own = drivers.of_django(connection) if django else connection
+        its = drivers.driver_of(own)
+        if its is None:
+            return on(own if isinstance(own, Connection) else own.connection())
+        drivers.check_transaction(its, own)
+        return drivers.lent(its, own, on)
 
     if driver in drivers.ASYNC:
         return await drivers.awaited(joined)

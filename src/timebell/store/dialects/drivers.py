@@ -1,4 +1,5 @@
-"""A caller's own connection of psycopg, asyncpg, PyMySQL or sqlite3, made one of SQLAlchemy's for one operation.
+"""A caller's own connection of psycopg, asyncpg, PyMySQL, sqlite3 or Django, made one of SQLAlchemy's for one
+operation.
 
 Its transaction is the caller's: nothing here begins, commits or rolls back, and nothing closes the connection.
 """
@@ -38,6 +39,30 @@ def driver_of(connection: Any) -> str | None:
     if pymysql is not None and isinstance(connection, pymysql.connections.Connection):
         return "mysql+pymysql"
     return None
+
+
+def is_django(connection: Any) -> bool:
+    """Whether it is Django's `connection`, or one of its `connections`."""
+    base = sys.modules.get("django.db.backends.base.base")  # not imported: then nobody holds one
+    if base is None:
+        return False
+    return isinstance(connection, base.BaseDatabaseWrapper | sys.modules["django.utils.connection"].ConnectionProxy)
+
+
+def of_django(connection: Any) -> Any:
+    """The driver's connection within Django's, which is the calling thread's own.
+
+    Raises InvalidInput (CONNECTION_INVALID), and what Django raises in a transaction that is already broken.
+    """
+    connection.validate_no_broken_transaction()
+    connection.ensure_connection()
+    inner = connection.connection
+    if driver_of(inner) is None:
+        raise InvalidInput(
+            f"Django's connection {connection.alias!r} is one of {type(inner).__module__}.", code="CONNECTION_INVALID",
+            fix="Use SQLite, or PostgreSQL with psycopg 3 (pip install psycopg).",
+        )  # fmt: skip
+    return inner
 
 
 def check_transaction(driver: str, connection: Any) -> None:

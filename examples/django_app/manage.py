@@ -1,0 +1,18 @@
+"""A Django shop with Timebell: orders in a model, reminders in the same transaction, `manage.py timebell ...`.
+
+pip install "timebell[server]" django "psycopg[binary]"
+export SHOP_DATABASE=shop                            # a PostgreSQL; without it a file of SQLite
+python manage.py migrate
+python manage.py timebell db upgrade
+python manage.py runserver                          # the web: makes jobs
+python manage.py timebell run                       # the engine: runs them
+"""
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
+    execute_from_command_line(sys.argv)

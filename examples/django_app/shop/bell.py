@@ -1,0 +1,17 @@
+"""The app of Timebell: on Django's own database, with a handler that uses the ORM."""
+
+from timebell import Arrived, Timebell
+from timebell.integrations.django import database_url, fresh_connections
+
+bell = Timebell(database_url(), timezone="UTC")
+
+
+@bell.on("orders.remind")
+@fresh_connections
+def remind(event: Arrived) -> str:
+    from shop.models import Order  # not before Django has loaded its apps
+
+    order = Order.objects.get(id=event.payload["order"])
+    order.reminded = True
+    order.save()
+    return f"{order.customer} is reminded"

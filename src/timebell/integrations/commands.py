@@ -1,0 +1,28 @@
+"""The command line within another's: `manage.py timebell ...` and `flask timebell ...`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from timebell.errors import TimebellError
+
+
+def run(program: str, arguments: Sequence[str], app: str | None, url: Callable[[], str]) -> None:
+    """Run a command of Timebell's for `app` (`module:attribute`), on its database, or on the one at `url`."""
+    from timebell.cli.loading import load_app
+    from timebell.cli.main import main
+    from timebell.cli.output import complain, exit_code
+
+    try:
+        if app is not None:
+            os.environ.setdefault("TIMEBELL_APP", app)
+            os.environ["TIMEBELL_DATABASE_URL"] = load_app(app).settings.database_url
+        else:
+            os.environ.setdefault("TIMEBELL_DATABASE_URL", url())
+    except TimebellError as error:
+        complain(error)
+        sys.exit(exit_code(error))
+    sys.argv = [program, *arguments]
+    main()

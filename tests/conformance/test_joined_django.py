@@ -1,0 +1,209 @@
+"""Jobs made on Django's own connection: they are there if and only if `transaction.atomic` commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import django as framework
+import pytest
+from django.conf import settings
+
+if not settings.configured:
+    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}, USE_TZ=True)
+    framework.setup()
+
+from django.db import connection as default_connection
+from django.db import connections, transaction
+from django.db.transaction import TransactionManagementError
+from django.utils.connection import ConnectionProxy
+
+from timebell import Every, Timebell
+from timebell.errors import InvalidInput, NotFound
+from timebell.integrations.django import dashboard_link, database_url, fresh_connections
+
+ALIAS = "joined"
+
+
+def described(url: str) -> dict[str, Any]:
+    """What DATABASES says of it."""
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": parts.path[1:]}
+    return {
+        "ENGINE": "django.db.backends.postgresql", "NAME": parts.path[1:], "USER": parts.username,
+        "PASSWORD": parts.password or "", "HOST": parts.hostname, "PORT": str(parts.port),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def django(store_url: str) -> Iterator[ConnectionProxy]:
+    """Django's connection to the store's database, as `django.db.connection` is one."""
+    connections.databases[ALIAS] = connections.configure_settings({ALIAS: described(store_url), "default": {}})[ALIAS]
+    proxy = ConnectionProxy(connections, ALIAS)
+    with proxy.cursor() as cursor:
+        cursor.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+    yield proxy
+    proxy.close()
+    del connections[ALIAS], connections.databases[ALIAS]
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[Timebell]:
+    app = Timebell(store_url, timezone="UTC")
+    app.sync.open()
+    yield app
+    app.sync.close()
+
+
+def add(django: ConnectionProxy, order: int) -> None:
+    with django.cursor() as cursor:
+        cursor.execute("INSERT INTO orders VALUES (%s)", [order])
+
+
+def orders(django: ConnectionProxy) -> list[int]:
+    with django.cursor() as cursor:
+        cursor.execute("SELECT id FROM orders ORDER BY id")
+        return [id_ for (id_,) in cursor.fetchall()]
+
+
+def jobs(app: Timebell) -> list[Any]:
+    return sorted(job.payload for job in app.sync.list(topic="t").items)
+
+
+def test_the_job_is_there_if_and_only_if_the_transaction_commits(django: ConnectionProxy, app: Timebell) -> None:
+    with transaction.atomic(using=ALIAS):
+        add(django, 1)
+        kept = app.sync.schedule_at("t", payload=1, metadata={"a": [1]}, owner_id="ana", connection=django)
+    with pytest.raises(RuntimeError), transaction.atomic(using=ALIAS):
+        add(django, 2)
+        gone = app.sync.schedule_at("t", payload=2, connection=connections[ALIAS])
+        raise RuntimeError
+    assert (orders(django), jobs(app)) == ([1], [1])
+    assert app.sync.get(kept.id) == kept
+    with pytest.raises(NotFound):
+        app.sync.get(gone.id)
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_jobs_along(django: ConnectionProxy, app: Timebell) -> None:
+    with transaction.atomic(using=ALIAS):
+        add(django, 1)
+        app.sync.schedule_at("t", payload=1, connection=django)
+        with pytest.raises(RuntimeError), transaction.atomic(using=ALIAS):
+            add(django, 2)
+            app.sync.schedule_at("t", payload=2, connection=django)
+            raise RuntimeError
+        app.sync.schedule_at("t", payload=3, connection=django)
+    assert (orders(django), jobs(app)) == ([1], [1, 3])
+
+
+def test_cancels_moves_and_schedules_are_joined_too(django: ConnectionProxy, app: Timebell) -> None:
+    first, second = (app.sync.schedule_at("t", "2198-01-01T00:00", payload=each) for each in (1, 2))
+    with transaction.atomic(using=ALIAS):
+        assert app.sync.cancel(first.id, connection=django).outcome == "prevented"
+        moved = app.sync.reschedule(second.id, "2199-01-01T00:00", connection=django)
+        made = app.sync.schedule_repeat("t", Every("PT1H"), name="hourly", connection=django)
+        transaction.set_rollback(True, using=ALIAS)
+    assert [app.sync.get(each.id).state for each in (first, second)] == ["pending", "pending"]
+    for id_, get in ((moved.id, app.sync.get), (made.id, app.sync.schedules.get)):
+        with pytest.raises(NotFound):
+            get(id_)
+    with transaction.atomic(using=ALIAS):
+        app.sync.cancel(first.id, connection=django)
+        kept = app.sync.schedule_repeat("t", Every("PT1H"), name="hourly", connection=django)
+    assert app.sync.get(first.id).state == "cancelled"
+    assert app.sync.schedules.get(kept.id).name == "hourly"
+
+
+def test_outside_of_a_transaction_it_is_refused(django: ConnectionProxy, app: Timebell) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        app.sync.schedule_at("t", connection=django)
+    assert refused.value.code == "TRANSACTION_MISSING"
+    assert jobs(app) == []
+
+
+def test_a_transaction_that_django_calls_broken_takes_nothing(django: ConnectionProxy, app: Timebell) -> None:
+    with pytest.raises(TransactionManagementError), transaction.atomic(using=ALIAS):
+        transaction.set_rollback(True, using=ALIAS)
+        app.sync.schedule_at("t", connection=django)
+    assert jobs(app) == []
+
+
+def test_on_an_event_loop_it_is_django_that_refuses(django: ConnectionProxy, app: Timebell) -> None:
+    from django.core.exceptions import SynchronousOnlyOperation
+
+    django.close()
+
+    async def body() -> None:
+        try:
+            await app.schedule_at("t", connection=django)
+        finally:
+            await app.close()
+
+    with pytest.raises(SynchronousOnlyOperation):
+        asyncio.run(body())
+
+
+def test_a_connection_to_another_kind_of_database_is_refused(postgres_url: str) -> None:
+    app = Timebell(postgres_url, timezone="UTC")
+    try:
+        with pytest.raises(InvalidInput) as refused, transaction.atomic():
+            app.sync.schedule_at("t", connection=default_connection)
+        assert refused.value.code == "CONNECTION_INVALID"
+    finally:
+        app.sync.close()
+        default_connection.close()
+
+
+@pytest.mark.parametrize(
+    ("described", "url"),
+    [
+        ({"ENGINE": "django.db.backends.sqlite3", "NAME": "/srv/shop.db"}, "sqlite:////srv/shop.db"),
+        ({"ENGINE": "django.db.backends.postgresql", "NAME": "shop"}, "postgresql:///shop"),
+        ({"ENGINE": "django.contrib.gis.db.backends.postgis", "NAME": "shop", "USER": "ana", "PASSWORD": "a@b",
+          "HOST": "db.example", "PORT": "5433"}, "postgresql://ana:a%40b@db.example:5433/shop"),
+        ({"ENGINE": "django.db.backends.postgresql", "NAME": "shop", "USER": "ana", "HOST": "/run/postgresql"},
+         "postgresql://ana@/shop?host=%2Frun%2Fpostgresql"),
+    ],
+)  # fmt: skip
+def test_databases_as_addresses(described: dict[str, Any], url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.DATABASES, "other", described)
+    assert database_url("other") == url
+    Timebell(url)  # which knows it
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+        {"ENGINE": "django.db.backends.oracle", "NAME": "x"},
+    ],
+)
+def test_databases_that_cannot_be_shared(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.DATABASES, "other", described)
+    with pytest.raises(InvalidInput) as refused:
+        database_url("other")
+    assert refused.value.code == "DATABASE_URL_INVALID"
+
+
+def test_a_handlers_connection_ends_with_it(django: ConnectionProxy) -> None:
+    django.close()
+    seen: list[Any] = []
+
+    @fresh_connections
+    def handler(order: int) -> int:
+        seen.append(orders(django))
+        assert django.connection is not None
+        return order
+
+    assert handler(7) == 7
+    assert (seen, django.connection) == ([[]], None)
+
+
+def test_rows_lead_to_their_jobs_where_there_is_a_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = dashboard_link(lambda row: f"owner:{row}")
+    assert link("a&b") == ""
+    monkeypatch.setattr(settings, "TIMEBELL_DASHBOARD_URL", "https://bell.example/ui", raising=False)
+    assert link("a&b") == '<a href="https://bell.example/ui/jobs?q=owner%3Aa%26b">jobs</a>'
