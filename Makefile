@@ -8,7 +8,7 @@ BESIDE := -n auto --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server pyproject.toml requirements/build.in
 
-.PHONY: help run test test-all screens check format openapi docs bench lock clean
+.PHONY: help run test test-all screens check format openapi docs bench figures sbom lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,12 @@ docs: $(VENV)/.dev ## the documentation as a site, into build/site; a broken lin
 
 bench: $(VENV)/.bench ## the figures, beside a peer's (BENCH="W2,W3 --stores sqlite" for some of them)
 	$(BIN)/python -m benchmarks $(BENCH)
+
+figures: $(VENV)/.dev ## what an installation costs: size and time of pip install, import, start
+	$(BIN)/python scripts/figures.py
+
+sbom: $(VENV)/.dev ## write sbom.json, the CycloneDX bill of materials of timebell[server]
+	$(BIN)/python scripts/sbom.py > sbom.json
 
 lock: $(VENV)/.dev ## pin the newest versions, with hashes
 	$(PIP) install uv

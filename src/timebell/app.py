@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import TYPE_CHECKING, Any
 
 from timebell import settings as configuration
-from timebell import setup
+from timebell import setup, tracing
 from timebell.alarm import Alarm
 from timebell.client.audiences import Audiences
 from timebell.client.audits import Audits
@@ -40,7 +40,7 @@ from timebell.observe.timed import TimedStore
 from timebell.recurrence import Spec, tzdata_version, zone
 from timebell.store.bridges import bridge_of
 from timebell.store.dialects.base import Store
-from timebell.store.open import HEAD, open_store, outdated, upgrade, version
+from timebell.store.open import HEAD, open_store, outdated, upgrade, version, works
 from timebell.store.sql import queues
 from timebell.targets.base import Target
 from timebell.targets.bodies import sample
@@ -74,6 +74,8 @@ class Timebell(Declared, Verbs):
         self.settings = configuration.load(database_url=url, default_timezone=timezone)
         if self.settings.default_timezone is not None:
             zone(self.settings.default_timezone)
+        if self.settings.otel_enabled:
+            tracing.start(configuration.package_version())
         self._unheard = choice(Unheard, unheard, "unheard")
         self._virtual = clock is not None
         self.handlers = Handlers()
@@ -181,7 +183,7 @@ class Timebell(Declared, Verbs):
         found = await version(url)
         if found != HEAD and (self.settings.database_auto_upgrade or (found is None and url.startswith("sqlite"))):
             await upgrade(url)
-        elif found != HEAD:
+        elif found != HEAD and not await works(url, found):
             raise outdated(url, found)
         await self.store.open()
         if not self._virtual:  # "now" is the database's, also for those who only make jobs

@@ -76,6 +76,7 @@ class Settings:
     metrics_host: str = _setting("127.0.0.1", "text")
     metrics_port: int | None = _setting(None, "int", least=1, most=65_535)
     metrics_schedule_label: bool = _setting(False, "bool")
+    otel_enabled: bool = _setting(False, "bool")
     alert_urls: str | None = _setting(None, "secret")
     log_level: str = _setting("info", "word", words=("debug", "info", "warning", "error"))
     log_format: str = _setting("auto", "word", words=("auto", "text", "json"))
@@ -225,6 +226,13 @@ def package_version() -> str:
         return version("timebell")
     except PackageNotFoundError:
         return "0.0.0+source"
+
+
+def systemd() -> tuple[str | None, float | None]:
+    """Where systemd wants to be told how this process is, and within how many seconds at least (sd_notify(3))."""
+    wanted, micros = os.environ.get("WATCHDOG_PID", str(os.getpid())), os.environ.get("WATCHDOG_USEC", "")
+    watched = micros.isdigit() and int(micros) > 0 and wanted == str(os.getpid())
+    return os.environ.get("NOTIFY_SOCKET") or None, int(micros) / 1e6 if watched else None
 
 
 def colourless() -> bool:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
+from timebell import tracing
 from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.jobs import Jobs, JobSpec, queue_name, spec_of
@@ -100,8 +101,9 @@ class Verbs(ABC):
         await self.open()
         since = await self.schedules.since(options, connection) if replace else None
         calendar = await self.schedules.calendar_of(options, connection)
-        draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since, calendar)
-        return await self.schedules.put(draft, replace=replace, connection=connection)
+        with tracing.creating([topic], []):
+            draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since, calendar)
+            return await self.schedules.put(draft, replace=replace, connection=connection)
 
     async def save_calendar(
         self, name: str, calendar: Calendar, *, tenant_id: str = "default", connection: Any = None

@@ -17,6 +17,7 @@ from timebell.api import health, metrics, server
 from timebell.clock import wall
 from timebell.engine.planner import Planner
 from timebell.engine.worker import Worker
+from timebell.store import open as opening
 from timebell.store.sql import gauges
 
 __all__ = ["start"]
@@ -60,7 +61,8 @@ def test_anonymous_strangers_learn_no_versions(sqlite_url: str) -> None:
 
 def test_strangers_learn_no_reasons_and_addresses(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(app: Timebell, ask: Ask) -> None:
-        monkeypatch.setattr(health, "HEAD", "9999")
+        for module in (health, opening):
+            monkeypatch.setattr(module, "HEAD", "9999")
         near, far = await ask("/readyz"), await ask("/readyz", FAR)
         assert (near.status_code, far.status_code) == (503, 503)
         assert near.json()["code"] == far.json()["code"] == "DATABASE_NOT_UPGRADED"

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import urllib.parse
 import urllib.request
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,16 @@ import yaml
 
 import timebell.observe
 from tests.servers import free_port
-from tests.unit.cli.conftest import Start, start
+from tests.unit.cli.conftest import Cli, Start, cli, start
 from tests.unit.cli.process import until
 from timebell.observe.metrics import METRICS
 
-__all__ = ["start"]
+__all__ = ["cli", "start"]
 
+# Counters of what a sound node does not do: they have no series until it happens.
+RARE = ("timebell_fires_not_run_total", "timebell_missed_total")
+
+DASHBOARD = Path(timebell.observe.__file__).with_name("grafana.json")
 RULES = Path(timebell.observe.__file__).with_name("rules.yml")
 HEALTHY = Path(__file__).with_name("rules_test.yml")
 # Of each rule: what makes it fire, by when, and what must not yet.
@@ -87,7 +90,6 @@ def tool(name: str) -> str:
                 policy.unlink()
     found = shutil.which(name)
     if found is None:
-        warnings.warn(f"NOT TESTED: the alert rules, as {name} is missing (Debian: prometheus)", stacklevel=1)
         pytest.skip(f"NOT TESTED: {name} is missing (Debian package prometheus)")
     return found
 
@@ -107,6 +109,27 @@ def test_rules_speak_of_metrics_that_are_there() -> None:
     assert named <= known
     assert {rule["alert"] for rule in rules()} == set(FIRING)
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in rules())
+
+
+def expressions() -> list[str]:
+    """What the panels of the dashboard ask for."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+
+
+def test_the_dashboard_speaks_of_metrics_that_are_there() -> None:
+    known = {name + end for name, about in METRICS.items() for end in ("", "_bucket") if not end or about[0][0] == "h"}
+    named = {word for expression in expressions() for word in re.findall(r"timebell_\w+", expression)}
+    assert named <= known
+    assert len(named) > 20
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert not [one for one in panels if one["gridPos"]["x"] + one["gridPos"]["w"] > 24]
+
+
+@pytest.mark.parametrize(("which", "file"), [("rules", RULES), ("grafana", DASHBOARD)])
+def test_they_are_printed_as_they_are(which: str, file: Path, cli: Cli) -> None:
+    assert cli("observe", which).out == file.read_text().rstrip("\n") + "\n"
 
 
 def test_a_healthy_system_is_silent(tmp_path: Path) -> None:
@@ -162,10 +185,18 @@ def test_a_real_prometheus_scrapes_a_node_and_loads_the_rules(start: Start, tmp_
         found = ask("query", query='sum(timebell_fires_total{outcome="ok"})')
         return float(found["result"][0]["value"][1]) if found and found["result"] else None
 
+    def answered(asked: str, least: int) -> bool | None:
+        found = ask("query", query=asked)
+        return True if found is not None and len(found["result"]) >= least else None
+
     try:
         assert until(fires, (tmp_path / "prometheus.log").read_text) >= 1
         (group,) = ask("rules")["groups"]
         assert {rule["name"] for rule in group["rules"]} == set(FIRING)
+        for expression in expressions():  # rates need two samples, and what never happened has none
+            asked = expression.replace("$__rate_interval", "1m")
+            rare = any(metric in asked for metric in RARE)
+            until(lambda: answered(asked, least=0 if rare else 1), lambda: asked)
         (target,) = ask("targets")["activeTargets"]
         assert (target["health"], target["lastError"]) == ("up", "")
     finally:

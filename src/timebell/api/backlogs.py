@@ -1,4 +1,4 @@
-"""`/backlogs`: what an outage left behind and was more than `catchUp.holdAbove`; it waits until somebody decides."""
+"""`/backlogs`: what an outage left behind above `catchUp.holdAbove`, or a restore; it waits until somebody decides."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ routes = APIRouter(route_class=Guarded, tags=["backlogs"])
 
 
 class BacklogOut(Shown):
-    """So many occurrences of a schedule wait, from the first to the last."""
+    """So many occurrences of a schedule wait, from the first to the last; jobs of no schedule have a row together."""
 
-    schedule_id: str
+    schedule_id: str | None
     schedule: str | None
     topic: str
     jobs: int

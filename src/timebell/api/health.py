@@ -19,7 +19,7 @@ from timebell.errors import SchemaOutdated, StoreError, StoreUnreachable
 from timebell.model.healed import Healed
 from timebell.recurrence import tzdata_version
 from timebell.settings import package_version
-from timebell.store.open import HEAD, VERSION_TABLE, outdated
+from timebell.store.open import HEAD, VERSION_TABLE, outdated, works
 from timebell.store.transaction import Transaction
 
 PATIENCE = 3.0  # seconds for the store to answer a probe
@@ -72,7 +72,7 @@ async def ready(app: Timebell, *, engine: bool = True) -> datetime:
     try:
         async with asyncio.timeout(PATIENCE):
             found = await app.store.run(_schema_version)
-            if found != HEAD:
+            if found != HEAD and not await works(app.store.url, found):
                 raise outdated(app.store.url, found)
             reading = await app.store.reading()
     except TimeoutError:
@@ -85,7 +85,7 @@ async def ready(app: Timebell, *, engine: bool = True) -> datetime:
     if service is not None:
         for name, failing in service.failing.items():
             raise NotReady(failing.code, f"The {name} waits for the database.")
-        _turning(app, service)
+        turning(app, service)
     return reading
 
 
@@ -96,7 +96,7 @@ def _in_time(app: Timebell) -> None:
         raise NotReady("CLOCK_SKEWED", f"This machine's clock is {skew:.1f} s off the database's; {most:g} s may be.")
 
 
-def _turning(app: Timebell, service: Service) -> None:
+def turning(app: Timebell, service: Service) -> None:
     """Raises NotReady if the planner or worker does not turn: each heartbeat makes both look."""
     most = max(TURNS * service.node.options.heartbeat, PATIENCE)
     now = app.clock.monotonic()

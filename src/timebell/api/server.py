@@ -15,6 +15,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from timebell import tracing
 from timebell.api.door import Door
 from timebell.api.problems import install, problem
 from timebell.app import Timebell
@@ -83,7 +84,8 @@ class Site:
             )  # fmt: skip
             await refused(scope, receive, with_headers)
             return
-        await self._web(scope, receive, with_headers)
+        with tracing.incoming(scope.get("headers", ())):
+            await self._web(scope, receive, with_headers)
 
 
 class _Impatient(H11Protocol):

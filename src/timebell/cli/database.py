@@ -10,7 +10,7 @@ from sqlalchemy import make_url
 from timebell import settings
 from timebell.cli.output import DIFFERENT, OK, emit_one, say
 from timebell.clock import wall
-from timebell.store.open import HEAD, open_store, upgrade, version
+from timebell.store.open import HEAD, open_store, upgrade, version, works
 
 
 def shown(url: str) -> str:
@@ -38,6 +38,9 @@ def upgrade_tables(database: str | None, *, check: bool) -> int:
         if found == HEAD:
             say(f"{shown(url)} is current ({HEAD}).")
             return OK
+        if asyncio.run(works(url, found)):
+            say(f"{shown(url)} has {found}, of a newer release; this one ({HEAD}) works on it.")
+            return OK
         say(f"{shown(url)} has {found or 'no tables'}; this release needs {HEAD}. Run: timebell db upgrade")
         return DIFFERENT
     asyncio.run(found_version(url))
@@ -51,6 +54,7 @@ def show_status(database: str | None, form: str | None) -> int:
     """What is there and what this release needs; the exit code."""
     chosen = settings.load(database_url=database, output=form)
     found = asyncio.run(found_version(chosen.database_url))
-    facts = {"database": shown(chosen.database_url), "schema": found, "needed": HEAD, "current": found == HEAD}
+    fits = asyncio.run(works(chosen.database_url, found))
+    facts = {"database": shown(chosen.database_url), "schema": found, "needed": HEAD, "current": fits}
     emit_one(facts, chosen.output)
     return OK

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from sqlalchemy import text
 
 from timebell import settings as configuration
+from timebell.cli import doctor_database, doctor_settings
 from timebell.cli.database import found_version, missing, shown
+from timebell.cli.findings import Check, fail, warn
 from timebell.cli.output import FAILED, OK, emit, paint, show
 from timebell.clock import SystemClock, wall
 from timebell.dashboard.words import milliseconds
@@ -22,23 +24,15 @@ from timebell.model.zone_change import many
 from timebell.recurrence import tzdata_version
 from timebell.settings import Settings
 from timebell.store.dialects.base import Store
-from timebell.store.open import HEAD, open_store
+from timebell.store.dialects.pooler import pooled
+from timebell.store.dialects.postgres import plain
+from timebell.store.open import HEAD, open_store, works
 from timebell.store.sql import nodes, zone_changes
 from timebell.store.transaction import Transaction
 
 WAL_BUG = ((3, 7, 0), (3, 51, 2))
 PATIENCE = 2.0
-RECENT = timedelta(minutes=2)  # a node that was not seen for so long is gone
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding; `verdict` is ok, warn or fail."""
-
-    verdict: str
-    name: str
-    detail: str
-    fix: str = ""
+OLDEST = (3, 35)
 
 
 def examine(database: str | None, form: str | None) -> int:
@@ -48,25 +42,27 @@ def examine(database: str | None, form: str | None) -> int:
     if chosen.output == "table":
         for check in checks:
             colour = {"ok": "green", "warn": "yellow", "fail": "red"}[check.verdict]
-            show(f"{paint(f'{check.verdict:<4}', colour, sys.stdout)}  {check.name:<10}  {check.detail}")
-            if check.fix:
-                show(f"{'':<18}{check.fix}")
+            code = f" ({check.code})" if check.code else ""
+            show(f"{paint(f'{check.verdict:<4}', colour, sys.stdout)}  {check.name:<10}  {check.detail}{code}")
+            for more in filter(None, (check.why, check.fix)):
+                show(f"{'':<18}{more}")
     else:
-        emit([asdict(check) for check in checks], chosen.output)
+        emit([dataclasses.asdict(check) for check in checks], chosen.output)
     return FAILED if any(check.verdict == "fail" for check in checks) else OK
 
 
 async def _all(chosen: Settings) -> list[Check]:
-    checks = [check async for check in _database(chosen.database_url)]
+    checks = [check async for check in _database(chosen)]
     if all(check.name != "zone data" for check in checks):
         checks.append(Check("ok", "zone data", f"{tzdata_version()} (package tzdata)"))
-    return [*checks, _port(chosen)]
+    return [*checks, *doctor_settings.look(chosen), _port(chosen)]
 
 
-async def _database(url: str) -> AsyncIterator[Check]:
-    """Reachable, current, durable, in time, awake, free."""
+async def _database(chosen: Settings) -> AsyncIterator[Check]:
+    """Reachable, current, durable, in time, awake, free; and what waits there."""
+    url = chosen.database_url
     if missing(url):
-        yield Check("warn", "database", f"{shown(url)} does not exist yet", "It is made by the first start.")
+        yield warn("database", "DATABASE_MISSING", f"{shown(url)} does not exist yet", "It is made by the first start.")
         yield _sqlite_library()
         return
     try:
@@ -74,32 +70,45 @@ async def _database(url: str) -> AsyncIterator[Check]:
         store = open_store(url, wall)
         await store.open()
     except TimebellError as failed:
-        yield Check("fail", "database", failed.message, failed.fix)
+        yield fail("database", "DATABASE_UNREACHABLE", failed.message, failed.fix)
         return
     try:
-        async for check in _opened(store, found):
+        async for check in _opened(store, found, chosen):
             yield check
     except StoreError as failed:
-        yield Check("fail", "database", failed.message, failed.fix)
+        yield fail("database", "DATABASE_UNREACHABLE", failed.message, failed.fix)
     finally:
         await store.close()
 
 
-async def _opened(store: Store, found: str | None) -> AsyncIterator[Check]:
+async def _opened(store: Store, found: str | None, chosen: Settings) -> AsyncIterator[Check]:
     yield await _reached(store)
-    if found == HEAD:
-        yield Check("ok", "schema", f"current ({HEAD})")
+    if store.many_nodes:
+        server = dataclasses.replace(await store.run(doctor_database.ask), pooled=pooled(plain(store.url)))
+        for check in doctor_database.judge(server):
+            yield check
+        if server.standby or server.read_only:
+            return
+    fits = await works(store.url, found)
+    if fits:
+        newer = "" if found == HEAD else f", of a newer release; this one is {HEAD}"
+        yield Check("ok", "schema", f"current ({found}{newer})")
     else:
-        yield Check("fail", "schema", f"{found or 'no tables'}; needed {HEAD}", "Run: timebell db upgrade")
+        detail = f"{found or 'no tables'}; needed {HEAD}"
+        yield fail("schema", "DATABASE_NOT_UPGRADED", detail, "Run: timebell db upgrade")
     yield await _durable(store)
     yield await _clock(store)
     if store.many_nodes:
         yield await _listen(store)
     else:
         yield _sqlite_library()
-    if found == HEAD:
+        for check in doctor_database.disk(store.url):
+            yield check
+    if fits:
         yield await _engine(store)
         yield await _zone_data(store)
+        for check in await doctor_database.waiting(store, chosen):
+            yield check
 
 
 async def _reached(store: Store) -> Check:
@@ -126,8 +135,7 @@ async def _durable(store: Store) -> Check:
     full = {"synchronous": "2", "innodb_flush_log_at_trx_commit": "1"}
     lax = [name for name, value in values.items() if value.lower() in ("off", "0") or full.get(name, value) != value]
     if lax:
-        fix = f"With {' and '.join(lax)} like this, a crash can lose acknowledged jobs."
-        return Check("warn", "durability", said, fix)
+        return warn("durability", "DATABASE_NOT_DURABLE", said, f"Set {' and '.join(lax)} to on.")
     return Check("ok", "durability", said)
 
 
@@ -149,7 +157,7 @@ async def _clock(store: Store) -> Check:
     detail = f"{milliseconds(offset)} from the database, which says {_z(reading)}"
     if abs(offset.total_seconds()) < FAR:
         return Check("ok", "clock", detail)
-    return Check("warn", "clock", detail, "Timebell follows the database's clock, so jobs are on its time. Check NTP.")
+    return warn("clock", "CLOCK_SKEWED", detail, "Check NTP here and there.")
 
 
 async def _listen(store: Store) -> Check:
@@ -165,10 +173,8 @@ async def _listen(store: Store) -> Check:
             pass
         else:
             return Check("ok", "listen", "NOTIFY arrives")
-    return Check(
-        "warn", "listen", "NOTIFY does not arrive",
-        "Behind a pooler in transaction mode? Everything works, but new jobs are noticed up to 1 s later.",
-    )  # fmt: skip
+    fix = "Behind a pooler in transaction mode? Connect directly, or leave it so."
+    return warn("listen", "NOTIFY_UNHEARD", "NOTIFY does not arrive", fix)
 
 
 def _notify(tx: Transaction) -> None:
@@ -193,11 +199,11 @@ async def _zone_data(store: Store) -> Check:
     """Whether all nodes have the same, and what it moved when it came."""
     version = tzdata_version()
     now = await store.reading()
-    live = [node for node in await store.run(nodes.listed) if now - node.seen_at < RECENT]
+    live = [node for node in await store.run(nodes.listed) if now - node.seen_at < doctor_database.RECENT]
     others = [f"{node.name} has {node.tzdata}" for node in live if node.tzdata != version]
     if others:
         fix = "Give every node the newest: pip install --upgrade tzdata"
-        return Check("warn", "zone data", f"{version} here; {', '.join(others)}", fix)
+        return warn("zone data", "ZONE_DATA_DIFFERS", f"{version} here; {', '.join(others)}", fix)
     changes = await store.run(zone_changes.recorded, version)
     moved = [sum(counts) for counts in zip(*((one.schedules, one.jobs) for one in changes), strict=True)] or [0, 0]
     what = f"; it moved {many(moved[0], 'schedule')} and {many(moved[1], 'job')} when it came" if any(moved) else ""
@@ -206,6 +212,8 @@ async def _zone_data(store: Store) -> Check:
 
 def _sqlite_library() -> Check:
     version = sqlite3.sqlite_version
+    if sqlite3.sqlite_version_info < OLDEST:
+        return fail("sqlite", "DATABASE_OLD", f"SQLite {version}", "Use a Python that brings 3.35 or newer.")
     low, high = WAL_BUG
     if low <= sqlite3.sqlite_version_info <= high:
         return Check(
@@ -222,7 +230,7 @@ def _port(chosen: Settings) -> Check:
     try:
         bind(chosen.http_host, chosen.http_port).close()
     except TimebellError as failed:
-        return Check("warn", "port", failed.message, failed.fix)
+        return warn("port", "PORT_TAKEN", failed.message, failed.fix)
     return Check("ok", "port", f"{where} is free")
 
 

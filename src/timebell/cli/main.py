@@ -18,6 +18,7 @@ from timebell.cli.connection import connection
 from timebell.cli.dead import dead
 from timebell.cli.job import job
 from timebell.cli.keys import key, tenant
+from timebell.cli.observe import observe
 from timebell.cli.operate import api, calendar, config, node
 from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
 from timebell.cli.recover import recover
@@ -54,6 +55,7 @@ root.add_typer(secret, name="secret")
 root.add_typer(connection, name="connection")
 root.add_typer(source, name="source")
 root.add_typer(trigger, name="trigger")
+root.add_typer(observe, name="observe")
 for command in (apply_, export, calendar, api, recover, torture):
     root.command(command.__name__.rstrip("_"))(command)
 
@@ -172,9 +174,51 @@ def db_zones(
     raise typer.Exit(zones.preview(database, against, output))
 
 
+@db.command("roles")
+def db_roles(
+    prefix: Annotated[str, typer.Option(metavar="NAME", help="What their names begin with.")] = "timebell",
+) -> None:
+    """Print the SQL of roles with the least privileges (PostgreSQL): node, client, reader."""
+    from timebell.cli import privileges
+
+    raise typer.Exit(privileges.print_roles(prefix))
+
+
+@root.command("backup")
+def backup_(
+    file: Annotated[Path, typer.Argument(help="Where to put it; it must not exist.")],
+    database: Database = None,
+    output: Output = None,
+) -> None:
+    """Copy the database while nodes use it (SQLite).
+
+    Of PostgreSQL it says how.
+    """
+    from timebell.cli import backup
+
+    raise typer.Exit(backup.backup(file, database, output))
+
+
+@root.command("restore")
+def restore_(
+    file: Annotated[Path | None, typer.Argument(help="A backup; left out, the database has been restored.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    database: Database = None,
+    output: Output = None,
+) -> None:
+    """Put a backup in place, and hold what fell due since it was made.
+
+    It may have run already, so it waits for timebell recover. What was there is kept beside it. PostgreSQL: pg_restore
+    first, then this without a file.
+    """
+    from timebell.cli import backup
+
+    raise typer.Exit(backup.restore(file, database, output, yes=yes))
+
+
 @root.command()
 def doctor(database: Database = None, output: Output = None) -> None:
-    """Check database, clock, zone data and port."""
+    """Find what is set up wrongly: database, settings, machine; and what stands still."""
     from timebell.cli import doctor as doctors
 
     raise typer.Exit(doctors.examine(database, output))

@@ -28,8 +28,8 @@ def recover(
     rows = [one for one in remote.ask("GET", "/backlogs")["items"] if id_ in (None, one["scheduleId"])]
     if not (release or discard):
         listed(rows, form, ("SCHEDULE", "TOPIC", "JOBS", "FIRST", "LAST"), lambda one: (
-            one["schedule"] or one["scheduleId"], one["topic"], f"{one['jobs']:,}", sooner(one["firstAt"], "UTC"),
-            sooner(one["lastAt"], "UTC"),
+            one["schedule"] or one["scheduleId"] or "(jobs of none)", one["topic"], f"{one['jobs']:,}",
+            sooner(one["firstAt"], "UTC"), sooner(one["lastAt"], "UTC"),
         ))  # fmt: skip
         return
     verb = "release" if release else "discard"

@@ -22,7 +22,7 @@ from timebell.alarm import Alarm
 from timebell.api import health, metrics, server, v1
 from timebell.api.door import LOOPBACK
 from timebell.app import Timebell
-from timebell.cli import demo
+from timebell.cli import demo, systemd
 from timebell.cli.fires import shown
 from timebell.cli.loading import load_app, sources
 from timebell.cli.logs import configure
@@ -122,7 +122,7 @@ async def _answer(app: Timebell, roles: tuple[str, ...]) -> None:
 
 
 async def _run(app: Timebell, roles: tuple[str, ...], until_idle: bool) -> None:
-    async with _http(app, roles), _beside(_announce(app, log.info, page="ui" in roles)):
+    async with _http(app, roles), _beside(_announce(app, log.info, page="ui" in roles)), systemd.told(app):
         await app.run(until_idle=until_idle)
     log.info("Stopped.")
 

@@ -19,7 +19,7 @@ from timebell.recurrence import Release, installed, open_release
 from timebell.recurrence.instants import format_instant
 from timebell.recurrence.zone_changes import differences, moved_to, resolve_again
 from timebell.store.dialects.base import Store
-from timebell.store.open import HEAD, open_store, outdated
+from timebell.store.open import HEAD, open_store, outdated, works
 from timebell.store.sql import zone_changes, zone_moves
 
 YEAR = timedelta(days=365)
@@ -91,7 +91,7 @@ class _Comparison:
 
 async def _compare(url: str, other: Release | None) -> _Comparison:
     found = await found_version(url)
-    if found != HEAD:
+    if found != HEAD and not await works(url, found):
         raise outdated(shown(url), found)
     ours = installed()
     releases = sorted((ours, other), key=lambda one: one.version) if other is not None else [None, ours]

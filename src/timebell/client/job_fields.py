@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from timebell import tracing
 from timebell.client.jobs import JobSpec
 from timebell.errors import InvalidInput
 from timebell.model.gated import SPELT as LABELS
@@ -72,9 +73,9 @@ def retry_of(given: Any) -> dict[str, Any]:
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata with the names that JSON has for labels."""
+    """Metadata with the names that JSON has for labels, without the context of a trace, which nobody wrote."""
     names = {ours: theirs for theirs, ours in LABELS.items()}
-    return {names.get(name, name): value for name, value in metadata.items()}
+    return {names.get(name, name): value for name, value in metadata.items() if name != tracing.TRACEPARENT}
 
 
 def target_json(target: Mapping[str, Any] | None) -> dict[str, Any]:

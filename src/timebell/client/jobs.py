@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
+from timebell import tracing
 from timebell.alarm import Alarm
 from timebell.client import instants
 from timebell.clock import Clock
@@ -128,8 +129,14 @@ class Jobs:
         now = self._clock.now()
         if not specs:
             return []
-        call: Any = self._store.run if connection is None else _joined(self._store, connection)
         ids = new_ids(now, len(specs))
+        with tracing.creating((str(spec.topic) for spec in specs), ids):
+            return await self._create(specs, ids, now, on_conflict, connection)
+
+    async def _create(
+        self, specs: list[JobSpec], ids: list[str], now: datetime, on_conflict: str, connection: Any
+    ) -> list[NewJob | str]:
+        call: Any = self._store.run if connection is None else _joined(self._store, connection)
         new: list[NewJob] = []
         asked_before: dict[str, str] = {}
         for spec, id_ in zip(specs, ids, strict=True):
@@ -165,7 +172,7 @@ class Jobs:
             "owner_id": spec.owner_id, "correlation_id": spec.correlation_id,
             "client_request_id": spec.client_request_id,
         }  # fmt: skip
-        metadata = labelled(spec.metadata, given)
+        metadata = tracing.context_to_keep() | labelled(spec.metadata, given)
         expires = None
         if spec.expires_after is not None:
             expires = when.at + timedelta(seconds=seconds(spec.expires_after, "expires_after"))

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from timebell import tracing
 from timebell.alarm import Alarm
 from timebell.client.jobs import (
     Accepted,
@@ -179,7 +180,7 @@ class Schedules:
     def _action(self, topic: str, given: dict[str, Any]) -> Action:
         """What each occurrence becomes; takes its options out of `given`."""
         labels = {name: given.pop(name, None) for name in ("owner_id", "correlation_id")}
-        metadata = labelled(given.pop("metadata", None), labels)
+        metadata = tracing.context_to_keep() | labelled(given.pop("metadata", None), labels)
         unheard = given.pop("unheard", None)
         unheard = None if unheard is None else choice(Unheard, unheard, "unheard")
         target = self._check_target(given.pop("target", None), unheard)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from timebell import tracing
 from timebell.engine import named
 from timebell.engine.begun import Begun
 from timebell.engine.context import Held, Known, Node
@@ -106,13 +107,24 @@ class Runner:
             if self.node.arrivals is not None:
                 self.node.arrivals.told(attempt, now)
             lag = (now - attempt.run_at).total_seconds()
-            counters, known = (
-                self.node.counters,
-                self.node.known.get((attempt.schedule_id or "", attempt.revision or 0)),
-            )
+            counters, schedule = self.node.counters, self._known(attempt)
             counters.lag_max = max(counters.lag_max, lag)
             counters.lag.observe(max(lag, 0.0))
-            counters.tolerance_breaches += lag > (DEFAULT_TOLERANCE if known is None else known.tolerance)
+            counters.tolerance_breaches += lag > (DEFAULT_TOLERANCE if schedule is None else schedule.tolerance)
+        known: dict[str, str | int | float | None] = {
+            "attempt": attempt.number, "tenant": attempt.tenant_id, "schedule": delivery.schedule_name,
+            "queue": attempt.queue, "scheduled_at": delivery.scheduled_at.isoformat(),
+        }  # fmt: skip
+        with tracing.delivering(kind, attempt.topic, attempt.id, delivery.metadata, known) as span:
+            attempt.trace_id = None if span is None else span.trace_id
+            outcome = await self._sent(attempt, target, found, delivery, kind)
+            if span is not None:
+                span.ended(outcome.code, delivered=outcome.delivered)
+        return outcome
+
+    async def _sent(
+        self, attempt: Attempt, target: dict[str, Any] | None, found: Found | None, delivery: Delivery, kind: str
+    ) -> Outcome:
         timeout = self.node.timeout_of(attempt)
         began = self.node.clock.monotonic()
         outcome = None
@@ -243,7 +255,7 @@ class Runner:
         fields = {
             "event": f"job.{word}", "job_id": attempt.id, "schedule": known.name if known else None,
             "topic": attempt.topic, "tenant": attempt.tenant_id, "attempt": attempt.number,
-            "lag_ms": round(lag.total_seconds() * 1000, 3),
+            "lag_ms": round(lag.total_seconds() * 1000, 3), "trace_id": attempt.trace_id,
         }  # fmt: skip
         log.log(level, "job %s of %s %s%s", attempt.id, attempt.topic, word, said, extra=fields)
 

@@ -236,6 +236,8 @@ class Attempt:
     """What it asks before it is delivered: see `model/gated.py`."""
     verdict: dict[str, Any] | None = None
     """Of one with a condition: that it held, and of which values."""
+    trace_id: str | None = None
+    """Of its delivery, if deliveries are traced."""
 
     @property
     def is_for_handlers(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, inspect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from timebell.errors import InvalidInput, SchemaOutdated
+from timebell.errors import InvalidInput, SchemaOutdated, StoreUnreachable
 from timebell.store.dialects import mariadb, postgres, sqlite
 from timebell.store.dialects.base import Store
 
@@ -19,6 +19,13 @@ R = TypeVar("R")
 
 VERSION_TABLE = "timebell_version"
 HEAD = "0022"
+WORKS_SINCE = "0021"
+"""The oldest release, by its HEAD, that works on the tables of HEAD. A migration that only adds what older releases
+need not know (a nullable column or one with a default, a table, an index) leaves it; one that takes away, or gives
+another meaning, sets it to the first release that got along without."""
+MIGRATIONS = Path(__file__).parent / "migrations"
+BUSY = "55P03"  # a lock was not to be had in time
+TRIES = 60
 KINDS = {
     "sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql",
 }  # fmt: skip
@@ -69,6 +76,11 @@ def _invalid(url: str) -> InvalidInput:
 
 def outdated(url: str, found: str | None) -> SchemaOutdated:
     """The error for a database whose tables are not those of this version."""
+    if found is not None and found > HEAD:
+        return SchemaOutdated(
+            f"The database {url.split('@')[-1]} has the tables of a newer release ({found}); this one knows {HEAD}.",
+            fix="Upgrade this program.",
+        )
     state = f"has the tables of version {found}" if found else "has no Timebell tables yet"
     return SchemaOutdated(
         f"The database {url.split('@')[-1]} {state}; this release needs {HEAD}.", fix="Run: timebell db upgrade"
@@ -87,8 +99,30 @@ async def version(url: str) -> str | None:
     return await _on_connection(url, look, begin="BEGIN")
 
 
+async def works(url: str, found: str | None) -> bool:
+    """Whether this release works on the tables of version `found`, which is there: its own, or those of a newer release
+    that says so. Raises StoreUnreachable."""
+    if found is None or found <= HEAD:
+        return found == HEAD
+    return await _on_connection(url, _works_here, begin="BEGIN")
+
+
+def _works_here(connection: Connection) -> bool:
+    since = connection.exec_driver_sql(f"SELECT works_since FROM {VERSION_TABLE}").scalar()  # noqa: S608
+    return since is not None and since <= HEAD
+
+
 async def upgrade(url: str) -> tuple[str | None, str]:
-    """Bring the tables up to this version; the versions before and after. Safe to run anywhere, any time."""
+    """Bring the tables up to this version; the versions before and after. Safe to run anywhere, any time: nodes go on,
+    and where they are in the way for over a second it tries again. Tables of a newer release on which this one works
+    are left as they are. Raises StoreUnreachable, SchemaOutdated."""
+    for _ in range(TRIES):
+        try:
+            return await _on_connection(url, migrate)
+        except StoreUnreachable as failed:
+            if getattr(getattr(failed.__cause__, "orig", None), "sqlstate", None) != BUSY:
+                raise
+            await _on_connection(url, lambda connection: connection.exec_driver_sql("SELECT pg_sleep(0.5)").close())
     return await _on_connection(url, migrate)
 
 
@@ -101,13 +135,20 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
     options = {"version_table": VERSION_TABLE}
     if connection.dialect.name == "postgresql":  # one migrator at a time
         connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7463210012)")
+        # Nobody waits behind a migration that itself waits for a long transaction: it gives up, and comes again.
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '1s'")
     elif connection.dialect.name == "mysql":  # it is let go with the connection
         connection.exec_driver_sql("SELECT GET_LOCK(CONCAT('timebell ', DATABASE()), 3600)")
     before = MigrationContext.configure(connection, opts=options).get_current_revision()
+    if before is not None and before > HEAD:
+        if not _works_here(connection):
+            raise outdated(str(connection.engine.url), before)
+        return before, before
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET works_since = '{WORKS_SINCE}'")  # noqa: S608
     return before, HEAD
 
 

@@ -27,6 +27,7 @@ from typing import Any
 import httpcore2
 from standardwebhooks.webhooks import Webhook
 
+from timebell import tracing
 from timebell.errors import InvalidInput, InvalidPayload, Refused
 from timebell.targets import bodies
 from timebell.targets.address import AddressGuard, Place
@@ -182,6 +183,7 @@ class HttpTarget:
             "webhook-timestamp": str(int(at.timestamp())),
             "webhook-signature": " ".join(signer.sign(key, at, body.data.decode()) for signer in self._of(options)),
             "timebell-attempt": str(delivery.attempt),
+            **tracing.outgoing(),
         }
         if options.get("reportsBack", False):
             headers["timebell-token"] = token_of(self._secret_key, delivery.job_id, delivery.attempt)

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from timebell.cli.logs import LONGEST, JsonLines, TextLines
+from timebell.cli.masking import Mask
+from timebell.settings import load
 
 EVIL = "a\r\n2027 ERROR forged \x1b[31mred\x1b[0m \x9b2J \u202egnp.exe \u2066x\u2069 \u2028 \u061c \x00 end"
 
@@ -68,3 +70,28 @@ def test_text_shows_what_could_forge(made: logging.LogRecord) -> None:
     assert harmless(first)
     assert all(harmless(line) and line.startswith("    ") for line in following)
     assert "\\u001b[31mred" in "\n".join([first, *following])
+
+
+@pytest.mark.parametrize("formatter", [JsonLines, TextLines])
+def test_no_secret_of_the_process_is_logged(
+    formatter: type[JsonLines] | type[TextLines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIMEBELL_DATABASE_URL", "postgresql://me:hunter2-db@db/x")
+    monkeypatch.setenv("TIMEBELL_SECRET_KEY", "hunter2-new,hunter2-old")
+    monkeypatch.setenv("TIMEBELL_API_KEY", "hunter2-api")
+    monkeypatch.setenv("TIMEBELL_ALERT_URLS", "ops=slack://hunter2-a/b mailto://u:hunter2-mail@example.com")
+    format = formatter(Mask(load())).format
+    told = (
+        "hunter2-db slack://hunter2-a/b hunter2-new hunter2-old hunter2-api hunter2-mail "
+        "amqp://u:hunter2-other@broker:5672/v "
+        "tb_live_0123456789ab_"
+        + "a1" * 24
+        + " whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw Authorization: Bearer hunter2.jwt.x"
+    )
+    for made in (record("went to %s", told), with_error("it broke", told)):
+        written = format(made)
+        assert "hunter2" not in written
+        assert "a1a1a1" not in written
+        assert "MfKQ9r" not in written
+        assert "tb_live_0123456789ab_***" in written
+        assert "amqp://u:***@broker:5672/v" in written

@@ -115,8 +115,8 @@ async def join_callers(
     if not (driver or django or is_async or isinstance(connection, Connection) or _is_session(connection)):
         raise InvalidInput(
             f"connection is a {named}.", code="CONNECTION_INVALID",
-            fix="Give a Connection or Session of SQLAlchemy, sync or async, or one of psycopg, asyncpg, PyMySQL, sqlite3"
-            " or Django.",
+            fix="Give a Connection or Session of SQLAlchemy, sync or async, or one of psycopg, asyncpg, PyMySQL,"
+            " sqlite3 or Django.",
         )  # fmt: skip
     if is_async and there is not None:
         raise InvalidInput(

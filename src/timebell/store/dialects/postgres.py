@@ -298,6 +298,9 @@ class PostgresStore:
                 state = getattr(cause, "sqlstate", None)
                 if state in _TRANSIENT and not last:
                     continue
+                if "InvalidCachedStatement" in type(cause).__name__ and not last:  # a migration changed the tables
+                    await self._dispose()
+                    continue
                 if _lost(failed):
                     await self._dispose()
                     raise unreachable(self.url, failed) from failed

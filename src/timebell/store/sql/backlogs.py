@@ -1,4 +1,4 @@
-"""What an outage left behind and was too much to be made up for unasked: it waits, hold `recover`."""
+"""What an outage or a restore left behind and is not to be made up for unasked: it waits, hold `recover`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ MOST = 1_000  # schedules in one answer
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """So many occurrences of a schedule wait, from the first to the last; `schedule` is its name."""
+    """So many occurrences of a schedule wait, from the first to the last; `schedule` is its name. Jobs of none are
+    one more, with the topic of the first."""
 
-    schedule_id: str
+    schedule_id: str | None
     schedule: str | None
     topic: str
     jobs: int
@@ -34,6 +35,6 @@ def waiting(tx: Transaction, tenant_id: str) -> list[Backlog]:
     found = select(jobs.c.schedule_id, func.min(jobs.c.topic), count, func.min(at), func.max(at)).where(held)
     found = found.group_by(jobs.c.schedule_id).order_by(count.desc(), jobs.c.schedule_id).limit(MOST)
     rows: Sequence[Any] = tx.execute(found).all()
-    named = select(schedules.c.id, schedules.c.name).where(schedules.c.id.in_([row[0] for row in rows]))
+    named = select(schedules.c.id, schedules.c.name).where(schedules.c.id.in_([row[0] for row in rows if row[0]]))
     names = {row.id: row.name for row in tx.execute(named)}
     return [Backlog(id_, names.get(id_), topic, jobs_, first, last) for id_, topic, jobs_, first, last in rows]

@@ -40,6 +40,7 @@ from timebell.store.sql.schedule_rows import read_parts as read_parts
 from timebell.store.sql.schedule_rows import stamp as stamp
 from timebell.store.statement import Statement
 from timebell.store.transaction import SCHEDULES, Transaction
+from timebell.tracing import without_context
 
 log = logging.getLogger("timebell.planner")
 SOON = timedelta(seconds=10)  # what fires later is seen by the next heartbeats
@@ -73,7 +74,7 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
         return write_over(tx, row.id, schedule, None, now)
     same = row_of(schedule)
     unchanged = dataclasses.replace(old.recurrence, overrides=()) == schedule.recurrence and all(
-        same[part] == getattr(row, part) for part in ("action", "policies")
+        without_context(same[part]) == without_context(getattr(row, part)) for part in ("action", "policies")
     )
     by_code = schedule.code_hash is not None and schedule.code_hash == old.code_hash
     if old.fault is None and (unchanged or by_code):

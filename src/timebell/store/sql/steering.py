@@ -166,17 +166,19 @@ def backfill(
 
 
 def recover(tx: Transaction, tenant_id: str, id_: str | None, discard: bool, now: datetime) -> int:
-    """Let the backlogs go that were too large to be made up for unasked, of one schedule or of all; how many jobs.
+    """Let the backlogs go that were not to be made up for unasked, of one schedule, or of all and jobs of none; how
+    many jobs.
 
     Those of a schedule that takes turns take theirs. With `discard` they are cancelled instead.
     """
     mine = (live_jobs.c.tenant_id == tenant_id) & (live_jobs.c.hold == Hold.RECOVER.value)
     if id_ is not None:
         mine &= live_jobs.c.schedule_id == id_
-    ids = sorted(set(tx.execute(select(live_jobs.c.schedule_id).where(mine).distinct()).scalars()))
+    found = set(tx.execute(select(live_jobs.c.schedule_id).where(mine).distinct()).scalars())
+    ids = sorted(found - {None})
     tx.execute(select(schedules.c.id).where(schedules.c.id.in_(ids)).order_by(schedules.c.id).with_for_update())
     if discard:
-        return _discard(tx, tenant_id, ids, now)
+        return _discard(tx, tenant_id, [*ids, *(found & {None})], now)
     freed = tx.execute(update(live_jobs).where(mine, live_jobs.c.serial.is_(False)).values(hold=None)).rowcount
     waiting = update(live_jobs).where(mine, live_jobs.c.serial.is_(True)).values(hold=Hold.OVERLAP.value)
     freed += tx.execute(waiting).rowcount
@@ -187,7 +189,7 @@ def recover(tx: Transaction, tenant_id: str, id_: str | None, discard: bool, now
     return freed
 
 
-def _discard(tx: Transaction, tenant_id: str, ids: list[str], now: datetime) -> int:
+def _discard(tx: Transaction, tenant_id: str, ids: list[str | None], now: datetime) -> int:
     count = 0
     for id_ in ids:
         after: str | None = None

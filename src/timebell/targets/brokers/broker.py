@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from timebell import tracing
 from timebell.errors import InvalidInput, InvalidPayload, Refused
 from timebell.targets import bodies
 from timebell.targets.base import Delivery, Outcome, instant, message_id, only
@@ -117,6 +118,7 @@ class Broker(ABC):
             "timebell-occurrence-key": delivery.occurrence_key,
             "timebell-scheduled-at": instant(delivery.scheduled_at),
             "timebell-attempt": str(delivery.attempt),
+            **tracing.outgoing(),
         }
         if options.get("ack") == "reported":
             url = f"{self._server}/api/v1/jobs/{delivery.job_id}"

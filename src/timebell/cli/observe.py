@@ -1,0 +1,30 @@
+"""`timebell observe`: what comes with the package for Prometheus and Grafana."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import typer
+
+from timebell.cli.output import show
+
+observe = typer.Typer(
+    help="What comes along for Prometheus and Grafana.", no_args_is_help=True, rich_markup_mode=None,
+    add_completion=False,
+)  # fmt: skip
+
+
+@observe.command()
+def rules() -> None:
+    """Print the alert rules for Prometheus: timebell observe rules > rules.yml."""
+    show(_file("rules.yml"))
+
+
+@observe.command()
+def grafana() -> None:
+    """Print the dashboard for Grafana, to import: timebell observe grafana > timebell.json."""
+    show(_file("grafana.json"))
+
+
+def _file(name: str) -> str:
+    return files("timebell.observe").joinpath(name).read_text(encoding="utf-8").rstrip("\n")

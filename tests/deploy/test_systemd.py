@@ -1,0 +1,127 @@
+"""What a node tells systemd, on a real datagram socket; and the unit, as systemd itself reads it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Start, start
+from tests.unit.cli.process import ROOT
+
+__all__ = ["start"]
+
+PATIENCE = 30.0
+APP = """
+import time, threading
+from pathlib import Path
+from timebell import Timebell
+
+app = Timebell(timezone="UTC")
+
+@app.on("block")
+async def block(event):
+    Path("blocked").touch()
+    time.sleep(60)  # what nobody should do in an async handler
+
+@app.schedule("tick", every="PT1S")
+async def tick(event):
+    if Path("please-block").exists() and not Path("blocked").exists():
+        Path("blocked").touch()
+        time.sleep(60)
+"""
+
+
+class Systemd:
+    """The socket that NOTIFY_SOCKET names."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(f"\0{address[1:]}" if address.startswith("@") else address)
+
+    def hear(self, within: float = PATIENCE) -> str | None:
+        """The next message; None if none comes."""
+        self._socket.settimeout(within)
+        try:
+            return self._socket.recv(4096).decode()
+        except TimeoutError:
+            return None
+
+    def wait_for(self, word: str) -> str:
+        until = time.monotonic() + PATIENCE
+        while (said := self.hear(max(0.01, until - time.monotonic()))) is not None:
+            if word in said:
+                return said
+        raise AssertionError(f"{word} was not said")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(params=["path", pytest.param("abstract", marks=pytest.mark.slow)])
+def systemd(request: pytest.FixtureRequest) -> Iterator[Systemd]:
+    folder = tempfile.mkdtemp(prefix="tb")
+    listening = Systemd(f"@{folder}" if request.param == "abstract" else f"{folder}/notify")
+    yield listening
+    listening.close()
+    shutil.rmtree(folder)
+
+
+def test_ready_then_watchdog_while_it_turns_then_stopping(systemd: Systemd, start: Start, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    watched = {
+        "NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "600000", "TIMEBELL_SCHEDULER_HEARTBEAT": "200ms",
+        "TIMEBELL_DATABASE_AUTO_UPGRADE": "true",
+    }  # fmt: skip
+    node = start("run", "app.py", "--roles", "planner,worker", **watched)
+    assert systemd.wait_for("READY=1").startswith("READY=1\nSTATUS=")
+    systemd.wait_for("WATCHDOG=1")
+    systemd.wait_for("WATCHDOG=1")
+
+    (tmp_path / "please-block").touch()
+    until = time.monotonic() + PATIENCE
+    while not (tmp_path / "blocked").exists() and time.monotonic() < until:
+        systemd.hear(0.05)
+    while systemd.hear(0.0001 + 0.2) is not None:  # what was under way
+        pass
+    assert systemd.hear(1.0) is None, "a node that is stuck says that it is well"
+    node.kill()
+
+
+def test_it_says_that_it_stops_and_nothing_where_nobody_asked(start: Start, tmp_path: Path) -> None:
+    folder = tempfile.mkdtemp(prefix="tb")
+    systemd = Systemd(f"{folder}/notify")
+    try:
+        node = start("run", NOTIFY_SOCKET=systemd.address, TIMEBELL_DATABASE_AUTO_UPGRADE="true",
+                     WATCHDOG_USEC="300000", WATCHDOG_PID="1", TIMEBELL_ROLES="planner,worker")  # fmt: skip
+        systemd.wait_for("READY=1")
+        assert systemd.hear(0.5) is None, "the watchdog is another process's"
+        assert node.end(signal.SIGTERM) == 0
+        assert systemd.hear() == "STOPPING=1"
+    finally:
+        systemd.close()
+        shutil.rmtree(folder)
+
+
+def test_the_unit_is_one_to_systemd(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None and os.getuid() == 0 and shutil.which("apt-get"):
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False, "timeout": 300}
+        subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", "systemd"], **quiet)
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("NOT TESTED: systemd-analyze is missing (Debian package systemd)")
+    text = (ROOT / "deploy" / "timebell.service").read_text()
+    assert "Type=notify" in text
+    assert "WatchdogSec=" in text
+    program = shutil.which("true")
+    (tmp_path / "timebell.service").write_text(text.replace("/opt/timebell/bin/timebell", str(program)))
+    done = subprocess.run(["systemd-analyze", "verify", tmp_path / "timebell.service"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,199 @@
+"""Two releases on one database: the tables are upgraded under load, old and new nodes fire beside each other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.process import ROOT
+from timebell import JobSpec, Timebell
+from timebell.clock import wall
+from timebell.errors import SchemaOutdated
+from timebell.store import open as opening
+from timebell.store.open import HEAD
+
+NEXT, AFTER = "9001", "9002"
+EXPAND = f'''
+import sqlalchemy as sa
+from alembic import op
+revision, down_revision = "{NEXT}", "{HEAD}"
+
+def upgrade():
+    for table in ("timebell_jobs", "timebell_finished", "timebell_schedules", "timebell_queues", "timebell_nodes"):
+        op.add_column(table, sa.Column("news", sa.String(20)))
+    op.add_column("timebell_jobs", sa.Column("counted", sa.Integer(), nullable=False, server_default="0"))
+    op.create_index("timebell_jobs_news", "timebell_jobs", ["news"])
+    op.create_table("timebell_news", sa.Column("id", sa.Integer(), primary_key=True))
+'''
+CONTRACT = f'''
+from alembic import op
+revision, down_revision = "{AFTER}", "{NEXT}"
+
+def upgrade():
+    op.drop_column("timebell_jobs", "news")
+'''
+
+
+class Releases:
+    """This release and the ones after it, as processes on one database."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url, self.effects = folder, url, folder / "effects"
+        self.effects.touch()
+        shutil.copytree(opening.MIGRATIONS, folder / NEXT)
+        (folder / NEXT / "versions" / f"{NEXT}_news.py").write_text(EXPAND)
+        shutil.copytree(folder / NEXT, folder / AFTER)
+        (folder / AFTER / "versions" / f"{AFTER}_no_news.py").write_text(CONTRACT)
+        self._nodes: list[subprocess.Popen[bytes]] = []
+
+    def _start(self, release: str, what: str) -> subprocess.Popen[bytes]:
+        since = {NEXT: HEAD, AFTER: NEXT}.get(release, "-")
+        command = [sys.executable, "-m", "tests.faults.upgraded", str(self.folder / release), release, since, self.url]
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen([*command, what], cwd=ROOT, stderr=log, stdout=log,
+                                    env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": ""})  # fmt: skip
+
+    def node(self, release: str) -> subprocess.Popen[bytes]:
+        """Started, and ready."""
+        before = self.ready(release)
+        node = self._start(release, str(self.effects))
+        self._nodes.append(node)
+        self.until(lambda: self.ready(release) > before)
+        return node
+
+    def migrate(self, release: str) -> int:
+        return self._start(release, "migrate").wait(120)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.effects.read_text().splitlines() if line.endswith("}")]
+
+    def ready(self, release: str) -> int:
+        return sum(1 for line in self.lines() if "ready" in line and line["release"] == release)
+
+    def fired(self, release: str | None = None) -> Counter[str]:
+        return Counter(line["key"] for line in self.lines() if "key" in line and release in (None, line["release"]))
+
+    def until(self, look: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not look():
+            assert time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.kill()
+            node.wait()
+
+
+@pytest.fixture
+def releases(tmp_path: Path, postgres_url: str) -> Iterator[Releases]:
+    made = Releases(tmp_path, postgres_url)
+    yield made
+    made.close()
+
+
+def make(url: str, count: int, seconds: float) -> None:
+    """Jobs due one after another, over so many seconds from now, as an old program makes them."""
+
+    async def body() -> None:
+        app = Timebell(url, timezone="UTC")
+        start = wall()
+        await app.schedule_many([
+            JobSpec(topic="work", run_at=start + timedelta(seconds=seconds * n / count)) for n in range(count)
+        ])  # fmt: skip
+        await app.close()
+
+    asyncio.run(body())
+
+
+def test_old_and_new_nodes_fire_beside_each_other_while_the_tables_are_upgraded(releases: Releases) -> None:
+    url = releases.url
+    old = releases.node("-")
+    asyncio.run(_every_second(url))
+    make(url, 300, 4.0)
+    assert releases.migrate(NEXT) == 0  # under load
+    make(url, 100, 1.0)  # an old program goes on
+    releases.node(NEXT)
+    old.kill()  # and an old node comes back by itself, as a service manager would start it
+    releases.node("-")
+    make(url, 200, 2.0)
+    jobs = 600
+    releases.until(lambda: len(releases.fired()) == jobs)
+    releases.until(lambda: releases.fired(NEXT) and releases.fired("-"))
+    assert asyncio.run(_one_shots(url)) == {"completed": jobs}
+    retried = sum(releases.fired().values()) - len(releases.fired())
+    assert retried <= 50, "more than what ran on the node that was killed was tried again"
+    log = (releases.folder / "log").read_text()
+    assert "Traceback" not in log, log
+
+
+async def _every_second(url: str) -> None:
+    from timebell import Every
+
+    app = Timebell(url, timezone="UTC")
+    await app.schedule_repeat("tick", Every("PT1S"), name="tick", unheard="complete")
+    await app.close()
+
+
+async def _one_shots(url: str) -> dict[str, int]:
+    """How many jobs of the topic are in which state, once none is live any more."""
+    app = Timebell(url, timezone="UTC")
+    async with asyncio.timeout(60):
+        while (await app.list(topic="work", status=["pending", "running"], limit=1)).items:
+            await asyncio.sleep(0.1)
+    counted: Counter[str] = Counter()
+    cursor = None
+    while True:
+        page = await app.list(topic="work", limit=500, cursor=cursor)
+        counted.update(job.state.value for job in page)
+        if (cursor := page.next_cursor) is None:
+            await app.close()
+            return dict(counted)
+
+
+def test_a_migration_that_takes_away_keeps_older_releases_out(releases: Releases) -> None:
+    assert releases.migrate(NEXT) == 0
+    assert asyncio.run(opening.upgrade(releases.url)) == (NEXT, NEXT), "an older release leaves newer tables alone"
+    assert releases.migrate(AFTER) == 0
+    with pytest.raises(SchemaOutdated, match="newer release") as refused:
+        make(releases.url, 1, 1)
+    assert refused.value.fix == "Upgrade this program."
+    with pytest.raises(SchemaOutdated):
+        asyncio.run(opening.upgrade(releases.url))
+    assert releases.migrate(NEXT) == 0  # which still works on them
+
+
+def test_a_migration_waits_for_a_long_transaction_and_nobody_waits_behind_it(postgres: Any, releases: Releases) -> None:
+    import asyncpg
+
+    async def body() -> None:
+        holding = await asyncpg.connect(releases.url)
+        transaction = holding.transaction()
+        await transaction.start()
+        await holding.execute("SELECT count(*) FROM timebell_jobs")
+        migrating = asyncio.create_task(asyncio.to_thread(releases.migrate, NEXT))
+        other = await asyncpg.connect(releases.url)
+        async with asyncio.timeout(30):
+            while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation IS NOT NULL"):
+                await asyncio.sleep(0.02)
+        began = time.monotonic()
+        await asyncio.wait_for(other.fetchval("SELECT count(*) FROM timebell_jobs"), 20)
+        waited = time.monotonic() - began
+        assert waited < 5, f"a reader waited {waited:.1f} s behind a migration that waited itself"
+        await transaction.rollback()
+        assert await migrating == 0
+        await holding.close()
+        await other.close()
+
+    asyncio.run(body())
