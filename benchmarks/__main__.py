@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import json
 import sys
 import time
@@ -18,7 +17,8 @@ from typing import Any
 
 from benchmarks import machine, over_http, pages, report, to_targets, verbs
 from benchmarks.on_mariadb import TimebellOnMariadb
-from benchmarks.systems import PEERS, Server, System, TimebellOnPostgres, TimebellOnSqlite
+from benchmarks.peers.systems import PEERS, prepare
+from benchmarks.systems import Measured, Server, TimebellOnPostgres, TimebellOnSqlite
 from benchmarks.workloads import SCALES, WORKLOADS, Sizes
 
 Cell = dict[str, Any]
@@ -31,7 +31,9 @@ def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     stores = ["sqlite", "postgres", "mariadb"]
     parser.add_argument("--stores", default=stores[:2], type=_some_of(stores))
     parser.add_argument("--processes", default=["1", "2"], type=_some_of(["1", "2"]), help="two only on a server")
-    parser.add_argument("--peer", default="pgqueuer", choices=[*PEERS, "none"])
+    parser.add_argument(
+        "--peers", default=["pgqueuer"], type=_peers, metavar="P1,P2,...", help="all, none or some of them"
+    )
     parser.add_argument("--scale", default="full", choices=[*SCALES])
     parser.add_argument("--runs", default=1, type=int, help="of each; medians are shown")
     parser.add_argument("--backlog", type=int, help="pending jobs in W4, for instance 10000000")
@@ -49,18 +51,26 @@ def _some_of(known: Sequence[str]) -> Any:
     return read
 
 
-def _planned(given: argparse.Namespace, server: Server | None) -> list[tuple[str, Any, int]]:
-    """(workload, system, processes), the peer right after ours so that both see the same machine."""
+def _peers(text: str) -> list[str]:
+    return {"all": list(PEERS), "none": []}.get(text) or (_some_of(list(PEERS))(text) if text != "none" else [])
+
+
+def _planned(given: argparse.Namespace, server: Server | None) -> list[tuple[str, Measured, int]]:
+    """(workload, system, processes), the peers right after ours so that all see the same machine."""
     counts = [int(each) for each in given.processes]
-    plan: list[tuple[str, Any, int]] = []
+    plan: list[tuple[str, Measured, int]] = []
     for workload in (each for each in given.workloads if each in WORKLOADS):
         if "sqlite" in given.stores and 1 in counts:
             plan.append((workload, TimebellOnSqlite(), 1))
         if server is not None:
-            systems: list[System] = [TimebellOnPostgres(server)]
-            if given.peer != "none" and workload != "W7":  # it knows no tenants
-                systems.append(PEERS[given.peer](server))
-            plan += [(workload, system, count) for count in counts for system in systems]
+            systems: list[Measured] = [TimebellOnPostgres(server)]
+            if workload != "W7":  # they know no tenants
+                systems += [PEERS[peer](server) for peer in given.peers]
+            plan += [
+                (workload, system, count)
+                for count in counts for system in systems
+                if system.most.get(workload) != 0 and (count == 1 or system.notices)
+            ]  # fmt: skip
         if "mariadb" in given.stores:
             plan += [(workload, TimebellOnMariadb(), count) for count in counts]
     return plan
@@ -118,8 +128,13 @@ async def _main(given: argparse.Namespace) -> bool:
         sizes = replace(sizes, backlog=given.backlog)
     loads = any(each in WORKLOADS for each in given.workloads)
     on_server = "postgres" in given.stores and (loads or "verbs" in given.workloads)
-    if on_server and loads and given.peer != "none" and importlib.util.find_spec(given.peer) is None:
-        raise SystemExit(f"The peer is not installed: pip install {given.peer}, or say --peer none.")
+    if on_server and loads:
+        try:
+            prepare(given.peers)
+        except (ImportError, RuntimeError) as missing:
+            raise SystemExit(
+                f"A peer is not there: {missing}. Install requirements/bench.txt, or say --peers none."
+            ) from missing
     results: dict[str, Any] = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "scale": asdict(sizes), "runs": given.runs,
         "machine": machine.facts(), "postgres": {}, "cells": [], "next": [], "verbs": [],

@@ -9,10 +9,10 @@ import pymysql
 from sqlalchemy import make_url
 
 from benchmarks import processes
-from benchmarks.systems import _LOAD, _PAYLOAD
+from benchmarks.systems import _LOAD, _PAYLOAD, Measured
 
 
-class TimebellOnMariadb:
+class TimebellOnMariadb(Measured):
     """As the others; the server is there for as long as one run."""
 
     name = "Timebell"

@@ -18,12 +18,18 @@ CLIENT_LIMIT, STOP_LIMIT = 600.0, 40.0  # seconds
 
 
 async def start(module: str, command: str, url: str, spec: dict[str, Any]) -> Process:
-    arguments = ["-m", f"benchmarks.{module}", command, url, json.dumps(spec)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIMEBELL_")}
+    if module.endswith(".mjs"):
+        from benchmarks import node  # needs a package of its own
+
+        begin = [node.binary(), str(Path(__file__).with_name("peers") / Path(module).name)]
+        environment["BENCH_NODE"] = str(node.FOLDER)
+    else:
+        begin = [sys.executable, "-m", f"benchmarks.{module}"]
     # In a session of its own, so that Ctrl-C reaches us alone and we end it in good order.
     return await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdin=PIPE, stdout=PIPE, start_new_session=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("TIMEBELL_")},
-    )  # fmt: skip
+        *begin, command, url, json.dumps(spec), stdin=PIPE, stdout=PIPE, start_new_session=True, env=environment
+    )
 
 
 async def call(module: str, command: str, url: str, **spec: Any) -> dict[str, Any]:

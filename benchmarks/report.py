@@ -1,4 +1,4 @@
-"""Runs into medians, and medians into tables with the peer's ratio beside them."""
+"""Runs into medians, and medians into tables with the ratio to the best peer beside ours."""
 
 from __future__ import annotations
 
@@ -65,21 +65,20 @@ def workload_table(workload: str, cells: Sequence[dict[str, Any]]) -> str:
         if "jobs" not in figures:
             lines.append([label, figures.get("error", "not run")])
             continue
-        peer = _peer(cell, cells)
-        shown = [_with_ratio(figures.get(name), peer.get(name), more) for name, _, more in columns]
+        shown = [_with_ratio(figures.get(name), _best(cell, cells, name, more), more) for name, _, more in columns]
         lines.append([label, number(figures["jobs"]), *shown, _faults(figures), number(figures["foreign_cores"])])
     return f"{workload}  {TITLES[workload]}\n\n{table(lines)}"
 
 
-def _peer(cell: dict[str, Any], cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures to compare a cell with: the peer's with as many processes. The peer has none."""
+def _best(cell: dict[str, Any], cells: Sequence[dict[str, Any]], name: str, more: bool | None) -> float | None:
+    """What to compare a figure of ours with: the best of the peers with as many processes. A peer has none."""
     same = (each for each in cells if each["system"] != "Timebell" and each["processes"] == cell["processes"])
-    found: dict[str, Any] = next((each["median"] for each in same), {}) if cell["system"] == "Timebell" else {}
-    return found
+    found = [each["median"][name] for each in same if each["median"].get(name)]
+    return (max if more else min)(found) if found and cell["system"] == "Timebell" else None
 
 
 def _with_ratio(ours: float | None, peers: float | None, more: bool | None) -> str:
-    """A figure, and how many times better it is than the peer's (above 1 is better, whichever way is up)."""
+    """A figure, and how many times better it is than the best peer's (above 1 is better, whichever way is up)."""
     if not ours or not peers or more is None:
         return number(ours)
     return f"{number(ours)} ({number(ours / peers if more else peers / ours)}x)"

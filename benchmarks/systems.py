@@ -1,4 +1,4 @@
-"""What is measured: Timebell on each store, and the peer; with its own fresh database for every run."""
+"""What is measured: Timebell on each store, with its own fresh database for every run. The peers are in peers/."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import os
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -80,15 +81,58 @@ class Server:
             await connection.close()
 
 
-class OnPostgres:
+class Measured(ABC):
+    """What the workloads have to know of a system."""
+
+    name: str
+    store: str
+    module: str
+    batch: int
+    in_code = False
+    """Whether its schedules are defined in code, as it has no other way."""
+    notices = True
+    """Whether a worker sees what others make while it runs."""
+    pace = 3000
+    """Jobs a second that it makes at the least, to know how long before they are due to begin."""
+    most: ClassVar[Mapping[str, int]] = {}
+    """By workload, so many jobs instead; of 0 it is not run."""
+    server_pid: int | None = None
+    url: str
+
+    @abstractmethod
+    async def __aenter__(self) -> Measured: ...
+
+    @abstractmethod
+    async def __aexit__(self, *_: object) -> None: ...
+
+    @abstractmethod
+    async def backlog(self, count: int) -> None:
+        """Load jobs that are due in a year."""
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Have the chores behind us that a server would do in its own time."""
+
+    @abstractmethod
+    async def pending(self) -> int:
+        """How many jobs there are."""
+
+    @abstractmethod
+    async def unfinished(self) -> bool:
+        """Whether any job of the run is not durably done."""
+
+    @abstractmethod
+    async def done(self) -> int | None:
+        """How many jobs the store says were completed; None where it does not keep them."""
+
+
+class OnPostgres(Measured):
     """A system whose jobs are rows in PostgreSQL; a block with it is one run in a fresh database."""
 
     store = "postgres"
-    module: str
-    batch: int
     table: str
     waiting: str
-    backlog_sql: str
+    backlog_sql: str | None = None
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -107,8 +151,11 @@ class OnPostgres:
         await self.server.drop(self._name)
 
     async def backlog(self, count: int) -> None:
-        """Load jobs that are due in a year, on the server's side."""
-        await self._connection.execute(self.backlog_sql, count, timeout=3600)
+        """Load jobs that are due in a year, on the server's side where that is known."""
+        if self.backlog_sql is None:
+            await fill(self, count)
+        else:
+            await self._connection.execute(self.backlog_sql, count, timeout=3600)
         await self.settle()
 
     async def settle(self) -> None:
@@ -157,29 +204,13 @@ class TimebellOnPostgres(OnPostgres):
         return int(found)
 
 
-class PgQueuer(OnPostgres):
-    """The peer on PostgreSQL."""
-
-    name = "PgQueuer"
-    module = "child_pgqueuer"
-    batch = 1000
-    table = "pgqueuer"
-    waiting = "SELECT EXISTS (SELECT 1 FROM pgqueuer WHERE execute_after < now() + interval '1 hour')"
-    backlog_sql = (
-        "INSERT INTO pgqueuer (priority, status, entrypoint, execute_after, payload) SELECT 0, 'queued', 'bench',"
-        f" now() + interval '1 year' + i * interval '1 ms', convert_to({_PAYLOAD}, 'UTF8')"
-        " FROM generate_series(1, $1::int) i"
-    )
-
-
-class TimebellOnSqlite:
+class TimebellOnSqlite(Measured):
     """Timebell in one file."""
 
     name = "Timebell"
     store = "sqlite"
     module = "child_timebell"
     batch = 5000
-    server_pid = None
 
     async def __aenter__(self) -> TimebellOnSqlite:
         self._folder = tempfile.TemporaryDirectory(prefix="timebell-bench-")
@@ -231,8 +262,14 @@ class TimebellOnSqlite:
         return int(found.fetchone()[0])
 
 
-System = TimebellOnPostgres | TimebellOnSqlite | PgQueuer
-PEERS = {"pgqueuer": PgQueuer}
+BACKLOG = 10_000_000
+"""The numbers of a backlog's jobs begin here."""
+
+
+async def fill(system: Measured, count: int) -> None:
+    """Have a client make jobs that are due in a year."""
+    spec = {"n": count, "first": BACKLOG, "batch": system.batch, "lead": 31_536_000, "span": 1000}
+    await processes.call(system.module, "create", system.url, **spec)
 
 
 @asynccontextmanager

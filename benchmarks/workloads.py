@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import processes
 from benchmarks.machine import Meter, cpu, rss_mb
-from benchmarks.systems import PgQueuer, System, TimebellOnPostgres
+from benchmarks.systems import Measured, TimebellOnPostgres
 
 Figures = dict[str, Any]
 SLOWEST = 150  # jobs/s below which waiting for a run is given up
 SETTLE = 2.0  # seconds for the server to calm down before an idle stretch
+EDGE = 1.0  # seconds before a minute in which a start counts as one of it, and as early
+MOST_LATE = 48.0  # seconds after a minute that its starts are waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,9 @@ SCALES = {
 }
 
 
-async def w1(system: System, workers: int, sizes: Sizes) -> Figures:
+async def w1(system: Measured, workers: int, sizes: Sizes) -> Figures:
     """Create one-shots spread over the 24 hours that begin in an hour; `workers` clients at once."""
-    each = sizes.create // workers
+    each = _count(system, "W1", sizes.create) // workers
     with Meter(system.server_pid) as meter:
         told = await asyncio.gather(
             *(_create(system, each, lead=3600, span=86_400, first=each * n) for n in range(workers))
@@ -56,49 +59,57 @@ async def w1(system: System, workers: int, sizes: Sizes) -> Figures:
     return {"jobs": count, "jobs_s": count / seconds, "lost": count - await system.pending(), **meter.figures}
 
 
-async def w2(system: System, workers: int, sizes: Sizes) -> Figures:
+async def w2(system: Measured, workers: int, sizes: Sizes) -> Figures:
     """Jobs due at one instant: from that instant to the last start."""
-    return await _due(system, workers, sizes.burst, 0.0)
+    return await _due(system, workers, _count(system, "W2", sizes.burst), 0.0)
 
 
-async def w3(system: System, workers: int, sizes: Sizes) -> Figures:
+async def w3(system: Measured, workers: int, sizes: Sizes) -> Figures:
     """Jobs at random milliseconds over a time."""
     return await _due(system, workers, sizes.steady, sizes.span)
 
 
-async def w4(system: System, workers: int, sizes: Sizes) -> Figures:
+async def w4(system: Measured, workers: int, sizes: Sizes) -> Figures:
     """W3 with a backlog of jobs due in a year; then what an idle stretch costs."""
+    backlog = _count(system, "W4", sizes.backlog)
     begin = time.monotonic()
-    await system.backlog(sizes.backlog)
+    await system.backlog(backlog)
     loaded = time.monotonic() - begin
     figures = await _due(system, workers, sizes.steady, sizes.span, idle=sizes.idle)
-    return {"backlog": sizes.backlog, "load_s": loaded, **figures}
+    return {"backlog": backlog, "load_s": loaded, **figures}
 
 
-async def w5(system: System, workers: int, sizes: Sizes) -> Figures:
+async def w5(system: Measured, workers: int, sizes: Sizes) -> Figures:
     """Schedules that all fire at the next top of a minute."""
     count = sizes.schedules
     need = 8 + count / 80  # seconds to start the workers and write the schedules
     while 60 - time.time() % 60 < need:
         await asyncio.sleep(0.2)
     due = (time.time() // 60 + 1) * 60
-    own = 0 if system.module == "child_timebell" else count
-    with Meter(system.server_pid) as meter:
-        async with processes.Workers(system.module, system.url, workers, schedules=own) as running:
-            told = {"seconds": 0.0, "created": time.time()}
-            if not own:
-                told = await processes.call(system.module, "repeat", system.url, n=count)
-            await _started(running, count, due + 30)
-            await asyncio.sleep(0.5)  # a second start of one would come about now
-            await running.stop()
-    records = [(number, due, start) for number, _, start in running.records]
+    own = count if system.in_code else 0
+    async with AsyncExitStack() as stack:
+        meter = stack.enter_context(Meter(system.server_pid))
+        running = processes.Workers(system.module, system.url, workers, schedules=count)
+        if system.notices:
+            await stack.enter_async_context(running)
+        told = {"seconds": 0.0, "created": time.time()}
+        if not own:
+            told = await processes.call(system.module, "repeat", system.url, n=count)
+        if not system.notices:
+            await stack.enter_async_context(running)
+        await asyncio.sleep(due - EDGE - time.time())
+        before = running.count  # some also fire for the minute in which they are made
+        await _started(running, before + count, due + MOST_LATE)
+        await asyncio.sleep(0.5)  # a second start of one would come about now
+        await running.stop()
+    records = [(number, due, start) for number, _, start in running.records if start > due - EDGE]
     figures = _lags(records, count) | {"created_in": "code" if own else "store", "create_s": told["seconds"]}
     return figures | {"created_late": told["created"] >= due, **meter.figures}
 
 
-async def w6(system: System, workers: int, sizes: Sizes) -> Figures:
+async def w6(system: Measured, workers: int, sizes: Sizes) -> Figures:
     """Jobs available now, created before the workers start: from the first start to durable completion."""
-    count = sizes.drain
+    count = _count(system, "W6", sizes.drain)
     created = await _create(system, count, lead=0, span=0)
     with Meter(system.server_pid) as meter:
         async with processes.Workers(system.module, system.url, workers) as running:
@@ -111,9 +122,8 @@ async def w6(system: System, workers: int, sizes: Sizes) -> Figures:
     return figures | {"durable_s": end - begin, **meter.figures}
 
 
-async def w7(system: System, workers: int, sizes: Sizes) -> Figures:
-    """A tenant's flood of due jobs, and one job a second of another tenant: how late those are."""
-    assert not isinstance(system, PgQueuer)
+async def w7(system: Any, workers: int, sizes: Sizes) -> Figures:
+    """A tenant's flood of due jobs, and one job a second of another tenant: how late those are. Of Timebell alone."""
     flood = sizes.flood if isinstance(system, TimebellOnPostgres) else sizes.flood_on_sqlite
     begin = time.monotonic()
     await system.flood(flood)
@@ -134,13 +144,18 @@ async def w7(system: System, workers: int, sizes: Sizes) -> Figures:
     )
 
 
-async def _due(system: System, workers: int, count: int, span: float, idle: float | None = None) -> Figures:
+async def _due(system: Measured, workers: int, count: int, span: float, idle: float | None = None) -> Figures:
     """Jobs created by a client while the workers are idle, then due."""
-    async with processes.Workers(system.module, system.url, workers) as running:
-        lead = 3 + count / 3000
+    async with AsyncExitStack() as stack:
+        running = processes.Workers(system.module, system.url, workers)
+        if system.notices:
+            await stack.enter_async_context(running)
+        lead = 3 + count / system.pace
         with Meter(system.server_pid) as meter:
             told = await _create(system, count, lead=lead, span=span)
-            due = told["due"]
+            if not system.notices:
+                await stack.enter_async_context(running)
+            ready, due = time.time(), told["due"]
             end = await _durable(system, running, count, due + span + count / SLOWEST + 30)
         rest = {} if idle is None else await _idle(system, running, idle)
         await running.stop()
@@ -148,10 +163,14 @@ async def _due(system: System, workers: int, count: int, span: float, idle: floa
     if not span:
         last = max((start for _, _, start in running.records), default=end)
         figures |= {"jobs_s": count / max(last - due, 0.001), "drain_s": last - due, "durable_s": end - due}
-    return figures | {"created_late": told["created"] >= due, **rest, **meter.figures}
+    return figures | {"created_late": ready >= due, **rest, **meter.figures}
 
 
-async def _create(system: System, count: int, **spec: Any) -> Figures:
+def _count(system: Measured, workload: str, size: int) -> int:
+    return min(size, system.most.get(workload, size))
+
+
+async def _create(system: Measured, count: int, **spec: Any) -> Figures:
     told = await processes.call(
         system.module, "create", system.url, **{"n": count, "first": 0, "batch": system.batch, **spec}
     )
@@ -163,7 +182,7 @@ async def _started(running: processes.Workers, count: int, until: float) -> None
         await asyncio.sleep(0.005)
 
 
-async def _durable(system: System, running: processes.Workers, count: int, until: float) -> float:
+async def _durable(system: Measured, running: processes.Workers, count: int, until: float) -> float:
     """When the store held no unfinished job of the run any more."""
     await _started(running, count, until)
     while await system.unfinished() and time.time() < until:
@@ -171,7 +190,7 @@ async def _durable(system: System, running: processes.Workers, count: int, until
     return time.time()
 
 
-async def _idle(system: System, running: processes.Workers, seconds: float) -> Figures:
+async def _idle(system: Measured, running: processes.Workers, seconds: float) -> Figures:
     """What the server and the workers spend while nothing is due."""
     await system.settle()
     await asyncio.sleep(SETTLE)
@@ -186,7 +205,7 @@ async def _idle(system: System, running: processes.Workers, seconds: float) -> F
     }
 
 
-async def _checked(system: System, running: processes.Workers, count: int) -> Figures:
+async def _checked(system: Measured, running: processes.Workers, count: int) -> Figures:
     figures = _lags(running.records, count)
     done = await system.done()
     return figures if done is None else figures | {"not_completed": count - done}

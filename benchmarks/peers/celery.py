@@ -1,0 +1,104 @@
+"""Celery's side: a Redis broker, two prefork children, a prefetch of four each, no results. It has no call for many;
+its schedules are defined in code and fired by an embedded beat.
+
+Its handlers run in forked children, so each appends its records to a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from glob import glob
+from typing import Any
+
+from celery import Celery, signals
+from celery.schedules import crontab
+
+from benchmarks import child
+
+DAYS = 86_400
+
+app = Celery("bench")
+app.conf.update(
+    broker_connection_retry_on_startup=True, broker_transport_options={"visibility_timeout": 3 * DAYS}, enable_utc=True,
+    task_ignore_result=True, timezone="UTC", worker_hijack_root_logger=False, worker_prefetch_multiplier=4,
+)  # fmt: skip
+_out = ""
+_file: int | None = None
+
+
+@app.task(name="bench")
+def bench(i: int, due: int, pad: str) -> None:
+    """A job, or a schedule's (then `due` is 0)."""
+    global _file
+    if _file is None:
+        _file = os.open(f"{_out}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(_file, struct.pack("ddd", i, due / 1000, time.time()))
+
+
+async def setup(_url: str, _: dict[str, Any]) -> None:
+    """Nothing is needed."""
+    child.tell(ready=True)
+
+
+async def create(url: str, spec: dict[str, Any]) -> None:
+    """One-shots."""
+    app.conf.broker_url = url
+    with app.producer_pool.acquire(block=True) as producer:
+
+        async def write(batch: list[dict[str, Any]]) -> None:
+            for each in batch:
+                at = {"eta": datetime.fromtimestamp(each["due"] / 1000, UTC)} if spec["lead"] > 0 else {}
+                bench.apply_async(kwargs=each, producer=producer, **at)
+
+        await child.create(spec, write)
+
+
+def work(url: str, spec: dict[str, Any]) -> None:
+    """One worker."""
+    global _out
+    _out = spec["out"]
+    app.conf.broker_url = url
+    arguments = ["worker", "-P", "prefork", "-c", "2", "--loglevel=ERROR"]
+    arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    if count := spec.get("schedules", 0):
+        app.conf.beat_schedule = {
+            f"s{number}": {"task": "bench", "schedule": crontab(), "kwargs": child.payload(number, 0)}
+            for number in range(count)
+        }
+        arguments += ["-B"]
+
+    @signals.worker_ready.connect(weak=False)
+    def ready(**_: Any) -> None:
+        child.tell(ready=True)
+        threading.Thread(target=_watch, daemon=True).start()
+
+    with tempfile.TemporaryDirectory(prefix="timebell-bench-beat-") as folder:
+        app.worker_main([*arguments, "-s", f"{folder}/beat"])
+    sys.exit()
+
+
+def _watch() -> None:
+    """Report the number of starts until standard input closes; then end."""
+    closed = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), closed.set()), daemon=True).start()
+    told = 0
+    while not closed.wait(child.LOOK_EVERY if told else 0.2):
+        count = sum(os.path.getsize(path) for path in glob(f"{_out}-*")) // 24
+        if count != told:
+            told = count
+            child.tell(count=count)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "work":  # in the main thread, which its signals need
+        work(sys.argv[2], json.loads(sys.argv[3]))
+    child.main({"setup": setup, "create": create})
