@@ -16,8 +16,8 @@ from timebell.settings import Settings
 T = TypeVar("T")
 LONGEST = 8 * 1024  # bytes of a line
 FIELDS = (
-    "event", "job_id", "schedule", "topic", "tenant", "attempt", "lag_ms", "trace_id", "notification_id", "user_id", "cursor_from",
-    "cursor_to", "tokens", "status", "record_ms",
+    "event", "job_id", "schedule", "topic", "tenant", "attempt", "lag_ms", "trace_id", "notification_id", "user_id",
+    "cursor_from", "cursor_to", "tokens", "status", "record_ms",
 )  # fmt: skip
 CUT = "... (cut)"
 # What can end a line, move the cursor or turn the direction of writing: C0, C1, and Unicode's own.
