@@ -263,8 +263,9 @@ def test_each_chunk_is_a_line_of_the_log_and_each_message_is_counted(
         assert first.status == "18 accepted, 1 refused, 1 to be tried again"
         assert (last.user_id, last.tokens, last.status) == ("ann", 1, "1 unknown")
         assert len(lines) == 3
-        while (await app.campaigns.get(found.id)).expected != 21:
+        while (expected := (await app.campaigns.get(found.id)).expected) is None:
             await asyncio.sleep(0.02)
+        assert expected in (20, 21)  # counted before or after the dead token went
         assert service.node.counters.messages.values == {
             ("accepted",): 19, ("refused",): 1, ("unknown",): 1, ("again",): 1,
         }  # fmt: skip

@@ -233,7 +233,7 @@ async def get_campaign(id: Id, let: Let) -> Response:
 
 @routes.patch("/campaigns/{id}", response_model=CampaignOut, **changes("campaign.update", Role.EDITOR))
 async def patch_campaign(id: Id, body: MessageIn, let: Let, if_match: Match = None) -> Response:
-    """Change one that has not started; null takes a field back."""
+    """Change one that has not started, or the message of one whose content is live; null takes a field back."""
     known = known_id(id)
     found: Campaign | None = None if known is None else await let.run(rows.find, let.tenant_id, known, lock=True)
     if found is None:

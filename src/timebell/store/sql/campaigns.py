@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, func, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, Row, case, delete, func, insert, literal, or_, select, update
 
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
 from timebell.ids import new_id
@@ -146,8 +146,9 @@ def count_soon(tx: Transaction, found: Campaign, now: datetime) -> None:
 
 
 def expect(tx: Transaction, id_: str, count: int) -> None:
-    """So many it is for, as far as nobody counted before."""
-    tx.execute(update(campaigns).where(c.id == id_, c.expected.is_(None)).values(expected=count))
+    """So many it is for, as far as nobody counted before; of those it was sent to some may be forgotten by now."""
+    at_least = case((c.opened > count, c.opened), else_=count)
+    tx.execute(update(campaigns).where(c.id == id_, c.expected.is_(None)).values(expected=at_least))
 
 
 def find(tx: Transaction, tenant_id: str | None, id_: str, *, lock: bool = False) -> Campaign | None:

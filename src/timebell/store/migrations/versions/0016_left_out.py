@@ -15,6 +15,9 @@ def upgrade() -> None:
     op.add_column("timebell_campaigns", sa.Column("left_out", sa.Text()))
     op.add_column("timebell_campaigns", sa.Column("pinned_at", Instant))
     op.add_column("timebell_audiences", sa.Column("without_token", sa.BigInteger(), nullable=False, server_default="0"))
+    if op.get_bind().dialect.name == "postgresql":
+        # Each row is written twice, the second time longer: with room for that on its page no index is touched.
+        op.execute("ALTER TABLE timebell_campaign_deliveries SET (fillfactor = 42)")
     op.create_index(
         "timebell_campaigns_live",
         "timebell_campaigns",
