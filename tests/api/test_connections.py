@@ -249,6 +249,26 @@ async def test_one_node_renews_and_the_others_read_it_again(make: Make, monday: 
                 await token()
 
 
+async def test_who_gives_up_while_it_is_renewed_loses_nothing(make: Make, monday: Monday) -> None:
+    def slowly(sent: dict[str, str]) -> tuple[int, Any]:
+        time.sleep(0.3)
+        return 200, {**FRESH, "expires_in": 0}  # and one that has ended when it comes is not renewed for ever
+
+    monday.renews = slowly
+    async with make() as web:
+        await web.post("/connections", tokens(monday))
+        node: Any = SimpleNamespace(store=web.app.store, clock=web.app.clock, secret_key=SECRET, counters=Counters())
+        token = ConnectionToken(node, "default", "monday")
+        asking = asyncio.create_task(token())
+        await until(lambda: monday.renewals)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await token.close()
+        assert (await web.app.connections.get("monday")).version == 2
+        assert await token() == "fresh"
+        assert [one["refresh_token"] for one in monday.renewals] == ["once", "next"]
+
+
 async def test_a_secret_that_was_replaced_is_read_again_when_the_old_one_is_refused(make: Make, monday: Monday) -> None:
     async with make(timezone="UTC") as web:
         await web.post("/secrets", {"name": "token", "value": "old"})

@@ -21,12 +21,14 @@ class Adapters:
     def __init__(self, node: Node) -> None:
         self.node = node
         self._made: dict[str, tuple[datetime, Adapter]] = {}
+        self._renewing: dict[str, ConnectionToken] = {}
 
     async def of(self, source: Source) -> Adapter:
         """What reads a source. Raises InvalidInput, NotFound (SECRET_NOT_FOUND), Refused, StoreError."""
         known = self._made.get(source.id)
         if known is not None and known[0] == source.updated_at:
             return known[1]
+        await self.forget(source.id)
         options = dict(source.options)
         token = self._token(source)
         if token is not None:
@@ -35,7 +37,6 @@ class Adapters:
         if names:
             ring = keyring(self.node.secret_key)
             options = filled(options, await self.node.store.run(secrets.values, ring, source.tenant_id, names))
-        await self.forget(source.id)
         made = adapter(source.kind, options, token)
         self._made[source.id] = source.updated_at, made
         return made
@@ -44,13 +45,16 @@ class Adapters:
         """What gives the token for each question, where that may change from one to the next."""
         given = source.options.get("token")
         if (connection := connection_of(given)) is not None:
-            return ConnectionToken(self.node, source.tenant_id, connection)
+            self._renewing[source.id] = ConnectionToken(self.node, source.tenant_id, connection)
+            return self._renewing[source.id]
         if (secret := secret_of(given)) is not None:
             return SecretToken(self.node, source, secret)
         return None
 
     async def forget(self, source_id: str) -> None:
         """Let go of one."""
+        if (token := self._renewing.pop(source_id, None)) is not None:
+            await token.close()
         known = self._made.pop(source_id, None)
         if known is not None:
             await known[1].close()

@@ -7,6 +7,7 @@ them when the lease is over.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping
@@ -38,19 +39,21 @@ class ConnectionToken:
     def __init__(self, node: Node, tenant_id: str, name: str) -> None:
         self.node = node
         self._of = tenant_id, name
+        self._going: set[asyncio.Task[bool]] = set()
 
     async def __call__(self, refused: str | None = None) -> str:
         """As in Token. Raises NotFound (CONNECTION_NOT_FOUND), SourceFailed (SOURCE_UNAUTHORIZED), StoreError."""
         node = self.node
         ring = keyring(node.secret_key)
         give_up = node.clock.now() + LEASE + timedelta(seconds=WITHIN)
+        done = False
         while True:
             seen, tokens = await node.store.run(connections.opened, ring, *self._of)
             now = node.clock.now()
             spent = refused is not None and tokens.access == refused
             if seen.unauthorised:
                 raise _lost()
-            if not spent and not seen.near_end(now):
+            if done or (not spent and not seen.near_end(now)):  # one that was just renewed is as good as they get
                 return tokens.access
             if tokens.refresh is None and (spent or seen.over(now)):
                 await node.store.run(connections.refused, seen, now)
@@ -58,7 +61,12 @@ class ConnectionToken:
             if tokens.refresh is None:
                 return tokens.access
             if await node.store.run(connections.take, seen, now, LEASE):
-                if not await self._renew(seen, tokens):
+                renewing = asyncio.create_task(self._renew(seen, tokens))
+                self._going.add(renewing)
+                renewing.add_done_callback(self._going.discard)
+                # Who asked may give up: the tokens that come are kept all the same, as the old ones may be spent.
+                done = await asyncio.shield(renewing)
+                if not done:
                     return tokens.access  # it could not be renewed just now: the stored one, while it is taken
                 continue  # read it again, as everyone does
             waiting = seen.fault is None and now < give_up and (spent or seen.over(now))
@@ -67,6 +75,10 @@ class ConnectionToken:
             alarm = Alarm(node.clock)
             await alarm.wait(now + LOOK)
             alarm.close()
+
+    async def close(self) -> None:
+        """Wait for what is being renewed."""
+        await asyncio.gather(*self._going, return_exceptions=True)
 
     async def _renew(self, seen: Connection, tokens: Tokens) -> bool:
         """Ask for new tokens and keep them; False if that failed in a way that may pass. Raises SourceFailed."""
