@@ -7,6 +7,7 @@ from fastapi import APIRouter, Response
 from timebell.client.jobs import uuid_of
 from timebell.dashboard.inside import part
 from timebell.dashboard.views import Page, See, View
+from timebell.errors import InvalidInput
 
 DONE = {"pause": "Paused", "resume": "Resumed", "delete": "Deleted"}
 MARK = "one-"  # before the id of each that was chosen; its value is the revision that was looked at
@@ -16,15 +17,14 @@ routes = APIRouter(route_class=Page)
 
 @routes.post("/ui/schedules/several")
 async def several(view: See) -> Response:
-    """Ask, then do it."""
+    """Ask, then do it. Raises InvalidInput (NOTHING_CHOSEN)."""
     what = view.form.get("what", "")
     chosen = {
         name.removeprefix(MARK): revision for name, revision in view.form.items()
         if name.startswith(MARK) and uuid_of(name.removeprefix(MARK)) is not None
     }  # fmt: skip
     if what not in DONE or not chosen:
-        problem = {"detail": "No schedule is chosen.", "code": "NOTHING_CHOSEN", "fix": "Tick those that are meant."}
-        return view.page("trouble", 400, problem=problem, status=400, id=view.request.state.id)
+        raise InvalidInput("No schedule is chosen.", code="NOTHING_CHOSEN", fix="Tick those that are meant.")
     if "sure" not in view.form:
         names = [(await view.get(f"/schedules/{part(id_)}"))["name"] for id_ in list(chosen)[:NAMED]]
         return view.page("several", what=what, chosen=chosen, names=names, told=None, refused=[])
