@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 class Timebell(Declared, Verbs):
     """A scheduler: handlers, the verbs that make work, and the engine that runs it.
 
-    `url` is `sqlite:///file` or `postgresql://user@host/name` (else TIMEBELL_DATABASE_URL, else
+    `url` is `sqlite:///file`, `postgresql://user@host/name` or `mariadb://...` (else TIMEBELL_DATABASE_URL, else
     `sqlite:///timebell.db`); `timezone` is the IANA zone of calls that give none. `unheard`
     says what becomes of due jobs whose topic no live node listens to: `hold` them until one does, or `complete` them
     with `listeners: 0`. `targets` are kinds of your own, beside `http` and the others; `clock` is for virtual time.

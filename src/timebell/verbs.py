@@ -65,8 +65,8 @@ class Verbs(ABC):
     ) -> Job:
         """Make one job, due at `run_at` (None: now). The other arguments are the fields of `JobSpec`.
 
-        With `connection` (a connection or session of SQLAlchemy, or one of psycopg, asyncpg, sqlite3 or Django) the
-        job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast, Conflict, Refused,
+        With `connection` (a connection or session of SQLAlchemy, or one of psycopg, asyncpg, PyMySQL, sqlite3 or
+        Django) the job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast, Conflict, Refused,
         StoreError.
         """
         spec = spec_of(topic=topic, run_at=run_at, **fields)

@@ -249,10 +249,9 @@ def test_counting_is_done_in_indexes(store: Store, runner: asyncio.Runner) -> No
             return [row.detail for row in tx.execute(text("EXPLAIN QUERY PLAN " + counting(tx)))]
         if tx.dialect.name.startswith("mysql"):
             plan = tx.execute(text("EXPLAIN " + counting(tx).replace("WHERE enabled AND", "WHERE enabled = true AND")))
-            rows = [
-                row for row in plan if (row.table or "<").startswith("timebell_") and row.table != "timebell_targets"
-            ]
-            return [f"{'Seq Scan ' if row.type == 'ALL' and row.key is None else ''}{row}" for row in rows]
+            # A table of none or few rows is read whole; those of jobs, history and schedules never.
+            big = ("timebell_jobs", "timebell_finished", "timebell_schedules")
+            return [f"{'Seq Scan ' if row.table in big and row.type == 'ALL' else ''}{row}" for row in plan]
         tx.execute(text("SET LOCAL enable_seqscan = off"))  # of empty tables it would be the cheapest
         return [row[0] for row in tx.execute(text("EXPLAIN " + counting(tx)))]
 

@@ -9,7 +9,9 @@ import typer
 from timebell.cli.output import Format
 
 Output = Annotated[Format | None, typer.Option("--output", "-o", help="How to print.  [default: table]")]
-Database = Annotated[str | None, typer.Option(metavar="URL", help="sqlite:///file or postgresql://user@host/name.")]
+Database = Annotated[
+    str | None, typer.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name.")
+]
 key = typer.Typer(help="API keys, on the database itself.", no_args_is_help=True, rich_markup_mode=None,
                   add_completion=False)  # fmt: skip
 tenant = typer.Typer(help="Tenants, on the database itself.", no_args_is_help=True, rich_markup_mode=None,

@@ -62,7 +62,9 @@ for command in (apply_, export, calendar, api, recover, torture):
 App = Annotated[str | None, typer.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.  [default: 8700]")]
-Database = Annotated[str | None, typer.Option(metavar="URL", help="sqlite:///file or postgresql://user@host/name.")]
+Database = Annotated[
+    str | None, typer.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name.")
+]
 Output = Annotated[Format | None, typer.Option("--output", "-o", help="How to print.  [default: table]")]
 Zone = Annotated[str | None, typer.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")]
 
