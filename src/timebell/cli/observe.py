@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import typer
 
 from timebell.cli.output import show
@@ -27,4 +25,6 @@ def grafana() -> None:
 
 
 def _file(name: str) -> str:
+    from importlib.resources import files
+
     return files("timebell.observe").joinpath(name).read_text(encoding="utf-8").rstrip("\n")
