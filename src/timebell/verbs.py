@@ -66,8 +66,8 @@ class Verbs(ABC):
         """Make one job, due at `run_at` (None: now). The other arguments are the fields of `JobSpec`.
 
         With `connection` (a connection or session of SQLAlchemy, or one of psycopg, asyncpg, PyMySQL, sqlite3 or
-        Django) the job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast, Conflict, Refused,
-        StoreError.
+        Django) the job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast,
+        Conflict, Refused, StoreError.
         """
         spec = spec_of(topic=topic, run_at=run_at, **fields)
         (made,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
