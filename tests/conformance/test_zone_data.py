@@ -19,8 +19,7 @@ from timebell.recurrence import Override, Release, Spec, installed
 from timebell.recurrence.zone_changes import under
 from timebell.store import schema, transaction
 from timebell.store.sql import jobs as job_ops
-from timebell.store.sql import schedules as schedule_rows
-from timebell.store.sql import steering, zone_changes
+from timebell.store.sql import recurrences, schedule_rows, steering, zone_changes
 
 from .helpers import (
     T0,
@@ -395,7 +394,7 @@ async def test_an_audit_knows_what_new_zone_data_moved(
         return at
 
     with monkeypatch.context() as before:
-        real = schedule_rows.recurrence_of
+        real = recurrences.recurrence_of
         before.setattr(schedule_rows, "recurrence_of", lambda text: under(real(text), old))
         await until(july)
     await place(store, installed(), july)

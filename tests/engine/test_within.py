@@ -261,6 +261,9 @@ def test_an_attempt_that_was_taken_over_writes_nothing(shop: Shop, plain: bool) 
         job = await shop.ended(job)
         assert (job.state, job.attempt, job.attempts) == (JobState.COMPLETED, 2, [])
         assert shop.orders() == [(job.id, 2)]
+        async with asyncio.timeout(PATIENCE):  # the one that was taken over says so in its own time
+            while not service.node.counters.fenced:
+                await asyncio.sleep(0.01)
         assert service.node.counters.fenced == 1
 
     shop.run(test)

@@ -24,7 +24,7 @@ from playwright.sync_api import Page, sync_playwright
 
 import hatch_build
 from tests.api.web import SECRET
-from tests.queue_servers import _install
+from tests.queue_servers import install
 from timebell import Timebell
 from timebell.api import health, server, v1
 from timebell.dashboard import site
@@ -146,7 +146,7 @@ def axe() -> str:
 def chromium() -> Iterator[Chromium]:
     """Debian's Chromium."""
     if shutil.which("chromium") is None:
-        _install("chromium")
+        install("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         yield browser

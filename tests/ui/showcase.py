@@ -17,6 +17,7 @@ from timebell.ids import new_id
 from timebell.model.months import month_of
 from timebell.model.operation import Operation, OperationKind
 from timebell.model.routes import Routes
+from timebell.model.trigger import UNAUTHORISED
 from timebell.store import schema
 from timebell.store.push_schema import campaigns, chunks
 from timebell.store.sql import nodes, operations, sources
@@ -260,7 +261,7 @@ async def _watch(app: Timebell, web: Web) -> dict[str, str]:
             await app.store.run(sources.orphan, made["id"], "Board orphaned (404)", now - 6 * HOUR)
         if source == "accounts":
             why = "monday.com does not take the token: re-authorization required."
-            await app.store.run(sources.failed, made["id"], why)
+            await app.store.run(sources.failed, made["id"], why, UNAUTHORISED)
         if source == "duty-schedules":
             await app.store.run(sources.synced, made["id"], None, now - 3 * MINUTE / 60)
     done = update(schema.operations).values(state="completed", done=12, total=12, finished_at=now)

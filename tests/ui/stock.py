@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.api.web import NIGHTLY, Web
 from timebell import Arrived, Retry, Timebell
+from timebell.model.trigger import UNAUTHORISED
 from timebell.recurrence.instants import format_instant
 from timebell.store.sql import sources
 from timebell.targets.base import Delivery, Outcome
@@ -149,7 +150,7 @@ async def _watch(app: Timebell, web: Web) -> dict[str, str]:
     for name, more in (("instep", {}), ("resting", {}), ("lost", {}), ("locked", {})):
         source = (await web.post("/api/v1/sources", {"name": name})).json()
         body = {
-            "name": name, "source": name, "column": "start_at", "topic": "tea.ready", "offsets": ["-15m", "+1d"],
+            "name": name, "source": name, "column": "start_at", "topic": "shift.soon", "offsets": ["-15m", "+1d"],
             "timezone": "Asia/Seoul", "condition": [{"field": "state", "op": "ne", "value": EVIL}],
             "recipients": "who", "payload": {"say": EVIL}, "metadata": {"note": EVIL}, **more,
         }  # fmt: skip
@@ -159,7 +160,7 @@ async def _watch(app: Timebell, web: Web) -> dict[str, str]:
         if name == "lost":
             await app.store.run(sources.orphan, source["id"], f"Board orphaned (404) {EVIL}", app.clock.now())
         if name == "locked":
-            await app.store.run(sources.failed, source["id"], f"re-authorization required {EVIL}")
+            await app.store.run(sources.failed, source["id"], f"re-authorization required {EVIL}", UNAUTHORISED)
         pages[f"trigger {name}"] = f"/ui/triggers/{name}"
     await web.post("/api/v1/triggers/resting/pause", {"reason": EVIL})
     return pages

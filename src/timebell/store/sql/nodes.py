@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import orjson
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
@@ -126,7 +126,9 @@ def lease(tx: Transaction) -> Lease:
 
 def take_lease(tx: Transaction, node_id: str, seen: Lease, now: datetime) -> Lease | None:
     """Become leader if the lease still is as it was seen; None if another was quicker."""
-    taken = Lease(node_id, seen.fence + 1, 0, now)
+    # Where the lease itself was lost, fences go on from what is remembered of them.
+    last = seen.fence or tx.execute(select(func.max(leaderships.c.fence))).scalar() or 0
+    taken = Lease(node_id, last + 1, 0, now)
     values = {"holder": node_id, "fence": taken.fence, "beat": 0, "acquired_at": now}
     unchanged = (leases.c.name == LEADER) & (leases.c.fence == seen.fence) & (leases.c.beat == seen.beat)
     if tx.execute(update(leases).where(unchanged).values(**values)).rowcount != 1:
