@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,12 @@ LONG = ("torture", "test_watch.py", "test_policy_pairs.py", "test_kill.py", "tes
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those of `LONG` in its order, then the rest as they are."""
     items.sort(key=lambda item: next((at for at, part in enumerate(LONG) if part in item.path.parts), len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """What lives as long as the process is looked through no more: tests that time something rely on it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
