@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.targets.sink import Sink, local, sink
-from timebell.engine import runner
+from timebell.model import attempts
 
 from .web import SECRET, Web, is_problem
 
@@ -113,8 +113,8 @@ async def test_what_never_arrived_is_recorded_too(make: Make) -> None:
 
 async def test_answers_of_many_attempts_are_kept_within_bounds(make: Make) -> None:
     """Whatever a receiver answers, the record can be written: the job never gets stuck on it."""
-    lines = [{"attempt": n, "response": "\x01" * 4096} for n in range(20)]
-    kept = json.loads(runner._lines(lines))
+    lines = [{"attempt": n, "response": "\x01" * 4096} for n in range(-1, 20)]
+    kept = json.loads(attempts.kept(lines))
     assert [one["attempt"] for one in kept] == list(range(20))
     assert [one["attempt"] for one in kept if "response" in one] == [19]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -108,6 +109,41 @@ async def test_a_reported_failure_is_tried_again_with_another_token(make: Make) 
         is_problem(await web.post(f"/jobs/{id_}/complete", {"token": first}), 409, "ATTEMPT_OVER")
         ended = (await web.post(f"/jobs/{id_}/fail", {"token": token(receiver), "error": "still full"})).json()
         assert (ended["status"], ended["errorMessage"], ended["attemptsMade"]) == ("failed", "still full", 2)
+
+
+@pytest.mark.parametrize(
+    ("verb", "more", "state"),
+    [
+        ("complete", {}, "completed"),
+        ("fail", {"error": "disk full", "retryable": False}, "failed"),
+        ("fail", {"error": "disk full", "retryAfterSeconds": 3600}, "pending"),
+    ],
+)
+async def test_a_report_that_comes_before_the_202_leaves_the_delivery_on_record(
+    make: Make, verb: str, more: dict[str, Any], state: str
+) -> None:
+    async with handing_out(make) as (web, receiver):
+
+        async def early(reader: Any, writer: Any, line: str) -> None:
+            id_ = json.loads(receiver.requests[-1].body)["data"]["jobId"]
+            said.append(await web.post(f"/jobs/{id_}/{verb}", {"token": token(receiver), **more}))
+            await receiver.answer(writer, "202 Accepted", b"taken")
+
+        said: list[Any] = []
+        receiver.early = early  # type: ignore[attr-defined]
+        target = {"kind": "http", "url": f"http://127.0.0.1:{receiver.port}/early", "reportsBack": True}
+        made = (await web.post("/jobs", {"topic": "outside", "timezone": "UTC", "target": target})).json()
+
+        async def on_record() -> Any:
+            seen = await job(web, made["id"])
+            return seen if any("status" in line for line in seen["attempts"]) else None
+
+        seen = await until(on_record)
+        assert [(one.status_code, one.json()["status"]) for one in said] == [(200, state)]
+        assert seen["status"] == state
+        (line,) = seen["attempts"]
+        assert (line["attempt"], line["kind"], line["messageId"]) == (1, "http", made["id"])
+        assert (line["status"], line["response"], line["error"]) == (202, "taken", more.get("error"))
 
 
 async def test_a_final_failure_is_not_tried_again(make: Make) -> None:

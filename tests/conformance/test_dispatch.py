@@ -113,3 +113,23 @@ async def test_one_that_makes_way_for_a_later_occurrence_is_told_of(store: Store
     assert list(await store.hot(jobs.running)) == [(attempt.id, 1)]
     (found,) = await store.run(jobs.abandoned, [(attempt.id, 1)], after(minutes=2))
     assert found.state is JobState.DISPATCHED
+
+
+@stored
+async def test_a_delivery_is_on_record_whichever_is_written_first_it_or_its_report(store: Store) -> None:
+    done, failed = await started(store), await started(store)
+    assert await end(store, ending(done)) == {done.id}
+    said = '[{"attempt":1,"code":"REPORTED","error":"disk full"}]'
+    assert await store.hot(jobs.retry, [again(failed, after(hours=1), errors=said)]) == {failed.id}
+    sent = '[{"attempt":1,"to":"host","code":null,"error":null}]'
+    for attempt, expected in (
+        (done, {"attempt": 1, "to": "host", "code": None, "error": None}),
+        (failed, {"attempt": 1, "to": "host", "code": "REPORTED", "error": "disk full"}),
+    ):
+        late = ending(attempt, JobState.DISPATCHED, run_at=after(seconds=60), errors=sent)
+        assert await store.hot(jobs.dispatch, [late]) == set()
+        for _ in range(2):  # a batch that fails half-way is written again
+            await store.run(reports.record, late)
+        job = await get(store, attempt.id)
+        assert job.attempts == [expected]
+        assert job.state in (JobState.COMPLETED, JobState.PENDING)

@@ -13,7 +13,7 @@ import logging
 from timebell.engine.context import Node
 from timebell.errors import StoreError
 from timebell.model.job import Ending, JobState
-from timebell.store.sql import jobs, turns
+from timebell.store.sql import jobs, reports, turns
 from timebell.store.sql.told import end_told
 
 log = logging.getLogger("timebell.completer")
@@ -80,8 +80,11 @@ class Completer:
         grouped = [ending for ending in again if ending.grouped is not None]
         handed = [ending for ending in batch if ending.state is JobState.DISPATCHED]
         final = [ending for ending in batch if ending.state not in (JobState.PENDING, JobState.DISPATCHED)]
-        if handed:  # one whose receiver has reported by now stays as it said
-            await store.hot(jobs.dispatch, handed)
+        if handed:
+            out = await store.hot(jobs.dispatch, handed)
+            for ending in handed:
+                if ending.id not in out and ending.errors is not None:  # its receiver has reported by now: as it said
+                    await store.run(reports.record, ending)
         if again:
             lone = [ending for ending in again if ending.grouped is None]
             kept = await store.hot(jobs.retry, lone) if lone else set()

@@ -18,7 +18,7 @@ from timebell.engine.gate import Gate
 from timebell.engine.named import Found, Names, unusable
 from timebell.engine.within import Within
 from timebell.errors import InvalidPayload, InvalidRecurrence, TimebellError
-from timebell.model import decide
+from timebell.model import attempts, decide
 from timebell.model.job import Attempt, Ending, JobState
 from timebell.model.payload import decode, encode, legible
 from timebell.model.schedule import Policies
@@ -28,8 +28,6 @@ from timebell.targets.handler import Cancel, Snooze
 
 log = logging.getLogger("timebell.runner")
 
-KEPT_ATTEMPTS = 20
-KEPT_BYTES = KEPT_ATTEMPTS * 16_384
 UPCOMING = 3
 LINES = {
     JobState.COMPLETED: (logging.DEBUG, "completed"),
@@ -302,24 +300,14 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
                 line |= {"code": "POSTPONED", "error": "It was postponed; what was done is kept."}
         if lines and lines[-1].get("attempt") == ending.attempt:  # it was handed over, and this is what was reported
             line = {**lines.pop(), **line}
-        ending.errors = _lines([*lines, line][-KEPT_ATTEMPTS:])
+        ending.errors = attempts.kept([*lines, line])
     elif lines and ending.state is JobState.COMPLETED and '"progress"' in (attempt.errors or ""):
-        ending.errors = _lines(lines)
+        ending.errors = attempts.kept(lines)
     return ending
 
 
 def _without_progress(line: dict[str, Any]) -> dict[str, Any]:
     return {name: said for name, said in line.items() if name != "progress"}
-
-
-def _lines(lines: list[dict[str, Any]]) -> str:
-    """The record of a job's attempts as JSON; where it gets too long, only the last one keeps its response."""
-    try:
-        return encode(lines, "attempts", limit=KEPT_BYTES)
-    except InvalidPayload:
-        for line in lines[:-1]:
-            line.pop("response", None)
-        return encode(lines, "attempts", limit=KEPT_BYTES)
 
 
 def _code_class(kind: str, outcome: Outcome) -> str:

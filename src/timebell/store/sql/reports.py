@@ -8,7 +8,10 @@ from datetime import datetime
 
 from sqlalchemy import select, update
 
+from timebell.model import attempts
 from timebell.model.job import Attempt, Ending, JobState
+from timebell.model.payload import decode
+from timebell.store.schema import finished
 from timebell.store.schema import jobs as table
 from timebell.store.sql import jobs, turns
 from timebell.store.transaction import Transaction
@@ -59,3 +62,16 @@ def beat(tx: Transaction, attempt: Attempt, until: datetime) -> None:
     """Give an attempt that was handed over until then."""
     mine = (table.c.id == attempt.id) & (table.c.state == JobState.DISPATCHED.value)
     tx.execute(update(table).where(mine).values(beat=to_micros(until)))
+
+
+def record(tx: Transaction, handed: Ending) -> None:
+    """Put the delivery of an attempt, which `handed` has the line of, into the record of its job: the report of it came
+    before it could be written down, so it ends nothing."""
+    (*_, delivery) = decode(handed.errors)
+    for place in (table, finished):
+        mine = (place.c.id == handed.id) & (place.c.attempt >= handed.attempt)
+        row = tx.execute(select(place.c.errors).where(mine).with_for_update()).first()
+        if row is not None:
+            lines = attempts.with_delivery(decode(row.errors) or [], delivery)
+            tx.execute(update(place).where(mine).values(errors=attempts.kept(lines)))
+            return
