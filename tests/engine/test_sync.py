@@ -135,7 +135,7 @@ def test_an_engine_that_sleeps_is_woken_by_what_a_thread_beside_it_makes(sqlite_
             await service.idle()
             await asyncio.sleep(0.2)
             await asyncio.to_thread(app.sync.schedule_at, "t")
-            assert await asyncio.to_thread(ran.wait, 10)
+            assert await asyncio.to_thread(ran.wait, PATIENCE)
         await app.close()
 
     asyncio.run(body())
@@ -145,8 +145,9 @@ def test_an_engine_that_sleeps_is_woken_by_what_a_thread_beside_it_makes(sqlite_
 # Processes.
 
 SCRIPT = """
-import os, sys, threading
+import logging, os, sys, threading
 from timebell import Timebell
+logging.getLogger("asyncio").setLevel("ERROR")  # -X dev warns of each step that took 0.1 s, on a busy machine
 app = Timebell(sys.argv[1], timezone="UTC")
 """
 
