@@ -86,8 +86,9 @@ class Verbs(ABC):
         ]
 
     async def schedule_repeat(
-        self, /, topic: str, recurrence: Spec, *, replace: bool = False, connection: Any = None, **options: Any
-    ) -> Schedule:
+        self, /, topic: str, recurrence: Spec, *, replace: bool = False, revision: int | None = None,
+        connection: Any = None, **options: Any,
+    ) -> Schedule:  # fmt: skip
         """Make a schedule: a job of `topic` at each instant of `recurrence` in `timezone`.
 
         Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
@@ -95,15 +96,16 @@ class Verbs(ABC):
         allow), catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
         class_ (state, anchored), jitter, tolerance, notify, unheard (hold, complete), start, end, max_runs, enabled,
         description, labels, created_by; and calendar (a Calendar, the name of a saved one, or a name and a version,
-        "kr@3") with roll (skip, next, previous). Raises InvalidInput, NotFound (CALENDAR_NOT_FOUND), Conflict
-        (SCHEDULE_EXISTS, unless `replace`).
+        "kr@3") with roll (skip, next, previous). With `revision` it changes only what is at that revision still. Raises
+        InvalidInput, NotFound (CALENDAR_NOT_FOUND, SCHEDULE_NOT_FOUND), Conflict (SCHEDULE_EXISTS, unless `replace`;
+        REVISION_STALE).
         """
         await self.open()
         since = await self.schedules.since(options, connection) if replace else None
         calendar = await self.schedules.calendar_of(options, connection)
         with tracing.creating([topic], []):
             draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since, calendar)
-            return await self.schedules.put(draft, replace=replace, connection=connection)
+            return await self.schedules.put(draft, replace=replace, revision=revision, connection=connection)
 
     async def save_calendar(
         self, name: str, calendar: Calendar, *, tenant_id: str = "default", connection: Any = None

@@ -197,8 +197,10 @@ class Schedules:
             description=_description(given.pop("description", None)), labels=_labels(given.pop("labels", None)),
         )  # fmt: skip
 
-    async def put(self, schedule: Schedule, *, replace: bool, connection: Any = None) -> Schedule:
-        """Write it; with `replace`, over the one of the same name. Raises Conflict (SCHEDULE_EXISTS)."""
+    async def put(
+        self, schedule: Schedule, *, replace: bool, revision: int | None = None, connection: Any = None
+    ) -> Schedule:  # fmt: skip
+        """Write it; with `replace`, over the one of the same name (at this `revision`). Raises Conflict, NotFound."""
         spec, outlives = schedule.recurrence.spec, schedule.code_hash is not None  # code outlives its schedule's end
         if schedule.next_fire_at is None and not (outlives or spec.allow_never):
             raise InvalidRecurrence(
@@ -208,9 +210,11 @@ class Schedules:
         await self._opened()
         now = self._clock.now()
         if connection is None:
-            written = await self._store.run(calendars.put, schedule, job_of, now, replace=replace)
+            written = await self._store.run(calendars.put, schedule, job_of, now, replace=replace, revision=revision)
         else:
-            written = await self._store.join(connection, calendars.put, schedule, job_of, now, replace=replace)
+            written = await self._store.join(
+                connection, calendars.put, schedule, job_of, now, replace=replace, revision=revision
+            )
         self._planning.poke_threadsafe()
         return written
 

@@ -125,9 +125,11 @@ def _with(schedule: Schedule, calendar: Calendar) -> Schedule:
     return dataclasses.replace(schedule, recurrence=dataclasses.replace(schedule.recurrence, spec=spec, overrides=()))
 
 
-def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, replace: bool) -> Schedule:
+def put(
+    tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, replace: bool, revision: int | None = None
+) -> Schedule:  # fmt: skip
     """As `schedules.put`, with the newest version of the calendar that the schedule follows."""
-    return schedules_.put(tx, _current(tx, schedule), build, now, replace=replace)
+    return schedules_.put(tx, _current(tx, schedule), build, now, replace=replace, revision=revision)
 
 
 def _current(tx: Transaction, schedule: Schedule) -> Schedule:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Row, insert, select, update
 
-from timebell.errors import Conflict, InvalidRecurrence
+from timebell.errors import Conflict, InvalidRecurrence, NotFound, RevisionStale
 from timebell.model.decide import next_of, passed_over, plan
 from timebell.model.job import Hold, NewJob
 from timebell.model.payload import legible as legible_text
@@ -50,15 +50,20 @@ SOON = timedelta(seconds=10)  # what fires later is seen by the next heartbeats
 Build = Callable[[Schedule, datetime, Any, datetime], NewJob]
 
 
-def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, replace: bool) -> Schedule:
+def put(
+    tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, replace: bool, revision: int | None = None
+) -> Schedule:  # fmt: skip
     """Write a schedule under its name; the same spec again is no edit.
 
     An edit first decides every occurrence of the old spec up to now (so it loses none), then starts the new
-    one after now (so it fires nothing by itself). Raises Conflict (SCHEDULE_EXISTS) unless `replace`.
+    one after now (so it fires nothing by itself). Raises Conflict (SCHEDULE_EXISTS) unless `replace`; with a `revision`
+    RevisionStale unless it is at that one, NotFound if there is none.
     """
     schedule = bound(tx, schedule)
     named = (schedules.c.tenant_id == schedule.tenant_id) & (schedules.c.name == schedule.name)
     row = tx.execute(select(schedules).where(named).with_for_update()).first()
+    if revision is not None:
+        _expect(schedule.name, row, revision)
     if row is None:
         tx.execute(insert(schedules).values(**row_of(schedule)))
         revise(tx, schedule, schedule.created_at)  # as its first instant is the one after that
@@ -80,6 +85,17 @@ def put(tx: Transaction, schedule: Schedule, build: Build, now: datetime, *, rep
     if old.fault is None and (unchanged or by_code):
         return old
     return edit(tx, old, schedule, build, now)
+
+
+def _expect(name: str, row: Row[Any] | None, revision: int) -> None:
+    if row is None:
+        raise NotFound(f"There is no schedule {name}.", code="SCHEDULE_NOT_FOUND")
+    if row.revision != revision:
+        raise RevisionStale(
+            f"{name} is at revision {row.revision}, and the change is of {revision!r:.20}. It was changed last at"
+            f" {format_instant(row.updated_at)}.",
+            existing=row.id, fix="Read it again, and change that.",
+        )  # fmt: skip
 
 
 def edit(
