@@ -321,6 +321,8 @@ async def test_who_may_do_what(make: Make) -> None:
         is_problem(await web.ask("PUT", "/targets/plain", taking, key=keys["editor"]), 403, "ROLE_TOO_LOW")
         assert (await web.ask("PUT", "/targets/taking", taking, key=keys["admin"])).status_code == 200
         is_problem(await web.ask("PUT", "/targets/taking", plain, key=keys["editor"]), 403, "ROLE_TOO_LOW")
+        there = {"kind": "bullmq", "options": {"queue": "parcels", "connection": "shop"}}
+        is_problem(await web.ask("PUT", "/targets/parcels", there, key=keys["editor"]), 403, "ROLE_TOO_LOW")
         assert {"targets", "secrets"} <= set(SCOPES)
 
 

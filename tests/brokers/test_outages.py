@@ -137,3 +137,35 @@ async def test_reports_need_a_secret_key(sqlite_url: str) -> None:
             await other.schedule_at("a", timezone="UTC", target=TARGETS["bullmq"] | {"ack": "reported"})
         assert refused.value.code == "SECRET_KEY_MISSING"
         await other.close()
+
+
+async def test_targets_under_a_name_may_go_to_another_server(
+    sqlite_url: str, redis: Redis, frail_redis: Redis
+) -> None:
+    servers = {"here": redis.url, "there": frail_redis.url}
+    options = {"queue": "mail", "ack": "reported"}
+    async with scene(sqlite_url, broker_bullmq_url=f"{redis.url} shop={frail_redis.url}") as here:
+        await here.app.targets.put("here", "bullmq", options)
+        await here.app.targets.put("there", "bullmq", options | {"connection": "shop"})
+        ids = {name: await here.due("mail.digest", {"name": name}) for name in servers}
+
+        async def queued(name: str) -> bool:
+            async with Client.from_url(servers[name], decode_responses=True) as client:
+                return bool(await client.lrange("bull:mail:wait", 0, -1) == [ids[name]])
+
+        for name, id_ in ids.items():
+            await here.job(id_, "dispatched")
+            assert await queued(name)
+        async with Client.from_url(frail_redis.url) as client:
+            await client.flushall()
+        await until(lambda: here.service.healed.what.get("message") == 1, about=lambda: here.service.healed)
+        assert await queued("there")
+        here.app.by_name["bullmq"]._urls.pop("shop")  # type: ignore[attr-defined] # as where nobody has set it
+        late = await here.due("mail.digest", {"name": "there"}, retry=ONE_TRY)
+
+        async def put_off() -> bool:
+            seen = await here.app.get(late)
+            assert (seen.state in ("pending", "running"), seen.tries) == (True, 0), seen
+            return "BROKER_NOT_CONFIGURED" in [line["code"] for line in seen.attempts]
+
+        await until(put_off)

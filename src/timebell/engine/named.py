@@ -84,7 +84,10 @@ async def deliver(target: Target, resolved: Resolved, delivery: Delivery, *, any
     try:
         options = target.check(resolved.options)
     except (InvalidInput, Refused) as unfit:  # a secret was replaced, or the rules became stricter
-        return Outcome.failed(unfit.code, masked(str(unfit), resolved.secrets), retryable=False)
+        absent = unfit.code == "BROKER_NOT_CONFIGURED"  # on this node: others have that connection, or it will
+        outcome = Outcome.failed(unfit.code, masked(str(unfit), resolved.secrets), retryable=absent)
+        outcome.counts = not absent
+        return outcome
     try:
         outcome = await target.deliver(delivery, options)
     except Exception as broken:  # a target's own fault is still an outcome, and its text may hold a secret

@@ -1,4 +1,4 @@
-"""The record of a job's attempts, as the job shows it: a line for each that failed or was delivered outside of Python."""
+"""The record of a job's attempts: a line for each that failed, or was delivered outside of Python."""
 
 from __future__ import annotations
 

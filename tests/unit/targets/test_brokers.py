@@ -9,10 +9,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from timebell.errors import InvalidInput, Refused
 from timebell.model.decide import OUTAGE_PAUSE, after_failure
 from timebell.model.job import JobState
 from timebell.model.policy import Retry
 from timebell.targets.base import Delivery, message_id
+from timebell.targets.brokers import broker
+from timebell.targets.brokers.broker import urls
 
 AT = datetime(2027, 3, 14, tzinfo=UTC)
 
@@ -46,3 +49,33 @@ def test_nothing_of_the_queues_is_imported_before_it_is_used() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        (None, {}), ("", {}), ("redis://a/0", {"": "redis://a/0"}),
+        ("redis://a/0 mail=redis://:b=c@d/0", {"": "redis://a/0", "mail": "redis://:b=c@d/0"}),
+        ("\nnats://a,nats://b\n  x-1=nats://c, nats://d\ny=tls://e\n",
+         {"": "nats://a,nats://b", "x-1": "nats://c, nats://d", "y": "tls://e"}),
+        ("kafka://a:1,b:2?sasl=PLAIN", {"": "kafka://a:1,b:2?sasl=PLAIN"}),
+        ("mail=redis://a/0", {"mail": "redis://a/0"}),
+        ("amqp://a/?x=y z", {"": "amqp://a/?x=y z"}),
+    ],
+)  # fmt: skip
+def test_a_setting_holds_one_url_or_several_with_names(setting: str | None, found: dict[str, str]) -> None:
+    assert urls(setting) == found
+
+
+def test_a_target_names_a_connection_of_the_operators_and_no_other() -> None:
+    target = broker("redis-stream", "redis://a/0 mail=redis://b/0", server="", secret_key=None)
+    options = {"stream": "due", "connection": "mail"}
+    checked = target.check(options)
+    assert target.check(checked) == checked == target.check({"stream": "due"}) | {"connection": "mail"}
+    for name in ("redis://:s3cret@b/0", "", "Mail", None, 7):
+        with pytest.raises(InvalidInput) as invalid:
+            target.check({"stream": "due", "connection": name})
+        assert (invalid.value.code, "s3cret" in str(invalid.value)) == ("TARGET_OPTIONS_INVALID", False)
+    with pytest.raises(Refused, match="connection shop .* TIMEBELL_BROKER_REDIS_STREAM_URL to have shop=") as refused:
+        target.check({"stream": "due", "connection": "shop"})
+    assert refused.value.code == "BROKER_NOT_CONFIGURED"

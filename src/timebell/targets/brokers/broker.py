@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -15,6 +16,8 @@ from timebell.tenancy.tokens import token_of
 
 CONFIRM_SECONDS = 10.0
 ACKS = ("published", "reported")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,29}")
+_NAMED = re.compile(rf"\s({_NAME.pattern})=(?=[a-z][a-z0-9+.-]*://)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,10 @@ class BrokerError(Exception):
 
 
 class Broker(ABC):
-    """A queue to publish to, at the URL of the operator (or at the option `connection`, which nobody's job can have).
+    """A queue to publish to: at the URL of the operator, or at that which the option `connection` names, as targets under a
+    name may, and jobs may not.
 
-    A kind says its `options` beside `ack` and `body`, checks them in `read`, publishes in `publish` and
+    A kind says its `options` beside these, `ack` and the body, checks them in `read`, publishes in `publish` and
     says in `failure` what an error of its library means. One instance serves many deliveries at once, on one
     connection a URL, kept until `close`.
     """
@@ -53,7 +57,7 @@ class Broker(ABC):
     options: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, url: str | None, *, server: str, secret_key: str | None) -> None:
-        self._url = url
+        self._urls = urls(url)
         self._server = server.rstrip("/")
         self._secret_key = secret_key
 
@@ -76,14 +80,15 @@ class Broker(ABC):
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """Raises InvalidInput (TARGET_OPTIONS_INVALID) or Refused (BROKER_NOT_CONFIGURED, SECRET_KEY_MISSING)."""
-        only(options, {"ack", *bodies.OPTIONS} | self.options)
+        only(options, {"ack", "connection", *bodies.OPTIONS} | self.options)
         self._connection(options)
+        named = {"connection": options["connection"]} if "connection" in options else {}
         ack, body = options.get("ack", "published"), bodies.checked(options, "plain")
         if ack not in ACKS:
             raise invalid(f"ack cannot be {ack!r:.60}.", "Use published or reported.")
         if ack == "reported":
             token_of(self._secret_key, "", 0)  # raises where none can be made
-        return {"ack": ack, **body, **self.read(options)}
+        return {"ack": ack, **named, **body, **self.read(options)}
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
         """Codes of failure: see the package. An interrupted publish may have been one: the id tells."""
@@ -140,14 +145,24 @@ class Broker(ABC):
         }
 
     def _connection(self, options: dict[str, Any]) -> str:
-        url = options.get("connection") or self._url
-        if not isinstance(url, str):
-            name = f"TIMEBELL_BROKER_{self.kind.upper().replace('-', '_')}_URL"
+        name = options.get("connection", "")
+        if "connection" in options and not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise invalid("connection is not a name.", "Name one that the operator has set; no target has its URL.")
+        if (url := self._urls.get(name)) is None:
+            setting = f"TIMEBELL_BROKER_{self.kind.upper().replace('-', '_')}_URL"
+            called, how = (f" {name}", f" to have {name}=<its URL>") if name else ("", "")
             raise Refused(
-                f"There is no connection for the target {self.kind}.", code="BROKER_NOT_CONFIGURED",
-                fix=f"Set {name}, where jobs are made and on the nodes that deliver them.",
+                f"There is no connection{called} for the target {self.kind}.", code="BROKER_NOT_CONFIGURED",
+                fix=f"Set {setting}{how}, where jobs are made and on the nodes that deliver them.",
             )  # fmt: skip
         return url
+
+
+def urls(setting: str | None) -> dict[str, str]:
+    """The URLs in a setting, by name: `redis://one mail=redis://two` are "" and "mail"."""
+    first, *named = _NAMED.split(f" {setting or ''}")
+    found = dict(zip(named[::2], map(str.strip, named[1::2]), strict=True))
+    return found | ({"": first.strip()} if first.strip() else {})
 
 
 def unreachable(why: str) -> Outcome:
