@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from typing import Any
 
 import reporter  # noqa: F401 - the guide's, written beside this file
@@ -17,7 +16,6 @@ def digest(self: Any, *args: Any, **kwargs: Any) -> dict[str, int]:
     request = self.request
     said = {"id": request.id, "args": args, "kwargs": kwargs, "timebell": request.timebell, "expires": request.expires}
     print(json.dumps(said), flush=True)
-    time.sleep(kwargs.get("seconds", 0))
     if request.timebell["attempt"] <= kwargs.get("failures", 0):
         raise ValueError("disk full")
     return {"rows": 3}
