@@ -307,6 +307,31 @@ async def test_work_longer_than_the_lease_keeps_its_lease(world: World) -> None:
     assert (log.fired, (await app.get(job.id)).result) == ([0], "slow")
 
 
+@virtual
+async def test_an_attempt_that_begins_while_the_end_of_the_last_one_is_written_keeps_its_lease(world: World) -> None:
+    app = world.app()
+
+    async def second_time(event: Arrived) -> None:
+        if event.attempt == 1:
+            raise ValueError
+        await asyncio.sleep(55)
+
+    log = Log(second_time)
+    app.on("a")(log)
+    async with engine(app) as service:
+        write = service.completer.write
+
+        async def slowly(batch: Any) -> None:  # as where much has ended at once, and this is not the last of it
+            await write(batch)
+            await asyncio.sleep(1)
+
+        service.completer.write = slowly  # type: ignore[method-assign]
+        job = await app.schedule_at("a", retry=Retry(attempts=5, backoff="fixed", delay=0, jitter=0))
+        await world.advance(minutes=2)
+    assert [event.attempt for event in log.events] == [1, 2]
+    assert (await app.get(job.id)).state is JobState.COMPLETED
+
+
 # Snooze and Cancel.
 
 

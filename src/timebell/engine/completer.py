@@ -58,7 +58,7 @@ class Completer:
             await self._write_singly(batch)
         del self._waiting[: len(batch)]
         for ending in batch:
-            self.node.held.pop(ending.id, None)
+            self.node.let_go(ending.id, ending.attempt)
         self.node.counters.ended += len(batch)
         if self.node.limited:
             self.node.working.poke()  # a tenant may have room for another

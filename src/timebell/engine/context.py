@@ -91,6 +91,12 @@ class Node:
     """Set when someone elsewhere asked this node to finish what it runs and leave."""
     listening: bool = False
 
+    def let_go(self, id_: str, number: int) -> None:
+        """Hold an attempt no longer. The next one at the same job may have begun here while its end was written."""
+        held = self.held.get(id_)
+        if held is not None and held.attempt.number == number:
+            del self.held[id_]
+
     def retry_of(self, attempt: Attempt, given: Mapping[str, Any] | None) -> Retry:
         """The retry policy of a job: its own, its handler's, the default."""
         if given is not None:

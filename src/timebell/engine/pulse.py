@@ -146,11 +146,13 @@ class Pulse:
             return
         sent = clock.monotonic()
         ours = await node.store.hot(jobs.beat, aging)
-        for id_, _ in aging:
+        for id_, number in aging:
             held = node.held.get(id_)
-            if held is not None and id_ in ours:
+            if held is None or held.attempt.number != number:  # over meanwhile
+                continue
+            if id_ in ours:
                 held.lease_until = sent + node.options.lease
-            elif held is not None:
+            else:
                 self._drop(id_)
 
     async def look(self) -> Healed:

@@ -168,13 +168,13 @@ class Worker:
         try:
             ending = await self.runner.run(held)
         except BaseException:
-            self.node.held.pop(held.attempt.id, None)  # its lease runs out, and it is taken back
+            self.node.let_go(held.attempt.id, held.attempt.number)  # its lease runs out, and it is taken back
             raise
         finally:
             hands.free += 1
             if hands.free == 1:  # none was free: what is due for these hands was not looked at
                 self.node.working.poke()
         if ending is None:
-            self.node.held.pop(held.attempt.id, None)
+            self.node.let_go(held.attempt.id, held.attempt.number)
         else:
             self.completer.put(ending)
