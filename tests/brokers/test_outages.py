@@ -139,9 +139,7 @@ async def test_reports_need_a_secret_key(sqlite_url: str) -> None:
         await other.close()
 
 
-async def test_targets_under_a_name_may_go_to_another_server(
-    sqlite_url: str, redis: Redis, frail_redis: Redis
-) -> None:
+async def test_targets_under_a_name_may_go_to_another_server(sqlite_url: str, redis: Redis, frail_redis: Redis) -> None:
     servers = {"here": redis.url, "there": frail_redis.url}
     options = {"queue": "mail", "ack": "reported"}
     async with scene(sqlite_url, broker_bullmq_url=f"{redis.url} shop={frail_redis.url}") as here:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -42,7 +43,7 @@ def job(code: str, *words: str, **given: Any) -> Any:
     job("RUN_AT_WITHOUT_TIMEZONE", "run_at has no time zone: 2027-11-25T09:00:00", "never guesses",
         'timezone="Asia/Seoul"', 'tzinfo=ZoneInfo("Asia/Seoul")', run_at=datetime(2027, 11, 25, 9)),
     job("INVALID_TIMEZONE", "CST", "America/Chicago", "Asia/Shanghai", "America/Havana", timezone="CST"),
-    job("INVALID_TIMEZONE", "Invalid timezone: Europe/Pariss", "Did you mean Europe/Paris?", timezone="Europe/Pariss"),
+    job("INVALID_TIMEZONE", "Invalid timezone: Europe/Pariss", "Did you mean Europe/Paris", timezone="Europe/Pariss"),
     job("SCHEDULE_IN_THE_PAST", "Cannot schedule in the past", "run_at is 2027-03-01T11:57:00",
         "now is 2027-03-01T12:00:00", "leave run_at out to run now", run_at=START - timedelta(minutes=3)),
     # 10: what is not JSON.
@@ -145,8 +146,9 @@ async def test_12_of_two_edits_of_one_revision_the_second_is_refused(world: Worl
 
 def test_13_tables_of_an_older_release_are_told_with_the_command_that_helps(sqlite_url: str) -> None:
     async def body() -> None:
-        with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as file:
-            file.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0005'")  # noqa: S608
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as file:
+            file.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0005'")
+            file.commit()
         app = Timebell(sqlite_url, timezone="UTC")
         with pytest.raises(SchemaOutdated) as raised:
             await app.schedule_at("tea.ready")

@@ -76,6 +76,6 @@ def test_a_target_names_a_connection_of_the_operators_and_no_other() -> None:
         with pytest.raises(InvalidInput) as invalid:
             target.check({"stream": "due", "connection": name})
         assert (invalid.value.code, "s3cret" in str(invalid.value)) == ("TARGET_OPTIONS_INVALID", False)
-    with pytest.raises(Refused, match="connection shop .* TIMEBELL_BROKER_REDIS_STREAM_URL to have shop=") as refused:
+    with pytest.raises(Refused, match=r"connection shop .* TIMEBELL_BROKER_REDIS_STREAM_URL to have shop=") as refused:
         target.check({"stream": "due", "connection": "shop"})
     assert refused.value.code == "BROKER_NOT_CONFIGURED"

@@ -14,8 +14,8 @@ timeout runs out. Then the body holds `report: {url, token}`: POST to `<url>/com
 token, as for webhooks (`api/reports.py`). The URL is built on TIMEBELL_URL.
 
 The connection is the operator's alone: TIMEBELL_BROKER_<KIND>_URL, which may hold several, with names. A target under a
-name may say which (`connection`), a job may not; none says a URL, as one of a tenant's own would let them reach into the
-network of the nodes.
+name may say which (`connection`), a job may not; none says a URL, as one of a tenant's own would let them reach into
+the network of the nodes.
 
 Failures, as outcomes: BROKER_UNREACHABLE (no connection, or no confirmation within `CONFIRM_SECONDS`) and
 BROKER_REFUSED (credentials or permissions) use up no try, since an outage is not the job's fault, and are tried again

@@ -45,8 +45,8 @@ class BrokerError(Exception):
 
 
 class Broker(ABC):
-    """A queue to publish to: at the URL of the operator, or at that which the option `connection` names, as targets under a
-    name may, and jobs may not.
+    """A queue to publish to: at the URL of the operator, or at that which the option `connection` names, as targets
+    under a name may, and jobs may not.
 
     A kind says its `options` beside these, `ack` and the body, checks them in `read`, publishes in `publish` and
     says in `failure` what an error of its library means. One instance serves many deliveries at once, on one
