@@ -101,7 +101,7 @@ class Sink:
 
     async def chunks(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        await self.repeat(writer, b"1\r\nx\r\n")
+        await self.repeat(writer, b"1\r\nx\r\n" * 100)  # one at a time would take seconds of a busy machine
 
     async def big(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
         await self.answer(writer, "200 OK", b"x" * MEGABYTES)

@@ -176,7 +176,7 @@ def test_s18_long_bodies_are_cut(post: Post, monkeypatch: pytest.MonkeyPatch, pa
         return data
 
     monkeypatch.setattr(http._Bounded, "read", counted)
-    outcome, _ = post(path)
+    outcome, _ = post(path, local(timeout=25.0))
     assert outcome.delivered
     assert outcome.result == {"status": 200, "body": "x" * 4096}
     assert sum(seen) <= http.HEADER_BYTES + http.BODY_BYTES
