@@ -240,6 +240,28 @@ async def test_the_value_is_read_once_more_when_it_fires(rows: Rows, app: Timebe
     assert [event.payload["itemId"] for event in heard] == ["2"]
 
 
+def test_a_row_that_cannot_be_kept_fires_as_it_was_last_known(tmp_path: Path) -> None:
+    async def body() -> None:
+        rows, app = Rows(f"sqlite:///{tmp_path}/theirs.db"), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        await rows.make()
+        due = soon(seconds=1.0)
+        await rows.put(1, due)
+        heard = await follow(app, rows, everySeconds=3600)
+
+        async def read() -> bool:
+            return (await app.triggers.source("shifts")).synced_at is not None
+
+        try:
+            async with app.running(heartbeat=0.1):
+                await until(read)
+                await rows.put(1, due, status="x" * 70_000)  # more than is kept of an item
+                await until(lambda: bool(heard), within=20)
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
 def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create_database()
 
