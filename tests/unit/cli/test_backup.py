@@ -18,6 +18,7 @@ from tests.engine.world import QUIET
 from tests.servers import Postgres
 from timebell import Arrived, Cron, Timebell
 from timebell.clock import VirtualClock, wall
+from timebell.errors import Refused
 from timebell.model.job import Hold
 from timebell.sim.loop import run_virtual
 
@@ -181,6 +182,24 @@ def test_on_postgres_it_says_how_and_holds_what_was_restored(
 
     asyncio.run(again())
     assert sum(ran.values()) == 1
+
+
+@pytest.mark.parametrize(("scheme", "dump", "back", "variable"), [
+    ("postgresql", "pg_dump --dbname=postgresql://me@127.0.0.1:1/db --format=custom --file=kept", "pg_restore --dbname="
+     "postgresql://me@127.0.0.1:1/db --clean --if-exists kept", "PGPASSWORD"),
+    ("mariadb", "mariadb-dump --single-transaction --host=127.0.0.1 --port=1 --user=me db > kept",
+     "mariadb --host=127.0.0.1 --port=1 --user=me db < kept", "MYSQL_PWD"),
+])  # fmt: skip
+def test_a_server_is_backed_up_by_its_own_tools(scheme: str, dump: str, back: str, variable: str) -> None:
+    from timebell.cli.backup import backup, restore
+
+    url = f"{scheme}://me:hunter2@127.0.0.1:1/db"
+    with pytest.raises(Refused) as told:
+        backup(Path("kept"), url, None)
+    assert (told.value.code, told.value.fix) == ("BACKUP_ELSEWHERE", f"Run: {variable}=... {dump}")
+    with pytest.raises(Refused) as told:
+        restore(Path("kept"), url, None, yes=True)
+    assert told.value.fix == f"Run: {variable}=... {back} and then: timebell restore"
 
 
 def _restore_again(url: str) -> None:
