@@ -235,6 +235,17 @@ def test_a_backup_is_whole_or_not_there(sqlite_url: str, cli: Cli, tmp_path: Pat
     assert not list(tmp_path.glob("*.unfinished")) + list(tmp_path.glob(".*.unfinished"))
 
 
+def test_a_broken_database_is_what_a_backup_is_restored_over(sqlite_url: str, cli: Cli, tmp_path: Path) -> None:
+    at, kept = ("--database", sqlite_url), tmp_path / "kept.db"
+    assert cli("backup", kept, *at).code == 0
+    database = Path(sqlite_url.removeprefix("sqlite:///"))
+    broken = b"no database any more " * 1000
+    database.write_bytes(broken)
+    told = json.loads(cli("restore", kept, "-y", *at, "-o", "json").out)
+    assert Path(told["before"]).read_bytes() == broken
+    assert cli("db", "upgrade", "--check", *at).code == 0
+
+
 def test_a_backup_of_a_database_that_is_written_to(sqlite_url: str, cli: Cli, tmp_path: Path) -> None:
     async def scene() -> list[int]:
         app = Timebell(sqlite_url, timezone="UTC")
