@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from .web import Web, is_problem
@@ -77,6 +80,20 @@ async def test_lines_are_imported_and_bad_ones_are_named(make: Callable[..., Any
         first, third = (await web.get("/devices")).json()["items"]
         assert (first["age"], first["marketingOnOff"]) == (20, False)
         assert (third["userId"], third["attributes"], third["age"]) == ("Ann, B.", {"tier": "gold"}, 20)
+
+
+async def test_a_secret_that_an_audience_is_read_by_is_not_taken_away(make: Callable[..., Any], tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(theirs)) as connection:
+        connection.execute("CREATE TABLE people (id integer PRIMARY KEY, token text)")
+    async with make() as web:
+        await web.post("/secrets", {"name": "crm", "value": f"sqlite:///{theirs}"})
+        source = {"url": {"secret": "crm"}, "query": "SELECT id, token FROM people", "key": "id"}
+        assert (await web.ask("PUT", "/audiences/buyers", source)).status_code == 200
+        refused = is_problem(await web.ask("DELETE", "/secrets/crm"), 409, "SECRET_IN_USE")
+        assert "1 audience: buyers" in refused["detail"]
+        await web.ask("DELETE", "/audiences/buyers")
+        assert (await web.ask("DELETE", "/secrets/crm")).status_code == 200
 
 
 async def test_filters_count_the_same_now_as_they_send_later(make: Callable[..., Any]) -> None:
