@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +21,8 @@ import pytest
 from tests.servers import Postgres
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput
-from timebell.triggers import adapter
+from timebell.model.payload import encode
+from timebell.triggers import adapter, sql_table
 
 TABLE = """CREATE TABLE duty_schedules (id {id}, start_at {instant}, users {list}, status text, updated_at {instant})"""
 
@@ -287,6 +289,20 @@ def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
         asyncio.run(body())
     finally:
         postgres.drop_database(url)
+
+
+def test_values_that_nothing_can_keep_do_not_stop_the_reading_of_all_rows(tmp_path: Path) -> None:
+    file = tmp_path / "theirs #1.db"  # and a name that means something in a URL
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE items (id integer, far real, odd text, listed text)")
+        connection.execute("INSERT INTO items VALUES (1, 9e999, 'a' || char(0) || 'b', '[1e999, NaN, 7, \"c\"]')")
+        connection.commit()
+    read = asyncio.run(adapter("sql", {"url": f"sqlite:///{file}", "table": "items"}).page(None, 10))
+    assert read.rows == {"1": {"id": 1, "far": None, "odd": "a\ufffdb", "listed": [None, None, 7, "c"]}}
+    assert json.loads(encode(read.rows["1"])) == read.rows["1"]
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+    given = [Decimal("Infinity"), Decimal("NaN"), Decimal(10**30), Decimal("1.5"), {"a\0": float("nan")}]
+    assert sql_table._json(given) == [None, None, str(10**30), 1.5, {"a\ufffd": None}]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from math import isfinite
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 import asyncpg
@@ -212,7 +214,7 @@ CREATE TRIGGER {name} AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW E
 
 def _sqlite(url: str, query: str, given: dict[str, Any], most: int) -> list[dict[str, Any]]:
     file = make_url(url).database
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=5)) as connection:
+    with closing(sqlite3.connect(f"file:{quote(file or '')}?mode=ro", uri=True, timeout=5)) as connection:
         connection.row_factory = sqlite3.Row
         return [dict(row) for row in connection.execute(query, given).fetchmany(most)]
 
@@ -237,26 +239,40 @@ def _named(value: Any, option: str, form: re.Pattern[str] = NAME) -> str:
 
 
 def _json(value: Any) -> Any:
-    """A value of a column as JSON. Lists that SQLite can only write as text are lists."""
+    """A value of a column as JSON that can be kept; what JSON has not, such as NaN, is null. Lists that SQLite can only
+    write as text are lists."""
     match value:
         case datetime() | date() | time():
             return value.isoformat()
+        case None | bool():
+            return value
+        case int():
+            return value if -(2**63) <= value < 2**64 else str(value)
+        case float() | Decimal() if not isfinite(value):
+            return None
         case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
+            return _json(int(value)) if value == value.to_integral_value() else float(value)
+        case float():
+            return value
         case list() | tuple():
             return [_json(one) for one in value]
         case dict():
-            return {str(name): _json(one) for name, one in value.items()}
+            return {_text(str(name)): _json(one) for name, one in value.items()}
         case str() if value.startswith("[") and value.endswith("]"):
             try:
-                return json.loads(value)
-            except ValueError:
-                return value
-        case None | bool() | int() | float() | str():
-            return value
+                return _json(json.loads(value))
+            except (ValueError, RecursionError):
+                return _text(value)
+        case str():
+            return _text(value)
         case bytes() | memoryview():
             return None
     return str(value)
+
+
+def _text(value: str) -> str:
+    """Without NUL, which no store takes."""
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _written(value: Any) -> str:
