@@ -20,7 +20,7 @@ import pytest
 
 from tests.servers import Postgres
 from timebell import Arrived, Timebell
-from timebell.errors import InvalidInput
+from timebell.errors import InvalidInput, SourceFailed
 from timebell.model.payload import encode
 from timebell.triggers import adapter, sql_table
 
@@ -303,6 +303,43 @@ def test_values_that_nothing_can_keep_do_not_stop_the_reading_of_all_rows(tmp_pa
     assert [one.name for one in tmp_path.iterdir()] == [file.name]
     given = [Decimal("Infinity"), Decimal("NaN"), Decimal(10**30), Decimal("1.5"), {"a\0": float("nan")}]
     assert sql_table._json(given) == [None, None, str(10**30), 1.5, {"a\ufffd": None}]
+
+
+class Standby:
+    """A connection to a server that lets nobody listen."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+    async def add_listener(self, *_: Any) -> None:
+        raise asyncpg.ReadOnlySQLTransactionError("cannot execute LISTEN during recovery")
+
+    def add_termination_listener(self, _: Any) -> None: ...
+
+    def is_closed(self) -> bool:
+        return not self.open
+
+    def terminate(self) -> None:
+        self.open = False
+
+
+def test_who_cannot_listen_says_so_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Standby] = []
+
+    async def connect(*_: Any, **__: Any) -> Standby:
+        made.append(Standby())
+        return made[-1]
+
+    monkeypatch.setattr(asyncpg, "connect", connect)
+
+    async def body() -> None:
+        source = adapter("sql", {"url": "postgresql://localhost/theirs", "table": "items", "changes": "notify"})
+        for _ in range(2):
+            with pytest.raises(SourceFailed, match="during recovery"):
+                await source.listen(lambda _: None)
+
+    asyncio.run(body())
+    assert [one.open for one in made] == [False, False]
 
 
 @pytest.mark.parametrize(

@@ -141,11 +141,16 @@ class SqlTable:
             return False
         url = make_url(str(self._url)).set(drivername="postgresql").render_as_string(hide_password=False)
         try:
-            self._listener = await asyncpg.connect(url, timeout=5)
-            self._listener.add_termination_listener(lambda _: heard(None))
-            await self._listener.add_listener(self.channel, lambda *said: heard(str(said[-1])))
+            listener = await asyncpg.connect(url, timeout=5)
+            try:
+                await listener.add_listener(self.channel, lambda *said: heard(str(said[-1])))
+            except BaseException:  # else it would pass for one that listens
+                listener.terminate()
+                raise
         except (OSError, TimeoutError, asyncpg.PostgresError) as failed:
             raise _failed(failed) from failed
+        listener.add_termination_listener(lambda _: heard(None))
+        self._listener = listener
         return True
 
     async def close(self) -> None:
