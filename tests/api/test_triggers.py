@@ -89,11 +89,12 @@ async def test_a_trigger_is_shown_as_it_was_made_and_changed_by_putting_it(make:
 
 async def test_a_password_is_not_shown_to_all_who_read_a_source(make: Make) -> None:
     async with make(timezone="UTC") as web:
-        options = {"url": "postgresql://me:hunter2@localhost/theirs", "table": "shifts"}
-        answer = await web.ask("PUT", "/sources/duty", {"kind": "sql", "options": options})
-        refused = is_problem(answer, 422, "SOURCE_OPTIONS_INVALID")
-        assert "secret" in refused["fix"]
-        assert "hunter2" not in str(refused)
+        for url in ("postgresql://me:hunter2@localhost/theirs", "postgresql://localhost/theirs?password=hunter2"):
+            options = {"url": url, "table": "shifts"}
+            answer = await web.ask("PUT", "/sources/duty", {"kind": "sql", "options": options})
+            refused = is_problem(answer, 422, "SOURCE_OPTIONS_INVALID")
+            assert "secret" in refused["fix"]
+            assert "hunter2" not in str(refused)
 
 
 async def test_a_source_is_put_by_whoever_has_read_it(make: Make) -> None:

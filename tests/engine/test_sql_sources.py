@@ -349,7 +349,8 @@ def test_who_cannot_listen_says_so_each_time(monkeypatch: pytest.MonkeyPatch) ->
      {"url": "sqlite:///x.db", "table": "t", "key": "a b"}, {"url": "sqlite:///x.db", "table": "t", "changes": "guess"},
      {"url": "sqlite:///x.db", "table": "t", "changes": "cursor"}, {"url": "sqlite:///x.db", "table": "t", "x": 1},
      {"url": "sqlite:///x.db", "table": "t", "changes": "notify"},
-     {"url": "sqlite:///x.db", "query": 5}],
+     {"url": "sqlite:///x.db", "query": 5}, {"url": "postgresql://host:port/db", "table": "t"},
+     {"url": "postgresql://[host/db", "table": "t"}],
 )  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as refused:

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from timebell.errors import InvalidInput, Refused, SourceFailed, SourceGone
 from timebell.model.policy import seconds
@@ -57,7 +58,7 @@ class Board:
             raise _unfit(f"boardId is {board!r:.60}.")
         self._token: Token = token or _Same(str(given))
         self._url = options.get("url", URL)
-        if not isinstance(self._url, str) or not self._url.startswith(("https://", "http://")):
+        if not _is_http(self._url):
             raise _unfit(f"url is {self._url!r:.60}.")
         self.every = seconds(options.get("everySeconds", EVERY), "everySeconds", least=0.1)
         self.sweep = seconds(options.get("sweepEverySeconds", SWEEP), "sweepEverySeconds", least=0.1)
@@ -222,6 +223,14 @@ def _pause(given: Any) -> float | None:
 
 def _sendable(token: Any) -> bool:
     return isinstance(token, str) and bool(token) and token.isascii() and token.isprintable()
+
+
+def _is_http(url: Any) -> bool:
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        return parts is not None and parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _alive(item: Mapping[str, Any]) -> bool:

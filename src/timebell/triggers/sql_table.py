@@ -16,7 +16,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from math import isfinite
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 import asyncpg
@@ -226,8 +226,8 @@ def _sqlite(url: str, query: str, given: dict[str, Any], most: int) -> list[dict
 
 def _kind(url: Any) -> str:
     try:
-        kind = make_url(url).get_backend_name() if isinstance(url, str) else ""
-    except ArgumentError:
+        kind = make_url(url).get_backend_name() if isinstance(url, str) and urlsplit(url).port != 0 else ""
+    except (ArgumentError, ValueError):
         kind = ""
     if kind not in KINDS:
         raise _unfit(
