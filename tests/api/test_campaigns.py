@@ -139,6 +139,7 @@ async def test_a_campaign_says_what_it_is_and_is_changed_until_it_starts(make: C
         assert (await web.post(f"{path}/stop", {"reason": "no"})).json()["state"] == "stopped"
         is_problem(await web.ask("PATCH", path, {"title": "x"}, if_match="*"), 409, "CAMPAIGN_STATE")
         assert [each["token"] for each in (await web.get(f"{path}/left")).json()["items"]] == [PHONE["token"]]
+        assert (await web.get(f"{path}/chunks?cursor={10**19}")).json()["items"] == []
         is_problem(await web.post("/campaigns/no-such/stop"), 404, "CAMPAIGN_NOT_FOUND")
 
 

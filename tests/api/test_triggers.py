@@ -168,6 +168,7 @@ async def test_what_does_not_fit_is_refused(make: Make) -> None:
         for items, code in (
             ([], "INVALID_ITEM"), ([{"key": "1"}], "INVALID_ITEM"),
             ([{"key": "1", "fields": {}, "version": "soon"}], "INVALID_VERSION"),
+            ([{"key": "1", "fields": {}, "version": "9" * 5000}], "INVALID_VERSION"),
         ):  # fmt: skip
             is_problem(await web.post("/sources/shifts/items", {"items": items}), 422, code)
         is_problem(await web.post("/hooks/nowhere", {"items": [{"key": "1", "fields": {}}]}), 404, "SOURCE_NOT_FOUND")
