@@ -11,6 +11,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,8 +21,10 @@ import pytest
 
 from tests.servers import Postgres
 from timebell import Arrived, Timebell
+from timebell.engine.adapters import Adapters
 from timebell.errors import InvalidInput, SourceFailed
 from timebell.model.payload import encode
+from timebell.model.trigger import Source
 from timebell.triggers import adapter, sql_table
 
 TABLE = """CREATE TABLE duty_schedules (id {id}, start_at {instant}, users {list}, status text, updated_at {instant})"""
@@ -340,6 +343,24 @@ def test_who_cannot_listen_says_so_each_time(monkeypatch: pytest.MonkeyPatch) ->
 
     asyncio.run(body())
     assert [one.open for one in made] == [False, False]
+
+
+def test_who_asks_a_source_at_once_does_so_over_one_adapter() -> None:
+    async def values(*_: Any) -> dict[str, str]:
+        await asyncio.sleep(0)
+        return {"where": "sqlite:///theirs.db"}
+
+    async def body() -> None:
+        node: Any = SimpleNamespace(store=SimpleNamespace(run=values), secret_key="a secret key")
+        options = {"url": {"secret": "where"}, "table": "items"}
+        at = soon()
+        source = Source(id="1", tenant_id="x", name="s", kind="sql", options=options, created_at=at, updated_at=at)
+        adapters = Adapters(node)
+        made = await asyncio.gather(*(adapters.of(source) for _ in range(8)))
+        assert len({id(one) for one in made}) == 1
+        await adapters.close()
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize(
