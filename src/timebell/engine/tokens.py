@@ -24,7 +24,7 @@ from timebell.tenancy.secrets import keyring
 
 log = logging.getLogger("timebell.connections")
 
-WITHIN = 10.0  # seconds for the token endpoint to answer
+WITHIN = 10.0  # seconds for all that the token endpoint answers
 LEASE = timedelta(seconds=15)
 AGAIN = timedelta(seconds=30)
 """After a failure that may pass, nobody asks again before."""
@@ -135,10 +135,16 @@ async def _ask(seen: Connection, tokens: Tokens) -> tuple[int, Any]:
         "client_secret": tokens.client_secret,
     }  # fmt: skip
     try:
-        async with httpx2.AsyncClient(timeout=WITHIN, trust_env=False) as client:
-            answer = await client.post(seen.token_url, data={name: one for name, one in form.items() if one})
-        return answer.status_code, json.loads(answer.content[:MOST]) if answer.content else {}
-    except httpx2.HTTPError as failed:
+        async with asyncio.timeout(WITHIN), httpx2.AsyncClient(timeout=WITHIN, trust_env=False) as client:
+            given = {name: one for name, one in form.items() if one}
+            async with client.stream("POST", seen.token_url, data=given) as answer:
+                content = bytearray()
+                async for part in answer.aiter_bytes():
+                    content += part
+                    if len(content) > MOST:  # no token is so long
+                        break
+        return answer.status_code, json.loads(content[:MOST]) if content else {}
+    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as failed:
         return 0, type(failed).__name__
     except ValueError:  # a page of some proxy's
         return answer.status_code, None
