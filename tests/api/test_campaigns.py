@@ -82,6 +82,20 @@ async def test_lines_are_imported_and_bad_ones_are_named(make: Callable[..., Any
         assert (third["userId"], third["attributes"], third["age"]) == ("Ann, B.", {"tier": "gold"}, 20)
 
 
+async def test_lines_that_are_no_csv_are_named_like_others(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        lines = b"\xef\xbb\xbftoken,tier\r\nphone-0001,gold\r\nphone-0002,go\rld\r\nphone-0003," + b"x" * 200_000 + b"\r\n"
+        made = (await web.ask("POST", "/devices/bulk", lines, content_type="text/csv")).json()
+        assert (made["state"], made["progress"]["done"], made["progress"]["failed"]) == ("completed", 1, 2)
+        assert [(error["line"], error["code"]) for error in made["errors"]] == [
+            (3, "DEVICE_INVALID"), (4, "DEVICE_INVALID"),
+        ]  # fmt: skip
+        # As Macs of long ago ended lines: all of it is one.
+        made = (await web.ask("POST", "/devices/bulk", b"token\rphone-0004\r", content_type="text/csv")).json()
+        assert (made["state"], made["progress"]["done"]) == ("failed", 0)
+        assert "no CSV" in made["errors"][0]["detail"]
+
+
 async def test_a_secret_that_an_audience_is_read_by_is_not_taken_away(make: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tmp_path / "theirs.db"
     with closing(sqlite3.connect(theirs)) as connection:
