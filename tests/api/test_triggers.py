@@ -97,6 +97,20 @@ async def test_a_password_is_not_shown_to_all_who_read_a_source(make: Make) -> N
             assert "hunter2" not in str(refused)
 
 
+async def test_a_token_in_a_source_is_shown_to_nobody(make: Make) -> None:
+    async with make(timezone="UTC") as web:
+        board = {"token": {"secret": "board"}, "boardId": "77", "signingSecret": {"secret": "app"}}
+        for name in ("token", "signingSecret"):
+            options = {**board, name: "hunter2"}
+            answer = await web.post("/sources", {"name": "board", "kind": "monday", "options": options})
+            refused = is_problem(answer, 422, "SOURCE_OPTIONS_INVALID")
+            assert '{"secret": ' in refused["fix"]
+            await web.app.triggers.put_source("board", "monday", options)  # as a program may
+            shown = (await web.get("/sources/board")).json()["options"]
+            assert shown == {**board, name: "***"}
+            assert "hunter2" not in (await web.get("/sources")).text
+
+
 async def test_a_source_is_put_by_whoever_has_read_it(make: Make) -> None:
     async with make(timezone="UTC") as web:
         table = {"kind": "sql", "options": {"url": "sqlite:///theirs.db", "table": "shifts"}}
