@@ -19,9 +19,10 @@ from tests.monday_stand_in import Monday, board
 from timebell import Arrived, Timebell
 from timebell.engine import tokens as renewing
 from timebell.engine.tokens import ConnectionToken
-from timebell.errors import SourceFailed
+from timebell.errors import SourceFailed, StoreUnreachable
 from timebell.model.connection import is_refused
 from timebell.observe.counters import Counters
+from timebell.store.sql import connections as connection_rows
 from timebell.store.trigger_tables import connections
 from timebell.triggers import monday as boards
 
@@ -315,6 +316,24 @@ async def test_who_gives_up_while_it_is_renewed_loses_nothing(make: Make, monday
         assert (await web.app.connections.get("monday")).version == 2
         assert await token() == "fresh"
         assert [one["refresh_token"] for one in monday.renewals] == ["once", "next"]
+
+
+async def test_new_tokens_are_kept_though_the_store_is_away_as_they_come(make: Make, monday: Monday) -> None:
+    async with make() as web:
+        await web.post("/connections", tokens(monday))
+        away = 3
+
+        class Store:
+            async def run(self, operation: Any, *given: Any) -> Any:
+                nonlocal away
+                if operation is connection_rows.renewed and away:
+                    away -= 1
+                    raise StoreUnreachable("The database does not answer.")
+                return await web.app.store.run(operation, *given)
+
+        node: Any = SimpleNamespace(store=Store(), clock=web.app.clock, secret_key=SECRET, counters=Counters())
+        assert await ConnectionToken(node, "default", "monday")() == "fresh"
+        assert (away, len(monday.renewals)) == (0, 1)
 
 
 async def test_a_secret_that_was_replaced_is_read_again_when_the_old_one_is_refused(make: Make, monday: Monday) -> None:
