@@ -209,6 +209,8 @@ async def test_a_schedule_is_made_and_changed_in_a_form(make: Make) -> None:
         for wrong, word in (
             ({"when": "61 * * * *"}, "61"), ({"timezone": "EST"}, "America/New_York"), ({"payload": "{"}, "JSON"),
             ({"when": ""}, "when it fires"), ({"labels": "team"}, "label"), ({"maxRetries": "many"}, "number"),
+            ({"maxRetries": "9" * 30}, "number"), ({"maxRetries": "nan"}, "number"), ({"payload": "NaN"}, "JSON"),
+            ({"payload": "9" * 30}, "64 bits"), ({"kind": "interval", "when": "9" * 30 + "d"}, "interval"),
         ):  # fmt: skip
             refused = await browser.press(form, form, **{**NEW, **wrong})
             assert refused.status_code == 422
