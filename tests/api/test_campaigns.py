@@ -168,6 +168,8 @@ UNFIT = (
     ({"title": None, "content": None, "data": None}, 422, "PUSH_MESSAGE_INVALID"),
     ({"notificationId": "n-{{user}}"}, 422, "TEMPLATE_INVALID"),
     ({"quietHours": {"start": "9"}}, 422, "CAMPAIGN_INVALID"),
+    ({"quietHours": {"start": "21:00:10", "end": "21:00:40"}}, 422, "CAMPAIGN_INVALID"),
+    ({"expiresAt": "0001-01-01T00:00:00+14:00"}, 422, "CAMPAIGN_INVALID"),
     ({"canary": {"size": 0, "maxErrorRate": 2}}, 422, "CAMPAIGN_INVALID"),
     ({"chunkSize": 501}, 422, "FIELDS_INVALID"),
     ({"localTime": "2030-03-01T09:00"}, 422, "CAMPAIGN_INVALID"),
