@@ -8,6 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from timebell.store.sql import progress
+
 from .web import Web, is_problem
 
 PHONE = {
@@ -155,6 +157,17 @@ async def test_a_campaign_says_what_it_is_and_is_changed_until_it_starts(make: C
         assert [each["token"] for each in (await web.get(f"{path}/left")).json()["items"]] == [PHONE["token"]]
         assert (await web.get(f"{path}/chunks?cursor={10**19}")).json()["items"] == []
         is_problem(await web.post("/campaigns/no-such/stop"), 404, "CAMPAIGN_NOT_FOUND")
+
+
+async def test_a_pinned_campaign_is_for_those_it_was_pinned_to(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        await registered(web)
+        made = (await web.post("/campaigns", {"title": "Hello", "sendAt": "2035-01-01T00:00:00Z",
+                                              "audienceAs": "pinned"})).json()  # fmt: skip
+        await registered(web, {"token": "phone-of-late-0001"})
+        found = await web.app.campaigns.get(made["id"])
+        assert found.pinned_at is not None
+        assert await web.app.store.run(progress.meant, found) == 1
 
 
 UNFIT = (
