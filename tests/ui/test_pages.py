@@ -70,7 +70,7 @@ async def test_every_page_shows_real_data(make: Make, store_url: str) -> None:
         for word in ("15 min before", "1 day after", "In step", "Orphaned", "Sign in again"):
             assert word in seen["triggers"], word
         assert "Paused" in seen["trigger resting"]
-        assert "2 jobs are held" in seen["trigger lost"]
+        assert "due meanwhile is skipped; 2 jobs are still to come" in seen["trigger lost"]
         assert "wants you to sign in again" in seen["overview"]
 
 
