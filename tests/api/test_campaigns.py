@@ -86,7 +86,9 @@ async def test_lines_are_imported_and_bad_ones_are_named(make: Callable[..., Any
 
 async def test_lines_that_are_no_csv_are_named_like_others(make: Callable[..., Any]) -> None:
     async with make() as web:
-        lines = b"\xef\xbb\xbftoken,tier\r\nphone-0001,gold\r\nphone-0002,go\rld\r\nphone-0003," + b"x" * 200_000 + b"\r\n"
+        lines = (
+            b"\xef\xbb\xbftoken,tier\r\nphone-0001,gold\r\nphone-0002,go\rld\r\nphone-0003," + b"x" * 200_000 + b"\r\n"
+        )
         made = (await web.ask("POST", "/devices/bulk", lines, content_type="text/csv")).json()
         assert (made["state"], made["progress"]["done"], made["progress"]["failed"]) == ("completed", 1, 2)
         assert [(error["line"], error["code"]) for error in made["errors"]] == [

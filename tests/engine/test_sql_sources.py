@@ -304,8 +304,8 @@ def test_values_that_nothing_can_keep_do_not_stop_the_reading_of_all_rows(tmp_pa
     assert read.rows == {"1": {"id": 1, "far": None, "odd": "a\ufffdb", "listed": [None, None, 7, "c"]}}
     assert json.loads(encode(read.rows["1"])) == read.rows["1"]
     assert [one.name for one in tmp_path.iterdir()] == [file.name]
-    given = [Decimal("Infinity"), Decimal("NaN"), Decimal(10**30), Decimal("1.5"), {"a\0": float("nan")}]
-    assert sql_table._json(given) == [None, None, str(10**30), 1.5, {"a\ufffd": None}]
+    given = [Decimal("Infinity"), Decimal("NaN"), Decimal(10**30), 10**400, Decimal("1.5"), {"a\0": float("nan")}]
+    assert sql_table._json(given) == [None, None, str(10**30), str(10**400), 1.5, {"a\ufffd": None}]
 
 
 class Standby:

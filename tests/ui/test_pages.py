@@ -374,7 +374,15 @@ async def test_times_are_shown_in_the_zone_one_wants(make_light: Make, sqlite_ur
 
 @pytest.mark.parametrize(
     "name",
-    ["../views.py", "..%2fviews.py", "vendor/manifest.json", "none.css", "%2e%2e/looks.py", "%00.css", "x" * 300 + ".css"],
+    [
+        "../views.py",
+        "..%2fviews.py",
+        "vendor/manifest.json",
+        "none.css",
+        "%2e%2e/looks.py",
+        "%00.css",
+        "x" * 300 + ".css",
+    ],
 )
 async def test_only_files_of_ours_are_served(make_light: Make, name: str) -> None:
     async with make_light() as browser:

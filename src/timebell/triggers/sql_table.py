@@ -251,14 +251,8 @@ def _json(value: Any) -> Any:
             return value.isoformat()
         case None | bool():
             return value
-        case int():
-            return value if -(2**63) <= value < 2**64 else str(value)
-        case float() | Decimal() if not isfinite(value):
-            return None
-        case Decimal():
-            return _json(int(value)) if value == value.to_integral_value() else float(value)
-        case float():
-            return value
+        case int() | float() | Decimal():
+            return _number(value)
         case list() | tuple():
             return [_json(one) for one in value]
         case dict():
@@ -273,6 +267,16 @@ def _json(value: Any) -> Any:
         case bytes() | memoryview():
             return None
     return str(value)
+
+
+def _number(value: float | Decimal) -> float | str | None:
+    if isinstance(value, Decimal):
+        if not value.is_finite() or value.adjusted() > 20:
+            return str(value) if value.is_finite() else None
+        value = int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return value if -(2**63) <= value < 2**64 else str(value)
 
 
 def _text(value: str) -> str:
