@@ -104,8 +104,12 @@ class Outside:
         """Ask that database something, in a transaction that may not write."""
         url = source.url
         if source.secret is not None:
-            run = self._store.run if connection is None else partial(self._store.join, connection)
-            url = (await run(secrets.values, self._ring(), tenant_id, [source.secret]))[source.secret]
+            asked = self._ring(), tenant_id, [source.secret]
+            if connection is None:
+                found = await self._store.run(secrets.values, *asked)
+            else:
+                found = await self._store.join(connection, secrets.values, *asked)
+            url = found[source.secret]
         assert url is not None
         try:
             async with asyncio.timeout(None if connection is None else TRIED):
