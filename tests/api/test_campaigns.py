@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
+
+from timebell.store.sql import progress
 
 from .web import Web, is_problem
 
@@ -79,6 +84,36 @@ async def test_lines_are_imported_and_bad_ones_are_named(make: Callable[..., Any
         assert (third["userId"], third["attributes"], third["age"]) == ("Ann, B.", {"tier": "gold"}, 20)
 
 
+async def test_lines_that_are_no_csv_are_named_like_others(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        lines = (
+            b"\xef\xbb\xbftoken,tier\r\nphone-0001,gold\r\nphone-0002,go\rld\r\nphone-0003," + b"x" * 200_000 + b"\r\n"
+        )
+        made = (await web.ask("POST", "/devices/bulk", lines, content_type="text/csv")).json()
+        assert (made["state"], made["progress"]["done"], made["progress"]["failed"]) == ("completed", 1, 2)
+        assert [(error["line"], error["code"]) for error in made["errors"]] == [
+            (3, "DEVICE_INVALID"), (4, "DEVICE_INVALID"),
+        ]  # fmt: skip
+        # As Macs of long ago ended lines: all of it is one.
+        made = (await web.ask("POST", "/devices/bulk", b"token\rphone-0004\r", content_type="text/csv")).json()
+        assert (made["state"], made["progress"]["done"]) == ("failed", 0)
+        assert "no CSV" in made["errors"][0]["detail"]
+
+
+async def test_a_secret_that_an_audience_is_read_by_is_not_taken_away(make: Callable[..., Any], tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(theirs)) as connection:
+        connection.execute("CREATE TABLE people (id integer PRIMARY KEY, token text)")
+    async with make() as web:
+        await web.post("/secrets", {"name": "crm", "value": f"sqlite:///{theirs}"})
+        source = {"url": {"secret": "crm"}, "query": "SELECT id, token FROM people", "key": "id"}
+        assert (await web.ask("PUT", "/audiences/buyers", source)).status_code == 200
+        refused = is_problem(await web.ask("DELETE", "/secrets/crm"), 409, "SECRET_IN_USE")
+        assert "1 audience: buyers" in refused["detail"]
+        await web.ask("DELETE", "/audiences/buyers")
+        assert (await web.ask("DELETE", "/secrets/crm")).status_code == 200
+
+
 async def test_filters_count_the_same_now_as_they_send_later(make: Callable[..., Any]) -> None:
     async with make() as web:
         await registered(
@@ -122,7 +157,19 @@ async def test_a_campaign_says_what_it_is_and_is_changed_until_it_starts(make: C
         assert (await web.post(f"{path}/stop", {"reason": "no"})).json()["state"] == "stopped"
         is_problem(await web.ask("PATCH", path, {"title": "x"}, if_match="*"), 409, "CAMPAIGN_STATE")
         assert [each["token"] for each in (await web.get(f"{path}/left")).json()["items"]] == [PHONE["token"]]
+        assert (await web.get(f"{path}/chunks?cursor={10**19}")).json()["items"] == []
         is_problem(await web.post("/campaigns/no-such/stop"), 404, "CAMPAIGN_NOT_FOUND")
+
+
+async def test_a_pinned_campaign_is_for_those_it_was_pinned_to(make: Callable[..., Any]) -> None:
+    async with make() as web:
+        await registered(web)
+        made = (await web.post("/campaigns", {"title": "Hello", "sendAt": "2035-01-01T00:00:00Z",
+                                              "audienceAs": "pinned"})).json()  # fmt: skip
+        await registered(web, {"token": "phone-of-late-0001"})
+        found = await web.app.campaigns.get(made["id"])
+        assert found.pinned_at is not None
+        assert await web.app.store.run(progress.meant, found) == 1
 
 
 UNFIT = (
@@ -136,6 +183,8 @@ UNFIT = (
     ({"title": None, "content": None, "data": None}, 422, "PUSH_MESSAGE_INVALID"),
     ({"notificationId": "n-{{user}}"}, 422, "TEMPLATE_INVALID"),
     ({"quietHours": {"start": "9"}}, 422, "CAMPAIGN_INVALID"),
+    ({"quietHours": {"start": "21:00:10", "end": "21:00:40"}}, 422, "CAMPAIGN_INVALID"),
+    ({"expiresAt": "0001-01-01T00:00:00+14:00"}, 422, "CAMPAIGN_INVALID"),
     ({"canary": {"size": 0, "maxErrorRate": 2}}, 422, "CAMPAIGN_INVALID"),
     ({"chunkSize": 501}, 422, "FIELDS_INVALID"),
     ({"localTime": "2030-03-01T09:00"}, 422, "CAMPAIGN_INVALID"),

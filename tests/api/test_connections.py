@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,11 +17,14 @@ from sqlalchemy import select
 
 from tests.monday_stand_in import Monday, board
 from timebell import Arrived, Timebell
+from timebell.engine import tokens as renewing
 from timebell.engine.tokens import ConnectionToken
-from timebell.errors import SourceFailed
+from timebell.errors import SourceFailed, StoreUnreachable
 from timebell.model.connection import is_refused
 from timebell.observe.counters import Counters
+from timebell.store.sql import connections as connection_rows
 from timebell.store.trigger_tables import connections
+from timebell.triggers import monday as boards
 
 from .test_reports import until
 from .web import SECRET, Web, is_problem
@@ -219,6 +222,52 @@ async def test_an_answer_without_a_token_changes_nothing(monday: Monday, tmp_pat
         await app.close()
 
 
+@asynccontextmanager
+async def endless(every: float, part: bytes) -> AsyncIterator[str]:
+    """The address of a server whose answer has no end: a part of it comes every so many seconds."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+            while True:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(every)
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("answers", [{"every": 0.02, "part": b" "}, {"every": 0.0, "part": b" " * 2**16}])
+async def test_an_answer_without_end_is_broken_off(
+    answers: dict[str, Any], sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if answers["every"]:
+        monkeypatch.setattr(renewing, "WITHIN", 0.3)
+        monkeypatch.setattr(boards, "ALL_WITHIN", 0.3)
+    monkeypatch.setattr(boards, "LONGEST", 2**20)
+    app = Timebell(sqlite_url)
+    app.settings = replace(app.settings, secret_key=SECRET)
+    reader = None
+    try:
+        async with asyncio.timeout(20), endless(**answers) as url:
+            reader = boards.Board({"token": "x", "boardId": "1", "url": url})
+            with pytest.raises(SourceFailed):
+                await reader.page(None, 10)
+            await app.connections.put("monday", "stale", "once", expires_in=0, token_url=url)
+            node: Any = SimpleNamespace(store=app.store, clock=app.clock, secret_key=SECRET, counters=Counters())
+            assert await ConnectionToken(node, "default", "monday")() == "stale"
+            assert (await app.connections.get("monday")).state == "failing"
+    finally:
+        if reader is not None:
+            await reader.close()
+        await app.close()
+
+
 async def test_one_node_renews_and_the_others_read_it_again(make: Make, monday: Monday) -> None:
     def slowly(sent: dict[str, str]) -> tuple[int, Any]:
         time.sleep(0.3)
@@ -267,6 +316,24 @@ async def test_who_gives_up_while_it_is_renewed_loses_nothing(make: Make, monday
         assert (await web.app.connections.get("monday")).version == 2
         assert await token() == "fresh"
         assert [one["refresh_token"] for one in monday.renewals] == ["once", "next"]
+
+
+async def test_new_tokens_are_kept_though_the_store_is_away_as_they_come(make: Make, monday: Monday) -> None:
+    async with make() as web:
+        await web.post("/connections", tokens(monday))
+        away = 3
+
+        class Store:
+            async def run(self, operation: Any, *given: Any) -> Any:
+                nonlocal away
+                if operation is connection_rows.renewed and away:
+                    away -= 1
+                    raise StoreUnreachable("The database does not answer.")
+                return await web.app.store.run(operation, *given)
+
+        node: Any = SimpleNamespace(store=Store(), clock=web.app.clock, secret_key=SECRET, counters=Counters())
+        assert await ConnectionToken(node, "default", "monday")() == "fresh"
+        assert (away, len(monday.renewals)) == (0, 1)
 
 
 async def test_a_secret_that_was_replaced_is_read_again_when_the_old_one_is_refused(make: Make, monday: Monday) -> None:

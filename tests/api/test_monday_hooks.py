@@ -67,6 +67,8 @@ async def test_the_address_is_challenged_and_takes_events_with_its_token_alone(m
         is_problem(await web.post(hook, {"key": "1", "fields": {}}), 401, "UNAUTHORIZED")
         other = {**event(2, at, now)["event"], "boardId": 78}
         assert (await web.post(hook, {"event": other})).json()["changed"] == 0
+        endless = {**event(2, at, now)["event"], "pulseId": "9" * 5000}
+        assert (await web.post(hook, {"event": endless})).json()["changed"] == 0
         viewer = await web.key("viewer", "acme")
         assert "token" not in (await web.get("/sources/board", key=viewer)).json()["hook"]
 

@@ -89,11 +89,26 @@ async def test_a_trigger_is_shown_as_it_was_made_and_changed_by_putting_it(make:
 
 async def test_a_password_is_not_shown_to_all_who_read_a_source(make: Make) -> None:
     async with make(timezone="UTC") as web:
-        options = {"url": "postgresql://me:hunter2@localhost/theirs", "table": "shifts"}
-        answer = await web.ask("PUT", "/sources/duty", {"kind": "sql", "options": options})
-        refused = is_problem(answer, 422, "SOURCE_OPTIONS_INVALID")
-        assert "secret" in refused["fix"]
-        assert "hunter2" not in str(refused)
+        for url in ("postgresql://me:hunter2@localhost/theirs", "postgresql://localhost/theirs?password=hunter2"):
+            options = {"url": url, "table": "shifts"}
+            answer = await web.ask("PUT", "/sources/duty", {"kind": "sql", "options": options})
+            refused = is_problem(answer, 422, "SOURCE_OPTIONS_INVALID")
+            assert "secret" in refused["fix"]
+            assert "hunter2" not in str(refused)
+
+
+async def test_a_token_in_a_source_is_shown_to_nobody(make: Make) -> None:
+    async with make(timezone="UTC") as web:
+        board = {"token": {"secret": "board"}, "boardId": "77", "signingSecret": {"secret": "app"}}
+        for name in ("token", "signingSecret"):
+            options = {**board, name: "hunter2"}
+            answer = await web.post("/sources", {"name": "board", "kind": "monday", "options": options})
+            refused = is_problem(answer, 422, "SOURCE_OPTIONS_INVALID")
+            assert '{"secret": ' in refused["fix"]
+            await web.app.triggers.put_source("board", "monday", options)  # as a program may
+            shown = (await web.get("/sources/board")).json()["options"]
+            assert shown == {**board, name: "***"}
+            assert "hunter2" not in (await web.get("/sources")).text
 
 
 async def test_a_source_is_put_by_whoever_has_read_it(make: Make) -> None:
@@ -167,6 +182,7 @@ async def test_what_does_not_fit_is_refused(make: Make) -> None:
         for items, code in (
             ([], "INVALID_ITEM"), ([{"key": "1"}], "INVALID_ITEM"),
             ([{"key": "1", "fields": {}, "version": "soon"}], "INVALID_VERSION"),
+            ([{"key": "1", "fields": {}, "version": "9" * 5000}], "INVALID_VERSION"),
         ):  # fmt: skip
             is_problem(await web.post("/sources/shifts/items", {"items": items}), 422, code)
         is_problem(await web.post("/hooks/nowhere", {"items": [{"key": "1", "fields": {}}]}), 404, "SOURCE_NOT_FOUND")

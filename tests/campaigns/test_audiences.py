@@ -175,6 +175,8 @@ def test_reading_that_broke_off_goes_on_where_it_was(people: Theirs, sqlite_url:
         ({"query": "WITH x AS (DELETE FROM people RETURNING *) SELECT * FROM x"}, "AUDIENCE_QUERY_WRITES", ONE_SELECT),
         ({"query": "SELECT id, fcm AS token INTO another FROM people"}, "AUDIENCE_QUERY_WRITES", ONE_SELECT),
         ({"url": "postgresql://me:secret@localhost/x"}, "AUDIENCE_INVALID", "into a secret"),
+        ({"url": "postgresql://localhost/x?password=secret"}, "AUDIENCE_INVALID", "into a secret"),
+        ({"url": "postgresql://localhost:port/x"}, "AUDIENCE_INVALID", "docs/guides/campaigns.md"),
         ({"url": "mongodb://localhost/x"}, "AUDIENCE_INVALID", "docs/guides/campaigns.md"),
         ({"url": "sqlite:////no/such/file.db"}, "AUDIENCE_UNREADABLE", "Try the query"),
     ],

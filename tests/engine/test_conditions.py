@@ -213,3 +213,31 @@ async def _ended(app: Timebell, id_: str) -> Any:
         while (job := await app.get(id_)).state in ("pending", "running"):
             await asyncio.sleep(0.02)
     return job
+
+
+def test_what_one_job_asks_that_its_source_cannot_take_holds_up_no_other(tmp_path: Path) -> None:
+    asyncio.run(_too_much(tmp_path))
+
+
+async def _too_much(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(theirs)) as connection:
+        connection.execute("CREATE TABLE check_ins (shift integer)")
+    unless = {"source": "duty", "query": "SELECT 1 FROM check_ins WHERE shift = :shift"}
+    app = Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+    app.on("shift.remind")(Log())
+    await app.triggers.put_source("duty", "sql", {"url": f"sqlite:///{theirs}", "table": "check_ins", "key": "shift"})
+    try:
+        # More than SQLite has integers for, which its driver says with an error of Python's own.
+        odd, plain = await app.schedule_many([
+            JobSpec(topic="shift.remind", payload={"shift": shift}, unless=unless) for shift in (2**63, 1)
+        ])  # fmt: skip
+        async with app.running(poll=0.2):
+            done = await _ended(app, plain.id)
+            assert (done.state, [line.get("code") for line in done.attempts]) == ("completed", [None])
+            async with asyncio.timeout(20):
+                while not (seen := await app.get(odd.id)).attempts:
+                    await asyncio.sleep(0.02)
+        assert (seen.state, seen.attempts[0]["code"]) == ("pending", "SOURCE_FAILED")
+    finally:
+        await app.close()

@@ -275,7 +275,8 @@ def test_values_of_columns() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"token": "x"}, {"token": "", "boardId": 1}, {"token": "x", "boardId": "a"},
                 {"token": "x", "boardId": True}, {"token": "x", "boardId": 1, "url": "ftp://x"},
-                {"token": "x\n", "boardId": 1}, {"token": "x", "boardId": 1, "no": 1}],
+                {"token": "x\n", "boardId": 1}, {"token": "x", "boardId": 1, "no": 1},
+                {"token": "x", "boardId": 1, "url": "http://["}, {"token": "x", "boardId": 1, "url": "http://x:99999"}],
 )  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as refused:

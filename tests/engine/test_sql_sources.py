@@ -9,7 +9,9 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,8 +21,11 @@ import pytest
 
 from tests.servers import Postgres
 from timebell import Arrived, Timebell
-from timebell.errors import InvalidInput
-from timebell.triggers import adapter
+from timebell.engine.adapters import Adapters
+from timebell.errors import InvalidInput, SourceFailed
+from timebell.model.payload import encode
+from timebell.model.trigger import Source
+from timebell.triggers import adapter, sql_table
 
 TABLE = """CREATE TABLE duty_schedules (id {id}, start_at {instant}, users {list}, status text, updated_at {instant})"""
 
@@ -240,6 +245,28 @@ async def test_the_value_is_read_once_more_when_it_fires(rows: Rows, app: Timebe
     assert [event.payload["itemId"] for event in heard] == ["2"]
 
 
+def test_a_row_that_cannot_be_kept_fires_as_it_was_last_known(tmp_path: Path) -> None:
+    async def body() -> None:
+        rows, app = Rows(f"sqlite:///{tmp_path}/theirs.db"), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        await rows.make()
+        due = soon(seconds=1.0)
+        await rows.put(1, due)
+        heard = await follow(app, rows, everySeconds=3600)
+
+        async def read() -> bool:
+            return (await app.triggers.source("shifts")).synced_at is not None
+
+        try:
+            async with app.running(heartbeat=0.1):
+                await until(read)
+                await rows.put(1, due, status="x" * 70_000)  # more than is kept of an item
+                await until(lambda: bool(heard), within=20)
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
 def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create_database()
 
@@ -267,6 +294,75 @@ def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
         postgres.drop_database(url)
 
 
+def test_values_that_nothing_can_keep_do_not_stop_the_reading_of_all_rows(tmp_path: Path) -> None:
+    file = tmp_path / "theirs #1.db"  # and a name that means something in a URL
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE items (id integer, far real, odd text, listed text)")
+        connection.execute("INSERT INTO items VALUES (1, 9e999, 'a' || char(0) || 'b', '[1e999, NaN, 7, \"c\"]')")
+        connection.commit()
+    read = asyncio.run(adapter("sql", {"url": f"sqlite:///{file}", "table": "items"}).page(None, 10))
+    assert read.rows == {"1": {"id": 1, "far": None, "odd": "a\ufffdb", "listed": [None, None, 7, "c"]}}
+    assert json.loads(encode(read.rows["1"])) == read.rows["1"]
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+    given = [Decimal("Infinity"), Decimal("NaN"), Decimal(10**30), 10**400, Decimal("1.5"), {"a\0": float("nan")}]
+    assert sql_table._json(given) == [None, None, str(10**30), str(10**400), 1.5, {"a\ufffd": None}]
+
+
+class Standby:
+    """A connection to a server that lets nobody listen."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+    async def add_listener(self, *_: Any) -> None:
+        raise asyncpg.ReadOnlySQLTransactionError("cannot execute LISTEN during recovery")
+
+    def add_termination_listener(self, _: Any) -> None: ...
+
+    def is_closed(self) -> bool:
+        return not self.open
+
+    def terminate(self) -> None:
+        self.open = False
+
+
+def test_who_cannot_listen_says_so_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Standby] = []
+
+    async def connect(*_: Any, **__: Any) -> Standby:
+        made.append(Standby())
+        return made[-1]
+
+    monkeypatch.setattr(asyncpg, "connect", connect)
+
+    async def body() -> None:
+        source = adapter("sql", {"url": "postgresql://localhost/theirs", "table": "items", "changes": "notify"})
+        for _ in range(2):
+            with pytest.raises(SourceFailed, match="during recovery"):
+                await source.listen(lambda _: None)
+
+    asyncio.run(body())
+    assert [one.open for one in made] == [False, False]
+
+
+def test_who_asks_a_source_at_once_does_so_over_one_adapter() -> None:
+    async def values(*_: Any) -> dict[str, str]:
+        await asyncio.sleep(0)
+        return {"where": "sqlite:///theirs.db"}
+
+    async def body() -> None:
+        node: Any = SimpleNamespace(store=SimpleNamespace(run=values), secret_key="a secret key")
+        options = {"url": {"secret": "where"}, "table": "items"}
+        at = soon()
+        source = Source(id="1", tenant_id="x", name="s", kind="sql", options=options, created_at=at, updated_at=at)
+        adapters = Adapters(node)
+        made = await asyncio.gather(*(adapters.of(source) for _ in range(8)))
+        assert len({id(one) for one in made}) == 1
+        await adapters.close()
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"url": "oracle://x/y", "table": "t"}, {"url": "sqlite:///x.db"},
@@ -274,7 +370,8 @@ def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
      {"url": "sqlite:///x.db", "table": "t", "key": "a b"}, {"url": "sqlite:///x.db", "table": "t", "changes": "guess"},
      {"url": "sqlite:///x.db", "table": "t", "changes": "cursor"}, {"url": "sqlite:///x.db", "table": "t", "x": 1},
      {"url": "sqlite:///x.db", "table": "t", "changes": "notify"},
-     {"url": "sqlite:///x.db", "query": 5}],
+     {"url": "sqlite:///x.db", "query": 5}, {"url": "postgresql://host:port/db", "table": "t"},
+     {"url": "postgresql://[host/db", "table": "t"}],
 )  # fmt: skip
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as refused:

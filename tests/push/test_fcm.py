@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,42 @@ def test_an_account_that_google_refuses_sends_nothing(fcm: FakeFcm, provider: Ma
         assert {(answer.fate, answer.code, answer.after) for answer in answers} == {
             (Fate.AGAIN, "FCM_TOKEN_UNAVAILABLE", None)
         }
+        assert fcm.counts()["requests"] == 0
+
+    run(body)
+
+
+class Odd:
+    """An answer of the token endpoint."""
+
+    status, headers = 200, dict[str, str]()
+
+    def __init__(self, says: bytes | Exception) -> None:
+        self.says = says
+
+    def __enter__(self) -> Odd:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def read(self) -> bytes:
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+@pytest.mark.parametrize("says", [IncompleteRead(b"{"), b"[]", b'{"expires_in": null}'])
+def test_an_odd_answer_of_the_token_endpoint_sends_nothing(
+    says: bytes | Exception, fcm: FakeFcm, provider: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: Odd(says))
+
+    async def body() -> None:
+        one = provider()
+        await one.ready()
+        answers = await send(one, messages(tokens(3)))
+        await one.close()
+        assert {(answer.fate, answer.code) for answer in answers} == {(Fate.AGAIN, "FCM_TOKEN_UNAVAILABLE")}
         assert fcm.counts()["requests"] == 0
 
     run(body)

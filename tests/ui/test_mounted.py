@@ -34,7 +34,9 @@ async def test_every_address_on_a_page_is_under_the_prefix(sqlite_url: str) -> N
             door = await client.get(f"{prefix}/ui/sign-in?next=%2Fui%2Fjobs")
             assert f'action="{prefix}/ui/sign-in"' in door.text
             same = {"origin": "https://shop.example", "sec-fetch-site": "same-origin"}
-            inside = await client.post(f"{prefix}/ui/sign-in", data={"key": key, "next": "/ui/jobs"}, headers=same)
+            ahead = re.search(r'name="next" value="([^"]+)"', door.text)
+            assert ahead
+            inside = await client.post(f"{prefix}/ui/sign-in", data={"key": key, "next": ahead[1]}, headers=same)
             assert (inside.status_code, inside.headers["location"]) == (303, f"{prefix}/ui/jobs")
             assert "path=/" in inside.headers["set-cookie"].lower()
             for path in ("/ui/", "/ui/jobs", "/ui/schedules", "/ui/nodes", "/ui/schedules/new", "/ui/nowhere"):
@@ -53,6 +55,11 @@ async def test_every_address_on_a_page_is_under_the_prefix(sqlite_url: str) -> N
             assert "&#34;/ui/jobs" in shown.text or "&quot;/ui/jobs" in shown.text  # somebody's text stays as it is
             token = FORM.search(shown.text)
             assert token
+            here = re.search(r'name="back" value="([^"]+)"', shown.text)
+            assert here
+            form = {"_token": token[1], "zone": "utc", "back": here[1]}
+            back = await client.post(f"{prefix}/ui/shown", data=form, headers=same)
+            assert back.headers["location"] == f"{prefix}/ui/jobs/{job.id}"
             gone = await client.post(f"{prefix}/ui/jobs/{job.id}/cancel", data={"_token": token[1]}, headers=same)
             assert gone.headers["location"].startswith(f"{prefix}/ui/jobs/{job.id}?did=")
             assert (await app.get(job.id)).state == "cancelled"

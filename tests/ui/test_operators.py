@@ -96,6 +96,15 @@ async def test_tenants_months_are_shown(make_light: Make) -> None:
         assert re.search(r"480 of the 500 jobs of this month are used: it begins anew \w+ 01 \w+.*?, 00:00 KST", told)
 
 
+async def test_tenants_are_shown_whatever_their_names(make_light: Make) -> None:
+    async with make_light(open_here=True) as browser:
+        assert (await browser.web.post("/api/v1/tenants", {"id": "ana@acme.com"})).status_code == 201
+        await browser.app.schedule_at("mail.send", "2198-01-01T00:00", timezone="UTC", tenant_id="acme/eu west")
+        page = await browser.look("/ui/tenants")
+        assert page.status_code == 200
+        assert "ana@acme.com" in page.text
+
+
 async def test_the_last_hour_is_looked_up_by_its_time_whatever_a_tenant_did_before(make_light: Make) -> None:
     async with make_light() as browser:
         app = browser.app

@@ -70,7 +70,7 @@ async def test_every_page_shows_real_data(make: Make, store_url: str) -> None:
         for word in ("15 min before", "1 day after", "In step", "Orphaned", "Sign in again"):
             assert word in seen["triggers"], word
         assert "Paused" in seen["trigger resting"]
-        assert "2 jobs are held" in seen["trigger lost"]
+        assert "due meanwhile is skipped; 2 jobs are still to come" in seen["trigger lost"]
         assert "wants you to sign in again" in seen["overview"]
 
 
@@ -209,6 +209,8 @@ async def test_a_schedule_is_made_and_changed_in_a_form(make: Make) -> None:
         for wrong, word in (
             ({"when": "61 * * * *"}, "61"), ({"timezone": "EST"}, "America/New_York"), ({"payload": "{"}, "JSON"),
             ({"when": ""}, "when it fires"), ({"labels": "team"}, "label"), ({"maxRetries": "many"}, "number"),
+            ({"maxRetries": "9" * 30}, "number"), ({"maxRetries": "nan"}, "number"), ({"payload": "NaN"}, "JSON"),
+            ({"payload": "9" * 30}, "64 bits"), ({"kind": "interval", "when": "9" * 30 + "d"}, "interval"),
         ):  # fmt: skip
             refused = await browser.press(form, form, **{**NEW, **wrong})
             assert refused.status_code == 422
@@ -371,7 +373,16 @@ async def test_times_are_shown_in_the_zone_one_wants(make_light: Make, sqlite_ur
 
 
 @pytest.mark.parametrize(
-    "name", ["../views.py", "..%2fviews.py", "vendor/manifest.json", "none.css", "%2e%2e/looks.py"]
+    "name",
+    [
+        "../views.py",
+        "..%2fviews.py",
+        "vendor/manifest.json",
+        "none.css",
+        "%2e%2e/looks.py",
+        "%00.css",
+        "x" * 300 + ".css",
+    ],
 )
 async def test_only_files_of_ours_are_served(make_light: Make, name: str) -> None:
     async with make_light() as browser:

@@ -194,6 +194,14 @@ async def test_s62_a_form_needs_our_page(make_light: Make) -> None:
             assert "NOT_OUR_PAGE" in refused.text
 
 
+async def test_what_no_browser_sends_is_refused_without_a_fault(make_light: Make) -> None:
+    async with make_light() as browser:
+        many = {f"field-{number}": "x" for number in range(501)}
+        assert "FORM_TOO_LARGE" in (await browser.send("/ui/sign-in", many)).text
+        odd = await browser.send("/ui/sign-in", {"name": "dana"}, sec_fetch_site="", origin="https://[")
+        assert (odd.status_code, "NOT_OUR_PAGE" in odd.text) == (403, True)
+
+
 async def test_s62_a_form_needs_the_token_of_its_session(make_light: Make) -> None:
     async with make_light() as browser:
         await browser.user()

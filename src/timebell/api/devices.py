@@ -199,11 +199,13 @@ async def _read_all(
         async for lines in batches(request, let):
             if csv_ and names is None:
                 (_, head), *lines = lines
-                names = next(csv.reader([head.decode("utf-8", "replace")]), [])
+                names = _row(head)
             good, errors = await asyncio.to_thread(_lines, lines, names)
             last = lines[-1][0] if lines else last
             if not await let.run(_take_in, made.id, let.tenant_id, good, errors, str(last), let.app.clock.now()):
                 return OperationState.CANCELLED, None
+    except InvalidInput as unfit:  # of the line of names
+        return OperationState.FAILED, str(unfit)
     except ClientDisconnect:
         return OperationState.FAILED, f"The client broke off; all up to line {last} is done."
     except TimeoutError:
@@ -232,9 +234,19 @@ def _object(text: bytes) -> dict[str, Any]:
     return given
 
 
+def _row(text: bytes) -> list[str]:
+    """The cells of a line of CSV. Raises InvalidInput (DEVICE_INVALID)."""
+    try:
+        return next(csv.reader(io.StringIO(text.decode("utf-8", "replace"))), [])
+    except csv.Error as odd:
+        raise InvalidInput(
+            f"The line is no CSV: {odd}.", code="DEVICE_INVALID", fix="Lines end with a line feed; see RFC 4180."
+        ) from odd
+
+
 def _cells(text: bytes, names: list[str]) -> Iterator[tuple[str, Any]]:
     """The fields of a line of CSV; empty cells say nothing, columns with other names are attributes."""
-    cells = next(csv.reader(io.StringIO(text.decode("utf-8", "replace"))), [])
+    cells = _row(text)
     attributes: dict[str, Any] = {}
     for name, cell in itertools.zip_longest(names, cells, fillvalue=""):
         if not cell or not name:

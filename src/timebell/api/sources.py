@@ -12,12 +12,14 @@ from timebell.api.hook_door import HOOKS, token_part
 from timebell.api.matching import Match, expect
 from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
 from timebell.errors import InvalidInput, NotFound
+from timebell.model.target import MASK
 from timebell.model.trigger import Item, Observed, Source, micros
 from timebell.store.sql import sources as rows
 from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["sources"])
 MOST = 500
+HIDDEN = ("token", "signingSecret")
 Key = Annotated[str | int, Field(description="Of the row, in its source.")]
 
 
@@ -166,6 +168,11 @@ async def _put(let: Let, name: str, body: SourcePut, match: str | None, *, repla
         # Whoever says where a secret goes can read it there; and an address is asked from where the nodes are.
         own = body.kind == "monday" and "url" not in (body.options or {})
         require(let.caller.role, Role.ADMIN if own else Role.PLATFORM)
+    if plain := [name for name in HIDDEN if isinstance((body.options or {}).get(name), str)]:
+        raise InvalidInput(
+            f"{plain[0]} is given as it is, and everybody who reads the source would see it.",
+            code="SOURCE_OPTIONS_INVALID", fix='Put it into a secret, and give {"secret": "its name"}.',
+        )  # fmt: skip
     let.operates = True
     known: Source | None = await let.run(rows.locked, let.tenant_id, name)
     if known is not None:
@@ -207,10 +214,11 @@ def etag(source: Source) -> str:
 
 
 def shown(source: Source) -> dict[str, Any]:
-    """A source as it is answered."""
+    """A source as it is answered. A token that a program put into it is shown to nobody."""
+    hidden = {name: MASK for name in HIDDEN if isinstance(source.options.get(name), str)}
     return {
         "id": source.id, "name": source.name, "tenantId": source.tenant_id, "kind": source.kind,
-        "options": source.options, "hook": f"{HOOKS}/{source.id}", "state": source.state,
+        "options": {**source.options, **hidden}, "hook": f"{HOOKS}/{source.id}", "state": source.state,
         "syncedAt": utc(source.synced_at), "fault": source.fault, "orphanedAt": utc(source.orphaned_at),
         "orphanedReason": source.orphaned_reason, "createdAt": utc(source.created_at),
         "createdBy": source.created_by, "updatedAt": utc(source.updated_at),

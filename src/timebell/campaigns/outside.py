@@ -30,6 +30,7 @@ R = TypeVar("R")
 log = logging.getLogger("timebell.campaigns")
 
 PAGE = 1000
+TRIED = 20.0  # seconds for a look that a transaction of the caller waits for
 WORDS = {"userid": "user_id", "push_onoff": "push_on", "marketing_onoff": "marketing_on", "pushonoff": "push_on",
          "marketingonoff": "marketing_on"}  # fmt: skip
 _READ_ONLY = {
@@ -44,10 +45,11 @@ class Outside:
     def __init__(self, store: Store, ring: Callable[[], Keyring], now: Callable[[], datetime]) -> None:
         self._store, self._ring, self._now = store, ring, now
 
-    async def check(self, tenant_id: str, source: Source) -> list[str]:
-        """The columns of the query, once it has run. Raises InvalidInput (AUDIENCE_UNREADABLE, AUDIENCE_KEY_MISSING,
+    async def check(self, tenant_id: str, source: Source, connection: Any = None) -> list[str]:
+        """The columns of the query, once it has run; its secret is read over `connection`, the caller's transaction, if
+        there is one, which has to wait for it. Raises InvalidInput (AUDIENCE_UNREADABLE, AUDIENCE_KEY_MISSING,
         AUDIENCE_INVALID), Refused, NotFound."""
-        columns = await self._ask(tenant_id, source, partial(_columns, source=source))
+        columns = await self._ask(tenant_id, source, partial(_columns, source=source), connection)
         if source.key not in columns:
             raise InvalidInput(
                 f"The query has no column {source.key!r}, which is to be its key.", code="AUDIENCE_KEY_MISSING",
@@ -96,21 +98,29 @@ class Outside:
         log.info("audience %s: %d members, %d rows refused", name, found.members, found.refused)
         return found
 
-    async def _ask(self, tenant_id: str, source: Source, call: Callable[[Connection], R]) -> R:
+    async def _ask(
+        self, tenant_id: str, source: Source, call: Callable[[Connection], R], connection: Any = None
+    ) -> R:  # fmt: skip
         """Ask that database something, in a transaction that may not write."""
         url = source.url
         if source.secret is not None:
-            url = (await self._store.run(secrets.values, self._ring(), tenant_id, [source.secret]))[source.secret]
+            asked = self._ring(), tenant_id, [source.secret]
+            if connection is None:
+                found = await self._store.run(secrets.values, *asked)
+            else:
+                found = await self._store.join(connection, secrets.values, *asked)
+            url = found[source.secret]
         assert url is not None
         try:
-            return await _connected(url, call)
+            async with asyncio.timeout(None if connection is None else TRIED):
+                return await _connected(url, call)
         except ImportError as missing:
             raise Refused(
                 f"To read an audience from there takes a package that is not installed ({missing.name}).",
                 code="EXTRA_MISSING", fix='Run: pip install "timebell[mysql]".',
             ) from missing  # fmt: skip
         except (SQLAlchemyError, OSError) as failed:
-            why = str(getattr(failed, "orig", None) or failed).partition("\n")[0]
+            why = str(getattr(failed, "orig", None) or failed).partition("\n")[0] or "no answer"
             raise InvalidInput(
                 f"The audience cannot be read: {type(failed).__name__}: {why:.200}", code="AUDIENCE_UNREADABLE",
                 fix="Try the query in that database.",

@@ -20,12 +20,11 @@ from timebell.engine.planner import job_of
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
 from timebell.store import backup as copies
 from timebell.store.dialects.base import Store
-from timebell.store.open import HEAD, open_store, upgrade
+from timebell.store.open import HEAD, KINDS, open_store, upgrade
 from timebell.store.sql import nodes, restoring
 from timebell.store.sql.restoring import HeldBack
 
 QUIET = timedelta(seconds=15)  # a node that was seen within so long runs
-PASSWORD = "PGPASSWORD"  # noqa: S105 - the variable's name
 
 
 def backup(file: Path, database: str | None, form: str | None) -> int:
@@ -33,10 +32,10 @@ def backup(file: Path, database: str | None, form: str | None) -> int:
     chosen = configuration.load(database_url=database, output=form)
     source = _file_of(chosen.database_url)
     if source is None:
+        name, dump, _ = _own_tools(chosen.database_url, file)
         raise Refused(
-            "PostgreSQL is backed up with its own tools, while nodes run.", code="BACKUP_ELSEWHERE",
-            fix=f"Run: {_pg('pg_dump', chosen.database_url)} --format=custom --file={shlex.quote(str(file))}",
-        )  # fmt: skip
+            f"{name} is backed up with its own tools, while nodes run.", code="BACKUP_ELSEWHERE", fix=f"Run: {dump}"
+        )
     if missing(chosen.database_url):
         raise NotFound(
             f"There is no database {source}.", code="DATABASE_NOT_FOUND", fix="Give its address: --database."
@@ -55,10 +54,10 @@ def restore(file: Path | None, database: str | None, form: str | None, *, yes: b
     chosen = configuration.load(database_url=database, output=form)
     target = _file_of(chosen.database_url)
     if target is None and file is not None:
+        name, _, back = _own_tools(chosen.database_url, file)
         raise Refused(
-            "PostgreSQL is restored with its own tools, while no node runs.", code="BACKUP_ELSEWHERE",
-            fix=f"Run: {_pg('pg_restore', chosen.database_url)} --clean --if-exists {shlex.quote(str(file))}"
-            " and then: timebell restore",
+            f"{name} is restored with its own tools, while no node runs.", code="BACKUP_ELSEWHERE",
+            fix=f"Run: {back} and then: timebell restore",
         )  # fmt: skip
     if file is not None and target is not None:
         _check(file)
@@ -145,11 +144,21 @@ def _file_of(url: str) -> Path | None:
     return Path(made.database or ":memory:") if made.get_backend_name() == "sqlite" else None
 
 
-def _pg(program: str, url: str) -> str:
-    """A command of PostgreSQL for this database; the password is for its own variable."""
-    made = make_url(url).set(drivername="postgresql")
-    bare = made.set(password=None).render_as_string()
-    return f"{f'{PASSWORD}=... ' if made.password else ''}{program} --dbname={shlex.quote(bare)}"
+def _own_tools(url: str, file: Path) -> tuple[str, str, str]:
+    """What a server is called, and its own commands that back a database up to a file and restore it; a password is
+    for its own variable."""
+    made, kept = make_url(url), shlex.quote(str(file))
+    if KINDS[made.get_backend_name()] == "mysql":
+        place = {"host": made.host, "port": made.port, "socket": made.query.get("unix_socket"), "user": made.username}
+        at = " ".join(f"--{name}={shlex.quote(str(value))}" for name, value in place.items() if value)
+        on, secret = f"{at} {shlex.quote(made.database or '')}", "MYSQL_PWD=... " if made.password else ""
+        return "MariaDB", f"{secret}mariadb-dump --single-transaction {on} > {kept}", f"{secret}mariadb {on} < {kept}"
+    bare = shlex.quote(made._replace(drivername="postgresql", password=None).render_as_string())
+    secret = "PGPASSWORD=... " if made.password else ""
+    return (
+        "PostgreSQL", f"{secret}pg_dump --dbname={bare} --format=custom --file={kept}",
+        f"{secret}pg_restore --dbname={bare} --clean --if-exists {kept}",
+    )  # fmt: skip
 
 
 def _z(instant: datetime) -> str:

@@ -83,7 +83,7 @@ async def _database(chosen: Settings) -> AsyncIterator[Check]:
 
 async def _opened(store: Store, found: str | None, chosen: Settings) -> AsyncIterator[Check]:
     yield await _reached(store)
-    if store.many_nodes:
+    if store.many_nodes and store.dialect.name != "mysql":
         server = dataclasses.replace(await store.run(doctor_database.ask), pooled=pooled(plain(store.url)))
         for check in doctor_database.judge(server):
             yield check

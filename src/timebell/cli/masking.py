@@ -12,6 +12,7 @@ SHORTEST = 6  # what is shorter is in too many other words
 # A password in any address, a key of ours, a signing secret, an authorization.
 _FORMS = (
     (re.compile(r"(?<=://)([^\s/:@]*):[^\s/@]+@"), rf"\1:{HIDDEN}@"),
+    (re.compile(r"(?<=[?&])(passw(?:or)?d)=[^\s&'\"]+", re.IGNORECASE), rf"\1={HIDDEN}"),
     (re.compile(r"\b(tb_[a-z]+_[0-9a-f]{4,12})_[0-9a-f]{16,}"), rf"\1_{HIDDEN}"),
     (re.compile(r"\bwhsec_[A-Za-z0-9+/=_-]{8,}"), f"whsec_{HIDDEN}"),
     (re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE), rf"\1 {HIDDEN}"),

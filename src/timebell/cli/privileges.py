@@ -15,7 +15,7 @@ APPEND_ONLY = {"timebell_audit_log"}
 # Who somebody is, and what is secret; answers hold whole bodies.
 CREDENTIALS = {
     "timebell_keys", "timebell_users", "timebell_sessions", "timebell_secrets", "timebell_data_keys",
-    "timebell_answers",
+    "timebell_connections", "timebell_answers",
 }  # fmt: skip
 # What an engine keeps for itself.
 OF_ENGINES = {"timebell_nodes", "timebell_leases", "timebell_zone_changes", "timebell_usage"}

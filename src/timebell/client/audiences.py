@@ -41,7 +41,7 @@ class Audiences:
 
         name, tenant_id, read = named(name), text(tenant_id, "tenant_id"), Source.read(source)
         await self._opened()
-        await Outside(self._store, self._ring, self._clock.now).check(tenant_id, read)
+        await Outside(self._store, self._ring, self._clock.now).check(tenant_id, read, connection)
         found: Audience = await self._run(
             connection, audiences.put, tenant_id, name, read, created_by, self._clock.now()
         )

@@ -231,7 +231,7 @@ class Campaigns:
         """A page of its chunks: when each began and ended, and what became of those in it."""
         page.check(limit, None)
         found = await self.get(id, tenant_id=tenant_id, connection=connection)
-        after = int(cursor) if cursor is not None and cursor.isdecimal() else 0
+        after = min(int(cursor[:20]), 2**31 - 1) if cursor is not None and cursor.isdecimal() else 0
         got: Page[Mapping[str, Any]] = await self._run(connection, campaigns.chunk_page, found.id, limit, after)
         return got
 

@@ -63,7 +63,7 @@ class Secrets:
         return await self._store.run(secrets.page, tenant_id, limit, cursor)
 
     async def delete(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Secret:
-        """Forget it. Raises NotFound, and Conflict (SECRET_IN_USE) while a target refers to it."""
+        """Forget it. Raises NotFound, and Conflict (SECRET_IN_USE) while anything refers to it."""
         await self._opened()
         found = await self._run(connection, secrets.remove, tenant_id, name)
         if found is None:

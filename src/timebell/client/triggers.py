@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from timebell.alarm import Alarm
 from timebell.client.jobs import Jobs, JobSpec, text, unknown_options, uuid_of
@@ -22,6 +21,7 @@ from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry, seconds
 from timebell.model.schedule import Action
+from timebell.model.source import has_password
 from timebell.model.target import secret_of
 from timebell.model.trigger import (
     GRACE,
@@ -285,7 +285,7 @@ def _check_options(kind: str, options: Any) -> None:
         stands = {name for name, value in options.items() if secret_of(value) is not None}
         stands |= {name for name, value in options.items() if name == "token" and connection_of(value) is not None}
         adapter(kind, {name: hidden.get(name, value) if name in stands else value for name, value in options.items()})
-        if "url" not in stands and urlsplit(str(options.get("url", ""))).password:
+        if "url" not in stands and has_password(str(options.get("url", ""))):
             raise InvalidInput(
                 "The url has a password in it, which everybody who reads the source would see.",
                 code="SOURCE_OPTIONS_INVALID", fix='Put the url into a secret, and give {"secret": "its name"}.',

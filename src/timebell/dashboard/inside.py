@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import orjson
 from fastapi import FastAPI
@@ -64,7 +64,7 @@ class Inside:
         asked = {name: value for name, value in (query or {}).items() if value not in (None, "")}
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-            "path": PREFIX + path, "raw_path": (PREFIX + path).encode(), "root_path": "",
+            "path": PREFIX + unquote(path), "raw_path": (PREFIX + path).encode(), "root_path": "",
             "query_string": urlencode(asked, doseq=True).encode(), "server": None, "client": (caller.address, 0),
             "headers": [(name.lower().encode(), text.encode()) for name, text in {**given, **(headers or {})}.items()],
             "state": {"id": request_id, "headers": {}, "caller": caller},

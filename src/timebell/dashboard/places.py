@@ -40,7 +40,8 @@ async def test(name: str, view: See) -> Response:
 async def tenants(view: See, cursor: str = "") -> Response:
     """Who uses how much of what they may."""
     found = await view.get("/tenants", limit=50, cursor=cursor)
-    used = [await view.get(f"/tenants/{part(one['id'])}/usage") for one in found["items"]]
+    asked = [await view.ask("GET", f"/tenants/{part(one['id'])}/usage") for one in found["items"]]
+    used = [each.body for each in asked if not each.refused]  # no URL leads to one with a / in its name
     return view.page("tenants", found=found, used=used)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import nan
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -12,6 +13,7 @@ from timebell.dashboard.inside import Answer, part
 from timebell.dashboard.schedules import FIRES, body_of_revision, differences
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput
+from timebell.model.payload import read_json
 from timebell.recurrence.zone_names import names as zone_names
 from timebell.settings import duration
 
@@ -179,7 +181,7 @@ def _when(kind: str, text: str) -> Any:
         return _json("recurrence", text)
     if kind == "interval":
         seconds = None if text.upper().startswith("P") else duration(text)
-        return {"every": text.upper()} if seconds is None else {"everyMs": round(seconds * 1000)}
+        return {"every": text.upper()} if seconds is None else {"everyMs": round(min(seconds, 1e12) * 1000)}
     return text
 
 
@@ -188,16 +190,19 @@ def _number(name: str, text: str) -> float | int | None:
     if not text:
         return None
     try:
-        return int(text) if text.lstrip("-").isdigit() else float(text)
+        found = int(text) if text.lstrip("-").isdigit() else float(text)
     except ValueError:
-        raise InvalidInput(f"{name} is {text!r:.40}, which is no number.", code="FIELDS_INVALID") from None
+        found = nan
+    if not -(2**63) <= found < 2**63:
+        raise InvalidInput(f"{name} is {text!r:.40}, which is no number.", code="FIELDS_INVALID")
+    return found
 
 
 def _json(name: str, text: str) -> Any:
     try:
-        return json.loads(text) if text.strip() else None
-    except ValueError as bad:
-        raise InvalidInput(f"{name} is no JSON: {bad}.", code="JSON_INVALID", fix='E.g. {"to": "you"}') from None
+        return read_json(text.encode(), name) if text.strip() else None
+    except InvalidInput as bad:
+        raise InvalidInput(bad.message, code=bad.code, fix=bad.fix or 'E.g. {"to": "you"}') from None
 
 
 def _labels(text: str) -> dict[str, str] | None:

@@ -87,7 +87,7 @@ async def undo(id: str, view: See) -> Response:
 async def revert(id: str, view: See) -> Response:
     """Make it what it was at a revision."""
     number = view.form.get("revision", "")
-    await view.send("POST", f"/schedules/{part(id)}/revert", {"revision": int(number) if number.isdigit() else 0})
+    await view.send("POST", f"/schedules/{part(id)}/revert", {"revision": int(number[:9]) if number.isdecimal() else 0})
     return view.back(f"/ui/schedules/{part(id)}", "reverted")
 
 

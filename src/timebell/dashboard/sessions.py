@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from fastapi import Request, Response
 
@@ -158,7 +158,8 @@ def give(response: Response, token: str | None) -> None:
 def check_origin(request: Request) -> None:
     """A form comes from a page of ours. Raises Refused (NOT_OUR_PAGE)."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin", "null")
-    ours = urlsplit(origin).netloc == request.headers.get("host") if origin != "null" else False
+    place = origin.partition("://")[2]
+    ours = bool(place) and place == request.headers.get("host")
     if site != "same-origin" if site is not None else not ours:
         raise Refused("This form was not sent by a page of Timebell.", code="NOT_OUR_PAGE", fix="Open the page again.")
 

@@ -34,8 +34,12 @@ routes = APIRouter(include_in_schema=False)
 @routes.get("/ui/static/{name:path}")
 async def static(name: str, v: str = "") -> Response:
     """A file of ours. Its address changes when it does, so browsers keep it."""
-    path = (STATIC / name).resolve()
-    if not path.is_relative_to(STATIC) or path.suffix not in KINDS or not path.is_file():
+    try:
+        path = (STATIC / name).resolve()
+        there = path.is_relative_to(STATIC) and path.suffix in KINDS and path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        there = False
+    if not there:
         raise HTTPException(404, "There is no such file")
     kind = guess_type(path.name)[0] or "application/octet-stream"
     kept = "public, max-age=31536000, immutable" if v else "public, max-age=60"

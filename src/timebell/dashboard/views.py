@@ -30,6 +30,7 @@ from timebell.tenancy.roles import Role
 
 log = logging.getLogger("timebell.dashboard")
 MOST_BYTES = 256 * 1024
+MOST_FIELDS = 500
 PATIENCE = 5.0  # seconds for everything that a page shows
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self';"
@@ -186,7 +187,10 @@ async def read_form(request: Request) -> dict[str, str]:
         if size > MOST_BYTES:
             raise InvalidInput("The form has too much in it.", code="FORM_TOO_LARGE", fix="Use the API.")
         parts.append(each)
-    given = parse_qsl(b"".join(parts).decode(errors="replace"), keep_blank_values=True, max_num_fields=500)
+    try:
+        given = parse_qsl(b"".join(parts).decode(errors="replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise InvalidInput("The form has too many fields.", code="FORM_TOO_LARGE", fix="Use the API.") from None
     return {name: text.replace("\r\n", "\n") for name, text in given}
 
 

@@ -25,21 +25,25 @@ class Adapters:
 
     async def of(self, source: Source) -> Adapter:
         """What reads a source. Raises InvalidInput, NotFound (SECRET_NOT_FOUND), Refused, StoreError."""
-        known = self._made.get(source.id)
-        if known is not None and known[0] == source.updated_at:
-            return known[1]
+        if (known := self._known(source)) is not None:
+            return known
         await self.forget(source.id)
         options = dict(source.options)
-        token = self._token(source)
-        if token is not None:
-            del options["token"]
+        if connection_of(options.get("token")) is not None or secret_of(options.get("token")) is not None:
+            del options["token"]  # it is asked for each time
         names = secret_names(options)
         if names:
             ring = keyring(self.node.secret_key)
             options = filled(options, await self.node.store.run(secrets.values, ring, source.tenant_id, names))
-        made = adapter(source.kind, options, token)
+        if (known := self._known(source)) is not None:  # who asked meanwhile has made one
+            return known
+        made = adapter(source.kind, options, self._token(source))
         self._made[source.id] = source.updated_at, made
         return made
+
+    def _known(self, source: Source) -> Adapter | None:
+        known = self._made.get(source.id)
+        return known[1] if known is not None and known[0] == source.updated_at else None
 
     def _token(self, source: Source) -> Token | None:
         """What gives the token for each question, where that may change from one to the next."""

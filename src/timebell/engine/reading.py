@@ -82,6 +82,9 @@ class Reading:
                 failed[one.job_id] = wrong
             except TimeoutError:
                 failed[one.job_id] = SourceFailed("The source does not answer in time.")
+            except Exception as broken:  # of this source alone: the others' jobs go on
+                log.exception("source %s cannot be asked", one.source.name)
+                failed[one.job_id] = SourceFailed(f"The source cannot be asked: {type(broken).__name__}.")
 
         await asyncio.gather(*map(ask, wanted))
         return found, failed
@@ -93,22 +96,22 @@ class Reading:
         try:
             async with asyncio.timeout(WITHIN):
                 rows = await (await self._adapters.of(source)).read(keys)
+            if source.orphaned_at is not None:  # access came back
+                await self.node.store.run(sources.orphan, source.id, None, self.node.clock.now())
+            changes = [Change(key, at, rows.get(key)) for key in keys]
+            await self.node.store.run(firings.take_in, source, changes, None, self.node.clock.now())
         except StoreError:
             raise
         except SourceGone as gone:
             await self.node.store.run(sources.orphan, source.id, gone.message, self.node.clock.now())
-            return None
         except (TimebellError, TimeoutError) as failed:
             if isinstance(failed, SourceFailed) and failed.code == UNAUTHORISED:
                 log.warning("source %s: %s", source.name, failed)
                 await self.node.store.run(sources.failed, source.id, str(failed), failed.code)
                 return failed
-            log.warning("source %s: %s What was last known of it counts.", source.name, failed or "no answer.")
-            return None
-        if source.orphaned_at is not None:  # access came back
-            await self.node.store.run(sources.orphan, source.id, None, self.node.clock.now())
-        changes = [Change(key, at, rows.get(key)) for key in keys]
-        await self.node.store.run(firings.take_in, source, changes, None, self.node.clock.now())
+            log.warning("source %s: %s What was last known of it counts.", source.name, str(failed) or "no answer.")
+        except Exception:  # of this source alone, as above
+            log.exception("source %s cannot be read. What was last known of it counts.", source.name)
         return None
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from timebell.alarm import Alarm
 from timebell.engine.context import Node
-from timebell.errors import Refused, SourceFailed
+from timebell.errors import Refused, SourceFailed, StoreError
 from timebell.model.connection import LOST, Connection, Tokens, is_refused
 from timebell.model.trigger import UNAUTHORISED, Source
 from timebell.store.sql import connections, secrets
@@ -24,11 +24,13 @@ from timebell.tenancy.secrets import keyring
 
 log = logging.getLogger("timebell.connections")
 
-WITHIN = 10.0  # seconds for the token endpoint to answer
+WITHIN = 10.0  # seconds for all that the token endpoint answers
 LEASE = timedelta(seconds=15)
 AGAIN = timedelta(seconds=30)
 """After a failure that may pass, nobody asks again before."""
 LOOK = timedelta(seconds=0.1)
+KEEP = timedelta(seconds=20)
+"""So long new tokens are tried to be kept."""
 MOST = 64 * 1024  # bytes of an answer
 LONGEST = 32_768  # characters of a token
 
@@ -72,13 +74,30 @@ class ConnectionToken:
             waiting = seen.fault is None and now < give_up and (spent or seen.over(now))
             if not waiting:
                 return tokens.access
-            alarm = Alarm(node.clock)
-            await alarm.wait(now + LOOK)
-            alarm.close()
+            await self._wait(LOOK)
 
     async def close(self) -> None:
         """Wait for what is being renewed."""
         await asyncio.gather(*self._going, return_exceptions=True)
+
+    async def _keep(self, *operation: Any) -> None:
+        """Run an operation of the store. The tokens in it are known here alone, and those before them may be worth
+        nothing any more: while the store cannot serve, it is tried again."""
+        clock = self.node.clock
+        give_up = clock.now() + KEEP
+        while True:
+            try:
+                await self.node.store.run(*operation)
+                return
+            except StoreError:
+                if clock.now() >= give_up:
+                    raise
+            await self._wait(LOOK)
+
+    async def _wait(self, span: timedelta) -> None:
+        alarm = Alarm(self.node.clock)
+        await alarm.wait(self.node.clock.now() + span)
+        alarm.close()
 
     async def _renew(self, seen: Connection, tokens: Tokens) -> bool:
         """Ask for new tokens and keep them; False if that failed in a way that may pass. Raises SourceFailed."""
@@ -89,7 +108,7 @@ class ConnectionToken:
         given = _given(said) if status == 200 else None
         if given is not None:
             fresh = Tokens(access=given[0], refresh=given[1] or tokens.refresh, client_secret=tokens.client_secret)
-            await node.store.run(connections.renewed, ring, seen, fresh, _ends(given[2], now), now)
+            await self._keep(connections.renewed, ring, seen, fresh, _ends(given[2], now), now)
             count("ok")
             return True
         if is_refused(status, said):
@@ -135,10 +154,16 @@ async def _ask(seen: Connection, tokens: Tokens) -> tuple[int, Any]:
         "client_secret": tokens.client_secret,
     }  # fmt: skip
     try:
-        async with httpx2.AsyncClient(timeout=WITHIN, trust_env=False) as client:
-            answer = await client.post(seen.token_url, data={name: one for name, one in form.items() if one})
-        return answer.status_code, json.loads(answer.content[:MOST]) if answer.content else {}
-    except httpx2.HTTPError as failed:
+        async with asyncio.timeout(WITHIN), httpx2.AsyncClient(timeout=WITHIN, trust_env=False) as client:
+            given = {name: one for name, one in form.items() if one}
+            async with client.stream("POST", seen.token_url, data=given) as answer:
+                content = bytearray()
+                async for part in answer.aiter_bytes():
+                    content += part
+                    if len(content) > MOST:  # no token is so long
+                        break
+        return answer.status_code, json.loads(content[:MOST]) if content else {}
+    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as failed:
         return 0, type(failed).__name__
     except ValueError:  # a page of some proxy's
         return answer.status_code, None

@@ -23,6 +23,7 @@ except ModuleNotFoundError as missing:
     ) from missing  # fmt: skip
 
 COOKIE_PATH = re.compile(r"(;\s*path=)/ui\b", re.IGNORECASE)
+ADDRESS = re.compile(rb'(?<!value=)"/ui/')  # what a form says to us stays as it is
 TEXTS = ("text/html", "text/event-stream", "text/javascript", "application/javascript")
 
 
@@ -89,7 +90,7 @@ class _Outwards:
 
     def _put(self, body: bytes) -> bytes:
         prefix = self._prefix.encode()
-        return body.replace(b'"/ui/', b'"%s/ui/' % prefix).replace(b"path=/ui;", b"path=%s/ui;" % prefix)
+        return ADDRESS.sub(lambda _: b'"%s/ui/' % prefix, body).replace(b"path=/ui;", b"path=%s/ui;" % prefix)
 
     def _head(self, given: Iterable[tuple[bytes, bytes]]) -> MutableHeaders:
         """Where to go on, and where a cookie counts."""

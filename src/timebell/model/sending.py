@@ -353,6 +353,8 @@ def _quiet(said: Mapping[str, Any]) -> QuietHours | None:
         then = InQuiet(value.get("then", "wait"))
     except (KeyError, TypeError, ValueError):
         raise _unfit('quietHours is {"start": "21:00", "end": "08:00", "then": "wait" or "skip"}') from None
+    if any(each.second or each.microsecond for each in (start, end)):  # they are kept to the minute
+        raise _unfit("quietHours are to the minute")
     return QuietHours(start, end, then)
 
 
@@ -375,11 +377,12 @@ def _instant(said: Mapping[str, Any]) -> datetime | None:
         return None
     try:
         found = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        found = None
-    if found is None or found.tzinfo is None:
+        ends = None if found.tzinfo is None else found.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        ends = None
+    if ends is None:
         raise _unfit(f"expiresAt is {value!r:.60}, and is an instant: 2027-03-01T12:00:00Z")
-    return found.astimezone(UTC)
+    return ends
 
 
 def _canary(said: Mapping[str, Any]) -> Canary | None:

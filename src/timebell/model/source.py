@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from timebell.errors import InvalidInput
 
@@ -60,10 +60,21 @@ class Source:
                 "key": self.key}  # fmt: skip
 
 
+def has_password(url: str) -> bool:
+    """Whether a URL has a password in it, however drivers take it. Raises ValueError for what is none."""
+    parts = urlsplit(url)
+    return bool(parts.password) or not {"password", "passwd"}.isdisjoint(parse_qs(parts.query))
+
+
 def _check_url(url: Any) -> None:
-    if not isinstance(url, str) or urlsplit(url).scheme not in KINDS:
+    try:
+        known = isinstance(url, str) and urlsplit(url).scheme in KINDS and urlsplit(url).port != 0
+        hidden = known and has_password(url)
+    except ValueError:
+        known = hidden = False
+    if not known:
         raise _unfit("url is that of a PostgreSQL, MySQL or SQLite database: postgresql://user@host/name")
-    if urlsplit(url).password:
+    if hidden:
         raise InvalidInput(
             "The url has a password in it, which everybody who reads the audience would see.", code="AUDIENCE_INVALID",
             fix='Put the url into a secret, and give {"secret": "its name"}.',

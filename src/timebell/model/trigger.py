@@ -156,7 +156,7 @@ def version_of(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
     if isinstance(value, str):
-        if value.isascii() and value.isdigit() and int(value) < 2**63:
+        if len(value) < 20 and value.isascii() and value.isdigit() and int(value) < 2**63:
             return int(value)
         found = instant_of(value, None)
         if found is not None:

@@ -67,11 +67,15 @@ def take_the_place_of(made: Path, database: Path, aside: Path) -> bool:
     """Put `made` where `database` is, which is kept at `aside`; whether there was one. No engine may run on either."""
     there = database.exists()
     if there:
-        with contextlib.closing(sqlite3.connect(database)) as old:
+        # One that is broken is why somebody restores: it is kept as it is.
+        with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(database)) as old:
             old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         os.link(database, aside)
     for beside in ("-wal", "-shm"):
-        database.with_name(database.name + beside).unlink(missing_ok=True)
+        kept = database.with_name(database.name + beside)
+        if there and beside == "-wal" and kept.exists():  # what could not be put into it
+            kept.rename(aside.with_name(aside.name + beside))
+        kept.unlink(missing_ok=True)
     made.replace(database)
     _sync(database.parent)
     return there

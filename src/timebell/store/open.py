@@ -53,6 +53,8 @@ def _kind(url: str) -> str:
         kind = make_url(url).get_backend_name()
     except ArgumentError as bad:
         raise _invalid(url) from bad
+    except ValueError:  # of the port, which may be a password where a host was forgotten
+        raise _invalid(f"{url.partition('://')[0]}://...") from None
     if kind not in KINDS:
         raise _invalid(url)
     return KINDS[kind]

@@ -6,10 +6,12 @@ without a time is that day), people are lists of ids, other columns are the JSON
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from timebell.errors import InvalidInput, Refused, SourceFailed, SourceGone
 from timebell.model.policy import seconds
@@ -18,7 +20,9 @@ from timebell.triggers.base import Read, Token
 OPTIONS = ("token", "boardId", "url", "everySeconds", "sweepEverySeconds", "signingSecret")
 URL = "https://api.monday.com/v2"
 EVERY, SWEEP = 60.0, 3600.0  # seconds
-WITHIN = 20.0  # seconds for an answer
+WITHIN = 20.0  # seconds for an answer to begin, or to go on
+ALL_WITHIN = 60.0  # seconds for all of it
+LONGEST = 64 * 2**20  # bytes of an answer
 MOST = 100  # items a question by id takes
 LONGEST_PAUSE = 3600.0  # seconds that it may ask to be left alone
 VERSION = "2025-10"
@@ -57,7 +61,7 @@ class Board:
             raise _unfit(f"boardId is {board!r:.60}.")
         self._token: Token = token or _Same(str(given))
         self._url = options.get("url", URL)
-        if not isinstance(self._url, str) or not self._url.startswith(("https://", "http://")):
+        if not _is_http(self._url):
             raise _unfit(f"url is {self._url!r:.60}.")
         self.every = seconds(options.get("everySeconds", EVERY), "everySeconds", least=0.1)
         self.sweep = seconds(options.get("sweepEverySeconds", SWEEP), "sweepEverySeconds", least=0.1)
@@ -128,13 +132,17 @@ class Board:
         if self._client is None:
             self._client = httpx2.AsyncClient(headers={"API-Version": VERSION}, timeout=WITHIN, trust_env=False)
         try:
-            answer = await self._client.post(
-                self._url, json={"query": query, "variables": variables}, headers={"Authorization": token}
-            )
-            said = _json(answer.content)
-        except httpx2.HTTPError as failed:
+            async with asyncio.timeout(ALL_WITHIN), self._client.stream(
+                "POST", self._url, json={"query": query, "variables": variables}, headers={"Authorization": token}
+            ) as answer:  # fmt: skip
+                content = bytearray()
+                async for part in answer.aiter_bytes():
+                    content += part
+                    if len(content) > LONGEST:
+                        raise SourceFailed(f"monday.com answers with more than {LONGEST:,} bytes.")
+        except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as failed:
             raise SourceFailed(f"monday.com does not answer: {type(failed).__name__}.") from failed
-        wrong = list(_wrong(answer.status_code, said, answer.headers.get("retry-after")))
+        wrong = list(_wrong(answer.status_code, said := _json(content), answer.headers.get("retry-after")))
         return wrong, {} if wrong else dict(said["data"])
 
 
@@ -170,7 +178,7 @@ def _error(wrong: _Wrong) -> SourceFailed:
     return SourceFailed(f"monday.com refuses ({wrong.status}): {wrong.message}", retry_after=wrong.pause)
 
 
-def _json(content: bytes) -> Any:
+def _json(content: bytearray) -> Any:
     try:
         return json.loads(content) if content else {}
     except ValueError:  # a page of some proxy's; its status says what is wrong
@@ -222,6 +230,14 @@ def _pause(given: Any) -> float | None:
 
 def _sendable(token: Any) -> bool:
     return isinstance(token, str) and bool(token) and token.isascii() and token.isprintable()
+
+
+def _is_http(url: Any) -> bool:
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        return parts is not None and parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _alive(item: Mapping[str, Any]) -> bool:

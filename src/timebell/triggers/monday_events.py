@@ -10,6 +10,7 @@ import base64
 import binascii
 import hmac
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -30,7 +31,7 @@ def said(event: Any, board: str) -> Said | None:
     if not isinstance(event, Mapping):
         raise InvalidInput("The event is no object.", code="INVALID_ITEM", fix='Send {"event": {"pulseId": ...}}.')
     item, of = event.get("pulseId", event.get("itemId")), event.get("boardId")
-    if isinstance(item, bool) or not (str(item).isascii() and str(item).isdigit()):
+    if isinstance(item, bool) or not re.fullmatch(r"\d{1,20}", str(item), re.ASCII):
         return None
     if of is not None and str(of) != board:
         return None

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from math import isfinite
 from typing import Any
+from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 import asyncpg
@@ -139,11 +141,16 @@ class SqlTable:
             return False
         url = make_url(str(self._url)).set(drivername="postgresql").render_as_string(hide_password=False)
         try:
-            self._listener = await asyncpg.connect(url, timeout=5)
-            self._listener.add_termination_listener(lambda _: heard(None))
-            await self._listener.add_listener(self.channel, lambda *said: heard(str(said[-1])))
+            listener = await asyncpg.connect(url, timeout=5)
+            try:
+                await listener.add_listener(self.channel, lambda *said: heard(str(said[-1])))
+            except BaseException:  # else it would pass for one that listens
+                listener.terminate()
+                raise
         except (OSError, TimeoutError, asyncpg.PostgresError) as failed:
             raise _failed(failed) from failed
+        listener.add_termination_listener(lambda _: heard(None))
+        self._listener = listener
         return True
 
     async def close(self) -> None:
@@ -212,15 +219,15 @@ CREATE TRIGGER {name} AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW E
 
 def _sqlite(url: str, query: str, given: dict[str, Any], most: int) -> list[dict[str, Any]]:
     file = make_url(url).database
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=5)) as connection:
+    with closing(sqlite3.connect(f"file:{quote(file or '')}?mode=ro", uri=True, timeout=5)) as connection:
         connection.row_factory = sqlite3.Row
         return [dict(row) for row in connection.execute(query, given).fetchmany(most)]
 
 
 def _kind(url: Any) -> str:
     try:
-        kind = make_url(url).get_backend_name() if isinstance(url, str) else ""
-    except ArgumentError:
+        kind = make_url(url).get_backend_name() if isinstance(url, str) and urlsplit(url).port != 0 else ""
+    except (ArgumentError, ValueError):
         kind = ""
     if kind not in KINDS:
         raise _unfit(
@@ -237,26 +244,44 @@ def _named(value: Any, option: str, form: re.Pattern[str] = NAME) -> str:
 
 
 def _json(value: Any) -> Any:
-    """A value of a column as JSON. Lists that SQLite can only write as text are lists."""
+    """A value of a column as JSON that can be kept; what JSON has not, such as NaN, is null. Lists that SQLite can only
+    write as text are lists."""
     match value:
         case datetime() | date() | time():
             return value.isoformat()
-        case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
+        case None | bool():
+            return value
+        case int() | float() | Decimal():
+            return _number(value)
         case list() | tuple():
             return [_json(one) for one in value]
         case dict():
-            return {str(name): _json(one) for name, one in value.items()}
+            return {_text(str(name)): _json(one) for name, one in value.items()}
         case str() if value.startswith("[") and value.endswith("]"):
             try:
-                return json.loads(value)
-            except ValueError:
-                return value
-        case None | bool() | int() | float() | str():
-            return value
+                return _json(json.loads(value))
+            except (ValueError, RecursionError):
+                return _text(value)
+        case str():
+            return _text(value)
         case bytes() | memoryview():
             return None
     return str(value)
+
+
+def _number(value: float | Decimal) -> float | str | None:
+    if isinstance(value, Decimal):
+        if not value.is_finite() or value.adjusted() > 20:
+            return str(value) if value.is_finite() else None
+        value = int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return value if -(2**63) <= value < 2**64 else str(value)
+
+
+def _text(value: str) -> str:
+    """Without NUL, which no store takes."""
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _written(value: Any) -> str:

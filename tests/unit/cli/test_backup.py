@@ -18,6 +18,7 @@ from tests.engine.world import QUIET
 from tests.servers import Postgres
 from timebell import Arrived, Cron, Timebell
 from timebell.clock import VirtualClock, wall
+from timebell.errors import Refused
 from timebell.model.job import Hold
 from timebell.sim.loop import run_virtual
 
@@ -183,6 +184,24 @@ def test_on_postgres_it_says_how_and_holds_what_was_restored(
     assert sum(ran.values()) == 1
 
 
+@pytest.mark.parametrize(("scheme", "dump", "back", "variable"), [
+    ("postgresql", "pg_dump --dbname=postgresql://me@127.0.0.1:1/db --format=custom --file=kept", "pg_restore --dbname="
+     "postgresql://me@127.0.0.1:1/db --clean --if-exists kept", "PGPASSWORD"),
+    ("mariadb", "mariadb-dump --single-transaction --host=127.0.0.1 --port=1 --user=me db > kept",
+     "mariadb --host=127.0.0.1 --port=1 --user=me db < kept", "MYSQL_PWD"),
+])  # fmt: skip
+def test_a_server_is_backed_up_by_its_own_tools(scheme: str, dump: str, back: str, variable: str) -> None:
+    from timebell.cli.backup import backup, restore
+
+    url = f"{scheme}://me:hunter2@127.0.0.1:1/db"
+    with pytest.raises(Refused) as told:
+        backup(Path("kept"), url, None)
+    assert (told.value.code, told.value.fix) == ("BACKUP_ELSEWHERE", f"Run: {variable}=... {dump}")
+    with pytest.raises(Refused) as told:
+        restore(Path("kept"), url, None, yes=True)
+    assert told.value.fix == f"Run: {variable}=... {back} and then: timebell restore"
+
+
 def _restore_again(url: str) -> None:
     from timebell.cli.backup import restore
 
@@ -214,6 +233,17 @@ def test_a_backup_is_whole_or_not_there(sqlite_url: str, cli: Cli, tmp_path: Pat
     assert "BACKUP_NOT_FOUND" in cli("restore", tmp_path / "gone", "-y", *at).err
     assert cli("restore", kept, *at).code == 2
     assert not list(tmp_path.glob("*.unfinished")) + list(tmp_path.glob(".*.unfinished"))
+
+
+def test_a_broken_database_is_what_a_backup_is_restored_over(sqlite_url: str, cli: Cli, tmp_path: Path) -> None:
+    at, kept = ("--database", sqlite_url), tmp_path / "kept.db"
+    assert cli("backup", kept, *at).code == 0
+    database = Path(sqlite_url.removeprefix("sqlite:///"))
+    broken = b"no database any more " * 1000
+    database.write_bytes(broken)
+    told = json.loads(cli("restore", kept, "-y", *at, "-o", "json").out)
+    assert Path(told["before"]).read_bytes() == broken
+    assert cli("db", "upgrade", "--check", *at).code == 0
 
 
 def test_a_backup_of_a_database_that_is_written_to(sqlite_url: str, cli: Cli, tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_no_secret_of_the_process_is_logged(
     told = (
         "hunter2-db slack://hunter2-a/b hunter2-new hunter2-old hunter2-api hunter2-mail "
         "amqp://u:hunter2-other@broker:5672/v "
+        "postgresql://h/db?sslmode=require&password=hunter2-query "
         "tb_live_0123456789ab_"
         + "a1" * 24
         + " whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw Authorization: Bearer hunter2.jwt.x"

@@ -88,11 +88,13 @@ REFUSED = [
     ("client", "SELECT * FROM timebell_keys"),
     ("client", "SELECT * FROM timebell_secrets"),
     ("client", "SELECT * FROM timebell_users"),
+    ("client", "UPDATE timebell_connections SET token_url = 'http://elsewhere'"),
     ("client", "INSERT INTO timebell_audit_log DEFAULT VALUES"),
     ("client", "UPDATE timebell_leases SET fence = fence + 1"),
     ("client", "DELETE FROM timebell_nodes"),
     ("client", "CREATE TABLE x (y int)"),
     ("reader", "SELECT * FROM timebell_data_keys"),
+    ("reader", "SELECT sealed FROM timebell_connections"),
     ("reader", "SET default_transaction_read_only = off; DELETE FROM timebell_jobs"),
     ("reader", "SET default_transaction_read_only = off; UPDATE timebell_schedules SET enabled = false"),
 ]

@@ -66,6 +66,13 @@ def test_another_kind_of_database_is_refused(cli: Cli) -> None:
     assert "hunter2" not in done.err
 
 
+@pytest.mark.parametrize("command", [("db", "upgrade"), ("backup", "x")])
+def test_a_url_whose_port_is_none_is_refused_and_not_shown(command: tuple[str, ...], cli: Cli) -> None:
+    done = cli(*command, "--database", "postgresql://me:hunter2/db")  # the host was forgotten
+    assert (done.code, "DATABASE_URL_INVALID" in done.err) == (2, True)
+    assert "hunter2" not in done.err + done.out
+
+
 @pytest.mark.parametrize(
     "store_url", ["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True
 )

@@ -241,10 +241,15 @@ class PostgresStore:
             return False
         if self._listener is None or self._listener.is_closed():
             try:
-                self._listener = await asyncpg.connect(plain(self.url), timeout=5, command_timeout=10)
-                await self._listener.add_listener(CHANNEL, lambda *heard: poke(str(heard[-1])))
+                listener = await asyncpg.connect(plain(self.url), timeout=5, command_timeout=10)
+                try:
+                    await listener.add_listener(CHANNEL, lambda *heard: poke(str(heard[-1])))
+                except BaseException:  # else it would pass for one that listens
+                    listener.terminate()
+                    raise
             except (*_GONE, asyncpg.PostgresError):
                 return False
+            self._listener = listener
         return True
 
     def _transact(

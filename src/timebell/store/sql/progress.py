@@ -67,7 +67,7 @@ def chunk_map(tx: Transaction, of: Campaign, total: int, since: datetime) -> Chu
 
 def meant(tx: Transaction, of: Campaign) -> int:
     """How many a campaign is for: those of its audience that were registered when it began."""
-    return devices.count(tx, of.tenant_id, of.sending.filters, of.cutoff)
+    return devices.count(tx, of.tenant_id, of.filters, of.cutoff)
 
 
 def under_way(tx: Transaction, tenant_id: str) -> int:

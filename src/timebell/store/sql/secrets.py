@@ -13,6 +13,7 @@ from sqlalchemy import Row, delete, insert, select, update
 from timebell.errors import Conflict, NotFound
 from timebell.model.page import Page
 from timebell.model.target import Secret, secret_names
+from timebell.store.push_schema import audiences
 from timebell.store.schema import data_keys, secrets, targets
 from timebell.store.sql.ledger import make_tenants
 from timebell.store.transaction import Transaction, insert_unless
@@ -112,7 +113,7 @@ def page(tx: Transaction, tenant_id: str, limit: int, after: str | None) -> Page
 
 
 def remove(tx: Transaction, tenant_id: str, name: str) -> Secret | None:
-    """Forget a secret; None for an unknown one. Raises Conflict (SECRET_IN_USE) while a target or source has it."""
+    """Forget a secret; None for an unknown one. Raises Conflict (SECRET_IN_USE) while anything refers to it."""
     row = tx.execute(select(secrets).where(_mine(tenant_id, name)).with_for_update()).first()
     if row is None:
         return None
@@ -120,7 +121,9 @@ def remove(tx: Transaction, tenant_id: str, name: str) -> Secret | None:
     senders = sorted(one.name for one in rows if name in secret_names(orjson.loads(one.options)))
     homes = tx.execute(select(sources.c.name, sources.c.options).where(sources.c.tenant_id == tenant_id))
     readers = sorted(one.name for one in homes if name in secret_names(orjson.loads(one.options)))
-    for what, users in (("target", senders), ("source", readers)):
+    asked = tx.execute(select(audiences.c.name, audiences.c.source).where(audiences.c.tenant_id == tenant_id))
+    groups = sorted(one.name for one in asked if name in secret_names(orjson.loads(one.source)))
+    for what, users in (("target", senders), ("source", readers), ("audience", groups)):
         if not users:
             continue
         more = ", ..." if len(users) > NAMED else ""

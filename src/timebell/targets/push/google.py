@@ -115,6 +115,10 @@ class ServiceAccount:
         except (GoogleAuthError, ValueError) as failed:
             lasting = not getattr(failed, "retryable", False)
             raise TokenUnavailable(f"Google gives no access token: {failed}"[:300], lasting=lasting) from failed
+        except Exception as failed:  # an answer that broke off or is odd: whoever has a message to send must hear of it
+            raise TokenUnavailable(
+                f"Google's token endpoint answers oddly: {type(failed).__name__}", lasting=False
+            ) from failed
         loop = asyncio.get_running_loop()
         self._until = loop.time() + self._lasts
         if self._timer is not None:
