@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tests.model.ledger import MOMENT, PAUSE, RETRIES, SNOOZE
-from tests.model.room import LATE, halted, limits, prompt, waits_for_room
+from tests.model.ledger import MOMENT, PAUSE, RETRIES, SNOOZE, Effect
+from tests.model.room import LATE, halted, limits, prompt, rate, waits_for_room
 from tests.model.rows import Row, cursors, written
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def check(model: Machine) -> None:
     attempts(model, by_id)
     overlap(model, by_id)
     limits(model, by_id)
+    rate(model, by_id)
     halted(model, by_id)
     sound_attempts(model, by_id)
     endings(model, by_id)
@@ -101,13 +102,24 @@ def attempts(model: Machine, by_id: dict[str, Row]) -> None:
 
 
 def overlap(model: Machine, by_id: dict[str, Row]) -> None:
-    """Of a schedule whose jobs take turns one runs at a time, unless the earlier one's node was lost."""
+    """Of a schedule whose jobs take turns one runs at a time, unless the earlier one's node was lost; and none starts
+    while another waits to be tried again."""
     for effect in model.ledger.effects:
         for other in effect.beside:
             if other.schedule_id is None or other.schedule_id != effect.schedule_id or other.job_id == effect.job_id:
                 continue
             if all(takes_turns(model, by_id[one.job_id]) for one in (effect, other)):
                 assert model.ledger.excused(other, effect.began), f"overlap: {effect} beside {other}"
+    of: dict[str | None, list[Effect]] = defaultdict(list)
+    for effect in model.ledger.effects:
+        of[effect.schedule_id].append(effect)
+    for job_id, calls in model.ledger.of.items():
+        for one, two in pairwise(calls):
+            for effect in of[one.schedule_id] if one.schedule_id is not None and one.ended is not None else ():
+                if effect.job_id == job_id or not one.ended <= effect.began < two.began or job_id in model.replayed:
+                    continue
+                if all(takes_turns(model, by_id[each.job_id]) for each in (effect, one)):
+                    assert model.ledger.excused(one, two.began), f"overlap: {effect} while {one} waited to try again"
 
 
 def takes_turns(model: Machine, row: Row) -> bool:
@@ -191,6 +203,8 @@ def skips(model: Machine, rows: list[Row], of: dict[str, list[Row]]) -> None:
             continue
         assert row.finished_at is not None
         late = row.finished_at - row.scheduled_at
+        if row.reason == "expired" and row.replaces is not None:
+            continue  # it was moved, and what was left of its time with it
         if row.reason in ("missed", "coalesced", "expired"):
             assert late >= MISSED, f"skipped: {row.reason}, only {late} late: {row}"
         elif row.reason == "overlap" and not model.ledger.anything(row.finished_at - LATE, row.finished_at):

@@ -85,7 +85,7 @@ MUTANTS = [
     ),
     Mutant(
         "an ending has no fence",
-        (("store.sql.jobs:COPY_ENDED", FENCE, ""),),
+        (("store.sql.jobs:COPY_ENDED", FENCE, ""), ("store.sql.jobs:END", FENCE, "")),
     ),
     Mutant("a retry has no fence", (("store.sql.jobs:RETRY", FENCE, ""),)),
     Mutant(

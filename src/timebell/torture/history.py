@@ -141,10 +141,14 @@ class History:
         self.faults: list[Fault] = []
         self.waits: list[Fault] = []
         """When a node was kept waiting for a processor, for how many seconds of each stretch."""
+        self.ended: list[Fault] = []
+        """Nodes that ended though nobody struck them, with their exit codes."""
         for line in faults:
             start, end = self.since(line["start_mono"]), self.since(line["end_mono"])
             if line["kind"] == "phase":
                 self.phases[line["target"]] = (start, end)
+            elif line["kind"] == "ended":
+                self.ended.append(Fault("ended", line["target"], start, end, detail=line.get("detail")))
             else:
                 if not line["verified_start"]:
                     continue  # it did not bite, so it explains nothing

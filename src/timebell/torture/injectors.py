@@ -174,6 +174,8 @@ async def pool(nemesis: Nemesis, target: str) -> None:
     await asyncio.sleep(nemesis.chance.uniform(0.2, 3))
     nemesis.bouncer.start()
     healed = await _within(5, nemesis.bouncer.answers)
+    if nemesis.plan.store == "pgbouncer":  # then all go through it
+        target = "store"
     await nemesis.note("pool", target, start, bit, healed, None)
 
 

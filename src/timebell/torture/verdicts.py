@@ -243,6 +243,10 @@ class Check:
             if not any(fault.start <= before.at for fault in held):  # it was not away when the other one took over
                 self._say("zombie-send", before.label, after.at, f"attempt {after.attempt} after {before.attempt}")
             self.found.counts["zombie"] += 1
+        # A handler that was well and never got to its end: nobody but a fault may stop it.
+        cut_off = before.by in ("async", "thread") and before.plan == "ok" and before.ended is None
+        if cut_off and not (broken or history.touching(before.at, before.at + RUN + ACK, *BREAKS, node=before.node)):
+            self._say("dup-unjustified", before.label, after.at, f"attempt {before.attempt} was broken off, and again")
         if before.ok and not broken:
             self._say("dup-unjustified", before.label, after.at, f"attempts {before.attempt} and {after.attempt}")
         elif before.ok:
@@ -294,7 +298,8 @@ class Check:
             if thing is None or thing.value.get("overlap", "allow") == "allow":
                 continue
             for before, after in _overlapping(effects):
-                if not self.history.touching(before.at - TAKEOVER, after.at + ACK, *BREAKS):
+                since, until = before.at - TAKEOVER, after.at + ACK
+                if not any(self.history.touching(since, until, *BREAKS, node=one.node) for one in (before, after)):
                     self._say("overlap", label, after.at, f"{before.ended} is after {after.at:.3f}")
             firsts: dict[Occurrence, Effect] = {}
             for effect in effects:
@@ -342,7 +347,7 @@ class Check:
             count = len(self.records.get(occurrence, []))
             if not count and one.kind == "planned":
                 count = sum(a <= one.due_us <= b for a, b, _ in self.ranges[one.thing.label])
-            if count > 1 or (count == 0 and one.word == "must"):
+            if count > 1 or (count == 0 and (one.word == "must" or occurrence in self.history.by_occurrence)):
                 self._say("accounting", occurrence[0], one.due, f"{count} records")
         for occurrence, records in self.records.items():
             effects = self.history.by_occurrence.get(occurrence, [])
