@@ -131,6 +131,21 @@ class Machine(People):
         invariants.check(self)
         self.then(then)
 
+    @rule(dt=st.sampled_from([20, 30]), then=thens)
+    def step_clock(self, dt: int, then: int) -> None:
+        """The database's clock jumps ahead, and with it everybody's, between two heartbeats of each node."""
+        world = self.world
+        if self.ledger.anything(world.now, world.now):  # it would seem to have lasted for longer
+            return
+        world.restless = True
+        self.then(6)
+        if not self.ledger.anything(world.now, world.now):
+            world.clock.step(dt)
+            self.stepped, self.waiting = world.now, {}
+        self.then(6)
+        world.restless = False
+        self.then(then)
+
     @rule(at=st.sampled_from(ASKED))
     def lose_answer(self, at: str) -> None:
         """The answer to the next such question does not arrive."""

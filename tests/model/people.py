@@ -57,6 +57,8 @@ class People(RuleBasedStateMachine):
         self.named = 0
         self.harmed = False
         self.away_until = START
+        self.stepped = START - timedelta(days=1)
+        """When the clock jumped last."""
 
     @initialize(nodes=st.sampled_from([2, 2, 3, 1]), limits=limits, first=schedules, second=backlogs, plan=plans)
     def begin(self, nodes: int, limits: dict[str, Any], first: Drawn, second: Drawn, plan: dict[str, Any]) -> None:

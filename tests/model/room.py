@@ -89,7 +89,7 @@ def prompt(model: Machine, rows: list[Row], moments: dict[str, tuple[datetime | 
     of it."""
     now, before = model.world.now, model.waiting
     model.waiting = {}
-    if not model.world.nodes or model.harmed or model.ledger.anything(now - LATE, now):
+    if not model.world.nodes or model.harmed or now - model.stepped < LATE or model.ledger.anything(now - LATE, now):
         return
     for row in rows:
         due = row.hold is None and row.run_at < now and not waits_for_room(model, row, rows)

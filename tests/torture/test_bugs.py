@@ -24,6 +24,7 @@ CAUGHT = {
     "a resume fires what was paused": ("kill", {"during-pause"}),
     "a pause leaves no rows": ("kill", {"audit"}),
     "a request twice is two jobs": ("cut", {"dup-object"}),
+    "a lease of one's own is judged by the wall clock": ("clock", {"dup-unjustified"}),
     "lost attempts are not taken back": ("kill,freeze", {"lost", "incomplete", "not-healed"}),
 }
 """Of each bug the faults that bring it out, and the classes of which one at least is not empty then."""
