@@ -110,16 +110,20 @@ def overlap(model: Machine, by_id: dict[str, Row]) -> None:
                 continue
             if all(takes_turns(model, by_id[one.job_id]) for one in (effect, other)):
                 assert model.ledger.excused(other, effect.began), f"overlap: {effect} beside {other}"
-    of: dict[str | None, list[Effect]] = defaultdict(list)
+    of: dict[str, list[Effect]] = defaultdict(list)
     for effect in model.ledger.effects:
-        of[effect.schedule_id].append(effect)
-    for job_id, calls in model.ledger.of.items():
-        for one, two in pairwise(calls):
-            for effect in of[one.schedule_id] if one.schedule_id is not None and one.ended is not None else ():
-                if effect.job_id == job_id or not one.ended <= effect.began < two.began or job_id in model.replayed:
-                    continue
-                if all(takes_turns(model, by_id[each.job_id]) for each in (effect, one)):
-                    assert model.ledger.excused(one, two.began), f"overlap: {effect} while {one} waited to try again"
+        if effect.schedule_id is not None:
+            of[effect.schedule_id].append(effect)
+    for calls in of.values():
+        waits: dict[str, Effect] = {}  # of each job its attempt before the next one
+        for two in calls:
+            one = waits.get(two.job_id)
+            if one is not None and two.job_id not in model.replayed:
+                for effect in calls[calls.index(one) + 1 : calls.index(two)]:
+                    turns = effect.job_id != two.job_id and one.ended is not None and effect.began >= one.ended
+                    if turns and all(takes_turns(model, by_id[each.job_id]) for each in (effect, one)):
+                        assert model.ledger.excused(one, two.began), f"overlap: {effect} while {one} waited to try again"
+            waits[two.job_id] = two
 
 
 def takes_turns(model: Machine, row: Row) -> bool:

@@ -1,4 +1,4 @@
-"""`timebell torture` notices bugs that are planted into its nodes; the table of docs/internals/proof.md has them all."""
+"""`timebell torture` notices bugs that are planted into its nodes; docs/internals/proof.md has the table."""
 
 from __future__ import annotations
 
