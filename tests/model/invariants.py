@@ -122,7 +122,9 @@ def overlap(model: Machine, by_id: dict[str, Row]) -> None:
                 for effect in calls[calls.index(one) + 1 : calls.index(two)]:
                     turns = effect.job_id != two.job_id and one.ended is not None and effect.began >= one.ended
                     if turns and all(takes_turns(model, by_id[each.job_id]) for each in (effect, one)):
-                        assert model.ledger.excused(one, two.began), f"overlap: {effect} while {one} waited to try again"
+                        assert model.ledger.excused(one, two.began), (
+                            f"overlap: {effect} while {one} waited to try again"
+                        )
             waits[two.job_id] = two
 
 

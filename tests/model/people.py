@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.model.answers import Kept, Shot, Told
 from tests.model.ledger import TIMEOUT, Ledger
-from tests.model.plans import QUEUE, START, Drawn, Grid, backlogs, limits, options, plans, retry, schedules, where
+from tests.model.plans import QUEUE, START, Drawn, Grid, limits, options, plans, retry, schedules, where
 from tests.model.rows import Row, cursors, rows_of
 from timebell import Retry
 from timebell.errors import Conflict, NotFound, StoreUnreachable
@@ -60,7 +60,7 @@ class People(RuleBasedStateMachine):
         self.stepped = START - timedelta(days=1)
         """When the clock jumped last."""
 
-    @initialize(nodes=st.sampled_from([2, 2, 3, 1]), limits=limits, first=schedules, second=backlogs, plan=plans)
+    @initialize(nodes=st.sampled_from([2, 2, 3, 1]), limits=limits, first=schedules, second=schedules, plan=plans)
     def begin(self, nodes: int, limits: dict[str, Any], first: Drawn, second: Drawn, plan: dict[str, Any]) -> None:
         """The nodes start, and have something to do."""
         self.nodes, self.limits = nodes, limits

@@ -38,13 +38,6 @@ policies = st.fixed_dictionaries({
     "class_": st.sampled_from(["state", "state", "state", "anchored"]),
     "jitter": st.sampled_from([0, 0, 5]),
 })  # fmt: skip
-missing = st.fixed_dictionaries({
-    "overlap": st.sampled_from(["skip", "queue", "allow"]),
-    "catch_up": st.sampled_from(["all", "all", "latest", "skip"]),
-    "catch_up_limit": st.sampled_from([12, 3]),
-    "catch_up_window": st.sampled_from([86_400, 70]),
-})  # fmt: skip
-"""Policies of schedules of which an outage is sure to miss some."""
 retry = {"attempts": RETRIES, "backoff": "fixed", "delay": PAUSE, "jitter": 0}
 
 
@@ -80,9 +73,6 @@ grids = st.builds(
     st.sampled_from([5, 20, 60]),
 )
 schedules = st.tuples(plans, policies, grids, where)
-backlogs = st.tuples(
-    plans, missing, st.builds(Grid, st.sampled_from(["cron", "interval", "rrule"]), st.sampled_from([5, 20])), where
-)
 
 
 def options(one: Drawn, grid: Grid) -> dict[str, Any]:
