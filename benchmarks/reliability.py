@@ -1,32 +1,44 @@
-"""What becomes of one-shots while nodes are killed: `python -m benchmarks.reliability [timebell apscheduler celery]`.
+"""What becomes of one-shots while nodes are killed and their clocks step:
+`python -m benchmarks.reliability [timebell apscheduler celery]`.
 
 The same plan for each, in about two minutes (Celery: seven): a hundred and sixty jobs are due within forty seconds, one
 in eight is cancelled a second before; two nodes run them, and every six seconds one is killed (kill -9) and started
-again. A job writes a line when it begins and one, half a second later, when it is done. The count is of these lines.
+again. Meanwhile the wall clock of one node jumps ten seconds ahead, and back after six; later that of the other one
+ten seconds back (libfaketime, as `timebell torture` does it). A job writes a line when it begins and one, half a
+second later, when it is done. The count is of these lines, whose times are of the clock that nothing sets.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
+from timebell import clock
+from timebell.torture import grounds
 from timebell.torture.postgres import Postgres
 
 JOBS, FIRST, SPREAD = 160, 12.0, 40.0
 CANCELLED = 8  # one in so many
 KILLS = [16.0, 22.0, 28.0, 34.0, 40.0, 46.0]
 BACK = 1.5  # seconds until a killed node is started again
+STEPS = [(20.0, 0, 10.0), (38.0, 1, -10.0)]  # when the clock of which node is off, and by how much
+STEP_LASTS, STEP_LOOK = 6.0, 5.5  # seconds until it is right again, and until it is asked whether it was off
+NEAR = 0.5  # seconds that a step may be off
 SETTLE = {"celery": 330.0}  # seconds after the last job for what comes late: longer than all that its broker waits for
 LATE = 5.0
 HERE = Path(__file__).resolve()
@@ -46,17 +58,34 @@ class Found:
     latest: float = 0.0
     cancelled: int = 0
     after_cancel: int = 0
+    kills: int = 0
+    steps: int = 0
+    """Of the clocks, that bit."""
 
 
 def fire(label: str) -> None:
     """The job: in a node."""
     _line("begin", label)
-    time.sleep(0.5)
+    threading.Event().wait(0.5)  # time.sleep fails under libfaketime
     _line("done", label)
 
 
+def in_a_node() -> None:
+    """Call it where a node begins: it tells what its wall clock says, for whoever set it wrong."""
+    # libfaketime bends the kernel's timers, too, even those of the clock that it leaves alone: see torture/app.py.
+    clock._libc = lambda: ctypes.PyDLL("libc.so.6", use_errno=True)  # type: ignore[assignment]
+    threading.Thread(target=_tell, args=(os.environ["RELIABILITY_TELL"],), daemon=True).start()
+
+
+def _tell(path: str) -> None:
+    while not threading.Event().wait(0.5):
+        with open(f"{path}.draft", "w") as file:
+            file.write(f"{time.time():.6f} {time.monotonic():.6f}\n")
+        os.rename(f"{path}.draft", path)
+
+
 def _line(what: str, label: str) -> None:
-    line = json.dumps({"what": what, "label": label, "at": time.time()}) + "\n"
+    line = json.dumps({"what": what, "label": label, "at": time.monotonic()}) + "\n"
     handle = os.open(os.environ["RELIABILITY_EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(handle, line.encode())
@@ -65,7 +94,7 @@ def _line(what: str, label: str) -> None:
 
 
 def check(system: str, due: dict[str, float], cancelled: dict[str, float], effects: Path) -> Found:
-    """Count. A cancel holds if it was acknowledged half a second before the job was due."""
+    """Count. A cancel holds if it was acknowledged half a second before the job was due. All times are monotonic."""
     begun, done = defaultdict(list), defaultdict(list)
     for line in effects.read_text().splitlines() if effects.exists() else ():
         one = json.loads(line)
@@ -90,23 +119,48 @@ def check(system: str, due: dict[str, float], cancelled: dict[str, float], effec
 
 
 class Nodes:
-    """Two processes that run jobs."""
+    """Two processes that run jobs, with a clock each that can be set. `kills` and `steps` count what bit."""
 
     def __init__(self, command: Callable[[int], list[str]], environment: dict[str, str], folder: Path) -> None:
         self.command, self.environment, self.folder = command, environment, folder
+        self.kills = self.steps = 0
+        for which in (0, 1):
+            self.set_clock(which, 0)
         self.running = [self._start(0), self._start(1)]
 
     def _start(self, which: int) -> subprocess.Popen[bytes]:
+        faked = grounds.faked(self._clock(which)) | {"RELIABILITY_TELL": str(self._told(which))}
         with open(self.folder / f"node-{which}.log", "ab") as log:
             return subprocess.Popen(
-                self.command(which), env={**os.environ, **self.environment}, stdout=log, stderr=log, cwd=self.folder,
-                start_new_session=True,
+                self.command(which), env={**os.environ, **self.environment, **faked}, stdout=log, stderr=log,
+                cwd=self.folder, start_new_session=True,
             )  # fmt: skip
+
+    def _clock(self, which: int) -> Path:
+        return self.folder / f"clock-{which}"
+
+    def _told(self, which: int) -> Path:
+        return self.folder / f"told-{which}"
+
+    def set_clock(self, which: int, seconds: float) -> None:
+        """Have the wall clock of a node be so far off."""
+        self._clock(which).write_text(f"{seconds:+g}\n")
+
+    def offset(self, which: int) -> float:
+        """How far off the wall clock of a node is, as it says itself."""
+        if not self._told(which).exists():
+            return math.inf
+        wall, monotonic = map(float, self._told(which).read_text().split())
+        return wall - monotonic - (time.time() - time.monotonic())
+
+    def look(self, which: int, seconds: float) -> None:
+        """Count a step that bit."""
+        self.steps += abs(self.offset(which) - seconds) < NEAR
 
     def kill(self, which: int) -> None:
         """kill -9, with all it started."""
         os.killpg(self.running[which].pid, signal.SIGKILL)
-        self.running[which].wait()
+        self.kills += self.running[which].wait() == -signal.SIGKILL
 
     def again(self, which: int) -> None:
         """Start it anew."""
@@ -124,33 +178,41 @@ def drive(
     cancel: Callable[[str], None],
 ) -> Found:  # fmt: skip
     """The plan, on one system. Jobs are made before the nodes start, which suits all of them."""
-    began = time.time()
+    began, wall = time.monotonic(), time.time() - time.monotonic()
     due = {f"job-{n:03}": began + FIRST + SPREAD * n / JOBS for n in range(JOBS)}
-    make({label: datetime.fromtimestamp(at, UTC) for label, at in due.items()})
+    make({label: datetime.fromtimestamp(wall + at, UTC) for label, at in due.items()})
     wanted = [label for n, label in enumerate(due) if n % CANCELLED == CANCELLED - 1]
     steps: list[tuple[float, Callable[[], None]]] = []
     cancelled: dict[str, float] = {}
 
     def cancelling(label: str) -> None:
         cancel(label)
-        cancelled[label] = time.time()
+        cancelled[label] = time.monotonic()
 
     running = nodes()
     try:
         for label in wanted:
-            steps.append((due[label] - 1.2, lambda label=label: cancelling(label)))  # type: ignore[misc]
+            steps.append((due[label] - 1.2, partial(cancelling, label)))
         for n, at in enumerate(KILLS):
-            steps.append((began + at, lambda n=n: running.kill(n % 2)))  # type: ignore[misc]
-            steps.append((began + at + BACK, lambda n=n: running.again(n % 2)))  # type: ignore[misc]
+            steps.append((began + at, partial(running.kill, n % 2)))
+            steps.append((began + at + BACK, partial(running.again, n % 2)))
+        for after, which, off in STEPS:
+            at = began + after
+            steps.append((at, partial(running.set_clock, which, off)))
+            steps.append((at + STEP_LOOK, partial(running.look, which, off)))
+            steps.append((at + STEP_LASTS, partial(running.set_clock, which, 0)))
         for at, step in sorted(steps, key=lambda one: one[0]):
-            time.sleep(max(0.0, at - time.time()))
+            time.sleep(max(0.0, at - time.monotonic()))
             step()
         effects, until = folder / "effects", began + FIRST + SPREAD + SETTLE.get(system, 60.0)
-        while time.time() < until:
+        while time.monotonic() < until:
             time.sleep(1)
+        left = [running.offset(which) for which in (0, 1)]
+        assert max(map(abs, left)) < NEAR, f"the clocks are still off by {left}"
+        kills, stepped = running.kills, running.steps
     finally:
         running.close()
-    return check(system, due, cancelled, effects)
+    return replace(check(system, due, cancelled, effects), kills=kills, steps=stepped)
 
 
 def timebell(folder: Path, postgres: str, environment: dict[str, str]) -> Found:
@@ -158,7 +220,8 @@ def timebell(folder: Path, postgres: str, environment: dict[str, str]) -> Found:
     from timebell import JobSpec, Timebell
 
     (folder / "app.py").write_text(
-        "from benchmarks.reliability import fire\nfrom timebell import Timebell\napp = Timebell()\n\n"
+        "from benchmarks.reliability import fire, in_a_node\nfrom timebell import Timebell\n"
+        "app = Timebell()\nin_a_node()\n\n"
         '@app.on("fire", retry={"attempts": 10, "delay": 1})\ndef run(event):\n    fire(event.payload)\n'
     )
     environment = {**environment, "TIMEBELL_DATABASE_URL": postgres}
@@ -208,6 +271,7 @@ def _node_apscheduler(url: str) -> None:
     from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
     from apscheduler.schedulers.blocking import BlockingScheduler  # type: ignore[import-untyped]
 
+    in_a_node()
     BlockingScheduler({"apscheduler.timezone": "UTC"}, jobstores={"default": SQLAlchemyJobStore(url)}).start()
 
 
@@ -224,7 +288,8 @@ def celery(folder: Path, postgres: str, environment: dict[str, str]) -> Found:
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     (folder / "tasks.py").write_text(
-        "from celery import Celery\nfrom benchmarks.reliability import fire\n"
+        "import os\nfrom celery import Celery\nfrom benchmarks.reliability import fire, in_a_node\n"
+        'if "RELIABILITY_TELL" in os.environ:\n    in_a_node()\n'
         f'app = Celery(broker="redis://127.0.0.1:{port}/0")\n'
         "app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True, worker_prefetch_multiplier=1,\n"
         f'    broker_transport_options={{"visibility_timeout": {FIRST + SPREAD + 8:.0f}}}, enable_utc=True,\n'

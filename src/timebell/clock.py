@@ -127,10 +127,14 @@ class _Disciplined(ABC):
         # The tighter of the two wins; but when they exclude each other, the older one is what is out of date.
         if error > known_error and abs(moved) <= error + known_error:
             return None
+        stepped = abs(moved) > STEP + error + known_error
+        if error > STEP and abs(moved) > error:
+            # A reading that was under way for so long says that it moved, and not how far: no more than is sure.
+            moved, error = moved - math.copysign(error, moved), 2 * error
         self._error, self._measured = error, received
         if abs(moved) > RESOLUTION:
             self._move(moved)
-        return ClockStep(moved) if abs(moved) > STEP + error + known_error else None
+        return ClockStep(moved) if stepped else None
 
     def _move(self, seconds: float) -> None:
         self._zero += timedelta(seconds=seconds)

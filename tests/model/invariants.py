@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tests.model.ledger import MOMENT, PAUSE, RETRIES, SNOOZE
-from tests.model.room import LATE, halted, limits, prompt, waits_for_room
+from tests.model.ledger import MOMENT, PAUSE, RETRIES, SNOOZE, Effect
+from tests.model.room import LATE, halted, limits, prompt, rate, waits_for_room
 from tests.model.rows import Row, cursors, written
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def check(model: Machine) -> None:
     attempts(model, by_id)
     overlap(model, by_id)
     limits(model, by_id)
+    rate(model, by_id)
     halted(model, by_id)
     sound_attempts(model, by_id)
     endings(model, by_id)
@@ -101,13 +102,30 @@ def attempts(model: Machine, by_id: dict[str, Row]) -> None:
 
 
 def overlap(model: Machine, by_id: dict[str, Row]) -> None:
-    """Of a schedule whose jobs take turns one runs at a time, unless the earlier one's node was lost."""
+    """Of a schedule whose jobs take turns one runs at a time, unless the earlier one's node was lost; and none starts
+    while another waits to be tried again."""
     for effect in model.ledger.effects:
         for other in effect.beside:
             if other.schedule_id is None or other.schedule_id != effect.schedule_id or other.job_id == effect.job_id:
                 continue
             if all(takes_turns(model, by_id[one.job_id]) for one in (effect, other)):
                 assert model.ledger.excused(other, effect.began), f"overlap: {effect} beside {other}"
+    of: dict[str, list[Effect]] = defaultdict(list)
+    for effect in model.ledger.effects:
+        if effect.schedule_id is not None:
+            of[effect.schedule_id].append(effect)
+    for calls in of.values():
+        waits: dict[str, Effect] = {}  # of each job its attempt before the next one
+        for two in calls:
+            one = waits.get(two.job_id)
+            if one is not None and two.job_id not in model.replayed:
+                for effect in calls[calls.index(one) + 1 : calls.index(two)]:
+                    turns = effect.job_id != two.job_id and one.ended is not None and effect.began >= one.ended
+                    if turns and all(takes_turns(model, by_id[each.job_id]) for each in (effect, one)):
+                        assert model.ledger.excused(one, two.began), (
+                            f"overlap: {effect} while {one} waited to try again"
+                        )
+            waits[two.job_id] = two
 
 
 def takes_turns(model: Machine, row: Row) -> bool:
@@ -191,6 +209,8 @@ def skips(model: Machine, rows: list[Row], of: dict[str, list[Row]]) -> None:
             continue
         assert row.finished_at is not None
         late = row.finished_at - row.scheduled_at
+        if row.reason == "expired" and row.replaces is not None:
+            continue  # it was moved, and what was left of its time with it
         if row.reason in ("missed", "coalesced", "expired"):
             assert late >= MISSED, f"skipped: {row.reason}, only {late} late: {row}"
         elif row.reason == "overlap" and not model.ledger.anything(row.finished_at - LATE, row.finished_at):
@@ -289,7 +309,8 @@ def at_the_end(model: Machine) -> None:
     for row in rows:
         if row.state == "running":
             assert (row.id, row.attempt) in held, f"stuck: nobody runs {row}"
-            assert any(one.job_id == row.id for one in model.ledger.open), f"stuck: {row} does not run"
+            over = any(one.ended == now for one in model.ledger.of.get(row.id, ()))  # it is about to be written
+            assert over or any(one.job_id == row.id for one in model.ledger.open), f"stuck: {row} does not run"
         elif row.state == "pending" and row.hold is None:
             soon = row.run_at >= now - timedelta(seconds=1)
             assert soon or waits_for_room(model, row, rows), f"stuck: {row} is due, and it is {now}"

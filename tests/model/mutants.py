@@ -85,7 +85,7 @@ MUTANTS = [
     ),
     Mutant(
         "an ending has no fence",
-        (("store.sql.jobs:COPY_ENDED", FENCE, ""),),
+        (("store.sql.jobs:COPY_ENDED", FENCE, ""), ("store.sql.jobs:END", FENCE, "")),
     ),
     Mutant("a retry has no fence", (("store.sql.jobs:RETRY", FENCE, ""),)),
     Mutant(
@@ -113,6 +113,10 @@ MUTANTS = [
         "leases are judged by the wall clock",
         (("engine.pulse:Pulse._watch", "now = node.clock.monotonic()", "now = node.clock.now().timestamp()"),),
     ),
+    Mutant("a lease of one's own is judged by the wall clock", ((
+        "engine.pulse:Pulse._drop_lapsed", "now = self.node.clock.monotonic()",
+        "import time; now = time.time() - self.__dict__.setdefault('_wall', time.time() - self.node.clock.monotonic())",
+    ),)),
     Mutant("lost attempts are not taken back", (("engine.pulse:Pulse._rescue", "if not keys:", "if True:"),)),
     Mutant(
         "no look at the lease before delivering",

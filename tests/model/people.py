@@ -52,11 +52,13 @@ class People(RuleBasedStateMachine):
         """Queues that are paused, since when; `*` is everything."""
         self.halts: list[tuple[str, datetime, datetime]] = []
         """The pauses of queues that are over."""
-        self.waiting: dict[tuple[str, datetime], datetime] = {}
+        self.waiting: dict[tuple[str, str | None, datetime], datetime] = {}
         """What may start and has not, and since when this is seen."""
         self.named = 0
         self.harmed = False
         self.away_until = START
+        self.stepped = START - timedelta(days=1)
+        """When the clock jumped last."""
 
     @initialize(nodes=st.sampled_from([2, 2, 3, 1]), limits=limits, first=schedules, second=schedules, plan=plans)
     def begin(self, nodes: int, limits: dict[str, Any], first: Drawn, second: Drawn, plan: dict[str, Any]) -> None:
@@ -90,7 +92,7 @@ class People(RuleBasedStateMachine):
     @rule(
         plan=plans, after=st.sampled_from([0, 0, 2, 20, 200]), request=st.booleans(), where=where, then=thens
     )  # fmt: skip
-    def create(self, plan: dict[str, Any], after: int, request: bool, where: dict[str, str], then: int) -> None:
+    def create(self, plan: dict[str, Any], after: int, request: bool, where: dict[str, Any], then: int) -> None:
         """A one-shot; perhaps the same request twice."""
         self.named += 1
         request_id = f"request-{self.named}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -75,3 +76,11 @@ def written(world: World) -> list[str]:
     driver = world.database._driver
     assert driver is not None
     return [job for (job,) in driver.execute("SELECT job FROM written")]
+
+
+def starts(world: World, queue: str) -> list[tuple[datetime, int]]:
+    """The starts that a queue remembers for its rate: when, and how many."""
+    driver = world.database._driver
+    assert driver is not None
+    kept = [text for (text,) in driver.execute("SELECT starts FROM timebell_queues WHERE name = ?", (queue,)) if text]
+    return [(instant(at), count) for text in kept for at, count in json.loads(text)]

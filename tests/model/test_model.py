@@ -14,9 +14,7 @@ from tests.model.machine import Machine
 from tests.model.mutants import MUTANTS, Mutant
 from timebell.errors import TimebellError
 
-EXAMPLES, STEPS, FOR_A_MUTANT = 40, 30, 600
-AT_ONCE = {"a job that was moved stays"}
-"""What is planted in the normal run, too: it is noticed within seconds."""
+EXAMPLES, STEPS, FOR_A_MUTANT = 24, 30, 600
 UNSEEN = {"leases are judged by the wall clock"}
 PROOF = Path(__file__).parents[2] / "docs/internals/proof.md"
 
@@ -40,9 +38,8 @@ def test_nothing_is_lost_early_doubled_or_stuck_in_thousands_of_new_histories() 
 
 
 def _marks(mutant: Mutant) -> list[pytest.MarkDecorator]:
-    if mutant.name in AT_ONCE:
-        return []
-    return [pytest.mark.slow, *([pytest.mark.xfail(reason="one clock for all nodes")] if mutant.name in UNSEEN else [])]
+    unseen = pytest.mark.xfail(reason="harmless by itself: see docs/internals/proof.md")
+    return [pytest.mark.slow, *([unseen] if mutant.name in UNSEEN else [])]
 
 
 @pytest.mark.parametrize("mutant", [pytest.param(one, id=one.name, marks=_marks(one)) for one in MUTANTS])
@@ -57,5 +54,5 @@ def test_the_model_notices_each_planted_bug(mutant: Mutant) -> None:
 
 def test_every_planted_bug_is_in_the_table_of_the_documentation() -> None:
     bugs = PROOF.read_text().partition("## The bugs")[2]
-    table = re.findall(r"^\| ([^|]+?) \| [^|]+ \| [^|]+ \|$", bugs, re.MULTILINE)
+    table = re.findall(r"^\| ([^|]+?) \| [^|]+ \| [^|]+ \| [^|]* \|$", bugs, re.MULTILINE)
     assert set(table) >= {one.name for one in MUTANTS}

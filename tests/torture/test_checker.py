@@ -119,3 +119,33 @@ def test_due_instants_follow_the_clock_of_the_database() -> None:
         due_us = int((history.began_wall / 1e9 + step.start + inside) * 1e6)
         assert history.due(due_us) - step.start == pytest.approx(expected, abs=1e-3)
     assert history.unsure(step.start - 60) == 0
+
+
+def test_a_fault_of_another_node_excuses_no_overlap() -> None:
+    ledgers = synthetic.clean(Random(8))
+    bed = selftest.Bed(ledgers, Random(8))
+    first, second = next(bed.pairs("skip", "queue"))
+    bed.line(first.seq, "reply")["mono"] = bed.line(second.seq)["mono"] + 10**7
+    other = next(name for name in synthetic.NODES if name not in (first.node, second.node))
+    fault = {
+        "kind": "freeze", "target": other, "start_mono": bed.line(first.seq)["mono"],
+        "end_mono": bed.line(second.seq)["mono"], "verified_start": True, "verified_end": True,
+    }  # fmt: skip
+    ledgers.faults.append(fault)
+    assert selftest.judge(selftest.read(ledgers)).counts["overlap"] == 1
+    fault["target"] = first.node
+    assert selftest.judge(selftest.read(ledgers)).counts["overlap"] == 0
+
+
+def test_what_was_seen_has_a_record_also_where_it_need_not_have_been() -> None:
+    ledgers = synthetic.clean(Random(9))
+    bed = selftest.Bed(ledgers, Random(9))
+    seen = bed.history.by_occurrence
+    label, kind, due_us = next(key for key, one in bed.check.expected.items() if one.word == "may" and key in seen)
+    before = selftest.judge(selftest.read(ledgers)).counts["accounting"]
+    ledgers.records[:] = [
+        one for one in ledgers.records
+        if (one.get("label"), one.get("kind"), one.get("due_us")) != (label, kind, due_us)
+    ]  # fmt: skip
+    assert before == 0
+    assert selftest.judge(selftest.read(ledgers)).counts["accounting"] == 1

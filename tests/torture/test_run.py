@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests.unit.cli.process import ROOT
-from timebell.torture import grounds, synthetic
-from timebell.torture.plan import FAULTS, Plan
+from timebell.torture import check, grounds, selftest, synthetic
+from timebell.torture.plan import FAULTS, Plan, load
 
 
-def torture(folder: Path, *args: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+def torture(folder: Path, *args: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "timebell.cli.main", "torture", *args], cwd=folder, capture_output=True, text=True,
         timeout=seconds, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
@@ -60,6 +60,28 @@ def test_a_broken_promise_is_invalid(ledgers: Path) -> None:
     done = torture(ledgers, "--check", str(ledgers))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "INVALID")
     assert "signature: 1" in done.stdout
+
+
+def test_what_came_before_it_was_due_is_early_also_after_the_end(ledgers: Path) -> None:
+    plan = load(str(ledgers))
+    lines = [json.loads(line) for line in plan.path("effect.jsonl").read_text().splitlines()]
+    one = next(line for line in lines if line["what"] == "recv")
+    after = (plan.began_wall + plan.ended - plan.began) // 1000 + 5_000_000
+    with plan.path("effect.jsonl").open("a") as file:
+        file.write(json.dumps(one | {"seq": 10**6, "due_us": after, "key": "another"}) + "\n")
+        file.write(json.dumps(one | {"seq": 10**6 + 1, "due_us": after, "key": "on time", "wall": after * 1000}) + "\n")
+    history = check.history_of(plan)
+    assert {effect.key for effect in history.effects if effect.due_us == after} == {"another"}
+    assert selftest.judge(history).counts["early"] == 1
+
+
+def test_a_node_that_ended_by_itself_leaves_the_verdict_open(ledgers: Path) -> None:
+    plan = load(str(ledgers))
+    line = {"kind": "ended", "target": "n2", "start_mono": plan.began, "end_mono": plan.began, "verified_start": True,
+            "verified_end": True, "detail": 1}  # fmt: skip
+    with plan.path("fault.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert "the node n2 ended by itself, with 1" in check.look(plan.out)["why"]
 
 
 @pytest.mark.parametrize(

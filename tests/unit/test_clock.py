@@ -136,6 +136,17 @@ def test_a_later_measurement(sent: float, received: float, moved: float, taken: 
         assert type(found) is ClockStep
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("step", [-4.0, 3.0])
+def test_a_reading_that_took_half_a_minute_takes_the_clock_no_further_than_is_sure(step: float, share: float) -> None:
+    clock = HandClock(START)
+    clock.discipline(database(0.0), 0.0, 0.0)
+    clock.discipline(database(1.0 + 31.0 * share + step), 1.0, 32.0)
+    assert abs(clock.offset - step) <= abs(step) + 1e-5, "further off than without it"
+    clock.discipline(database(33.0 + step), 33.0, 33.002)
+    assert clock.offset == pytest.approx(step, abs=0.002)
+
+
 def test_after_a_step_the_next_measurement_agrees() -> None:
     clock = HandClock(START)
     clock.discipline(database(0.0), 0.0, 0.0)

@@ -77,7 +77,7 @@ class World:
         self._loop.before_jump = self._before_jump
         self.clock = RestingClock(start, self._loop)
         self.database = Database(self.clock.now, many_nodes=nodes > 1)
-        self._client = Link(self.database, "the client", self._poke)
+        self._client = Link(self.database, "the client", self._client_wrote)
         self._nodes = nodes
         self._options = {"retention": CENTURY} | options
         self._lives: list[_Life] = []
@@ -439,6 +439,11 @@ class World:
 
     def _set_deaf(self, deaf: bool) -> None:
         self.database.deaf = deaf
+
+    def _client_wrote(self) -> None:
+        """As any other's, its writes are not heard while the nodes are deaf."""
+        if not self.database.deaf:
+            self._poke()
 
     def _poke(self) -> None:
         """Planners and workers look at once, as after a write by their own process, or a heartbeat."""

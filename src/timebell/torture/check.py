@@ -20,11 +20,14 @@ NEAR = 0.2  # seconds around a due instant
 
 
 def history_of(plan: Plan) -> History:
-    """From the files of a run; what is due after its end is left out."""
+    """From the files of a run; what is due after its end, and came after it, is left out."""
     names = ("intent", "effect", "fault", "record")
     intents, effects, faults, records = (read(plan.path(f"{name}.jsonl")) for name in names)
     last = (plan.began_wall + plan.ended - plan.began) / 1000
-    late = {line["seq"] for line in effects if line["what"] == "recv" and line["due_us"] > last}
+    late = {
+        line["seq"] for line in effects
+        if line["what"] == "recv" and line["due_us"] > last and line["wall"] / 1000 >= line["due_us"]
+    }  # fmt: skip
     effects = [line for line in effects if line.get("seq") not in late]
     gone = {line["key"] for line in records if line.get("due_us", 0) > last}
     records = [line for line in records if line.get("key") not in gone]
@@ -39,7 +42,8 @@ def wanting(plan: Plan, history: History, check: Check) -> list[str]:
     steps = [(thing, step) for thing in history.things.values() for step in thing.steps]
     infos = sum(step.type == "info" for _, step in steps)
     near = sum(
-        step.f == "cancel" and abs(step.invoked - history.due(thing.value["due_us"])) <= NEAR for thing, step in steps
+        step.f == "cancel" and step.type != "fail" and abs(step.invoked - history.due(thing.value["due_us"])) <= NEAR
+        for thing, step in steps
     )
     said = []
     many = 100_000 if plan.minutes >= 30 and plan.store != "sqlite" else 5000 * part
@@ -47,9 +51,12 @@ def wanting(plan: Plan, history: History, check: Check) -> list[str]:
     wanted += [("cancels within 200 ms of due", near, 200 * part)]
     if plan.store != "sqlite" and {"cut", "dbstop"} & set(plan.faults):
         wanted += [("operations of unknown outcome", infos, 50 * part)]
+    canaries = sum(one.word == "must" and bool(one.thing.value.get("canary")) for one in check.expected.values())
+    wanted += [("canaries that had to fire", canaries, 3), ("audits", len(history.audits), 1)]
+    due = [one.due for one in check.expected.values() if one.word != "mustnot"]
     for kind in plan.faults:
         verified = [one for one in history.faults if one.kind == kind and one.verified]
-        touched = sum(any(one.start <= each.due <= one.end for one in verified) for each in check.expected.values())
+        touched = sum(any(one.start <= at <= one.end for one in verified) for at in due)
         wanted += [(f"faults of kind {kind} that bit", len(verified), max(1, 5 * part))]
         wanted += [(f"instants due during {kind}", touched, 50 * part)]
     for policy in ("overlap", "catch_up"):
@@ -58,6 +65,7 @@ def wanting(plan: Plan, history: History, check: Check) -> list[str]:
             wanted += [(f"schedules with {policy} {word}", values.count(word), len(values) * 0.1)]
     said += [f"{have:g} {what}, {need:.0f} are needed" for what, have, need in wanted if have < need]
     said += [f"the {who} was too busy: {share:.0%}" for who, share in history.usage.items() if share > BUSY]
+    said += [f"the node {one.target} ended by itself, with {one.detail}" for one in history.ended]
     stalls = sum(one.end - one.start for one in history.faults if one.kind == "stall")
     waited = sum(float(one.detail) for one in history.waits) / len(plan.nodes)
     if waited > STALLED * plan.minutes * 60:

@@ -3,7 +3,7 @@ clean phase began, by CLOCK_MONOTONIC; due instants, which are wall time, are mo
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,16 +141,21 @@ class History:
         self.faults: list[Fault] = []
         self.waits: list[Fault] = []
         """When a node was kept waiting for a processor, for how many seconds of each stretch."""
+        self.ended: list[Fault] = []
+        """Nodes that ended though nobody struck them, with their exit codes."""
         for line in faults:
             start, end = self.since(line["start_mono"]), self.since(line["end_mono"])
             if line["kind"] == "phase":
                 self.phases[line["target"]] = (start, end)
+            elif line["kind"] == "ended":
+                self.ended.append(Fault("ended", line["target"], start, end, detail=line.get("detail")))
             else:
-                if not line["verified_start"]:
+                if not line["verified_start"] and line["kind"] != "dbclock":
                     continue  # it did not bite, so it explains nothing
                 if line["kind"] == "drop":  # TCP sends again the later, the longer it was kept from it
                     end += min(end - start, RETRANSMITS)
-                verified = bool(line["verified_end"])
+                # A clock that was set is wrong, even if nobody could ask the database in time: it counts as none.
+                verified = bool(line["verified_start"] and line["verified_end"])
                 kept = self.waits if line["kind"] == "starved" else self.faults
                 kept.append(Fault(line["kind"], line["target"], start, end, verified, line.get("detail")))
         for each in (self.faults, self.waits):
@@ -246,11 +251,17 @@ class History:
 
     def touching(self, start: float, end: float, *kinds: str, node: str | None = None) -> list[Fault]:
         """The faults of these kinds within a stretch of time; with a node, only those that hit it."""
+        starts, longest = self._starts
+        near = self.faults[bisect_left(starts, start - longest) : bisect_right(starts, end)]
         return [
-            one for one in self.faults
-            if one.kind in kinds and one.start <= end and one.end >= start
-            and (node is None or one.target in ("store", node))
+            one for one in near
+            if one.kind in kinds and one.end >= start and (node is None or one.target in ("store", node))
         ]  # fmt: skip
+
+    @cached_property
+    def _starts(self) -> tuple[list[float], float]:
+        """When the faults began, in order, and how long the longest was."""
+        return [one.start for one in self.faults], max((one.end - one.start for one in self.faults), default=0.0)
 
     @cached_property
     def by_occurrence(self) -> dict[Occurrence, list[Effect]]:
@@ -258,6 +269,14 @@ class History:
         found: dict[Occurrence, list[Effect]] = defaultdict(list)
         for effect in self.effects:
             found[effect.occurrence].append(effect)
+        return found
+
+    @cached_property
+    def lasts(self) -> dict[str, list[tuple[int, float]]]:
+        """Of each schedule: the due instants that came, in microseconds, and when they came for the last time."""
+        found: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for (label, _, due_us), effects in self.by_occurrence.items():
+            found[label].append((due_us, effects[-1].at))
         return found
 
     @cached_property
@@ -273,6 +292,7 @@ class History:
         if value["kind"] == "once":
             return [value["due_us"]]
         asked = min(step.invoked for step in thing.steps)
+        asked -= self.unsure(asked)
         first = int(self.began_wall / 1e9 + asked)
         last = int(self.began_wall / 1e9 + self.end) + 2
         return [at * 1_000_000 for at in oracle.instants(value, first, last) if self.due(at * 1_000_000) >= asked]

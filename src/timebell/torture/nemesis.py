@@ -125,6 +125,7 @@ class Nemesis:
         """
         sink = json.loads(self.plan.path("sink.json").read_text())["pid"]
         before: dict[int, float] = {}
+        gone: set[str] = set()
         start = clocks()
         while True:
             await asyncio.sleep(LOOK)
@@ -142,6 +143,15 @@ class Nemesis:
                     verified_end=True, detail=round(each, 3),
                 ) for name, each in lost.items() if each > long / 2
             ))  # fmt: skip
+            for name, node in self.nodes.items():
+                if name in self.busy or node.alive or node.code == -signal.SIGKILL:  # a fail point may come late
+                    gone.discard(name)
+                elif name not in gone:
+                    gone.add(name)
+                    await self.ledger.append(
+                        kind="ended", target=name, start_mono=end["mono"], end_mono=end["mono"], verified_start=True,
+                        verified_end=True, detail=node.code,
+                    )  # fmt: skip
             before, start = now, end
 
     async def _strike_on(self, end: float) -> None:

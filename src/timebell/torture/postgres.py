@@ -134,7 +134,8 @@ async def wall_offset(url: str) -> float:
 
     connection = await asyncpg.connect(url, timeout=5)
     try:
+        asked = time.time()
         said = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
-        return float(said) - time.time()
+        return float(said) - (asked + time.time()) / 2
     finally:
         await connection.close()

@@ -182,6 +182,13 @@ def _hasty(bed: Bed) -> bool:
     return False
 
 
+def _again(bed: Bed, effect: Effect) -> None:
+    """Delivered twice; or broken off by nobody, and begun again."""
+    bed.again(effect, 5)
+    if bed.chance.random() < 0.5:
+        bed.ledgers.effects.remove(bed.line(effect.seq, "reply"))
+
+
 def _zombie(bed: Bed, effect: Effect) -> None:
     bed.line(effect.seq)["attempt"] = 2
     bed.again(effect, 5, attempt=1)
@@ -248,7 +255,7 @@ PLANTS: dict[str, Callable[[Bed], bool]] = {
     "lost-unkeyed": _unkeyed,
     "early": _on_quiet(lambda bed, effect: bed.shift(effect, bed.history.due(effect.due_us) - effect.at - 0.005)),
     "late": _on_quiet(lambda bed, effect: bed.shift(effect, 3), serial=False),
-    "dup-unjustified": _on_quiet(lambda bed, effect: bed.again(effect, 5)),
+    "dup-unjustified": _on_quiet(_again),
     "zombie-send": _on_quiet(_zombie),
     "attempt-order": _on_quiet(lambda bed, effect: bed.again(effect, 4, attempt=effect.attempt)),
     "key-unstable": _on_quiet(lambda bed, effect: bed.again(effect, 4, key=f"{effect.key}.other")),

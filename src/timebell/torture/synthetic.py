@@ -191,7 +191,7 @@ class _Made:
         self.ledgers.effects.append({
             "what": "recv", "seq": self._seq, "mono": _mono(at), "wall": BEGAN_WALL + int(at * 1e9), "schedule": label,
             "due_us": due_us, "key": _key(label, kind, due_us), "once": kind == "once", "attempt": attempt,
-            "node": node, "tenant": _tenant(label), "by": "handler", "nonce": f"nonce-{label}", "signed": True,
+            "node": node, "tenant": _tenant(label), "by": "async", "nonce": f"nonce-{label}", "signed": True,
             "plan": plan,
         })  # fmt: skip
         if end is not None:

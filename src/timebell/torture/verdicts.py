@@ -14,6 +14,7 @@ from itertools import pairwise
 from timebell.torture import expected as expectations
 from timebell.torture.expected import EPSILON, LOCKS, STORE_BACK, TAKEOVER, Expected
 from timebell.torture.history import NODE_FAULTS, STORE_FAULTS, Effect, History, Occurrence
+from timebell.torture.sink import micros
 from timebell.torture.windows import match
 
 CLASSES = (
@@ -63,6 +64,8 @@ class Check:
         self.history = history
         self.expected = expectations.expect(history)
         self.found = Verdict()
+        self._by_then: dict[int, float] = {}
+        """Of what was asked about: when the end of an attempt is in the database."""
         self.records: dict[Occurrence, list[dict[str, object]]] = defaultdict(list)
         self.ranges: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
         for record in map(dict, history.records):
@@ -127,24 +130,39 @@ class Check:
 
     def _queued(self, one: Expected) -> int:
         """How many runs of the schedule were due before, and came, or came again, later: they were live by then."""
-        history = self.history
-        return sum(
-            label == one.thing.label and due_us < one.due_us and effects[-1].at > one.due
-            for (label, _, due_us), effects in history.by_occurrence.items()
-        )
+        return sum(due_us < one.due_us and last > one.due for due_us, last in self.history.lasts[one.thing.label])
 
     def _busy(self, one: Expected) -> bool:
         """Whether an earlier run of the schedule may have been live when this one was due, or decided on."""
         for effect in self.history.by_thing[one.thing.label]:
-            until = (effect.ended if effect.ended is not None else effect.at) + EPSILON
-            if effect.refused or effect.ended is None or not effect.delivered:
-                until += EPSILON
-            if self.history.touching(effect.at - ACK, until, *BREAKS):
-                until = self.history.down.deadline(until, TAKEOVER)
-            if effect.occurrence != one.occurrence and effect.at - EPSILON <= one.since + EPSILON and until >= one.due:
+            if effect.occurrence == one.occurrence or effect.at - EPSILON > one.since + EPSILON:
+                continue
+            if effect.seq not in self._by_then:
+                self._by_then[effect.seq] = self._recorded(effect)
+            if self._by_then[effect.seq] >= one.due:
                 return True
         # One before it that had not arrived yet, and did later: why, is a question of its own lateness.
         return self._queued(one) > 0
+
+    def _recorded(self, effect: Effect) -> float:
+        """When its end is in the database at the latest."""
+        history = self.history
+        until = (effect.ended if effect.ended is not None else effect.at) + EPSILON
+        if effect.refused or effect.ended is None or not effect.delivered:
+            until += EPSILON
+        until = self._served(effect.at, until)
+        if history.touching(effect.at - ACK, until, *BREAKS):
+            until = self._served(effect.at, history.down.deadline(until, TAKEOVER) + history.unsure(until))
+        if history.touching(effect.at, until, *HOLDS):  # what has not come by then waits for locks
+            until = history.down.deadline(until, LOCKS)
+        return until
+
+    def _served(self, since: float, until: float) -> float:
+        """The end of a stretch in which a node had a processor for so long."""
+        wanted, end = until - since, until
+        while end - since - self.history.starved(since, end) < wanted - CLOCK and end < until + TAKEOVER:
+            end = since + wanted + self.history.starved(since, end)
+        return end
 
     def _lateness(self, one: Expected, effects: list[Effect]) -> None:
         """First success, or first arrival where the sink itself failed the attempts before."""
@@ -166,7 +184,9 @@ class Check:
         """When its turn came: due, or the end of the last run before it where they take turns."""
         since = one.since
         if one.thing.serial:
-            for effect in self.history.by_thing[one.thing.label]:
+            for effect in reversed(self.history.by_thing[one.thing.label]):
+                if effect.at < one.since - 10 * TAKEOVER:
+                    break  # it has ended long since
                 if effect.at < first.at and effect.occurrence != one.occurrence:
                     ended = effect.ended or effect.at
                     if self.history.touching(effect.at - ACK, ended + ACK, *BREAKS):
@@ -243,6 +263,10 @@ class Check:
             if not any(fault.start <= before.at for fault in held):  # it was not away when the other one took over
                 self._say("zombie-send", before.label, after.at, f"attempt {after.attempt} after {before.attempt}")
             self.found.counts["zombie"] += 1
+        # A handler that was well and never got to its end: nobody but a fault may stop it.
+        cut_off = before.by in ("async", "thread") and before.plan == "ok" and before.ended is None
+        if cut_off and not (broken or history.touching(before.at, before.at + RUN + ACK, *BREAKS, node=before.node)):
+            self._say("dup-unjustified", before.label, after.at, f"attempt {before.attempt} was broken off, and again")
         if before.ok and not broken:
             self._say("dup-unjustified", before.label, after.at, f"attempts {before.attempt} and {after.attempt}")
         elif before.ok:
@@ -264,8 +288,9 @@ class Check:
         strangers: dict[str, set[int]] = defaultdict(set)
         for effect in self.history.effects:
             thing = self.history.things.get(effect.label)
-            ahead = self.history.true(effect.due_us) - self.history.due(effect.due_us)
-            early = effect.due_us / 1e6 - max(0.0, ahead) - effect.wall / 1e9
+            due = self.history.true(effect.due_us)
+            ahead = max(due - self.history.due(effect.due_us), self.history.unsure(due))
+            early = effect.due_us / 1e6 - ahead - effect.wall / 1e9
             if early > CLOCK:
                 self._say("early", effect.label, effect.at, f"by {early:.4f} s")
             if not effect.signed:
@@ -294,7 +319,8 @@ class Check:
             if thing is None or thing.value.get("overlap", "allow") == "allow":
                 continue
             for before, after in _overlapping(effects):
-                if not self.history.touching(before.at - TAKEOVER, after.at + ACK, *BREAKS):
+                since, until = before.at - TAKEOVER, after.at + ACK
+                if not any(self.history.touching(since, until, *BREAKS, node=one.node) for one in (before, after)):
                     self._say("overlap", label, after.at, f"{before.ended} is after {after.at:.3f}")
             firsts: dict[Occurrence, Effect] = {}
             for effect in effects:
@@ -342,7 +368,7 @@ class Check:
             count = len(self.records.get(occurrence, []))
             if not count and one.kind == "planned":
                 count = sum(a <= one.due_us <= b for a, b, _ in self.ranges[one.thing.label])
-            if count > 1 or (count == 0 and one.word == "must"):
+            if count > 1 or (count == 0 and (one.word == "must" or occurrence in self.history.by_occurrence)):
                 self._say("accounting", occurrence[0], one.due, f"{count} records")
         for occurrence, records in self.records.items():
             effects = self.history.by_occurrence.get(occurrence, [])
@@ -407,6 +433,8 @@ class Check:
         """What the product's own audit says: no difference, and at least as many that started as were seen."""
         for said in self.history.audits:
             for one in said["differences"]:
+                if one["finding"] == "early" and self.history.unsure(self.history.true(micros(one["at"]))):
+                    continue  # it began while the database's clock said otherwise
                 self._say("audit", one["schedule"], 0.0, f"{one['finding']} at {one['at']}: {one['detail']}")
             seen = sum(
                 kind == "planned" and said["from_us"] <= due_us < said["to_us"]
