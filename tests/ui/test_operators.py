@@ -11,13 +11,14 @@ from sqlalchemy import event, insert
 
 from tests.api.web import NIGHTLY
 from timebell.ids import new_id
-from timebell.model.months import month_of
+from timebell.model.months import first_of, month_of
 from timebell.model.routes import Routes
 from timebell.store.sql import nodes, overview
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import months
 
 from .browsing import Browser
+from .test_job_pages import ended, write
 
 Make = Callable[..., Any]
 
@@ -92,6 +93,13 @@ async def test_tenants_months_are_shown(make_light: Make) -> None:
         text = re.sub(r"<[^>]+>", " ", (await browser.look("/ui/tenants")).text)
         for word in ("480 of 500", "96 % used", "00:00 KST", "100 of 100", "Used up"):
             assert word in text, word
+        # What the month had no room for; what was skipped before it, or for another reason, is none of it.
+        began = first_of(now, "Asia/Seoul")
+        skips = ((began - timedelta(seconds=1), "quota"), (now, "quota"), (now, "quota"), (now, "overlap"))
+        await write(browser, *(ended(at, "skipped", tenant_id="acme", reason=reason) for at, reason in skips))
+        found = (await browser.look("/ui/tenants")).text
+        row = found.split('tenant=acme"')[1].split("</tr>")[0]
+        assert re.findall(r'<td class="num">(\S+)</td>', row)[0] == "2"
         told = re.sub(r"<[^>]+>", "", (await browser.look("/ui/?tenant=acme")).text)
         assert re.search(r"480 of the 500 jobs of this month are used: it begins anew \w+ 01 \w+.*?, 00:00 KST", told)
 
@@ -115,3 +123,20 @@ async def test_the_last_hour_is_looked_up_by_its_time_whatever_a_tenant_did_befo
         plans = await app.store.run(look)
         assert len(plans) == 2
         assert all("timebell_finished_at (finished_at>" in plan for plan in plans), plans
+
+
+async def test_what_comes_is_shown_for_a_day_or_a_week(make: Make) -> None:
+    async with make(open_here=True) as browser:
+        soon, late = browser.app.clock.now() + timedelta(hours=5), browser.app.clock.now() + timedelta(days=5)
+        for name, at in (("to-day", soon), ("later-on", late), ("every-minute", None)):
+            when = {"cronExpression": "* * * * *" if at is None else f"{at.minute} {at.hour} {at.day} {at.month} *"}
+            made = {**NIGHTLY, "name": name, "timezone": "UTC", **when}
+            assert (await browser.web.post("/api/v1/schedules", made)).status_code == 201
+        day, week = (await browser.look("/ui/")).text, (await browser.look("/ui/?days=7")).text
+        assert "Next 24 hours" in day
+        assert "later-on" not in day
+        assert "Next 7 days" in week
+        assert [week.count(f"<title>{name} · ") for name in ("to-day", "later-on", "every-minute")] == [1, 1, 0]
+        (at,) = [float(x) for x in re.findall(r'cx="([\d.]+)" cy="\d+" r="4.5"><title>later-on', week)]
+        assert 190 + 960 * 4.9 / 7 < at < 190 + 960 * 5 / 7
+        assert len(re.findall(r'text-anchor="middle">\w{3} \d\d<', week)) == 7
