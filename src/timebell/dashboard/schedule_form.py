@@ -12,6 +12,7 @@ from timebell.dashboard.inside import Answer, part
 from timebell.dashboard.schedules import FIRES, body_of_revision, differences
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput
+from timebell.model.payload import read_json
 from timebell.recurrence.zone_names import names as zone_names
 from timebell.settings import duration
 
@@ -194,10 +195,7 @@ def _number(name: str, text: str) -> float | int | None:
 
 
 def _json(name: str, text: str) -> Any:
-    try:
-        return json.loads(text) if text.strip() else None
-    except ValueError as bad:
-        raise InvalidInput(f"{name} is no JSON: {bad}.", code="JSON_INVALID", fix='E.g. {"to": "you"}') from None
+    return read_json(text.encode(errors="replace"), name) if text.strip() else None
 
 
 def _labels(text: str) -> dict[str, str] | None:
