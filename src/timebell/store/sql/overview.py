@@ -38,8 +38,8 @@ MISSED = ("missed", "expired")
 
 
 class Unsought(FunctionElement[str]):
-    """A column that SQLite does not look rows up by. Without statistics it takes a tenant for rarer than an hour, and
-    would read all that the tenant ever did."""
+    """A column that no rows are looked up by. Without statistics SQLite and PostgreSQL take a tenant for rarer than an
+    hour, and would read all that the tenant ever did, be it in an index alone."""
 
     inherit_cache = True
 
@@ -52,6 +52,11 @@ def _as_it_is(element: Any, compiler: Any, **how: Any) -> str:
 @compiles(Unsought, "sqlite")
 def _plus(element: Any, compiler: Any, **how: Any) -> str:
     return f"+{compiler.process(element.clauses, **how)}"
+
+
+@compiles(Unsought, "postgresql")
+def _joined(element: Any, compiler: Any, **how: Any) -> str:
+    return f"({compiler.process(element.clauses, **how)} || '')"
 
 
 @dataclass(frozen=True, slots=True)
