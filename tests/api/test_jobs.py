@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from sqlalchemy import insert
+
+from timebell import Arrived
 from timebell.ids import new_id
 from timebell.recurrence.instants import format_instant
+from timebell.store.schema import finished
 
-from .web import Web, is_problem
+from .web import NIGHTLY, Web, is_problem
 
 Make = Callable[..., Any]
 NOW = {"topic": "mail.send", "timezone": "UTC"}
@@ -219,3 +224,95 @@ async def test_a_failed_job_is_tried_again(make: Make) -> None:
             await service.idle()
         assert (await web.get(f"/jobs/{id_}")).json()["status"] == "completed"
         is_problem(await web.post(f"/jobs/{id_}/retry"), 409, "JOB_NOT_FAILED")
+
+
+async def test_a_failed_job_is_tried_again_with_another_payload(make: Make) -> None:
+    async with make() as web:
+
+        @web.app.on("picky")
+        async def picky(event: Any) -> None:
+            if event.payload != {"to": "ana"}:
+                raise ValueError("whom?")
+
+        given = {"topic": "picky", "timezone": "UTC", "maxRetries": 0, "payload": {"to": ""}, "key": "k",
+                 "metadata": {"team": "ops"}, "group": "g"}  # fmt: skip
+        async with web.app.running() as service:
+            old = (await web.post("/jobs", given)).json()
+            await service.idle()
+            answer = await web.post(f"/jobs/{old['id']}/retry", {"payload": {"to": "ana"}})
+            assert answer.status_code == 201, answer.text
+            new = answer.json()
+            assert answer.headers["location"] == f"/api/v1/jobs/{new['id']}"
+            await service.idle()
+        assert (new["payload"], new["replaces"], new["status"]) == ({"to": "ana"}, old["id"], "pending")
+        for name in ("topic", "key", "group", "metadata", "retry", "timezone", "kind"):
+            assert new[name] == old[name], name
+        assert (await web.get(f"/jobs/{new['id']}")).json()["status"] == "completed"
+        old = (await web.get(f"/jobs/{old['id']}")).json()
+        assert (old["status"], old["reason"], old["payload"]) == ("failed", "discarded", {"to": ""})
+        assert old["replacedBy"] == new["id"]
+        assert (await web.get("/dead-letters")).json()["items"] == []
+        again = is_problem(await web.post(f"/jobs/{old['id']}/retry", {"payload": 1}), 409, "JOB_NOT_FAILED")
+        assert again["existing"] == new["id"]
+        is_problem(await web.post(f"/jobs/{new['id']}/retry", {"payload": 1}), 409, "JOB_NOT_FAILED")
+        is_problem(await web.post(f"/jobs/{new_id(web.app.clock.now())}/retry", {"payload": 1}), 404, "JOB_NOT_FOUND")
+
+
+async def test_another_payload_for_a_job_of_a_schedule_is_a_run_by_hand_that_waits_for_its_turn(make: Make) -> None:
+    async with make() as web:
+        made = (await web.post("/schedules", {**NIGHTLY, "cronExpression": "0 0 29 2 *", "maxRetries": 0})).json()["id"]
+
+        @web.app.on(NIGHTLY["jobType"])
+        async def broken(event: Any) -> None:
+            raise ValueError("no")
+
+        async with web.app.running() as service:
+            old = (await web.post(f"/schedules/{made}/trigger")).json()
+            await service.idle()
+        first = (await web.post(f"/schedules/{made}/trigger")).json()
+        assert (first["status"], first["hold"]) == ("pending", None)
+        new = (await web.post(f"/jobs/{old['id']}/retry", {"payload": None})).json()
+        assert (new["kind"], new["scheduleId"], new["hold"], new["payload"]) == ("manual", made, "overlap", None)
+        assert len({one["occurrenceKey"] for one in (old, first, new)}) == 3
+        kinds = [one["status"] for one in (await web.get(f"/schedules/{made}/executions")).json()["items"]]
+        assert sorted(kinds) == ["failed", "pending", "pending"]
+
+
+@dataclass
+class Reminder:
+    who: int
+
+
+async def test_another_payload_is_checked_and_asks_for_an_editor(make: Make) -> None:
+    async with make() as web:
+
+        @web.app.on("typed")
+        async def typed(event: Arrived[Reminder]) -> None:
+            raise ValueError("no")
+
+        async with web.app.running() as service:
+            id_ = (await web.post("/jobs", {**NOW, "topic": "typed", "payload": {"who": 1}, "maxRetries": 0})).json()[
+                "id"
+            ]
+            await service.idle()
+        refused = is_problem(await web.post(f"/jobs/{id_}/retry", {"payload": {"who": "ana"}}), 422, "PAYLOAD_INVALID")
+        assert "who" in refused["detail"]
+        operator = await web.key("operator")
+        low = await web.post(f"/jobs/{id_}/retry", {"payload": {"who": 2}}, key=operator)
+        is_problem(low, 403, "ROLE_TOO_LOW")
+        assert (await web.get(f"/jobs/{id_}")).json()["replacedBy"] is None
+        assert (await web.post(f"/jobs/{id_}/retry", {}, key=operator)).json()["status"] == "pending"
+
+
+async def test_what_the_jobs_of_campaigns_carry_is_nobodys_to_write(make: Make) -> None:
+    async with make() as web:
+        await web.app.open()
+        now = web.app.clock.now()
+        row = {
+            "id": new_id(now), "tenant_id": "default", "topic": "campaign", "kind": "once", "scheduled_at": now,
+            "run_at": now, "timezone": "UTC", "payload": "{}", "queue": "default", "priority": 0, "serial": False,
+            "state": "failed", "attempt": 1, "tries": 1, "created_at": now, "finished_at": now,
+            "target": '{"kind":"campaign","options":{}}',
+        }  # fmt: skip
+        await web.app.store.run(lambda tx: tx.execute(insert(finished), [row]))
+        is_problem(await web.post(f"/jobs/{row['id']}/retry", {"payload": {"campaignId": "x"}}), 422, "PAYLOAD_INVALID")

@@ -182,7 +182,7 @@ class Window:
 def window(browser: Chromium, url: str, **options: Any) -> Iterator[Window]:
     """A fresh browser, without cookies."""
     context = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, "timezone_id": "Asia/Seoul"} | options)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(30_000)  # a busy machine may take its time
     try:
         yield Window(context.new_page(), url)
     finally:

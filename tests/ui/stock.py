@@ -107,7 +107,7 @@ async def stock(app: Timebell, browser: Browser) -> dict[str, str]:
         "paused": f"/ui/schedules/{paused}",
         "backfill": f"/ui/schedules/{id_}/backfill", "delete": f"/ui/schedules/{id_}/delete",
         "why": f"/ui/schedules/{id_}/why?at={at}", "jobs": "/ui/jobs", "done": f"/ui/jobs/{done['id']}",
-        "job": f"/ui/jobs/{dead['id']}", "dead": "/ui/dead-letters",
+        "job": f"/ui/jobs/{dead['id']}", "mend": f"/ui/jobs/{dead['id']}/edit", "dead": "/ui/dead-letters",
         "deadgroup": "/ui/dead-letters?errorCode=ValueError",
         "deadtopic": "/ui/dead-letters?by=topic", "forecast": "/ui/forecast", "audit": "/ui/audit",
         "targets": "/ui/targets",

@@ -220,6 +220,10 @@ def test_nothing_is_wider_than_a_phone(chromium: Chromium, served: Served) -> No
             page = seen.go(path)
             if (width := page.evaluate(OVERFLOW)) > 391:
                 wide[name] = width
+        for path in ("/ui/schedules", "/ui/nodes"):  # cards, so nothing is beyond the edge
+            page = seen.go(path)
+            box = page.locator(".tw").first.evaluate("(of) => [of.scrollWidth, of.clientWidth]")
+            assert box[0] <= box[1], (path, box)
         seen.go("/ui/")
         seen.shoot("phone")
         assert not wide

@@ -11,13 +11,14 @@ from sqlalchemy import event, insert
 
 from tests.api.web import NIGHTLY
 from timebell.ids import new_id
-from timebell.model.months import month_of
+from timebell.model.months import first_of, month_of
 from timebell.model.routes import Routes
 from timebell.store.sql import nodes, overview
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import months
 
 from .browsing import Browser
+from .test_job_pages import ended, write
 
 Make = Callable[..., Any]
 
@@ -92,6 +93,13 @@ async def test_tenants_months_are_shown(make_light: Make) -> None:
         text = re.sub(r"<[^>]+>", " ", (await browser.look("/ui/tenants")).text)
         for word in ("480 of 500", "96 % used", "00:00 KST", "100 of 100", "Used up"):
             assert word in text, word
+        # What the month had no room for; what was skipped before it, or for another reason, is none of it.
+        began = first_of(now, "Asia/Seoul")
+        skips = ((began - timedelta(seconds=1), "quota"), (now, "quota"), (now, "quota"), (now, "overlap"))
+        await write(browser, *(ended(at, "skipped", tenant_id="acme", reason=reason) for at, reason in skips))
+        found = (await browser.look("/ui/tenants")).text
+        row = found.split('tenant=acme"')[1].split("</tr>")[0]
+        assert re.findall(r'<td class="num">(\S+)</td>', row)[0] == "2"
         told = re.sub(r"<[^>]+>", "", (await browser.look("/ui/?tenant=acme")).text)
         assert re.search(r"480 of the 500 jobs of this month are used: it begins anew \w+ 01 \w+.*?, 00:00 KST", told)
 
@@ -105,22 +113,46 @@ async def test_tenants_are_shown_whatever_their_names(make_light: Make) -> None:
         assert "ana@acme.com" in page.text
 
 
-async def test_the_last_hour_is_looked_up_by_its_time_whatever_a_tenant_did_before(make_light: Make) -> None:
-    async with make_light() as browser:
+async def test_the_last_hour_is_looked_up_by_its_time_whatever_a_tenant_did_before(make: Make) -> None:
+    async with make() as browser:
         app = browser.app
         await app.open()
         now = app.clock.now()
-        asked: list[str] = []
+        asked: list[tuple[str, Any]] = []
+        unsought = re.compile(r"\+timebell_finished\.tenant_id|timebell_finished\.tenant_id \|\| ''")
 
-        def look(tx: Transaction) -> list[str]:
+        def look(tx: Transaction) -> list[list[str]]:
             connection = tx.connection  # type: ignore[attr-defined]
-            event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2]))
+            event.listen(connection, "before_cursor_execute", lambda *given: asked.append((given[2], given[3])))
             overview.signals(tx, "default", now, 60.0)
             overview.ended_within(tx, "default", now - timedelta(hours=1), now)
-            about = [sql for sql in asked if "timebell_finished.finished_at >= ?" in sql and "+" in sql]
-            plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", (0,) * sql.count("?")) for sql in about]
-            return [" ".join(str(row) for row in plan) for plan in plans]
+            about, explain = [one for one in asked if unsought.search(one[0])], "EXPLAIN QUERY PLAN"
+            if tx.dialect.name.startswith("postgresql"):
+                connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # there are hardly any rows
+                explain = "EXPLAIN"
+            plans = [connection.exec_driver_sql(f"{explain} {sql}", given) for sql, given in about]
+            return [[str(row[-1]) for row in plan] for plan in plans]
 
         plans = await app.store.run(look)
         assert len(plans) == 2
-        assert all("timebell_finished_at (finished_at>" in plan for plan in plans), plans
+        for plan in plans:
+            sought = [line for line in plan if "Index Cond" in line or "USING INDEX" in line]
+            assert sought, plan
+            assert all("finished_at" in line and "tenant_id" not in line for line in sought), plan
+
+
+async def test_what_comes_is_shown_for_a_day_or_a_week(make: Make) -> None:
+    async with make(open_here=True) as browser:
+        soon, late = browser.app.clock.now() + timedelta(hours=5), browser.app.clock.now() + timedelta(days=5)
+        for name, at in (("to-day", soon), ("later-on", late), ("every-minute", None)):
+            when = {"cronExpression": "* * * * *" if at is None else f"{at.minute} {at.hour} {at.day} {at.month} *"}
+            made = {**NIGHTLY, "name": name, "timezone": "UTC", **when}
+            assert (await browser.web.post("/api/v1/schedules", made)).status_code == 201
+        day, week = (await browser.look("/ui/")).text, (await browser.look("/ui/?days=7")).text
+        assert "Next 24 hours" in day
+        assert "later-on" not in day
+        assert "Next 7 days" in week
+        assert [week.count(f"<title>{name} · ") for name in ("to-day", "later-on", "every-minute")] == [1, 1, 0]
+        (at,) = [float(x) for x in re.findall(r'cx="([\d.]+)" cy="\d+" r="4.5"><title>later-on', week)]
+        assert 190 + 960 * 4.9 / 7 < at < 190 + 960 * 5 / 7
+        assert len(re.findall(r'text-anchor="middle">\w{3} \d\d<', week)) == 7

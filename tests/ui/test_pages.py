@@ -208,6 +208,7 @@ async def test_a_schedule_is_made_and_changed_in_a_form(make: Make) -> None:
         form = "/ui/schedules/new"
         for wrong, word in (
             ({"when": "61 * * * *"}, "61"), ({"timezone": "EST"}, "America/New_York"), ({"payload": "{"}, "JSON"),
+            ({"payload": "NaN"}, "no such number"),
             ({"when": ""}, "when it fires"), ({"labels": "team"}, "label"), ({"maxRetries": "many"}, "number"),
             ({"maxRetries": "9" * 30}, "number"), ({"maxRetries": "nan"}, "number"), ({"payload": "NaN"}, "JSON"),
             ({"payload": "9" * 30}, "64 bits"), ({"kind": "interval", "when": "9" * 30 + "d"}, "interval"),

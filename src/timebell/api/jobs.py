@@ -11,7 +11,7 @@ from timebell.api.conditions import may_ask
 from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.job_fields import JobIn, JobOut, RequestOut, shown_job
 from timebell.api.operations import Counted, OperationOut, begin, counted
-from timebell.api.shapes import Body, Cursor, Id, Limit, Name, Shown, answer, paged
+from timebell.api.shapes import Body, Cursor, Id, Json, Limit, Name, Shown, answer, paged
 from timebell.client.job_fields import spec_of
 from timebell.client.jobs import uuid_of
 from timebell.errors import InvalidInput, Refused
@@ -19,7 +19,7 @@ from timebell.ids import new_id
 from timebell.model.job import Job
 from timebell.model.operation import OperationKind
 from timebell.store.sql import ledger
-from timebell.tenancy.roles import Role
+from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["jobs"])
 Text = Annotated[str | None, Query(max_length=200)]
@@ -50,6 +50,10 @@ class JobPreview(Shown):
 class RescheduleIn(Body):
     run_at: Annotated[str | None, Field(max_length=64, description="Left out: now.")] = None
     timezone: Annotated[str | None, Field(max_length=64)] = None
+
+
+class JobRetryIn(Body):
+    payload: Annotated[Json, Field(description="Given, and be it null: what a new job has in its place.")] = None
 
 
 class LiveFilter(Body):
@@ -182,11 +186,22 @@ async def reschedule_job(id: Id, body: RescheduleIn, let: Let) -> Response:
     return one(job, 201)
 
 
-@routes.post("/jobs/{id}/retry", response_model=JobOut, **changes("job.retry", Role.OPERATOR))
-async def retry_job(id: Id, let: Let) -> Response:
-    """Try a failed job again, under its id and with a fresh budget of tries."""
+@routes.post(
+    "/jobs/{id}/retry", response_model=JobOut, responses={201: {"model": JobOut}},
+    **changes("job.retry", Role.OPERATOR),
+)  # fmt: skip
+async def retry_job(id: Id, let: Let, body: JobRetryIn | None = None) -> Response:
+    """Try a failed job again, under its id and with a fresh budget of tries. With another payload, for
+    which one has to be an editor, it is a new job in its place (201): both name each other, and the failed one is a
+    dead letter no longer."""
+    given = {} if body is None else body.given()
+    if "payload" in given:
+        require(let.caller.role, Role.EDITOR)  # as for any job that one makes
     await _before(let, id)
-    return one(await let.app.jobs.replay(id, let.tenant_id, let.connection))
+    if "payload" not in given:
+        return one(await let.app.jobs.replay(id, let.tenant_id, let.connection))
+    made = await let.app.jobs.edited(id, given["payload"], let.tenant_id, let.connection)
+    return one(await find(let, made.id), 201)
 
 
 @routes.post("/jobs/{id}/resend", response_model=JobOut, **changes("job.resend", Role.OPERATOR))

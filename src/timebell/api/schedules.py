@@ -201,7 +201,7 @@ async def list_schedules(
     job_type: Annotated[str | None, Query(alias="jobType", max_length=200)] = None,
     label: Annotated[list[str] | None, Query(max_length=32, description="name=value; all must match.")] = None,
     tenant: Annotated[str | None, Query(max_length=200, description="For keys of the platform.")] = None,
-    recent: Annotated[int, Query(ge=0, le=20, description="Tell what the last so many runs became.")] = 0,
+    recent: Annotated[int, Query(ge=0, le=28, description="Tell what the last so many runs became.")] = 0,
 ) -> Response:  # fmt: skip
     """A page of schedules, newest first."""
     labels = {}

@@ -13,7 +13,7 @@ from timebell import tracing
 from timebell.alarm import Alarm
 from timebell.client import instants
 from timebell.clock import Clock
-from timebell.errors import Conflict, InThePast, InvalidInput, NotFound
+from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload, NotFound
 from timebell.ids import new_ids
 from timebell.model import gated, page
 from timebell.model.job import STATE_WORDS, Job, JobState, Kind, NewJob
@@ -25,12 +25,13 @@ from timebell.store.dialects.base import Store
 from timebell.store.sql import dead, erasure, ledger, named
 from timebell.targets import bodies
 from timebell.targets.handler import check_topic
-from timebell.targets.payloads import plain
+from timebell.targets.payloads import VERSION, plain
 from timebell.targets.push.target import check_fit
 
 # A job due sooner than this makes other nodes look again; for later ones their next heartbeat is in time.
 SOON = timedelta(seconds=10)
 PRIORITIES = range(-32_768, 32_768)
+OWN_KINDS = ("campaign", "alert")  # targets of jobs that nobody but Timebell makes
 
 Accepted = Callable[[str, Any, dict[str, Any]], tuple[str, dict[str, Any]]]
 """(topic, payload, metadata) of a job for handlers: the payload as JSON, and the metadata to be kept."""
@@ -291,6 +292,29 @@ class Jobs:
             )  # fmt: skip
         self._working.poke_threadsafe()
         return job
+
+    async def edited(self, job_id: str, payload: Any, tenant_id: str | None = None, connection: Any = None) -> NewJob:
+        """A new job with this payload in place of a failed one. Raises InvalidPayload, NotFound, Conflict
+        (JOB_NOT_FAILED, KEY_IN_USE)."""
+        await self._opened()
+        now = self._clock.now()
+
+        def fit(failed: Job) -> tuple[str, str | None]:
+            if (failed.target or {}).get("kind") in OWN_KINDS:
+                raise InvalidPayload(
+                    f"What a job of {failed.topic} carries is Timebell's own.", code="PAYLOAD_INVALID",
+                    fix="Retry it as it is.",
+                )  # fmt: skip
+            unversioned = {name: text for name, text in failed.metadata.items() if name != VERSION}
+            written, metadata = payload_of(failed.topic, payload, unversioned, failed.target, self._accepted)
+            return written, encode(metadata, "metadata") if metadata else None
+
+        call: Any = self._store.run if connection is None else _joined(self._store, connection)
+        new: NewJob | None = await call(dead.edited, tenant_id, job_uuid(job_id), new_ids(now, 1)[0], fit, now)
+        if new is None:
+            raise no_such_job(job_id)
+        self._working.poke_threadsafe()
+        return new
 
     async def resend(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> Job:
         """A finished job pending again, to be sent once more. Raises NotFound, Conflict (JOB_NOT_SENT, KEY_IN_USE)."""

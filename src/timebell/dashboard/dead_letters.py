@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 
 from timebell.dashboard.inside import part
 from timebell.dashboard.views import Page, See, View
+from timebell.store.sql import overview as rows
 
 FILTERS = {"topic": "topic", "errorCode": "errorCode", "scheduleId": "scheduleId"}
 DONE = {"replay": "replaying", "discard": "discarding"}
@@ -24,9 +25,14 @@ async def dead_letters(
     single = any(chosen.values())
     found = await view.get("/dead-letters", limit=50, cursor=cursor, **chosen) if single else None
     running = (await view.get("/operations", limit=10))["items"]
+    shown = [group["latest"] for group in groups["items"]] + (found["items"] if found else [])
+    names, again = await view.app.store.run(
+        rows.about, view.caller.tenant_id, {job["id"] for job in shown},
+        {job["scheduleId"] for job in shown if job["scheduleId"]},
+    )  # fmt: skip
     return view.page(
-        "dead_letters", groups=groups, by=by, found=found, chosen={k: v for k, v in chosen.items() if v},
-        operations=[one for one in running if one["kind"] in ("replay", "discard")][:5],
+        "dead_letters", groups=groups, by=by, found=found, chosen={k: v for k, v in chosen.items() if v}, names=names,
+        again=again, operations=[one for one in running if one["kind"] in ("replay", "discard")][:5],
     )  # fmt: skip
 
 

@@ -9,8 +9,12 @@ from fastapi.responses import RedirectResponse
 
 from timebell.client.jobs import uuid_of
 from timebell.dashboard.inside import part
+from timebell.dashboard.looks import pretty
 from timebell.dashboard.views import Page, See, View
+from timebell.errors import InvalidInput
+from timebell.model.payload import read_json
 from timebell.store.sql import overview as rows
+from timebell.tenancy.roles import Role, require
 
 STATES = ("pending", "running", "failed", "completed", "skipped", "cancelled")
 # The words of the filter -> what the API calls them.
@@ -26,7 +30,7 @@ async def jobs(view: See, q: str = "", cursor: str = "") -> Response:
     """A page of them, filtered by words such as `status:failed topic:erp.sync attempts:2`."""
     if (id_ := uuid_of(q.strip())) is not None:
         return RedirectResponse(f"/ui/jobs/{id_}", 303)
-    wanted, problem = await _wanted(view, q)
+    wanted, problem = await wanted_of(view, q)
     if problem is None:
         answer = await view.ask("GET", "/jobs", limit=50, cursor=cursor, **wanted)
         problem = answer.body if answer.refused else None
@@ -41,7 +45,7 @@ async def jobs(view: See, q: str = "", cursor: str = "") -> Response:
     )  # fmt: skip
 
 
-async def _wanted(view: View, q: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+async def wanted_of(view: View, q: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The filter as the API takes it, or what is wrong with it."""
     wanted: dict[str, Any] = {}
     for word in q.split():
@@ -79,6 +83,30 @@ async def retry(id: str, view: See) -> Response:
     """Try it again."""
     await view.send("POST", f"/jobs/{part(id)}/retry")
     return view.back(f"/ui/jobs/{part(id)}", "retried")
+
+
+@routes.get("/ui/jobs/{id}/edit")
+async def edit(id: str, view: See) -> Response:
+    """What a failed one carried, to be mended. Raises Refused (ROLE_TOO_LOW)."""
+    require(view.caller.role, Role.EDITOR)
+    one = await view.get(f"/jobs/{part(id)}")
+    return view.page("job_edit", one=one, text=pretty(one["payload"]), problem=None)
+
+
+@routes.post("/ui/jobs/{id}/edit")
+async def retry_edited(id: str, view: See) -> Response:
+    """A new job with what the form has, in place of the failed one."""
+    one = await view.get(f"/jobs/{part(id)}")
+    text = view.form.get("payload", "")
+    try:
+        payload = read_json(text.encode(errors="replace"), "payload")
+    except InvalidInput as unfit:
+        problem = {"detail": unfit.message, "fix": unfit.fix, "code": unfit.code}
+        return view.page("job_edit", 422, one=one, text=text, problem=problem)
+    answer = await view.ask("POST", f"/jobs/{part(id)}/retry", {"payload": payload})
+    if answer.refused:
+        return view.page("job_edit", answer.status, one=one, text=text, problem=answer.body)
+    return view.back(f"/ui/jobs/{part(answer.body['id'])}", "edited")
 
 
 @routes.post("/ui/jobs/{id}/cancel")

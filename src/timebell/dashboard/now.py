@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from timebell.app import Timebell
@@ -20,10 +21,13 @@ from timebell.store.sql.progress import ChunkMap
 FRESH = 1.0  # seconds
 AHEAD_FRESH = 15.0
 RUNS_FRESH = 60.0
+WHOLE = 60.0  # seconds for which only the newest of what ended is read again
+SETTLED = timedelta(seconds=10)  # what ended so long ago has long been written
 GRACE = 60.0  # seconds after which a schedule that has not fired needs somebody
-AHEAD, LANES, SOONEST = timedelta(hours=24), 8, 200
-DENSE = 48  # fires in a day from which a lane is a bar
+AHEAD, WEEK, LANES, SOONEST = timedelta(hours=24), timedelta(days=7), 8, 200
+DENSE = 48  # fires from which a lane is a bar: dots would touch
 MOST_FIRES = 2_000
+LAGS = 1_000  # of the newest, of which the start lag is told
 HOURS = 48
 LATELY = 10.0  # seconds over which the pace of a campaign is told
 MEANT_FRESH = 300.0
@@ -32,7 +36,7 @@ MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What a schedule fires in the next day; `dense` means a bar."""
+    """What a schedule fires in the next day, or week; `dense` means a bar."""
 
     schedule: Schedule
     fires: list[datetime]
@@ -99,15 +103,23 @@ class Now:
         self._kept: dict[tuple[str, str], tuple[Any, float]] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         self._hours: dict[str, dict[datetime, dict[str, int]]] = {}
+        self._ended: dict[str, tuple[list[Any], float]] = {}  # newest first, and when all of them were read
 
     async def tiles(self, tenant_id: str) -> Tiles:
         """The figures, at most a second old."""
         ahead = await self.ahead(tenant_id)
 
         async def read() -> Tiles:
-            now = self._app.clock.now()
-            found: Signals = await self._app.store.run(rows.signals, tenant_id, now, GRACE)
-            return _tiles(found, ahead, now)
+            now, at = self._app.clock.now(), self._app.clock.monotonic()
+            known, whole = self._ended.get(tenant_id, ([], at))
+            if at - whole >= WHOLE:
+                known = []
+            since = max(now - HOUR, known[0].finished_at - SETTLED) if known else now - HOUR
+            found: Signals = await self._app.store.run(rows.signals, tenant_id, now, GRACE, since)
+            before = [row for row in known if now - HOUR <= row.finished_at < since]
+            ended = [*found.ended, *before][: rows.NEWEST]
+            self._ended[tenant_id] = (ended, whole if known else at)
+            return _tiles(replace(found, ended=ended), ahead, now)
 
         return await self._fresh("tiles", tenant_id, FRESH, read)  # type: ignore[no-any-return]
 
@@ -154,6 +166,16 @@ class Now:
 
         return await self._fresh("ahead", tenant_id, AHEAD_FRESH, read)  # type: ignore[no-any-return]
 
+    async def week(self, tenant_id: str) -> list[Lane]:
+        """What fires in the next seven days, at most a minute old."""
+
+        async def read() -> list[Lane]:
+            now = self._app.clock.now()
+            found: list[Schedule] = await self._app.store.run(rows.soonest, tenant_id, now + WEEK, LANES)
+            return await asyncio.to_thread(_lanes, found, now)
+
+        return await self._fresh("week", tenant_id, RUNS_FRESH, read)  # type: ignore[no-any-return]
+
     async def runs(self, tenant_id: str) -> list[tuple[datetime, dict[str, int]]]:
         """What ended in each of the last hours, at most a minute old. An hour that is over is counted once, each in a
         transaction of its own: a long history must not hold up what fires."""
@@ -179,6 +201,7 @@ class Now:
             self._kept.clear()
             self._locks.clear()
             self._hours.clear()
+            self._ended.clear()
         async with self._locks.setdefault(key, asyncio.Lock()):
             kept = self._kept.get(key)
             if kept is None or clock.monotonic() - kept[1] >= seconds:
@@ -210,17 +233,22 @@ def _ahead(found: Sequence[Schedule], due: int, now: datetime) -> Ahead:
     return Ahead(lanes, hour, complete, burst)
 
 
+def _lanes(found: Sequence[Schedule], now: datetime) -> list[Lane]:
+    each = ((schedule, list(islice(upcoming(schedule, now, now + WEEK), DENSE))) for schedule in found)
+    return [Lane(schedule, fires, len(fires) >= DENSE) for schedule, fires in each if fires]
+
+
 def _tiles(found: Signals, ahead: Ahead, now: datetime) -> Tiles:
     ran = [row for row in found.ended if row.state in ("completed", "failed") and row.started_at is not None]
-    lags = [max(0.0, (row.started_at - row.run_at).total_seconds()) for row in ran]
+    lags = [max(0.0, (row.started_at - row.run_at).total_seconds()) for row in ran[:LAGS]]
     lately = sum(1 for row in ran if row.finished_at >= now - MINUTE)
     if ran and lately == len(ran) >= rows.NEWEST:
         lately = round(60 * len(ran) / max(0.001, (now - ran[-1].finished_at).total_seconds()))
     failed = Counter(row.topic for row in ran if row.state == "failed")
-    ordered = sorted(lags[:1000])
+    ordered = sorted(lags)
     return Tiles(
         found, ahead, _at(ordered, 0.5), _at(ordered, 0.99), lately, len(ran), failed.total(),
-        failed.most_common(1)[0][0] if failed else None, _topics(ran, failed), _mean(lags[:1000], 28),
+        failed.most_common(1)[0][0] if failed else None, _topics(ran, failed), _mean(lags, 28),
         _rates([row.finished_at for row in ran], now),
     )  # fmt: skip
 

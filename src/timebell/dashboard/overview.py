@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 
 from timebell.alarm import Alarm
-from timebell.dashboard.looks import render
+from timebell.dashboard.looks import Times, render
 from timebell.dashboard.now import Now, Tiles
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import StoreError
@@ -28,14 +28,15 @@ async def front() -> Response:
 
 
 @routes.get("/ui/")
-async def overview(view: See) -> Response:
-    """The whole page."""
+async def overview(view: See, days: str = "") -> Response:
+    """The whole page, with the fires of a day or of a week."""
     tiles = await now_of(view).tiles(view.caller.tenant_id)
     nodes = await view.get("/nodes")
-    first = (view.now + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0)
+    week = days == "7"
+    lanes = await now_of(view).week(view.caller.tenant_id) if week else tiles.ahead.lanes
     return view.page(
         "overview", tiles=tiles, nodes=nodes, title=headline(tiles, nodes["leader"] is not None),
-        ticks=[first + timedelta(hours=hours) for hours in range(0, 24, 3)],
+        week=week, lanes=lanes, ticks=ticks(view, week),
         lost={one.id for one in tiles.signals.missed}, failing={one.name for one in tiles.signals.dead_lately},
     )  # fmt: skip
 
@@ -95,6 +96,15 @@ async def fragment(request: Request, view: View) -> str:
     if known is None or known[0] is not tiles:
         known = kept[view.caller.tenant_id] = (tiles, render(request, "_tiles", view, {"tiles": tiles}))
     return known[1]
+
+
+def ticks(view: View, week: bool) -> list[datetime]:
+    """Where the axis of what comes has marks: every third hour, or the midnights of the zone that is shown."""
+    if not week:
+        first = (view.now + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0)
+        return [first + timedelta(hours=hours) for hours in range(0, 24, 3)]
+    today = Times.of(view.request, view.now).local(view.now).replace(hour=0, minute=0, second=0, microsecond=0)
+    return [today + timedelta(days=day) for day in range(1, 8)]
 
 
 def now_of(view: View) -> Now:

@@ -10,6 +10,8 @@ from timebell.client.jobs import uuid_of
 from timebell.dashboard.inside import part
 from timebell.dashboard.looks import NAV, instant, span
 from timebell.dashboard.views import Page, See
+from timebell.model.months import first_of
+from timebell.store.sql import overview as rows
 
 FEW = 8
 routes = APIRouter(route_class=Page)
@@ -42,7 +44,11 @@ async def tenants(view: See, cursor: str = "") -> Response:
     found = await view.get("/tenants", limit=50, cursor=cursor)
     asked = [await view.ask("GET", f"/tenants/{part(one['id'])}/usage") for one in found["items"]]
     used = [each.body for each in asked if not each.refused]  # no URL leads to one with a / in its name
-    return view.page("tenants", found=found, used=used)
+    began = {
+        each["tenantId"]: first_of(view.now, each["month"]["timezone"]) for each in used if each["month"]["limit"]
+    }  # fmt: skip
+    skipped = await view.app.store.run(rows.skipped_by_quota, began) if began else {}
+    return view.page("tenants", found=found, used=used, skipped=skipped)
 
 
 @routes.get("/ui/nodes")

@@ -200,7 +200,7 @@ def _number(name: str, text: str) -> float | int | None:
 
 def _json(name: str, text: str) -> Any:
     try:
-        return read_json(text.encode(), name) if text.strip() else None
+        return read_json(text.encode(errors="replace"), name) if text.strip() else None
     except InvalidInput as bad:
         raise InvalidInput(bad.message, code=bad.code, fix=bad.fix or 'E.g. {"to": "you"}') from None
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from timebell.dashboard.inside import part
 from timebell.dashboard.views import Page, See
 
-RECENT = 20
+RECENT = 28
 FIRES = 6
 
 routes = APIRouter(route_class=Page)
@@ -33,7 +33,7 @@ async def schedule(id: str, view: See, cursor: str = "") -> Response:
     path = f"/schedules/{part(id)}"
     one = await view.get(path)
     ran, comes, revisions = await asyncio.gather(
-        view.get(f"{path}/executions", limit=25, cursor=cursor), view.get(f"{path}/next", count=FIRES),
+        view.get(f"{path}/executions", limit=RECENT, cursor=cursor), view.get(f"{path}/next", count=FIRES),
         view.get(f"{path}/revisions"),
     )  # fmt: skip
     items = revisions["items"]

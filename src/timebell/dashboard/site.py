@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from timebell.dashboard import (
     campaigns,
     dead_letters,
+    exports,
     jobs,
     overview,
     places,
@@ -23,7 +24,10 @@ from timebell.dashboard import (
 from timebell.dashboard.looks import STATIC, templates
 from timebell.dashboard.views import HEADERS
 
-PAGES = (sign_in, overview, schedule_form, several, schedules, jobs, dead_letters, campaigns, triggers, proof, places)
+PAGES = (
+    sign_in, overview, schedule_form, several, exports, schedules, jobs, dead_letters, campaigns, triggers, proof,
+    places,
+)  # fmt: skip
 # Now, and not when the first page is asked for: an engine runs beside.
 for each_name in templates().list_templates():
     templates().get_template(each_name)

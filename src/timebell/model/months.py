@@ -12,6 +12,11 @@ def month_of(now: datetime, timezone: str | None) -> str:
     return f"{zone(timezone or 'UTC').local(now):%Y-%m}"
 
 
+def first_of(now: datetime, timezone: str | None) -> datetime:
+    """The instant at which the month began."""
+    return resolve_local(_begin(now, timezone), zone(timezone or "UTC"))[0]
+
+
 def first_of_next(now: datetime, timezone: str | None) -> datetime:
     """The instant at which the next month begins."""
     local = _begin(now, timezone)
@@ -25,7 +30,7 @@ def forecast(used: int, limit: int | None, now: datetime, timezone: str | None) 
         return None
     if used >= limit:
         return now
-    began = resolve_local(_begin(now, timezone), zone(timezone or "UTC"))[0]
+    began = first_of(now, timezone)
     at = now + (now - began) * ((limit - used) / used)
     return at if at < first_of_next(now, timezone) else None
 

@@ -5,7 +5,7 @@ A discarded one is a dead letter no longer: its reason says so, and it stays in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,14 +14,16 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Row, and_, delete, func, insert, or_, select, text, update
 
 from timebell.errors import Conflict, InvalidInput
-from timebell.model.job import Hold, Job, JobState
+from timebell.model.job import Hold, Job, JobState, Kind, NewJob
 from timebell.model.operation import Operation, Step
 from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.model.routes import COMPLETES, route
 from timebell.store.schema import finished, jobs, schedules
 from timebell.store.sql import ledger
+from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.jobs import take_turns
+from timebell.store.sql.steering import free_by_hand
 from timebell.store.transaction import Transaction
 from timebell.store.types import from_micros, to_micros
 
@@ -36,11 +38,7 @@ def replay(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime, *
     With `sent`, one that was sent to a target outside Python, completed ones as well. False when it is not such a one.
     One of a schedule waits for its turn. Raises Conflict (KEY_IN_USE).
     """
-    mine = (
-        finished.c.id == job_id
-        if tenant_id is None
-        else (finished.c.id == job_id) & (finished.c.tenant_id == tenant_id)
-    )
+    mine = _mine(tenant_id, job_id)
     row = tx.execute(select(finished).where(mine).with_for_update()).first()
     if row is None:
         return None if ledger.find(tx, tenant_id, job_id) is None else False
@@ -48,18 +46,8 @@ def replay(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime, *
     over = (JobState.FAILED, JobState.COMPLETED) if sent and outside else () if sent else (JobState.FAILED,)
     if row.state not in over:
         return False
-    same = (jobs.c.tenant_id == row.tenant_id) & (jobs.c.key == row.key)
-    if row.key is not None and (holder := tx.execute(select(jobs.c.id).where(same)).scalar()):
-        raise Conflict(
-            f"The key {row.key!r} belongs to job {holder} by now.", code="KEY_IN_USE", existing=holder,
-            fix="Wait for that job to finish, or cancel it.",
-        )  # fmt: skip
-    hold = None
-    if row.serial:
-        tx.execute(select(schedules.c.id).where(schedules.c.id == row.schedule_id).with_for_update())
-        others = select(func.count()).select_from(jobs).where(jobs.c.schedule_id == row.schedule_id)
-        others = others.where(jobs.c.hold.is_(None) | (jobs.c.hold != Hold.RECOVER.value))  # nobody waits for those
-        hold = Hold.OVERLAP.value if tx.execute(others).scalar_one() else None
+    _check_key(tx, row)
+    hold = _turn(tx, row)
     tx.execute(delete(finished).where(mine))
     tx.execute(insert(jobs).values(**_fresh(row, hold, now)))
     if hold is not None:
@@ -68,12 +56,90 @@ def replay(tx: Transaction, tenant_id: str | None, job_id: str, now: datetime, *
     return True
 
 
-def _fresh(row: Row[Any], hold: str | None, now: datetime) -> dict[str, Any]:
+_KEPT = ("tenant_id", "topic", "timezone", "owner_id", "key", "schedule_id", "revision", "target", "queue", "priority",
+         "retry", "timeout", "serial")  # fmt: skip
+
+
+def edited(
+    tx: Transaction, tenant_id: str | None, job_id: str, new_id: str, fit: Callable[[Job], tuple[str, str | None]],
+    now: datetime,
+) -> NewJob | None:  # fmt: skip
+    """A new job with another payload in place of a failed one, linked both ways; None for an unknown id.
+
+    `fit` gives its payload and metadata as JSON, knowing the failed one, which is a dead letter no longer. As after a
+    replay, no condition is asked, and one of a schedule waits for its turn: as a run by hand, since its occurrence
+    had a job. Raises Conflict (JOB_NOT_FAILED, KEY_IN_USE), and what `fit` raises.
+    """
+    mine = _mine(tenant_id, job_id)
+    row = tx.execute(select(finished).where(mine).with_for_update()).first()
+    if row is None or row.state != JobState.FAILED or row.replaced_by is not None:
+        found = ledger.find(tx, tenant_id, job_id)
+        if found is None:
+            return None
+        after = f"job {found.replaced_by} took its place" if found.replaced_by else "only failed jobs are replayed"
+        raise Conflict(
+            f"Job {job_id} is {found.state}: {after}.", code="JOB_NOT_FAILED", existing=found.replaced_by or job_id,
+            fix="Make a new job.",
+        )  # fmt: skip
+    payload, metadata = fit(ledger.read(row))
+    _check_key(tx, row)
+    hold, at = _turn(tx, row), now
+    if row.schedule_id is not None:
+        _lock(tx, row)
+        at = free_by_hand(tx, row.schedule_id, now)
+    new = NewJob(
+        **{name: getattr(row, name) for name in _KEPT}, id=new_id, scheduled_at=at, run_at=at, created_at=now,
+        payload=payload, metadata=metadata, kind=Kind.ONCE if row.schedule_id is None else Kind.MANUAL,
+        route=route(row.topic, decode(row.target)), group=row.group_name, hold=hold, replaces=row.id,
+    )  # fmt: skip
+    tx.execute(update(finished).where(mine).values(reason=DISCARDED, replaced_by=new_id))
+    if new_id not in insert_jobs(tx, [new]):  # another took the key while this looked
+        raise _key_in_use(row.key, None)
+    if hold is not None:
+        take_turns(tx, [row.schedule_id])
+    tx.notify()
+    return new
+
+
+def _check_key(tx: Transaction, row: Row[Any]) -> None:
+    """Raises Conflict (KEY_IN_USE)."""
+    same = (jobs.c.tenant_id == row.tenant_id) & (jobs.c.key == row.key)
+    if row.key is not None and (holder := tx.execute(select(jobs.c.id).where(same)).scalar()):
+        raise _key_in_use(row.key, holder)
+
+
+def _key_in_use(key: str | None, holder: str | None) -> Conflict:
+    return Conflict(
+        f"The key {key!r} belongs to {f'job {holder}' if holder else 'another job'} by now.", code="KEY_IN_USE",
+        existing=holder, fix="Wait for that job to finish, or cancel it.",
+    )  # fmt: skip
+
+
+def _mine(tenant_id: str | None, job_id: str) -> ColumnElement[bool]:
+    same = finished.c.id == job_id
+    return same if tenant_id is None else and_(same, finished.c.tenant_id == tenant_id)
+
+
+def _lock(tx: Transaction, row: Row[Any]) -> None:
+    tx.execute(select(schedules.c.id).where(schedules.c.id == row.schedule_id).with_for_update())
+
+
+def _turn(tx: Transaction, row: Row[Any]) -> Hold | None:
+    """Whether a job of a schedule that takes turns has to wait for its own."""
+    if not row.serial:
+        return None
+    _lock(tx, row)
+    others = select(func.count()).select_from(jobs).where(jobs.c.schedule_id == row.schedule_id)
+    others = others.where(jobs.c.hold.is_(None) | (jobs.c.hold != Hold.RECOVER.value))  # nobody waits for those
+    return Hold.OVERLAP if tx.execute(others).scalar_one() else None
+
+
+def _fresh(row: Row[Any], hold: Hold | None, now: datetime) -> dict[str, Any]:
     """The live row of a failed job that is tried again."""
     return {name: getattr(row, name) for name in _LIVE} | {
         "state": JobState.PENDING.value, "run_at": now, "tries": 0, "node_id": None, "started_at": None,
-        "expires_at": None, "hold": hold, "shared": True, "charged": True, "replays": row.replays + 1,
-        "route": route(row.topic, decode(row.target)),
+        "expires_at": None, "hold": None if hold is None else hold.value, "shared": True, "charged": True,
+        "replays": row.replays + 1, "route": route(row.topic, decode(row.target)),
     }  # fmt: skip
 
 

@@ -10,21 +10,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, case, func, select
+from sqlalchemy import Row, case, func, select, text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from timebell.ids import first_id
+from timebell.model.job import Reason
+from timebell.model.routes import ANYONE
 from timebell.model.schedule import Schedule
 from timebell.store.push_schema import campaigns
 from timebell.store.schema import finished, jobs, schedules, targets, tenants
 from timebell.store.sql import backlogs, months, progress, queues
 from timebell.store.sql.dead import DEAD
+from timebell.store.sql.jobs import CLAIMABLE, look
 from timebell.store.sql.ledger import COUNTED
 from timebell.store.sql.schedules import legible
 from timebell.store.sql.tenants import read_limits
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import sources
+from timebell.store.types import EPOCH
 
 NEWEST = 5_000
 NAMED = 5
@@ -34,8 +38,8 @@ MISSED = ("missed", "expired")
 
 
 class Unsought(FunctionElement[str]):
-    """A column that SQLite does not look rows up by. Without statistics it takes a tenant for rarer than an hour, and
-    would read all that the tenant ever did."""
+    """A column that no rows are looked up by. Without statistics SQLite and PostgreSQL take a tenant for rarer than an
+    hour, and would read all that the tenant ever did, be it in an index alone."""
 
     inherit_cache = True
 
@@ -48,6 +52,11 @@ def _as_it_is(element: Any, compiler: Any, **how: Any) -> str:
 @compiles(Unsought, "sqlite")
 def _plus(element: Any, compiler: Any, **how: Any) -> str:
     return f"+{compiler.process(element.clauses, **how)}"
+
+
+@compiles(Unsought, "postgresql")
+def _joined(element: Any, compiler: Any, **how: Any) -> str:
+    return f"({compiler.process(element.clauses, **how)} || '')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +90,13 @@ class Signals:
     quota: list[Named]
 
 
-def signals(tx: Transaction, tenant_id: str, now: datetime, grace: float) -> Signals:
-    """Everything that is cheap enough to look at every second."""
+def signals(
+    tx: Transaction, tenant_id: str, now: datetime, grace: float, since: datetime | None = None
+) -> Signals:  # fmt: skip
+    """Everything that is cheap enough to look at every second; what ended, from `since` on."""
     f = finished.c
     ended = select(f.state, f.reason, f.topic, f.run_at, f.started_at, f.finished_at).where(
-        Unsought(f.tenant_id) == tenant_id, f.finished_at >= now - HOUR
+        Unsought(f.tenant_id) == tenant_id, f.finished_at >= (since or now - HOUR)
     )  # fmt: skip
     return Signals(
         ended=list(tx.execute(ended.order_by(f.finished_at.desc()).limit(NEWEST)).all()),
@@ -221,9 +232,18 @@ def soonest(tx: Transaction, tenant_id: str, end: datetime, most: int) -> list[S
 
 
 def due(tx: Transaction, tenant_id: str, end: datetime) -> int:
-    """How many jobs that are there already are due before an instant; counting stops above COUNTED."""
-    j = jobs.c
-    return _count(tx, select(j.id).where(j.tenant_id == tenant_id, j.state == "pending", j.run_at < end))
+    """How many jobs that are there already may start before an instant; counting stops above COUNTED. Each lane is
+    read by its time: what waits for later is not looked at."""
+    j, many = jobs.c, 0
+    for lane in look(tx, ANYONE, EPOCH):
+        query = select(j.id).where(
+            text(CLAIMABLE), j.queue == lane["queue"], j.priority == lane["priority"], j.run_at < end,
+            Unsought(j.tenant_id) == tenant_id,
+        )  # fmt: skip
+        many += _count(tx, query)
+        if many > COUNTED:
+            break
+    return min(many, COUNTED + 1)
 
 
 def ended_within(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> dict[str, int]:
@@ -236,3 +256,26 @@ def ended_within(tx: Transaction, tenant_id: str, start: datetime, end: datetime
     where = (Unsought(f.tenant_id) == tenant_id) & (f.finished_at >= start) & (f.finished_at < end)
     query = select(became.label("became"), func.sum(f.skipped_count).label("many")).where(where).group_by("became")
     return {row.became: int(row.many) for row in tx.execute(query).all()}
+
+
+def about(
+    tx: Transaction, tenant_id: str, job_ids: Collection[str], schedule_ids: Collection[str]
+) -> tuple[dict[str, str], dict[str, int]]:  # fmt: skip
+    """The names of schedules, and how often those of these finished jobs were replayed that were."""
+    f = finished.c
+    replayed = select(f.id, f.replays).where(f.id.in_(sorted(job_ids)), f.tenant_id == tenant_id, f.replays > 0)
+    again = {row.id: row.replays for row in tx.execute(replayed).all()} if job_ids else {}
+    return names(tx, tenant_id, schedule_ids) if schedule_ids else {}, again
+
+
+def skipped_by_quota(tx: Transaction, since: Mapping[str, datetime]) -> dict[str, int]:
+    """How many jobs of each tenant its month had no room for since an instant, among its COUNTED newest skips."""
+    f, found = finished.c, {}
+    for tenant_id, start in since.items():
+        newest = (
+            select(f.reason, f.finished_at, f.skipped_count).where(f.tenant_id == tenant_id, f.state == "skipped")
+            .order_by(f.id.desc()).limit(COUNTED).subquery()
+        )  # fmt: skip
+        mine = (newest.c.reason == Reason.QUOTA.value) & (newest.c.finished_at >= start)
+        found[tenant_id] = int(tx.execute(select(func.sum(newest.c.skipped_count)).where(mine)).scalar() or 0)
+    return found

@@ -84,9 +84,7 @@ def trigger(tx: Transaction, tenant_id: str, id_: str, build: Build, now: dateti
     if found is None:
         return None
     planned = decide.by_hand(found, now, live_of(tx, [id_]).get(id_, (0, 0))[0])
-    at = now
-    while _made_by_hand(tx, id_, at):  # in the same microsecond, or before the clock was set back
-        at += decide.TINY
+    at = free_by_hand(tx, id_, now)
     made = build(found, at, planned.fires[0].hold if planned.fires else None, now)
     made.kind = Kind.MANUAL
     if planned.skips:
@@ -98,6 +96,13 @@ def trigger(tx: Transaction, tenant_id: str, id_: str, build: Build, now: dateti
             turns.supersede(tx, {id_: made.id}, now)
         tx.notify()
     return ledger.find(tx, tenant_id, made.id)
+
+
+def free_by_hand(tx: Transaction, id_: str, at: datetime) -> datetime:
+    """The first instant from then on at which no occurrence was asked for by hand."""
+    while _made_by_hand(tx, id_, at):  # in the same microsecond, or before the clock was set back
+        at += decide.TINY
+    return at
 
 
 def _made_by_hand(tx: Transaction, id_: str, at: datetime) -> bool:
