@@ -87,7 +87,9 @@ def test_invariant_1_each_occurrence_of_a_schedule_of_every_second_is_one_job(no
         found = await jobs(cluster.apps[0], topic="tick")
         keys = Counter(job.occurrence_key for job in found)
         assert set(keys.values()) == {1}
-        assert Counter(event.occurrence_key for event in ran) == Counter(job.occurrence_key for job in found if job.attempt)
+        assert Counter(event.occurrence_key for event in ran) == Counter(
+            job.occurrence_key for job in found if job.attempt
+        )
         instants = sorted(job.scheduled_at for job in found)
         assert {b - a for a, b in pairwise(instants)} == {timedelta(seconds=1)}
         assert all(event.fired_at >= event.scheduled_at for event in ran)

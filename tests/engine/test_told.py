@@ -19,9 +19,7 @@ async def _created(client: Timebell) -> None:
 
 async def _edited(client: Timebell) -> None:
     made = await _make(client, "PT1H")
-    await client.schedule_repeat(
-        "told", Every("PT1S"), name=made.name, timezone="UTC", replace=True, overlap="allow"
-    )
+    await client.schedule_repeat("told", Every("PT1S"), name=made.name, timezone="UTC", replace=True, overlap="allow")
 
 
 async def _resumed(client: Timebell) -> None:
