@@ -71,7 +71,7 @@ def test_s10_a_thousand_rounds_of_rebinding_reach_nobody_inside(
     run: Run, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resolver gives the public address and the private one in turn: nobody connects to what was not checked."""
-    monkeypatch.setattr(http, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(http, "CONNECT_SECONDS", 5.0)  # a thousand deliveries at once, on a busy machine
     asked = 0
     dialled: list[str] = []
 
