@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import glob
 import importlib.util
+import itertools
 import os
 import pwd
 import shutil
@@ -20,6 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -28,10 +30,17 @@ import asyncpg
 SETTINGS = {"listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200", "fsync": "on"}
 
 
+_tried = itertools.count(os.getpid() * 389)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One below those that the system gives by itself, so that nobody gets it before its server has it, or meanwhile
+    while that is stopped; each process begins elsewhere."""
+    while True:
+        port = 20_000 + next(_tried) % 6_000
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Postgres:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,19 +27,26 @@ class Live:
 
     async def send(self, raw: bytes, seconds: float = 10) -> bytes:
         """What is answered to these bytes, until the server closes or is silent."""
-        reader, writer = await self.connect()
-        answer = b""
-        try:
-            writer.write(raw)
-            await writer.drain()
+        transport, heard = await asyncio.get_running_loop().create_connection(_Heard, "127.0.0.1", self.port)
+        transport.write(raw)
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while part := await reader.read(65_536):
-                    answer += part
-        except (TimeoutError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-        return answer
+                await heard.over.wait()
+        transport.close()
+        return heard.answer
+
+
+class _Heard(asyncio.Protocol):
+    """All that came before the connection was over, also if that was a reset; a StreamReader would forget it then."""
+
+    def __init__(self) -> None:
+        self.answer, self.over = b"", asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self.answer += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over.set()
 
 
 @asynccontextmanager
@@ -58,7 +65,7 @@ class Listener:
     writer: asyncio.StreamWriter
     status: int
 
-    async def next(self, seconds: float = 10) -> tuple[str, dict[str, Any]]:
+    async def next(self, seconds: float = 40) -> tuple[str, dict[str, Any]]:
         """The next event: its id, and what it says."""
         lines: dict[str, str] = {}
         async with asyncio.timeout(seconds):
@@ -72,7 +79,7 @@ class Listener:
                 if name in ("id", "data", "event"):
                     lines[name] = value
 
-    async def ended(self, seconds: float = 10) -> bool:
+    async def ended(self, seconds: float = 40) -> bool:
         """Whether the server ends it."""
         async with asyncio.timeout(seconds):
             while await self.reader.readline():

@@ -156,7 +156,7 @@ async def test_a_client_that_breaks_off_leaves_a_failed_operation(make: Make) ->
 
 
 async def test_a_client_that_falls_silent_is_not_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "PATIENCE", 0.2)
+    monkeypatch.setattr(bulk, "PATIENCE", 0.5)
     async with make() as web:
 
         async def silent() -> AsyncIterator[bytes]:

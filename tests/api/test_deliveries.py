@@ -27,7 +27,7 @@ def to(server: Sink, path: str = "/status/200", **options: Any) -> dict[str, Any
 
 async def ended(web: Web, id_: str) -> dict[str, Any]:
     """The job, when it is over."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         while True:
             job: dict[str, Any] = (await web.get(f"/jobs/{id_}")).json()
             if job["completedAt"] is not None:
@@ -167,7 +167,7 @@ async def test_a_delivery_that_reports_back_keeps_its_record(make: Make) -> None
         }
         async with web.app.running():
             id_ = (await web.post("/jobs", job)).json()["id"]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 while (await web.get(f"/jobs/{id_}")).json()["status"] != "dispatched":
                     await asyncio.sleep(0.02)
             token = server.requests[0].headers["timebell-token"]
@@ -187,7 +187,7 @@ async def test_gone_is_final_and_retry_after_is_waited_for(make: Make) -> None:
         async with web.app.running():
             gone = await ended(web, (await web.post("/jobs", job | {"target": to(server, "/status/410")})).json()["id"])
             asked = (await web.post("/jobs", job | {"target": to(server, "/later/503")})).json()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 while not (late := (await web.get(f"/jobs/{asked['id']}")).json())["attempts"]:
                     await asyncio.sleep(0.02)
         assert (gone["status"], [one["status"] for one in gone["attempts"]]) == ("failed", [410])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from timebell.api import events
+from timebell.api import events, server
 from timebell.ids import new_id
 from timebell.store.schema import finished
 from timebell.store.transaction import Transaction
@@ -119,20 +119,21 @@ async def test_s04_a_stream_ends_with_its_key(make: Make) -> None:
         admin, viewer = await web.key("admin"), await web.key("viewer")
         async with listening(live, key=viewer) as listener:
             await web.ask("DELETE", f"/keys/{viewer.split('_')[2]}", key=admin)
-            assert await listener.ended(5)
+            assert await listener.ended(20)
 
 
-async def test_streams_end_with_the_server_and_hold_nothing(make: Make) -> None:
+async def test_streams_end_with_the_server_and_hold_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "GRACE", 30)  # nor does the server have to break them off
     async with make() as web:
         async with serve(web) as live:
             listeners = [listening(live) for _ in range(30)]
             opened = [await one.__aenter__() for one in listeners]
             # More of them than there are connections to a database.
-            assert (await asyncio.wait_for(web.get("/schedules"), 5)).status_code == 200
+            assert (await asyncio.wait_for(web.get("/schedules"), 20)).status_code == 200
             began = web.app.clock.monotonic()
-        assert web.app.clock.monotonic() - began < 2
+        assert web.app.clock.monotonic() - began < 20
         for one in opened:
-            assert await one.ended(1)
+            assert await one.ended()
         for one in listeners:
             await one.__aexit__(None, None, None)
         assert not web.site.door._streams
@@ -157,7 +158,7 @@ async def test_starts_of_jobs_are_told_under_the_names_asked_for(make: Make) -> 
         async with web.app.running(), serve(web) as live, listening(live, f"?{types}") as listener:
             names: dict[str, Any] = {}
             wanted = {"schedule.arrived", "schedule.billing.due.arrived", "job.completed"}
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while wanted - names.keys():
                     await web.app.schedule_at("billing.due", payload={"n": 0}, owner_id="ana", timezone="UTC")
                     with suppress(TimeoutError):  # it may not listen to arrivals yet: then another job is needed

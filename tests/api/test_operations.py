@@ -27,9 +27,10 @@ async def fail(web: Web, count: int = 1, code: str = "ValueError", tenant: str =
     """Dead letters, written as the engine does; their ids, the one that failed last at the end."""
     await web.app.open()
     now = web.app.clock.now()
+    due = now - timedelta(minutes=1)  # by any clock, also where that of the database is a little behind
     made = [
         NewJob(**{
-            "id": id_, "tenant_id": tenant, "topic": "t", "scheduled_at": now, "run_at": now, "timezone": "UTC",
+            "id": id_, "tenant_id": tenant, "topic": "t", "scheduled_at": due, "run_at": due, "timezone": "UTC",
             "created_at": now, "route": "t", **fields,
         })
         for id_ in new_ids(now, count)

@@ -23,7 +23,7 @@ Make = Callable[..., Any]
 
 async def until(found: Callable[[], Any]) -> Any:
     """Wait until it is true."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         while True:
             seen = found()
             seen = await seen if asyncio.iscoroutine(seen) else seen
@@ -156,7 +156,7 @@ async def test_a_final_failure_is_not_tried_again(make: Make) -> None:
 
 async def test_what_is_not_reported_in_time_has_failed(make: Make) -> None:
     async with handing_out(make) as (web, receiver):
-        id_ = await hand(web, receiver, timeoutSeconds=1.5, maxRetries=0)
+        id_ = await hand(web, receiver, timeoutSeconds=3, maxRetries=0)
         failed = await in_state(web, id_, "failed")
         assert failed["attempts"][-1]["code"] == "TIMEOUT"
         assert "reported" in failed["errorMessage"]
@@ -165,8 +165,8 @@ async def test_what_is_not_reported_in_time_has_failed(make: Make) -> None:
 
 async def test_heartbeats_keep_it_alive(make: Make) -> None:
     async with handing_out(make) as (web, receiver):
-        id_ = await hand(web, receiver, timeoutSeconds=1.5, maxRetries=0)
-        short = await hand(web, receiver, timeoutSeconds=1.5, maxRetries=0)
+        id_ = await hand(web, receiver, timeoutSeconds=3, maxRetries=0)
+        short = await hand(web, receiver, timeoutSeconds=3, maxRetries=0)
         await in_state(web, id_, "dispatched")
         await in_state(web, short, "dispatched")
         mine = next(one.headers for one in receiver.requests if id_.encode() in one.body)["timebell-token"]

@@ -180,7 +180,7 @@ async def test_s30_no_rule_keeps_a_node_busy(make: Make) -> None:
         for recurrence, refused in HOSTILE:
             began = time.process_time()
             answer = await web.post("/schedules/preview", {"topic": "t", "timezone": "Europe/Paris", **recurrence})
-            assert time.process_time() - began < 1, recurrence  # not a bound of speed: a search without end takes more
+            assert time.process_time() - began < 5, recurrence  # not a bound of speed: a search without end takes more
             if refused is None:
                 assert answer.status_code == 200, answer.text
             else:

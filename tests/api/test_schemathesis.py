@@ -84,16 +84,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert began.wait(30)
+    assert began.wait(60)
     yield f"http://127.0.0.1:{port}"
     loop.call_soon_threadsafe(stop.set)
-    thread.join(30)
+    thread.join(60)
     loop.close()
 
 
 def _there(base: str) -> dict[str, str]:
     """Things that are there to be named in paths: {parameter or collection: its id}."""
-    with httpx2.Client(base_url=f"{base}/api/v1") as client:
+    with httpx2.Client(base_url=f"{base}/api/v1", timeout=60) as client:
         made = client.put("/schedules/by-name/there", json=NIGHTLY | {"name": "there"}, headers={"If-Match": "*"})
         client.put("/calendars/there", json={"holidays": ["2040-01-02"]})
         client.post("/tenants", json={"id": "there"})
@@ -134,7 +134,7 @@ def _send(name: str, base: str, examples: int) -> None:
         # Wrong keys have tests of their own, and after ten of them nothing else would be tried.
         case.headers = {**(case.headers or {}), "Authorization": f"Bearer {names['mine']}"}
         case.query = {name: value for name, value in (case.query or {}).items() if name != "tenant"}
-        case.call_and_validate(base_url=base, checks=CHECKS, timeout=30)
+        case.call_and_validate(base_url=base, checks=CHECKS, timeout=60)
 
     sent()
 

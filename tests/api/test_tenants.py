@@ -140,12 +140,13 @@ async def test_s33_jobs_at_once_and_starts_a_minute(make: Make) -> None:
 async def test_s33_requests_a_second(make: Make) -> None:
     async with make(open_here=False) as web:
         key = await _limited(web, requestsPerSecond=3)
-        answers = [await web.get("/schedules", key=key) for _ in range(12)]
+        answers = await asyncio.gather(*(web.get("/schedules", key=key) for _ in range(40)))
         refused = next(one for one in answers if one.status_code == 429)
         body = is_problem(refused, 429, "LIMIT_REACHED")
         assert body["limit"] == {"name": "requestsPerSecond", "most": 3}
         assert refused.headers["retry-after"] == "1"
-        assert answers[0].headers["ratelimit-policy"] == '"default";q=3;w=1'
+        passed = next(one for one in answers if one.status_code == 200)
+        assert passed.headers["ratelimit-policy"] == '"default";q=3;w=1'
 
 
 async def test_s33_an_import_ends_where_its_tenant_may_have_no_more(

@@ -92,10 +92,11 @@ async def test_s04_a_revoked_key_is_useless_within_5_s(make: Make) -> None:
         key = await web.key()
         assert (await web.get("/schedules", key=key)).status_code == 200
         await web.app.store.run(keys.revoke, "default", key.split("_")[2], web.app.clock.now())
-        began = web.app.clock.monotonic()
+        began = asked = web.app.clock.monotonic()
         while (await web.get("/schedules", key=key)).status_code == 200:
-            assert web.app.clock.monotonic() - began < 5
+            assert asked - began < 5
             await asyncio.sleep(0.05)
+            asked = web.app.clock.monotonic()  # a machine that stands still asks late, which is no fault
 
 
 async def test_a_repeated_request_gets_the_first_answer(make: Make) -> None:

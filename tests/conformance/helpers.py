@@ -23,7 +23,7 @@ from timebell.store.sql import jobs, ledger, schedules
 T0 = datetime(2027, 3, 1, 12, tzinfo=UTC)
 NODE, OTHER_NODE = new_id(T0), new_id(T0)
 SOON = T0  # no test listens, so nobody needs to be told
-PATIENCE = 60.0  # seconds after which a hanging test fails
+PATIENCE = 180.0  # seconds after which a hanging test fails
 
 Test = Callable[..., Coroutine[Any, Any, None]]
 

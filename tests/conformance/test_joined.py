@@ -324,7 +324,7 @@ async def test_the_hint_to_other_nodes_comes_with_the_commit_or_not_at_all(store
     async with WAYS["AsyncConnection"](store.url) as connection:
         await _create(store, connection, job())
         assert not heard.is_set()
-    await asyncio.wait_for(heard.wait(), 10)
+    await asyncio.wait_for(heard.wait(), 60)
     assert len(await claim(store, node=NODE)) == 1
 
 

@@ -205,7 +205,7 @@ def test_as_the_lifespan_of_a_fastapi_application_it_runs_the_engine_beside_it(s
     @web.post("/")
     async def make() -> str:
         job = await app.schedule_at("mail.send")
-        await asyncio.wait_for(ran.wait(), 20)
+        await asyncio.wait_for(ran.wait(), 60)
         return job.id
 
     with TestClient(web) as client:

@@ -35,7 +35,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 20))
+    asyncio.run(asyncio.wait_for(test, 60))
 
 
 def node(url: str) -> Timebell:
@@ -82,7 +82,7 @@ asyncio.run(app.run())
         )  # fmt: skip
         assert (event.metadata, event.attempt, event.occurrence_key) == ({"owner_id": "ana"}, 1, id_)
         assert event.fired_at.tzinfo is UTC
-        assert timedelta(0) <= event.late_by < timedelta(seconds=30)
+        assert timedelta(0) <= event.late_by < timedelta(minutes=2)
         await app.close()
 
     try:
@@ -186,7 +186,7 @@ def test_retries_are_not_told_again(sqlite_url: str) -> None:
         async with app.running() as service, app.arrivals() as events:
             await app.schedule_at("flaky", retry={"attempts": 3, "backoff": "fixed", "delay": 0})
             assert (await anext(events)).attempt == 1
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 while tries != [1, 2, 3]:
                     await asyncio.sleep(0.02)
             await service.idle()
@@ -209,7 +209,7 @@ def test_a_bridge_that_was_lost_is_found_again(
             await first(events, here, "a.b")
             server.stop()
             lost = await here.schedule_at("a.lost")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 while (await here.get(lost.id)).state != "completed":
                     await asyncio.sleep(0.02)  # jobs run on without it
             await service.idle()

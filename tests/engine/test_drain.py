@@ -24,15 +24,15 @@ def test_a_node_that_is_asked_to_drain_finishes_and_leaves(store_url: str) -> No
         running = asyncio.create_task(app.run())
         try:
             job = await app.schedule_at("slow.work")
-            await asyncio.wait_for(begun.wait(), 20)
+            await asyncio.wait_for(begun.wait(), 60)
             (node,) = await app.store.run(nodes.listed)
             assert await app.store.run(nodes.drain, node.id)
             assert app.service is not None
-            await asyncio.wait_for(app.service.node.drain_asked.wait(), 20)
+            await asyncio.wait_for(app.service.node.drain_asked.wait(), 60)
             later = await app.schedule_at("slow.work")
             assert not running.done()
             go_on.set()
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, 60)
             assert (await app.get(job.id)).result == "finished"
             assert (await app.get(later.id)).state == "pending"
             assert await app.store.run(nodes.listed) == []

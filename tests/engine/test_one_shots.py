@@ -736,6 +736,31 @@ async def test_until_idle_everything_due_is_done(world: World) -> None:
     assert (len(log.events), (await app.get(later.id)).state) == (3, JobState.PENDING)
 
 
+@virtual
+async def test_an_engine_that_is_just_claiming_is_not_idle(world: World) -> None:
+    app, log = world.app(), Log()
+    app.on("a")(log)
+    claimed, go_on = asyncio.Event(), asyncio.Event()
+    async with engine(app) as service:
+        learn = service.worker._learn
+
+        async def slowly(attempts: Any) -> None:
+            if attempts:  # they run, as far as the store knows, and nobody here holds them yet
+                claimed.set()
+                await go_on.wait()
+            await learn(attempts)
+
+        service.worker._learn = slowly  # type: ignore[method-assign]
+        job = await app.schedule_at("a")
+        await claimed.wait()
+        idle = asyncio.create_task(service.idle())
+        await world.advance(seconds=1)
+        assert not idle.done()
+        go_on.set()
+        await idle
+        assert (await app.get(job.id)).state == JobState.COMPLETED
+
+
 def test_an_app_is_made_outside_of_any_event_loop(sqlite_url: str) -> None:
     from timebell import Timebell
 

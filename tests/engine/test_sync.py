@@ -158,7 +158,9 @@ def run(script: str, url: str, tmp_path: Path) -> list[str]:
     file.write_text(SCRIPT + script)
     command = [sys.executable, "-X", "dev", "-W", "error", "-W", "ignore::DeprecationWarning:alembic", str(file), url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE * 2)
-    assert (done.returncode, done.stderr) == (0, "")
+    # Nor is it wrong that a busy machine took its time, which the development mode says of.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
+    assert (done.returncode, said) == (0, [])
     return done.stdout.split()
 
 

@@ -21,7 +21,7 @@ from timebell import Cron, Timebell
 from timebell.alarm import Alarm
 from timebell.recurrence import tzdata_version
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 STEP = timedelta(seconds=0.25)
 APP = 'from timebell import Timebell\napp = Timebell()\n\n@app.on("t")\nasync def t(event): ...\n'
 

@@ -53,7 +53,7 @@ def named(spans: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
 
 
 async def ended(app: Timebell, *ids: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for id_ in ids:
             while (await app.get(id_)).state in ("pending", "running"):
                 await asyncio.sleep(0.02)
@@ -117,7 +117,7 @@ def test_a_firing_is_linked_to_what_made_its_schedule_and_writing_it_again_is_no
         again = await app.schedule_repeat("tick", Every("PT1S"), name="t", replace=True)
         assert (made.revision, again.revision) == (1, 1)
         async with app.running():
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await fired.wait()
                 while not named(traced, "process tick"):
                     await asyncio.sleep(0.02)

@@ -51,7 +51,7 @@ def run_app() -> Callable[[str, Callable[[Timebell], Coroutine[Any, Any, None]]]
             app = Timebell(url, timezone="UTC")
             try:
                 async with app.running():
-                    await asyncio.wait_for(body(app), 20)
+                    await asyncio.wait_for(body(app), 60)
             finally:
                 await app.close()
 

@@ -284,7 +284,7 @@ def test_what_a_goaway_leaves_out_goes_over_another_connection(fcm: FakeFcm, pro
 
 
 def test_what_was_sent_before_a_goaway_is_still_answered(fcm: FakeFcm, provider: Make) -> None:
-    fcm.rules({"do": "ACCEPT", "delay": 0.4, "match": "^slow"})
+    fcm.rules({"do": "ACCEPT", "delay": 2, "match": "^slow"})
 
     async def body() -> None:
         one = provider(connections=1)

@@ -59,7 +59,9 @@ with World(start=start, seed=int(sys.argv[1]), nodes=3) as world:
 
 def simulated(seed: int, hash_seed: int) -> bytes:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": str(hash_seed)}
-    done = subprocess.run([sys.executable, "-c", SCENARIO, str(seed)], env=environment, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", SCENARIO, str(seed)], env=environment, capture_output=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
 

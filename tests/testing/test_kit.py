@@ -150,13 +150,13 @@ def test_freeze_comes_first_and_instants_have_a_zone(timebell: Kit) -> None:
 
 
 def test_plain_functions_run_in_threads_and_leave_none(timebell: Kit) -> None:
-    names: list[str] = []
-    timebell.app.on("plain")(lambda event: names.append(threading.current_thread().name))
+    threads: list[threading.Thread] = []
+    timebell.app.on("plain")(lambda event: threads.append(threading.current_thread()))
     timebell.run(timebell.app.schedule_at("plain"))
     timebell.advance(seconds=1)
-    assert names and names[0].startswith("timebell")
+    assert [thread.name.startswith("timebell") for thread in threads] == [True]
     timebell.world.__exit__()
-    assert not [thread for thread in threading.enumerate() if thread.name in names]
+    assert not threads[0].is_alive()
     timebell.world = type(timebell.world)()
     timebell.world.__enter__()
 

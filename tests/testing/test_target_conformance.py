@@ -159,7 +159,7 @@ def test_jobs_for_a_kind_wait_for_a_node_that_has_it(tmp_path: Path) -> None:
             await service.idle()
             assert (await maker.get(made.id)).status == "pending"
         async with maker.running() as service:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 while (await maker.get(made.id)).status != "completed":
                     await asyncio.sleep(0.02)
         await maker.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -277,5 +278,6 @@ def test_cancelled_waits_on_the_system_clock_leak_no_descriptor() -> None:
             last = await cancelled()
         return first, last
 
+    gc.collect()  # so that what others left behind is closed before
     first, last = asyncio.run(main())
-    assert first == last
+    assert last <= first

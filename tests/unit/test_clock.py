@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import statistics
@@ -367,7 +368,9 @@ def test_timers_leak_no_descriptor_even_when_closed_after_their_loop(make: Maker
         left.pop().close()
         return len(os.listdir("/dev/fd"))
 
-    assert used() == used()
+    gc.collect()  # so that what others left behind is closed before
+    before = used()
+    assert used() <= before
 
 
 def test_timers_far_away_are_fine(run: Run) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import threading
@@ -224,6 +225,8 @@ def test_a_call_its_executor_drops_is_cancelled() -> None:
 
 
 def test_a_call_that_outlives_the_loop_ends_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    gc.collect()  # what others left behind says so now
+    caplog.clear()
     gate = threading.Event()
     with ThreadPoolExecutor(1) as executor:
 
@@ -350,4 +353,6 @@ def test_it_leaks_no_descriptor() -> None:
         run_virtual(main())
         return len(os.listdir("/dev/fd"))
 
-    assert used() == used()
+    gc.collect()  # so that what others left behind is closed before
+    before = used()
+    assert used() <= before

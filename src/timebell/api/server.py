@@ -25,6 +25,7 @@ from timebell.ids import new_id
 MOST_HEADERS = 64
 MOST_HEAD = 16 * 1024  # bytes that an unfinished head may have
 HEAD_WITHIN = 10.0  # seconds
+GRACE = 2  # seconds that answers under way have when it stops
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'",
@@ -131,7 +132,7 @@ async def serving(web: Site, listening: socket.socket) -> AsyncIterator[None]:
     """Answer HTTP while the block runs."""
     config = uvicorn.Config(
         web, log_config=None, access_log=False, lifespan="off", loop="none", ws="none", server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=2, http=_Impatient,
+        proxy_headers=False, timeout_graceful_shutdown=GRACE, http=_Impatient,
         h11_max_incomplete_event_size=MOST_HEAD,
     )  # fmt: skip
     server = _Server(config)
@@ -141,6 +142,6 @@ async def serving(web: Site, listening: socket.socket) -> AsyncIterator[None]:
     finally:
         web.door.stop()
         server.should_exit = True
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=GRACE + 3)
         task.cancel()
         listening.close()

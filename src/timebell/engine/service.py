@@ -89,11 +89,14 @@ class Service:
         """Until nothing is due, nothing runs and nothing is left to write."""
         node = self.node
         while True:
-            now, busy = node.clock.now(), bool(node.held)  # before the look: what ends meanwhile may let others go
+            # Before the look: what is claimed or ends meanwhile may let others go.
+            now, started = node.clock.now(), node.counters.started
+            busy = bool(node.held) or self.worker.claiming
             lanes = await node.store.hot(jobs.lanes, self.worker.routes, now)
             fire_at = await node.store.run(schedules.next_fire)
             due = any(lane.next_due is not None and lane.next_due <= now for lane in lanes)
-            if not due and not busy and not node.held and (fire_at is None or fire_at > now):
+            busy = busy or bool(node.held) or self.worker.claiming or node.counters.started != started
+            if not due and not busy and (fire_at is None or fire_at > now):
                 return
             alarm = Alarm(node.clock)
             await alarm.wait(now + timedelta(seconds=0.05))

@@ -24,7 +24,7 @@ from timebell.model.payload import MAX_BYTES, decode, encode
 from timebell.targets.base import Delivery, Outcome, Target, message_id
 from timebell.targets.bodies import sample
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Real seconds for anything here."""
 STOPS_WITHIN = 15.0
 """Real seconds in which a delivery that is cancelled has cleaned up."""

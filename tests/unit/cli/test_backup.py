@@ -104,7 +104,7 @@ def test_what_is_released_runs_under_the_same_keys(sqlite_url: str, cli: Cli, tm
         app = app_on(sqlite_url, None, ran)
         async with app.running():
             assert await app.schedules.recover() > 0
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while [job.run_at for job in await app.list(status=["pending", "running"])] != [MADE + 20 * HOUR]:
                     await asyncio.sleep(0.05)
         await app.close()
@@ -160,7 +160,7 @@ def test_on_postgres_it_says_how_and_holds_what_was_restored(
         await app.schedule_at("mail", wall() + timedelta(seconds=1))
         await asyncio.to_thread(dump)
         async with app.running(heartbeat=0.5) as service:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not ran:
                     await asyncio.sleep(0.05)
             await service.idle()

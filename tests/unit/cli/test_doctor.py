@@ -177,7 +177,10 @@ def test_how_a_server_is_set_up(code: str, fault: dict[str, Any]) -> None:
     FOUND.add(code)
 
 
-def test_a_real_server_says_how_it_is_set_up(postgres: Postgres, postgres_url: str, cli: Cli) -> None:
+def test_a_real_server_says_how_it_is_set_up(
+    postgres: Postgres, postgres_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timebell.cli.doctor.PATIENCE", 60.0)
     name = postgres_url.rpartition("/")[2]
 
     async def alter(*statements: str) -> None:

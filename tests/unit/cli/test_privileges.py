@@ -62,7 +62,7 @@ def test_nodes_clients_and_readers_can_do_their_work_and_no_more(granted: str, c
             now, later = await client.schedule_at("mail.now"), await client.schedule_at("mail.x", wall() + timedelta(1))
             await client.schedule_repeat("mail.often", Every("PT1S"), name="often", replace=True)
             assert (await client.cancel(later.id)).outcome == "prevented"
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await ran.wait()
                 while (await client.get(now.id)).state != "completed":
                     await asyncio.sleep(0.05)

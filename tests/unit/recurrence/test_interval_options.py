@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from bisect import bisect_left, bisect_right
 from calendar import monthrange
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.cpu import within
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Cron, Dates, Every, Recurrence
 from timebell.recurrence.door import dst_notes, next_fires
@@ -199,9 +199,8 @@ def test_against_walking_every_step(
 @pytest.mark.parametrize("duration", ["P1M", "P5M", "P1Y", "P1M1D"])
 def test_two_centuries_are_counted_at_once_and_exactly(duration: str, month_end: Any) -> None:
     bound = Every(duration, datetime(1972, 2, 29, 9), month_end=month_end).bind(NEW_YORK, created_at=CREATED)
-    begun = time.process_time()
-    counted = bound.count(utc("1970-01-01"), FAR)
-    assert time.process_time() - begun < 0.02
+    with within(0.1):
+        counted = bound.count(utc("1970-01-01"), FAR)
     assert counted == sum(1 for _ in bound.between(utc("1970-01-01"), FAR))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.cpu import within
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Cron, Every, Recurrence, parse_cron
 
@@ -378,9 +378,8 @@ def test_a_wildcard_minute_does_not_fire_at_the_end_of_a_gap() -> None:
 
 def test_every_second_of_a_year_is_counted_quickly() -> None:
     every = bound("* * * * * *", "America/New_York")
-    begun = time.process_time()
-    assert every.count(utc("2027-01-01"), utc("2028-01-01")) == 365 * 86_400
-    assert time.process_time() - begun < 0.05
+    with within(0.2):
+        assert every.count(utc("2027-01-01"), utc("2028-01-01")) == 365 * 86_400
 
 
 def test_years_1970_to_2199() -> None:

@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 @pytest.fixture(params=[asyncio, uvloop], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Runs a coroutine to its end, on either event loop, failing after 30 s instead of hanging."""
+    """Runs a coroutine to its end, on either event loop, failing after two minutes instead of hanging."""
 
     def run(work: Coroutine[Any, Any, T]) -> T:
-        result: T = request.param.run(asyncio.wait_for(work, 30))
+        result: T = request.param.run(asyncio.wait_for(work, 120))
         return result
 
     return run

@@ -146,7 +146,7 @@ async def sink(tls: ssl.SSLContext | None = None) -> AsyncIterator[Sink]:
         for task in made.tasks:
             assert task
             task.cancel()
-        await asyncio.wait_for(asyncio.gather(*filter(None, made.tasks), return_exceptions=True), 5)
+        await asyncio.wait_for(asyncio.gather(*filter(None, made.tasks), return_exceptions=True), 60)
 
 
 def resolver(*answers: str) -> Callable[[str, int], Awaitable[list[str]]]:

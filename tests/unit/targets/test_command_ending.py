@@ -35,8 +35,8 @@ class Witness:
         self._own_end = os.open(self.path, os.O_WRONLY)  # so that it does not end before it begins
 
     def said(self) -> str:
-        """What comes next; empty once every process that held the pipe is gone. Blocks, for 10 s at most."""
-        assert select.select([self._pipe], [], [], 10)[0]
+        """What comes next; empty once every process that held the pipe is gone. Blocks, for a minute at most."""
+        assert select.select([self._pipe], [], [], 60)[0]
         return os.read(self._pipe, 100).decode().strip()
 
     def release(self) -> None:
