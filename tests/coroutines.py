@@ -1,4 +1,4 @@
-"""Tests that are coroutines: a folder's conftest.py imports the hook, and each of them gets an event loop of its own."""
+"""Tests that are coroutines: a folder's conftest.py imports the hook, and each of them gets its own event loop."""
 
 from __future__ import annotations
 

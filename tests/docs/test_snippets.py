@@ -39,6 +39,7 @@ PATIENCE = 180  # real seconds for a command to say what is shown, and to end
 RUN = ("timebell", "python", "export")
 NOT_RUN = ("make", "pip", "kill", "sudo", "createdb", "curl", "openssl")
 
+
 @pytest.fixture
 def durable_postgres(postgres: Postgres) -> Iterator[Postgres]:
     """As the pages show it; the other tests need not wait for the disk."""
