@@ -17,8 +17,7 @@ def digest(self: Any, *args: Any, **kwargs: Any) -> dict[str, int]:
     request = self.request
     said = {"id": request.id, "args": args, "kwargs": kwargs, "timebell": request.timebell, "expires": request.expires}
     print(json.dumps(said), flush=True)
+    time.sleep(kwargs.get("seconds", 0))
     if request.timebell["attempt"] <= kwargs.get("failures", 0):
         raise ValueError("disk full")
-    while "gate" in kwargs and not os.path.exists(kwargs["gate"]):
-        time.sleep(0.02)
     return {"rows": 3}
