@@ -19,7 +19,7 @@ from timebell.torture import grounds, synthetic
 from timebell.torture.plan import FAULTS, Plan
 
 
-def torture(folder: Path, *args: str, seconds: float = 240) -> subprocess.CompletedProcess[str]:
+def torture(folder: Path, *args: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "timebell.cli.main", "torture", *args], cwd=folder, capture_output=True, text=True,
         timeout=seconds, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
