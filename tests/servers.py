@@ -27,6 +27,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
+PATIENCE = 120.0  # seconds for a server to answer: a busy machine takes its time
+
 SETTINGS = {"listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200", "fsync": "on"}
 
 
@@ -46,6 +48,8 @@ def free_port() -> int:
 class Postgres:
     """A PostgreSQL cluster on loopback that can be stopped and started."""
 
+    QUICK = {"fsync": "off", "full_page_writes": "off"}  # a process that is killed loses nothing by it
+
     def __init__(self, url: str | None = None) -> None:
         self._given = url
         self._databases = 0
@@ -60,7 +64,7 @@ class Postgres:
         self.port = free_port()
         self.url = f"postgresql://timebell@127.0.0.1:{self.port}/postgres"
         self._call("initdb", "-D", str(self.data), "-A", "trust", "-U", "timebell", "-E", "UTF8", "--no-sync")
-        lines = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
+        lines = "".join(f"{name} = '{value}'\n" for name, value in (SETTINGS | self.QUICK).items())
         with open(self.data / "postgresql.conf", "a") as configuration:
             configuration.write(f"{lines}port = {self.port}\nunix_socket_directories = '{self.folder}'\n")
         self.start()
@@ -74,10 +78,10 @@ class Postgres:
         return int((self.data / "postmaster.pid").read_text().splitlines()[0])
 
     def start(self) -> None:
-        self._call("pg_ctl", "-D", str(self.data), "-l", str(self.folder / "log"), "-w", "-t", "60", "start")
+        self._call("pg_ctl", "-D", str(self.data), "-l", str(self.folder / "log"), "-w", "-t", f"{PATIENCE:g}", "start")
 
     def stop(self, mode: str = "immediate") -> None:
-        self._call("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "-t", "60", "stop")
+        self._call("pg_ctl", "-D", str(self.data), "-m", mode, "-w", "-t", f"{PATIENCE:g}", "stop")
 
     def close(self) -> None:
         if self._given is None:
@@ -101,14 +105,41 @@ class Postgres:
     def drop_database(self, url: str) -> None:
         self._execute(f'DROP DATABASE IF EXISTS "{urlsplit(url).path[1:]}" WITH (FORCE)')
 
+    def set(self, **settings: str) -> None:
+        """Settings of the server, once it has them."""
+
+        async def known() -> None:
+            end = time.monotonic() + PATIENCE
+            for name, value in settings.items():
+                while True:  # a connection sees what the server had when it was made
+                    connection = await asyncpg.connect(self.url)
+                    try:
+                        if await connection.fetchval(f"SHOW {name}") == value:
+                            break
+                    finally:
+                        await connection.close()
+                    assert time.monotonic() < end, name
+
+        if self._given is None:
+            for name, value in settings.items():
+                self._execute(f"ALTER SYSTEM SET {name} = '{value}'")
+            self._execute("SELECT pg_reload_conf()")
+            asyncio.run(known())
+
     def named(self, name: str) -> str:
         return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
 
     def _execute(self, statement: str) -> None:
         async def execute() -> None:
             connection = await asyncpg.connect(self.url)
+            end = time.monotonic() + PATIENCE
             try:
-                await connection.execute(statement)
+                while True:
+                    try:
+                        await connection.execute(statement)
+                        break
+                    except asyncpg.ObjectInUseError:  # who used the template is about to leave
+                        assert time.monotonic() < end, statement
             finally:
                 await connection.close()
 
@@ -182,12 +213,14 @@ class Redis:
             self._process = subprocess.Popen(
                 [self._binary(), *given, *self._secret], stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
-        for _ in range(1000):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    probe.sendall(b"PING\r\n")
-                    if probe.recv(100)[:5] in (b"+PONG", b"-NOAU"):
-                        return
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            with socket.socket() as probe, suppress(OSError):
+                probe.settimeout(PATIENCE)
+                probe.connect(("127.0.0.1", self.port))
+                probe.sendall(b"PING\r\n")
+                if probe.recv(100)[:5] in (b"+PONG", b"-NOAU"):
+                    return
             if self._process.poll() is not None:
                 break
             time.sleep(0.01)
@@ -267,7 +300,8 @@ class MariaDB:
                  *self._settings],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=self.folder, env=self._environment,
             )  # fmt: skip
-        for _ in range(3000):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return

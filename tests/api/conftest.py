@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.coroutines import pytest_pyfunc_call as pytest_pyfunc_call
 from timebell import Timebell
 from timebell.api import health, server, v1
 from timebell.clock import VirtualClock
@@ -38,12 +37,3 @@ def make(store_url: str) -> Callable[..., Any]:
                 await app.close()
 
     return served
-
-
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Tests here are coroutines."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    wanted = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
-    return True

@@ -37,7 +37,8 @@ FRESH = {"access_token": "fresh", "refresh_token": "next", "expires_in": 3600}
 
 
 @pytest.fixture
-def monday() -> Iterator[Monday]:
+def monday(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monday]:
+    monkeypatch.setattr("timebell.engine.watching.AGAIN", 0.5)
     with board() as fake:
         fake.tokens = {"fresh"}
         fake.renews = 200, FRESH

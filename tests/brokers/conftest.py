@@ -1,15 +1,14 @@
-"""A Redis for each process that tests, empty for each test; and tests that are coroutines."""
+"""A Redis for each process that tests, empty for each test."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import os
 from collections.abc import Iterator
 
 import pytest
 import redis as client
 
+from tests.coroutines import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.servers import Redis
 from timebell.engine import reconciling
 from timebell.model import decide
@@ -48,12 +47,3 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and pauses that are long on purpose."""
     monkeypatch.setattr(reconciling, "EVERY", 0.2)
     monkeypatch.setattr(decide, "OUTAGE_PAUSE", 0.2)
-
-
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Tests here are coroutines."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    wanted = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
-    return True

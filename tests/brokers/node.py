@@ -91,7 +91,7 @@ class Process:
         await asyncio.gather(*self._reading)
 
 
-async def until(found: Any, seconds: float = 20, about: Any = None) -> Any:
+async def until(found: Any, seconds: float = 120, about: Any = None) -> Any:
     """Look until it is true; what it was."""
     try:
         async with asyncio.timeout(seconds):

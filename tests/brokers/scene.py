@@ -32,7 +32,7 @@ class Scene:
         """A job that is due now; its id."""
         return (await self.app.schedule_at(topic, timezone="UTC", target=target, **fields)).id
 
-    async def job(self, id_: str, state: str, seconds: float = 20, **wanted: Any) -> Job:
+    async def job(self, id_: str, state: str, seconds: float = 120, **wanted: Any) -> Job:
         """The job, once it is in this state, and its fields are those."""
         seen: Any = None
 

@@ -14,6 +14,7 @@ from tests.brokers.node import bullmq_worker, until
 from tests.brokers.scene import scene
 from tests.servers import Redis
 from timebell.engine import reconciling
+from timebell.engine.context import Node
 
 QUICK = {"attempts": 2, "backoff": "fixed", "delay": 0.05}
 PATIENT = QUICK | {"attempts": 40}
@@ -35,7 +36,7 @@ async def test_a_worker_takes_the_job_and_its_report_completes_it(store_url: str
         )  # fmt: skip
         done = await here.job(id_, "completed")
         assert done.result == {"rows": 3}
-        (run,) = worker.runs()
+        (run,) = await until(worker.runs)
     assert (run["id"], run["name"], run["data"]["payload"]) == (done.occurrence_key, "mail.digest", {"user": 7})
     options = run["opts"]
     assert (options["attempts"], options["priority"]) == (5, 3)
@@ -84,10 +85,10 @@ async def test_what_a_flushed_redis_lost_is_published_again_and_runs(
             await here.job(id_, "dispatched")
         flush(redis)
         await until(lambda: here.service.healed.what.get("message") == 20, about=lambda: here.service.healed)
+        await until(lambda: here.service.healed.reasons.get("known"), about=lambda: here.service.healed)
         async with bullmq_worker(tmp_path, redis.url, "mail", here.key) as worker:
             for id_ in ids:
                 await here.job(id_, "completed", attempt=1)
-            await until(lambda: here.service.healed.reasons.get("known"), about=lambda: here.service.healed)
             assert sorted(run["id"] for run in worker.runs()) == sorted(ids)
         assert here.service.healed.what["message"] == 20
 
@@ -105,6 +106,12 @@ async def test_a_report_that_was_lost_runs_nothing_twice(sqlite_url: str, redis:
         assert len(worker.runs()) == 1
 
 
+@pytest.fixture
+def _all_but_the_first_attempt_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Node, "timeout_of", lambda _, attempt: 0.5 if attempt.number == 1 else 600.0)
+
+
+@pytest.mark.usefixtures("_all_but_the_first_attempt_have_time")
 async def test_an_attempt_that_timed_out_in_the_queue_leaves_its_token_to_the_next(
     sqlite_url: str, redis: Redis, tmp_path: Path
 ) -> None:
@@ -125,8 +132,9 @@ async def test_what_a_worker_has_in_hand_when_redis_is_flushed_runs_once_if_it_r
         scene(sqlite_url, broker_bullmq_url=redis.url) as here,
         bullmq_worker(tmp_path, redis.url, "mail", here.key) as worker,
     ):
-        id_ = await here.due("mail.digest", target(ack="reported"), payload={"milliseconds": 500})
+        id_ = await here.due("mail.digest", target(ack="reported"), payload={"milliseconds": 600_000})
         await until(worker.runs)
+        await until(lambda: here.service.leader.fence)
         await here.job(id_, "dispatched")
         flush(redis)
         assert (await here.service.heal()).reasons["missing"] == 1

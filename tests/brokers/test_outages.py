@@ -36,7 +36,7 @@ async def delayed(here: Scene, kind: str, code: str) -> str:
         seen = await here.app.get(id_)
         assert seen.state in ("pending", "running"), seen
         assert seen.tries == 0
-        return [line["code"] for line in seen.attempts][:2] == [code, code]
+        return [line["code"] for line in seen.attempts].count(code) > 1
 
     await until(twice, about=lambda: code)
     return id_
@@ -51,7 +51,9 @@ async def test_a_queue_that_is_down_delays_and_loses_nothing(kind: str, sqlite_u
         frail_redis.start()
         done = await here.job(late, "completed")
         assert done.result["messageId"] == late
-        assert str(frail_redis.port) not in str(done.attempts)
+        told = [line["error"] for line in done.attempts if line["error"] is not None]  # instants have digits, too
+        assert told
+        assert str(frail_redis.port) not in str(told)
 
 
 @kinds

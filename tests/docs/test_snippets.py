@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -34,9 +35,18 @@ from timebell import Timebell
 from .pages import PAGES, ROOT, Block, blocks, name_of
 
 POSTGRES_URL = "postgresql://timebell@localhost/reminders"
-PATIENCE = 60  # real seconds for a command to say what is shown, and to end
+PATIENCE = 180  # real seconds for a command to say what is shown, and to end
 RUN = ("timebell", "python", "export")
 NOT_RUN = ("make", "pip", "kill", "sudo", "createdb", "curl", "openssl")
+
+
+@pytest.fixture
+def durable_postgres(postgres: Postgres) -> Iterator[Postgres]:
+    """As the pages show it; the other tests need not wait for the disk."""
+    postgres.set(fsync="on", full_page_writes="on")
+    yield postgres
+    postgres.set(fsync="off", full_page_writes="off")
+
 
 snippets = [page for page in PAGES if any(block.language in ("python", "console") for block in blocks(page))]
 
@@ -157,7 +167,7 @@ class Session:
         if POSTGRES_URL not in text:
             return text
         if self.postgres_url is None:
-            server: Postgres = self.request.getfixturevalue("postgres")
+            server: Postgres = self.request.getfixturevalue("durable_postgres")
             self.postgres_url = server.create_database()
         return text.replace(POSTGRES_URL, self.postgres_url)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCE = EXAMPLES.parent / "src"
-PATIENCE = 60.0  # real seconds, for a machine that is busy
+PATIENCE = 180.0  # real seconds, for a machine that is busy
 
 
 def environment(**more: str) -> dict[str, str]:

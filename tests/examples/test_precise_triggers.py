@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,8 +14,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.servers import free_port
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "precise_triggers"
 DAY = timedelta(days=1)
+LASTS = "15"  # seconds for a token, of which the last fifth is for its renewal
 
 
 def ask(method: str, url: str, body: Any = None) -> Any:
@@ -26,7 +28,7 @@ def ask(method: str, url: str, body: Any = None) -> Any:
         return json.load(answer)
 
 
-def until(holds: Callable[[], Any], within: float = 60.0) -> Any:
+def until(holds: Callable[[], Any], within: float = 180.0) -> Any:
     end = time.monotonic() + within
     while True:
         try:
@@ -39,17 +41,16 @@ def until(holds: Callable[[], Any], within: float = 60.0) -> Any:
 
 
 def test_dates_fire_move_and_are_cleared_and_a_board_that_goes_costs_nothing(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ours = f"http://127.0.0.1:{port}"
     monday = subprocess.Popen(
-        [sys.executable, str(EXAMPLE / "monday.py"), "--lasts", "8"], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(EXAMPLE / "monday.py"), "--lasts", LASTS], stdout=subprocess.PIPE, text=True
     )
     assert monday.stdout is not None
     theirs = monday.stdout.readline().strip()
     environment = {
         **os.environ, "TIMEBELL_SECRET_KEY": "a secret key of the tests, long enough", "MONDAY_URL": theirs,
-        "MONDAY_LASTS": "8", "TIMEBELL_URL": ours, "TIMEBELL_SCHEDULER_HEARTBEAT": "0.2",
+        "MONDAY_LASTS": LASTS, "TIMEBELL_URL": ours, "TIMEBELL_SCHEDULER_HEARTBEAT": "0.2",
         "TIMEBELL_DATABASE_URL": f"sqlite:///{tmp_path}/ours.db",
     }  # fmt: skip
     log = (tmp_path / "log").open("w")
@@ -62,8 +63,8 @@ def test_dates_fire_move_and_are_cleared_and_a_board_that_goes_costs_nothing(tmp
         date = {} if at is None else {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}"}
         ask("PUT", f"{theirs}/items/{item}", date)
 
-    def soon() -> datetime:
-        return (datetime.now(UTC) + timedelta(seconds=3)).replace(microsecond=0)
+    def soon(seconds: float = 3.0) -> datetime:
+        return (datetime.now(UTC) + timedelta(seconds=seconds)).replace(microsecond=0)
 
     def jobs(state: str) -> list[Any]:
         return ask("GET", f"{ours}/api/v1/jobs?status={state}&limit=500")["items"]  # type: ignore[no-any-return]
@@ -82,11 +83,11 @@ def test_dates_fire_move_and_are_cleared_and_a_board_that_goes_costs_nothing(tmp
         put(2, None)  # it is cleared
         until(lambda: sent() == ["1"])
         late = (datetime.now(UTC) - at).total_seconds()
-        assert 0 <= late < 30
+        assert 0 <= late < 120
         ask("DELETE", f"{theirs}/items/3")
         until(lambda: jobs("pending") == [])
         # The board is deleted: what comes due is skipped, and goes on when it is there again.
-        put(4, soon())
+        put(4, soon(8.0))
         until(lambda: len(jobs("pending")) == 1)
         ask("DELETE", f"{theirs}/board")
         (skipped,) = until(lambda: jobs("skipped"))
@@ -97,15 +98,15 @@ def test_dates_fire_move_and_are_cleared_and_a_board_that_goes_costs_nothing(tmp
         until(lambda: sent() == ["1", "5"])
         until(lambda: ask("GET", f"{ours}/api/v1/triggers/due")["state"] == "ready")
         # Meanwhile its tokens have come to their end, and none was ever refused.
-        assert ask("GET", f"{ours}/api/v1/connections/monday")["version"] > 1
+        until(lambda: ask("GET", f"{ours}/api/v1/connections/monday")["version"] > 1)
         assert ask("GET", f"{theirs}/notifications")["refused"] == 0
     except BaseException:
         print((tmp_path / "log").read_text()[-6000:])
         raise
     finally:
         app.terminate()
-        app.wait(30)
+        app.wait(120)
         monday.terminate()
-        monday.wait(10)
+        monday.wait(60)
         monday.stdout.close()
         log.close()

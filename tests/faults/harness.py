@@ -22,14 +22,15 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 
 
-def wait_until(condition: Callable[[], T], what: str, seconds: float = 30) -> T:
-    """Look again and again until it is so."""
-    limit = time.monotonic() + seconds
+def wait_until(condition: Callable[[], T], what: str, seconds: float = 120) -> T:
+    """Look again and again until it is so; ever less often, as a look may cost something."""
+    limit, pause = time.monotonic() + seconds, 0.02
     while time.monotonic() < limit:
         found = condition()
         if found:
             return found
-        time.sleep(0.03)
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.2)
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
@@ -62,14 +63,14 @@ class NodeProcess:
     def state(self) -> str:
         return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
-    def died(self, seconds: float = 30) -> int:
+    def died(self, seconds: float = 120) -> int:
         """Its exit code, when it has ended."""
         return self.process.wait(seconds)
 
     def terminate(self) -> tuple[int, dict[str, Any]]:
         """SIGTERM; its exit code and what it reported."""
         self.signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=30)
+        out, _ = self.process.communicate(timeout=120)
         last = out.strip().splitlines()[-1] if out.strip() else "{}"
         return self.process.returncode, json.loads(last) if last.startswith("{") else {}
 
@@ -97,6 +98,12 @@ def starts(effects: Path) -> dict[str, list[int]]:
     for line in lines(effects, "start"):
         found[line["key"]].append(line["attempt"])
     return found
+
+
+def taken_over(attempts: list[int], last: int) -> bool:
+    """Whether the attempts of a job that started are those of one that was taken over, up to its last one: twice, and
+    more often only where a machine stood still for longer than a lease."""
+    return len(attempts) > 1 and attempts[0] == 1 and attempts[-1] == last and attempts == sorted(set(attempts))
 
 
 def ask(url: str, question: Callable[[Timebell], Coroutine[Any, Any, T]]) -> T:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import NodeProcess, accounted, ask, jobs, lines, starts, wait_until
+from tests.faults.harness import NodeProcess, accounted, ask, jobs, lines, starts, taken_over, wait_until
 from timebell import Every, JobSpec, Timebell
 from timebell.model.job import Job, JobState
 
@@ -112,13 +112,11 @@ def test_a_node_killed_at_any_point_loses_nothing_and_doubles_nothing(
         assert len(shots) == count
         return all(job.state in (JobState.COMPLETED, JobState.FAILED) for job in shots)
 
-    wait_until(settled, "every one-shot ends", 60)
+    wait_until(settled, "every one-shot ends")
     ids = ask(store_url, _ids)
     runs = len(jobs(store_url, schedule_id=ids["delay"], status=["completed"]))
-    wait_until(
-        lambda: len(jobs(store_url, schedule_id=ids["delay"], status=["completed"])) > runs + 1, "the delay goes on", 20
-    )
-    wait_until(lambda: not jobs(store_url, status=["running"]) or None, "nothing runs", 20)
+    wait_until(lambda: len(jobs(store_url, schedule_id=ids["delay"], status=["completed"])) > runs + 1, "it goes on")
+    wait_until(lambda: not jobs(store_url, status=["running"]) or None, "nothing runs")
     assert last.terminate()[0] == 0
     everything = jobs(store_url)
     accounted([job for job in everything if job.schedule_id == ids["ticks"]], 1.0)
@@ -137,6 +135,7 @@ def test_the_points_above_are_all_there_are(store_url: str, node: Start, effects
     wait_until(lambda: _one_shots_done(store_url), "one-shots done")
     wait_until(lambda: any(line["name"] == "end_in_turn.done" for line in lines(effects, "point")), "a turn ended")
     traced.terminate()
+    skipped = jobs(store_url, status=["skipped"])
     most: dict[str, int] = {}
     for line in lines(effects, "point"):
         operation, _, point = line["name"].partition(".")
@@ -144,6 +143,8 @@ def test_the_points_above_are_all_there_are(store_url: str, node: Start, effects
             most[operation] = max(most.get(operation, 0), int(point))
     if store_url.startswith("sqlite"):  # one more where another waits for its turn: as late as a batch is
         most["end_in_turn"] = min(most["end_in_turn"], POINTS["end_in_turn"][0])
+    if skipped:  # so slow was the machine that an occurrence met the one before it, and skips are written, too
+        most["fire"] = min(most["fire"], POINTS["fire"][_at(store_url)])
     if store_url.startswith("mariadb"):  # a write comes only after a read that found something
         most = {name: min(count, POINTS[name][2]) for name, count in most.items()}
     assert most == {name: counts[_at(store_url)] for name, counts in POINTS.items()}
@@ -160,11 +161,11 @@ def test_a_job_whose_node_is_killed_runs_again_with_its_key_and_the_next_attempt
     first.signal(signal.SIGKILL)
     assert first.died() == -signal.SIGKILL
     second = second or node(store_url)
-    wait_until(lambda: len(lines(effects, "start")) == 2, "it started again", 20)
+    wait_until(lambda: len(lines(effects, "start")) >= 2, "it started again")
     gate.touch()
     (ended,) = wait_until(lambda: jobs(store_url, status=["completed"]), "it ended")
     assert ended.id == job.id
-    assert starts(effects) == {job.occurrence_key: [1, 2]}
+    assert taken_over(starts(effects)[job.occurrence_key], ended.attempt)
     assert ended.result == second.pid
     assert ended.attempts[0]["code"] == "LEASE_LOST"
 

@@ -22,7 +22,7 @@ def test_requests_do_not_take_the_connections_of_the_engine(postgres_url: str, m
                 await held.enter_async_context(store.begin())
             with pytest.raises(StoreUnreachable):
                 await held.enter_async_context(store.begin())
-            await asyncio.wait_for(store.reading(), 5)
+            await asyncio.wait_for(store.reading(), 60)
         async with store.begin():
             pass
         await store.close()

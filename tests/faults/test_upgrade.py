@@ -24,6 +24,10 @@ from timebell.store import open as opening
 from timebell.store.open import HEAD
 
 NEXT, AFTER = "9001", "9002"
+WAITS = """
+    SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
+    WHERE NOT granted AND relation IS NOT NULL AND d.datname = current_database()
+"""
 EXPAND = f'''
 import sqlalchemy as sa
 from alembic import op
@@ -73,7 +77,7 @@ class Releases:
         return node
 
     def migrate(self, release: str) -> int:
-        return self._start(release, "migrate").wait(120)
+        return self._start(release, "migrate").wait(300)
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.effects.read_text().splitlines() if line.endswith("}")]
@@ -85,7 +89,7 @@ class Releases:
         return Counter(line["key"] for line in self.lines() if "key" in line and release in (None, line["release"]))
 
     def until(self, look: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not look():
             assert time.monotonic() < deadline, (self.folder / "log").read_text()
             time.sleep(0.05)
@@ -108,6 +112,7 @@ def make(url: str, count: int, seconds: float) -> None:
 
     async def body() -> None:
         app = Timebell(url, timezone="UTC")
+        await app.open()
         start = wall()
         await app.schedule_many([
             JobSpec(topic="work", run_at=start + timedelta(seconds=seconds * n / count)) for n in range(count)
@@ -122,18 +127,21 @@ def test_old_and_new_nodes_fire_beside_each_other_while_the_tables_are_upgraded(
     old = releases.node("-")
     asyncio.run(_every_second(url))
     make(url, 300, 4.0)
+    releases.until(lambda: releases.fired("-"))
     assert releases.migrate(NEXT) == 0  # under load
     make(url, 100, 1.0)  # an old program goes on
     releases.node(NEXT)
     old.kill()  # and an old node comes back by itself, as a service manager would start it
+    make(url, 50, 0.5)
+    releases.until(lambda: releases.fired(NEXT))
     releases.node("-")
     make(url, 200, 2.0)
-    jobs = 600
+    jobs = 650
     releases.until(lambda: len(releases.fired()) == jobs)
-    releases.until(lambda: releases.fired(NEXT) and releases.fired("-"))
     assert asyncio.run(_one_shots(url)) == {"completed": jobs}
-    retried = sum(releases.fired().values()) - len(releases.fired())
-    assert retried <= 50, "more than what ran on the node that was killed was tried again"
+    again = {key for key, times in releases.fired().items() if times > 1}
+    struck = {line["key"] for line in releases.lines() if "key" in line and line["pid"] == old.pid}
+    assert again <= struck, "more than what ran on the node that was killed was tried again"
     log = (releases.folder / "log").read_text()
     assert "Traceback" not in log, log
 
@@ -149,7 +157,7 @@ async def _every_second(url: str) -> None:
 async def _one_shots(url: str) -> dict[str, int]:
     """How many jobs of the topic are in which state, once none is live any more."""
     app = Timebell(url, timezone="UTC")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while (await app.list(topic="work", status=["pending", "running"], limit=1)).items:
             await asyncio.sleep(0.1)
     counted: Counter[str] = Counter()
@@ -184,13 +192,12 @@ def test_a_migration_waits_for_a_long_transaction_and_nobody_waits_behind_it(pos
         await holding.execute("SELECT count(*) FROM timebell_jobs")
         migrating = asyncio.create_task(asyncio.to_thread(releases.migrate, NEXT))
         other = await asyncpg.connect(releases.url)
-        async with asyncio.timeout(30):
-            while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation IS NOT NULL"):
+        async with asyncio.timeout(180):
+            while not await other.fetchval(WAITS):
                 await asyncio.sleep(0.02)
-        began = time.monotonic()
-        await asyncio.wait_for(other.fetchval("SELECT count(*) FROM timebell_jobs"), 20)
-        waited = time.monotonic() - began
-        assert waited < 5, f"a reader waited {waited:.1f} s behind a migration that waited itself"
+        async with asyncio.timeout(60):  # a reader does not wait for as long as the migration does
+            await other.fetchval("SELECT count(*) FROM timebell_jobs")
+        assert not migrating.done()
         await transaction.rollback()
         assert await migrating == 0
         await holding.close()

@@ -28,6 +28,7 @@ __all__ = ["start"]
 
 Nodes = Callable[..., NodeProcess]
 LIMIT = 30.0
+SOON = {"TIMEBELL_SCHEDULER_LEASE": "3s", "TIMEBELL_SCHEDULER_HEARTBEAT": "1s"}  # for those who wait for no node
 
 
 class Inbox:
@@ -75,18 +76,27 @@ def watching(start: Start, url: str, **environment: str) -> Process:
     return process
 
 
+def told(process: Process) -> list[dict[str, Any]]:
+    """Each line so far."""
+    return [json.loads(line) for line in process.out.read_text().splitlines() if line.endswith("}")]
+
+
 def alarms(process: Process) -> list[tuple[str, str]]:
     """(raised or resolved, code) of each line so far."""
-    read = [json.loads(line) for line in process.out.read_text().splitlines()]
-    return [(line["alarm"], line["code"]) for line in read]
+    return [(line["alarm"], line["code"]) for line in told(process)]
 
 
 def alarmed(process: Process, code: str, since: float) -> float:
-    """Seconds from an instant until this alarm, which must be no more than LIMIT."""
-    wait_until(lambda: ("raised", code) in alarms(process), f"alarm {code}: {process.err.read_text()}", LIMIT)
+    """Seconds from an instant until this alarm, which must be no more than LIMIT, but for those in which this machine
+    stood still."""
+    still = 0.0
+    while ("raised", code) not in alarms(process):
+        assert time.monotonic() - since - still < LIMIT, f"no alarm {code}: {process.err.read_text()}"
+        before = time.monotonic()
+        time.sleep(0.1)
+        still += max(0.0, time.monotonic() - before - 0.5)
     took = time.monotonic() - since
     print(f"{code}: alarm after {took:.1f} s")
-    assert took < LIMIT
     return took
 
 
@@ -102,13 +112,13 @@ def test_killed_nodes(store_url: str, start: Start, node: Nodes, effects: Path, 
     struck = time.monotonic()
     alarmed(watch, "SCHEDULE_NOT_FIRED", struck)
     alarmed(watch, "NO_LIVE_NODE", struck)
-    wait_until(lambda: "Timebell: NO_LIVE_NODE" in inbox.titles(), "it is sent", 10)
+    wait_until(lambda: "Timebell: NO_LIVE_NODE" in inbox.titles(), "it is sent")
     node(store_url)
-    wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is over", 10)
-    wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is over", 10)
-    told = {f"Timebell: {code}{end}" for code in ("NO_LIVE_NODE", "SCHEDULE_NOT_FIRED") for end in ("", " resolved")}
-    wait_until(lambda: set(inbox.titles()) == told, "both ends are sent", 10)
-    assert len(inbox.titles()) == len(told)
+    wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is over")
+    wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is over")
+    both = {f"Timebell: {code}{end}" for code in ("NO_LIVE_NODE", "SCHEDULE_NOT_FIRED") for end in ("", " resolved")}
+    wait_until(lambda: set(inbox.titles()) == both, "both ends are sent")
+    assert len(inbox.titles()) == len(both)
     assert watch.end() == 0
 
 
@@ -123,12 +133,16 @@ def test_frozen_nodes(postgres_url: str, start: Start, node: Nodes, effects: Pat
     alarmed(watch, "NO_LIVE_NODE", time.monotonic())
     for one in nodes:
         one.signal(signal.SIGCONT)
-    wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is over", 20)
+    wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is over")
 
 
+@pytest.mark.parametrize(  # one look for all of them
+    "store", ["postgres", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sqlite", "mariadb"))]
+)
 def test_a_stuck_planner_of_nodes_whose_hearts_beat(
-    store_url: str, start: Start, node: Nodes, effects: Path, tmp_path: Path
+    store: str, request: pytest.FixtureRequest, start: Start, node: Nodes, effects: Path, tmp_path: Path
 ) -> None:
+    store_url = request.getfixturevalue(f"{store}_url")
     ticking(store_url)
     stuck = tmp_path / "stuck"
     node(store_url, STUCK=str(stuck))
@@ -138,10 +152,10 @@ def test_a_stuck_planner_of_nodes_whose_hearts_beat(
     stuck.touch()
     alarmed(watch, "SCHEDULE_NOT_FIRED", time.monotonic())
     assert ("raised", "NO_LIVE_NODE") not in alarms(watch)
-    (line,) = [json.loads(line) for line in watch.out.read_text().splitlines()]
+    (line,) = told(watch)
     assert "ticks (since " in line["message"]
     stuck.unlink()
-    wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is over", 10)
+    wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is over")
 
 
 @pytest.fixture
@@ -172,7 +186,7 @@ def test_a_database_that_does_not_answer(how: str, own_postgres: Postgres, start
             for pid in frozen:
                 with suppress(ProcessLookupError):  # one that was about to end
                     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: ("resolved", "DATABASE_UNREACHABLE") in alarms(watch), "the alarm is over", 20)
+    wait_until(lambda: ("resolved", "DATABASE_UNREACHABLE") in alarms(watch), "the alarm is over")
     assert ("raised", "NO_LIVE_NODE") not in alarms(watch)
 
 
@@ -200,7 +214,7 @@ def test_a_sqlite_file_that_is_gone(sqlite_url: str, start: Start, node: Nodes) 
 
 
 def test_fail_ends_with_1_at_the_first_alarm(sqlite_url: str, start: Start) -> None:
-    process = start("watch", "--fail", TIMEBELL_DATABASE_URL=sqlite_url, TIMEBELL_SCHEDULER_LEASE="10s")
+    process = start("watch", "--fail", TIMEBELL_DATABASE_URL=sqlite_url, **SOON)
     assert process.wait() == 1
     process.wait_for("ALARM  NO_LIVE_NODE: ", err=True)
 
@@ -221,8 +235,8 @@ def test_a_role_that_may_only_read_can_watch(postgres: Postgres, postgres_url: s
     asyncio.run(grant())
     try:
         ticking(postgres_url)
-        watch = watching(start, postgres_url.replace("timebell@", f"{name}@"))
-        wait_until(lambda: alarms(watch), "an alarm", 30)
+        watch = watching(start, postgres_url.replace("timebell@", f"{name}@"), **SOON)
+        wait_until(lambda: alarms(watch), "an alarm")
         assert {code for _, code in alarms(watch)} <= {"SCHEDULE_NOT_FIRED", "NO_LIVE_NODE"}
         watch.end()
     finally:

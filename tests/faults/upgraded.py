@@ -6,6 +6,7 @@ With `migrate` for EFFECTS it upgrades the tables and ends; with VERSION `-` it 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def main(migrations: str, version: str, since: str, url: str, effects: str) -> N
 
     @app.on("work")
     async def work(event: Arrived) -> None:
-        append(effects, key=event.occurrence_key, release=version)
+        append(effects, key=event.occurrence_key, release=version, pid=os.getpid())
 
     async def run() -> None:
         async with app.running(**FAST):

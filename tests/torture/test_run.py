@@ -122,7 +122,7 @@ def judged(done: subprocess.CompletedProcess[str], folder: Path) -> dict[str, An
 
 def test_two_minutes_of_what_happens_most(tmp_path: Path) -> None:
     args = ["--minutes", "2", "--rate", "12", "--faults", "kill,point,dbstop,cut,freeze", "--out", "run"]
-    found = judged(torture(tmp_path, *args, seconds=400), tmp_path)
+    found = judged(torture(tmp_path, *args, seconds=900), tmp_path)
     assert found["expected"]["must"] > 100
     assert sum(count for kind, count in found["faults"].items() if kind not in ("stall", "starved")) >= 3
 
@@ -147,7 +147,7 @@ def test_each_fault_bites(fault: str, tmp_path: Path) -> None:
     if why := grounds.lacks(fault, "postgres"):
         pytest.skip(f"{fault}: {why}")
     args = ["--minutes", "1.2", "--rate", "15", "--faults", fault, "--out", "run"]
-    assert judged(torture(tmp_path, *args, seconds=400), tmp_path)["faults"].get(fault, 0) >= 1
+    assert judged(torture(tmp_path, *args, seconds=900), tmp_path)["faults"].get(fault, 0) >= 1
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from typing import Any
 import httpx2
 import pytest
 from playwright.sync_api import Browser as Chromium
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 import hatch_build
 from tests.api.web import SECRET
@@ -35,6 +35,8 @@ from .stock import app_of, stock
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache"
 SCREENS = CACHE / "screens"
+PATIENCE = 60.0  # seconds for what a page shows: the machine is busy
+expect.set_options(timeout=1000 * PATIENCE)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]  # fmt: skip
 Fill = Callable[[Timebell, Browser], Awaitable[dict[str, str]]]
@@ -61,7 +63,7 @@ class Served:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Something in its loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(3 * PATIENCE)
 
 
 @contextmanager
@@ -102,7 +104,7 @@ def serving(database: str, fill: Fill = stock, *, works: bool = True) -> Iterato
 
     thread = threading.Thread(target=whole)
     thread.start()
-    begun.wait(60)
+    assert begun.wait(3 * PATIENCE), "it does not begin"
     if failed:
         raise failed[0]
     try:
@@ -110,7 +112,7 @@ def serving(database: str, fill: Fill = stock, *, works: bool = True) -> Iterato
     finally:
         if thread.is_alive():
             ready[0].stop()
-        thread.join(30)
+        thread.join(PATIENCE)
 
 
 def bring() -> None:
@@ -148,7 +150,9 @@ def chromium() -> Iterator[Chromium]:
     if shutil.which("chromium") is None:
         install("chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=FLAGS, timeout=3000 * PATIENCE
+        )
         yield browser
         browser.close()
 
@@ -182,7 +186,7 @@ class Window:
 def window(browser: Chromium, url: str, **options: Any) -> Iterator[Window]:
     """A fresh browser, without cookies."""
     context = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, "timezone_id": "Asia/Seoul"} | options)
-    context.set_default_timeout(30_000)  # a busy machine may take its time
+    context.set_default_timeout(1000 * PATIENCE)
     try:
         yield Window(context.new_page(), url)
     finally:

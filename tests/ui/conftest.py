@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,6 +11,7 @@ import httpx2
 import pytest
 
 from tests.api.web import SECRET
+from tests.coroutines import pytest_pyfunc_call as pytest_pyfunc_call
 from timebell import Timebell
 from timebell.api import health, server, v1
 from timebell.clock import VirtualClock
@@ -67,13 +66,5 @@ def phones() -> Iterator[FakeFcm]:
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second for a password is for those who guess; and a busy machine may take its time for a page."""
     monkeypatch.setattr(passwords, "N", 16)
-    monkeypatch.setattr(views, "PATIENCE", 60.0)
-
-
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Tests here may be coroutines."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    wanted = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
-    return True
+    for asked in (views, health):
+        monkeypatch.setattr(asked, "PATIENCE", 60.0)

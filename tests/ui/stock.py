@@ -55,7 +55,7 @@ def app_of(url: str) -> Timebell:
 
 
 async def until(look: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not await look():
             await asyncio.sleep(0.02)
 
@@ -96,8 +96,15 @@ async def stock(app: Timebell, browser: Browser) -> dict[str, str]:
     async def ended() -> bool:
         jobs = [(await web.get(f"/api/v1/jobs/{one['id']}")).json() for one in (done, dead, sent)]
         found = (await web.get("/api/v1/dead-letters")).json()["items"]
-        sends = (await web.get(f"/api/v1/campaigns/{pushed['campaign']}")).json()
-        return all(job["completedAt"] for job in jobs) and len(found) == 2 and sends["state"] == "completed"
+        states = [
+            (await web.get(f"/api/v1/campaigns/{pushed[name]}")).json()["state"] for name in ("campaign", "gated")
+        ]
+        scans = (await web.get("/api/v1/operations?kind=scan&state=running")).json()["items"]
+        leads = app.service is not None and app.service.leader.fence is not None
+        return (
+            all(job["completedAt"] for job in jobs) and len(found) == 2 and states == ["completed", "paused"]
+            and not scans and leads
+        )  # fmt: skip
 
     await until(ended)
     at = made["nextFireAt"]

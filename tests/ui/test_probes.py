@@ -28,7 +28,7 @@ async def served(app: Timebell) -> AsyncIterator[httpx2.AsyncClient]:
 async def _outage(url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
     app = Timebell(url)
     seen = {}
-    async with asyncio.timeout(60), served(app) as client:
+    async with asyncio.timeout(180), served(app) as client:
 
         async def note(name: str) -> None:
             for path in ("/ui/", "/readyz", "/livez"):
@@ -47,7 +47,7 @@ async def _outage(url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[
             with monkeypatch.context() as patched:
                 patched.setattr(app.store, "run", gone)
                 await note("unreachable")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await app.store.run(lambda tx: tx.execute(text("UPDATE timebell_version SET version_num = '0000'")))
             await note("outdated")
         await note("after")

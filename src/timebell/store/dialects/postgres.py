@@ -15,10 +15,11 @@ from typing import Any
 
 import asyncpg
 import orjson
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoneFree
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.util import await_only
 
 from timebell.errors import StoreError, StoreUnreachable, TimebellError
@@ -348,11 +349,13 @@ class PostgresStore:
     @contextlib.asynccontextmanager
     async def _connection(self, keep: bool) -> AsyncIterator[AsyncConnection]:
         """One of the pool's; or of the few that hot operations keep, as a visit to the pool costs more than they do."""
+        pool = self._engine.pool
         connection = self._kept.pop() if keep and self._kept else await self._engine.connect()
         try:
             yield connection
         finally:
-            if keep and len(self._kept) < KEPT and not (connection.invalidated or connection.closed):
+            gone = connection.invalidated or connection.closed or self._engine.pool is not pool
+            if keep and len(self._kept) < KEPT and not gone:
                 self._kept.append(connection)
             else:
                 await connection.close()
@@ -405,7 +408,21 @@ def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_onl
         connect_args={"server_settings": settings, "timeout": 5, "command_timeout": 30},
     )
     pooler.heed(engine, plain(url))
+    _end_strays(engine)
     return engine
+
+
+def _end_strays(engine: AsyncEngine) -> None:
+    """Have a connection end when it comes back to a pool that was let go of meanwhile, where nobody would end it."""
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def made(_: Any, record: ConnectionPoolEntry) -> None:
+        record.info["pool"] = engine.sync_engine.pool
+
+    @event.listens_for(engine.sync_engine, "checkin")
+    def returned(_: Any, record: ConnectionPoolEntry) -> None:
+        if record.info.get("pool") is not engine.sync_engine.pool:
+            record.invalidate()
 
 
 def _engine_for_threads(url: str) -> Engine:
