@@ -242,7 +242,7 @@ LIVE = Statement(
 ADVANCE = Statement(
     "WITH $rows UPDATE timebell_schedules AS s SET next_fire_at = d.next_fire_at, last_fired_at ="
     " COALESCE(d.last_fired_at, s.last_fired_at), fault = d.fault, tzdata = d.tzdata, utc_offset = d.utc_offset"
-    " FROM d WHERE s.id = d.id",
+    " FROM d WHERE s.id = d.id AND s.id $pick SELECT id FROM d $picked",
     id="id",
     next_fire_at="instant",
     last_fired_at="instant",
