@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from operator import attrgetter, itemgetter
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Column
@@ -35,7 +36,6 @@ _LATER = ("node_id", "started_at", "errors", "beat", "cancel_asked", "shared", "
 _NEW_RARE = [column for column in jobs.columns if column.name not in _LATER]
 _NEW = [column for column in _NEW_RARE if column.name not in _RARE]
 _NEW_NAMES = [column.name for column in _NEW]
-_in_order = itemgetter(*_NEW_NAMES)
 
 
 @dataclass(slots=True)
@@ -135,15 +135,31 @@ def add(tx: Transaction, new: Sequence[NewJob]) -> None:
     tx.fetch(ADD_RARE if _has_rare(new) else ADD, [_record(job, tx) for job in new])
 
 
+_FIELDS = {"group_name": "group"}
+_FIXED = {"state": "pending", "attempt": 0, "tries": 0}
+_INSTANTS = frozenset(column.name for column in _NEW if type(column.type).__name__ == "Instant")
+
+
 def load(tx: Transaction, new: Sequence[NewJob], *, shared: bool) -> None:
-    """Write jobs that cannot collide, in bulk; `shared` says whether there are tenants beside `default`."""
-    if not shared and not _has_rare(new):
-        tx.load("timebell_jobs", _NEW_NAMES, (_in_order(_record(job, tx)) for job in new))
-        return
-    rest = {**dict.fromkeys(_RARE), "shared": shared}
-    names = [*_NEW_NAMES, *rest]
-    in_order = itemgetter(*names)
-    tx.load("timebell_jobs", names, (in_order(rest | _record(job, tx)) for job in new))
+    """Write jobs that cannot collide, in bulk; `shared` says whether there are tenants beside `default`.
+
+    Column by column, as that takes no call for each value; a column in which nobody has anything is left out.
+    """
+    columns: dict[str, Iterable[Any]] = {"shared": repeat(True)} if shared else {}
+    for column in _NEW_RARE:
+        name = column.name
+        if name in _FIXED:
+            columns[name] = repeat(_FIXED[name])
+            continue
+        values = list(map(attrgetter(_FIELDS.get(name, name)), new))
+        if column.nullable and values.count(None) == len(values):
+            continue
+        if name in _INSTANTS:
+            values = list(map(tx.dialect.to_db, values))
+        elif name == "kind":
+            values = list(map(str, values))
+        columns[name] = values
+    tx.load("timebell_jobs", list(columns), zip(*columns.values(), strict=False))  # the fixed ones have no end
 
 
 CLAIMABLE = "state = 'pending' AND hold IS NULL"
