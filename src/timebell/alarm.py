@@ -33,7 +33,9 @@ class Alarm:
         """
         if self._waiter is not None:
             raise RuntimeError("Someone waits on this alarm already, and it has room for one.")
-        loop, timer = self._bound()
+        loop, timer = asyncio.get_running_loop(), self._timer
+        if timer is None or self._loop is not loop:
+            timer = self._bind(loop)
         if self._poked:
             self._poked = False
             return True
@@ -42,17 +44,19 @@ class Alarm:
         self._until = until
         waiter: asyncio.Future[bool] = loop.create_future()
         self._waiter = waiter
-        unwatch = self._clock.watch(self._look)
+        unwatch = None if until is None else self._clock.watch(self._look)
         try:
-            self._look()
+            if until is not None:
+                timer.arm(self._clock.deadline(until))
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.result():
                 self._poked = True  # the poke and the cancellation met: the next waiter gets the poke
             raise
         finally:
-            unwatch()
-            timer.disarm()
+            if unwatch is not None:
+                unwatch()
+                timer.disarm()
             self._waiter = None
 
     def poke(self) -> None:
@@ -82,12 +86,10 @@ class Alarm:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
-    def _bound(self) -> tuple[asyncio.AbstractEventLoop, Timer]:
-        loop = asyncio.get_running_loop()
-        if self._timer is None or self._loop is not loop:
-            self.close()
-            self._loop, self._timer = loop, self._clock.timer(self._look)
-        return loop, self._timer
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> Timer:
+        self.close()
+        self._loop, self._timer = loop, self._clock.timer(self._look)
+        return self._timer
 
     def _look(self) -> None:
         if self._until is None or self._waiter is None or self._waiter.done() or self._timer is None:

@@ -193,7 +193,8 @@ class _LoopTimer:
         self._handle: asyncio.Handle | None = None
 
     def arm(self, at: float) -> None:
-        self.disarm()
+        if self._handle is not None:
+            self.disarm()
         self._handle = self._loop.call_at(at, self._callback)
 
     def disarm(self) -> None:

@@ -66,6 +66,11 @@ def stop() -> None:
     _tracer = None
 
 
+def on() -> bool:
+    """Whether anything is traced."""
+    return _tracer is not None
+
+
 def creating(topics: Iterable[str], ids: list[str]) -> AbstractContextManager[Any]:
     """While jobs with these ids are made, or a schedule, which has none: they keep this context."""
     if _tracer is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from datetime import UTC, timedelta
 from typing import Any
@@ -832,3 +833,30 @@ async def test_a_thousand_jobs_of_one_instant_all_run_at_it(world: World) -> Non
         await world.advance(minutes=1)
     assert sorted(log.payloads) == list(range(1000))
     assert set(log.fired) == {30}
+
+
+@virtual
+async def test_each_of_many_is_what_it_would_be_alone(world: World) -> None:
+    app, at = world.app(), after(hours=1)
+    app.on("versioned", version=2, upgrade={1: lambda payload: payload})(Log())
+    labels, retry = {"m": 1}, Retry(attempts=2)
+    specs = [
+        JobSpec(topic="a", run_at=at, payload={"n": 1}),
+        JobSpec(topic="a", run_at=after(hours=2), payload=[2]),
+        JobSpec(topic="a"),
+        JobSpec(topic="a", run_at="2027-03-14T02:30:00", timezone="America/New_York"),
+        JobSpec(topic="a", run_at=at, timezone="Asia/Seoul"),
+        *(JobSpec(topic="a", run_at=at, metadata=labels, owner_id="o") for _ in range(2)),
+        *(JobSpec(topic="a", run_at=at, priority=priority) for priority in (1, 1, 2)),
+        *(JobSpec(topic="b", run_at=at, retry=retry, timeout=5, queue="q", group="g") for _ in range(2)),
+        *(JobSpec(topic="a", run_at=after(hours=n), expires_after=60) for n in (1, 2)),
+        *(JobSpec(topic="a", run_at=at, condition=[{"field": "n", "op": "eq", "value": 1}]) for _ in range(2)),
+        *(JobSpec(topic="versioned", run_at=at, payload=n) for n in range(2)),
+        *(JobSpec(topic="a", run_at=at, tenant_id=tenant) for tenant in ("t", "t", "u")),
+    ]
+    made = await app.schedule_many(specs)
+    now = world.clock.now()
+    for spec, job in zip(specs, made, strict=True):
+        assert job == app.jobs.shown(app.jobs.draft(spec, job.id, now))
+        kept = await app.get(job.id)
+        assert dataclasses.replace(kept, adjusted=job.adjusted) == job

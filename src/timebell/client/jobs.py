@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from timebell import tracing
@@ -140,9 +141,14 @@ class Jobs:
         call: Any = self._store.run if connection is None else _joined(self._store, connection)
         new: list[NewJob] = []
         asked_before: dict[str, str] = {}
+        pattern: _Pattern | None = None
         for spec, id_ in zip(specs, ids, strict=True):
             try:
-                new.append(self.draft(spec, id_, now))
+                job = None if pattern is None else self._draft_like(pattern, spec, id_, now)
+                if job is None:
+                    job = self.draft(spec, id_, now)
+                    pattern = _Pattern.of(spec, job)
+                new.append(job)
             except InThePast:  # unless it repeats, late, what was asked in time
                 if (made_then := await self._asked_before(spec, on_conflict, call)) is None:
                     raise
@@ -151,6 +157,8 @@ class Jobs:
         existing = await call(ledger.create, new, on_conflict, now + SOON, bulk=bulk) if new else {}
         if any(job.run_at <= now + SOON for job in new):
             self._working.poke_threadsafe()
+        if not existing and not asked_before:
+            return [*new]
         made: dict[str, NewJob | str] = {job.id: existing.get(job.id, job) for job in new} | asked_before
         return [made[id_] for id_ in ids]
 
@@ -196,6 +204,21 @@ class Jobs:
             expires_at=expires,
         )  # fmt: skip
 
+    def _draft_like(self, pattern: _Pattern, spec: JobSpec, id_: str, now: datetime) -> NewJob | None:
+        """As `draft`, of a spec that has nothing but a time and a payload of its own; None if it has more."""
+        if not all(map(is_, _all_but_time_and_payload(spec), pattern.given)):
+            return None
+        like = pattern.job
+        when = instants.read(spec.run_at, spec.timezone, self._default_timezone, now, spec.on_gap, spec.on_fold)
+        payload, metadata = self._accepted(like.topic, spec.payload, {})
+        if metadata:
+            return None
+        return NewJob(
+            id=id_, tenant_id=like.tenant_id, topic=like.topic, scheduled_at=when.at, created_at=now, **when.fields(),
+            payload=payload, route=like.route, queue=like.queue, priority=like.priority, group=like.group,
+            conditions=like.conditions, retry=like.retry, timeout=like.timeout,
+        )  # fmt: skip
+
     async def nowhere(self, new: Sequence[NewJob]) -> set[str]:
         """The ids of drafts for a target that there is not."""
         if not any(job.named for job in new):
@@ -214,16 +237,23 @@ class Jobs:
 
     def shown(self, new: NewJob) -> Job:
         """A job just written, as its maker sees it."""
-        asks = decode(new.conditions) or {}
-        return Job(
+        job = Job(
             id=new.id, tenant_id=new.tenant_id, topic=new.topic, state=JobState.PENDING,
             scheduled_at=new.scheduled_at, run_at=new.run_at, timezone=new.timezone, payload=decode(new.payload),
-            metadata=decode(new.metadata) or {}, owner_id=new.owner_id, key=new.key, target=decode(new.target),
-            queue=new.queue, priority=new.priority, group=new.group, retry=decode(new.retry), timeout=new.timeout,
-            condition=asks.get("condition", []), unless=asks.get("unless"),
-            expires_at=new.expires_at, created_at=new.created_at, replaces=new.replaces,
+            owner_id=new.owner_id, key=new.key, queue=new.queue, priority=new.priority, group=new.group,
+            timeout=new.timeout, expires_at=new.expires_at, created_at=new.created_at, replaces=new.replaces,
             adjusted=new.adjusted, local_time=new.local_time,
         )  # fmt: skip
+        if new.metadata is not None:
+            job.metadata = decode(new.metadata) or {}
+        if new.target is not None:
+            job.target = decode(new.target)
+        if new.retry is not None:
+            job.retry = decode(new.retry)
+        if new.conditions is not None:
+            asks = decode(new.conditions)
+            job.condition, job.unless = asks.get("condition", []), asks.get("unless")
+        return job
 
     async def cancel(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> ledger.Cancelled:
         """Keep a job from starting, if that is still possible. Raises NotFound for an unknown id."""
@@ -371,6 +401,23 @@ class Jobs:
         if "schedule_id" in wanted:
             wanted["schedule_id"] = id_
         return await self._store.run(ledger.page, wanted, states, limit, after, min_attempts or 0)
+
+
+class _Pattern(NamedTuple):
+    """A draft, and what its spec was given but for its time and payload: so much of the next is checked already, if it
+    was given the very same objects."""
+
+    given: tuple[Any, ...]
+    job: NewJob
+
+    @classmethod
+    def of(cls, spec: JobSpec, job: NewJob) -> _Pattern | None:
+        """None for one that is of a kind of its own: its names, its end and what goes to a target are its own."""
+        own = (job.key, job.metadata, job.target, job.named, job.expires_at)
+        return None if any(one is not None for one in own) else cls(_all_but_time_and_payload(spec), job)
+
+
+_all_but_time_and_payload = attrgetter(*(name for name in JobSpec.__slots__ if name not in ("run_at", "payload")))
 
 
 def text(value: Any, field: str, most: int = 200) -> str:

@@ -27,12 +27,13 @@ class Completer:
     def __init__(self, node: Node) -> None:
         self.node = node
         self._waiting: list[Ending] = []
-        self._arrived = asyncio.Event()
+        self._arrived: asyncio.Future[None] | None = None
 
     def put(self, ending: Ending) -> None:
         """Take an ending over; the attempt stays held until it is written."""
         self._waiting.append(ending)
-        self._arrived.set()
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     @property
     def empty(self) -> bool:
@@ -40,10 +41,10 @@ class Completer:
         return not self._waiting
 
     async def wait(self) -> None:
-        """Until there is something to write."""
-        self._arrived.clear()
+        """Until there is something to write. For one who waits."""
         if not self._waiting:
-            await self._arrived.wait()
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
 
     async def step(self) -> None:
         """Write one batch. On a StoreError it stays, to be written again."""
@@ -76,16 +77,14 @@ class Completer:
     async def write(self, batch: list[Ending]) -> None:
         """Write endings, whoever they come from; those with an old fence change nothing."""
         store = self.node.store
-        again = [ending for ending in batch if ending.state is JobState.PENDING]
-        grouped = [ending for ending in again if ending.grouped is not None]
-        handed = [ending for ending in batch if ending.state is JobState.DISPATCHED]
-        final = [ending for ending in batch if ending.state not in (JobState.PENDING, JobState.DISPATCHED)]
+        again, handed, final = _by_state(batch)
         if handed:
             out = await store.hot(jobs.dispatch, handed)
             for ending in handed:
                 if ending.id not in out and ending.errors is not None:  # its receiver has reported by now: as it said
                     await store.run(reports.record, ending)
         if again:
+            grouped = [ending for ending in again if ending.grouped is not None]
             lone = [ending for ending in again if ending.grouped is None]
             kept = await store.hot(jobs.retry, lone) if lone else set()
             if grouped:
@@ -95,10 +94,7 @@ class Completer:
                 dataclasses.replace(ending, state=JobState.CANCELLED) for ending in again if ending.id not in kept
             ]
             self.node.working.poke()  # it learns when they are due
-        told = [ending for ending in final if ending.state is JobState.FAILED or ending.watched]
-        untold = [ending for ending in final if ending.state is not JobState.FAILED and not ending.watched]
-        plain = [ending for ending in untold if ending.schedule_id is None and ending.grouped is None]
-        in_turn = [ending for ending in untold if ending.schedule_id is not None or ending.grouped is not None]
+        told, plain, in_turn = _by_way(final)
         written: set[str] = set()
         if plain:
             ended = await (store.hot if store.dialect.delete_in_cte else store.run)(jobs.end, plain)
@@ -111,8 +107,7 @@ class Completer:
         if told:
             written |= self._turned(await store.run(end_told, told))
             self.node.working.poke()
-        stale = [ending.id for ending in final if ending.id not in written]
-        if stale:
+        if len(written) < len(final) and (stale := [ending.id for ending in final if ending.id not in written]):
             self.node.counters.fenced += len(stale)
             log.warning("%d endings came too late and changed nothing: %s", len(stale), ", ".join(stale[:5]))
 
@@ -123,3 +118,33 @@ class Completer:
         if ended.put_off:
             self.node.planning.poke()
         return ended.ids
+
+
+def _by_state(batch: list[Ending]) -> tuple[list[Ending], list[Ending], list[Ending]]:
+    """Those that are tried again, are handed over, and are over."""
+    again: list[Ending] = []
+    handed: list[Ending] = []
+    final: list[Ending] = []
+    for ending in batch:
+        if ending.state is JobState.PENDING:
+            again.append(ending)
+        elif ending.state is JobState.DISPATCHED:
+            handed.append(ending)
+        else:
+            final.append(ending)
+    return again, handed, final
+
+
+def _by_way(final: list[Ending]) -> tuple[list[Ending], list[Ending], list[Ending]]:
+    """Those that somebody is told of, those on their own, and those that take turns."""
+    told: list[Ending] = []
+    plain: list[Ending] = []
+    in_turn: list[Ending] = []
+    for ending in final:
+        if ending.state is JobState.FAILED or ending.watched:
+            told.append(ending)
+        elif ending.schedule_id is None and ending.grouped is None:
+            plain.append(ending)
+        else:
+            in_turn.append(ending)
+    return told, plain, in_turn

@@ -7,6 +7,7 @@ cursor, moved in the same transaction as the job is written, lets each occurrenc
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from timebell.engine.context import Known, Node
 from timebell.ids import new_id
@@ -15,10 +16,11 @@ from timebell.model.job import Hold, Kind, NewJob
 from timebell.model.payload import encode
 from timebell.model.policy import Lateness, Overlap
 from timebell.model.routes import route
-from timebell.model.schedule import Schedule
+from timebell.model.schedule import Action, Schedule
 from timebell.store.sql import schedules
 
 BATCH = 500
+REMEMBERED = 10_000  # schedules of which it knows what their jobs say
 SHORTEST, LONGEST = 0.002, 0.25  # seconds to wait when what is due is another planner's just now
 
 
@@ -28,6 +30,7 @@ class Planner:
     def __init__(self, node: Node) -> None:
         self.node = node
         self._pause = SHORTEST
+        self._said: dict[str, tuple[Action, dict[str, Any]]] = {}
 
     async def step(self) -> datetime | None:
         """Fire what is due; when to look again."""
@@ -55,25 +58,38 @@ class Planner:
         """The job of one occurrence, remembering the recurrence for the event's `upcoming`."""
         known = Known(schedule.name, schedule.recurrence, schedule.policies.tolerance, schedule.policies.notify)
         self.node.known[schedule.id, schedule.revision] = known
-        return job_of(schedule, at, hold, now)
+        action, said = self._said.get(schedule.id, (None, None))
+        if action is not schedule.action or said is None:  # the same object as long as its text is the same
+            if len(self._said) >= REMEMBERED:
+                self._said.clear()
+            said = said_of(schedule.action)
+            self._said[schedule.id] = schedule.action, said
+        return job_of(schedule, at, hold, now, said)
 
 
-def job_of(schedule: Schedule, at: datetime, hold: Hold | None, now: datetime) -> NewJob:
-    """The job of one occurrence."""
-    action = schedule.action
-    lasts = action.expires_after
-    if lasts is None and schedule.policies.lateness is Lateness.ANCHORED:
-        lasts = schedule.policies.missed_after
-    expires = None if lasts is None else at + timedelta(seconds=lasts)
+def job_of(
+    schedule: Schedule, at: datetime, hold: Hold | None, now: datetime, said: dict[str, Any] | None = None
+) -> NewJob:
+    """The job of one occurrence; `said` is what `said_of` says of its action, where that is known."""
+    policies = schedule.policies
+    lasts = schedule.action.expires_after
+    if lasts is None and policies.lateness is Lateness.ANCHORED:
+        lasts = policies.missed_after
     return NewJob(
-        id=new_id(now), tenant_id=schedule.tenant_id, topic=action.topic, scheduled_at=at, run_at=at,
-        timezone=schedule.timezone, created_at=now, payload=encode(action.payload),
-        metadata=encode(action.metadata) if action.metadata else None, owner_id=action.owner_id,
-        kind=Kind.PLANNED, schedule_id=schedule.id, revision=schedule.revision,
-        target=encode(action.target) if action.target else None,
-        route=route(action.topic, action.target), queue=action.queue,
-        priority=action.priority, group=action.group, conditions=kept(action.condition, action.unless),
-        retry=encode(action.retry.to_json()) if action.retry else None,
-        timeout=action.timeout, expires_at=expires, hold=hold,
-        serial=schedule.policies.overlap is not Overlap.ALLOW,
+        id=new_id(now), tenant_id=schedule.tenant_id, scheduled_at=at, run_at=at, timezone=schedule.timezone,
+        created_at=now, kind=Kind.PLANNED, schedule_id=schedule.id, revision=schedule.revision,
+        expires_at=None if lasts is None else at + timedelta(seconds=lasts), hold=hold,
+        serial=policies.overlap is not Overlap.ALLOW, **(said_of(schedule.action) if said is None else said),
     )  # fmt: skip
+
+
+def said_of(action: Action) -> dict[str, Any]:
+    """What all jobs of an action have in common, as fields of a NewJob."""
+    return {
+        "topic": action.topic, "payload": encode(action.payload),
+        "metadata": encode(action.metadata) if action.metadata else None, "owner_id": action.owner_id,
+        "target": encode(action.target) if action.target else None,
+        "route": route(action.topic, action.target), "queue": action.queue, "priority": action.priority,
+        "group": action.group, "conditions": kept(action.condition, action.unless),
+        "retry": encode(action.retry.to_json()) if action.retry else None, "timeout": action.timeout,
+    }  # fmt: skip

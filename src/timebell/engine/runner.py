@@ -70,7 +70,7 @@ class Runner:
         try:
             if (held_back := await self.gate.of(attempt)) is not None:
                 return self._mark(attempt, held_back)
-            target = decode(attempt.target)
+            target = None if attempt.target is None else decode(attempt.target)
             name = None if target is None else target.get("name")
             found = None if name is None else await self.names.of(attempt.tenant_id, name)
             if clock.monotonic() >= held.lease_until:  # another node may have it already: send nothing
@@ -106,9 +106,13 @@ class Runner:
                 self.node.arrivals.told(attempt, now)
             lag = (now - attempt.run_at).total_seconds()
             counters, schedule = self.node.counters, self._known(attempt)
-            counters.lag_max = max(counters.lag_max, lag)
-            counters.lag.observe(max(lag, 0.0))
+            if lag > counters.lag_max:
+                counters.lag_max = lag
+            counters.lag.observe(lag if lag > 0.0 else 0.0)
             counters.tolerance_breaches += lag > (DEFAULT_TOLERANCE if schedule is None else schedule.tolerance)
+        if not tracing.on():
+            attempt.trace_id = None
+            return await self._sent(attempt, target, found, delivery, kind)
         known: dict[str, str | int | float | None] = {
             "attempt": attempt.number, "tenant": attempt.tenant_id, "schedule": delivery.schedule_name,
             "queue": attempt.queue, "scheduled_at": delivery.scheduled_at.isoformat(),
@@ -127,18 +131,18 @@ class Runner:
         began = self.node.clock.monotonic()
         outcome = None
         try:
-            if isinstance(found, TimebellError):
+            if found is None:
+                options = {} if target is None else target["options"]
+                sending = self.node.targets[kind].deliver(delivery, options)
+                outcome = await self._limited(timeout, kind, sending, delivery)
+            elif isinstance(found, TimebellError):
                 outcome = unusable(found)
-            elif found is not None:
+            else:
                 attempt.used = found.used
                 sending = named.deliver(self.node.named[kind], found, delivery)
                 outcome = await self._limited(timeout, kind, sending, delivery)
                 if outcome.gone:
                     await self.names.gone(attempt.tenant_id, found, outcome.error or "")
-            else:
-                options = {} if target is None else target["options"]
-                sending = self.node.targets[kind].deliver(delivery, options)
-                outcome = await self._limited(timeout, kind, sending, delivery)
         finally:
             took = self.node.clock.monotonic() - began
             self._measured(kind, attempt.topic, took, timeout, outcome)
@@ -161,15 +165,16 @@ class Runner:
         self, timeout: float, kind: str, delivering: Coroutine[Any, Any, Outcome], delivery: Delivery
     ) -> Outcome:
         """Deliver, for at most `timeout` seconds."""
-        deadline = asyncio.timeout(timeout)
+        deadline: asyncio.Timeout | None = None
+        at = asyncio.get_running_loop().time() + timeout
         try:
             begun = Begun(delivering)
             if begun.over:  # most are, and a timer costs as much
                 return begun.result
-            async with deadline:
+            async with asyncio.timeout_at(at) as deadline:
                 return await begun
         except TimeoutError:
-            if not deadline.expired():
+            if deadline is None or not deadline.expired():
                 raise
             return Outcome.failed("TIMEOUT", f"It took longer than its timeout of {timeout:g} s.")
         except asyncio.CancelledError:
@@ -235,8 +240,9 @@ class Runner:
         return Ending(attempt.id, attempt.number, JobState.PENDING, now, run_at=at, counts=False)
 
     def _mark(self, attempt: Attempt, ending: Ending) -> Ending:
-        known = self._known(attempt)
-        ending.watched = ending.state is JobState.COMPLETED and known is not None and bool(known.notify)
+        if ending.state is JobState.COMPLETED and attempt.schedule_id is not None:
+            known = self._known(attempt)
+            ending.watched = known is not None and bool(known.notify)
         return mark(attempt, ending, self.node.id)
 
     def _known(self, attempt: Attempt) -> Known | None:
@@ -262,12 +268,13 @@ def delivery_of(
     node: Node, attempt: Attempt, now: datetime, name: str | None = None, upcoming: Sequence[datetime] = ()
 ) -> Delivery:
     """What a target is given of an attempt."""
+    metadata = {} if attempt.metadata is None else decode(attempt.metadata) or {}
+    retry = None if attempt.retry is None else decode(attempt.retry)
     return Delivery(
-        attempt.id, attempt.tenant_id, attempt.topic, decode(attempt.payload), decode(attempt.metadata) or {},
-        attempt.timezone, attempt.scheduled_at, now, attempt.schedule_id, name, attempt.occurrence_key,
-        attempt.number, list(upcoming), replays=attempt.replays,
-        retry=node.retry_of(attempt, decode(attempt.retry)), priority=attempt.priority, expires_at=attempt.expires_at,
-        earlier=decode(attempt.errors) or [],
+        attempt.id, attempt.tenant_id, attempt.topic, decode(attempt.payload), metadata, attempt.timezone,
+        attempt.scheduled_at, now, attempt.schedule_id, name, attempt.occurrence_key, attempt.number, list(upcoming),
+        replays=attempt.replays, retry=node.retry_of(attempt, retry), priority=attempt.priority,
+        expires_at=attempt.expires_at, earlier=[] if attempt.errors is None else decode(attempt.errors) or [],
     )  # fmt: skip
 
 
@@ -280,9 +287,9 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     ending.reason = None if ending.reason is None else legible(ending.reason, 200)
     ending.code = None if ending.code is None else legible(ending.code, 100)
     ending.error = None if ending.error is None else legible(ending.error, 4000)
-    lines = decode(attempt.errors) or []
-    if ending.progress is not None or ending.state is JobState.COMPLETED:  # the newest, or the result, says it all
-        lines = [_without_progress(line) for line in lines]
+    lines = [] if attempt.errors is None else decode(attempt.errors) or []
+    if lines and (ending.progress is not None or ending.state is JobState.COMPLETED):
+        lines = [_without_progress(line) for line in lines]  # the newest, or the result, says it all
     ruled = attempt.verdict is not None and ending.state in (JobState.COMPLETED, JobState.DISPATCHED)
     if ruled or ending.error is not None or ending.record is not None or ending.progress is not None:
         line = {

@@ -123,8 +123,10 @@ class Service:
             try:
                 until = await step()
                 pause = FIRST_PAUSE
-                if self.failing.pop(name, None) and not self.failing:
-                    log.warning("the store answers again")
+                if name in self.failing:
+                    del self.failing[name]
+                    if not self.failing:
+                        log.warning("the store answers again")
             except StoreError as failed:
                 if not self.failing:
                     log.warning("%s Going on as soon as it answers.", failed)

@@ -46,6 +46,7 @@ class Worker:
             Hands(node.handlers.routes(is_async=True) | delivered, node.options.slots),
             Hands(node.handlers.routes(is_async=False), node.options.threads),
         ]
+        self._taking = [hands for hands in self.hands if hands.routes]
         self.tasks: set[asyncio.Task[None]] = set()
         self.claiming = False
         self._pause = SHORTEST
@@ -60,7 +61,7 @@ class Worker:
     async def step(self) -> datetime | None:
         """Claim what is due and fits; when to look again (None: when poked)."""
         node = self.node
-        free = [hands for hands in self.hands if hands.free > 0 and hands.routes]
+        free = [hands for hands in self._taking if hands.free > 0]
         if node.stopping or not free:
             return None
         if node.limited:
@@ -68,14 +69,12 @@ class Worker:
         routes = free[0].routes if len(free) == 1 else self.routes
         lanes = await node.store.hot(jobs.lanes, routes, node.clock.now())
         now = node.clock.now()
-        due = [lane for lane in lanes if lane.starts_at is not None and lane.starts_at <= now]
-        # Lanes of one priority share the hands; who was served longest ago goes first, if there are too few for all.
-        due.sort(key=lambda lane: (lane.priority, self._served.get((lane.queue, lane.priority), (0, ""))[0]))
+        due, later = self._due(lanes, now)
         claimed, all_of_it = 0, not node.store.many_nodes  # else others claim too, by the server's clock
         self.claiming = True
         try:
-            for at, lane in enumerate(due):
-                beside = sum(other.priority == lane.priority for other in due[at:])
+            for at, lane in enumerate(due, 1):
+                beside = 1 if at == len(due) else 1 + sum(other.priority == lane.priority for other in due[at:])
                 for hands in free:
                     most = min(-(-hands.free // beside), node.options.batch)
                     count = await self._claim(lane, hands, most)
@@ -88,7 +87,6 @@ class Worker:
             self._pause = SHORTEST
             if not all_of_it:
                 return now
-        later = [lane.starts_at for lane in lanes if lane.starts_at is not None and lane.starts_at > now]
         if claimed:
             later += [lane.later for lane in due if lane.later is not None]
         elif due:
@@ -100,6 +98,21 @@ class Worker:
         if not node.listening:
             later.append(now + timedelta(seconds=node.options.poll))
         return min(later, default=None)
+
+    def _due(self, lanes: Sequence[jobs.Lane], now: datetime) -> tuple[list[jobs.Lane], list[datetime]]:
+        """The lanes with something to start, in order; and when something is to start in the others."""
+        due: list[jobs.Lane] = []
+        later: list[datetime] = []
+        for lane in lanes:
+            if (starts_at := lane.starts_at) is not None:
+                if starts_at <= now:
+                    due.append(lane)
+                else:
+                    later.append(starts_at)
+        if len(due) > 1:
+            # Those of one priority share the hands; who was served longest ago goes first, if there are too few for all
+            due.sort(key=lambda lane: (lane.priority, self._served.get((lane.queue, lane.priority), (0, ""))[0]))
+        return due, later
 
     async def _claim(self, lane: jobs.Lane, hands: Hands, most: int) -> int:
         """Claim and start up to so many jobs of a lane; how many there were."""
@@ -119,12 +132,12 @@ class Worker:
         else:
             attempts = await store.hot(jobs.claim, *what, now)
         await self._learn(attempts)
-        lease_until = sent + node.options.lease
+        lease_until, loop = sent + node.options.lease, asyncio.get_running_loop()
         for attempt in attempts:
             held = Held(attempt, lease_until)
             node.held[attempt.id] = held
             hands.free -= 1
-            held.task = asyncio.create_task(self._attempt(held, hands))
+            held.task = loop.create_task(self._attempt(held, hands))
             self.tasks.add(held.task)
             held.task.add_done_callback(self.tasks.discard)
         node.counters.started += len(attempts)
@@ -147,13 +160,12 @@ class Worker:
     async def _learn(self, attempts: Sequence[Attempt]) -> None:
         """Know the recurrence of every schedule that these jobs come from."""
         known = self.node.known
-        unknown = {
-            (attempt.schedule_id, attempt.revision)
-            for attempt in attempts
-            if attempt.schedule_id is not None
-            and attempt.revision is not None
-            and (attempt.schedule_id, attempt.revision) not in known
-        }
+        unknown: set[tuple[str, int]] = set()
+        for attempt in attempts:
+            if attempt.schedule_id is not None and attempt.revision is not None:
+                key = attempt.schedule_id, attempt.revision
+                if key not in known:
+                    unknown.add(key)
         if unknown:
             if len(known) > 100_000:
                 known.clear()

@@ -25,7 +25,10 @@ OUTAGE_PAUSE = 30.0  # seconds
 TINY = timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
+# These three are not frozen, as that makes them three times as dear to make; nothing changes them.
+
+
+@dataclass(slots=True)
 class Fire:
     """An occurrence that becomes a job; with a hold it waits for its turn. It starts at `run_at`, if not at once."""
 
@@ -34,7 +37,7 @@ class Fire:
     run_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Skip:
     """Occurrences that do not fire: `count` of them from `at` to `to`, for one reason."""
 
@@ -44,7 +47,7 @@ class Skip:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """What becomes of every occurrence from a schedule's cursor up to now, and the next cursor.
 
@@ -81,6 +84,8 @@ def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
     recent, following, fault = _due(recurrence, recent_from, until)
     if not recurrence.overrides and not policies.jitter and cursor == recent_from and len(recent) == 1:
         # Nothing is missed, moved or put off: what follows comes to the same, at more cost.
+        if not live:
+            return Plan([Fire(recent[0])], [], following, False, fault)
         planned, left = _in_turn(policies.overlap, recent, 0, live)
         supersedes = policies.overlap is Overlap.CANCEL_PREVIOUS and bool(planned and live)
         return Plan(planned, [Skip(at, at, 1, Reason.OVERLAP) for at in left], following, supersedes, fault)
@@ -105,11 +110,14 @@ def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
 def _due(recurrence: Recurrence, start: datetime, end: datetime) -> tuple[list[datetime], datetime | None, str | None]:
     """The instants in [start, end), the one after them, and the reason where a search for it is given up."""
     found: list[datetime] = []
-    following, fault = next_of(recurrence, start - TINY)
-    while following is not None and following < end:
-        found.append(following)
-        following, fault = next_of(recurrence, following)
-    return found, following, fault
+    try:
+        following = recurrence.next(start - TINY)
+        while following is not None and following < end:
+            found.append(following)
+            following = recurrence.next(following)
+    except InvalidRecurrence as barren:
+        return found, None, str(barren)
+    return found, following, None
 
 
 def next_of(recurrence: Recurrence, now: datetime) -> tuple[datetime | None, str | None]:

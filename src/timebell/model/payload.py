@@ -110,11 +110,7 @@ def _check(value: Any, path: str, depth: int) -> None:
     elif depth >= MAX_DEPTH:
         raise _too_deep(path.split(".", 1)[0])
     elif kind is dict:
-        for key, item in value.items():
-            if type(key) is not str:
-                raise InvalidPayload(f"{path} has the key {key!r}; keys in JSON are strings.")
-            _check_text(key, path)
-            _check(item, f"{path}.{key}", depth + 1)
+        _check_object(value, path, depth)
     elif kind in (list, tuple):
         for index, item in enumerate(value):
             _check(item, f"{path}.{index}", depth + 1)
@@ -123,6 +119,21 @@ def _check(value: Any, path: str, depth: int) -> None:
             f"{path} is a {kind.__name__} object; payloads are JSON.",
             fix="Use text, numbers, booleans, None, lists and dicts; for a datetime, .isoformat() or a pydantic model.",
         )
+
+
+def _check_object(value: dict[Any, Any], path: str, depth: int) -> None:
+    """As `_check`, without a call for each of the values that most are: text and numbers."""
+    for key, item in value.items():
+        if type(key) is not str:
+            raise InvalidPayload(f"{path} has the key {key!r}; keys in JSON are strings.")
+        if "\x00" in key or not key.isascii():
+            _check_text(key, path)
+        kind = type(item)
+        if kind is str:
+            if "\x00" in item or not item.isascii():
+                _check_text(item, f"{path}.{key}")
+        elif kind is not int or not -(2**63) <= item < 2**63:
+            _check(item, f"{path}.{key}", depth + 1)
 
 
 def _too_deep(field: str) -> InvalidPayload:

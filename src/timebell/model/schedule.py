@@ -57,11 +57,12 @@ class Action:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Schedule:
     """A schedule as it is stored. `next_fire_at` is its cursor: the first instant not yet decided.
 
-    It fires while `enabled`; a pause makes it not so, from `paused_at` on.
+    It fires while `enabled`; a pause makes it not so, from `paused_at` on. Nothing changes one; it is not frozen, as a
+    planner makes one of each that is due, and that would be three times as dear.
     """
 
     id: str

@@ -32,11 +32,12 @@ class Tally:
 
     def add(self, *labels: str, by: int = 1) -> None:
         """Count."""
-        known = self.values.get(labels)
-        if known is None and len(self.values) >= MOST:
-            labels = (OTHER, *labels[1:])
-            known = self.values.get(labels)
-        self.values[labels] = (known or 0) + by
+        try:
+            self.values[labels] += by
+        except KeyError:
+            if len(self.values) >= MOST:
+                labels = (OTHER, *labels[1:])
+            self.values[labels] = self.values.get(labels, 0) + by
 
 
 @dataclass(slots=True)
@@ -56,8 +57,9 @@ class Spread:
 
     def observe(self, value: float, *labels: str) -> None:
         """Take a value in."""
-        series = self.series.get(labels)
-        if series is None:
+        try:
+            series = self.series[labels]
+        except KeyError:
             if len(self.series) >= MOST:
                 labels = (OTHER, *labels[1:])
             series = self.series.setdefault(labels, self._new())

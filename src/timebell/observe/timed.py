@@ -33,7 +33,7 @@ class TimedStore:
         try:
             return await self.store.run(operation, *args, **kwargs)
         finally:
-            self._note(operation, began)
+            self.spread.observe(self.clock.monotonic() - began, operation.__name__.lstrip("_"))
 
     async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
@@ -41,7 +41,7 @@ class TimedStore:
         try:
             return await self.store.hot(operation, *args, **kwargs)
         finally:
-            self._note(operation, began)
+            self.spread.observe(self.clock.monotonic() - began, operation.__name__.lstrip("_"))
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
@@ -50,6 +50,3 @@ class TimedStore:
     async def listen(self, poke: Callable[[str], None]) -> bool:
         """As in Store."""
         return await self.store.listen(poke)
-
-    def _note(self, operation: Callable[..., Any], began: float) -> None:
-        self.spread.observe(self.clock.monotonic() - began, operation.__name__.lstrip("_"))

@@ -139,17 +139,19 @@ class Database(SqliteStore):
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
-        try:
-            return self._transact(operation, args, kwargs)
-        except (DBAPIError, sqlite3.Error) as failed:
-            raise translate(failed, self._path) from failed
+        return self.at_once(self._transact, operation, args, kwargs)
 
     async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
+        return self.at_once(self._autocommit, operation, args, kwargs)
+
+    def at_once(self, way: Any, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
+        """Run an operation by one of the store's ways, here and now."""
         try:
-            return self._autocommit(operation, args, kwargs)
+            answer: R = way(operation, args, kwargs)
         except (DBAPIError, sqlite3.Error) as failed:
             raise translate(failed, self._path) from failed
+        return answer
 
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -210,23 +212,27 @@ class Link:
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
-        await self._reach()
+        database = self._database
+        if database.many_nodes or self.cut or database.away or database._turn.locked():
+            await self._reach()
         if self.fault is None:
-            answer = await self._database.run(operation, *args, **kwargs)
+            answer = database.at_once(database._transact, operation, args, kwargs)
         else:
             with self._aimed(operation):
-                answer = await self._database.run(operation, *args, **kwargs)
+                answer = database.at_once(database._transact, operation, args, kwargs)
         if self._after is not None:
             self._after()
         return answer
 
     async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
-        await self._reach()
+        database = self._database
+        if database.many_nodes or self.cut or database.away or database._turn.locked():
+            await self._reach()
         if self.fault is None:
-            return await self._database.hot(operation, *args, **kwargs)
+            return database.at_once(database._autocommit, operation, args, kwargs)
         with self._aimed(operation):
-            return await self._database.hot(operation, *args, **kwargs)
+            return database.at_once(database._autocommit, operation, args, kwargs)
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store; the connection is one to a database of the caller's own."""

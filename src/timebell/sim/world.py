@@ -462,8 +462,11 @@ class World:
             goal = None
         if at is None:
             return None
-        beating = [life for life in self._lives if life not in self._frozen]
-        beat = min((life.heart.due for life in beating), default=math.inf) + self.clock.rested
+        beat = math.inf
+        for life in self._lives:
+            if life.heart.due < beat and life not in self._frozen:
+                beat = life.heart.due
+        beat += self.clock.rested
         if at > beat:
             if (calm := self._calm_until()) is not None:
                 if at > calm:  # what nobody waits for yet, a heartbeat would have told them by then
@@ -472,8 +475,8 @@ class World:
                 self.clock.rested += at - now
             else:
                 at, goal = max(beat, now), None
-                for life in beating:
-                    if life.heart.due + self.clock.rested <= at:
+                for life in self._lives:
+                    if life not in self._frozen and life.heart.due + self.clock.rested <= at:
                         life.heart.poke()
         if goal is not None:
             goal[1].set_result(None)

@@ -33,17 +33,19 @@ class Statement:
         self.columns = columns
         self.returned: list[str] | None = None
         """The names of what it returns, once a driver has said so."""
-        self._named: dict[str, str] = {}
-        self._listed: dict[tuple[str, int], str] = {}
+        self.by_name: dict[str, str] = {}
+        """What `named` gave, by the dialect's name: to be looked up there first where it is asked often."""
+        self.by_count: dict[tuple[str, int], str] = {}
+        """The same of `listed`."""
         self._clauses: dict[str, TextClause] = {}
         self._numbered: dict[str, tuple[str, list[str]]] = {}
 
     def named(self, words: Words) -> str:
         """For drivers that bind `:name`."""
-        text = self._named.get(words.name)
+        text = self.by_name.get(words.name)
         if text is None:
             rows = f"d AS ({words.rows(self.columns)})" if self.columns else ""
-            text = self._named[words.name] = self.template.substitute(words.words, rows=rows)
+            text = self.by_name[words.name] = self.template.substitute(words.words, rows=rows)
         return text
 
     def clause(self, words: Words) -> TextClause:
@@ -58,11 +60,11 @@ class Statement:
 
         Other parameters there must be none.
         """
-        text = self._listed.get((words.name, count))
+        text = self.by_count.get((words.name, count))
         if text is None:
             marks = ", ".join([f"({', '.join('?' * len(self.columns))})"] * count)
             rows = f"d({', '.join(self.columns)}) AS (VALUES {marks})"
-            text = self._listed[words.name, count] = self.template.substitute(words.words, rows=rows)
+            text = self.by_count[words.name, count] = self.template.substitute(words.words, rows=rows)
         return text
 
     def numbered(self, words: Words) -> tuple[str, list[str]]:

@@ -71,6 +71,8 @@ class Transaction(Protocol):
 class Steps:
     """Names the statements of an operation for `probe`."""
 
+    __slots__ = ("count", "name")
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.count = 0

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic
 
 from timebell.errors import InvalidInput, InvalidPayload, TimebellError
@@ -216,7 +217,7 @@ class Handlers:
         All run; the first that raises decides. Snooze and Cancel pass through. What the most specific function
         returns is the result.
         """
-        heard = self.matching(delivery.topic)
+        heard = self._matching(delivery.topic)
         try:
             events = _events(delivery, heard, self.state)
         except InvalidPayload as unfit:
@@ -228,16 +229,16 @@ class Handlers:
                 results.append(await self._timed(handler, event))
             except (Exception, SystemExit) as failed:  # a script's sys.exit() must not end the engine
                 raised = failed if raised is None else raised
+        if raised is None:
+            return Outcome.ok(results[0] if results else None)
         if isinstance(raised, Snooze | Cancel):
             raise raised
-        if raised is not None:
-            return Outcome.failed(type(raised).__name__, _words(raised))
-        return Outcome.ok(results[0] if results else None)
+        return Outcome.failed(type(raised).__name__, _words(raised))
 
     async def _timed(self, handler: Handler, event: Arrived) -> Any:
         plain = handler.is_async and not self._around  # nothing is around it: no coroutine in between
         call = handler.function(event) if plain else self._through(handler)(event)
-        if self.monotonic is None or not inspect.iscoroutine(call):
+        if self.monotonic is None or type(call) is not CoroutineType:
             return await call
         return await Timed(call, self.monotonic, event.topic, handler.function)
 
@@ -284,7 +285,7 @@ def _events(delivery: Delivery, heard: list[Handler], state: Any) -> list[Arrive
     """What each handler is given. Raises InvalidPayload; Snooze when the payload is newer than the code here."""
     tenant = {} if delivery.tenant_id == "default" else {"tenant_id": delivery.tenant_id}
     # What one handler commits cannot be undone when another fails.
-    alone = sum(handler.handles for handler in heard) <= 1
+    alone = len(heard) == 1 or sum(handler.handles for handler in heard) <= 1
     events = []
     for handler in heard:
         mine: Arrived = Arrived(

@@ -21,6 +21,8 @@ VERSION = "payload_version"
 """The metadata that says which version a payload is of; 1 where it is missing."""
 SHOWN = 5  # problems of one payload that a message names
 
+_AS_THEY_ARE = frozenset({dict, list, str, int, float, bool, type(None)})
+
 Upgrade = Callable[[Any], Any]
 
 
@@ -89,6 +91,8 @@ def version_of(metadata: Mapping[str, Any]) -> int:
 def plain(payload: Any) -> Any:
     """A payload as JSON's own values: models and dataclasses as pydantic writes them. Others as they are."""
     kind: Any = type(payload)
+    if kind in _AS_THEY_ARE:
+        return payload
     try:
         if callable(getattr(kind, "model_dump", None)):
             return payload.model_dump(mode="json", by_alias=True)

@@ -31,6 +31,7 @@ from timebell.store.transaction import Dialect, Row, SqlTransaction, Steps
 from timebell.store.types import EPOCH, MICROSECOND, read_micros
 
 _OPTIONS = {"timeout": 10, "check_same_thread": False, "cached_statements": 512}  # of 128 the hot ones are half
+UNSEEN = Steps("operation")  # of all transactions while nobody looks at their steps
 FEW = 8  # rows from which on reading a batch from JSON costs less than binding each value
 _JSON = "json_extract(value, '$.{0}') AS {0}"
 
@@ -75,25 +76,30 @@ class SqliteTransaction(SqlTransaction):
     """Hot statements go straight to the driver, in the same transaction."""
 
     def __init__(self, connection: Connection, dialect: Dialect, steps: Steps, driver: sqlite3.Connection) -> None:
-        super().__init__(connection, dialect, steps)
+        self.connection = connection  # not by way of super(): there are several of them to each job
+        self.dialect = dialect
+        self.steps = steps
+        self.wants_notify = ""
         self.driver = driver
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
         """As in Transaction."""
         if transaction.probe is not None:  # here at least: it is asked ten times a job
             self.steps()
-        if statement.columns and 0 < len(rows) <= FEW and not params:
+        if statement.columns and not params and 0 < (count := len(rows)) <= FEW:
             values: list[Any] = []
             for row in rows:
                 values += map(row.get, statement.columns)
-            cursor = self.driver.execute(statement.listed(self.dialect, len(rows)), values)
+            text = statement.by_count.get((self.dialect.name, count)) or statement.listed(self.dialect, count)
+            cursor = self.driver.execute(text, values)
         else:
             if statement.columns:
                 params["rows"] = orjson.dumps(rows).decode()
-            for name in ("exact", "prefixes"):
-                if name in params:
+            if "exact" in params:
+                for name in ("exact", "prefixes"):
                     params[name] = orjson.dumps(params[name]).decode()
-            cursor = self.driver.execute(statement.named(self.dialect), params)
+            text = statement.by_name.get(self.dialect.name) or statement.named(self.dialect)
+            cursor = self.driver.execute(text, params)
         if cursor.description is None:
             return []
         found = cursor.fetchall()
@@ -102,6 +108,8 @@ class SqliteTransaction(SqlTransaction):
         names = statement.returned
         if names is None:
             names = statement.returned = [column[0] for column in cursor.description]
+        if len(found) == 1:
+            return [dict(zip(names, found[0], strict=False))]
         return [dict(zip(names, row, strict=False)) for row in found]
 
     def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
@@ -214,14 +222,17 @@ class SqliteStore:
     def _autocommit(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         tx = self._transaction(operation)
         answer = operation(tx, *args, **kwargs)
-        tx.steps.at("done")
-        self._committed(tx)
+        if transaction.probe is not None:
+            tx.steps.at("done")
+        if tx.wants_notify:
+            self._committed(tx)
         return answer
 
     def _transaction(self, operation: Callable[..., Any] | None = None) -> SqliteTransaction:
         assert self._connection is not None
         assert self._driver is not None
-        steps = Steps(getattr(operation, "__name__", "operation"))
+        probed = transaction.probe is not None
+        steps = Steps(getattr(operation, "__name__", "operation")) if probed else UNSEEN
         return SqliteTransaction(self._connection, self.dialect, steps, self._driver)
 
     def _transact(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
@@ -230,18 +241,21 @@ class SqliteStore:
         driver.execute("BEGIN IMMEDIATE")  # said to the driver: SQLAlchemy's own way costs more than the statements
         try:
             answer = operation(tx, *args, **kwargs)
-            tx.steps.at("commit")
+            if transaction.probe is not None:
+                tx.steps.at("commit")
             driver.execute("COMMIT")
         except BaseException:
             if driver.in_transaction:
                 driver.execute("ROLLBACK")
             raise
-        tx.steps.at("done")
-        self._committed(tx)
+        if transaction.probe is not None:
+            tx.steps.at("done")
+        if tx.wants_notify:
+            self._committed(tx)
         return answer
 
     def _committed(self, tx: SqliteTransaction) -> None:
-        """Called after each commit; SQLite has no one to tell."""
+        """Called after a commit that others want to know of; SQLite has no one to tell."""
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""

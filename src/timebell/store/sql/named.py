@@ -27,7 +27,8 @@ def bind(tx: Transaction, new: Sequence[NewJob]) -> None:
 
     Raises NotFound (TARGET_NOT_FOUND, SOURCE_NOT_FOUND), InvalidInput (INVALID_CONDITION).
     """
-    askable(tx, {(job.tenant_id, source) for job in new if (source := source_of(job.conditions))})
+    asking = [job for job in new if job.conditions is not None]
+    askable(tx, {(job.tenant_id, source) for job in asking if (source := source_of(job.conditions))})
     naming = [job for job in new if job.named is not None]
     if not naming:
         return

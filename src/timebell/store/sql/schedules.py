@@ -239,6 +239,8 @@ class Fired:
     """How many of the skips each reason has."""
 
 
+Skipped = tuple[NewJob, str, int, datetime]
+NONE_LIVE = (0, 0)
 GOING = "NOT EXISTS (SELECT 1 FROM timebell_queues WHERE name = '*' AND paused)"
 DUE = Statement(
     f"SELECT * FROM timebell_schedules WHERE enabled AND fault IS NULL AND $due_schedule AND {GOING}"  # noqa: S608
@@ -258,7 +260,7 @@ LIVE = Statement(
 ADVANCE = Statement(
     "WITH $rows UPDATE timebell_schedules AS s SET next_fire_at = d.next_fire_at, last_fired_at ="
     " COALESCE(d.last_fired_at, s.last_fired_at), fault = d.fault, tzdata = d.tzdata, utc_offset = d.utc_offset"
-    " FROM d WHERE s.id = d.id",
+    " FROM d WHERE s.id = d.id AND s.id $pick SELECT id FROM d $picked",
     id="id",
     next_fire_at="instant",
     last_fired_at="instant",
@@ -301,17 +303,19 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
     zone_moves.due(tx, due, now)
     live = live_of(tx, [one.id for one in due if one.policies.overlap is not Overlap.ALLOW])
     new: list[NewJob] = []
-    skips: list[tuple[NewJob, str, int, datetime]] = []
+    skips: list[Skipped] = []
     advances = []
     successors: dict[str, str] = {}
     for schedule in due:
         advance: dict[str, Any] = {"id": schedule.id, "fault": None, "last_fired_at": None}
         try:
-            planned = plan(schedule, now, *live.get(schedule.id, (0, 0)))
-            made = [build(schedule, fire.at, fire.hold, now) for fire in planned.fires]
-            for job, one in zip(made, planned.fires, strict=True):
+            planned = plan(schedule, now, *(live.get(schedule.id, NONE_LIVE) if live else NONE_LIVE))
+            made: list[NewJob] = []
+            for one in planned.fires:
+                job = build(schedule, one.at, one.hold, now)
                 job.run_at = one.run_at or job.run_at
-            left = [
+                made.append(job)
+            left: list[Skipped] = [
                 (build(schedule, skip.at, None, now), skip.reason.value, skip.count, skip.to) for skip in planned.skips
             ]
         except Exception as broken:  # one broken schedule must not stop the others
@@ -333,7 +337,7 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
         advances.append(advance)
     if new:
         jobs.add(tx, new)
-        if beside := [id_ for id_, (_, others) in live.items() if others]:
+        if live and (beside := [id_ for id_, (_, others) in live.items() if others]):
             jobs.take_turns(tx, beside)
         tx.notify()
     if skips:
@@ -349,7 +353,7 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
 def live_of(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """How many live jobs these schedules have, and how many of them take no turns; those without any are left out."""
     rows = tx.fetch(LIVE, [{"id": id_} for id_ in ids]) if ids else []
-    return {str(row["schedule_id"]): (row["live"], row["beside"]) for row in rows}
+    return {str(row["schedule_id"]): (row["live"], row["beside"]) for row in rows} if rows else {}
 
 
 def next_fire(tx: Transaction) -> datetime | None:

@@ -82,12 +82,23 @@ def _lock(tx: Transaction, schedules: Sequence[str]) -> Sequence[Row]:
 
 
 def _hand_on(tx: Transaction, locked: Sequence[Row], ended: Sequence[Row], endings: Sequence[Ending]) -> Ended:
-    left = sorted({str(row["schedule_id"]) for row in ended if row["schedule_id"] is not None})
-    nobody = {str(row["id"]) for row in locked if not row["in_turn"]}
-    freed = let_go(tx, [id_ for id_ in left if id_ not in nobody]) + sum(row["group_name"] is not None for row in ended)
-    waiting = {str(row["id"]): row["waiting"] for row in locked if row["waiting"] is not None}
+    ids: set[str] = set()
+    left: set[str] = set()  # schedules of which a job ended, and another may wait
+    waiting: dict[str, str] = {}
+    of_groups = 0
+    for row in ended:
+        ids.add(str(row["id"]))
+        if row["schedule_id"] is not None:
+            left.add(str(row["schedule_id"]))
+        of_groups += row["group_name"] is not None
+    for row in locked:
+        if not row["in_turn"]:
+            left.discard(str(row["id"]))
+        if row["waiting"] is not None:
+            waiting[str(row["id"])] = row["waiting"]
+    freed = of_groups + (let_go(tx, sorted(left)) if left else 0)
     put_off = _put_off(tx, waiting, ended, {ending.id: ending.at for ending in endings}) if waiting else False
-    return Ended({str(row["id"]) for row in ended}, freed, put_off)
+    return Ended(ids, freed, put_off)
 
 
 def complete(tx: Transaction, ending: Ending) -> Ended:
