@@ -14,7 +14,7 @@ from tests.model.machine import Machine
 from tests.model.mutants import MUTANTS, Mutant
 from timebell.errors import TimebellError
 
-EXAMPLES, STEPS, FOR_A_MUTANT = 24, 30, 600
+EXAMPLES, STEPS, FOR_A_MUTANT = 12, 30, 600
 UNSEEN = {"leases are judged by the wall clock"}
 PROOF = Path(__file__).parents[2] / "docs/internals/proof.md"
 
