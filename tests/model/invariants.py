@@ -115,17 +115,15 @@ def overlap(model: Machine, by_id: dict[str, Row]) -> None:
         if effect.schedule_id is not None:
             of[effect.schedule_id].append(effect)
     for calls in of.values():
-        waits: dict[str, Effect] = {}  # of each job its attempt before the next one
-        for two in calls:
-            one = waits.get(two.job_id)
-            if one is not None and two.job_id not in model.replayed:
-                for effect in calls[calls.index(one) + 1 : calls.index(two)]:
-                    turns = effect.job_id != two.job_id and one.ended is not None and effect.began >= one.ended
-                    if turns and all(takes_turns(model, by_id[each.job_id]) for each in (effect, one)):
-                        assert model.ledger.excused(one, two.began), (
-                            f"overlap: {effect} while {one} waited to try again"
-                        )
-            waits[two.job_id] = two
+        before: dict[str, int] = {}  # where the attempt before is, of each job
+        for at, two in enumerate(calls):
+            since = before.get(two.job_id, at)
+            before[two.job_id], one = at, calls[since]
+            if one.ended is None or two.job_id in model.replayed:
+                continue
+            for effect in calls[since + 1 : at]:
+                turns = effect.began >= one.ended and all(takes_turns(model, by_id[it.job_id]) for it in (effect, one))
+                assert not turns or model.ledger.excused(one, two.began), f"overlap: {effect} while {one} waited"
 
 
 def takes_turns(model: Machine, row: Row) -> bool:

@@ -16,7 +16,7 @@ from timebell.sim.world import World
 TIMEOUT = 40.0  # seconds; each plan but `hang` takes less
 RETRIES = 3
 PAUSE = 2.0  # seconds between the tries
-SNOOZE = 22.0  # longer than some schedules take to fire again
+SNOOZE = 7.0
 MOMENT = timedelta(microseconds=1)
 
 BEGINS = {"cut": "mend", "freeze": "thaw", "away": "back"}

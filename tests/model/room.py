@@ -76,14 +76,6 @@ def waits_for_room(model: Machine, row: Row, rows: list[Row]) -> bool:
     )
 
 
-def nobody_before(row: Row, rows: list[Row]) -> bool:
-    """Whether a job waits for its turn, or for its group, with nobody before it who would let it go."""
-    live = [one for one in rows if one.state == "running" or (one.state == "pending" and one.hold is None)]
-    if row.hold == "overlap":
-        return not any(one.schedule_id == row.schedule_id for one in live)
-    return row.hold == "group" and not any((one.queue, one.group) == (row.queue, row.group) for one in live)
-
-
 def prompt(model: Machine, rows: list[Row], moments: dict[str, tuple[datetime | None, bool, str | None]]) -> None:
     """While all is quiet, and has been for a while, what may start does so at once; a heartbeat later if nobody heard
     of it."""
@@ -91,9 +83,13 @@ def prompt(model: Machine, rows: list[Row], moments: dict[str, tuple[datetime | 
     model.waiting = {}
     if not model.world.nodes or model.harmed or now - model.stepped < LATE or model.ledger.anything(now - LATE, now):
         return
-    for row in rows:
+    pending = [row for row in rows if row.state == "pending"]
+    live = [row for row in rows if row.state == "running"] + [row for row in pending if row.hold is None]
+    turns, groups = {row.schedule_id for row in live}, {(row.queue, row.group) for row in live}
+    for row in pending:
         due = row.hold is None and row.run_at < now and not waits_for_room(model, row, rows)
-        if row.state == "pending" and (due or nobody_before(row, rows)):
+        next_in_turn = row.hold == "overlap" and row.schedule_id not in turns
+        if due or next_in_turn or (row.hold == "group" and (row.queue, row.group) not in groups):
             what = row.id, row.hold, row.run_at
             model.waiting[what] = _ready_since(model, row) or before.get(what, now)
     if "*" not in model.halted:

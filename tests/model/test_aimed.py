@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.model import invariants
-from tests.model.machine import Machine
+from tests.model.harder import Harder
 from tests.model.mutants import MUTANTS
 from tests.model.plans import Drawn, Grid
 
@@ -25,75 +25,75 @@ def each(seconds: int, plan: dict[str, Any] = does("ok"), **policies: Any) -> Dr
     return plan, POLICIES | policies, Grid("interval", seconds), {}
 
 
-def begin(model: Machine, schedule: Drawn = each(3600), **limits: int) -> None:  # noqa: B008
+def begin(model: Harder, schedule: Drawn = each(3600), **limits: int) -> None:  # noqa: B008
     """Two nodes, and nothing else to do."""
     model.begin(2, NO_LIMITS | limits, schedule, each(3600), does("ok"))
     model.advance(10)
 
 
-def rate(model: Machine) -> None:
+def rate(model: Harder) -> None:
     begin(model, rate=2)
     model.burst(does("ok"), 5, None, False, 0)
 
 
-def expired(model: Machine) -> None:
+def expired(model: Harder) -> None:
     begin(model, rate=2)
     model.burst(does("ok"), 5, None, True, 0)
 
 
-def group(model: Machine) -> None:
+def group(model: Harder) -> None:
     begin(model, concurrency_per_group=1)
     model.burst(does("ok", 4), 3, "a", False, 10)
 
 
-def let_go(model: Machine) -> None:
+def let_go(model: Harder) -> None:
     begin(model, concurrency_per_group=1)
     model.burst(does("ok", 1), 3, "a", False, 10)
 
 
-def lease(model: Machine) -> None:
+def lease(model: Harder) -> None:
     """A node stands still between its claim and the handler, until another has taken over."""
     begin(model)
     model.freeze_at("claim.done", 60, 0)
     model.create(does("ok"), 2, False, {}, 70)
 
 
-def own_lease(model: Machine) -> None:
+def own_lease(model: Harder) -> None:
     """A node is cut off for longer than its lease while it works."""
     begin(model)
     model.create(does("hang", 400), 0, False, {}, 1)
     model.cut(0, True, 60, 70)
 
 
-def deaf(model: Machine) -> None:
+def deaf(model: Harder) -> None:
     begin(model)
     model.deafen(90, does("ok"), 20)
 
 
-def waiting_retry(model: Machine) -> None:
+def waiting_retry(model: Harder) -> None:
     begin(model, each(5, does("snooze"), overlap="skip"))
     model.advance(70)
 
 
-def window(model: Machine) -> None:
+def window(model: Harder) -> None:
     begin(model, each(5, catch_up="all", catch_up_window=70))
     model.crash_all(90)
     model.advance(10)
 
 
-def limit(model: Machine) -> None:
+def limit(model: Harder) -> None:
     begin(model, each(5, catch_up="all", catch_up_limit=3))
     model.crash_all(90)
     model.advance(10)
 
 
-def many_missed(model: Machine) -> None:
+def many_missed(model: Harder) -> None:
     begin(model, each(5))
     model.crash_all(700)
     model.advance(10)
 
 
-def turns(model: Machine) -> None:
+def turns(model: Harder) -> None:
     """What runs beside others is to be followed by one that waits for its turn."""
     begin(model, each(20, does("ok", 22), overlap="allow"))
     model.advance(20)
@@ -102,23 +102,23 @@ def turns(model: Machine) -> None:
         model.wait(5)
 
 
-def healing(model: Machine) -> None:
+def healing(model: Harder) -> None:
     begin(model)
     model.create(does("ok"), 200, False, {}, 0)
     model.wound(0, "word")
 
 
-def retry(model: Machine) -> None:
+def retry(model: Harder) -> None:
     begin(model, each(20, does("flaky")))
     model.advance(70)
 
 
-def pause(model: Machine) -> None:
+def pause(model: Harder) -> None:
     begin(model, each(5))
     model.pause(0, 30, False)
 
 
-AIMED: dict[str, tuple[Callable[[Machine], None], str]] = {
+AIMED: dict[str, tuple[Callable[[Harder], None], str]] = {
     "a lease of one's own is judged by the wall clock": (own_lease, "lease"),
     "no look at the lease before delivering": (lease, "fence"),
     "a retry moves the nominal instant": (retry, "key"),
@@ -138,9 +138,9 @@ AIMED: dict[str, tuple[Callable[[Machine], None], str]] = {
 """Of each bug the history, and the rule that is broken."""
 
 
-def play(history: Callable[[Machine], None]) -> None:
+def play(history: Callable[[Harder], None]) -> None:
     """A history from its beginning to its healed end."""
-    model = Machine()
+    model = Harder()
     try:
         history(model)
         invariants.check(model)

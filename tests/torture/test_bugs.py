@@ -1,4 +1,4 @@
-"""`timebell torture` notices bugs that are planted into its nodes; docs/internals/proof.md has the table."""
+"""`timebell torture` notices bugs that are planted into its nodes; see docs/internals/proof.md."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ CAUGHT = {
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("TIMEBELL_TEST_BUGS" not in os.environ, reason="TIMEBELL_TEST_BUGS=1 runs them: not counted yet")
 @pytest.mark.parametrize("bug", CAUGHT)
 def test_torture_notices_a_planted_bug(bug: str, tmp_path: Path) -> None:
     store, faults, classes = CAUGHT[bug]
