@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,9 +21,9 @@ from django.db import connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.utils.connection import ConnectionProxy
 
-from timebell import Every, Timebell
-from timebell.errors import InvalidInput, NotFound
-from timebell.integrations.django import dashboard_link, database_url, fresh_connections
+from timebell import Arrived, Every, Retry, Timebell
+from timebell.errors import InvalidInput, NotFound, TimebellError
+from timebell.integrations.django import completing, dashboard_link, database_url, fresh_connections
 
 ALIAS = "joined"
 
@@ -115,6 +116,70 @@ def test_cancels_moves_and_schedules_are_joined_too(django: ConnectionProxy, app
         kept = app.sync.schedule_repeat("t", Every("PT1H"), name="hourly", connection=django)
     assert app.sync.get(first.id).state == "cancelled"
     assert app.sync.schedules.get(kept.id).name == "hourly"
+
+
+async def ended(app: Timebell, id_: str) -> Any:
+    """The job, when it is over."""
+    async with asyncio.timeout(30):
+        while (found := await app.get(id_)).state in ("pending", "running"):
+            await asyncio.sleep(0.02)
+    return found
+
+
+def test_what_a_handler_writes_and_the_end_of_its_job_are_one_commit(django: ConnectionProxy, store_url: str) -> None:
+    app = Timebell(store_url, timezone="UTC")
+
+    @app.on("t", retry=Retry(attempts=2, delay=0.05))
+    @fresh_connections
+    def bill(event: Arrived) -> str:
+        with completing(event, ALIAS):
+            add(django, event.attempt)
+            event.result = "billed"
+            if event.attempt == 1:
+                raise ValueError("after the row")
+        return "not kept"
+
+    async def body() -> Any:
+        try:
+            async with app.running(poll=0.05):
+                return await ended(app, (await app.schedule_at("t")).id)
+        finally:
+            await app.close()
+
+    job = asyncio.run(body())
+    assert (job.state, job.attempt, job.result) == ("completed", 2, "billed")
+    assert orders(django) == [2]
+
+
+def test_a_handler_whose_attempt_is_over_leaves_no_row(django: ConnectionProxy, store_url: str) -> None:
+    app, over, seen = Timebell(store_url, timezone="UTC"), threading.Event(), list[str]()
+
+    @app.on("t", timeout=0.2, retry=Retry(attempts=1))
+    @fresh_connections
+    def late(event: Arrived) -> None:
+        assert over.wait(30)
+        try:
+            with completing(event, ALIAS):
+                add(django, 1)
+        except TimebellError as refused:
+            seen.append(refused.code)
+
+    async def body() -> Any:
+        try:
+            async with app.running(poll=0.05):
+                job = await ended(app, (await app.schedule_at("t")).id)
+                over.set()
+                async with asyncio.timeout(30):
+                    while not seen:
+                        await asyncio.sleep(0.02)
+                return job
+        finally:
+            over.set()
+            await app.close()
+
+    assert asyncio.run(body()).state == "failed"
+    assert seen == ["ATTEMPT_OVER"]
+    assert orders(django) == []
 
 
 def test_outside_of_a_transaction_it_is_refused(django: ConnectionProxy, app: Timebell) -> None:

@@ -23,7 +23,9 @@ if "SHOP_DATABASE" in os.environ:
     }
 else:
     file = os.environ.get("SHOP_DATABASE_FILE", BASE_DIR / "shop.sqlite3")
-    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": file}}
+    # A transaction that reads first and writes then would fail when somebody else wrote in between.
+    options = {"transaction_mode": "IMMEDIATE"}
+    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": options}}
 
 INSTALLED_APPS = [
     "django.contrib.admin",

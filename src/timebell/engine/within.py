@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -65,13 +65,17 @@ class Within:
     @contextmanager
     def blocking(self, result: Callable[[], Any]) -> Iterator[Connection]:
         """The block of a handler that is a plain function."""
-        if asyncio._get_running_loop() is not None:
-            raise TimebellError(
-                "with event.transaction() blocks, and this thread runs an event loop, which would stand still.",
-                code="BLOCKING_IN_LOOP", fix="Write: async with event.transaction() as connection.",
-            )  # fmt: skip
+        _check_thread()
         with self._completing(result) as finish, self.node.store.lend_to_thread(finish) as connection:
             yield connection
+
+    @contextmanager
+    def joined(self, result: Callable[[], Any], connection: Any, atomic: AbstractContextManager[Any]) -> Iterator[None]:
+        """As in Completion."""
+        _check_thread()
+        with self._completing(result) as finish, atomic:
+            yield
+            _at_once(self.node.store.join(connection, finish))
 
     @contextmanager
     def _completing(self, result: Callable[[], Any]) -> Iterator[Finish]:
@@ -125,6 +129,24 @@ class Within:
                 "what the handler of job %s returned is not kept, as it was completed before: set event.result inside"
                 " the transaction", attempt.id,
             )  # fmt: skip
+
+
+def _check_thread() -> None:
+    if asyncio._get_running_loop() is not None:
+        raise TimebellError(
+            "with event.transaction() blocks, and this thread runs an event loop, which would stand still.",
+            code="BLOCKING_IN_LOOP", fix="Write: async with event.transaction() as connection.",
+        )  # fmt: skip
+
+
+def _at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Run what waits for nobody: on a blocking connection `join` does not."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    work.close()
+    raise AssertionError("it waits")
 
 
 class Block:

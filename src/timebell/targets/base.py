@@ -6,6 +6,7 @@ A new target is a class with `kind`, `check`, `deliver` and `close`; nothing els
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -44,6 +45,12 @@ class Completion(Protocol):
 
     def transaction(self, result: Callable[[], Any]) -> Block:
         """A transaction that completes the job, with what `result` gives at its end."""
+        ...
+
+    def joined(
+        self, result: Callable[[], Any], connection: Any, atomic: AbstractContextManager[Any]
+    ) -> AbstractContextManager[None]:
+        """The same in a transaction of the caller's: `atomic` begins and commits it on `connection`, in this thread."""
         ...
 
 

@@ -80,12 +80,15 @@ class Arrived(Generic[P]):
         back and is one of the attempt. Raises Conflict (ATTEMPT_OVER) at the end if another attempt took over, and
         TimebellError (TRANSACTION_NOT_ALONE).
         """
+        return self._completes().transaction(lambda: self.result)
+
+    def _completes(self) -> Completion:
         if self._completion is None:
             raise TimebellError(
                 f"This event of {self.topic} cannot complete its job.", code="TRANSACTION_NOT_ALONE",
                 fix="That takes one handler of the topic, called by the engine; what observes ('*') does not count.",
             )  # fmt: skip
-        return self._completion.transaction(lambda: self.result)
+        return self._completion
 
 
 class Snooze(Exception):

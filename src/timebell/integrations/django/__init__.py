@@ -7,7 +7,8 @@ Settings of Django that count here: `TIMEBELL_APP` (`shop.bell:bell`), which `ma
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from urllib.parse import quote
 from sqlalchemy import URL
 
 from timebell.errors import InvalidInput
+from timebell.targets.handler import Arrived
 
 R = TypeVar("R")
 KINDS = {"sqlite3": "sqlite", "postgresql": "postgresql", "postgis": "postgresql", "spatialite": "sqlite"}
@@ -63,6 +65,22 @@ def fresh_connections(handler: Callable[..., R]) -> Callable[..., R]:
             close_old_connections()
 
     return fresh
+
+
+@contextmanager
+def completing(event: Arrived, using: str = "default") -> Iterator[None]:
+    """`event.transaction()` for the ORM: `transaction.atomic` in which the job is completed.
+
+    What a plain handler writes in the block, on that database of `DATABASES`, exists if and only if this attempt
+    completed the job. Raises as `event.transaction` does; InvalidInput (CONNECTION_INVALID) if it is not Timebell's
+    database; RuntimeError within another `atomic`, whose end would not be this one's.
+    """
+    from django.db import connections, transaction
+
+    with event._completes().joined(
+        lambda: event.result, connections[using], transaction.atomic(using=using, durable=True)
+    ):
+        yield
 
 
 def dashboard_link(query: Callable[[Any], str], text: str = "jobs") -> Callable[[Any], str]:
