@@ -230,20 +230,30 @@ async def test_an_answer_without_a_token_changes_nothing(monday: Monday, tmp_pat
 async def endless(every: float, part: bytes) -> AsyncIterator[str]:
     """The address of a server whose answer has no end: a part of it comes every so many seconds."""
 
+    answering = set[Any]()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
-            while True:
-                writer.write(part)
-                await writer.drain()
-                await asyncio.sleep(every)
+        answering.add(asyncio.current_task())
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+                while True:
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(every)
+        finally:
+            writer.transport.abort()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     finally:
         server.close()
+        for each in answering:
+            each.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
+        await asyncio.sleep(0)  # what was broken off is closed in the loop's next turn
 
 
 @pytest.mark.parametrize("answers", [{"every": 0.02, "part": b" "}, {"every": 0.0, "part": b" " * 2**16}])
