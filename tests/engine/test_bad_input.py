@@ -275,20 +275,6 @@ async def test_a_local_time_that_does_not_exist_is_no_mistake_but_told(world: Wo
 
 
 @virtual
-async def test_a_topic_nobody_hears_is_told_with_what_is_heard_instead(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    app = world.app()
-    app.on("reminders.send")(print)
-    await app.schedule_at("reminder.send")
-    async with app.running():
-        await world.advance(seconds=10)
-    (told,) = [record.getMessage() for record in caplog.records if "listens" in record.getMessage()]
-    assert "reminder.send" in told
-    assert "did you mean reminders.send?" in told.lower()
-
-
-@virtual
 async def test_a_little_in_the_past_is_still_now(world: World) -> None:
     app = world.app()
     job = await app.schedule_at("t", START - timedelta(seconds=5))
