@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from timebell.recurrence import Cron, Every, RRule
-from timebell.torture import oracle, selftest, synthetic
+from timebell.torture import oracle, selftest, synthetic, workload
 from timebell.torture.windows import Down, common, match, merge
 
 
@@ -78,6 +78,10 @@ def test_the_oracle_and_the_product_agree() -> None:
         ours = [int(at.timestamp()) for at in bound.between(start, datetime.fromtimestamp(first + 1200, UTC))]
         assert ours == oracle.instants(plain, first, first + 1200), plain
         assert ours
+    offset = {"kind": "interval", "every": 13, "anchor": first, "ms": 250}
+    bound = workload.spec(offset).bind("UTC", created_at=start, key="k")
+    found = list(bound.between(start, datetime.fromtimestamp(first + 1200, UTC)))
+    assert [at.timestamp() - 0.25 for at in found] == oracle.instants(offset, first, first + 1199)
 
 
 def test_what_the_kernel_kept_waiting_is_nobodys_lateness() -> None:

@@ -24,7 +24,7 @@ from timebell.model.job import Job
 from timebell.torture import oracle
 from timebell.torture.door import Door
 from timebell.torture.ledgers import Ledger
-from timebell.torture.plan import Plan
+from timebell.torture.plan import Plan, give_way
 from timebell.torture.sink import cpu_share, micros
 from timebell.torture.workload import RETRY, TENANTS, Workload, per_second, spec
 
@@ -286,7 +286,7 @@ class Driver:
         """When a schedule is due next."""
         now = int(self.wall + self.plan.now) + 1
         found = oracle.instants(value, now, now + 60)
-        return (found[0] if found else now) - self.plan.began_wall / 1e9
+        return (found[0] if found else now) + value.get("ms", 0) / 1000 - self.plan.began_wall / 1e9
 
     async def _put(self, label: str, f: str, value: Value) -> None:
         async def put() -> Value:
@@ -416,5 +416,6 @@ def _execute(url: str, statement: str) -> list[str]:
 
 
 async def main(plan: Plan) -> None:
-    """From the beginning to the records."""
+    """From the beginning to the records. It gives way to what is judged."""
+    give_way()
     await Driver(plan).run()

@@ -295,7 +295,8 @@ class History:
         asked -= self.unsure(asked)
         first = int(self.began_wall / 1e9 + asked)
         last = int(self.began_wall / 1e9 + self.end) + 2
-        return [at * 1_000_000 for at in oracle.instants(value, first, last) if self.due(at * 1_000_000) >= asked]
+        found = [at * 1_000_000 + value.get("ms", 0) * 1000 for at in oracle.instants(value, first, last)]
+        return [due_us for due_us in found if self.due(due_us) >= asked]
 
 
 def _kind(key: str, once: bool) -> str:

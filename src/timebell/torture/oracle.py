@@ -1,6 +1,7 @@
 """Which instants a recurrence has, by brute force: every second of a stretch of time is looked at.
 
-Nothing of `timebell.recurrence` is used here. Instants are whole seconds since 1970, UTC. The zones are those of the
+Nothing of `timebell.recurrence` is used here. Instants are whole seconds since 1970, UTC; an interval whose anchor has
+milliseconds has them in each of its instants, for whoever asks here to add. The zones are those of the
 `tzdata` package, as the product's are: the host's may be of another year, in which another law held.
 """
 

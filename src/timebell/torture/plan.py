@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,13 @@ def end_with_parent() -> None:
     """Ask Linux for SIGTERM when the process that started this one is gone, however it went."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def give_way() -> None:
+    """Let others have a processor first, also where Linux shares them out by session."""
+    os.nice(10)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("10")
 
 
 def environment(plan: Plan, **more: str) -> dict[str, str]:

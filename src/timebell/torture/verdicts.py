@@ -134,12 +134,13 @@ class Check:
 
     def _busy(self, one: Expected) -> bool:
         """Whether an earlier run of the schedule may have been live when this one was due, or decided on."""
+        first, last = sorted((one.due, self.history.true(one.due_us)))  # a node may not know yet that a clock was set
         for effect in self.history.by_thing[one.thing.label]:
-            if effect.occurrence == one.occurrence or effect.at - EPSILON > one.since + EPSILON:
+            if effect.occurrence == one.occurrence or effect.at - EPSILON > max(one.since, last) + EPSILON:
                 continue
             if effect.seq not in self._by_then:
                 self._by_then[effect.seq] = self._recorded(effect)
-            if self._by_then[effect.seq] >= one.due:
+            if self._by_then[effect.seq] >= first:
                 return True
         # One before it that had not arrived yet, and did later: why, is a question of its own lateness.
         return self._queued(one) > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -49,7 +49,7 @@ class Workload:
         zone = chance.choice(self.zones)
         if draw < 30:
             return {"kind": "interval", "every": chance.randint(1, 30), "anchor": now - chance.randrange(600),
-                    "timezone": zone}  # fmt: skip
+                    "ms": chance.randrange(1000), "timezone": zone}  # fmt: skip
         if draw < 50:
             second = chance.randrange(60)
             local = datetime.fromtimestamp(now + chance.randrange(20, 120), oracle.place(zone))
@@ -59,19 +59,20 @@ class Workload:
                 f"{second} {local.minute},{(local.minute + 1) % 60} {local.hour} * * *",
                 f"{second % 7}-59/7 * * * * {local.isoweekday() % 7}",
             ])  # fmt: skip
-            return {"kind": "cron", "expression": expression, "timezone": zone}
+            return {"kind": "cron", "expression": expression, "ms": 0, "timezone": zone}
         first = now - chance.randrange(600)
         rule: dict[str, Any] = {"kind": "rrule", "freq": "SECONDLY", "interval": chance.choice([2, 5, 9, 20])}
         if chance.random() < 0.5:
             rule = {"kind": "rrule", "freq": "MINUTELY", "interval": 1,
                     "bysecond": sorted(chance.sample(range(60), 6))}  # fmt: skip
-        return rule | {"dtstart": first, "timezone": zone}
+        return rule | {"dtstart": first, "ms": 0, "timezone": zone}
 
 
 def spec(value: Mapping[str, Any]) -> Spec:
     """The product's own."""
     if value["kind"] == "interval":
-        return Every(f"PT{value['every']}S", anchor=datetime.fromtimestamp(value["anchor"], UTC))
+        anchor = datetime.fromtimestamp(value["anchor"], UTC) + timedelta(milliseconds=value.get("ms", 0))
+        return Every(f"PT{value['every']}S", anchor=anchor)
     if value["kind"] == "cron":
         return Cron(value["expression"])
     text = f"FREQ={value['freq']};INTERVAL={value['interval']}"
