@@ -286,7 +286,8 @@ class Driver:
         """When a schedule is due next."""
         now = int(self.wall + self.plan.now) + 1
         found = oracle.instants(value, now, now + 60)
-        return (found[0] if found else now) + value.get("ms", 0) / 1000 - self.plan.began_wall / 1e9
+        due = (found[0] if found else now) + int(value.get("ms", 0)) / 1000
+        return due - self.plan.began_wall / 1e9
 
     async def _put(self, label: str, f: str, value: Value) -> None:
         async def put() -> Value:

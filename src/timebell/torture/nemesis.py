@@ -21,7 +21,7 @@ from timebell.torture.driver import fill_table, make_tables
 from timebell.torture.injectors import LEASE
 from timebell.torture.ledgers import Ledger, clocks
 from timebell.torture.nodes import NodeProcess, waited
-from timebell.torture.plan import Plan, environment, load, write
+from timebell.torture.plan import Plan, as_all, environment, load, take_precedence, write
 from timebell.torture.postgres import Postgres
 from timebell.torture.proxy import Proxy
 
@@ -121,7 +121,7 @@ class Nemesis:
     async def watch(self) -> None:
         """Write down when a node, or what it waits for, had to wait for a processor: that lateness is this machine's.
 
-        What it waits for are the database's processes, of which one serves it, the sink, and the proxies in here.
+        What it waits for are the database's processes that serve it, the sink, and the proxies in here.
         """
         sink = json.loads(self.plan.path("sink.json").read_text())["pid"]
         before: dict[int, float] = {}
@@ -129,14 +129,18 @@ class Nemesis:
         start = clocks()
         while True:
             await asyncio.sleep(LOOK)
-            serving = self.server.processes() if self.server is not None else []
+            serving = self.server.serving() if self.server is not None else {}
             nodes = {name: node.pid for name, node in self.nodes.items()}
             end = clocks()
             now = {each: waited(each) for each in (sink, os.getpid(), *serving, *nodes.values())}
             more = {each: at - before.get(each, at) for each, at in now.items()}
-            shared = more[sink] + more[os.getpid()] + max((more[each] for each in serving), default=0.0)
+            shared = more[sink] + more[os.getpid()]
+            served = {
+                name: max((more[each] for each, port in serving.items() if self._serves(name, port)), default=0.0)
+                for name in nodes
+            }
             long = (end["mono"] - start["mono"]) / 1e9
-            lost = {name: min(long, shared + more[process]) for name, process in nodes.items()}
+            lost = {name: min(long, shared + served[name] + more[process]) for name, process in nodes.items()}
             await asyncio.gather(*(
                 self.ledger.append(
                     kind="starved", target=name, start_mono=start["mono"], end_mono=end["mono"], verified_start=True,
@@ -153,6 +157,11 @@ class Nemesis:
                         verified_end=True, detail=node.code,
                     )  # fmt: skip
             before, start = now, end
+
+    def _serves(self, node: str, port: int) -> bool:
+        """Whether what the database has at a port is of a node: through a pooler, all that is of no other may be."""
+        ways = {name: proxy.ports for name, proxy in self.proxies.items()}
+        return port in ways[node] or (self.bouncer is not None and not any(port in each for each in ways.values()))
 
     async def _strike_on(self, end: float) -> None:
         bag: list[str] = []
@@ -213,6 +222,7 @@ class Nemesis:
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, cwd=self.plan.out,
             env=environment(self.plan),
         )  # fmt: skip
+        as_all(command.pid)
         said, _ = await command.communicate()
         if command.returncode:
             raise RuntimeError(f"timebell {' '.join(words)} ended with {command.returncode}")
@@ -239,6 +249,7 @@ def _longest(kind: str) -> float:
 
 async def main(plan: Plan) -> None:
     """Until the run is over, or SIGTERM."""
+    take_precedence()
     nemesis, over = Nemesis(plan), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     try:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from timebell.torture import grounds
-from timebell.torture.plan import Plan, environment
+from timebell.torture.plan import Plan, as_all, environment
 
 READY = b"Ready in"
 PATIENCE = 60.0
@@ -54,6 +54,7 @@ class NodeProcess:
                     TIMEBELL_TEST_POINT=str(self.point), **more,
                 ),
             )  # fmt: skip
+        as_all(self.pid)
 
     async def ready(self) -> bool:
         """Wait until it plans and works; False if it does not come."""

@@ -19,6 +19,7 @@ FAULTS = (
 ON_SQLITE = ("kill", "freeze", "churn", "point", "diskfull", "migrate")  # whose clock is that of its node
 STORES = ("postgres", "pgbouncer", "sqlite")
 KEY = "torture-torture-torture-torture-torture"  # of the test's own installation
+FIRST = -10  # a priority
 SECRET = "whsec_dG9ydHVyZS10b3J0dXJlLXRvcnR1cmUtdG9ydHVyZQ=="  # noqa: S105 - of the test's own receiver
 
 
@@ -93,6 +94,18 @@ def give_way() -> None:
     os.nice(10)
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text("10")
+
+
+def take_precedence() -> None:
+    """Have a processor before others, where this user may: what only passes things on is not to be waited for."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, FIRST)
+
+
+def as_all(process: int) -> None:
+    """Have a process that one with precedence has started wait like any other."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, process, 0)
 
 
 def environment(plan: Plan, **more: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pwd
+import re
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from timebell.errors import Refused
 from timebell.torture import grounds
+from timebell.torture.plan import as_all
 
 SETTINGS = {
     "listen_addresses": "127.0.0.1", "max_connections": "300", "fsync": "on", "synchronous_commit": "on",
@@ -39,6 +41,7 @@ class Postgres:
             self.set_clock(0)
             self._fake = grounds.faked(self._clock)
         self._ids: dict[str, object] = {}
+        self._served: dict[int, int] = {}
         if os.getuid() == 0:
             entry = pwd.getpwnam("nobody")
             self._ids = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
@@ -64,6 +67,7 @@ class Postgres:
         """Until it takes connections."""
         log = str(self.folder / "log")
         self._call("pg_ctl", "-D", str(self._data), "-l", log, "-w", "-t", "60", "start", **self._fake)
+        as_all(self._main())
 
     def revive(self) -> None:
         """Start it if it has ended."""
@@ -80,13 +84,18 @@ class Postgres:
         """At once: nothing is written any more, as in a crash."""
         self._call("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "-t", "60", "stop")
 
-    def processes(self) -> list[int]:
-        """Those that serve now."""
+    def _main(self) -> int:
+        return int((self._data / "postmaster.pid").read_text().split()[0])
+
+    def serving(self) -> dict[int, int]:
+        """Its processes that serve somebody now, each with the port at which that one is."""
         try:
-            main = (self._data / "postmaster.pid").read_text().split()[0]
-            return [int(each) for each in Path(f"/proc/{main}/task/{main}/children").read_text().split()]
-        except (OSError, IndexError):
-            return []
+            main = self._main()
+            there = [int(each) for each in Path(f"/proc/{main}/task/{main}/children").read_text().split()]
+        except (OSError, IndexError, ValueError):
+            return {}
+        self._served = {each: self._served.get(each) or _client(each) for each in there}
+        return {each: port for each, port in self._served.items() if port}
 
     def answers(self) -> bool:
         """Whether something listens."""
@@ -126,6 +135,17 @@ class Postgres:
             )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"{program} failed: {out.read_text(errors='replace')[-2000:]}")
+
+
+def _client(process: int) -> int:
+    """The port of whom a process serves, as its title says: `postgres: timebell postgres 127.0.0.1(41234) idle`. 0 if
+    it serves nobody."""
+    try:
+        title = Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"\((\d+)\)", title)
+    return int(found[1]) if found else 0
 
 
 async def wall_offset(url: str) -> float:

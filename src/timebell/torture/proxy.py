@@ -13,7 +13,7 @@ MODES = ("both", "up", "down", "replies")
 
 
 class Proxy:
-    """One port, for one client. `bit` counts what a cut held or lost."""
+    """One port, for one client. `bit` counts what a cut held or lost; `ports` are those that it has at the database."""
 
     def __init__(self, host: str, port: int, chance: Random) -> None:
         self._to = host, port
@@ -25,6 +25,7 @@ class Proxy:
         self.port = 0
         self.mode: str | None = None
         self.bit = 0
+        self.ports: set[int] = set()
 
     async def start(self) -> int:
         """The port."""
@@ -49,6 +50,8 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
+        port = their_writer.get_extra_info("sockname")[1]
+        self.ports.add(port)
         committing = asyncio.Event()
         ways = [
             asyncio.create_task(self._pump(reader, their_writer, "up", committing)),
@@ -60,6 +63,7 @@ class Proxy:
             way.cancel()
         await asyncio.gather(*ways, return_exceptions=True)
         self._tasks.difference_update(ways)
+        self.ports.discard(port)
         for end in (writer, their_writer):
             end.close()
 

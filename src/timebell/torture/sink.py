@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from timebell.torture.ledgers import Ledger, clocks
-from timebell.torture.plan import SECRET, Plan, write
+from timebell.torture.plan import SECRET, Plan, take_precedence, write
 
 FAILS, HANGS = 0.05, 0.005
 HANG = 6.0  # seconds, more than a webhook may take
@@ -104,6 +104,7 @@ def _signed(headers: dict[str, str], body: bytes) -> bool:
 
 async def main(plan: Plan) -> None:
     """Listen until SIGTERM."""
+    take_precedence()
     sink, over = Sink(plan), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     handlers = await asyncio.start_unix_server(sink.handler, plan.socket, backlog=1000)
