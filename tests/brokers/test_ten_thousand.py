@@ -85,8 +85,8 @@ async def test_none_is_lost_across_a_kill_and_a_flush(store_url: str, redis: Red
         killed_after = len(worker.runs())
         async with node(store_url, redis, port):
             await wait_until(begin + timedelta(seconds=OVER * 2 / 3))
-            flushed_after = len(worker.runs())
             flush(redis)
+            flushed_after = len(worker.runs())
             await until(completed, 900, about=lambda: worker.talk[-5:])
         took = (app.clock.now() - begin).total_seconds()
         ran = [run["id"] for run in worker.runs()]

@@ -41,13 +41,17 @@ def prepare(tx: Transaction, now: datetime) -> list[str]:
     if not tx.dialect.partitioned:
         return []
     there = set(_weeks(tx))
-    made = []
+    made: list[str] = []
     for ahead in range(AHEAD):
         start = _MONDAY + ((now - _MONDAY) // WEEK + ahead) * WEEK
         name = f"timebell_finished_{start:%Y%m%d}"
         rest = (finished.c.finished_at >= start) & (finished.c.finished_at < start + WEEK)
+        early = select(finished.c.id).where(rest).limit(1)
         # Rows that came before their partition stay in the rest, and their week with them.
-        if name in there or tx.execute(select(finished.c.id).where(rest).limit(1)).first():
+        if name in there or tx.execute(early).first():
+            continue
+        tx.execute(text("LOCK TABLE timebell_finished_rest IN ACCESS EXCLUSIVE MODE"))  # as making one does
+        if tx.execute(early).first():  # one came meanwhile
             continue
         span = f"FROM ('{start:%Y-%m-%d}+00') TO ('{start + WEEK:%Y-%m-%d}+00')"
         tx.execute(text(f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF timebell_finished FOR VALUES {span}"))

@@ -1,0 +1,17 @@
+"""The socket that the service listens at."""
+
+from __future__ import annotations
+
+import socket
+
+from timebell.api import server
+
+
+def test_no_part_of_an_answer_waits_for_the_one_before() -> None:
+    with (
+        server.bind("127.0.0.1", 0) as listening,
+        socket.create_connection(listening.getsockname(), timeout=20),
+    ):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
