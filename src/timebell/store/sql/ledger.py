@@ -309,9 +309,9 @@ _KEPT = (
 )
 
 
-def find(tx: Transaction, tenant_id: str | None, job_id: str) -> Job | None:
-    """One job, live or finished."""
-    row = tx.execute(select(jobs).where(_mine(jobs, tenant_id, job_id))).first()
+def find(tx: Transaction, tenant_id: str | None, job_id: str, *, over: bool = False) -> Job | None:
+    """One job, live or finished; of one known to be `over` only the second is asked."""
+    row = None if over else tx.execute(select(jobs).where(_mine(jobs, tenant_id, job_id))).first()
     if row is None:
         row = tx.execute(select(finished).where(_mine(finished, tenant_id, job_id))).first()
     return None if row is None else read(row)

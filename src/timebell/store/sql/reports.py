@@ -5,33 +5,49 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import select, update
+from sqlalchemy import exists, select, update
 
 from timebell.model import attempts
-from timebell.model.job import Attempt, Ending, JobState
+from timebell.model.job import Attempt, Ending, Job, JobState
 from timebell.model.payload import decode
-from timebell.store.schema import finished
+from timebell.store.schema import finished, queues
 from timebell.store.schema import jobs as table
-from timebell.store.sql import jobs, turns
+from timebell.store.sql import jobs, ledger, turns
 from timebell.store.transaction import Transaction
 from timebell.store.types import to_micros
 
 OUT = (JobState.RUNNING.value, JobState.DISPATCHED.value)
 
 
-def held(tx: Transaction, tenant_id: str, job_id: str, number: int) -> tuple[Attempt, bool] | None:
-    """The attempt, locked, and whether its cancel was asked; None when it is over.
+class Held(NamedTuple):
+    """A job that a report is of; its attempt is None when that is over."""
+
+    job: Job
+    attempt: Attempt | None
+    cancel_asked: bool
+
+
+def held(tx: Transaction, tenant_id: str, job_id: str, number: int) -> Held | None:
+    """A job as it is, locked while it lives; None for an unknown one.
 
     A receiver may be quicker than the engine that handed it the job, so the attempt may still be `running`.
     """
-    mine = (table.c.id == job_id) & (table.c.tenant_id == tenant_id) & (table.c.attempt == number)
-    row = tx.execute(select(table.c.cancel_asked, table.c.started_at).where(mine, table.c.state.in_(OUT))
-                     .with_for_update()).first()  # fmt: skip
+    mine = (table.c.id == job_id) & (table.c.tenant_id == tenant_id)
+    row = tx.execute(select(table).where(mine).with_for_update()).first()
     if row is None:
-        return None
-    found = jobs.abandoned(tx, [(job_id, number)], row.started_at)
-    return found[0], bool(row.cancel_asked)
+        over = ledger.find(tx, tenant_id, job_id, over=True)
+        return None if over is None else Held(over, None, False)
+    attempt = None
+    if row.attempt == number and row.state in OUT:
+        attempt = Attempt(
+            row.id, row.tenant_id, row.topic, row.schedule_id, row.scheduled_at, row.kind, row.timezone, row.payload,
+            row.metadata, row.target, row.queue, row.retry, row.timeout, row.expires_at, row.attempt, row.tries,
+            row.serial, row.errors, row.revision, row.run_at, row.started_at, JobState(row.state), row.group_name,
+            priority=row.priority, replays=row.replays, conditions=row.conditions,
+        )  # fmt: skip
+    return Held(ledger.read(row), attempt, bool(row.cancel_asked))
 
 
 def outside(tx: Transaction, routes: Sequence[str], after: str, most: int) -> list[Attempt]:
@@ -49,13 +65,28 @@ def outside(tx: Transaction, routes: Sequence[str], after: str, most: int) -> li
     return sorted(found, key=lambda attempt: attempt.id)
 
 
-def write(tx: Transaction, ending: Ending) -> None:
+class Written(NamedTuple):
+    """The job as a report left it; and whether others may start now, or a schedule got its next instant."""
+
+    job: Job
+    frees: bool
+    put_off: bool
+
+
+LIMITED = exists().where(queues.c.name == finished.c.queue, queues.c.concurrency.is_not(None)).label("limited")
+
+
+def write(tx: Transaction, tenant_id: str, ending: Ending) -> Written:
     """What became of an attempt that is `held`: over, or to be tried again."""
     if ending.state is JobState.PENDING:
         if jobs.retry(tx, [ending]):
-            return
+            again = tx.execute(select(table).where(table.c.id == ending.id, table.c.tenant_id == tenant_id)).one()
+            return Written(ledger.read(again), True, False)
         ending = dataclasses.replace(ending, state=JobState.CANCELLED)  # its cancel was asked
-    turns.complete(tx, ending)
+    ended = turns.complete(tx, ending)
+    mine = (finished.c.id == ending.id) & (finished.c.tenant_id == tenant_id)
+    row = tx.execute(select(finished, LIMITED).where(mine)).one()
+    return Written(ledger.read(row), bool(ended.let_go or row.limited), ended.put_off)
 
 
 def beat(tx: Transaction, attempt: Attempt, until: datetime) -> None:
