@@ -26,7 +26,11 @@ class Begun:
         return isinstance(connection, AsyncConnection) and connection in self._wants
 
     async def join(
-        self, connection: AsyncConnection, operation: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        connection: AsyncConnection,
+        operation: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> Any:
         """Run an operation in the one that is on this connection."""
 

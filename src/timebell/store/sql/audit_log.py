@@ -33,7 +33,7 @@ class AuditRecord:
 _WRITTEN = "id, tenant_id, at, actor, key_id, address, action, subject, before, after, request_id"
 WRITE = Statement(
     f"WITH $rows INSERT INTO timebell_audit_log ({_WRITTEN}) SELECT {_WRITTEN} FROM d",  # noqa: S608 - our own names
-    **{name: "text" for name in _WRITTEN.split(", ")} | {"id": "id", "at": "instant", "request_id": "id"},
+    **dict.fromkeys(_WRITTEN.split(", "), "text") | {"id": "id", "at": "instant", "request_id": "id"},
 )
 
 
