@@ -7,18 +7,29 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import exists, select, update
+from sqlalchemy import Table, select, update
 
 from timebell.model import attempts
 from timebell.model.job import Attempt, Ending, Job, JobState
 from timebell.model.payload import decode
-from timebell.store.schema import finished, queues
+from timebell.store.schema import finished
 from timebell.store.schema import jobs as table
 from timebell.store.sql import jobs, ledger, turns
+from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 from timebell.store.types import to_micros
 
 OUT = (JobState.RUNNING.value, JobState.DISPATCHED.value)
+
+
+def names_of(columns_of: Table) -> str:
+    """Its columns, for a SELECT."""
+    return ", ".join(column.name for column in columns_of.columns)
+
+
+HOLD = Statement(
+    f"SELECT {names_of(table)} FROM timebell_jobs WHERE id = :id AND tenant_id = :tenant_id $for_update"  # noqa: S608
+)
 
 
 class Held(NamedTuple):
@@ -34,17 +45,16 @@ def held(tx: Transaction, tenant_id: str, job_id: str, number: int) -> Held | No
 
     A receiver may be quicker than the engine that handed it the job, so the attempt may still be `running`.
     """
-    mine = (table.c.id == job_id) & (table.c.tenant_id == tenant_id)
-    row = tx.execute(select(table).where(mine).with_for_update()).first()
-    if row is None:
+    rows = tx.fetch(HOLD, id=job_id, tenant_id=tenant_id)
+    if not rows:
         over = ledger.find(tx, tenant_id, job_id, over=True)
         return None if over is None else Held(over, None, False)
-    attempt = None
+    row, attempt = ledger.typed(tx, table, rows[0]), None
     if row.attempt == number and row.state in OUT:
         attempt = Attempt(
             row.id, row.tenant_id, row.topic, row.schedule_id, row.scheduled_at, row.kind, row.timezone, row.payload,
             row.metadata, row.target, row.queue, row.retry, row.timeout, row.expires_at, row.attempt, row.tries,
-            row.serial, row.errors, row.revision, row.run_at, row.started_at, JobState(row.state), row.group_name,
+            bool(row.serial), row.errors, row.revision, row.run_at, row.started_at, JobState(row.state), row.group_name,
             priority=row.priority, replays=row.replays, conditions=row.conditions,
         )  # fmt: skip
     return Held(ledger.read(row), attempt, bool(row.cancel_asked))
@@ -73,20 +83,23 @@ class Written(NamedTuple):
     put_off: bool
 
 
-LIMITED = exists().where(queues.c.name == finished.c.queue, queues.c.concurrency.is_not(None)).label("limited")
+OVER = Statement(
+    f"SELECT {names_of(finished)}, EXISTS (SELECT 1 FROM timebell_queues q WHERE q.name = timebell_finished.queue"  # noqa: S608
+    " AND q.concurrency IS NOT NULL) AS limited FROM timebell_finished WHERE id = :id AND tenant_id = :tenant_id"
+)
 
 
 def write(tx: Transaction, tenant_id: str, ending: Ending) -> Written:
     """What became of an attempt that is `held`: over, or to be tried again."""
     if ending.state is JobState.PENDING:
         if jobs.retry(tx, [ending]):
-            again = tx.execute(select(table).where(table.c.id == ending.id, table.c.tenant_id == tenant_id)).one()
-            return Written(ledger.read(again), True, False)
+            (again,) = tx.fetch(HOLD, id=ending.id, tenant_id=tenant_id)
+            return Written(ledger.read(ledger.typed(tx, table, again)), True, False)
         ending = dataclasses.replace(ending, state=JobState.CANCELLED)  # its cancel was asked
     ended = turns.complete(tx, ending)
-    mine = (finished.c.id == ending.id) & (finished.c.tenant_id == tenant_id)
-    row = tx.execute(select(finished, LIMITED).where(mine)).one()
-    return Written(ledger.read(row), bool(ended.let_go or row.limited), ended.put_off)
+    (row,) = tx.fetch(OVER, id=ending.id, tenant_id=tenant_id)
+    job = ledger.read(ledger.typed(tx, finished, row))
+    return Written(job, bool(ended.let_go or row["limited"]), ended.put_off)
 
 
 def beat(tx: Transaction, attempt: Attempt, until: datetime) -> None:
