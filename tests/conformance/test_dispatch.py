@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from timebell.model.job import Attempt, Ending
 from timebell.model.limits import Limits
 from timebell.model.policy import Overlap
@@ -85,9 +87,14 @@ async def test_an_attempt_is_held_for_its_tenant_and_its_number(store: Store) ->
     attempt = await handed(store)
     held = await store.run(reports.held, "default", attempt.id, 1)
     assert held is not None
-    assert (held[0].id, held[0].state, held[1]) == (attempt.id, JobState.DISPATCHED, False)
+    assert held.attempt is not None
+    assert (held.attempt, held.cancel_asked) == (
+        dataclasses.replace(attempt, state=JobState.DISPATCHED, started_at=held.attempt.started_at), False
+    )  # fmt: skip
     assert await store.run(reports.held, "other", attempt.id, 1) is None
-    assert await store.run(reports.held, "default", attempt.id, 2) is None
+    later = await store.run(reports.held, "default", attempt.id, 2)
+    assert later is not None
+    assert (later.job.state, later.attempt) == (JobState.DISPATCHED, None)
 
 
 @stored

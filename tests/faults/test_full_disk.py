@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sqlalchemy import text
 
 from timebell.app import Timebell
 from timebell.errors import StoreUnreachable
+from timebell.store.transaction import Transaction
 
 NO_MORE = "PRAGMA max_page_count = 1"  # than there are
+
+
+def no_more(tx: Transaction) -> None:
+    tx.execute(text(NO_MORE)).close()
 
 
 def test_a_request_on_a_full_disk_is_told_that_the_database_does_not_answer(sqlite_url: str) -> None:
@@ -18,7 +24,7 @@ def test_a_request_on_a_full_disk_is_told_that_the_database_does_not_answer(sqli
         await app.open()
         with pytest.raises(StoreUnreachable, match="full"):
             async with app.store.begin() as connection:
-                await connection.run_sync(lambda sync: sync.exec_driver_sql(NO_MORE).close())
+                await app.store.join(connection, no_more)
                 for _ in range(20):
                     await app.schedule_at("a", payload="x" * 60_000, connection=connection)
         assert list(await app.list()) == []

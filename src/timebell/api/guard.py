@@ -30,6 +30,7 @@ from timebell.model.payload import read_json
 from timebell.store.sql import answers, audit_log, usage
 from timebell.store.sql.answers import Answer
 from timebell.store.sql.audit_log import AuditRecord
+from timebell.store.transaction import Transaction
 from timebell.tenancy.limits import Limits
 from timebell.tenancy.roles import Role, require
 
@@ -63,7 +64,8 @@ def changes(action: str, role: Role, *, streams: bool = False, signed: bool = Fa
 class Asked:
     """A request that was let in, for the function that answers it. `connection` is its transaction, if it changes
     something; `subject` is what the audit record names, `before` what that was; `kept` is the answer to a repeated
-    request, where that must not be the first one again. `operates`: it made an operation; `dry`: it changed nothing."""
+    request, where that must not be the first one again. `operates`: it made an operation; `dry`: it changed nothing.
+    `plans` and `works`: the planner and the worker of this node are to look at what it changed."""
 
     app: Timebell
     door: Door
@@ -77,6 +79,8 @@ class Asked:
     kept: Any = None
     operates: bool = False
     dry: bool = False
+    plans: bool = True
+    works: bool = True
 
     @property
     def tenant_id(self) -> str:
@@ -143,51 +147,64 @@ async def _change(request: Request, asked: Asked, action: str, inner: Callable[[
             if last or not store.passes(failed):
                 raise
     if REPLAYED not in response.headers:
-        asked.app._planning.poke()
-        asked.app._working.poke()
+        if asked.plans:
+            asked.app._planning.poke()
+        if asked.works:
+            asked.app._working.poke()
         if asked.operates and asked.app.service is not None:
             asked.app.service.operate()
     return response
 
 
 async def _once(request: Request, asked: Asked, action: str, inner: Callable[[Request], Any]) -> Response:
-    key = _idempotency_key(request)
-    body = await request.body()
-    # Under the secret key, as what was sent may be a secret that can be guessed.
-    asks = f"{request.method} {request.url.path}?{request.url.query}\n".encode() + body
-    digest = hmac.new((asked.app.settings.secret_key or "").encode(), asks, sha256).hexdigest()
+    key, body = _idempotency_key(request), await request.body()
+    digest = ""
     if key is not None:
+        # Under the secret key, as what was sent may be a secret that can be guessed.
+        asks = f"{request.method} {request.url.path}?{request.url.query}\n".encode() + body
+        digest = hmac.new((asked.app.settings.secret_key or "").encode(), asks, sha256).hexdigest()
         kept: Answer | None = await asked.run(answers.take, asked.tenant_id, key, digest, asked.now)
         if kept is not None:
             return _again(kept, digest)
     asked.subject = asked.before = asked.kept = None
+    asked.plans = asked.works = True
     response: Response = await inner(request)
     again = bytes(response.body) if asked.kept is None else orjson.dumps(asked.kept)
-    if not asked.dry:
-        await _charge(asked, action, len(body))
-        await record(asked, action, again or None)
+    answer = None
     if key is not None:
         headers = {name: response.headers[name] for name in KEPT_HEADERS if name in response.headers}
         answer = Answer(digest, response.status_code, headers, again.decode())
-        await asked.run(answers.keep, asked.tenant_id, key, answer)
+    await asked.run(_seal, asked, action, len(body), again or None, key, answer)
     return response
 
 
-async def record(asked: Asked, action: str, after: bytes | memoryview | None = None) -> None:
-    """Write the audit record of a change, in its transaction; `after` is what the subject has become."""
-    await asked.run(audit_log.write, AuditRecord(
+def _seal(
+    tx: Transaction, asked: Asked, action: str, size: int, after: bytes | None, key: str | None, answer: Answer | None
+) -> None:
+    """What every change ends with: what was sent is counted, the tenant held to its limits with what this request made,
+    the audit record written and the answer kept. Raises LimitReached."""
+    if not asked.dry:
+        if size:
+            usage.add(tx, asked.tenant_id, asked.now, payload_bytes=size, by=asked.id)
+        usage.check(tx, asked.tenant_id, asked.limits, asked.now, MAKES.get(action))
+        audit_log.write(tx, _record(asked, action, after))
+    if key is not None and answer is not None:
+        answers.keep(tx, asked.tenant_id, key, answer)
+
+
+async def record(asked: Asked, action: str) -> None:
+    """Write the audit record of a change, in its transaction."""
+    await asked.run(audit_log.write, _record(asked, action, None))
+
+
+def _record(asked: Asked, action: str, after: bytes | None) -> AuditRecord:
+    """`after` is what the subject has become."""
+    return AuditRecord(
         id=new_id(asked.now), tenant_id=asked.tenant_id, at=asked.now, actor=asked.caller.actor, action=action,
         subject=asked.subject, key_id=asked.caller.key.id if asked.caller.key else None, address=asked.caller.address,
         before=None if asked.before is None else sha256(orjson.dumps(asked.before, default=str)).hexdigest(),
         after=None if after is None else sha256(after).hexdigest(), request_id=asked.id,
-    ))  # fmt: skip
-
-
-async def _charge(asked: Asked, action: str, size: int) -> None:
-    """Count what the tenant sent, and hold it to its limits with what this request made. Raises LimitReached."""
-    if size:
-        await asked.run(usage.add, asked.tenant_id, asked.now, payload_bytes=size, by=asked.id)
-    await asked.run(usage.check, asked.tenant_id, asked.limits, asked.now, MAKES.get(action))
+    )  # fmt: skip
 
 
 def _again(kept: Answer, digest: str) -> Response:

@@ -13,7 +13,7 @@ from timebell.api.job_fields import JobIn, JobOut, RequestOut, shown_job
 from timebell.api.operations import Counted, OperationOut, begin, counted
 from timebell.api.shapes import Body, Cursor, Id, Json, Limit, Name, Shown, answer, paged
 from timebell.client.job_fields import spec_of
-from timebell.client.jobs import uuid_of
+from timebell.client.jobs import SOON, uuid_of
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
 from timebell.model.job import Job
@@ -100,10 +100,12 @@ async def create_job(body: JobIn, let: Let) -> Response:
     spec.tenant_id = tenant_of(let, spec.tenant_id)
     may_ask(let, spec.unless)
     (made,) = await let.app.jobs.create([spec], on_conflict=on_conflict, connection=let.connection)
+    let.plans = let.works = on_conflict == "replace"  # what made way may have let others go
     if isinstance(made, str):
         let.subject = made
         return one(await let.app.jobs.get(made, spec.tenant_id, let.connection))
     let.subject = made.id
+    let.works = let.works or made.run_at <= let.now + SOON
     return one(let.app.jobs.shown(made), 201)
 
 

@@ -68,7 +68,7 @@ class Site:
         self.door = self._web.state.door = Door(app, open_here=open_here)
         install(self._web)
         for router in routers:
-            self._web.include_router(router)
+            self._web.router.routes.extend(router.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

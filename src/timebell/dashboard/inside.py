@@ -52,7 +52,7 @@ class Inside:
     def __post_init__(self) -> None:
         self._web.state.door = self.door
         install(self._web)
-        self._web.include_router(v1.routes)
+        self._web.router.routes.extend(v1.routes.routes)
 
     async def ask(
         self, caller: Caller, request_id: str, method: str, path: str, body: Any = None,

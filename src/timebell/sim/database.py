@@ -20,7 +20,7 @@ from timebell.model.routes import ANYONE
 from timebell.sim.loop import VirtualLoop
 from timebell.store import transaction
 from timebell.store.dialects.base import Finish, Operation, P, R
-from timebell.store.dialects.lending import lend_here
+from timebell.store.dialects.lending import lend_here, nothing_more
 from timebell.store.dialects.shared import Shared, shared_engine
 from timebell.store.dialects.sqlite import SqliteStore, SqliteTransaction, engine_for, translate
 from timebell.store.open import migrate
@@ -88,6 +88,15 @@ class Database(SqliteStore):
                 yield connection
         finally:
             self._loop.call_soon_threadsafe(self._turn.release)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        """As in Store."""
+        try:
+            async with self.lend(nothing_more) as connection:
+                yield connection
+        except (DBAPIError, sqlite3.Error) as failed:
+            raise translate(failed, self._path) from failed
 
     def connect(self) -> Connection:
         """A connection for code that blocks, while no other one writes."""

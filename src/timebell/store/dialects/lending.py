@@ -24,7 +24,7 @@ async def lend(connection: AsyncConnection, joining: Join, finish: Finish) -> As
     transaction = await connection.begin()
     try:
         yield connection
-        await _whole(_end(connection, transaction, joining, finish))
+        await whole(_end(connection, transaction, joining, finish))
     except BaseException:
         if transaction.is_active:
             with suppress(Exception):  # a connection that broke; the server rolls back by itself
@@ -45,7 +45,7 @@ async def _end(connection: AsyncConnection, transaction: AsyncTransaction, joini
     steps.at("done")
 
 
-async def _whole(work: Coroutine[Any, Any, R]) -> R:
+async def whole(work: Coroutine[Any, Any, R]) -> R:
     """Await it to its end, also when cancelled meanwhile: what a commit came to must be known."""
     task = asyncio.create_task(work)
     try:

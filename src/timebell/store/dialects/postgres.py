@@ -25,7 +25,8 @@ from sqlalchemy.util import await_only
 from timebell.errors import StoreError, StoreUnreachable, TimebellError
 from timebell.store.dialects import pooler
 from timebell.store.dialects.base import LAST_SUCCESS, Finish, Operation, P, R, join_callers
-from timebell.store.dialects.lending import lend, lend_here, nothing_more
+from timebell.store.dialects.begun import Begun, stale
+from timebell.store.dialects.lending import lend, lend_here
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, SqlTransaction, Steps, Transaction
 from timebell.store.types import in_utc
@@ -127,6 +128,7 @@ class PostgresStore:
         # Apart from those of the engine, which would go short of connections while handlers take their time.
         self._lent: AsyncEngine | None = None
         self._asked: AsyncEngine | None = None
+        self._begun = Begun(lambda connection, steps: PostgresTransaction(connection, self.dialect, steps))
         self._lent_to_threads: Engine | None = None
         self._lending = threading.Lock()
         self._listener: asyncpg.Connection[Any] | None = None
@@ -164,7 +166,10 @@ class PostgresStore:
         return answer
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store. The NOTIFY is part of the caller's transaction, so it comes with the commit or not at all."""
+        """As in Store. The NOTIFY is part of the caller's transaction, so it comes with the commit or not at all; of
+        one of ours it comes after it."""
+        if self._begun.has(connection):
+            return await self._begun.join(connection, operation, args, kwargs)  # type: ignore[no-any-return]
         answer, wants_notify = await join_callers(connection, self.dialect, operation, args, kwargs)
         if wants_notify:
             await join_callers(connection, self.dialect, _notify, (wants_notify,), {})
@@ -209,21 +214,20 @@ class PostgresStore:
         if self._asked is None:
             self._asked = engine_for(self.url, pool_size=ASKED, patience=ASKED_PATIENCE)
         try:
-            async with self._asked.connect() as connection:
-                await connection.execution_options(isolation_level="READ COMMITTED")
-                async with lend(connection, self.join, nothing_more):
-                    yield connection
+            async with self._asked.connect() as connection, self._begun.on(connection, self._tell):
+                yield connection
         except NoneFree as busy:
             raise unreachable(self.url, busy) from busy
         except (*_GONE, DBAPIError, asyncpg.PostgresError) as failed:
-            if _lost(failed):
+            if stale(failed) or _lost(failed):
                 await self._asked.dispose()
+            if _lost(failed):
                 raise unreachable(self.url, failed) from failed
             raise
 
     def passes(self, failed: BaseException) -> bool:
         """As in Store."""
-        return getattr(getattr(failed, "orig", None) or failed, "sqlstate", None) in _TRANSIENT
+        return stale(failed) or getattr(getattr(failed, "orig", None) or failed, "sqlstate", None) in _TRANSIENT
 
     async def reading(self) -> datetime:
         """As in Store."""
@@ -304,7 +308,7 @@ class PostgresStore:
                 state = getattr(cause, "sqlstate", None)
                 if state in _TRANSIENT and not last:
                     continue
-                if "InvalidCachedStatement" in type(cause).__name__ and not last:  # a migration changed the tables
+                if stale(failed) and not last:
                     await self._dispose()
                     continue
                 if _lost(failed):
@@ -316,10 +320,13 @@ class PostgresStore:
                     raise outdated(self.url, None) from failed
                 raise
         if wants_notify:
-            self._untold = max(self._untold, wants_notify)  # of schedules means of jobs too
-            if self._notifying is None or self._notifying.done():
-                self._notifying = asyncio.get_running_loop().create_task(self._notify())
+            self._tell(wants_notify)
         return answer
+
+    def _tell(self, wants_notify: str) -> None:
+        self._untold = max(self._untold, wants_notify)  # of schedules means of jobs too
+        if self._notifying is None or self._notifying.done():
+            self._notifying = asyncio.get_running_loop().create_task(self._notify())
 
     def _settle_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Connections belong to an event loop: a later one gets its own. Raises StoreError while the first one runs."""

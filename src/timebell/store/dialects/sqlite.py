@@ -24,7 +24,7 @@ from sqlalchemy.pool import NullPool
 from timebell.errors import StoreError, StoreInUse, StoreUnreachable
 from timebell.store import transaction
 from timebell.store.dialects.base import LAST_SUCCESS, Finish, Operation, P, R, join_callers
-from timebell.store.dialects.lending import lend, lend_here, nothing_more
+from timebell.store.dialects.lending import lend, lend_here, whole
 from timebell.store.dialects.shared import Shared, shared_engine
 from timebell.store.statement import Statement
 from timebell.store.transaction import Dialect, Row, SqlTransaction, Steps
@@ -168,6 +168,8 @@ class SqliteStore:
         self._driver: sqlite3.Connection | None = None
         self._lock: TextIO | None = None
         self._aside: ThreadPoolExecutor | None = None  # not the store's own thread, which waits for the lock meanwhile
+        self._begun: SqliteTransaction | None = None  # all that `begin` begins, one after another
+        self._open: Begun | None = None  # the one of now
         self._lent: AsyncEngine | None = None
         self._lent_to_threads: Engine | None = None
         self._turn = asyncio.Lock()
@@ -176,6 +178,8 @@ class SqliteStore:
         """As in Store."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="timebell-sqlite")
+        if self._aside is None:
+            self._aside = ThreadPoolExecutor(1, thread_name_prefix="timebell-aside")
         await self._in_thread(self._connect)
 
     def _connect(self) -> None:
@@ -203,6 +207,12 @@ class SqliteStore:
             self._thread.shutdown()
             self._thread = None
         if self._aside is not None:
+            self._open, begun, self._begun = None, self._begun, None
+            if begun is not None:
+                try:
+                    await self._beside(begun.connection.close)
+                except RuntimeError:
+                    begun.connection.close()
             self._aside.shutdown(wait=False)
             self._aside = self._lent = None
 
@@ -259,6 +269,8 @@ class SqliteStore:
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As in Store."""
+        if isinstance(connection, Begun):
+            return await self._beside(self._in_begun, connection, operation, args, kwargs)
         return (await join_callers(connection, self.dialect, _begun(operation), args, kwargs))[0]
 
     @contextlib.asynccontextmanager
@@ -270,13 +282,8 @@ class SqliteStore:
             yield connection
 
     def _lender(self) -> AsyncEngine:
-        thread = self._aside = ThreadPoolExecutor(1, thread_name_prefix="timebell-lent")
         own = engine_for(self.url, durable=self._durable, begin=None)
-
-        async def call(function: Callable[..., R], *args: Any) -> R:
-            return await asyncio.get_running_loop().run_in_executor(thread, function, *args)
-
-        return AsyncEngine(shared_engine(lambda: Shared(own.raw_connection(), call), is_async=True))
+        return AsyncEngine(shared_engine(lambda: Shared(own.raw_connection(), self._beside), is_async=True))
 
     @contextlib.contextmanager
     def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
@@ -288,12 +295,55 @@ class SqliteStore:
 
     @contextlib.asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
-        """As in Store."""
+        """As in Store. One at a time, as only one of them could write; all on one connection, as a new one has to read
+        what tables there are."""
         try:
-            async with self.lend(nothing_more) as connection:
-                yield connection
+            async with self._turn:
+                begun = self._open = Begun()
+                try:
+                    yield begun
+                    await whole(self._beside(self._commit, begun))
+                except BaseException:
+                    with contextlib.suppress(sqlite3.Error, StoreError):
+                        await whole(self._beside(self._roll_back, begun))
+                    raise
+                finally:
+                    self._open = None
         except (DBAPIError, sqlite3.Error) as failed:
             raise translate(failed, self._path) from failed
+
+    def _in_begun(
+        self, begun: Begun, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> R:
+        self._check_open(begun)
+        if self._begun is None:
+            connection = engine_for(self.url, durable=self._durable, begin=None).connect()
+            driver: Any = connection.connection.driver_connection
+            self._begun = SqliteTransaction(connection, self.dialect, UNSEEN, driver)
+        tx = self._begun
+        if transaction.probe is not None:
+            tx.steps = Steps(getattr(operation, "__name__", "operation"))
+        if not begun.writes:
+            tx.driver.execute("BEGIN IMMEDIATE")
+            begun.writes = True
+        return operation(tx, *args, **kwargs)
+
+    def _commit(self, begun: Begun) -> None:
+        self._check_open(begun)
+        if self._begun is None or not begun.writes:
+            return
+        steps = Steps("begin")
+        steps.at("commit")
+        self._begun.driver.execute("COMMIT")
+        steps.at("done")
+
+    def _roll_back(self, begun: Begun) -> None:
+        if begun is self._open and self._begun is not None and self._begun.driver.in_transaction:
+            self._begun.driver.execute("ROLLBACK")
+
+    def _check_open(self, begun: Begun) -> None:
+        if begun is not self._open:
+            raise StoreError("The store was closed, or the transaction is over.", code="STORE_NOT_OPEN")
 
     def passes(self, failed: BaseException) -> bool:
         """As in Store: writers wait for each other."""
@@ -334,6 +384,11 @@ class SqliteStore:
         """As in Store: SQLite has no way to tell."""
         return False
 
+    async def _beside(self, call: Callable[..., R], *args: Any) -> R:
+        if self._aside is None:
+            raise StoreError("This store is not open.", code="STORE_NOT_OPEN")
+        return await asyncio.get_running_loop().run_in_executor(self._aside, call, *args)
+
     async def _in_thread(self, call: Callable[..., R], *args: Any) -> R:
         if self._thread is None:
             raise StoreError("This store is not open.", code="STORE_NOT_OPEN")
@@ -342,6 +397,12 @@ class SqliteStore:
             return await loop.run_in_executor(self._thread, call, *args)
         except (OperationalError, DatabaseError, sqlite3.Error) as failed:
             raise translate(failed, self._path) from failed
+
+
+class Begun:
+    """A transaction of `begin`, for `join`: it `writes` from the first operation on."""
+
+    writes = False
 
 
 def _begun(operation: Callable[..., R]) -> Callable[..., R]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import orjson
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select
 
 from timebell.store.schema import answers
 from timebell.store.statement import Statement
@@ -38,20 +38,27 @@ TAKE = Statement(
 
 def take(tx: Transaction, tenant_id: str, key: str, request: str, now: datetime) -> Answer | None:
     """Take a key for a request; or the answer that the key was given before."""
-    mine = (answers.c.tenant_id == tenant_id) & (answers.c.key == key)
-    tx.execute(delete(answers).where(mine, answers.c.created_at <= now - KEPT))
     row = {"tenant_id": tenant_id, "key": key, "request": request, "created_at": tx.dialect.to_db(now)}
     if tx.fetch(TAKE, [row]):
+        return None
+    mine = (answers.c.tenant_id == tenant_id) & (answers.c.key == key)
+    too_old = tx.execute(delete(answers).where(mine, answers.c.created_at <= now - KEPT)).rowcount
+    if too_old and tx.fetch(TAKE, [row]):
         return None
     found = tx.execute(select(answers).where(mine)).one()
     return Answer(found.request, found.status or 0, orjson.loads(found.headers or "{}"), found.body or "")
 
 
+KEEP = Statement(
+    "UPDATE timebell_answers SET status = :status, headers = :headers, body = :body"
+    " WHERE tenant_id = :tenant_id AND key = :key"
+)
+
+
 def keep(tx: Transaction, tenant_id: str, key: str, answer: Answer) -> None:
     """Keep the answer to the request that took the key."""
-    mine = (answers.c.tenant_id == tenant_id) & (answers.c.key == key)
-    kept = {"status": answer.status, "headers": orjson.dumps(answer.headers).decode(), "body": answer.body}
-    tx.execute(update(answers).where(mine).values(**kept))
+    headers = orjson.dumps(answer.headers).decode()
+    tx.fetch(KEEP, status=answer.status, headers=headers, body=answer.body, tenant_id=tenant_id, key=key)
 
 
 def prune(tx: Transaction, now: datetime) -> int:

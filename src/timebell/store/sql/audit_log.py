@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
 from timebell.model.page import Page
 from timebell.store.schema import audit_log
+from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 
@@ -29,9 +30,20 @@ class AuditRecord:
     request_id: str | None = None
 
 
+_WRITTEN = "id, tenant_id, at, actor, key_id, address, action, subject, before, after, request_id"
+WRITE = Statement(
+    f"WITH $rows INSERT INTO timebell_audit_log ({_WRITTEN}) SELECT {_WRITTEN} FROM d",  # noqa: S608 - our own names
+    **dict.fromkeys(_WRITTEN.split(", "), "text") | {"id": "id", "at": "instant", "request_id": "id"},
+)
+
+
 def write(tx: Transaction, record: AuditRecord) -> None:
     """Add a record."""
-    tx.execute(insert(audit_log).values(**asdict(record)))
+    tx.fetch(WRITE, [{
+        "id": record.id, "tenant_id": record.tenant_id, "at": tx.dialect.to_db(record.at), "actor": record.actor,
+        "key_id": record.key_id, "address": record.address, "action": record.action, "subject": record.subject,
+        "before": record.before, "after": record.after, "request_id": record.request_id,
+    }])  # fmt: skip
 
 
 def page(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, delete, func, select, text, union_all, update
+from sqlalchemy import ColumnElement, Row, Table, and_, delete, func, select, text, union_all, update
 
 from timebell.errors import Conflict
 from timebell.model.job import FINISHED, LIVE, CancelOutcome, Ending, Hold, Job, JobState, Kind, NewJob
@@ -23,7 +24,7 @@ from timebell.store.sql.named import bind
 from timebell.store.sql.turns import LOCK_SCHEDULES, end_in_turn, let_go
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
-from timebell.store.types import EPOCH
+from timebell.store.types import EPOCH, Id, Instant
 
 
 def create(
@@ -309,9 +310,9 @@ _KEPT = (
 )
 
 
-def find(tx: Transaction, tenant_id: str | None, job_id: str) -> Job | None:
-    """One job, live or finished."""
-    row = tx.execute(select(jobs).where(_mine(jobs, tenant_id, job_id))).first()
+def find(tx: Transaction, tenant_id: str | None, job_id: str, *, over: bool = False) -> Job | None:
+    """One job, live or finished; of one known to be `over` only the second is asked."""
+    row = None if over else tx.execute(select(jobs).where(_mine(jobs, tenant_id, job_id))).first()
     if row is None:
         row = tx.execute(select(finished).where(_mine(finished, tenant_id, job_id))).first()
     return None if row is None else read(row)
@@ -391,6 +392,23 @@ def prune(tx: Transaction, before: datetime, most: int) -> int:
     ids = select(finished.c.id).where(finished.c.finished_at < before).order_by(finished.c.finished_at).limit(most)
     old = (finished.c.finished_at < before) & finished.c.id.in_(ids.scalar_subquery())
     return tx.execute(delete(finished).where(old)).rowcount
+
+
+def typed(tx: Transaction, table: Table, row: Mapping[str, Any]) -> Any:
+    """A row that a Statement gave of one of the two tables, as `read` takes it."""
+    has = dict(row)
+    for name in _IDS[table.name]:
+        has[name] = None if has[name] is None else str(has[name])
+    for name in _INSTANTS[table.name]:
+        has[name] = tx.dialect.from_db(has[name])
+    return SimpleNamespace(**has, _mapping=has)
+
+
+def _of_type(kind: type[Any]) -> dict[str, list[str]]:
+    return {each.name: [one.name for one in each.columns if isinstance(one.type, kind)] for each in (jobs, finished)}
+
+
+_IDS, _INSTANTS = _of_type(Id), _of_type(Instant)
 
 
 def read(row: Row[Any]) -> Job:

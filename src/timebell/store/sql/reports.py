@@ -5,33 +5,59 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import select, update
+from sqlalchemy import Table, select, update
 
 from timebell.model import attempts
-from timebell.model.job import Attempt, Ending, JobState
+from timebell.model.job import Attempt, Ending, Job, JobState
 from timebell.model.payload import decode
 from timebell.store.schema import finished
 from timebell.store.schema import jobs as table
-from timebell.store.sql import jobs, turns
+from timebell.store.sql import jobs, ledger, turns
+from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 from timebell.store.types import to_micros
 
 OUT = (JobState.RUNNING.value, JobState.DISPATCHED.value)
 
 
-def held(tx: Transaction, tenant_id: str, job_id: str, number: int) -> tuple[Attempt, bool] | None:
-    """The attempt, locked, and whether its cancel was asked; None when it is over.
+def names_of(columns_of: Table) -> str:
+    """Its columns, for a SELECT."""
+    return ", ".join(column.name for column in columns_of.columns)
+
+
+HOLD = Statement(
+    f"SELECT {names_of(table)} FROM timebell_jobs WHERE id = :id AND tenant_id = :tenant_id $for_update"  # noqa: S608
+)
+
+
+class Held(NamedTuple):
+    """A job that a report is of; its attempt is None when that is over."""
+
+    job: Job
+    attempt: Attempt | None
+    cancel_asked: bool
+
+
+def held(tx: Transaction, tenant_id: str, job_id: str, number: int) -> Held | None:
+    """A job as it is, locked while it lives; None for an unknown one.
 
     A receiver may be quicker than the engine that handed it the job, so the attempt may still be `running`.
     """
-    mine = (table.c.id == job_id) & (table.c.tenant_id == tenant_id) & (table.c.attempt == number)
-    row = tx.execute(select(table.c.cancel_asked, table.c.started_at).where(mine, table.c.state.in_(OUT))
-                     .with_for_update()).first()  # fmt: skip
-    if row is None:
-        return None
-    found = jobs.abandoned(tx, [(job_id, number)], row.started_at)
-    return found[0], bool(row.cancel_asked)
+    rows = tx.fetch(HOLD, id=job_id, tenant_id=tenant_id)
+    if not rows:
+        over = ledger.find(tx, tenant_id, job_id, over=True)
+        return None if over is None else Held(over, None, False)
+    row, attempt = ledger.typed(tx, table, rows[0]), None
+    if row.attempt == number and row.state in OUT:
+        attempt = Attempt(
+            row.id, row.tenant_id, row.topic, row.schedule_id, row.scheduled_at, row.kind, row.timezone, row.payload,
+            row.metadata, row.target, row.queue, row.retry, row.timeout, row.expires_at, row.attempt, row.tries,
+            bool(row.serial), row.errors, row.revision, row.run_at, row.started_at, JobState(row.state), row.group_name,
+            priority=row.priority, replays=row.replays, conditions=row.conditions,
+        )  # fmt: skip
+    return Held(ledger.read(row), attempt, bool(row.cancel_asked))
 
 
 def outside(tx: Transaction, routes: Sequence[str], after: str, most: int) -> list[Attempt]:
@@ -49,13 +75,31 @@ def outside(tx: Transaction, routes: Sequence[str], after: str, most: int) -> li
     return sorted(found, key=lambda attempt: attempt.id)
 
 
-def write(tx: Transaction, ending: Ending) -> None:
+class Written(NamedTuple):
+    """The job as a report left it; and whether others may start now, or a schedule got its next instant."""
+
+    job: Job
+    frees: bool
+    put_off: bool
+
+
+OVER = Statement(
+    f"SELECT {names_of(finished)}, EXISTS (SELECT 1 FROM timebell_queues q WHERE q.name = timebell_finished.queue"  # noqa: S608
+    " AND q.concurrency IS NOT NULL) AS limited FROM timebell_finished WHERE id = :id AND tenant_id = :tenant_id"
+)
+
+
+def write(tx: Transaction, tenant_id: str, ending: Ending) -> Written:
     """What became of an attempt that is `held`: over, or to be tried again."""
     if ending.state is JobState.PENDING:
         if jobs.retry(tx, [ending]):
-            return
+            (again,) = tx.fetch(HOLD, id=ending.id, tenant_id=tenant_id)
+            return Written(ledger.read(ledger.typed(tx, table, again)), True, False)
         ending = dataclasses.replace(ending, state=JobState.CANCELLED)  # its cancel was asked
-    turns.complete(tx, ending)
+    ended = turns.complete(tx, ending)
+    (row,) = tx.fetch(OVER, id=ending.id, tenant_id=tenant_id)
+    job = ledger.read(ledger.typed(tx, finished, row))
+    return Written(job, bool(ended.let_go or row["limited"]), ended.put_off)
 
 
 def beat(tx: Transaction, attempt: Attempt, until: datetime) -> None:
