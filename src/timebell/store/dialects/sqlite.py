@@ -72,6 +72,12 @@ class SqliteWords:
     from_db = staticmethod(read_micros)
 
 
+@functools.lru_cache(maxsize=256)
+def _listed(routes: tuple[str, ...]) -> str:
+    """As JSON; a node asks for the same ones with each look and claim."""
+    return orjson.dumps(routes).decode()
+
+
 class SqliteTransaction(SqlTransaction):
     """Hot statements go straight to the driver, in the same transaction."""
 
@@ -97,7 +103,7 @@ class SqliteTransaction(SqlTransaction):
                 params["rows"] = orjson.dumps(rows).decode()
             if "exact" in params:
                 for name in ("exact", "prefixes"):
-                    params[name] = orjson.dumps(params[name]).decode()
+                    params[name] = _listed(tuple(params[name]))
             text = statement.by_name.get(self.dialect.name) or statement.named(self.dialect)
             cursor = self.driver.execute(text, params)
         if cursor.description is None:
