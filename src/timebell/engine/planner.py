@@ -56,8 +56,11 @@ class Planner:
 
     def build(self, schedule: Schedule, at: datetime, hold: Hold | None, now: datetime) -> NewJob:
         """The job of one occurrence, remembering the recurrence for the event's `upcoming`."""
-        known = Known(schedule.name, schedule.recurrence, schedule.policies.tolerance, schedule.policies.notify)
-        self.node.known[schedule.id, schedule.revision] = known
+        key = schedule.id, schedule.revision
+        known, recurrence = self.node.known.get(key), schedule.recurrence
+        if known is None or known.recurrence is not recurrence:
+            policies = schedule.policies
+            self.node.known[key] = Known(schedule.name, recurrence, policies.tolerance, policies.notify)
         action, said = self._said.get(schedule.id, (None, None))
         if action is not schedule.action or said is None:  # the same object as long as its text is the same
             if len(self._said) >= REMEMBERED:
