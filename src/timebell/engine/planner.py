@@ -79,7 +79,7 @@ def job_of(
     if lasts is None and policies.lateness is Lateness.ANCHORED:
         lasts = policies.missed_after
     return NewJob(
-        id=new_id(now), tenant_id=schedule.tenant_id, scheduled_at=at, run_at=at, timezone=schedule.timezone,
+        id=new_id(now), tenant_id=schedule.tenant_id, scheduled_at=at, run_at=at, timezone=schedule.recurrence.timezone,
         created_at=now, kind=Kind.PLANNED, schedule_id=schedule.id, revision=schedule.revision,
         expires_at=None if lasts is None else at + timedelta(seconds=lasts), hold=hold,
         serial=policies.overlap is not Overlap.ALLOW, **(said_of(schedule.action) if said is None else said),

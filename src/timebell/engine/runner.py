@@ -64,7 +64,8 @@ class Runner:
         if attempt.expires_at is not None and attempt.expires_at <= now:
             return self._mark(attempt, decide.expired(attempt.id, attempt.number, now))
         known = self._known(attempt)
-        delivery = self._delivery(attempt, now, known)
+        upcoming = [] if known is None else self._upcoming(attempt, known.recurrence)
+        delivery = delivery_of(self.node, attempt, now, None if known is None else known.name, upcoming)
         delivery.completion = within
         try:
             if self.gate.asks(attempt) and (held_back := await self.gate.of(attempt)) is not None:
@@ -189,23 +190,18 @@ class Runner:
             log.exception("target %s broke on job %s", kind, delivery.job_id)
             return Outcome.failed("TARGET_BROKE", f"{type(broken).__name__}: {broken}"[:500])
 
-    def _delivery(self, attempt: Attempt, now: datetime, known: Known | None) -> Delivery:
-        if known is None:
-            return delivery_of(self.node, attempt, now)
-        return delivery_of(self.node, attempt, now, known.name, self._upcoming(attempt, known.recurrence))
-
     def _upcoming(self, attempt: Attempt, recurrence: Recurrence) -> list[datetime]:
         """The instants after its own; most were found already for the attempt before it."""
         key, at = (attempt.schedule_id or "", attempt.revision or 0), attempt.scheduled_at
         before = self._told.get(key)
         found = before[1:] if before and before[0] == at else []
         fired = recurrence.fired()
-        while len(found) < UPCOMING:
+        for _ in range(UPCOMING - len(found)):
             following, _ = decide.next_of(fired, found[-1] if found else at)
             if following is None:
                 break
             found.append(following)
-        if len(self._told) > 10_000:
+        if before is None and len(self._told) > 10_000:
             self._told.clear()
         self._told[key] = found
         return list(found)
@@ -215,7 +211,7 @@ class Runner:
 
     def _ending(self, attempt: Attempt, outcome: Outcome) -> Ending:
         now = self.node.clock.now()
-        result, lost = _keep(outcome.result)
+        result, lost = (None, None) if outcome.result is None else _keep(outcome.result)
         if outcome.reports:
             until = now + timedelta(seconds=self.node.timeout_of(attempt))
             return Ending(attempt.id, attempt.number, JobState.DISPATCHED, now, run_at=until, record=outcome.record)
@@ -323,8 +319,6 @@ def _code_class(kind: str, outcome: Outcome) -> str:
 
 def _keep(result: object) -> tuple[str | None, str | None]:
     """A result as JSON to keep with the job, or why it could not be kept."""
-    if result is None:
-        return None, None
     try:
         return encode(result, "result"), None
     except InvalidPayload as unfit:
