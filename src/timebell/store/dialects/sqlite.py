@@ -106,17 +106,10 @@ class SqliteTransaction(SqlTransaction):
                     params[name] = _listed(tuple(params[name]))
             text = statement.by_name.get(self.dialect.name) or statement.named(self.dialect)
             cursor = self.driver.execute(text, params)
-        if cursor.description is None:
-            return []
-        found = cursor.fetchall()
-        if not found:
-            return []
         names = statement.returned
         if names is None:
-            names = statement.returned = [column[0] for column in cursor.description]
-        if len(found) == 1:
-            return [dict(zip(names, found[0], strict=False))]
-        return [dict(zip(names, row, strict=False)) for row in found]
+            names = statement.returned = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=False)) for row in cursor]
 
     def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
         """As in Transaction."""
