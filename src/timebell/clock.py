@@ -195,7 +195,7 @@ class _LoopTimer:
     def arm(self, at: float) -> None:
         if self._handle is not None:
             self.disarm()
-        self._handle = self._loop.call_at(at, self._callback)
+        self._handle = self._loop.call_at(at, self._ring)
 
     def disarm(self) -> None:
         if self._handle is not None:
@@ -204,6 +204,10 @@ class _LoopTimer:
 
     def close(self) -> None:
         self.disarm()
+
+    def _ring(self) -> None:
+        self._handle = None
+        self._callback()
 
 
 class _YieldingTimer(_LoopTimer):

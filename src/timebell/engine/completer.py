@@ -32,8 +32,10 @@ class Completer:
     def put(self, ending: Ending) -> None:
         """Take an ending over; the attempt stays held until it is written."""
         self._waiting.append(ending)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+        if self._arrived is not None:
+            if not self._arrived.done():
+                self._arrived.set_result(None)
+            self._arrived = None
 
     @property
     def empty(self) -> bool:

@@ -36,11 +36,13 @@ class Gate:
         self._asked: dict[str, tuple[Asked, asyncio.Future[Ruling | TimebellError]]] = {}
         self._ruling: asyncio.Task[None] | None = None
 
-    async def of(self, attempt: Attempt) -> Ending | None:
-        """What becomes of an attempt instead of its delivery; None: let it be delivered."""
+    def asks(self, attempt: Attempt) -> bool:
+        """Whether there is anything to ask of an attempt."""
         gated = attempt.conditions is not None or attempt.kind == Kind.TRIGGER
-        if not gated and attempt.tenant_id not in self.node.metered:
-            return None
+        return gated or attempt.tenant_id in self.node.metered
+
+    async def of(self, attempt: Attempt) -> Ending | None:
+        """What becomes of an attempt that asks, instead of its delivery; None: let it be delivered."""
         own = None
         if attempt.conditions is not None and not attempt.replays:
             try:

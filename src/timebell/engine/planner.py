@@ -56,8 +56,11 @@ class Planner:
 
     def build(self, schedule: Schedule, at: datetime, hold: Hold | None, now: datetime) -> NewJob:
         """The job of one occurrence, remembering the recurrence for the event's `upcoming`."""
-        known = Known(schedule.name, schedule.recurrence, schedule.policies.tolerance, schedule.policies.notify)
-        self.node.known[schedule.id, schedule.revision] = known
+        key = schedule.id, schedule.revision
+        known, recurrence = self.node.known.get(key), schedule.recurrence
+        if known is None or known.recurrence is not recurrence:
+            policies = schedule.policies
+            self.node.known[key] = Known(schedule.name, recurrence, policies.tolerance, policies.notify)
         action, said = self._said.get(schedule.id, (None, None))
         if action is not schedule.action or said is None:  # the same object as long as its text is the same
             if len(self._said) >= REMEMBERED:
@@ -76,7 +79,7 @@ def job_of(
     if lasts is None and policies.lateness is Lateness.ANCHORED:
         lasts = policies.missed_after
     return NewJob(
-        id=new_id(now), tenant_id=schedule.tenant_id, scheduled_at=at, run_at=at, timezone=schedule.timezone,
+        id=new_id(now), tenant_id=schedule.tenant_id, scheduled_at=at, run_at=at, timezone=schedule.recurrence.timezone,
         created_at=now, kind=Kind.PLANNED, schedule_id=schedule.id, revision=schedule.revision,
         expires_at=None if lasts is None else at + timedelta(seconds=lasts), hold=hold,
         serial=policies.overlap is not Overlap.ALLOW, **(said_of(schedule.action) if said is None else said),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from timebell import tracing
@@ -17,7 +15,7 @@ from timebell.engine.context import Held, Known, Node
 from timebell.engine.gate import Gate
 from timebell.engine.named import Found, Names, unusable
 from timebell.engine.within import Within
-from timebell.errors import InvalidPayload, InvalidRecurrence, TimebellError
+from timebell.errors import InvalidPayload, TimebellError
 from timebell.model import attempts, decide
 from timebell.model.job import Attempt, Ending, JobState
 from timebell.model.payload import decode, encode, legible
@@ -49,7 +47,7 @@ class Runner:
 
     async def run(self, held: Held) -> Ending | None:
         """One attempt; None when it is no longer this node's to end, or has been ended by its handler."""
-        within = Within(self.node, held, partial(self._completed, held.attempt))
+        within = Within(self.node, held, self._completed)
         ending = await self._carry(held, within)
         if within.completed is None and not within.lost:
             if ending is not None:
@@ -65,10 +63,12 @@ class Runner:
         now = clock.now()
         if attempt.expires_at is not None and attempt.expires_at <= now:
             return self._mark(attempt, decide.expired(attempt.id, attempt.number, now))
-        delivery = self._delivery(attempt, now)
+        known = self._known(attempt)
+        upcoming = [] if known is None else self._upcoming(attempt, known.recurrence)
+        delivery = delivery_of(self.node, attempt, now, None if known is None else known.name, upcoming)
         delivery.completion = within
         try:
-            if (held_back := await self.gate.of(attempt)) is not None:
+            if self.gate.asks(attempt) and (held_back := await self.gate.of(attempt)) is not None:
                 return self._mark(attempt, held_back)
             target = None if attempt.target is None else decode(attempt.target)
             name = None if target is None else target.get("name")
@@ -76,7 +76,7 @@ class Runner:
             if clock.monotonic() >= held.lease_until:  # another node may have it already: send nothing
                 held.drop = "lost"
                 return None
-            outcome = await self._deliver(attempt, target, found, now, delivery)
+            outcome = await self._deliver(attempt, target, found, delivery, known)
             ending = self._ending(attempt, outcome)
         except Snooze as snooze:
             later = clock.now() + timedelta(seconds=snooze.delay)
@@ -96,30 +96,33 @@ class Runner:
             ending.progress = delivery.progress
         return self._mark(attempt, ending)
 
-    async def _deliver(
-        self, attempt: Attempt, target: dict[str, Any] | None, found: Found | None, now: datetime, delivery: Delivery
-    ) -> Outcome:
+    def _deliver(
+        self, attempt: Attempt, target: dict[str, Any] | None, found: Found | None, delivery: Delivery,
+        known: Known | None,
+    ) -> Coroutine[Any, Any, Outcome]:  # fmt: skip
         """Deliver to what was `found` under the name that the target has, else to the target itself."""
         kind = "handler" if target is None else target["kind"]
         if attempt.number == 1:  # later attempts are late on purpose
             if self.node.arrivals is not None:
-                self.node.arrivals.told(attempt, now)
-            lag = (now - attempt.run_at).total_seconds()
-            counters, schedule = self.node.counters, self._known(attempt)
+                self.node.arrivals.told(attempt, delivery.fired_at)
+            counters, lag = self.node.counters, (delivery.fired_at - attempt.run_at).total_seconds()
             if lag > counters.lag_max:
                 counters.lag_max = lag
             counters.lag.observe(lag if lag > 0.0 else 0.0)
-            counters.tolerance_breaches += lag > (DEFAULT_TOLERANCE if schedule is None else schedule.tolerance)
-        if not tracing.on():
-            attempt.trace_id = None
-            return await self._sent(attempt, target, found, delivery, kind)
+            counters.tolerance_breaches += lag > (DEFAULT_TOLERANCE if known is None else known.tolerance)
+        sending = self._sent(attempt, target, found, delivery, kind)
+        return self._traced(attempt, delivery, kind, sending) if tracing.on() else sending
+
+    async def _traced(
+        self, attempt: Attempt, delivery: Delivery, kind: str, sending: Coroutine[Any, Any, Outcome]
+    ) -> Outcome:
         known: dict[str, str | int | float | None] = {
             "attempt": attempt.number, "tenant": attempt.tenant_id, "schedule": delivery.schedule_name,
             "queue": attempt.queue, "scheduled_at": delivery.scheduled_at.isoformat(),
         }  # fmt: skip
         with tracing.delivering(kind, attempt.topic, attempt.id, delivery.metadata, known) as span:
             attempt.trace_id = None if span is None else span.trace_id
-            outcome = await self._sent(attempt, target, found, delivery, kind)
+            outcome = await sending
             if span is not None:
                 span.ended(outcome.code, delivered=outcome.delivered)
         return outcome
@@ -134,13 +137,13 @@ class Runner:
             if found is None:
                 options = {} if target is None else target["options"]
                 sending = self.node.targets[kind].deliver(delivery, options)
-                outcome = await self._limited(timeout, kind, sending, delivery)
+                outcome = await self._limited(timeout, began, kind, sending, delivery)
             elif isinstance(found, TimebellError):
                 outcome = unusable(found)
             else:
                 attempt.used = found.used
                 sending = named.deliver(self.node.named[kind], found, delivery)
-                outcome = await self._limited(timeout, kind, sending, delivery)
+                outcome = await self._limited(timeout, began, kind, sending, delivery)
                 if outcome.gone:
                     await self.names.gone(attempt.tenant_id, found, outcome.error or "")
         finally:
@@ -162,16 +165,15 @@ class Runner:
         counters.deliveries.add(kind, "stopped" if outcome is None else _code_class(kind, outcome))
 
     async def _limited(
-        self, timeout: float, kind: str, delivering: Coroutine[Any, Any, Outcome], delivery: Delivery
+        self, timeout: float, began: float, kind: str, delivering: Coroutine[Any, Any, Outcome], delivery: Delivery
     ) -> Outcome:
-        """Deliver, for at most `timeout` seconds."""
+        """Deliver, for at most `timeout` seconds since `began` (monotonic)."""
         deadline: asyncio.Timeout | None = None
-        at = asyncio.get_running_loop().time() + timeout
         try:
             begun = Begun(delivering)
             if begun.over:  # most are, and a timer costs as much
                 return begun.result
-            async with asyncio.timeout_at(at) as deadline:
+            async with asyncio.timeout(timeout - (self.node.clock.monotonic() - began)) as deadline:
                 return await begun
         except TimeoutError:
             if deadline is None or not deadline.expired():
@@ -188,27 +190,18 @@ class Runner:
             log.exception("target %s broke on job %s", kind, delivery.job_id)
             return Outcome.failed("TARGET_BROKE", f"{type(broken).__name__}: {broken}"[:500])
 
-    def _delivery(self, attempt: Attempt, now: datetime) -> Delivery:
-        name: str | None = None
-        upcoming: list[datetime] = []
-        key = attempt.schedule_id or "", attempt.revision or 0
-        known = self.node.known.get(key)
-        if known is not None:
-            name = known.name
-            upcoming = self._upcoming(key, known.recurrence, attempt.scheduled_at)
-        return delivery_of(self.node, attempt, now, name, upcoming)
-
-    def _upcoming(self, key: tuple[str, int], recurrence: Recurrence, at: datetime) -> list[datetime]:
-        """The instants after one; most were found already for the one before it."""
-        before = self._told.get(key, [])
+    def _upcoming(self, attempt: Attempt, recurrence: Recurrence) -> list[datetime]:
+        """The instants after its own; most were found already for the attempt before it."""
+        key, at = (attempt.schedule_id or "", attempt.revision or 0), attempt.scheduled_at
+        before = self._told.get(key)
         found = before[1:] if before and before[0] == at else []
         fired = recurrence.fired()
-        with suppress(InvalidRecurrence):  # a search for more that was given up
-            following = fired.next(found[-1] if found else at)
-            while following is not None and len(found) < UPCOMING:
-                found.append(following)
-                following = fired.next(following) if len(found) < UPCOMING else None
-        if len(self._told) > 10_000:
+        for _ in range(UPCOMING - len(found)):
+            following, _ = decide.next_of(fired, found[-1] if found else at)
+            if following is None:
+                break
+            found.append(following)
+        if before is None and len(self._told) > 10_000:
             self._told.clear()
         self._told[key] = found
         return list(found)
@@ -218,7 +211,7 @@ class Runner:
 
     def _ending(self, attempt: Attempt, outcome: Outcome) -> Ending:
         now = self.node.clock.now()
-        result, lost = _keep(outcome.result)
+        result, lost = (None, None) if outcome.result is None else _keep(outcome.result)
         if outcome.reports:
             until = now + timedelta(seconds=self.node.timeout_of(attempt))
             return Ending(attempt.id, attempt.number, JobState.DISPATCHED, now, run_at=until, record=outcome.record)
@@ -265,14 +258,14 @@ class Runner:
 
 
 def delivery_of(
-    node: Node, attempt: Attempt, now: datetime, name: str | None = None, upcoming: Sequence[datetime] = ()
+    node: Node, attempt: Attempt, now: datetime, name: str | None = None, upcoming: list[datetime] | None = None
 ) -> Delivery:
     """What a target is given of an attempt."""
     metadata = {} if attempt.metadata is None else decode(attempt.metadata) or {}
     retry = None if attempt.retry is None else decode(attempt.retry)
     return Delivery(
         attempt.id, attempt.tenant_id, attempt.topic, decode(attempt.payload), metadata, attempt.timezone,
-        attempt.scheduled_at, now, attempt.schedule_id, name, attempt.occurrence_key, attempt.number, list(upcoming),
+        attempt.scheduled_at, now, attempt.schedule_id, name, attempt.occurrence_key, attempt.number, upcoming or [],
         replays=attempt.replays, retry=node.retry_of(attempt, retry), priority=attempt.priority,
         expires_at=attempt.expires_at, earlier=[] if attempt.errors is None else decode(attempt.errors) or [],
     )  # fmt: skip
@@ -326,8 +319,6 @@ def _code_class(kind: str, outcome: Outcome) -> str:
 
 def _keep(result: object) -> tuple[str | None, str | None]:
     """A result as JSON to keep with the job, or why it could not be kept."""
-    if result is None:
-        return None, None
     try:
         return encode(result, "result"), None
     except InvalidPayload as unfit:

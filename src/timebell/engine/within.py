@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.engine.context import Held, Node
 from timebell.errors import Conflict, TimebellError
-from timebell.model.job import Ending, JobState
+from timebell.model.job import Attempt, Ending, JobState
 from timebell.store.dialects.base import Finish
 from timebell.store.sql import turns
 from timebell.store.sql.told import end_told
@@ -34,9 +34,9 @@ log = logging.getLogger("timebell.runner")
 
 
 class Within:
-    """Of one attempt. `ending` makes its completed ending of a result."""
+    """Of one attempt. `ending` makes the completed ending of an attempt and a result."""
 
-    def __init__(self, node: Node, held: Held, ending: Callable[[Any], Ending]) -> None:
+    def __init__(self, node: Node, held: Held, ending: Callable[[Attempt, Any], Ending]) -> None:
         self.node = node
         self.held = held
         self.completed: Ending | None = None
@@ -44,7 +44,6 @@ class Within:
         self.lost = False
         """Whether the attempt turned out to be no longer this node's."""
         self._ending = ending
-        self._loop = asyncio.get_running_loop()
 
     def transaction(self, result: Callable[[], Any]) -> Block:
         """As in Completion."""
@@ -53,7 +52,8 @@ class Within:
     @asynccontextmanager
     async def awaited(self, result: Callable[[], Any]) -> AsyncIterator[AsyncConnection]:
         """The block of an async handler."""
-        if asyncio.get_running_loop() is not self._loop:
+        task = self.held.task
+        if task is None or asyncio.get_running_loop() is not task.get_loop():
             raise TimebellError(
                 "event.transaction() was awaited on another event loop than the engine's.", code="OTHER_EVENT_LOOP",
                 fix="Make the handler async, or write: with event.transaction() as connection.",
@@ -86,7 +86,7 @@ class Within:
 
         def complete(tx: Transaction) -> None:
             self.held.completing = True
-            ending = self._ending(result())
+            ending = self._ending(self.held.attempt, result())
             ended.append((ending, end_told(tx, [ending]) if ending.watched else turns.complete(tx, ending)))
             if ending.id not in ended[-1][1].ids:
                 self.lost = True

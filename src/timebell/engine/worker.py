@@ -139,7 +139,6 @@ class Worker:
             hands.free -= 1
             held.task = loop.create_task(self._attempt(held, hands))
             self.tasks.add(held.task)
-            held.task.add_done_callback(self.tasks.discard)
         node.counters.started += len(attempts)
         return len(attempts) + put_back
 
@@ -183,6 +182,7 @@ class Worker:
             self.node.let_go(held.attempt.id, held.attempt.number)  # its lease runs out, and it is taken back
             raise
         finally:
+            self.tasks.discard(held.task)
             hands.free += 1
             if hands.free == 1:  # none was free: what is due for these hands was not looked at
                 self.node.working.poke()

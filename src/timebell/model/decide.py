@@ -80,7 +80,7 @@ def plan(schedule: Schedule, now: datetime, live: int, beside: int = 0) -> Plan:
         later = recurrence.following(None, now) if live == beside else None
         return Plan([], [Skip(cursor, cursor, 1, Reason.OVERLAP)], later)
     until = now + TINY
-    recent_from = min(max(cursor, now - timedelta(seconds=policies.missed_after)), until)
+    recent_from = max(cursor, now - timedelta(seconds=policies.missed_after))
     recent, following, fault = _due(recurrence, recent_from, until)
     if not recurrence.overrides and not policies.jitter and cursor == recent_from and len(recent) == 1:
         # Nothing is missed, moved or put off: what follows comes to the same, at more cost.

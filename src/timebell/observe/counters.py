@@ -53,6 +53,7 @@ class Spread:
 
     def __init__(self, bounds: Sequence[float], *, labelled: bool = True) -> None:
         self.bounds = bounds
+        self._least = bounds[0]
         self.series: dict[tuple[str, ...], Series] = {} if labelled else {(): self._new()}
 
     def observe(self, value: float, *labels: str) -> None:
@@ -63,7 +64,7 @@ class Spread:
             if len(self.series) >= MOST:
                 labels = (OTHER, *labels[1:])
             series = self.series.setdefault(labels, self._new())
-        series.buckets[bisect_left(self.bounds, value)] += 1
+        series.buckets[bisect_left(self.bounds, value) if value > self._least else 0] += 1  # as most of them are
         series.total += value
 
     def _new(self) -> Series:

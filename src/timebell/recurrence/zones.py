@@ -78,7 +78,7 @@ class Zone:
 
     def offset(self, second: int) -> int:
         """Seconds east of UTC at an epoch second."""
-        return self.segments[self.index(second)].offset
+        return self.segments[(bisect_right(self._starts, second) or 1) - 1].offset
 
     def instants(self, local: int) -> tuple[int, ...]:
         """The epoch seconds, none, one or two, at which clocks here show a local second."""

@@ -131,14 +131,17 @@ class Database(SqliteStore):
 
         It is calm when every attempt is held and none was asked to stop, and nothing that is due waits for a place.
         """
-        session, now = self._transaction(), self._wall()
-        running, stopping, pending, reported_by, fire_at = session.driver.execute(_LIVE).fetchone()
+        assert self._driver is not None
+        running, stopping, pending, reported_by, fire_at = self._driver.execute(_LIVE).fetchone()
         if running != held or stopping:
             return None
-        due = [session.dialect.from_db(fire_at), reported_by and from_micros(reported_by)]
+        now, due = self._wall(), [self.dialect.from_db(fire_at) or _NEVER]
+        if reported_by:
+            due.append(from_micros(reported_by))
         if pending:
-            due += [lane.starts_at for lane in jobs.lanes(session, ANYONE, now) if lane.room != 0]
-        until = min((at for at in due if at is not None), default=_NEVER)
+            lanes = jobs.lanes(self._transaction(), ANYONE, now)
+            due += [lane.starts_at or _NEVER for lane in lanes if lane.room != 0]
+        until = min(due)
         return until if until > now else None
 
     def _committed(self, tx: SqliteTransaction) -> None:

@@ -128,11 +128,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Nothing is ready: hear the outside, or hand over a result, or wait for one, or let time jump."""
         if events := poll(0):
             return events
-        if call := self._first_to_hand_over():
+        if self._calls and (call := self._first_to_hand_over()):
             self._calls.remove(call)
             call.hand_over()
             return []
-        if self._holds or not all(call.waits for call in self._calls):
+        if self._holds or (self._calls and not all(call.waits for call in self._calls)):
             if events := poll(self.patience):
                 return events
             raise RuntimeError(f"virtual time: a thread or socket has been at work for {self.patience:g} real seconds")

@@ -150,7 +150,8 @@ class Handlers:
         self._all: list[Handler] = []
         self._around: list[Middleware] = []
         self.state: Any = None
-        self._matching = functools.lru_cache(maxsize=10_000)(self._match)
+        self.matching = functools.lru_cache(maxsize=10_000)(self._match)
+        """All that hear a topic, the most specific first."""
         self.threads: Executor | None = None
         self.monotonic: Callable[[], float] | None = None
         """The clock of the node that runs, to tell who blocks it."""
@@ -158,7 +159,7 @@ class Handlers:
     def add(self, handler: Handler) -> None:
         """Listen."""
         self._all.append(handler)
-        self._matching.cache_clear()
+        self.matching.cache_clear()
 
     def wrap(self, middleware: Middleware) -> None:
         """Put it around every call, inside of those that came before. Raises InvalidInput (MIDDLEWARE_INVALID)."""
@@ -177,10 +178,6 @@ class Handlers:
 
     def __len__(self) -> int:
         return len(self._all)
-
-    def matching(self, topic: str) -> list[Handler]:
-        """All that hear a topic, the most specific first."""
-        return self._matching(topic)
 
     def _match(self, topic: str) -> list[Handler]:
         heard = [handler for handler in self._all if handler.hears(topic)]
@@ -220,7 +217,7 @@ class Handlers:
         All run; the first that raises decides. Snooze and Cancel pass through. What the most specific function
         returns is the result.
         """
-        heard = self._matching(delivery.topic)
+        heard = self.matching(delivery.topic)
         try:
             events = _events(delivery, heard, self.state)
         except InvalidPayload as unfit:
@@ -238,12 +235,12 @@ class Handlers:
             raise raised
         return Outcome.failed(type(raised).__name__, _words(raised))
 
-    async def _timed(self, handler: Handler, event: Arrived) -> Any:
+    def _timed(self, handler: Handler, event: Arrived) -> Awaitable[Any]:
         plain = handler.is_async and not self._around  # nothing is around it: no coroutine in between
         call = handler.function(event) if plain else self._through(handler)(event)
         if self.monotonic is None or type(call) is not CoroutineType:
-            return await call
-        return await Timed(call, self.monotonic, event.topic, handler.function)
+            return call
+        return Timed(call, self.monotonic, event.topic, handler.function)
 
     def _through(self, handler: Handler) -> CallNext:
         """A call of the handler, through all middleware."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -90,7 +90,7 @@ class PostgresWords:
 
     def from_db(self, value: Any) -> Any:
         """As in Dialect."""
-        return None if value is None else in_utc(value)
+        return value if value is None or value.tzinfo is UTC else in_utc(value)
 
 
 class PostgresTransaction(SqlTransaction):

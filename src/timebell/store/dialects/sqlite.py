@@ -72,6 +72,12 @@ class SqliteWords:
     from_db = staticmethod(read_micros)
 
 
+@functools.lru_cache(maxsize=256)
+def _listed(routes: tuple[str, ...]) -> str:
+    """As JSON; a node asks for the same ones with each look and claim."""
+    return orjson.dumps(routes).decode()
+
+
 class SqliteTransaction(SqlTransaction):
     """Hot statements go straight to the driver, in the same transaction."""
 
@@ -97,20 +103,13 @@ class SqliteTransaction(SqlTransaction):
                 params["rows"] = orjson.dumps(rows).decode()
             if "exact" in params:
                 for name in ("exact", "prefixes"):
-                    params[name] = orjson.dumps(params[name]).decode()
+                    params[name] = _listed(tuple(params[name]))
             text = statement.by_name.get(self.dialect.name) or statement.named(self.dialect)
             cursor = self.driver.execute(text, params)
-        if cursor.description is None:
-            return []
-        found = cursor.fetchall()
-        if not found:
-            return []
         names = statement.returned
         if names is None:
-            names = statement.returned = [column[0] for column in cursor.description]
-        if len(found) == 1:
-            return [dict(zip(names, found[0], strict=False))]
-        return [dict(zip(names, row, strict=False)) for row in found]
+            names = statement.returned = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=False)) for row in cursor]
 
     def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
         """As in Transaction."""

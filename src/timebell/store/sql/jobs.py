@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import repeat
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from sqlalchemy import Column
@@ -265,7 +265,7 @@ def begun(
     """Run a statement that starts jobs; their attempts, oldest first."""
     started = tx.fetch(statement, rows, now=tx.dialect.to_db(now), **params)
     if len(started) > 1:
-        started.sort(key=lambda row: row["run_at"])
+        started.sort(key=itemgetter("run_at"))
     return [_attempt(tx, row, now) for row in started]
 
 
