@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import chdir
 from itertools import pairwise
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,14 @@ def wait_until(condition: Callable[[], T], what: str, seconds: float = 120) -> T
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
+def forked(target: Callable[..., None], *args: object) -> ForkServerProcess:
+    """Start a process that calls this."""
+    process = FORKS.Process(target=target, args=args, daemon=True)
+    with chdir(ROOT):  # where it finds the tests
+        process.start()
+    return process
+
+
 class NodeProcess:
     """One node in a process of its own: forked from one that has only imported, as that takes longer than to start."""
 
@@ -48,11 +57,7 @@ class NodeProcess:
         hears, says = FORKS.Pipe(duplex=False)
         self.said = os.fdopen(os.dup(hears.fileno()))
         hears.close()
-        self.process = FORKS.Process(
-            target=node.forked, args=(says, self.log.name, os.environ | environment, url, str(effects)), daemon=True
-        )
-        with chdir(ROOT):  # where it finds the tests
-            self.process.start()
+        self.process = forked(node.forked, says, self.log.name, os.environ | environment, url, str(effects))
         says.close()
         if ready:
             assert self.said.readline().strip() == "READY", Path(self.log.name).read_text()

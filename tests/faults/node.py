@@ -20,7 +20,7 @@ from pathlib import Path
 from sqlalchemy import text
 
 import timebell.clock
-from timebell import Arrived, Timebell
+from timebell import Arrived, JobSpec, Timebell
 from timebell.engine.planner import Planner
 from timebell.store import transaction
 
@@ -145,3 +145,10 @@ def forked(says: Connection, log: str, environment: dict[str, str], url: str, ef
     if os.environ.get("STUCK"):
         stick_planner(Path(os.environ["STUCK"]))
     asyncio.run(main(url, effects))
+
+
+def made(url: str, effects: str, fault: str) -> None:
+    """A process that makes three jobs at once, and is struck."""
+    aim(fault, effects)
+    specs = [JobSpec(topic="work", run_at=None, client_request_id=str(n)) for n in range(3)]
+    asyncio.run(build(url, effects).schedule_many(specs))
