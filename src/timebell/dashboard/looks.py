@@ -78,7 +78,8 @@ class _Compiled(FileSystemBytecodeCache):
     to, for the next start; where nothing may be written it is not."""
 
     def __init__(self) -> None:
-        super().__init__(str(HERE / "__pycache__"), f"%s.{package_version()}.{jinja2.__version__}")
+        here = sha256(Path(__file__).read_bytes()).hexdigest()[:16]  # options and filters are part of what it becomes
+        super().__init__(str(HERE / "__pycache__"), f"%s.{here}.{jinja2.__version__}")
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         """As in FileSystemBytecodeCache, or nothing."""
