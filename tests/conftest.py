@@ -23,7 +23,8 @@ settings.load_profile("timebell")
 pytest_plugins = ["timebell.testing"]
 
 # Files that take minutes start first, so that none is left to run alone at the end.
-LONG = ("torture", "test_watch.py", "test_policy_pairs.py", "test_kill.py", "test_schemathesis.py", "faults", "brokers")
+LONG = ("torture", "test_watch.py", "test_policy_pairs.py", "test_kill.py", "test_schemathesis.py", "faults", "brokers",
+        "test_snippets.py", "test_serve.py", "test_ssrf.py")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
