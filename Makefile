@@ -3,10 +3,14 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if $(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo yes),$(p))))
-# One process a core, each with a database server of its own; a file is run whole in one of them.
-BESIDE := -n auto --dist loadfile --no-loadscope-reorder
+# One process more than there are cores, as many tests wait, each with a database server of its own; a file is run whole
+# in one of them.
+BESIDE := -n $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server pyproject.toml requirements/build.in
+
+# Hundreds of processes start in the tests: what one of them has compiled, the next need not.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run test test-all screens check format openapi docs bench figures sbom lock clean
 

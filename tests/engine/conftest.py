@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from timebell.engine import reconciling
+
 
 @pytest.fixture(params=["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.slow)])
 def store_url(request: pytest.FixtureRequest) -> str:
@@ -17,3 +19,9 @@ def nodes_url(request: pytest.FixtureRequest) -> str:
     """A fresh, migrated database on each store that several nodes may share."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
+
+
+@pytest.fixture(autouse=True)
+def _nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here has jobs in a queue outside, and the looks for them in all the hours that pass would take long."""
+    monkeypatch.setattr(reconciling, "EVERY", 86_400.0)

@@ -282,7 +282,7 @@ async def test_a_schedule_may_choose_for_itself_what_becomes_of_the_unheard(worl
         app = world.app(unheard=default)
         app.on("mail")(Log())
         await app.schedule_repeat(f"fax.{chosen}", Every("PT1H"), name=chosen, unheard=chosen, overlap="queue")
-        async with engine(app):
+        async with engine(app, poll=50.0, heartbeat=50.0, lease=150.0):
             await world.advance(hours=2, minutes=1)
         found = await jobs(app, topic=f"fax.{chosen}")
         assert ({job.state.value for job in found}, len(found)) == (states, 2)

@@ -97,7 +97,7 @@ async def test_nothing_fires_while_everything_is_paused(world: World) -> None:
     await app.schedule_repeat("t", Cron("*/10 * * * *"), timezone="UTC")
     await app.schedule_at("t", after(minutes=5))
     await app.schedule_at("t", after(minutes=5), queue="q")
-    async with engine(app):
+    async with engine(app, poll=60.0, heartbeat=60.0, lease=180.0):
         await app.pause_all("a bad release")
         await world.until(after(minutes=35))
         assert log.events == []

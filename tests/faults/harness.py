@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
+from contextlib import chdir
 from itertools import pairwise
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.faults import node
 from timebell import Timebell
 from timebell.model.job import Job
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["tests.faults.node", "timebell.store.dialects.postgres", "timebell.store.dialects.sqlite", "uvloop"]
+)
 
 
 def wait_until(condition: Callable[[], T], what: str, seconds: float = 120) -> T:
@@ -34,26 +40,35 @@ def wait_until(condition: Callable[[], T], what: str, seconds: float = 120) -> T
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
+def forked(target: Callable[..., None], *args: object) -> ForkServerProcess:
+    """Start a process that calls this."""
+    process = FORKS.Process(target=target, args=args, daemon=True)
+    with chdir(ROOT):  # where it finds the tests
+        process.start()
+    return process
+
+
 class NodeProcess:
-    """One node in a process of its own."""
+    """One node in a process of its own: forked from one that has only imported, as that takes longer than to start."""
 
     def __init__(self, url: str, effects: Path, *, ready: bool = True, **environment: str) -> None:
         self.effects = effects
         self.log = open(effects.with_suffix(f".{time.monotonic_ns()}.log"), "wb")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.node", url, str(effects)],
-            cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=self.log, text=True,
-        )  # fmt: skip
+        hears, says = FORKS.Pipe(duplex=False)
+        self.said = os.fdopen(os.dup(hears.fileno()))
+        hears.close()
+        self.process = forked(node.forked, says, self.log.name, os.environ | environment, url, str(effects))
+        says.close()
         if ready:
-            assert self.process.stdout is not None
-            assert self.process.stdout.readline().strip() == "READY", Path(self.log.name).read_text()
+            assert self.said.readline().strip() == "READY", Path(self.log.name).read_text()
 
     @property
     def pid(self) -> int:
+        assert self.process.pid is not None
         return self.process.pid
 
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        os.kill(self.pid, number)
 
     def freeze(self) -> None:
         self.signal(signal.SIGSTOP)
@@ -65,22 +80,24 @@ class NodeProcess:
 
     def died(self, seconds: float = 120) -> int:
         """Its exit code, when it has ended."""
-        return self.process.wait(seconds)
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"not within {seconds} s: its end"
+        return self.process.exitcode
 
     def terminate(self) -> tuple[int, dict[str, Any]]:
         """SIGTERM; its exit code and what it reported."""
         self.signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=120)
-        last = out.strip().splitlines()[-1] if out.strip() else "{}"
-        return self.process.returncode, json.loads(last) if last.startswith("{") else {}
+        code = self.died()
+        last = (self.said.read().strip().splitlines() or ["{}"])[-1]
+        return code, json.loads(last) if last.startswith("{") else {}
 
     def end(self) -> None:
         """Whatever its state, gone."""
-        if self.process.poll() is None:
+        if self.process.exitcode is None:
             self.process.kill()
-            self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+            self.process.join()
+        self.process.close()
+        self.said.close()
         self.log.close()
 
 

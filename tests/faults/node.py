@@ -1,4 +1,4 @@
-"""A node to be killed: `python -m tests.faults.node URL EFFECTS`. Its handlers append what they do to a file.
+"""A node to be killed, as `harness.NodeProcess` starts it. Its handlers append what they do to a file.
 
 FAULT="operation.point:action[:nth]" strikes at a point of a store operation: before its n-th statement, before
 (`commit`) or after (`done`) its commit; the action is `kill` (SIGKILL to itself) or `stop` (SIGSTOP).
@@ -13,14 +13,14 @@ import datetime as real
 import json
 import os
 import signal
-import sys
 from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from sqlalchemy import text
 
 import timebell.clock
-from timebell import Arrived, Timebell
+from timebell import Arrived, JobSpec, Timebell
 from timebell.engine.planner import Planner
 from timebell.store import transaction
 
@@ -121,9 +121,8 @@ def row_of(event: Arrived) -> dict[str, object]:
     return {"job": event.job_id, "attempt": event.attempt}
 
 
-async def main() -> None:
+async def main(url: str, effects: str) -> None:
     """Run until SIGTERM."""
-    url, effects = sys.argv[1:3]
     app = build(url, effects)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -134,10 +133,22 @@ async def main() -> None:
     await app.close()
 
 
-if __name__ == "__main__":
+def forked(says: Connection, log: str, environment: dict[str, str], url: str, effects: str) -> None:
+    """The whole process, from its start; `says` is its stdout, the file `log` its stderr."""
+    os.dup2(says.fileno(), 1)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
+    os.environ.clear()
+    os.environ.update(environment)
     if os.environ.get("WALL"):
         put_wall_clock_off(float(os.environ["WALL"]))
-    aim(os.environ.get("FAULT", ""), sys.argv[2])
+    aim(os.environ.get("FAULT", ""), effects)
     if os.environ.get("STUCK"):
         stick_planner(Path(os.environ["STUCK"]))
-    asyncio.run(main())
+    asyncio.run(main(url, effects))
+
+
+def made(url: str, effects: str, fault: str) -> None:
+    """A process that makes three jobs at once, and is struck."""
+    aim(fault, effects)
+    specs = [JobSpec(topic="work", run_at=None, client_request_id=str(n)) for n in range(3)]
+    asyncio.run(build(url, effects).schedule_many(specs))

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import NodeProcess, accounted, ask, jobs, lines, starts, taken_over, wait_until
+from tests.faults.harness import NodeProcess, accounted, ask, forked, jobs, lines, starts, taken_over, wait_until
+from tests.faults.node import made
 from timebell import Every, JobSpec, Timebell
 from timebell.model.job import Job, JobState
 
@@ -172,17 +173,7 @@ def test_a_job_whose_node_is_killed_runs_again_with_its_key_and_the_next_attempt
 
 @pytest.mark.parametrize("point", ["create.1", "create.2", "create.3", "create.commit", "create.done"])
 def test_S2_F1_a_job_exists_exactly_if_its_creation_was_committed(point: str, store_url: str, tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import asyncio, sys; from tests.faults.node import aim, build; from timebell import JobSpec\n"
-        "aim(sys.argv[3], sys.argv[2])\n"
-        "app = build(sys.argv[1], sys.argv[2])\n"
-        "asyncio.run(app.schedule_many([JobSpec(topic='work', run_at=None, client_request_id=str(n))"
-        " for n in range(3)]))"
-    )
-    effects = tmp_path / "effects"
-    ended = subprocess.run([sys.executable, "-c", code, store_url, str(effects), f"{point}:kill"], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    process = forked(made, store_url, str(tmp_path / "effects"), f"{point}:kill")
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
     assert len(jobs(store_url)) == (3 if point == "create.done" else 0)

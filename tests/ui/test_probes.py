@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -13,7 +15,7 @@ from sqlalchemy import text
 
 from timebell import Timebell, errors
 from timebell.api import health, server
-from timebell.dashboard import site
+from timebell.dashboard import looks, site
 from timebell.dashboard.words import local, milliseconds, relative
 
 
@@ -95,3 +97,15 @@ def test_lags_and_local_times() -> None:
     at = datetime(2027, 1, 1, tzinfo=UTC)
     assert local(at, "Asia/Seoul").hour == 9
     assert local(at, "Zone/That-Was-Dropped") == at  # the page must not break on one row
+
+
+def test_templates_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process finds what the one before has compiled; where nothing can be written, it compiles again."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    first, second, third = (looks.templates.__wrapped__() for _ in range(3))
+    for one, folder in ((first, tmp_path), (second, tmp_path), (third, tmp_path / "none")):
+        one.bytecode_cache.directory = str(folder)
+    first.get_template("frame.html")
+    third.get_template("frame.html")
+    monkeypatch.setattr(type(first), "_generate", None)  # what compiles
+    second.get_template("frame.html")

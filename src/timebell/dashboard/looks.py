@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
 from fastapi import Request
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket
 
 from timebell.dashboard.inside import part
 from timebell.dashboard.words import local, milliseconds, relative
@@ -69,12 +73,27 @@ NAV = (
 )  # fmt: skip
 
 
+class _Compiled(FileSystemBytecodeCache):
+    """What templates are compiled to, which takes a second or two, is kept beside what Python compiles our modules
+    to, for the next start; where nothing may be written it is not."""
+
+    def __init__(self) -> None:
+        here = sha256(Path(__file__).read_bytes()).hexdigest()[:16]  # options and filters are part of what it becomes
+        super().__init__(str(HERE / "__pycache__"), f"%s.{here}.{jinja2.__version__}")
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """As in FileSystemBytecodeCache, or nothing."""
+        if not sys.dont_write_bytecode:
+            with suppress(OSError):
+                super().dump_bytecode(bucket)
+
+
 @cache
 def templates() -> Environment:
     """The environment of all pages."""
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, bytecode_cache=_Compiled(),
     )  # fmt: skip
     made.filters |= {
         "number": "{:,}".format, "milliseconds": milliseconds, "json": pretty, "part": part, "lag": lag, "took": took,
