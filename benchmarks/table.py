@@ -136,7 +136,6 @@ async def _measure(cells: Sequence[Cell], folder: Path, sizes: Sizes, minutes: f
 
 def _remember(folder: Path, server: Server, sizes: Sizes) -> None:
     """Write down where this is measured. SystemExit where what is in the folder is of elsewhere."""
-    folder.mkdir(parents=True, exist_ok=True)
     facts = machine.facts()
     packages = facts.pop("packages")
     postgres = {"version": server.version, **server.settings}
@@ -213,6 +212,7 @@ def main(given: Sequence[str]) -> int:
         total = sum(cell.seconds(sizes) for cell in waiting) / 60
         print(f"{len(waiting)} of {len(cells)} cells are left: {total:.0f} minutes")
         return 0
+    asked.folder.mkdir(parents=True, exist_ok=True)
     page = performance.PAGE if own else asked.folder / "performance.md"
     try:
         if waiting:
