@@ -1,8 +1,8 @@
 """`python -m benchmarks [W1,W2,...,next,verbs] [options]`: runs the workloads and prints them beside the peer's.
 
-`python -m benchmarks table` keeps what it measures and writes docs/performance.md. Others measure something else: `http` the
-API, `pages` the dashboard, `targets` the outside queues, `push` the sending of push messages, `campaigns` campaigns to many
-devices, `plans` ten million rows, `soak` a long time, `pinned` a snapshot that stays.
+`python -m benchmarks table` keeps what it measures and writes docs/performance.md. Others measure something else:
+`http` the API, `pages` the dashboard, `targets` the outside queues, `push` the sending of push messages, `campaigns`
+campaigns to many devices, `plans` ten million rows, `soak` a long time, `pinned` a snapshot that stays.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""`python -m benchmarks plans [options]`: what ten million pending jobs cost, and whether anything is read that need not
-be.
+"""`python -m benchmarks plans [options]`: what ten million pending jobs cost, and whether more is read than need be.
 
 At each of `--sizes` pending jobs: the lag of some jobs a second as in W3, and the CPU that the server spends on each.
-Then, at the last of them: the memory of a node (`timebell run`); and with `--finished` jobs beside, the plan of every hot
-statement, as `tests/conformance/test_plans.py` judges it. Exit status 1 if a plan is a scan, or a node takes more than
-150 MB.
+Then, at the last of them: the memory of a node (`timebell run`); and with `--finished` jobs beside, the plan of every
+hot statement, as `tests/conformance/test_plans.py` judges it. Exit status 1 if a plan is a scan, or a node takes more
+than 150 MB.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ FINISHED = """
 INSERT INTO timebell_finished (id, tenant_id, topic, kind, scheduled_at, run_at, timezone, payload, queue, priority,
     serial, state, attempt, tries, created_at, started_at, finished_at)
 SELECT ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::uuid, 'default', 'topic.' || (n % 20), 'once', at, at,
-    'UTC', '{"n": 1}', 'queue' || (n % 3), n % 2, false, CASE WHEN n % 1000 = 0 THEN 'failed' ELSE 'completed' END, 1, 1,
-    at, at, at
+    'UTC', '{"n": 1}', 'queue' || (n % 3), n % 2, false, CASE n % 1000 WHEN 0 THEN 'failed' ELSE 'completed' END, 1,
+    1, at, at, at
 FROM (SELECT n, now() - n * interval '100 ms' AS at FROM generate_series(1, $1::int) AS n) AS made
 """
 
@@ -56,7 +55,10 @@ def _words(waiting: int) -> dict[str, str]:
 
 async def _fill(connection: Any, first: int, count: int) -> None:
     """So many pending jobs more; of many, the indexes are made at the end."""
-    made = "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'timebell_jobs' AND indexname NOT LIKE '%_pkey'"
+    made = (
+        "SELECT indexname, indexdef FROM pg_indexes"
+        " WHERE tablename = 'timebell_jobs' AND indexname NOT LIKE '%_pkey'"
+    )
     indexes = await connection.fetch(made) if count >= MANY else []
     for name, _ in indexes:
         await connection.execute(f'DROP INDEX "{name}"')

@@ -1,5 +1,5 @@
-"""`python -m benchmarks soak [options]`: twenty minutes at half the rate at which jobs that are due go, with retention on;
-is memory flat, is the lag, are the tables?
+"""`python -m benchmarks soak [options]`: twenty minutes at half the rate at which due jobs go, with retention on; is
+memory flat, is the lag, are the tables?
 
 `python -m benchmarks pinned [options]`: the same with a session of REPEATABLE READ that stays open for ten minutes, so
 that PostgreSQL keeps every row that goes meanwhile; what becomes of the time of a claim?

@@ -184,8 +184,8 @@ class TimebellOnPostgres(OnPostgres):
     batch = 5000
     table = "timebell_jobs"
     waiting = (  # in words that have an index, as a backlog is not to be read for it
-        "SELECT EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'running') OR EXISTS (SELECT 1 FROM timebell_jobs WHERE"
-        " state = 'pending' AND hold IS NULL AND queue = 'default' AND priority = 0"
+        "SELECT EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'running') OR EXISTS (SELECT 1 FROM timebell_jobs"
+        " WHERE state = 'pending' AND hold IS NULL AND queue = 'default' AND priority = 0"
         " AND run_at < now() + interval '1 hour')"
     )
     backlog_sql = _LOAD.format(

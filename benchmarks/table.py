@@ -148,7 +148,7 @@ def _remember(folder: Path, server: Server, sizes: Sizes) -> None:
         was = json.loads(file.read_text())
         here = (facts["processor"], facts["cores"], asdict(sizes))
         if (was["machine"]["processor"], was["machine"]["cores"], was["sizes"]) != here:
-            raise SystemExit(f"What is in {folder} is of another machine or of other sizes: say --folder, or remove it.")
+            raise SystemExit(f"What is in {folder} is of another machine or other sizes: say --folder, or remove it.")
         return
     file.write_text(json.dumps(found, indent=1) + "\n")
 
