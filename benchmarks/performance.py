@@ -68,12 +68,12 @@ def _where(machine: dict[str, Any], cells: Sequence[Cell]) -> str:
     days = sorted({cell["at"][:10] for cell in cells})
     facts, server = machine["machine"], machine["postgres"]
     settings = ", ".join(f"{name} {value}" for name, value in server.items() if name != "version")
-    versions = ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
+    measured = dict.fromkeys(f"{cell['system']} {cell['version']}" for cell in cells)
     return (
         f"Measured on {' and '.join([days[0], days[-1]] if len(days) > 1 else days)}: {facts['cores']} cores"
         f" ({facts['processor']}), {facts['memory_gb']} GB, Linux {facts['kernel']}; a durable write of 8 KiB takes"
-        f" {facts['fdatasync_us']} µs. Timebell {machine['timebell']}, Python {facts['python']}; PostgreSQL"
-        f" {server.get('version', 'none')} ({settings}). {versions}."
+        f" {facts['fdatasync_us']} µs. Python {facts['python']}, PostgreSQL {server.get('version')} ({settings});"
+        f" {', '.join(measured)}."
     )
 
 

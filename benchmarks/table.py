@@ -35,7 +35,7 @@ PACES = {  # jobs a second that each makes, and runs, at the least: how long a c
 }  # fmt: skip
 LOADS = {"postgres": 25_000, "sqlite": 60_000}  # rows a second, by the server itself
 AROUND = 10  # seconds: a fresh database, processes that start and end
-PYTHON = ("pgqueuer", "procrastinate", "apscheduler", "celery")
+NODE = {"graphile": "graphile-worker", "pgboss": "pg-boss", "bullmq": "bullmq"}
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ async def _measure(cells: Sequence[Cell], folder: Path, sizes: Sizes, minutes: f
             kind = SYSTEMS[cell.system]
             kept = {
                 "workload": cell.workload, "system": kind.name, "store": kind.store, "processes": cell.processes,
-                "place": cell.place, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "version": _version(cell.system), "place": cell.place,
+                "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "median": {name: _short(value) for name, value in figures.items()},
             }  # fmt: skip
             (folder / cell.file).write_text(json.dumps(kept) + "\n")
@@ -137,12 +138,8 @@ async def _measure(cells: Sequence[Cell], folder: Path, sizes: Sizes, minutes: f
 def _remember(folder: Path, server: Server, sizes: Sizes) -> None:
     """Write down where this is measured. SystemExit where what is in the folder is of elsewhere."""
     facts = machine.facts()
-    packages = facts.pop("packages")
     postgres = {"version": server.version, **server.settings}
-    found = {
-        "machine": facts, "postgres": postgres, "sizes": asdict(sizes), "timebell": version("timebell"),
-        "versions": _versions(packages),
-    }  # fmt: skip
+    found = {"machine": facts, "postgres": postgres, "sizes": asdict(sizes)}
     file = folder / performance.MACHINE
     if file.exists():
         was = json.loads(file.read_text())
@@ -153,13 +150,14 @@ def _remember(folder: Path, server: Server, sizes: Sizes) -> None:
     file.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def _versions(packages: dict[str, str | None]) -> dict[str, str]:
-    from benchmarks import node
+def _version(system: str) -> str:
+    if system in LOADS:
+        return version("timebell")
+    if SYSTEMS[system].module.endswith(".mjs"):
+        from benchmarks import node  # needs a package of its own
 
-    here = {name: version(name) for name in PYTHON}
-    there = {name: node.PACKAGES[name] for name in ("graphile-worker", "pg-boss", "bullmq")}
-    ours = {name: found for name, found in packages.items() if found and name in ("asyncpg", "sqlalchemy", "uvloop")}
-    return ours | here | there
+        return node.PACKAGES[NODE[system]]
+    return version(system)
 
 
 def _short(value: Any) -> Any:

@@ -14,7 +14,7 @@ from .pages import DOCS, links
 
 MACHINE = {
     "machine": {"cores": 2, "processor": "Some", "memory_gb": 8, "kernel": "6", "fdatasync_us": 90, "python": "3.11"},
-    "postgres": {"version": "15", "fsync": "on"}, "versions": {"pgqueuer": "1.6.0"}, "timebell": "0.1", "sizes": {},
+    "postgres": {"version": "15", "fsync": "on"}, "sizes": {},
 }  # fmt: skip
 
 
@@ -22,7 +22,7 @@ def _keep(folder: Path, file: str, place: int, **median: Any) -> None:
     workload, system, processes = file.split("-")
     kind = table.SYSTEMS[system]
     cell = {"workload": workload, "system": kind.name, "store": kind.store, "processes": int(processes),
-            "place": place, "at": "2026-11-22T00:00:00Z", "median": median}  # fmt: skip
+            "version": "1.2.3", "place": place, "at": "2026-11-22T00:00:00Z", "median": median}  # fmt: skip
     (folder / f"{file}.json").write_text(json.dumps(cell))
 
 
@@ -45,6 +45,7 @@ def test_what_is_measured_is_shown_with_its_ratio_and_what_was_given_up_is_said(
     performance.write(tmp_path, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert "2 cores (Some)" in page
+    assert "Timebell 1.2.3, PgQueuer 1.2.3" in page
     assert "| Timebell, postgres, 1 process | 6,000 | 1 (50x) | 2 (50x) | 3 (100x) | 0/0/0 | 0.01 |" in page
     assert "| Celery, redis, 1 process | given up after 200 s |" in page
     for name in ("w1", "w3"):
