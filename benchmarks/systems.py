@@ -44,7 +44,7 @@ class Server:
         if url is None:
             from tests.servers import Postgres
 
-            self._own = await asyncio.to_thread(Postgres)
+            self._own = await asyncio.to_thread(Postgres, durable=True)
             url = self._own.url
         self.url = url
         connection = await asyncpg.connect(url)
