@@ -101,7 +101,9 @@ async def _steady(system: Any, rate: float, seconds: float, slices: int, pinned:
     spec = {"every": every, "retention": seconds / 10, "tidy": seconds / 100}
     async with _child("work", system.url, spec) as node:
         await _line(node, 60)
-        async with _child("make", system.url, {"rate": rate, "seconds": seconds}) as maker:
+        async with _child("make", system.url, {"rate": rate, "seconds": seconds + every}) as maker:
+            while not (started := (await _line(node, 3 * every + 60))["jobs"]):
+                pass  # the first jobs are not due yet
             for at in range(slices):
                 if pinned is not None and at == pinned.start:
                     holding = await _pin(system.url)
@@ -111,9 +113,9 @@ async def _steady(system: Any, rate: float, seconds: float, slices: int, pinned:
                 if holding is not None and pinned is not None and at == pinned.stop - 1:
                     await holding.close()
             told = await _line(maker, 60 + seconds)
-        while (rest := await _line(node, 3 * every + 60))["jobs"]:
-            samples[-1]["jobs"] += rest["jobs"]
-    started = sum(sample["jobs"] for sample in samples)
+        while rest := (await _line(node, 3 * every + 60))["jobs"]:
+            started += rest
+    started += sum(sample["jobs"] for sample in samples)
     print(f"{told['made']:,} jobs made, {started:,.0f} started; the maker was behind {told['behind']} times")
     if started != told["made"]:
         raise RuntimeError(f"{told['made'] - started:,.0f} jobs did not start")
@@ -166,8 +168,7 @@ async def _pinned(given: argparse.Namespace) -> bool:
         print(f"{given.rate:,.0f} jobs/s; pinned in slices {slices.start + 1} to {slices.stop} of {each:g} s")
         _heading()
         samples = await _steady(system, given.rate, each * slices.stop, slices.stop, slices)
-    free = [sample["claim_p99_ms"] for sample in samples[1:before]]  # the first one warms up
-    was, became = median(free), median(sample["claim_p99_ms"] for sample in samples[-SLICES // 4 :])
+    was, became = median(sample["claim_p99_ms"] for sample in samples[:before]), median(sample["claim_p99_ms"] for sample in samples[-SLICES // 4 :])
     print(f"claim p99: {report.number(was)} ms before, {report.number(became)} ms at the end: {became / was:.1f} times")
     print(machine.line())
     return became <= PINNED_MOST * was

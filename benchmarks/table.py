@@ -214,7 +214,12 @@ def main(given: Sequence[str]) -> int:
     page = performance.PAGE if own else asked.folder / "performance.md"
     try:
         if waiting:
-            prepare([name for name in PEERS if name in asked.systems])
+            try:
+                prepare([name for name in PEERS if name in asked.systems])
+            except (ImportError, RuntimeError) as missing:
+                raise SystemExit(
+                    f"A peer is not there: {missing}. Install requirements/bench.txt, or leave it out of --systems."
+                ) from missing
             asyncio.run(_measure(waiting, asked.folder, sizes, asked.minutes))
     finally:
         performance.write(asked.folder, page)
