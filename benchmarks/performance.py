@@ -57,7 +57,7 @@ def _sections(machine: dict[str, Any], cells: Sequence[Cell]) -> list[str]:
         lines.append(_row(head))
         lines.append("|---" + "|---:" * (len(head) - 1) + "|")
         lines += [_row([*row, *[""] * (len(head) - len(row))]) for row in rows]
-    return lines + [""]
+    return [*lines, ""]
 
 
 def _row(texts: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import asyncpg
 
-from benchmarks import machine, processes, report, workloads
+from benchmarks import machine, report, workloads
 from benchmarks.machine import rss_mb
 from benchmarks.systems import Server, TimebellOnPostgres
 from tests.conformance import test_plans as judged
@@ -56,8 +56,7 @@ def _words(waiting: int) -> dict[str, str]:
 async def _fill(connection: Any, first: int, count: int) -> None:
     """So many pending jobs more; of many, the indexes are made at the end."""
     made = (
-        "SELECT indexname, indexdef FROM pg_indexes"
-        " WHERE tablename = 'timebell_jobs' AND indexname NOT LIKE '%_pkey'"
+        "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'timebell_jobs' AND indexname NOT LIKE '%_pkey'"
     )
     indexes = await connection.fetch(made) if count >= MANY else []
     for name, _ in indexes:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from math import ceil, floor, log10
 
-WIDTH, LABEL, FIGURE, ROW, HEAD = 760, 250, 130, 24, 36
+WIDTH, LABEL, FIGURE, ROW, HEAD = 800, 250, 170, 24, 36
 ROOM = WIDTH - LABEL - FIGURE
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1f2328}.h{font-weight:600}.s{fill:#656d76;font-size:11px}"

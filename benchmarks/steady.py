@@ -168,7 +168,10 @@ async def _pinned(given: argparse.Namespace) -> bool:
         print(f"{given.rate:,.0f} jobs/s; pinned in slices {slices.start + 1} to {slices.stop} of {each:g} s")
         _heading()
         samples = await _steady(system, given.rate, each * slices.stop, slices.stop, slices)
-    was, became = median(sample["claim_p99_ms"] for sample in samples[:before]), median(sample["claim_p99_ms"] for sample in samples[-SLICES // 4 :])
+    was, became = (
+        median(sample["claim_p99_ms"] for sample in samples[:before]),
+        median(sample["claim_p99_ms"] for sample in samples[-SLICES // 4 :]),
+    )
     print(f"claim p99: {report.number(was)} ms before, {report.number(became)} ms at the end: {became / was:.1f} times")
     print(machine.line())
     return became <= PINNED_MOST * was
@@ -189,4 +192,3 @@ def pinned(given: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="for which the snapshot is pinned")
     parser.add_argument("--rate", type=float, default=1000.0, help="jobs a second")
     return 0 if asyncio.run(_pinned(parser.parse_args(given))) else 1
-

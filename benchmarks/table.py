@@ -26,7 +26,7 @@ from benchmarks.workloads import SCALES, WORKLOADS, Sizes
 CHOSEN = ("W1", "W2", "W3", "W4", "W5", "W6")
 SYSTEMS: dict[str, type[Any]] = {"sqlite": TimebellOnSqlite, "postgres": TimebellOnPostgres, **PEERS}
 TWICE = {  # what is also measured with two processes
-    "postgres": CHOSEN, **{name: ("W2", "W6") for name in ("pgqueuer", "graphile", "pgboss", "bullmq")},
+    "postgres": CHOSEN, **dict.fromkeys(("pgqueuer", "graphile", "pgboss", "bullmq"), ("W2", "W6")),
 }  # fmt: skip
 PACES = {  # jobs a second that each makes, and runs, at the least: how long a cell takes
     "sqlite": (60_000, 10_000), "postgres": (50_000, 10_000), "pgqueuer": (25_000, 9_000), "graphile": (35_000, 12_000),
@@ -62,14 +62,15 @@ class Cell:
 
         steady = 3 + sizes.steady / kind.pace + sizes.span
         backlog = count(sizes.backlog) / LOADS.get(self.system, make)
-        return AROUND + {
+        took = {
             "W1": count(sizes.create) / make,
             "W2": 3 + count(sizes.burst) / kind.pace + count(sizes.burst) / run,
             "W3": steady,
             "W4": backlog + steady + sizes.idle + 15,
             "W5": 75 + 40 * (self.system == "pgboss"),
             "W6": count(sizes.drain) / make + count(sizes.drain) / run,
-        }[self.workload]
+        }
+        return AROUND + took[self.workload]
 
     def limit(self, sizes: Sizes) -> float:
         """Seconds after which it is given up."""
@@ -100,7 +101,8 @@ async def _figures(cell: Cell, server: Server, sizes: Sizes) -> dict[str, Any]:
     deadline = asyncio.timeout(limit)
     kind = SYSTEMS[cell.system]
     try:
-        async with deadline, (kind() if cell.system == "sqlite" else kind(server)) as system:
+        chosen = kind() if cell.system == "sqlite" else kind(server)
+        async with deadline, chosen as system:
             return await WORKLOADS[cell.workload](system, cell.processes, sizes)
     except Exception as failed:  # one that fails must not cost us the others
         if isinstance(failed, TimeoutError) and deadline.expired():
