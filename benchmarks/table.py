@@ -107,7 +107,7 @@ async def _figures(cell: Cell, server: Server, sizes: Sizes) -> dict[str, Any]:
     except Exception as failed:  # one that fails must not cost us the others
         if isinstance(failed, TimeoutError) and deadline.expired():
             return {"error": f"given up after {limit:.0f} s"}
-        return {"error": f"{type(failed).__name__}: {failed}"[:200]}
+        return {"error": f"{type(failed).__name__}: {failed}"[:200].rstrip(": ")}
 
 
 async def _measure(cells: Sequence[Cell], folder: Path, sizes: Sizes, minutes: float) -> None:
