@@ -61,7 +61,7 @@ def _sections(machine: dict[str, Any], cells: Sequence[Cell]) -> list[str]:
 
 
 def _row(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(text.replace('|', '/') for text in texts)} |".replace("|  |", "| |")
+    return "|" + "".join(f" {text.replace('|', '/')} |" if text else " |" for text in texts)
 
 
 def _where(machine: dict[str, Any], cells: Sequence[Cell]) -> str:
@@ -98,7 +98,7 @@ def pictures(cells: Sequence[Cell]) -> dict[str, str]:
 
 def _drawable(workload: str, cells: Sequence[Cell]) -> list[Cell]:
     wanted = "jobs_s" if workload in ("W1", "W2", "W6") else "lag_p99_ms"
-    return [cell for cell in cells if cell["median"].get(wanted)]
+    return [cell for cell in cells if cell["median"].get(wanted) and not cell["median"].get("created_late")]
 
 
 def _name(workload: str) -> str:

@@ -82,7 +82,8 @@ def workload_lines(workload: str, cells: Sequence[dict[str, Any]]) -> list[list[
 def _best(cell: dict[str, Any], cells: Sequence[dict[str, Any]], name: str, more: bool | None) -> float | None:
     """What to compare a figure of ours with: the best of the peers with as many processes. A peer has none."""
     same = (each for each in cells if each["system"] != "Timebell" and each["processes"] == cell["processes"])
-    found = [each["median"][name] for each in same if each["median"].get(name)]
+    said = [each["median"] for each in same if not each["median"].get("created_late")]  # or it says nothing
+    found = [figures[name] for figures in said if figures.get(name)]
     return (max if more else min)(found) if found and cell["system"] == "Timebell" else None
 
 
