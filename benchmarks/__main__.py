@@ -1,7 +1,8 @@
 """`python -m benchmarks [W1,W2,...,next,verbs] [options]`: runs the workloads and prints them beside the peer's.
 
-`python -m benchmarks http` measures the API instead, `pages` the dashboard, `targets` the outside queues, `push` the
-sending of push messages, `campaigns` campaigns to many devices.
+`python -m benchmarks table` keeps what it measures and writes docs/performance.md. Others measure something else:
+`http` the API, `pages` the dashboard, `targets` the outside queues, `push` the sending of push messages, `campaigns`
+campaigns to many devices, `plans` ten million rows, `soak` a long time, `pinned` a snapshot that stays.
 """
 
 from __future__ import annotations
@@ -171,12 +172,24 @@ def _sound(figures: dict[str, Any]) -> bool:
 
 if __name__ == "__main__":
     try:
+        if sys.argv[1:2] == ["table"]:
+            from benchmarks import table  # needs the peers' packages
+
+            sys.exit(table.main(sys.argv[2:]))
         if sys.argv[1:2] == ["http"]:
             sys.exit(over_http.main(sys.argv[2:]))
         if sys.argv[1:2] == ["pages"]:
             sys.exit(pages.main(sys.argv[2:]))
         if sys.argv[1:2] == ["targets"]:
             sys.exit(to_targets.main(sys.argv[2:]))
+        if sys.argv[1:2] == ["plans"]:
+            from benchmarks import plans  # needs what the tests need
+
+            sys.exit(plans.main(sys.argv[2:]))
+        if sys.argv[1:2] in (["soak"], ["pinned"]):
+            from benchmarks import steady
+
+            sys.exit((steady.soak if sys.argv[1] == "soak" else steady.pinned)(sys.argv[2:]))
         if sys.argv[1:2] == ["campaigns"]:
             from benchmarks import campaigns
 

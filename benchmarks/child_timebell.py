@@ -11,9 +11,13 @@ from typing import Any
 from benchmarks import child
 from timebell.app import Timebell
 from timebell.client.jobs import JobSpec
+from timebell.engine.planner import Planner
 from timebell.recurrence import Cron
 from timebell.store.open import upgrade
 from timebell.targets.handler import Arrived
+
+passes: list[float] = []
+"""Of the planner, those that fired something; in ms."""
 
 
 async def setup(url: str, _: dict[str, Any]) -> None:
@@ -56,6 +60,8 @@ async def repeat(url: str, spec: dict[str, Any]) -> None:
 
 async def work(url: str, spec: dict[str, Any]) -> None:
     """One node with one async handler that does nothing."""
+    if spec.get("schedules"):
+        _time_planner()
     app = Timebell(url, timezone="UTC")
 
     @app.on("bench")
@@ -71,7 +77,21 @@ async def work(url: str, spec: dict[str, Any]) -> None:
     async with app.running():
         await asyncio.sleep(1)  # past its first heartbeat
         await child.working(spec["out"])
+        child.tell(passes_ms=passes)
     await app.close()
+
+
+def _time_planner() -> None:
+    step = Planner.step
+
+    async def timed(self: Planner) -> datetime | None:
+        before, began = self.node.counters.fired, time.perf_counter()
+        until = await step(self)
+        if self.node.counters.fired > before:
+            passes.append((time.perf_counter() - began) * 1000)
+        return until
+
+    Planner.step = timed  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ class Workers:
         self._readers: list[asyncio.Task[None]] = []
         self._seen: list[int] = []
         self.records: list[tuple[int, float, float]] = []
+        self.passes: list[float] = []
+        """Milliseconds of those of our planner that fired something."""
 
     async def __aenter__(self) -> Workers:
         try:
@@ -84,6 +86,7 @@ class Workers:
             with suppress(ValueError):  # a library that prints
                 told = json.loads(line)
                 self._seen[number] = told.get("count", self._seen[number])
+                self.passes += told.get("passes_ms", [])
                 ready.set()
         await process.wait()
         ready.set()
@@ -105,6 +108,7 @@ class Workers:
             process.stdin.close()
         async with asyncio.timeout(STOP_LIMIT):
             await asyncio.gather(*(process.wait() for process in self._processes))
+        await asyncio.wait(self._readers, timeout=2)  # what they said last
         for path in sorted(Path(self._folder.name).iterdir()):
             flat = array.array("d", path.read_bytes())
             self.records += [(int(flat[at]), *flat[at + 1 : at + 3]) for at in range(0, len(flat), 3)]

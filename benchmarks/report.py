@@ -19,7 +19,10 @@ COLUMNS: dict[str, list[tuple[str, str, bool | None]]] = {
         ("idle_server_cpu_s", "idle server CPU s", False), ("idle_worker_cpu_s", "idle worker CPU s", False),
         ("worker_rss_mb", "worker MB", False),
     ],
-    "W5": [("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False), ("create_s", "create s", None)],
+    "W5": [
+        ("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False), ("create_s", "create s", None),
+        ("pass_p99_ms", "planner p99 ms", None),
+    ],
     "W6": [("jobs_s", "jobs/s", True), ("durable_s", "durable s", False), ("create_jobs_s", "created/s", True)],
     "W7": [
         ("lag_p50_ms", "p50 ms", False), ("lag_p95_ms", "p95 ms", False), ("lag_max_ms", "max ms", False),
@@ -55,7 +58,13 @@ def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def workload_table(workload: str, cells: Sequence[dict[str, Any]]) -> str:
-    """The cells of one workload, each {system, store, processes, median}, as text."""
+    """The cells of one workload as text."""
+    return f"{workload}  {TITLES[workload]}\n\n{table(workload_lines(workload, cells))}"
+
+
+def workload_lines(workload: str, cells: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A heading, and a line for each cell {system, store, processes, median} of a workload; one without figures has but
+    its name, and why."""
     columns = COLUMNS[workload]
     heading = ["", "jobs", *(title for _, title, _ in columns), "lost/dup/early", "foreign cores"]
     lines = [heading]
@@ -67,13 +76,14 @@ def workload_table(workload: str, cells: Sequence[dict[str, Any]]) -> str:
             continue
         shown = [_with_ratio(figures.get(name), _best(cell, cells, name, more), more) for name, _, more in columns]
         lines.append([label, number(figures["jobs"]), *shown, _faults(figures), number(figures["foreign_cores"])])
-    return f"{workload}  {TITLES[workload]}\n\n{table(lines)}"
+    return lines
 
 
 def _best(cell: dict[str, Any], cells: Sequence[dict[str, Any]], name: str, more: bool | None) -> float | None:
     """What to compare a figure of ours with: the best of the peers with as many processes. A peer has none."""
     same = (each for each in cells if each["system"] != "Timebell" and each["processes"] == cell["processes"])
-    found = [each["median"][name] for each in same if each["median"].get(name)]
+    said = [each["median"] for each in same if not each["median"].get("created_late")]  # or it says nothing
+    found = [figures[name] for figures in said if figures.get(name)]
     return (max if more else min)(found) if found and cell["system"] == "Timebell" else None
 
 

@@ -22,7 +22,7 @@ FENCE = re.compile(r"^```(\w+) ([^\n{=]+)$", re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
 CODE_IN_TABLE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
 # Files that are no page of the folder, and the page that they are on the site.
-ELSEWHERE = {"benchmarks/README.md": "reference/performance.md", "CHANGELOG.md": "reference/changes.md"}
+ELSEWHERE = {"benchmarks/README.md": "reference/benchmarks.md", "CHANGELOG.md": "reference/changes.md"}
 TABS = {"start": "Start", "reference": "Reference", "internals": "Internals", "promises": "Promises",
         "guides": "Scheduler service"}  # fmt: skip
 # What the theme would ask for diagrams, for the stars of a repository, and in browsers of before 2020.

@@ -29,7 +29,7 @@ import asyncpg
 
 PATIENCE = 120.0  # seconds for a server to answer: a busy machine takes its time
 
-SETTINGS = {"listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200", "fsync": "on"}
+SETTINGS = {"listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200"}
 
 
 _tried = itertools.count(os.getpid() * 389)
@@ -49,9 +49,11 @@ class Postgres:
     """A PostgreSQL cluster on loopback that can be stopped and started."""
 
     QUICK = {"fsync": "off", "full_page_writes": "off"}  # a process that is killed loses nothing by it
+    DURABLE = {"fsync": "on", "full_page_writes": "on", "shared_buffers": "512MB"}  # as who measures wants it
 
-    def __init__(self, url: str | None = None) -> None:
+    def __init__(self, url: str | None = None, *, durable: bool = False) -> None:
         self._given = url
+        self._settings = SETTINGS | (self.DURABLE if durable else self.QUICK)
         self._databases = 0
         self._template: str | None = None
         self._user = "nobody" if url is None and os.getuid() == 0 else None
@@ -64,7 +66,7 @@ class Postgres:
         self.port = free_port()
         self.url = f"postgresql://timebell@127.0.0.1:{self.port}/postgres"
         self._call("initdb", "-D", str(self.data), "-A", "trust", "-U", "timebell", "-E", "UTF8", "--no-sync")
-        lines = "".join(f"{name} = '{value}'\n" for name, value in (SETTINGS | self.QUICK).items())
+        lines = "".join(f"{name} = '{value}'\n" for name, value in self._settings.items())
         with open(self.data / "postgresql.conf", "a") as configuration:
             configuration.write(f"{lines}port = {self.port}\nunix_socket_directories = '{self.folder}'\n")
         self.start()

@@ -29,6 +29,7 @@ app = Celery("bench")
 app.conf.update(
     broker_connection_retry_on_startup=True, broker_transport_options={"visibility_timeout": 3 * DAYS}, enable_utc=True,
     task_ignore_result=True, timezone="UTC", worker_hijack_root_logger=False, worker_prefetch_multiplier=4,
+    worker_redirect_stdouts=False,
 )  # fmt: skip
 _out = ""
 _file: int | None = None

@@ -35,7 +35,7 @@ class Procrastinate(OnPostgres):
     module = "peers.procrastinate"
     in_code = True
     batch = 1000
-    most: ClassVar[Mapping[str, int]] = {"W2": 10_000, "W4": 200_000, "W6": 10_000}
+    most: ClassVar[Mapping[str, int]] = {"W4": 200_000}
     table = "procrastinate_jobs"
     waiting = (
         "SELECT EXISTS (SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing')"
@@ -51,7 +51,7 @@ class APScheduler(OnPostgres):
     notices = False
     pace = 500
     batch = 100
-    most: ClassVar[Mapping[str, int]] = {"W1": 10_000, "W2": 10_000, "W4": 0, "W6": 0}
+    most: ClassVar[Mapping[str, int]] = {"W4": 0, "W6": 0}
     table = "apscheduler_jobs"
     waiting = "SELECT EXISTS (SELECT 1 FROM apscheduler_jobs WHERE next_run_time < extract(epoch FROM now()) + 3600)"
 
@@ -147,7 +147,7 @@ class Celery(OnRedis):
     in_code = True
     batch = 100
     pace = 1000
-    most: ClassVar[Mapping[str, int]] = {"W1": 30_000, "W4": 100_000, "W6": 20_000}
+    most: ClassVar[Mapping[str, int]] = {"W4": 100_000}
 
     async def pending(self) -> int:
         """As above."""

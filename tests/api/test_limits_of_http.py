@@ -79,6 +79,34 @@ async def test_answers_carry_what_caches_and_browsers_should_know(make: Make) ->
         assert {"ratelimit", "ratelimit-policy"} <= made.headers.keys()
 
 
+async def test_changes_that_wait_have_a_number(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_CHANGES", 3)
+    async with make() as web:
+        await web.app.open()
+        begin, go, waiting = web.app.store.begin, asyncio.Event(), asyncio.Semaphore(0)
+
+        @asynccontextmanager
+        async def held() -> AsyncIterator[Any]:
+            waiting.release()
+            await go.wait()
+            async with begin() as connection:
+                yield connection
+
+        monkeypatch.setattr(web.app.store, "begin", held)
+        job = {"topic": "a", "timezone": "UTC", "runAt": "2090-01-01T00:00:00Z"}
+        first = [asyncio.create_task(web.post("/jobs", job)) for _ in range(3)]
+        async with asyncio.timeout(60):
+            for _ in first:
+                await waiting.acquire()
+        refused = await web.post("/jobs", job)
+        is_problem(refused, 503, "TOO_BUSY")
+        assert refused.headers["retry-after"] == "1"
+        assert (await web.get("/jobs")).status_code == 200  # whoever reads is not in their way
+        go.set()
+        assert {(await one).status_code for one in first} == {201}
+        assert (await web.post("/jobs", job)).status_code == 201
+
+
 async def test_a_flood_of_changes_leaves_connections_to_the_engine(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     async with make() as web:
         await web.app.open()

@@ -105,4 +105,4 @@ def test_what_markdown_elsewhere_knows_is_shown_as_it_is_meant(site: Path) -> No
     commands = (site / "reference" / "command-line.html").read_text()
     assert "refuse|skip|now" in commands  # a pipe within a table
     assert 'href="../start/first-steps.html"' in (site / "guides" / "jobs.html").read_text()
-    assert 'href="guarantees.html#beside-others"' in (site / "reference" / "performance.html").read_text()
+    assert 'href="guarantees.html#beside-others"' in (site / "reference" / "benchmarks.html").read_text()

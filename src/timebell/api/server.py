@@ -24,6 +24,8 @@ from timebell.ids import new_id
 
 MOST_HEADERS = 64
 MOST_HEAD = 16 * 1024  # bytes that an unfinished head may have
+MOST_CHANGES = 500  # requests that change something, at once: each takes some 40 kB while it waits for its turn
+READS = ("GET", "HEAD", "OPTIONS")
 HEAD_WITHIN = 10.0  # seconds
 GRACE = 2  # seconds that answers under way have when it stops
 HEADERS = {
@@ -64,6 +66,7 @@ class Site:
 
     def __init__(self, app: Timebell, routers: Iterable[APIRouter], *, open_here: bool = False) -> None:
         self._clock = app.clock
+        self._changing = 0
         self._web = FastAPI(title="Timebell", docs_url=None, redoc_url=None, openapi_url=None)
         self.door = self._web.state.door = Door(app, open_here=open_here)
         install(self._web)
@@ -89,8 +92,20 @@ class Site:
             )  # fmt: skip
             await refused(scope, receive, with_headers)
             return
-        with tracing.incoming(scope.get("headers", ())):
-            await self._web(scope, receive, with_headers)
+        changes = scope["type"] == "http" and scope["method"] not in READS
+        if changes and self._changing >= MOST_CHANGES:
+            busy = problem(
+                503, "TOO_BUSY", "Too many requests wait for their turn.", {"Retry-After": "1"},
+                fix="Send it again a little later, and fewer at once.", requestId=own["Request-Id"],
+            )  # fmt: skip
+            await busy(scope, receive, with_headers)
+            return
+        self._changing += changes
+        try:
+            with tracing.incoming(scope.get("headers", ())):
+                await self._web(scope, receive, with_headers)
+        finally:
+            self._changing -= changes
 
 
 class _Impatient(H11Protocol):

@@ -44,6 +44,7 @@ log = logging.getLogger("timebell.leader")
 R = TypeVar("R")
 TIDY_EVERY = 3600.0  # seconds
 PRUNED = 10_000  # rows a transaction
+FORGETS_FOR = 1.0  # seconds of a heartbeat that forgetting finished jobs may take, as leases are renewed in between
 REWRAPPED = 500  # keys a transaction
 TOLD = 5  # topics that a warning names
 
@@ -57,6 +58,7 @@ class Leader:
         self._seen: tuple[nodes.Lease, float] | None = None
         self._beats: dict[str, tuple[int, float]] = {}
         self._tidied: float | None = None
+        self._forgetting = False
         self._rewrapped = False
         self._zone_data = ZoneData(node, self._as_leader)
         self._healing = Healing(node, self._as_leader)
@@ -119,13 +121,24 @@ class Leader:
             await self._as_leader(months.prune, now)
             while await self._as_leader(firings.prune, now, REWRAPPED):
                 pass
+            self._forgetting = True
             before = now - timedelta(seconds=node.options.retention)
-            while await self._as_leader(retention.prune, before, PRUNED):
-                pass
             await self._as_leader(operations.prune, before)
             await self._as_leader(devices.prune, before)
             while await self._as_leader(campaigns.prune, before, 1):  # the ledger of one may be long
                 pass
+        if self._forgetting:
+            await self._forget()
+
+    async def _forget(self) -> None:
+        """Finished jobs that are too old go: what is left after a while, with the next heartbeats."""
+        node = self.node
+        until = node.clock.monotonic() + FORGETS_FOR
+        before = node.clock.now() - timedelta(seconds=node.options.retention)
+        while await self._as_leader(retention.prune, before, PRUNED):
+            if node.clock.monotonic() >= until:
+                return
+        self._forgetting = False
 
     async def _rewrap(self) -> None:
         """Bring the keys of secrets under the newest secret key. That changes with a restart only, so once a lead."""

@@ -32,6 +32,7 @@ from timebell.store.types import EPOCH, MICROSECOND, read_micros
 
 _OPTIONS = {"timeout": 10, "check_same_thread": False, "cached_statements": 512}  # of 128 the hot ones are half
 UNSEEN = Steps("operation")  # of all transactions while nobody looks at their steps
+CACHE, LENT_CACHE = 16_384, 8_192  # KiB of pages that a connection keeps: the store's own; one that is lent
 FEW = 8  # rows from which on reading a batch from JSON costs less than binding each value
 _JSON = "json_extract(value, '$.{0}') AS {0}"
 
@@ -126,7 +127,9 @@ def _existing(url: str) -> str:
     return made.render_as_string()
 
 
-def engine_for(url: str, *, durable: bool = True, begin: str | None = "BEGIN IMMEDIATE") -> Engine:
+def engine_for(
+    url: str, *, durable: bool = True, begin: str | None = "BEGIN IMMEDIATE", cache: int = LENT_CACHE
+) -> Engine:  # fmt: skip
     """An engine whose transactions take the write lock at once, so that none fails half-way for want of it.
 
     With `begin=None` its user begins and ends them on the driver's connection.
@@ -137,7 +140,7 @@ def engine_for(url: str, *, durable: bool = True, begin: str | None = "BEGIN IMM
     @event.listens_for(engine, "connect")
     def _connected(driver: Any, _: Any) -> None:
         driver.isolation_level = None
-        for pragma in ("journal_mode = WAL", synchronous, "foreign_keys = ON", "cache_size = -65536"):
+        for pragma in ("journal_mode = WAL", synchronous, "foreign_keys = ON", f"cache_size = -{cache}"):
             driver.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -190,7 +193,7 @@ class SqliteStore:
                 f"Cannot open {self._path}: there is no folder {folder}.", fix="Make it, or name another file."
             )
         url = _existing(self.url) if self._read_only else self.url
-        self._connection = engine_for(url, durable=self._durable, begin=None).connect()
+        self._connection = engine_for(url, durable=self._durable, begin=None, cache=CACHE).connect()
         self._driver = self._connection.connection.driver_connection
         if self._read_only and self._driver is not None:
             self._driver.execute("PRAGMA query_only = ON")

@@ -1,0 +1,233 @@
+"""`python -m benchmarks table [W1,W2,...] [options]`: every workload for every system, each once, into a folder; then
+docs/performance.md and its pictures are written of what is there.
+
+Each cell is a file. One that is there is not measured again, so it may be stopped at any time and goes on where it was:
+`--minutes 20` begins only what fits into so many. `--plan` prints the cells, with the seconds that each takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine, performance, report
+from benchmarks.peers.systems import PEERS, prepare
+from benchmarks.systems import Measured, Server, TimebellOnPostgres, TimebellOnSqlite
+from benchmarks.workloads import SCALES, WORKLOADS, Sizes
+
+CHOSEN = ("W1", "W2", "W3", "W4", "W5", "W6")
+SYSTEMS: dict[str, type[Any]] = {"sqlite": TimebellOnSqlite, "postgres": TimebellOnPostgres, **PEERS}
+TWICE = {  # what is also measured with two processes
+    "postgres": CHOSEN, **dict.fromkeys(("pgqueuer", "graphile", "pgboss", "bullmq"), ("W2", "W6")),
+}  # fmt: skip
+PACES = {  # jobs a second that each makes, and runs, at the least: how long a cell takes
+    "sqlite": (60_000, 10_000), "postgres": (50_000, 10_000), "pgqueuer": (25_000, 9_000), "graphile": (35_000, 12_000),
+    "pgboss": (28_000, 15_000), "bullmq": (18_000, 9_000), "procrastinate": (9_000, 430),
+    "apscheduler": (1_200, 1_200), "celery": (1_700, 850),
+}  # fmt: skip
+LOADS = {"postgres": 25_000, "sqlite": 60_000}  # rows a second, by the server itself
+AROUND = 10  # seconds: a fresh database, processes that start and end
+NODE = {"graphile": "graphile-worker", "pgboss": "pg-boss", "bullmq": "bullmq"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of the table."""
+
+    workload: str
+    system: str
+    processes: int
+    place: int
+
+    @property
+    def file(self) -> str:
+        """Its name in the folder."""
+        return f"{self.workload}-{self.system}-{self.processes}.json"
+
+    def seconds(self, sizes: Sizes) -> float:
+        """How long it takes, roughly."""
+        kind: type[Measured] = SYSTEMS[self.system]
+        make, run = PACES[self.system]
+
+        def count(size: int) -> int:
+            return min(size, kind.most.get(self.workload, size))
+
+        steady = 3 + sizes.steady / kind.pace + sizes.span
+        backlog = count(sizes.backlog) / LOADS.get(self.system, make)
+        took = {
+            "W1": count(sizes.create) / make,
+            "W2": 3 + count(sizes.burst) / kind.pace + count(sizes.burst) / run,
+            "W3": steady,
+            "W4": backlog + steady + sizes.idle + 15,
+            "W5": 75 + 40 * (self.system == "pgboss"),
+            "W6": count(sizes.drain) / make + count(sizes.drain) / run,
+        }
+        return AROUND + took[self.workload]
+
+    def limit(self, sizes: Sizes) -> float:
+        """Seconds after which it is given up."""
+        return 60 + 3 * self.seconds(sizes)
+
+
+def planned(workloads: Sequence[str], systems: Sequence[str]) -> Iterator[Cell]:
+    """The cells in the order of the table; who is compared is measured one after the other."""
+    for workload in workloads:
+        for place, (processes, system) in enumerate((count, name) for count in (1, 2) for name in SYSTEMS):
+            measured = processes == 1 or workload in TWICE.get(system, ())
+            if measured and system in systems and SYSTEMS[system].most.get(workload) != 0:
+                yield Cell(workload, system, processes, place)
+
+
+def left(cells: Sequence[Cell], folder: Path, *, again: bool) -> list[Cell]:
+    """Those that are not in the folder, or with `again` failed."""
+
+    def done(cell: Cell) -> bool:
+        file = folder / cell.file
+        return file.exists() and not (again and "error" in json.loads(file.read_text())["median"])
+
+    return [cell for cell in cells if not done(cell)]
+
+
+async def _figures(cell: Cell, server: Server, sizes: Sizes) -> dict[str, Any]:
+    limit = cell.limit(sizes)
+    deadline = asyncio.timeout(limit)
+    kind = SYSTEMS[cell.system]
+    try:
+        chosen = kind() if cell.system == "sqlite" else kind(server)
+        async with deadline, chosen as system:
+            return await WORKLOADS[cell.workload](system, cell.processes, sizes)
+    except Exception as failed:  # one that fails must not cost us the others
+        if isinstance(failed, TimeoutError) and deadline.expired():
+            return {"error": f"given up after {limit:.0f} s"}
+        return {"error": f"{type(failed).__name__}: {failed}"[:200].rstrip(": ")}
+
+
+async def _measure(cells: Sequence[Cell], folder: Path, sizes: Sizes, minutes: float) -> None:
+    server, until = Server(), time.monotonic() + 60 * minutes
+    await server.start()
+    try:
+        _remember(folder, server, sizes)
+        for at, cell in enumerate(cells, 1):
+            needs = cell.seconds(sizes)
+            label = f"[{at}/{len(cells)}] {cell.file.removesuffix('.json')}"
+            if time.monotonic() + needs > until:
+                _say(f"{label}: left for later, as it takes {needs:.0f} s")
+                continue
+            _say(f"{label}: {needs:.0f} s or so")
+            begin = time.monotonic()
+            figures = await _figures(cell, server, sizes)
+            kind = SYSTEMS[cell.system]
+            kept = {
+                "workload": cell.workload, "system": kind.name, "store": kind.store, "processes": cell.processes,
+                "version": _version(cell.system), "place": cell.place,
+                "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "median": {name: _short(value) for name, value in figures.items()},
+            }  # fmt: skip
+            (folder / cell.file).write_text(json.dumps(kept) + "\n")
+            _say(f"    {time.monotonic() - begin:.0f} s  {figures.get('error') or _brief(figures)}")
+    finally:
+        await server.close()
+
+
+def _remember(folder: Path, server: Server, sizes: Sizes) -> None:
+    """Write down where this is measured. SystemExit where what is in the folder is of elsewhere."""
+    facts = machine.facts()
+    postgres = {"version": server.version, **server.settings}
+    found = {"machine": facts, "postgres": postgres, "sizes": asdict(sizes)}
+    file = folder / performance.MACHINE
+    if file.exists():
+        was = json.loads(file.read_text())
+        here = (facts["processor"], facts["cores"], asdict(sizes))
+        if (was["machine"]["processor"], was["machine"]["cores"], was["sizes"]) != here:
+            raise SystemExit(f"What is in {folder} is of another machine or other sizes: say --folder, or remove it.")
+        return
+    file.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _version(system: str) -> str:
+    if system in LOADS:
+        return version("timebell")
+    if SYSTEMS[system].module.endswith(".mjs"):
+        from benchmarks import node  # needs a package of its own
+
+        return node.PACKAGES[NODE[system]]
+    return version(system)
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _brief(figures: dict[str, Any]) -> str:
+    names = ("jobs_s", "lag_p50_ms", "lag_p99_ms", "pass_p99_ms", "idle_server_cpu_s", "lost", "dup", "early")
+    return ", ".join(f"{name} {report.number(figures[name])}" for name in names if figures.get(name) is not None)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _some_of(known: Sequence[str]) -> Any:
+    def read(text: str) -> list[str]:
+        chosen = text.split(",")
+        if unknown := set(chosen) - set(known):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {','.join(known)}")
+        return [each for each in known if each in chosen]
+
+    return read
+
+
+def _arguments(given: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks table", description=__doc__, allow_abbrev=False)
+    parser.add_argument("workloads", nargs="?", default=[*CHOSEN], type=_some_of(CHOSEN), metavar="W1,W2,...")
+    parser.add_argument("--systems", default=[*SYSTEMS], type=_some_of([*SYSTEMS]), help=",".join(SYSTEMS))
+    parser.add_argument("--folder", type=Path, default=performance.RESULTS, help="of the results")
+    parser.add_argument("--scale", default="full", choices=[*SCALES], help="a small one needs a folder of its own")
+    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="begin only what fits into so many")
+    parser.add_argument("--again", action="store_true", help="also what failed or was given up")
+    parser.add_argument("--plan", action="store_true", help="print what is left to measure, and measure nothing")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str]) -> int:
+    """The exit status: 0 if every cell that was asked for is there and has figures."""
+    asked = _arguments(given)
+    own = asked.folder.resolve() == performance.RESULTS.resolve()
+    if own and asked.scale != "full":
+        raise SystemExit("The figures of the page are of full size: say --folder for others.")
+    sizes = SCALES[asked.scale]
+    cells = list(planned(asked.workloads, asked.systems))
+    waiting = left(cells, asked.folder, again=asked.again)
+    if asked.plan:
+        for cell in waiting:
+            print(f"{cell.file.removesuffix('.json'):28}{cell.seconds(sizes):6.0f} s")
+        total = sum(cell.seconds(sizes) for cell in waiting) / 60
+        print(f"{len(waiting)} of {len(cells)} cells are left: {total:.0f} minutes")
+        return 0
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    page = performance.PAGE if own else asked.folder / "performance.md"
+    try:
+        if waiting:
+            try:
+                prepare([name for name in PEERS if name in asked.systems])
+            except (ImportError, RuntimeError) as missing:
+                raise SystemExit(
+                    f"A peer is not there: {missing}. Install requirements/bench.txt, or leave it out of --systems."
+                ) from missing
+            asyncio.run(_measure(waiting, asked.folder, sizes, asked.minutes))
+    finally:
+        performance.write(asked.folder, page)
+        _, kept = performance.read(asked.folder)
+        for workload in asked.workloads:
+            if some := [cell for cell in kept if cell["workload"] == workload]:
+                print(f"{report.workload_table(workload, some)}\n")
+        _say(f"{len(left(cells, asked.folder, again=True))} of {len(cells)} cells are left; the page is {page}")
+    return 1 if left(cells, asked.folder, again=True) else 0
