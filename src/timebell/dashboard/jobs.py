@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse
 
 from timebell.client.jobs import uuid_of
 from timebell.dashboard.inside import part
-from timebell.dashboard.looks import pretty
+from timebell.dashboard.looks import HOLDS, instant, pretty, span
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput
 from timebell.model.payload import read_json
@@ -137,7 +137,7 @@ def steps(job: dict[str, Any], nodes: dict[str, str]) -> list[dict[str, Any]]:
     if job["status"] in looks and job["completedAt"]:
         found.append(_step(job["completedAt"], *looks[job["status"]], ""))
     elif job["status"] == "pending":
-        hold = f"held: {job['hold']}" if job["hold"] else ""
+        hold = f"held: {HOLDS.get(job['hold'], job['hold'])}" if job["hold"] else ""
         found.append(_step(job["runAt"], "retry" if ended else "wait", "Waits until then", hold))
     return found
 
