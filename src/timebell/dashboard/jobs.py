@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse
 
 from timebell.client.jobs import uuid_of
 from timebell.dashboard.inside import part
-from timebell.dashboard.looks import HOLDS, instant, pretty, span
+from timebell.dashboard.looks import HOLDS, instant, lag, pretty, span
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput
 from timebell.model.payload import read_json
@@ -119,19 +119,18 @@ async def cancel(id: str, view: See) -> Response:
 def steps(job: dict[str, Any], nodes: dict[str, str]) -> list[dict[str, Any]]:
     """What happened: (when, how it looks, what, more)."""
     found = [_step(job["createdAt"], "wait", "Made", "") | {"due": job["runAt"]}]
+    before = None
     for tried in job["attempts"]:
-        number, node = tried["attempt"], nodes.get(str(tried.get("node")), str(tried.get("node") or ""))
+        number = tried["attempt"]
         if tried.get("startedAt"):
-            found.append(_step(tried["startedAt"], "run", f"Attempt {number} began", f"on {node}" if node else ""))
+            found.append(_began(job, number, tried["startedAt"], tried.get("node"), before, nodes))
         if tried.get("endedAt"):
+            before = tried["endedAt"]
             said = f"{tried.get('code') or ''}: {tried.get('error') or ''}".strip(": ")
-            found.append(_step(tried["endedAt"], "bad", f"Attempt {number} failed", said))
+            found.append(_step(before, "bad", f"Attempt {number} failed", said))
     ended = {tried["attempt"] for tried in job["attempts"]}
     if job["firedAt"] and job["attemptNumber"] not in ended:
-        node = nodes.get(str(job["nodeId"]), str(job["nodeId"] or ""))
-        found.append(
-            _step(job["firedAt"], "run", f"Attempt {job['attemptNumber']} began", f"on {node}" if node else "")
-        )
+        found.append(_began(job, job["attemptNumber"], job["firedAt"], job["nodeId"], before, nodes))
     looks = {"completed": ("ok", "Done"), "failed": ("bad", "Dead: no attempt is left"),
              "cancelled": ("skip", "Cancelled"), "skipped": ("missed", f"Skipped: {job['reason']}")}  # fmt: skip
     if job["status"] in looks and job["completedAt"]:
@@ -142,5 +141,22 @@ def steps(job: dict[str, Any], nodes: dict[str, str]) -> list[dict[str, Any]]:
     return found
 
 
+def _began(
+    job: dict[str, Any], number: int, at: str, node: str | None, before: str | None, nodes: dict[str, str]
+) -> dict[str, Any]:  # fmt: skip
+    """The start of an attempt: where, and how late it was, or how long it had waited since the last one."""
+    said = [f"on {nodes.get(node, node)}"] if node else []
+    if before is not None:
+        waited = (instant(_z(at)) - instant(_z(before))).total_seconds()
+        said.append(f"{span(round(waited) if waited >= 10 else max(0.0, round(waited, 1)))} after the last")
+    elif number == job["attemptNumber"] == 1 and job["status"] != "pending":
+        said.append(f"lag {lag(job)}")
+    return _step(at, "run", f"Attempt {number} began", ", ".join(said))
+
+
+def _z(at: str) -> str:
+    return at.replace("+00:00", "Z")
+
+
 def _step(at: str, look: str, what: str, more: str) -> dict[str, Any]:
-    return {"at": at.replace("+00:00", "Z"), "look": look, "what": what, "more": more}
+    return {"at": _z(at), "look": look, "what": what, "more": more}

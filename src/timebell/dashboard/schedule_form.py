@@ -156,12 +156,12 @@ def form_of(body: Mapping[str, Any]) -> dict[str, str]:
         value = short if set(value) <= {"every", "everyMs", "anchor"} else value
     when = "\n".join(value) if kind == "dates" else value if isinstance(value, str) else json.dumps(value)
     catch_up, dst = body.get("catchUp", {}), body.get("dst", {})
-    form = {name: str(body[name]) for name in ("name", *TEXTS, *NUMBERS) if body.get(name) is not None}
+    form = {name: _plain(body[name]) for name in ("name", *TEXTS, *NUMBERS) if body.get(name) is not None}
     target = body.get("target")
     form |= {
         "kind": kind, "when": when, "payload": json.dumps(body.get("payload"), ensure_ascii=False, indent=1),
         "overlapPolicy": body.get("overlapPolicy", ""), "catchUp": catch_up.get("policy", ""),
-        "catchUpWindow": str(catch_up.get("window", "")), "catchUpLimit": str(catch_up.get("limit", "")),
+        "catchUpWindow": _plain(catch_up.get("window", "")), "catchUpLimit": _plain(catch_up.get("limit", "")),
         "gap": dst.get("gap", ""), "fold": dst.get("fold", ""),
         "labels": ", ".join(f"{name}={text}" for name, text in (body.get("labels") or {}).items()),
     }  # fmt: skip
@@ -170,6 +170,10 @@ def form_of(body: Mapping[str, Any]) -> dict[str, str]:
     if retry := body.get("retry"):
         form["maxRetries"] = str(retry["attempts"] - 1)
     return form
+
+
+def _plain(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _when(kind: str, text: str) -> Any:
