@@ -64,6 +64,8 @@ DONE = {
     "stopping": "Stopped, for good. Whom a chunk under way is for still gets it.",
     "retrying": "It is sent to those who were not reached.", "tested": "The test is on its way: this is its job.",
     "scanning": "The scan has begun.",
+    "watching": "Created. It goes through the items there are now.",
+    "tried": "Fired once, as this job. No schedule was made or changed.",
     "enabled": "It is sent to again.", "released": "What waited runs now.", "discarded": "What waited is discarded.",
 }  # fmt: skip
 NAV = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -157,6 +157,10 @@ class Now:
             return await self._app.store.run(progress.chunk_map, of, total, since)
 
         return Far(await self._fresh("chunks", f"{tenant_id} {id_}", FRESH, read), meant)
+
+    async def audience(self, tenant_id: str, filters: str, count: Callable[[], Awaitable[dict[str, Any]]]) -> Any:
+        """What `count` says of these filters, at most some seconds old."""
+        return await self._fresh("audience", f"{tenant_id} {filters}", AHEAD_FRESH, count)
 
     async def ahead(self, tenant_id: str) -> Ahead:
         """What comes, at most some seconds old."""

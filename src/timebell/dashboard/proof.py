@@ -68,6 +68,7 @@ def bars(found: dict[str, Any], hours: int) -> list[dict[str, Any]]:
             tallest[at] = {"x": max(0, at), "many": many, "herd": minute["herd"], "at": minute["at"]}
     return [tallest[at] for at in sorted(tallest) if at < BARS]
 
+
 def spans(found: dict[str, Any], hours: int) -> list[dict[str, Any]]:
     """The same as a table: the fires of each of SPANS equal parts that has any, and its largest minute."""
     start, length = instant(found["from"]), timedelta(hours=hours) / SPANS
@@ -79,4 +80,3 @@ def spans(found: dict[str, Any], hours: int) -> list[dict[str, Any]]:
         if many > one["most"]:
             one |= {"most": many, "at": minute["at"]}
     return [parts[n] for n in sorted(parts)]
-

@@ -29,7 +29,7 @@
   });
   // What destroys asks first; without a script the page that follows does.
   document.addEventListener("submit", (event) => {
-    const text = event.target.dataset.confirm;
+    const text = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
     if (text && !window.confirm(text)) event.preventDefault();
   });
 
