@@ -208,4 +208,3 @@ def _labels(text: str) -> dict[str, str] | None:
             raise InvalidInput(f"The label {pair!r:.40} has no value.", code="INVALID_LABELS", fix="E.g. team=billing")
         found[name.strip()] = value.strip()
     return found or None
-
