@@ -104,8 +104,10 @@ async def previewed(view: View, form: Mapping[str, str]) -> dict[str, Any]:
             zone(rule.timezone)
     except TimebellError as unfit:
         return {"problem": problem(unfit)}
-    said = {"offsets": body["offsets"], "column": rule.column or "…", "unless": None, **{
-        name: body.get(name) for name in ("recipients", "timezone")}, "condition": body.get("condition", [])}  # fmt: skip
+    said = {
+        "offsets": body["offsets"], "column": rule.column or "…", "recipients": rule.recipients, "unless": None,
+        "timezone": rule.timezone, "condition": body.get("condition", []),
+    }  # fmt: skip
     told: dict[str, Any] = {"problem": None, "words": words(said), "looked": 0, "fires": [], "columns": [], "odd": {}}
     if "source" not in body:
         return told
