@@ -234,10 +234,22 @@ def test_nothing_is_wider_than_a_phone(chromium: Chromium, served: Served) -> No
             page = seen.go(path)
             if (width := page.evaluate(OVERFLOW)) > 391:
                 wide[name] = width
-        for path in ("/ui/schedules", "/ui/nodes"):  # cards, so nothing is beyond the edge
-            page = seen.go(path)
-            box = page.locator(".tw").first.evaluate("(of) => [of.scrollWidth, of.clientWidth]")
-            assert box[0] <= box[1], (path, box)
+        lists = (
+            "schedules",
+            "schedule",
+            "jobs",
+            "dead",
+            "deadgroup",
+            "campaigns",
+            "triggers",
+            "tenants",
+            "nodes",
+            "audit",
+        )
+        for name in (*lists, "targets", "people", "left", "trigger instep"):  # folded, so nothing is beyond the edge
+            page = seen.go(served.pages[name])
+            boxes = page.locator(".tw").evaluate_all("(all) => all.map((of) => [of.scrollWidth, of.clientWidth])")
+            assert all(box[0] <= box[1] for box in boxes), (name, boxes)
         seen.go("/ui/")
         seen.shoot("phone")
         assert not wide
@@ -266,3 +278,18 @@ def test_signing_in_and_times_of_the_reader(chromium: Chromium, served: Served) 
         page.get_by_role("button", name="Sign out").click()
         page.wait_for_url("**/ui/sign-in")
         assert [line for line in seen.said if "401" not in line] == []
+
+
+def test_a_page_that_asks_again_keeps_what_it_has_when_the_server_does_not_answer(
+    chromium: Chromium, served: Served
+) -> None:
+    made = served.run(served.browser.web.post("/api/v1/campaigns", {"title": "Later", "sendAt": "2040-01-01T00:00Z"}))
+    with window(chromium, served.url) as seen:
+        page = seen.go(f"/ui/campaigns/{made.json()['id']}")
+        live = page.locator("[data-live]")
+        expect(live).to_have_text("Live", timeout=20_000)
+        page.route("**/ui/campaigns/*", lambda route: route.fulfill(status=503, body="<b>nothing</b>"))
+        expect(live).to_contain_text("Reconnecting, data from", timeout=20_000)
+        expect(page.locator("#far")).to_contain_text("devices")
+        page.unroute("**/ui/campaigns/*")
+        expect(live).to_have_text("Live", timeout=20_000)

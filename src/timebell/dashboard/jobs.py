@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
-from timebell.client.jobs import uuid_of
+from timebell.api.job_fields import shown_job
+from timebell.client.jobs import STATE_WORDS, uuid_of
 from timebell.dashboard.inside import part
 from timebell.dashboard.looks import HOLDS, instant, lag, pretty, span
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput
 from timebell.model.payload import read_json
+from timebell.settings import duration
 from timebell.store.sql import overview as rows
 from timebell.tenancy.roles import Role, require
 
@@ -20,8 +24,9 @@ STATES = ("pending", "running", "failed", "completed", "skipped", "cancelled")
 # The words of the filter -> what the API calls them.
 WORDS = {
     "status": "status", "topic": "topic", "owner": "ownerId", "schedule": "scheduleId", "key": "key", "queue": "queue",
-    "attempts": "minAttempts",
+    "attempts": "minAttempts", "lag": "lag",
 }  # fmt: skip
+COLUMNS = {"topic": "topic", "ownerId": "owner_id", "scheduleId": "schedule_id", "key": "key", "queue": "queue"}
 routes = APIRouter(route_class=Page)
 
 
@@ -31,10 +36,14 @@ async def jobs(view: See, q: str = "", cursor: str = "") -> Response:
     if (id_ := uuid_of(q.strip())) is not None:
         return RedirectResponse(f"/ui/jobs/{id_}", 303)
     wanted, problem = await wanted_of(view, q)
-    if problem is None:
+    late = problem is None and "lag" in wanted
+    found: dict[str, Any] = {"items": [], "nextCursor": None}
+    if late:
+        found["items"] = await _late(view, wanted)
+    elif problem is None:
         answer = await view.ask("GET", "/jobs", limit=50, cursor=cursor, **wanted)
         problem = answer.body if answer.refused else None
-    found = {"items": [], "nextCursor": None} if problem is not None else answer.body
+        found = found if answer.refused else answer.body
     rest = " ".join(word for word in q.split() if not word.startswith("status:"))
     tenant_id = view.caller.tenant_id
     ids = {job["scheduleId"] for job in found["items"] if job["scheduleId"]}
@@ -42,6 +51,7 @@ async def jobs(view: See, q: str = "", cursor: str = "") -> Response:
     return view.page(
         "jobs", 200 if problem is None else 422, names=names, found=found, q=q, problem=problem, states=STATES,
         counts=view.request.app.state.now.counts(tenant_id), status=wanted.get("status", ""), words=WORDS, rest=rest,
+        late=late,
     )  # fmt: skip
 
 
@@ -62,8 +72,31 @@ async def wanted_of(view: View, q: str) -> tuple[dict[str, Any], dict[str, Any] 
                 return {}, {"detail": f"There is no schedule {value!r:.60}.", "fix": "Give its name or id.",
                             "code": "SCHEDULE_NOT_FOUND"}  # fmt: skip
             value = named[0]["id"]
-        wanted[WORDS[name]] = value.lstrip(">=") if name == "attempts" else value
+        wanted[WORDS[name]] = value.lstrip(">=") if name in ("attempts", "lag") else value
+        if name == "lag":
+            wanted["lag"] = duration(wanted["lag"])
+            if wanted["lag"] is None:
+                return {}, {"detail": f"{word!r:.60} has no lag.", "fix": "Write lag:>5s, or lag:>200ms.",
+                            "code": "INVALID_FILTER"}  # fmt: skip
     return wanted, None
+
+
+async def _late(view: View, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those of the last hour that started late. Raises InvalidInput (STATUS_INVALID)."""
+    columns = {COLUMNS[name]: value for name, value in wanted.items() if name in COLUMNS}
+    if status := wanted.get("status"):
+        if status not in STATE_WORDS:
+            raise InvalidInput(
+                f"There is no status {status!r:.40}.", code="STATUS_INVALID", fix=f"Use {', '.join(STATE_WORDS)}."
+            )
+        columns["state"] = {state.value for state in STATE_WORDS[status]}
+    if "schedule_id" in columns:
+        columns["schedule_id"] = uuid_of(columns["schedule_id"])
+    if (least := wanted.get("minAttempts", "")).isdecimal():
+        columns["attempt"] = int(least[:9])
+    span = timedelta(seconds=min(wanted["lag"], 1e9))
+    found = await view.app.store.run(rows.late, view.caller.tenant_id, view.now, span, columns)
+    return [shown_job(job) for job in found]
 
 
 @routes.get("/ui/jobs/{id}")

@@ -23,7 +23,16 @@ FIELDS = {
 }  # fmt: skip
 NUMBERS = ("timeoutSeconds", "missedAfterSeconds", "jitterSeconds", "maxRetries", "priority", "maxRuns")
 TEXTS = ("description", "timezone", "topic", "queue", "calendar", "roll", "startAt", "endAt", "target")
-TESTED = ("topic", "payload", "target", "queue", "priority", "maxRetries", "timeoutSeconds")  # what a job has of it
+TESTED = (
+    "topic",
+    "timezone",
+    "payload",
+    "target",
+    "queue",
+    "priority",
+    "maxRetries",
+    "timeoutSeconds",
+)  # what a job has of it
 FRESH = {
     "kind": "cron", "when": "30 2 * * *", "timezone": "", "name": "", "topic": "", "payload": "null",
     "overlapPolicy": "skip", "catchUp": "latest",
