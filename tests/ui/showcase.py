@@ -229,7 +229,7 @@ async def _push(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
     pages = {name: f"/ui/campaigns/{id_}" for name, id_ in ids.items()}
     return pages | {
         "campaigns": "/ui/campaigns",
-        "campaign-new": "/ui/new/campaign?title=Good+morning&body=Today&when=local&at=2027-01-01T09:00&timezone=Asia/Seoul",
+        "campaign-new": "/ui/new/campaign?title=Good+morning&when=local&at=2027-01-01T09:00&timezone=Asia/Seoul",
         "campaign-stop": f"{pages['campaign']}/stop",
         "campaign-left": f"{pages['campaign-planned']}/people?state=left",
         "campaign-timetable": f"{pages['campaign-planned']}/timetable",
@@ -271,7 +271,7 @@ async def _watch(app: Timebell, web: Web) -> dict[str, str]:
     await web.post("/api/v1/triggers/birthday/pause", {"reason": "the list is being cleaned up"})
     return {
         "triggers": "/ui/triggers",
-        "trigger-new": "/ui/new/trigger?source=duty-schedules&column=start_at&offsets=-15m,0&recipients=user_id&timezone=Asia/Seoul&condition=state+eq+active",
+        "trigger-new": "/ui/new/trigger?source=duty-schedules&column=start_at&recipients=user_id&timezone=Asia/Seoul",
         "trigger": "/ui/triggers/shift-soon",
         "trigger-orphaned": "/ui/triggers/contract-renewal",
         "trigger-sign-in": "/ui/triggers/trial-ends",

@@ -122,7 +122,7 @@ async def stock(app: Timebell, browser: Browser) -> dict[str, str]:
         "sent": f"/ui/jobs/{sent['id']}",
         "tenants": "/ui/tenants", "nodes": "/ui/nodes", "search": "/ui/search?q=night",
         "new trigger": "/ui/new/trigger", "new campaign": "/ui/new/campaign",
-        "triggered": f"/ui/new/trigger/preview?source=instep&column=start_at&recipients=who&condition={quote(EVIL)}%20empty",
+        "triggered": f"/ui/new/trigger/preview?source=instep&column=start_at&condition={quote(EVIL[:40])}%20empty",
         "sending": f"/ui/new/campaign/preview?title={quote(EVIL)}&when=local&at=2040-01-01T09:00&timezone=Asia/Seoul",
         "preview": "/ui/preview?kind=cron&when=30+2+*+*+*&timezone=America/New_York",
     }  # fmt: skip

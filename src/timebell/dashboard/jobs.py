@@ -10,11 +10,12 @@ from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
 from timebell.api.job_fields import shown_job
-from timebell.client.jobs import STATE_WORDS, uuid_of
+from timebell.client.jobs import uuid_of
 from timebell.dashboard.inside import part
 from timebell.dashboard.looks import HOLDS, instant, lag, pretty, span
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput
+from timebell.model.job import STATE_WORDS
 from timebell.model.payload import read_json
 from timebell.settings import duration
 from timebell.store.sql import overview as rows
@@ -37,19 +38,22 @@ async def jobs(view: See, q: str = "", cursor: str = "") -> Response:
         return RedirectResponse(f"/ui/jobs/{id_}", 303)
     wanted, problem = await wanted_of(view, q)
     late = problem is None and "lag" in wanted
+    status = 422
     found: dict[str, Any] = {"items": [], "nextCursor": None}
     if late:
         found["items"] = await _late(view, wanted)
     elif problem is None:
         answer = await view.ask("GET", "/jobs", limit=50, cursor=cursor, **wanted)
-        problem = answer.body if answer.refused else None
-        found = found if answer.refused else answer.body
+        if answer.refused:
+            problem, status = answer.body, answer.status
+        else:
+            found = answer.body
     rest = " ".join(word for word in q.split() if not word.startswith("status:"))
     tenant_id = view.caller.tenant_id
     ids = {job["scheduleId"] for job in found["items"] if job["scheduleId"]}
     names = await view.app.store.run(rows.names, tenant_id, ids) if ids else {}
     return view.page(
-        "jobs", 200 if problem is None else 422, names=names, found=found, q=q, problem=problem, states=STATES,
+        "jobs", 200 if problem is None else status, names=names, found=found, q=q, problem=problem, states=STATES,
         counts=view.request.app.state.now.counts(tenant_id), status=wanted.get("status", ""), words=WORDS, rest=rest,
         late=late,
     )  # fmt: skip

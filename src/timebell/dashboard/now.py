@@ -158,9 +158,11 @@ class Now:
 
         return Far(await self._fresh("chunks", f"{tenant_id} {id_}", FRESH, read), meant)
 
-    async def audience(self, tenant_id: str, filters: str, count: Callable[[], Awaitable[dict[str, Any]]]) -> Any:
+    async def audience(
+        self, tenant_id: str, filters: str, count: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
         """What `count` says of these filters, at most some seconds old."""
-        return await self._fresh("audience", f"{tenant_id} {filters}", AHEAD_FRESH, count)
+        return await self._fresh("audience", f"{tenant_id} {filters}", AHEAD_FRESH, count)  # type: ignore[no-any-return]
 
     async def ahead(self, tenant_id: str) -> Ahead:
         """What comes, at most some seconds old."""
