@@ -17,6 +17,7 @@ from . import chromium as browsers
 from .browsing import COOKIE, PASSWORD
 from .chromium import AXE, Served, window
 
+PARTS = ("preview", "triggered", "sending", "deadtopic")
 OVERFLOW = "() => document.documentElement.scrollWidth"
 
 
@@ -54,7 +55,7 @@ def _look(chromium: Chromium, served: Served, theme: str, pages: dict[str, str])
 
 
 def _whole(served: Served) -> dict[str, str]:
-    return {name: path for name, path in served.pages.items() if name not in ("preview", "deadtopic")} | {
+    return {name: path for name, path in served.pages.items() if name not in PARTS} | {
         "sign-in": "/ui/sign-in", "nowhere": "/ui/nowhere", "empty": "/ui/schedules?q=zzz",
     }  # fmt: skip
 
