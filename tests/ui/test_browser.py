@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser as Chromium
@@ -19,6 +20,11 @@ from .chromium import AXE, Served, window
 
 PARTS = ("preview", "triggered", "sending", "deadtopic")
 OVERFLOW = "() => document.documentElement.scrollWidth"
+TABLES = "() => [...document.querySelectorAll('.tw')].map((of) => [of.scrollWidth, of.clientWidth])"
+FOLDED = {
+    "schedules", "schedule", "jobs", "dead", "deadgroup", "campaigns", "triggers", "tenants", "nodes", "audit", "targets",
+    "people", "left", "trigger instep",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -230,27 +236,14 @@ def test_reading_and_pressing_works_without_javascript(chromium: Chromium, serve
 
 def test_nothing_is_wider_than_a_phone(chromium: Chromium, served: Served) -> None:
     with window(chromium, served.url, viewport={"width": 390, "height": 844}) as seen:
-        wide = {}
+        wide: dict[str, Any] = {}
         for name, path in _whole(served).items():
             page = seen.go(path)
             if (width := page.evaluate(OVERFLOW)) > 391:
                 wide[name] = width
-        lists = (
-            "schedules",
-            "schedule",
-            "jobs",
-            "dead",
-            "deadgroup",
-            "campaigns",
-            "triggers",
-            "tenants",
-            "nodes",
-            "audit",
-        )
-        for name in (*lists, "targets", "people", "left", "trigger instep"):  # folded, so nothing is beyond the edge
-            page = seen.go(served.pages[name])
-            boxes = page.locator(".tw").evaluate_all("(all) => all.map((of) => [of.scrollWidth, of.clientWidth])")
-            assert all(box[0] <= box[1] for box in boxes), (name, boxes)
+            boxes = page.evaluate(TABLES) if name in FOLDED else []  # what is folded has nothing beyond the edge
+            if any(box[0] > box[1] for box in boxes):
+                wide[name] = boxes
         seen.go("/ui/")
         seen.shoot("phone")
         assert not wide
