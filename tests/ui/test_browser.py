@@ -22,8 +22,8 @@ PARTS = ("preview", "triggered", "sending", "deadtopic")
 OVERFLOW = "() => document.documentElement.scrollWidth"
 TABLES = "() => [...document.querySelectorAll('.tw')].map((of) => [of.scrollWidth, of.clientWidth])"
 FOLDED = {
-    "schedules", "schedule", "jobs", "dead", "deadgroup", "campaigns", "triggers", "tenants", "nodes", "audit", "targets",
-    "people", "left", "trigger instep",
+    "schedules", "schedule", "jobs", "dead", "deadgroup", "campaigns", "triggers", "tenants", "nodes", "audit",
+    "targets", "people", "left", "trigger instep",
 }  # fmt: skip
 
 

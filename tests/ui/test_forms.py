@@ -41,8 +41,8 @@ TRIGGER = {
 }  # fmt: skip
 
 
-async def test_a_trigger_is_made_in_a_form_that_shows_what_it_would_fire(make: Make) -> None:
-    async with make(open_here=True) as browser:
+async def test_a_trigger_is_made_in_a_form_that_shows_what_it_would_fire(make_light: Make) -> None:
+    async with make_light(open_here=True) as browser:
         form = "/ui/new/trigger"
         assert "No source yet" in (await browser.look(form)).text
         await _source(browser)
@@ -84,8 +84,8 @@ CAMPAIGN = {
 }  # fmt: skip
 
 
-async def test_a_campaign_is_made_in_a_form_that_shows_who_gets_it_when(make: Make) -> None:
-    async with make(open_here=True) as browser:
+async def test_a_campaign_is_made_in_a_form_that_shows_who_gets_it_when(make_light: Make) -> None:
+    async with make_light(open_here=True) as browser:
         form = "/ui/new/campaign"
         await browser.app.devices.register_many([
             {"token": f"phone-of-somebody-{n:04}", "timezone": ("Asia/Seoul", "Europe/Paris")[n % 2]} for n in range(6)
@@ -141,8 +141,8 @@ async def test_who_may_only_look_makes_nothing(make_light: Make, form: str) -> N
             assert (await browser.web.get(f"/api/v1/{what}")).json()["items"] == []
 
 
-async def test_what_is_in_the_form_of_a_schedule_is_fired_once(make: Make) -> None:
-    async with make(open_here=True) as browser:
+async def test_what_is_in_the_form_of_a_schedule_is_fired_once(make_light: Make) -> None:
+    async with make_light(open_here=True) as browser:
         form = "/ui/schedules/new"
         given = {"kind": "cron", "when": "0 9 * * *", "timezone": "UTC", "topic": "tea.ready", "payload": '{"to": 1}'}
         fired = await browser.press(form, f"{form}/test", **given, maxRetries="2")
