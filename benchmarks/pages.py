@@ -25,7 +25,8 @@ from timebell.store.schema import finished
 
 PAGES = (
     "/ui/", "/ui/runs", "/ui/schedules", "/ui/jobs", "/ui/jobs?q=status:failed", "/ui/dead-letters", "/ui/nodes",
-    "/ui/schedules/new", "/ui/campaigns", "/ui/triggers", "/ui/tenants",
+    "/ui/schedules/new", "/ui/campaigns", "/ui/triggers", "/ui/tenants", "/ui/jobs?q=lag:1ms", "/ui/forecast",
+    "/ui/new/trigger", "/ui/new/campaign",
 )  # fmt: skip
 FILES = ("timebell.css", "timebell.js", "vendor/htmx.min.js", "vendor/hx-sse.min.js", "vendor/inter.woff2",
          "vendor/mono.woff2")  # fmt: skip

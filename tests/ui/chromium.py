@@ -87,7 +87,7 @@ def serving(database: str, fill: Fill = stock, *, works: bool = True) -> Iterato
         async with (
             app.running() if works else nullcontext(),
             server.serving(web, listening),
-            httpx2.AsyncClient(base_url=url) as client,
+            httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client,
         ):
             browser = Browser(app, client, web)
             ready.append(Served(app, url, await fill(app, browser), browser, asyncio.get_running_loop(), over))

@@ -228,7 +228,9 @@ async def _push(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
     await app.store.run(write)
     pages = {name: f"/ui/campaigns/{id_}" for name, id_ in ids.items()}
     return pages | {
-        "campaigns": "/ui/campaigns", "campaign-stop": f"{pages['campaign']}/stop",
+        "campaigns": "/ui/campaigns",
+        "campaign-new": "/ui/new/campaign?title=Good+morning&when=local&at=2027-01-01T09:00&timezone=Asia/Seoul",
+        "campaign-stop": f"{pages['campaign']}/stop",
         "campaign-left": f"{pages['campaign-planned']}/people?state=left",
         "campaign-timetable": f"{pages['campaign-planned']}/timetable",
     }  # fmt: skip
@@ -269,6 +271,7 @@ async def _watch(app: Timebell, web: Web) -> dict[str, str]:
     await web.post("/api/v1/triggers/birthday/pause", {"reason": "the list is being cleaned up"})
     return {
         "triggers": "/ui/triggers",
+        "trigger-new": "/ui/new/trigger?source=duty-schedules&column=start_at&recipients=user_id&timezone=Asia/Seoul",
         "trigger": "/ui/triggers/shift-soon",
         "trigger-orphaned": "/ui/triggers/contract-renewal",
         "trigger-sign-in": "/ui/triggers/trial-ends",

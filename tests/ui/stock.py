@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
 from tests.api.web import NIGHTLY, Web
 from timebell import Arrived, Retry, Timebell
@@ -120,6 +121,9 @@ async def stock(app: Timebell, browser: Browser) -> dict[str, str]:
         "targets": "/ui/targets",
         "sent": f"/ui/jobs/{sent['id']}",
         "tenants": "/ui/tenants", "nodes": "/ui/nodes", "search": "/ui/search?q=night",
+        "new trigger": "/ui/new/trigger", "new campaign": "/ui/new/campaign",
+        "triggered": f"/ui/new/trigger/preview?source=instep&column=start_at&condition={quote(EVIL[:40])}%20empty",
+        "sending": f"/ui/new/campaign/preview?title={quote(EVIL)}&when=local&at=2040-01-01T09:00&timezone=Asia/Seoul",
         "preview": "/ui/preview?kind=cron&when=30+2+*+*+*&timezone=America/New_York",
     }  # fmt: skip
     return pages | {name: f"/ui/campaigns/{id_}" for name, id_ in pushed.items()} | watched | {

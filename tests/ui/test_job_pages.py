@@ -197,3 +197,31 @@ async def test_dead_letters_say_of_which_schedule_they_are_and_what_failed_again
         for row in (f"{often['id']} nightly", "one-off", "deleted"):
             assert row in those
         assert those.count("failed again") == 2  # the group's latest, and it itself
+
+
+async def test_jobs_that_started_late_are_found_by_their_lag(make: Make) -> None:
+    async with make(open_here=True) as browser:
+        made = (await browser.web.post("/api/v1/schedules", NIGHTLY)).json()["id"]
+        now = browser.app.clock.now()
+
+        def late(seconds: float, ago: timedelta = HOUR / 4, **more: Any) -> dict[str, Any]:
+            return ended(now - ago, "completed", run_at=now - ago - timedelta(seconds=seconds)) | more
+
+        rows = [late(0.2), late(3, attempt=2), late(7, topic="tea"), late(9, schedule_id=made, state="failed")]
+        await write(browser, *rows, late(60, 2 * HOUR), late(60, tenant_id="acme"))
+
+        async def shown(q: str) -> set[str]:
+            answer = await browser.look(f"/ui/jobs?q={q}")
+            assert answer.status_code == 200, plain(answer.text)
+            return set(re.findall(r'data-row.*?href="/ui/jobs/([0-9a-f-]+)"', answer.text))
+
+        a, b, c, d = (row["id"] for row in rows)
+        assert await shown("lag:>1s") == {b, c, d}
+        assert await shown("lag:>=100ms") == {a, b, c, d}
+        assert await shown("lag:5s topic:tea") == {c}
+        assert await shown("lag:>1s status:failure schedule:nightly") == {d}
+        assert await shown("lag:>1s attempts:2") == {b}
+        assert await shown("lag:>1h") == set()
+        for wrong in ("lag:long", "lag:>1s status:none"):
+            assert (await browser.look(f"/ui/jobs?q={wrong}")).status_code in (400, 422)
+        assert (await browser.look("/ui/jobs/export?q=lag:>1s")).status_code == 422

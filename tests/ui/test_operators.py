@@ -99,7 +99,7 @@ async def test_tenants_months_are_shown(make_light: Make) -> None:
         await write(browser, *(ended(at, "skipped", tenant_id="acme", reason=reason) for at, reason in skips))
         found = (await browser.look("/ui/tenants")).text
         row = found.split('tenant=acme"')[1].split("</tr>")[0]
-        assert re.findall(r'<td class="num">(\S+)</td>', row)[0] == "2"
+        assert re.findall(r'<td class="num" data-label="Skipped by quota">(\S+)</td>', row)[0] == "2"
         told = re.sub(r"<[^>]+>", "", (await browser.look("/ui/?tenant=acme")).text)
         assert re.search(r"480 of the 500 jobs of this month are used: it begins anew \w+ 01 \w+.*?, 00:00 KST", told)
 

@@ -41,6 +41,9 @@ routes = APIRouter(route_class=Page)
 async def jobs(view: See, q: str = "", format: str = "csv") -> Response:
     """Jobs that fit a filter."""
     wanted, problem = await wanted_of(view, q)
+    if "lag" in wanted:
+        problem = {"detail": "There is no file of jobs by their lag.", "fix": "Leave lag: out."}
+        problem["code"] = "INVALID_FILTER"
     if problem is not None:
         raise Refusal(Answer(422, problem, {}))
     return await _file(view, "jobs", format, "/jobs", JOBS, wanted)

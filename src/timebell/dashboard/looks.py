@@ -37,6 +37,20 @@ STATES = {
     "overlap": ("skip", "Skipped"), "coalesced": ("skip", "Coalesced"), "paused": ("paused", "Paused"),
     "override": ("skip", "Left out"), "expired": ("missed", "Expired"),
 }  # fmt: skip
+# Why an occurrence was skipped -> as a list says it.
+REASONS = {
+    "overlap": "the last run was still going", "missed": "nothing ran in time to fire it",
+    "coalesced": "a later one ran for all of them", "paused": "paused then", "override": "left out by hand",
+    "expired": "it would have been too late", "condition": "its condition did not hold",
+    "quota": "the month of the tenant was used up", "orphaned": "access to its source was lost",
+    "discarded": "discarded", "replaced": "another job took its place", "rescheduled": "moved to another time",
+}  # fmt: skip
+# Why a job that waits is not taken.
+HOLDS = {
+    "overlap": "waits for its turn", "unheard": "no node listens to its topic",
+    "recover": "an outage left it: release or discard", "group": "as many of its group run as may",
+    "tenant": "as many of the tenant run as may", "stopping": "asked to stop",
+}  # fmt: skip
 # What a form did, as the page after it says.
 DONE = {
     "created": "Created.", "saved": "Saved.", "paused": "Paused. It fires nothing until it is resumed.",
@@ -54,6 +68,8 @@ DONE = {
     "stopping": "Stopped, for good. Whom a chunk under way is for still gets it.",
     "retrying": "It is sent to those who were not reached.", "tested": "The test is on its way: this is its job.",
     "scanning": "The scan has begun.",
+    "watching": "Created. It goes through the items there are now.",
+    "tried": "Fired once, as this job. No schedule was made or changed.",
     "enabled": "It is sent to again.", "released": "What waited runs now.", "discarded": "What waited is discarded.",
 }  # fmt: skip
 NAV = (
@@ -100,7 +116,8 @@ def templates() -> Environment:
         "span": span, "brief": brief,
     }  # fmt: skip
     made.globals |= {
-        "NAV": NAV, "STATES": STATES, "version": package_version(), "tzdata": tzdata_version(), "asset": asset,
+        "NAV": NAV, "STATES": STATES, "REASONS": REASONS, "HOLDS": HOLDS,
+        "version": package_version(), "tzdata": tzdata_version(), "asset": asset,
         "live_files": live_files, "state_of": state_of, "target_word": target_word,
     }  # fmt: skip
     return made

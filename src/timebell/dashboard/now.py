@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -45,12 +45,14 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What comes: lanes, how much within an hour (`complete` if all was counted), and its largest minute."""
+    """What comes: lanes, how much within an hour (`complete` if all was counted), its largest minute, and the fires of
+    each two minutes of it."""
 
     lanes: list[Lane]
     hour: int
     complete: bool
     burst: tuple[datetime, int] | None
+    shape: list[float]
 
     def after(self, now: datetime) -> datetime | None:
         """What fires next, as far as is known here."""
@@ -69,6 +71,7 @@ class Tiles:
     ran: int
     failed: int
     worst: str | None
+    worst_failed: int
     topics: list[dict[str, Any]]
     lags: list[float]
     rates: list[float]
@@ -155,6 +158,12 @@ class Now:
 
         return Far(await self._fresh("chunks", f"{tenant_id} {id_}", FRESH, read), meant)
 
+    async def audience(
+        self, tenant_id: str, filters: str, count: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """What `count` says of these filters, at most some seconds old."""
+        return await self._fresh("audience", f"{tenant_id} {filters}", AHEAD_FRESH, count)  # type: ignore[no-any-return]
+
     async def ahead(self, tenant_id: str) -> Ahead:
         """What comes, at most some seconds old."""
 
@@ -230,7 +239,14 @@ def _ahead(found: Sequence[Schedule], due: int, now: datetime) -> Ahead:
         if left < 0:
             break
     burst = max(minutes.items(), key=lambda one: one[1], default=None)
-    return Ahead(lanes, hour, complete, burst)
+    return Ahead(lanes, hour, complete, burst, _shape(minutes, now))
+
+
+def _shape(minutes: Counter[datetime], now: datetime) -> list[float]:
+    """Fires in each two minutes of the next hour; none, if there are none."""
+    first = now.replace(second=0, microsecond=0)
+    spans = Counter(int((at - first) / (2 * MINUTE)) for at in minutes.elements())
+    return [float(spans[n]) for n in range(30)] if minutes else []
 
 
 def _lanes(found: Sequence[Schedule], now: datetime) -> list[Lane]:
@@ -245,10 +261,11 @@ def _tiles(found: Signals, ahead: Ahead, now: datetime) -> Tiles:
     if ran and lately == len(ran) >= rows.NEWEST:
         lately = round(60 * len(ran) / max(0.001, (now - ran[-1].finished_at).total_seconds()))
     failed = Counter(row.topic for row in ran if row.state == "failed")
+    worst = next(iter(failed.most_common(1)), None)
     ordered = sorted(lags)
     return Tiles(
         found, ahead, _at(ordered, 0.5), _at(ordered, 0.99), lately, len(ran), failed.total(),
-        failed.most_common(1)[0][0] if failed else None, _topics(ran, failed), _mean(lags, 28),
+        worst[0] if worst else None, worst[1] if worst else 0, _topics(ran, failed), _mean(lags, 28),
         _rates([row.finished_at for row in ran], now),
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from timebell.dashboard.views import Page, See
 
 DAY = timedelta(days=1)
 BARS = 240
+SPANS = 24
 routes = APIRouter(route_class=Page)
 
 
@@ -47,8 +48,12 @@ async def forecast(view: See, hours: int = 24) -> Response:
     """The load of each minute to come, herds marked."""
     hours = min(168, max(1, hours))
     found = await view.get("/forecast", to=utc(view.now + timedelta(hours=hours)))
-    return view.page("forecast", found=found, hours=hours, bars=bars(found, hours), herds=[
-        minute for minute in found["minutes"] if minute["herd"]][:20])  # fmt: skip
+    start, quarter = instant(found["from"]), timedelta(hours=hours) / 4
+    return view.page(
+        "forecast", found=found, hours=hours, bars=bars(found, hours), spans=spans(found, hours),
+        marks=[start + n * quarter for n in range(5)],
+        herds=[minute for minute in found["minutes"] if minute["herd"]][:20],
+    )  # fmt: skip
 
 
 def bars(found: dict[str, Any], hours: int) -> list[dict[str, Any]]:
@@ -62,3 +67,16 @@ def bars(found: dict[str, Any], hours: int) -> list[dict[str, Any]]:
         if known is None or many > known["many"]:
             tallest[at] = {"x": max(0, at), "many": many, "herd": minute["herd"], "at": minute["at"]}
     return [tallest[at] for at in sorted(tallest) if at < BARS]
+
+
+def spans(found: dict[str, Any], hours: int) -> list[dict[str, Any]]:
+    """The same as a table: the fires of each of SPANS equal parts that has any, and its largest minute."""
+    start, length = instant(found["from"]), timedelta(hours=hours) / SPANS
+    parts: dict[int, dict[str, Any]] = {}
+    for minute in found["minutes"]:
+        n, many = max(0, int((instant(minute["at"]) - start) / length)), minute["schedules"] + minute["jobs"]
+        one = parts.setdefault(n, {"from": start + n * length, "many": 0, "most": 0, "at": minute["at"]})
+        one["many"] += many
+        if many > one["most"]:
+            one |= {"most": many, "at": minute["at"]}
+    return [parts[n] for n in sorted(parts)]

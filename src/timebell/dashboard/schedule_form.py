@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import nan
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from timebell.dashboard.fields import default_zone, from_json, number, plain
+from timebell.dashboard.fields import problem as problem_of
 from timebell.dashboard.inside import Answer, part
 from timebell.dashboard.schedules import FIRES, body_of_revision, differences
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput
-from timebell.model.payload import read_json
 from timebell.recurrence.zone_names import names as zone_names
 from timebell.settings import duration
 
@@ -23,6 +23,16 @@ FIELDS = {
 }  # fmt: skip
 NUMBERS = ("timeoutSeconds", "missedAfterSeconds", "jitterSeconds", "maxRetries", "priority", "maxRuns")
 TEXTS = ("description", "timezone", "topic", "queue", "calendar", "roll", "startAt", "endAt", "target")
+TESTED = (
+    "topic",
+    "timezone",
+    "payload",
+    "target",
+    "queue",
+    "priority",
+    "maxRetries",
+    "timeoutSeconds",
+)  # what a job has of it
 FRESH = {
     "kind": "cron", "when": "30 2 * * *", "timezone": "", "name": "", "topic": "", "payload": "null",
     "overlapPolicy": "skip", "catchUp": "latest",
@@ -34,7 +44,7 @@ routes = APIRouter(route_class=Page)
 async def new(request: Request, view: See) -> Response:
     """An empty form, or what its preview button sent."""
     given = dict(request.query_params)
-    form = {**FRESH, "timezone": _zone(request, view), **given}
+    form = {**FRESH, "timezone": default_zone(request, view), **given}
     return await _shown(view, form, None)
 
 
@@ -44,11 +54,25 @@ async def create(view: See) -> Response:
     try:
         body = body_of(view.form)
     except InvalidInput as unfit:
-        return await _shown(view, view.form, _problem(unfit), status=422)
+        return await _shown(view, view.form, problem_of(unfit), status=422)
     answer = await view.ask("POST", "/schedules", {name: value for name, value in body.items() if value is not None})
     if answer.refused:
         return await _shown(view, view.form, answer.body, status=answer.status)
     return view.back(f"/ui/schedules/{part(answer.body['id'])}", "created")
+
+
+@routes.post("/ui/schedules/new/test")
+async def test(view: See) -> Response:
+    """Fire once what is in the form, as a job of its own: no schedule is made or changed."""
+    try:
+        body = body_of(view.form)
+    except InvalidInput as unfit:
+        return await _shown(view, view.form, problem_of(unfit), status=422)
+    job = {name: body[name] for name in TESTED if body.get(name) is not None}
+    answer = await view.ask("POST", "/jobs", job)
+    if answer.refused:
+        return await _shown(view, view.form, answer.body, status=answer.status)
+    return view.back(f"/ui/jobs/{part(answer.body['id'])}", "tried")
 
 
 @routes.get("/ui/schedules/{id}/edit")
@@ -68,7 +92,7 @@ async def save(id: str, view: See) -> Response:
     try:
         body = body_of(view.form)
     except InvalidInput as unfit:
-        return await _shown(view, view.form, _problem(unfit), one, status=422)
+        return await _shown(view, view.form, problem_of(unfit), one, status=422)
     path = f"/schedules/{part(id)}"
     history = (await view.get(f"{path}/revisions"))["items"]
     mine = next((each for each in history if str(each["revision"]) == was), newest)
@@ -106,7 +130,7 @@ async def _previewed(view: View, form: Mapping[str, str]) -> dict[str, Any]:
     try:
         body = body_of({**form, "payload": "null"})
     except InvalidInput as unfit:
-        return {"problem": _problem(unfit)}
+        return {"problem": problem_of(unfit)}
     body = {name: value for name, value in body.items() if value is not None}
     body |= {"name": body.get("name") or "preview", "topic": body.get("topic") or "preview"}
     answer: Answer = await view.ask("POST", "/schedules/preview", body, count=FIRES)
@@ -131,14 +155,14 @@ def body_of(form: Mapping[str, str]) -> dict[str, Any]:
     if kind not in KINDS:
         raise InvalidInput(f"There is no kind {kind!r:.20}.", code="INVALID_RECURRENCE", fix=f"Use {', '.join(KINDS)}.")
     body: dict[str, Any] = {name: form.get(name, "").strip() or None for name in ("name", *TEXTS)}
-    body |= {name: _number(name, form.get(name, "")) for name in NUMBERS}
+    body |= {name: number(name, form.get(name, "")) for name in NUMBERS}
     body |= {
-        FIELDS[kind]: _when(kind, when), "payload": _json("payload", form.get("payload", "")),
+        FIELDS[kind]: _when(kind, when), "payload": from_json("payload", form.get("payload", "")),
         "overlapPolicy": form.get("overlapPolicy") or None, "labels": _labels(form.get("labels", "")),
     }  # fmt: skip
     catch_up = {
         "policy": form.get("catchUp") or None, "window": form.get("catchUpWindow", "").strip() or None,
-        "limit": _number("catchUpLimit", form.get("catchUpLimit", "")),
+        "limit": number("catchUpLimit", form.get("catchUpLimit", "")),
     }  # fmt: skip
     body["catchUp"] = {name: value for name, value in catch_up.items() if value is not None} or None
     dst = {name: form[name] for name in ("gap", "fold") if form.get(name)}
@@ -156,12 +180,12 @@ def form_of(body: Mapping[str, Any]) -> dict[str, str]:
         value = short if set(value) <= {"every", "everyMs", "anchor"} else value
     when = "\n".join(value) if kind == "dates" else value if isinstance(value, str) else json.dumps(value)
     catch_up, dst = body.get("catchUp", {}), body.get("dst", {})
-    form = {name: str(body[name]) for name in ("name", *TEXTS, *NUMBERS) if body.get(name) is not None}
+    form = {name: plain(body[name]) for name in ("name", *TEXTS, *NUMBERS) if body.get(name) is not None}
     target = body.get("target")
     form |= {
         "kind": kind, "when": when, "payload": json.dumps(body.get("payload"), ensure_ascii=False, indent=1),
         "overlapPolicy": body.get("overlapPolicy", ""), "catchUp": catch_up.get("policy", ""),
-        "catchUpWindow": str(catch_up.get("window", "")), "catchUpLimit": str(catch_up.get("limit", "")),
+        "catchUpWindow": plain(catch_up.get("window", "")), "catchUpLimit": plain(catch_up.get("limit", "")),
         "gap": dst.get("gap", ""), "fold": dst.get("fold", ""),
         "labels": ", ".join(f"{name}={text}" for name, text in (body.get("labels") or {}).items()),
     }  # fmt: skip
@@ -178,31 +202,11 @@ def _when(kind: str, text: str) -> Any:
     if kind == "dates":
         return [line.strip() for line in text.splitlines() if line.strip()]
     if kind == "recurrence" or (kind == "interval" and text.startswith("{")):
-        return _json("recurrence", text)
+        return from_json("recurrence", text)
     if kind == "interval":
         seconds = None if text.upper().startswith("P") else duration(text)
         return {"every": text.upper()} if seconds is None else {"everyMs": round(min(seconds, 1e12) * 1000)}
     return text
-
-
-def _number(name: str, text: str) -> float | int | None:
-    text = text.strip()
-    if not text:
-        return None
-    try:
-        found = int(text) if text.lstrip("-").isdigit() else float(text)
-    except ValueError:
-        found = nan
-    if not -(2**63) <= found < 2**63:
-        raise InvalidInput(f"{name} is {text!r:.40}, which is no number.", code="FIELDS_INVALID")
-    return found
-
-
-def _json(name: str, text: str) -> Any:
-    try:
-        return read_json(text.encode(errors="replace"), name) if text.strip() else None
-    except InvalidInput as bad:
-        raise InvalidInput(bad.message, code=bad.code, fix=bad.fix or 'E.g. {"to": "you"}') from None
 
 
 def _labels(text: str) -> dict[str, str] | None:
@@ -213,13 +217,3 @@ def _labels(text: str) -> dict[str, str] | None:
             raise InvalidInput(f"The label {pair!r:.40} has no value.", code="INVALID_LABELS", fix="E.g. team=billing")
         found[name.strip()] = value.strip()
     return found or None
-
-
-def _zone(request: Request, view: View) -> str:
-    """What stands in an empty form."""
-    mine = request.cookies.get("timebell-timezone", "").replace("%2F", "/")
-    return view.app.settings.default_timezone or (mine if mine in zone_names() else "UTC")
-
-
-def _problem(unfit: InvalidInput) -> dict[str, Any]:
-    return {"detail": unfit.message, "fix": unfit.fix, "code": unfit.code}

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
 from timebell.dashboard import (
+    campaign_form,
     campaigns,
     dead_letters,
     exports,
@@ -19,14 +20,15 @@ from timebell.dashboard import (
     schedules,
     several,
     sign_in,
+    trigger_form,
     triggers,
 )
 from timebell.dashboard.looks import STATIC, templates
 from timebell.dashboard.views import HEADERS
 
 PAGES = (
-    sign_in, overview, schedule_form, several, exports, schedules, jobs, dead_letters, campaigns, triggers, proof,
-    places,
+    sign_in, overview, schedule_form, several, exports, schedules, jobs, dead_letters, campaign_form, campaigns,
+    trigger_form, triggers, proof, places,
 )  # fmt: skip
 # Now, and not when the first page is asked for: an engine runs beside.
 for each_name in templates().list_templates():

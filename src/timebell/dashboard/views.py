@@ -197,7 +197,7 @@ async def read_form(request: Request) -> dict[str, str]:
 def to_sign_in(request: Request) -> Response:
     """Sign in first, and come back."""
     if request.headers.get("hx-request") == "true" or "text/event-stream" in request.headers.get("accept", ""):
-        return Response(status_code=401)
+        return Response(status_code=401, headers={"HX-Refresh": "true"})  # the page itself, which leads to the form
     wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     ahead = wanted if request.method == "GET" else "/ui/"
     return RedirectResponse(f"/ui/sign-in?next={quote(ahead, safe='')}", 303)

@@ -29,7 +29,7 @@
   });
   // What destroys asks first; without a script the page that follows does.
   document.addEventListener("submit", (event) => {
-    const text = event.target.dataset.confirm;
+    const text = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
     if (text && !window.confirm(text)) event.preventDefault();
   });
 
@@ -79,10 +79,20 @@
     if (!shown) return;
     shown.hidden = false;
     shown.className = `live st ${lost ? "retry" : "ok"}`;
-    shown.textContent = lost ? `Reconnecting, data from ${last.toLocaleTimeString([], { timeZoneName: "short" })}` : "Live";
+    shown.lastElementChild.textContent = lost ? `Reconnecting, data from ${last.toLocaleTimeString([], { timeZoneName: "short" })}` : "Live";
   };
   document.addEventListener("htmx:sse:after:connection", () => { last = new Date(); badge(false); });
   document.addEventListener("htmx:sse:after:message", () => { last = new Date(); badge(false); });
   document.addEventListener("htmx:sse:error", () => badge(true));
   document.addEventListener("htmx:sse:close", () => badge(true));
+  // A page that asks again and again is live too. What was shown stays when the server does not answer.
+  const answered = (status) => {
+    if (status >= 500 || status === 429) { badge(true); return; }
+    last = new Date();
+    const asks = one("[hx-trigger^='every']");
+    if (asks) badge(false);
+    else if (!one("[hx-sse\\:connect]")) one("[data-live]")?.toggleAttribute("hidden", true);
+  };
+  document.addEventListener("htmx:after:request", (event) => answered(event.detail.ctx?.response?.status ?? 200));
+  document.addEventListener("htmx:error", (event) => { if (event.detail.ctx?.request) badge(true); });
 })();

@@ -15,7 +15,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from timebell.ids import first_id
-from timebell.model.job import Reason
+from timebell.model.job import Job, Reason
 from timebell.model.routes import ANYONE
 from timebell.model.schedule import Schedule
 from timebell.store.push_schema import campaigns
@@ -24,6 +24,7 @@ from timebell.store.sql import backlogs, months, progress, queues
 from timebell.store.sql.dead import DEAD
 from timebell.store.sql.jobs import CLAIMABLE, look
 from timebell.store.sql.ledger import COUNTED
+from timebell.store.sql.ledger import read as as_job
 from timebell.store.sql.schedules import legible
 from timebell.store.sql.tenants import read_limits
 from timebell.store.transaction import Transaction
@@ -32,6 +33,7 @@ from timebell.store.types import EPOCH
 
 NEWEST = 5_000
 NAMED = 5
+LATE = 50
 NEARLY = 0.95  # of a limit
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 MISSED = ("missed", "expired")
@@ -219,6 +221,38 @@ def names(tx: Transaction, tenant_id: str, ids: Collection[str]) -> dict[str, st
         row.id: row.name
         for row in tx.execute(select(s.id, s.name).where(s.tenant_id == tenant_id, s.id.in_(sorted(ids)))).all()
     }
+
+
+def late(tx: Transaction, tenant_id: str, now: datetime, lag: timedelta, wanted: Mapping[str, Any]) -> list[Job]:
+    """Jobs that started later than they were due by more than `lag`, newest first: of the NEWEST that ended within an
+    hour, and of as many that run. `wanted`: columns and the values they must have, of `state` any of
+    several, of `attempt` at least that."""
+    found: list[tuple[datetime, str, Any]] = []
+    mine: Any
+    for table, which in ((finished, finished.c.finished_at >= now - HOUR), (jobs, jobs.c.state == "running")):
+        t = table.c
+        mine = Unsought(t.tenant_id) if table is finished else t.tenant_id
+        read = [t[name] for name in ("id", "run_at", "started_at", "state", *wanted.keys() - {"state"})]
+        newest = select(*read).where(mine == tenant_id, which)
+        newest = newest.order_by(t.finished_at.desc() if table is finished else t.id.desc()).limit(NEWEST)
+        for row in tx.execute(newest).all():
+            if row.started_at is not None and row.started_at - row.run_at > lag and _fits(row, wanted):
+                found.append((row.started_at, row.id, table))
+    newest_ids = [(id_, table) for _, id_, table in sorted(found, key=lambda one: one[:2], reverse=True)[:LATE]]
+    rows: dict[str, Job] = {}
+    for table in (jobs, finished):
+        ids = [id_ for id_, of in newest_ids if of is table]
+        mine = (table.c.tenant_id == tenant_id) & table.c.id.in_(ids)
+        rows |= {row.id: as_job(row) for row in tx.execute(select(table).where(mine))} if ids else {}
+    return [rows[id_] for id_, _ in newest_ids if id_ in rows]
+
+
+def _fits(row: Row[Any], wanted: Mapping[str, Any]) -> bool:
+    for name, value in wanted.items():
+        has = getattr(row, name)
+        if not (has in value if name == "state" else has >= value if name == "attempt" else has == value):
+            return False
+    return True
 
 
 def soonest(tx: Transaction, tenant_id: str, end: datetime, most: int) -> list[Schedule]:
