@@ -197,15 +197,15 @@ def test_errors_have_their_exit_codes(ask: Cli, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_shell_completes_commands_flags_and_names(ask: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "complete -o default -F _timebell_completion timebell" in ask("completion", "bash").out
+    assert "complete -o nosort -F _timebell_completion timebell" in ask("completion", "bash").out
     assert ask("completion", "tcsh").code == 2
     ask("schedule", "create", "completed-name", "--topic", "t", "--cron", "0 * * * *", "--tz", "UTC")
 
     def offered(words: str, shell: str = "bash") -> list[str]:
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
-        monkeypatch.setenv("_TIMEBELL_COMPLETE", f"complete_{shell}")
-        return ask().out.split()
+        monkeypatch.setenv("_TIMEBELL_COMPLETE", f"{shell}_complete")
+        return [line.partition(",")[2] for line in ask().out.split()]
 
     assert offered("timebell sched") == ["schedule"]
     assert "--timezone" in offered("timebell schedule create --t")
