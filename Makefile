@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 # One process a core, each with a database server of its own; a file is run whole in one of them.
 BESIDE := -n auto --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server pyproject.toml requirements/build.in
+UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server --extra secrets pyproject.toml requirements/build.in
 
 .PHONY: help run test test-all screens check format openapi docs bench figures sbom lock clean
 
