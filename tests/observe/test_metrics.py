@@ -209,7 +209,7 @@ def test_what_names_bring_is_read_as_it_was_by_others() -> None:
     """Prometheus' own readers, of either format, find the same values under the same labels."""
     odd = [("topic", 'back\\slash "quoted"\nnext'), ("outcome", "")]
     families = [
-        Family("timebell_x_total", "counter", "Says \\ and\nmore.", [Sample(odd, 7)]),
+        Family("timebell_x_total", "counter", 'Says \\ and\n"more".', [Sample(odd, 7)]),
         Family("timebell_y", "histogram", "Y.", [
             Sample([("le", "0.5")], 1, "_bucket"), Sample([("le", "+Inf")], 2, "_bucket"), Sample([], 2, "_count"),
             Sample([], 1e22, "_sum"),
@@ -221,7 +221,7 @@ def test_what_names_bring_is_read_as_it_was_by_others() -> None:
     assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     for read in (text_string_to_metric_families(plain), open_families(open_)):
         counter, histogram = read
-        assert (counter.type, counter.documentation) == ("counter", "Says \\ and\nmore.")
+        assert (counter.type, counter.documentation) == ("counter", 'Says \\ and\n"more".')
         assert [(one.labels, one.value) for one in counter.samples] == [(dict(odd), 7.0)]
         assert histogram.type == "histogram"
         assert {one.name: one.value for one in histogram.samples if "le" not in one.labels} == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
@@ -29,22 +30,31 @@ class Family(NamedTuple):
 
 def exposed(families: Iterable[Family], accept: str) -> tuple[str, str]:
     """All of them as text, and its media type, by what the reader accepts."""
-    types = {one.partition(";")[0].strip() for one in accept.split(",")}
+    types = {one.partition(";")[0].strip().lower() for one in accept.split(",")}
     if "application/openmetrics-text" not in types:
-        return "".join(f"{line}\n" for family in families for line in _lines(family, family.name)), PLAIN
-    lines = (line for family in families for line in _lines(family, family.name.removesuffix("_total")))
+        return "".join(f"{line}\n" for one in families for line in _lines(one, one.name, _plain(one.help))), PLAIN
+    # There a counter is called without its _total in these two lines, and quotes are escaped in help, too.
+    lines = (line for one in families for line in _lines(one, one.name.removesuffix("_total"), _escaped(one.help)))
     return "".join(f"{line}\n" for line in (*lines, "# EOF")), OPEN
 
 
-def _lines(family: Family, name: str) -> Iterator[str]:
-    """`name` is what the metric is called in its first lines: OpenMetrics has counters there without `_total`."""
-    told = family.help.replace("\\", r"\\").replace("\n", r"\n")
+def _lines(family: Family, name: str, told: str) -> Iterator[str]:
     yield f"# HELP {name} {told}"
     yield f"# TYPE {name} {family.kind}"
     for labels, value, suffix in family.samples:
         within = ",".join(f'{label}="{_escaped(word)}"' for label, word in labels)
-        yield f"{family.name}{suffix}{f'{{{within}}}' if within else ''} {float(value)!r}"
+        yield f"{family.name}{suffix}{f'{{{within}}}' if within else ''} {_number(value)}"
 
 
-def _escaped(word: str) -> str:
-    return word.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+def _plain(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _escaped(text: str) -> str:
+    return _plain(text).replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return repr(float(value))
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
