@@ -28,8 +28,8 @@ async def ask(url: str, body: bytes = b"", *, within: float = 60.0, most: int = 
 
 @asynccontextmanager
 async def answering(*parts: bytes, host: str = "127.0.0.1", closes: bool = False) -> AsyncIterator[tuple[int, Any]]:
-    """The port of a server that reads the head of a request and sends the parts, and what it read, to its end."""
-    came: asyncio.Queue[bytes] = asyncio.Queue()
+    """The port of a server that reads the head of a request and sends the parts; and that head, or nothing."""
+    heads: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError):
@@ -39,13 +39,14 @@ async def answering(*parts: bytes, host: str = "127.0.0.1", closes: bool = False
                 await writer.drain()
             if closes:
                 writer.write_eof()
-            came.put_nowait(head + await reader.read())
-        came.put_nowait(b"")
+            heads.put_nowait(head)
+            await reader.read()
+        heads.put_nowait(b"")
         writer.close()
 
     server = await asyncio.start_server(serve, host, 0)
     try:
-        yield server.sockets[0].getsockname()[1], came
+        yield server.sockets[0].getsockname()[1], heads
     finally:
         server.close()
 
@@ -71,9 +72,9 @@ def test_a_request_has_what_it_should(run: Run) -> None:
 @pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6")
 def test_an_address_of_ipv6_is_asked_by_its_number(run: Run) -> None:
     async def main() -> tuple[bytes, wire.Answer]:
-        async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", host="::1") as (port, came):
+        async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", host="::1") as (port, heads):
             answer = await ask(f"http://[::1]:{port}")
-            return await came.get(), answer
+            return await heads.get(), answer
 
     head, answer = run(main())
     assert head.startswith(b"POST / HTTP/1.1\r\nhost: [::1]:")
@@ -161,10 +162,10 @@ def test_who_gives_up_hangs_up(run: Run) -> None:
 @pytest.mark.parametrize("headers", [{"a": "b\r\nhost: evil"}, {"a\r\nb": "c"}, {"a": "é"}, {"a b": "c"}])
 def test_a_header_cannot_be_two(run: Run, headers: dict[str, str]) -> None:
     async def main() -> bytes:
-        async with answering() as (port, came):
+        async with answering() as (port, heads):
             with pytest.raises(wire.Broken):
                 await ask(f"http://127.0.0.1:{port}/", headers=headers)
-            return bytes(await came.get())
+            return bytes(await heads.get())
 
     assert run(main()) == b""
 
