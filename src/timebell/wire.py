@@ -156,8 +156,9 @@ class Network:
 
 @cache
 def trusted() -> ssl.SSLContext:
-    """What checks certificates: by the authorities of SSL_CERT_FILE and SSL_CERT_DIR alone, or by the system's. They take
-    a while to load. Raises TLSError."""
+    """What checks certificates: by the authorities of SSL_CERT_FILE and SSL_CERT_DIR alone, or by the system's.
+
+    They take a while to load. Raises TLSError."""
     file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
     try:
         if file is None and folder is None and not _found_by_openssl():

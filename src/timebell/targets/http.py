@@ -194,9 +194,7 @@ class HttpTarget:
             else:
                 await stream.open()
             about = {"host": place.authority, **headers}
-            answer = await wire.exchange(
-                stream, "POST", place.target, about, body, most=BODY_BYTES, kept=KEPT_BYTES
-            )
+            answer = await wire.exchange(stream, "POST", place.target, about, body, most=BODY_BYTES, kept=KEPT_BYTES)
         finally:
             stream.close()
         return _judge(answer, self._now())
