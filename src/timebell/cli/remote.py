@@ -172,7 +172,7 @@ class Remote:
 def read(status: int, body: bytes) -> Any:
     """The body of an answer, or the error that it is."""
     try:
-        said = json.loads(body) if body else None
+        said: Any = json.loads(body) if body else None
         if 200 <= status < 300:
             return said
         message, code = str(said["detail"]), str(said["code"])
