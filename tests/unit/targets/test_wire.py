@@ -51,6 +51,12 @@ async def answering(*parts: bytes, host: str = "127.0.0.1", closes: bool = False
         server.close()
 
 
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Close a connection as if its process were gone."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
 def test_a_request_has_what_it_should(run: Run) -> None:
     async def main() -> tuple[str, dict[str, str], wire.Answer]:
         async with sink() as server:
@@ -193,8 +199,7 @@ def test_who_hangs_up_early_may_have_said_why(run: Run) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nno.")
         await writer.drain()
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
+        reset(writer)
 
     async def main() -> wire.Answer:
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
@@ -205,6 +210,26 @@ def test_who_hangs_up_early_may_have_said_why(run: Run) -> None:
 
     answer = run(main())
     assert (answer.status, answer.body) == (413, b"no.")
+
+
+def test_what_is_lost_is_not_written_to(run: Run) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reset(writer)
+
+    async def main() -> None:
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        stream = await wire.Network().connect("127.0.0.1", server.sockets[0].getsockname()[1], 60)
+        try:
+            await stream.open()
+            with pytest.raises(wire.Broken):
+                await stream.read(1)
+            with pytest.raises(wire.Broken):
+                await stream.write(b"x")
+        finally:
+            stream.close()
+            server.close()
+
+    run(main())
 
 
 # --- Whom certificates are believed ---------------------------------------------------------------------
@@ -238,7 +263,7 @@ def test_certificates_are_believed_by_the_system_or_by_a_file_alone(
     assert wire.trusted().check_hostname
     wire.trusted.cache_clear()
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
-    with pytest.raises(wire.TLSError):
+    with pytest.raises(wire.TLSError, match="authorities"):
         run(over_tls(authority))
 
 
