@@ -7,7 +7,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 # in one of them.
 BESIDE := -n $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server pyproject.toml requirements/build.in
+UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server --extra secrets pyproject.toml requirements/build.in
 
 # Hundreds of processes start in the tests: what one of them has compiled, the next need not.
 unexport PYTHONDONTWRITEBYTECODE

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -102,7 +101,7 @@ def commands() -> str:
     from timebell.cli.main import root
 
     lines = ["# Every command", "", "What `--help` says, written from the code when this site was built.", ""]
-    lines += _command(typer.main.get_command(root), "timebell", None)
+    lines += _command(root, "timebell", None)
     return "\n".join(lines)
 
 
@@ -116,7 +115,7 @@ def _command(command: Any, name: str, parent: Any) -> Iterator[str]:
         yield ""
         yield f"```text\n{name} {' '.join(command.collect_usage_pieces(context))}\n```"
         yield ""
-        told = [record for each in command.params if (record := each.get_help_record(context)) is not None]
+        told = [record for each in command.get_params(context) if (record := each.get_help_record(context)) is not None]
         told = [record for record in told if record[0] != "--help"]
         if told:
             yield "| | |"

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import delete, insert, select, update
 
@@ -17,6 +17,7 @@ from timebell.engine.planner import Planner
 from timebell.engine.service import Service
 from timebell.ids import new_id
 from timebell.observe.counters import MOST, Counters, Spread, Tally
+from timebell.observe.exposition import Family, Sample, exposed
 from timebell.observe.metrics import METRICS, NodeFacts, Snapshot
 from timebell.store.schema import finished
 from timebell.store.sql import gauges
@@ -32,8 +33,12 @@ async def told(app: Timebell, service: Service, *, labelled: bool = False) -> Sn
     return Snapshot(service.node.counters, FACTS, read, labelled)
 
 
+def text(snapshot: Snapshot) -> str:
+    return exposed(snapshot.collect(), "")[0]
+
+
 def samples(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, str], float]]:
-    for family in text_string_to_metric_families(generate_latest(snapshot).decode()):
+    for family in text_string_to_metric_families(text(snapshot)):
         for sample in family.samples:
             yield sample.name, sample.labels, sample.value
 
@@ -187,17 +192,41 @@ async def test_everything_in_the_catalogue_is_told_and_nothing_else(world: World
         await world.advance(seconds=5)
         plain, labelled = await told(app, service), await told(app, service, labelled=True)
     names = {family.name for family in labelled.collect()} | {family.name for family in plain.collect()}
-    assert names == {name.removesuffix("_total") for name in METRICS}
+    assert names == METRICS.keys()
     for snapshot in (plain, labelled):
         for name, labels, _ in samples(snapshot):
             base = next(m for m in METRICS if name in (m, f"{m}_bucket", f"{m}_sum", f"{m}_count"))
             assert set(labels) - {"le"} <= set(METRICS[base].labels)
             assert job.id not in labels.values()
-    assert "acme" not in generate_latest(plain).decode()
+    assert "acme" not in text(plain)
     assert "ana" not in {value for _, labels, _ in samples(labelled) for value in labels.values()}
     succeeded = series(labelled, "timebell_schedule_last_success_timestamp_seconds")
     assert list(succeeded) == [("acme/ticks",)]
     assert after(seconds=4).timestamp() <= succeeded["acme/ticks",] <= after(seconds=5).timestamp()
+
+
+def test_what_names_bring_is_read_as_it_was_by_others() -> None:
+    """Prometheus' own readers, of either format, find the same values under the same labels."""
+    odd = [("topic", 'back\\slash "quoted"\nnext'), ("outcome", "")]
+    families = [
+        Family("timebell_x_total", "counter", 'Says \\ and\n"more".', [Sample(odd, 7)]),
+        Family("timebell_y", "histogram", "Y.", [
+            Sample([("le", "0.5")], 1, "_bucket"), Sample([("le", "+Inf")], 2, "_bucket"), Sample([], 2, "_count"),
+            Sample([], 1e22, "_sum"),
+        ]),
+    ]  # fmt: skip
+    plain, kind = exposed(families, "*/*")
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
+    open_, kind = exposed(families, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    for read in (text_string_to_metric_families(plain), open_families(open_)):
+        counter, histogram = read
+        assert (counter.type, counter.documentation) == ("counter", 'Says \\ and\n"more".')
+        assert [(one.labels, one.value) for one in counter.samples] == [(dict(odd), 7.0)]
+        assert histogram.type == "histogram"
+        assert {one.name: one.value for one in histogram.samples if "le" not in one.labels} == {
+            "timebell_y_count": 2.0, "timebell_y_sum": 1e22,
+        }  # fmt: skip
 
 
 def test_without_the_database_the_rest_is_told() -> None:

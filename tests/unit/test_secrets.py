@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import sys
 
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from timebell.errors import Refused
 from timebell.model.target import MASK, filled, masked, secret_names
-from timebell.tenancy.secrets import Keyring
+from timebell.tenancy.secrets import KEY, Keyring
 
 HERE = ("acme", "timebell_secrets", "stripe", "value", 1)
 
@@ -89,3 +92,19 @@ def test_options_are_filled_and_texts_are_masked() -> None:
     assert masked(told, secrets) == {"a": [f"x {MASK} y", f'{{"k": "{MASK}"}}', MASK], "n": 3, MASK: None}
     assert masked("cut off at a-very-lon", secrets) == f"cut off at {MASK}"
     assert masked("text", ()) == "text"
+
+
+def test_s43_keys_are_derived_as_others_derive_them() -> None:
+    derived = HKDF(SHA256(), KEY, None, b"timebell key id").derive(b"first")
+    assert Keyring("first").newest == derived[:8].hex()
+
+
+def test_without_the_library_nothing_is_sealed_and_who_has_no_secrets_does_not_notice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    ring = Keyring("nobody has used this one")
+    assert len(ring.known) == 1
+    with pytest.raises(Refused) as refused:
+        ring.new_data_key("acme")
+    assert (refused.value.code, "timebell[secrets]" in refused.value.fix) == ("SECRETS_UNAVAILABLE", True)

@@ -9,13 +9,13 @@ import asyncio
 import logging
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client.exposition import choose_encoder
 
 from timebell.api.problems import problem
 from timebell.app import Timebell
 from timebell.clock import wall
 from timebell.engine.service import Service
 from timebell.errors import StoreError
+from timebell.observe.exposition import exposed
 from timebell.observe.metrics import NodeFacts, Snapshot
 from timebell.observe.watchdog import GRACE
 from timebell.recurrence import tzdata_version
@@ -67,8 +67,8 @@ def router(app: Timebell) -> APIRouter:
         snapshot = Snapshot(
             service.node.counters, _facts(app, service), await reader.read(), app.settings.metrics_schedule_label
         )
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(snapshot), media_type=content_type)
+        text, media_type = exposed(snapshot.collect(), request.headers.get("accept", ""))
+        return Response(text, media_type=media_type)
 
     return routes
 

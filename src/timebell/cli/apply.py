@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import DIFFERENT, FAILED, say, show
 
 if TYPE_CHECKING:
@@ -37,11 +36,11 @@ class Plan:
 
 
 def apply_(
-    file: Annotated[Path, typer.Option("--file", "-f", help="A YAML or JSON file, or a folder of them; - for stdin.")],
-    diff: Annotated[bool, typer.Option("--diff", help="Only show what differs; exit 7 if anything.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Delete schedules that no file has; none of code.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before deleting.")] = False,
+    file: Annotated[Path, typed.Option("--file", "-f", help="A YAML or JSON file, or a folder of them; - for stdin.")],
+    diff: Annotated[bool, typed.Option("--diff", help="Only show what differs; exit 7 if anything.")] = False,
+    dry_run: Annotated[bool, typed.Option("--dry-run", help="Only show what would be done.")] = False,
+    prune: Annotated[bool, typed.Option("--prune", help="Delete schedules that no file has; none of code.")] = False,
+    yes: Annotated[bool, typed.Option("--yes", "-y", help="Do not ask before deleting.")] = False,
 ) -> None:
     """Make schedules and targets what files say. Each schedule is checked before anything is written."""
     from timebell.cli.asking import confirmed
@@ -56,9 +55,9 @@ def apply_(
     counts = f"{changed} to change, {created} to create, {len(plan.delete)} to delete"
     if diff or dry_run:
         say(f"{counts}. Nothing done ({'--diff' if diff else '--dry-run'}).")
-        raise typer.Exit(DIFFERENT if diff and plan else 0)
+        raise typed.Exit(DIFFERENT if diff and plan else 0)
     if plan.delete and not confirmed(f"Delete {', '.join(one['name'] for one in plan.delete)}?", yes=yes):
-        raise typer.Exit(FAILED)
+        raise typed.Exit(FAILED)
     for body, _ in plan.targets:
         made = remote.ask(
             "PUT", f"/targets/{_quoted(body['name'])}", {"kind": body["type"], "options": body["options"]}
@@ -75,8 +74,8 @@ def apply_(
 
 
 def export(
-    label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only those with it.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    label: Annotated[list[str] | None, typed.Option(metavar="NAME=VALUE", help="Only those with it.")] = None,
+    topic: Annotated[str | None, typed.Option(help="Only of this topic.")] = None,
 ) -> None:
     """Print targets and schedules as apply reads them. Schedules of code are left out: their code says what they are.
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import Output, Yes, remote_of
 
-campaign = typer.Typer(
-    help="Campaigns: a push to many devices.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
-Named = Annotated[str, typer.Argument(metavar="ID", help="Its id.")]
-Why = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why, for the others.")]
+campaign = typed.Group("Campaigns: a push to many devices.")
+Named = Annotated[str, typed.Argument(metavar="ID", help="Its id.")]
+Why = Annotated[str | None, typed.Option("--reason", metavar="TEXT", help="Why, for the others.")]
 OVER = ("completed", "stopped", "paused")
 WATCHED = 1.0  # seconds between two looks
 
@@ -22,18 +19,18 @@ WATCHED = 1.0  # seconds between two looks
 @campaign.command()
 def create(
     message: Annotated[
-        str | None, typer.Argument(metavar="[JSON]", help="A body of POST /campaigns, or @file; - for stdin.")
+        str | None, typed.Argument(metavar="[JSON]", help="A body of POST /campaigns, or @file; - for stdin.")
     ] = None,
-    title: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
-    body: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
-    data: Annotated[str | None, typer.Option(metavar="JSON", help="What the app reads.")] = None,
+    title: Annotated[str | None, typed.Option(metavar="TEXT")] = None,
+    body: Annotated[str | None, typed.Option(metavar="TEXT")] = None,
+    data: Annotated[str | None, typed.Option(metavar="JSON", help="What the app reads.")] = None,
     filters: Annotated[
-        list[str] | None, typer.Option("--filter", metavar="NAME=VALUE", help="Who: platform=ios; several.")
+        list[str] | None, typed.Option("--filter", metavar="NAME=VALUE", help="Who: platform=ios; several.")
     ] = None,
-    at: Annotated[str | None, typer.Option(metavar="TIME", help="When.  [default: now]")] = None,
-    timezone: Annotated[str | None, typer.Option("--timezone", "--tz", metavar="ZONE")] = None,
-    cron: Annotated[str | None, typer.Option(metavar="EXPR", help="Again and again; needs --name.")] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    at: Annotated[str | None, typed.Option(metavar="TIME", help="When.  [default: now]")] = None,
+    timezone: Annotated[str | None, typed.Option("--timezone", "--tz", metavar="ZONE")] = None,
+    cron: Annotated[str | None, typed.Option(metavar="EXPR", help="Again and again; needs --name.")] = None,
+    name: Annotated[str | None, typed.Option(metavar="NAME")] = None,
     output: Output = None,
 ) -> None:
     """Make a campaign, to be sent now, at a time, or by a cron expression."""
@@ -53,8 +50,8 @@ def create(
 
 @campaign.command("list")
 def list_(
-    state: Annotated[str | None, typer.Option(metavar="STATE", help="pending, running, paused, ...")] = None,
-    limit: Annotated[int, typer.Option(metavar="N")] = 50,
+    state: Annotated[str | None, typed.Option(metavar="STATE", help="pending, running, paused, ...")] = None,
+    limit: Annotated[int, typed.Option(metavar="N")] = 50,
     output: Output = None,
 ) -> None:
     """List campaigns, newest first."""
@@ -70,7 +67,7 @@ def list_(
 @campaign.command()
 def status(
     id: Named,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Until it is over or pauses.")] = False,
+    watch: Annotated[bool, typed.Option("--watch", "-w", help="Until it is over or pauses.")] = False,
     output: Output = None,
 ) -> None:
     """Show how far it is; with --watch exit 1 if it did not complete."""
@@ -86,7 +83,7 @@ def status(
         found = remote.ask("GET", f"/campaigns/{id}")
     _show(found, remote.settings.output)
     if watch and found["state"] != "completed":
-        raise typer.Exit(FAILED)
+        raise typed.Exit(FAILED)
 
 
 @campaign.command()
@@ -113,8 +110,8 @@ def preview(id: Named, output: Output = None) -> None:
 @campaign.command("test")
 def try_(
     id: Named,
-    token: Annotated[list[str] | None, typer.Option(metavar="TOKEN", help="A test device; several.")] = None,
-    user: Annotated[list[str] | None, typer.Option(metavar="ID", help="A person's devices; several.")] = None,
+    token: Annotated[list[str] | None, typed.Option(metavar="TOKEN", help="A test device; several.")] = None,
+    user: Annotated[list[str] | None, typed.Option(metavar="ID", help="A person's devices; several.")] = None,
     output: Output = None,
 ) -> None:
     """Send it now to test devices alone."""
@@ -159,14 +156,14 @@ def stop(id: Named, reason: Why = None, yes: Yes = False, output: Output = None)
     from timebell.cli.asking import confirmed
 
     if not confirmed(f"Stop the campaign {id} for good?", yes=yes):
-        raise typer.Exit(FAILED)
+        raise typed.Exit(FAILED)
     _steer(id, "stop", {"reason": reason}, output)
 
 
 @campaign.command()
 def retry(
     id: Named,
-    unknown: Annotated[bool, typer.Option("--unknown", help="Also to those of whom nobody knows.")] = False,
+    unknown: Annotated[bool, typed.Option("--unknown", help="Also to those of whom nobody knows.")] = False,
     output: Output = None,
 ) -> None:
     """Once more to those who were not reached; never to those it was accepted for."""

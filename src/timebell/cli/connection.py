@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import Output, Yes, remote_of
 from timebell.cli.trigger import trigger
 
-connection = typer.Typer(
-    help="Connections: tokens with which sources are read.", no_args_is_help=True, rich_markup_mode=None,
-    add_completion=False,
-)  # fmt: skip
-Named = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
+connection = typed.Group("Connections: tokens with which sources are read.")
+Named = Annotated[str, typed.Argument(metavar="NAME", help="Its name.")]
 From = Annotated[
-    str, typer.Option("--from", metavar="FILE", help="File with the tokens; - for stdin.")
+    str, typed.Option("--from", metavar="FILE", help="File with the tokens; - for stdin.")
 ]  # never in an argument, which everyone on the machine can read
 
 
 @connection.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What sources will call it.")],
+    name: Annotated[str, typed.Argument(metavar="NAME", help="What sources will call it.")],
     given: From = "-",
-    token_url: Annotated[str | None, typer.Option(metavar="URL", help="Where tokens are renewed.")] = None,
-    client_id: Annotated[str | None, typer.Option(metavar="ID", help="Of the app.")] = None,
+    token_url: Annotated[str | None, typed.Option(metavar="URL", help="Where tokens are renewed.")] = None,
+    client_id: Annotated[str | None, typed.Option(metavar="ID", help="Of the app.")] = None,
     output: Output = None,
 ) -> None:
     """Keep tokens under a name. Reads a token endpoint's JSON (also client_secret), or an access token alone."""
@@ -66,14 +62,14 @@ def delete(name: Named, yes: Yes = False) -> None:
     from timebell.cli.output import say
 
     if not confirmed(f"Delete the connection {name}?", yes=yes):
-        raise typer.Exit(FAILED)
+        raise typed.Exit(FAILED)
     remote_of().ask("DELETE", f"/connections/{_quoted(name)}")
     say("Deleted.")
 
 
 @trigger.command("reauthorize")
 def reauthorize_trigger(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A trigger that needs new tokens.")],
+    name: Annotated[str, typed.Argument(metavar="NAME", help="A trigger that needs new tokens.")],
     given: From = "-",
     output: Output = None,
 ) -> None:

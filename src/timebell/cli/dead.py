@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import Format
 from timebell.cli.schedule import Output, Yes, remote_of
 
-dead = typer.Typer(help="Dead letters: jobs that failed for good.", no_args_is_help=True, rich_markup_mode=None,
-                   add_completion=False)  # fmt: skip
-Topic = Annotated[str | None, typer.Option(help="Only of this topic.")]
-Code = Annotated[str | None, typer.Option("--error", help="Only with this error code.")]
-Schedule = Annotated[str | None, typer.Option(help="Only of this schedule, by name or id.")]
+dead = typed.Group("Dead letters: jobs that failed for good.")
+Topic = Annotated[str | None, typed.Option(help="Only of this topic.")]
+Code = Annotated[str | None, typed.Option("--error", help="Only with this error code.")]
+Schedule = Annotated[str | None, typed.Option(help="Only of this schedule, by name or id.")]
 
 
 def _filter(remote: Any, topic: str | None, error: str | None, schedule: str | None) -> dict[str, Any]:
@@ -27,9 +25,9 @@ def list_(
     error: Code = None,
     schedule: Schedule = None,
     group: Annotated[
-        str | None, typer.Option("--group-by", metavar="topic|error", help="Count them instead of listing each.")
+        str | None, typed.Option("--group-by", metavar="topic|error", help="Count them instead of listing each.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typed.Option(min=1, help="At most so many.")] = 50,
     output: Output = None,
 ) -> None:
     """List dead letters, newest first."""
@@ -52,7 +50,7 @@ def list_(
 
 
 @dead.command()
-def show(id_: Annotated[str, typer.Argument(metavar="JOB", help="Its id.")], output: Output = None) -> None:
+def show(id_: Annotated[str, typed.Argument(metavar="JOB", help="Its id.")], output: Output = None) -> None:
     """Show one with its attempts."""
     from timebell.cli.job_views import show_job
 
@@ -65,7 +63,7 @@ def replay(
     topic: Topic = None,
     error: Code = None,
     schedule: Schedule = None,
-    rate: Annotated[float | None, typer.Option(min=0.01, help="So many a second.  [default: at once]")] = None,
+    rate: Annotated[float | None, typed.Option(min=0.01, help="So many a second.  [default: at once]")] = None,
     yes: Yes = False,
     output: Output = None,
 ) -> None:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 
 from sqlalchemy import make_url, select, text
@@ -139,12 +140,19 @@ async def _inside(store: Store, chosen: Settings) -> list[Check]:
     if closed := await store.run(_closed, chosen.secret_key):
         checks.append(fail("secrets", "SECRETS_UNREADABLE", f"this node has no key to those of {', '.join(closed)}",
                            "Give it the TIMEBELL_SECRET_KEY that the other nodes have."))  # fmt: skip
+    if find_spec("cryptography") is None and await store.run(_secrets):
+        checks.append(fail("extra", "EXTRA_MISSING", "there are secrets, and the extra secrets is not installed",
+                           'Run: pip install "timebell[secrets]"'))  # fmt: skip
     return checks
 
 
 def _held_back(tx: Transaction) -> int:
     count = "SELECT count(*) FROM timebell_jobs WHERE hold IS NOT NULL AND hold = 'recover'"
     return int(tx.execute(text(count)).scalar_one())
+
+
+def _secrets(tx: Transaction) -> bool:
+    return tx.execute(select(data_keys.c.tenant_id).limit(1)).first() is not None
 
 
 def _closed(tx: Transaction, secret_key: str | None) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import Format
 from timebell.cli.schedule import (
     Condition,
@@ -22,27 +21,26 @@ from timebell.cli.schedule import (
     remote_of,
 )
 
-job = typer.Typer(help="Jobs: make, look, cancel, try again.", no_args_is_help=True, rich_markup_mode=None,
-                  add_completion=False)  # fmt: skip
-Id = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
-Status = Annotated[list[str] | None, typer.Option(help="Only these: pending, running, failed, ...")]
-At = Annotated[str | None, typer.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")]
+job = typed.Group("Jobs: make, look, cancel, try again.")
+Id = Annotated[str, typed.Argument(metavar="JOB", help="Its id.")]
+Status = Annotated[list[str] | None, typed.Option(help="Only these: pending, running, failed, ...")]
+At = Annotated[str | None, typed.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")]
 
 
 @job.command()
 def create(
-    topic: Annotated[str, typer.Argument(help="What it is about: mail.send.")],
+    topic: Annotated[str, typed.Argument(help="What it is about: mail.send.")],
     at: At = None,
     timezone: Zone = None,
     payload: Payload = None,
-    key: Annotated[str | None, typer.Option(help="At most one live job has it.")] = None,
+    key: Annotated[str | None, typed.Option(help="At most one live job has it.")] = None,
     on_conflict: Annotated[
-        str | None, typer.Option("--on-conflict", metavar="error|keep|replace", help="If one has it already.")
+        str | None, typed.Option("--on-conflict", metavar="error|keep|replace", help="If one has it already.")
     ] = None,
     request_id: Annotated[
-        str | None, typer.Option("--request-id", help="The same again makes no second job, ever.")
+        str | None, typed.Option("--request-id", help="The same again makes no second job, ever.")
     ] = None,
-    owner: Annotated[str | None, typer.Option(help="Whom it is for.")] = None,
+    owner: Annotated[str | None, typed.Option(help="Whom it is for.")] = None,
     retries: Retries = None,
     timeout: Timeout = None,
     queue: Queue = None,
@@ -50,7 +48,7 @@ def create(
     condition: Condition = None,
     unless: Unless = None,
     target: Target = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would send; make nothing.")] = False,
+    dry_run: Annotated[bool, typed.Option("--dry-run", help="Show what it would send; make nothing.")] = False,
     output: Output = None,
 ) -> None:
     """Make a job, due at a time or now."""
@@ -78,11 +76,11 @@ def create(
 @job.command("list")
 def list_(
     status: Status = None,
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Only of this owner.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Only of this schedule, by name or id.")] = None,
-    key: Annotated[str | None, typer.Option(help="Only with this key.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    topic: Annotated[str | None, typed.Option(help="Only of this topic.")] = None,
+    owner: Annotated[str | None, typed.Option(help="Only of this owner.")] = None,
+    schedule: Annotated[str | None, typed.Option(help="Only of this schedule, by name or id.")] = None,
+    key: Annotated[str | None, typed.Option(help="Only with this key.")] = None,
+    limit: Annotated[int, typed.Option(min=1, help="At most so many.")] = 50,
     output: Output = None,
 ) -> None:
     """List jobs, newest first."""
@@ -106,7 +104,7 @@ def show(id_: Id, output: Output = None) -> None:
 
 @job.command()
 def tail(
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    topic: Annotated[str | None, typed.Option(help="Only of this topic.")] = None,
     output: Output = None,
 ) -> None:
     """Print what becomes of jobs, as it happens, until Ctrl-C. With -o json: a line each."""
@@ -153,7 +151,7 @@ OUTCOMES = {
 @job.command()
 def reschedule(
     id_: Id,
-    at: Annotated[str, typer.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")],
+    at: Annotated[str, typed.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")],
     timezone: Zone = None,
     output: Output = None,
 ) -> None:
@@ -170,13 +168,13 @@ def _do(id_: str, verb: str, body: dict[str, Any] | None, output: Format | None)
 
 @job.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="One job a line, with the fields of POST /jobs.")],
-    past: Annotated[str, typer.Option(metavar="refuse|skip|now", help="What becomes of jobs in the past.")] = "refuse",
+    file: Annotated[Path, typed.Argument(help="One job a line, with the fields of POST /jobs.")],
+    past: Annotated[str, typed.Option(metavar="refuse|skip|now", help="What becomes of jobs in the past.")] = "refuse",
     timezone: Zone = None,
-    database: Annotated[str | None, typer.Option(metavar="URL", help="sqlite:///file or postgresql://...")] = None,
+    database: Annotated[str | None, typed.Option(metavar="URL", help="sqlite:///file or postgresql://...")] = None,
     output: Output = None,
 ) -> None:
     """Make jobs from a file of JSON lines, straight in the database. Safe to repeat: nothing is made twice."""
     from timebell.cli import job_import as importing
 
-    raise typer.Exit(importing.take(file, past, timezone, database, output))
+    raise typed.Exit(importing.take(file, past, timezone, database, output))

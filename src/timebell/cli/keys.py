@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import Format
 
-Output = Annotated[Format | None, typer.Option("--output", "-o", help="How to print.  [default: table]")]
+Output = Annotated[Format | None, typed.Option("--output", "-o", help="How to print.  [default: table]")]
 Database = Annotated[
-    str | None, typer.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name.")
+    str | None, typed.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name.")
 ]
-key = typer.Typer(help="API keys, on the database itself.", no_args_is_help=True, rich_markup_mode=None,
-                  add_completion=False)  # fmt: skip
-tenant = typer.Typer(help="Tenants, on the database itself.", no_args_is_help=True, rich_markup_mode=None,
-                     add_completion=False)  # fmt: skip
-Most = Annotated[int | None, typer.Option(min=0, metavar="N", help="At most so many; 0: no limit.")]
+key = typed.Group("API keys, on the database itself.")
+tenant = typed.Group("Tenants, on the database itself.")
+Most = Annotated[int | None, typed.Option(min=0, metavar="N", help="At most so many; 0: no limit.")]
 
 
 @key.command("create")
 def key_create(
-    name: Annotated[str, typer.Argument(help="Who will use it.")],
+    name: Annotated[str, typed.Argument(help="Who will use it.")],
     role: Annotated[
-        str, typer.Option(metavar="ROLE", help="viewer, operator, editor, admin, or platform: all tenants.")
+        str, typed.Option(metavar="ROLE", help="viewer, operator, editor, admin, or platform: all tenants.")
     ] = "viewer",
-    tenant: Annotated[str, typer.Option(help="Whose data it opens.")] = "default",
-    scope: Annotated[list[str] | None, typer.Option(help="Only this part of the API: schedules, jobs, ...")] = None,
-    network: Annotated[list[str] | None, typer.Option(metavar="CIDR", help="Only from there: 192.0.2.0/24.")] = None,
-    expires_in: Annotated[str | None, typer.Option(metavar="D", help="Only for so long: 90d.")] = None,
+    tenant: Annotated[str, typed.Option(help="Whose data it opens.")] = "default",
+    scope: Annotated[list[str] | None, typed.Option(help="Only this part of the API: schedules, jobs, ...")] = None,
+    network: Annotated[list[str] | None, typed.Option(metavar="CIDR", help="Only from there: 192.0.2.0/24.")] = None,
+    expires_in: Annotated[str | None, typed.Option(metavar="D", help="Only for so long: 90d.")] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -40,7 +37,7 @@ def key_create(
 
 @key.command("list")
 def key_list(
-    tenant: Annotated[str | None, typer.Option(help="Only of this tenant.")] = None,
+    tenant: Annotated[str | None, typed.Option(help="Only of this tenant.")] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -52,7 +49,7 @@ def key_list(
 
 @key.command("revoke")
 def key_revoke(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The id, which is the third part of a key.")],
+    id_: Annotated[str, typed.Argument(metavar="ID", help="The id, which is the third part of a key.")],
     database: Database = None,
 ) -> None:
     """Make a key useless for ever, within 5 s on every node."""
@@ -63,7 +60,7 @@ def key_revoke(
 
 @tenant.command("create")
 def tenant_create(
-    name: Annotated[str, typer.Argument()], database: Database = None, output: Output = None
+    name: Annotated[str, typed.Argument()], database: Database = None, output: Output = None
 ) -> None:  # fmt: skip
     """Make a tenant. It is no error if there is one."""
     from timebell.cli import keyring
@@ -81,7 +78,7 @@ def tenant_list(database: Database = None, output: Output = None) -> None:
 
 @tenant.command("quota")
 def tenant_quota(
-    name: Annotated[str, typer.Argument()],
+    name: Annotated[str, typed.Argument()],
     schedules: Most = None,
     pending_jobs: Most = None,
     payload_bytes_per_day: Most = None,
@@ -89,7 +86,7 @@ def tenant_quota(
     jobs_at_once: Most = None,
     starts_per_minute: Most = None,
     jobs_per_month: Most = None,
-    timezone: Annotated[str | None, typer.Option(metavar="ZONE", help="In which its months begin.")] = None,
+    timezone: Annotated[str | None, typed.Option(metavar="ZONE", help="In which its months begin.")] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:

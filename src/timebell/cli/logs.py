@@ -78,7 +78,7 @@ def configure(settings: Settings) -> None:
     handler.setFormatter(JsonLines(mask) if form == "json" else TextLines(mask))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     if settings.log_level != "debug":
-        for library in ("alembic", "asyncio", "httpx2"):
+        for library in ("alembic", "asyncio"):
             logging.getLogger(library).setLevel(logging.WARNING)
         # What fails in an answer, timebell.api logs, and in an alert timebell.alerts, without secrets.
         for library in ("uvicorn", "apprise"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 try:
-    import typer
+    from timebell.cli import typed
 except ModuleNotFoundError:  # the library alone is installed
     sys.exit('The command line needs more than the library: pip install "timebell[server]"')
 
@@ -34,39 +34,37 @@ HELP = """Things that must happen at a time: once, on time, in the right time zo
 Data goes to stdout, talk to stderr. Exit codes: 0 fine, 1 failed, 2 usage, 3 not found, 4 refused, 5 conflict,
 6 unreachable, 7 differences found, 130 interrupted. Settings: flag, TIMEBELL_* variable, timebell.toml, default."""
 
-# No markup and no pretty tracebacks: both would make every start wait for a library.
-STYLE = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
-root = typer.Typer(name="timebell", help=HELP, pretty_exceptions_enable=False, **STYLE)  # type: ignore[arg-type]
-db = typer.Typer(help="The tables: bring them up to date, or look.", **STYLE)  # type: ignore[arg-type]
-imports = typer.Typer(help="Take over what other schedulers have.", **STYLE)  # type: ignore[arg-type]
-root.add_typer(db, name="db")
-root.add_typer(imports, name="import")
-root.add_typer(schedule, name="schedule")
-root.add_typer(job, name="job")
-root.add_typer(dead, name="dead")
-root.add_typer(node, name="node")
-root.add_typer(config, name="config")
-root.add_typer(key, name="key")
-root.add_typer(tenant, name="tenant")
-root.add_typer(user, name="user")
-root.add_typer(target, name="target")
-root.add_typer(campaign, name="campaign")
-root.add_typer(secret, name="secret")
-root.add_typer(connection, name="connection")
-root.add_typer(source, name="source")
-root.add_typer(trigger, name="trigger")
-root.add_typer(observe, name="observe")
+root = typed.Group(HELP)
+db = typed.Group("The tables: bring them up to date, or look.")
+imports = typed.Group("Take over what other schedulers have.")
+root.add_command(db, "db")
+root.add_command(imports, "import")
+root.add_command(schedule, "schedule")
+root.add_command(job, "job")
+root.add_command(dead, "dead")
+root.add_command(node, "node")
+root.add_command(config, "config")
+root.add_command(key, "key")
+root.add_command(tenant, "tenant")
+root.add_command(user, "user")
+root.add_command(target, "target")
+root.add_command(campaign, "campaign")
+root.add_command(secret, "secret")
+root.add_command(connection, "connection")
+root.add_command(source, "source")
+root.add_command(trigger, "trigger")
+root.add_command(observe, "observe")
 for command in (apply_, export, calendar, api, recover, torture):
     root.command(command.__name__.rstrip("_"))(command)
 
-App = Annotated[str | None, typer.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")]
-Host = Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")]
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.  [default: 8700]")]
+App = Annotated[str | None, typed.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")]
+Host = Annotated[str | None, typed.Option(help="Address to listen on.  [default: 127.0.0.1]")]
+Port = Annotated[int | None, typed.Option(min=1, max=65535, help="Port to listen on.  [default: 8700]")]
 Database = Annotated[
-    str | None, typer.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name.")
+    str | None, typed.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name.")
 ]
-Output = Annotated[Format | None, typer.Option("--output", "-o", help="How to print.  [default: table]")]
-Zone = Annotated[str | None, typer.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")]
+Output = Annotated[Format | None, typed.Option("--output", "-o", help="How to print.  [default: table]")]
+Zone = Annotated[str | None, typed.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")]
 
 
 @root.command()
@@ -74,7 +72,7 @@ def dev(
     app: App = None,
     host: Host = None,
     port: Port = None,
-    reload: Annotated[bool, typer.Option(help="Start anew when a file of the app changes.")] = True,
+    reload: Annotated[bool, typed.Option(help="Start anew when a file of the app changes.")] = True,
 ) -> None:
     """Run all in one process and show each fire.
 
@@ -90,7 +88,7 @@ def run(
     app: App = None,
     roles: Annotated[
         str | None,
-        typer.Option(
+        typed.Option(
             metavar="LIST",
             help="Some of planner,worker,api,ui (default all). planner and worker go together so far;"
             " api is /livez and /readyz, ui is the dashboard.",
@@ -98,7 +96,7 @@ def run(
     ] = None,
     host: Host = None,
     port: Port = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is due any more.")] = False,
+    until_idle: Annotated[bool, typed.Option("--until-idle", help="End when nothing is due any more.")] = False,
 ) -> None:
     """Run a production process.
 
@@ -111,20 +109,20 @@ def run(
 
 @root.command("next")
 def next_(
-    expression: Annotated[str | None, typer.Argument(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')] = None,
+    expression: Annotated[str | None, typed.Argument(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')] = None,
     timezone: Zone = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=10_000, help="How many fires.")] = 5,
-    start: Annotated[str | None, typer.Option("--from", metavar="T", help="After this time.  [default: now]")] = None,
+    count: Annotated[int, typed.Option("--count", "-n", min=1, max=10_000, help="How many fires.")] = 5,
+    start: Annotated[str | None, typed.Option("--from", metavar="T", help="After this time.  [default: now]")] = None,
     every: Annotated[
-        str | None, typer.Option(metavar="D", help="An interval instead: PT90M, P1D, R/<anchor>/P1D.")
+        str | None, typed.Option(metavar="D", help="An interval instead: PT90M, P1D, R/<anchor>/P1D.")
     ] = None,
     rrule: Annotated[
-        str | None, typer.Option(metavar="RULE", help="An RRULE instead, or DTSTART, RRULE, EXDATE and RDATE lines.")
+        str | None, typed.Option(metavar="RULE", help="An RRULE instead, or DTSTART, RRULE, EXDATE and RDATE lines.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="last_end|last_start", help="Count the interval from each run instead.")
+        str | None, typed.Option(metavar="last_end|last_start", help="Count the interval from each run instead.")
     ] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Answer JSON lines {kind, spec, tz, start, count}.")] = False,
+    stdin: Annotated[bool, typed.Option("--stdin", help="Answer JSON lines {kind, spec, tz, start, count}.")] = False,
     output: Output = None,
 ) -> None:
     """Show what an expression means and when it fires.
@@ -141,13 +139,13 @@ def next_(
 
 @db.command("upgrade")
 def db_upgrade(
-    check: Annotated[bool, typer.Option("--check", help="Only look; exit 7 if an upgrade is needed.")] = False,
+    check: Annotated[bool, typed.Option("--check", help="Only look; exit 7 if an upgrade is needed.")] = False,
     database: Database = None,
 ) -> None:
     """Bring the tables up to this version. Safe to repeat."""
     from timebell.cli import database as tables
 
-    raise typer.Exit(tables.upgrade_tables(database, check=check))
+    raise typed.Exit(tables.upgrade_tables(database, check=check))
 
 
 @db.command("status")
@@ -155,14 +153,14 @@ def db_status(database: Database = None, output: Output = None) -> None:
     """Show the version of the tables and the one this release needs."""
     from timebell.cli import database as tables
 
-    raise typer.Exit(tables.show_status(database, output))
+    raise typed.Exit(tables.show_status(database, output))
 
 
 @db.command("zones")
 def db_zones(
     against: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Zone data of another release: what differs in the coming year."),
+        typed.Option(metavar="FOLDER", help="Zone data of another release: what differs in the coming year."),
     ] = None,
     database: Database = None,
     output: Output = None,
@@ -173,22 +171,22 @@ def db_zones(
     """
     from timebell.cli import zones
 
-    raise typer.Exit(zones.preview(database, against, output))
+    raise typed.Exit(zones.preview(database, against, output))
 
 
 @db.command("roles")
 def db_roles(
-    prefix: Annotated[str, typer.Option(metavar="NAME", help="What their names begin with.")] = "timebell",
+    prefix: Annotated[str, typed.Option(metavar="NAME", help="What their names begin with.")] = "timebell",
 ) -> None:
     """Print the SQL of roles with the least privileges (PostgreSQL): node, client, reader."""
     from timebell.cli import privileges
 
-    raise typer.Exit(privileges.print_roles(prefix))
+    raise typed.Exit(privileges.print_roles(prefix))
 
 
 @root.command("backup")
 def backup_(
-    file: Annotated[Path, typer.Argument(help="Where to put it; it must not exist.")],
+    file: Annotated[Path, typed.Argument(help="Where to put it; it must not exist.")],
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -198,13 +196,13 @@ def backup_(
     """
     from timebell.cli import backup
 
-    raise typer.Exit(backup.backup(file, database, output))
+    raise typed.Exit(backup.backup(file, database, output))
 
 
 @root.command("restore")
 def restore_(
-    file: Annotated[Path | None, typer.Argument(help="A backup; left out, the database has been restored.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    file: Annotated[Path | None, typed.Argument(help="A backup; left out, the database has been restored.")] = None,
+    yes: Annotated[bool, typed.Option("--yes", "-y", help="Do not ask.")] = False,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -215,7 +213,7 @@ def restore_(
     """
     from timebell.cli import backup
 
-    raise typer.Exit(backup.restore(file, database, output, yes=yes))
+    raise typed.Exit(backup.restore(file, database, output, yes=yes))
 
 
 @root.command()
@@ -223,13 +221,13 @@ def doctor(database: Database = None, output: Output = None) -> None:
     """Find what is set up wrongly: database, settings, machine; and what stands still."""
     from timebell.cli import doctor as doctors
 
-    raise typer.Exit(doctors.examine(database, output))
+    raise typed.Exit(doctors.examine(database, output))
 
 
 @root.command()
 def watch(
-    every: Annotated[float, typer.Option(min=0.5, max=10, metavar="SECONDS", help="How often to look.")] = 2.0,
-    fail: Annotated[bool, typer.Option("--fail", help="End with exit code 1 at the first alarm.")] = False,
+    every: Annotated[float, typed.Option(min=0.5, max=10, metavar="SECONDS", help="How often to look.")] = 2.0,
+    fail: Annotated[bool, typed.Option("--fail", help="End with exit code 1 at the first alarm.")] = False,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -240,15 +238,15 @@ def watch(
     """
     from timebell.cli import watch as watching
 
-    raise typer.Exit(watching.watch(database, every, output, fail=fail))
+    raise typed.Exit(watching.watch(database, every, output, fail=fail))
 
 
 @root.command("audit")
 def audit_(
-    start: Annotated[str, typer.Option("--from", metavar="T", help="Where it begins: 2027-03-14T07:00:00Z.")],
-    end: Annotated[str, typer.Option("--to", metavar="T", help="Where it ends.")],
-    schedule: Annotated[str | None, typer.Option(metavar="NAME", help="Only this one, by name or id.")] = None,
-    tenant: Annotated[str | None, typer.Option(metavar="T", help="Only of this tenant.  [default: all]")] = None,
+    start: Annotated[str, typed.Option("--from", metavar="T", help="Where it begins: 2027-03-14T07:00:00Z.")],
+    end: Annotated[str, typed.Option("--to", metavar="T", help="Where it ends.")],
+    schedule: Annotated[str | None, typed.Option(metavar="NAME", help="Only this one, by name or id.")] = None,
+    tenant: Annotated[str | None, typed.Option(metavar="T", help="Only of this tenant.  [default: all]")] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -258,30 +256,30 @@ def audit_(
     """
     from timebell.cli import audit
 
-    raise typer.Exit(audit.audit(start, end, schedule, tenant, database, output))
+    raise typed.Exit(audit.audit(start, end, schedule, tenant, database, output))
 
 
 @root.command("why")
 def why_(
-    schedule: Annotated[str, typer.Argument(help="Its name or id.")],
-    instant: Annotated[str, typer.Argument(help="The occurrence: 2027-03-14T07:00:00Z.")],
-    tenant: Annotated[str, typer.Option(metavar="T", help="Whose schedule it is.")] = "default",
+    schedule: Annotated[str, typed.Argument(help="Its name or id.")],
+    instant: Annotated[str, typed.Argument(help="The occurrence: 2027-03-14T07:00:00Z.")],
+    tenant: Annotated[str, typed.Option(metavar="T", help="Whose schedule it is.")] = "default",
     database: Database = None,
     output: Output = None,
 ) -> None:
     """Say what became of one occurrence, and why."""
     from timebell.cli import audit
 
-    raise typer.Exit(audit.why(schedule, instant, tenant, database, output))
+    raise typed.Exit(audit.why(schedule, instant, tenant, database, output))
 
 
 @imports.command("crontab")
 def import_crontab(
-    file: Annotated[Path | None, typer.Argument(help="A crontab, or - for stdin.  [default: crontab -l]")] = None,
+    file: Annotated[Path | None, typed.Argument(help="A crontab, or - for stdin.  [default: crontab -l]")] = None,
     timezone: Zone = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be made; write nothing.")] = False,
+    dry_run: Annotated[bool, typed.Option("--dry-run", help="Show what would be made; write nothing.")] = False,
     system: Annotated[
-        bool | None, typer.Option("--system/--user", help="With or without a user column.  [default: found out]")
+        bool | None, typed.Option("--system/--user", help="With or without a user column.  [default: found out]")
     ] = None,
     database: Database = None,
     output: Output = None,
@@ -289,16 +287,16 @@ def import_crontab(
     """Make a schedule of each entry of a crontab. Safe to repeat."""
     from timebell.cli import crontab_import
 
-    raise typer.Exit(crontab_import.take(file, timezone, database, output, system=system, dry_run=dry_run))
+    raise typed.Exit(crontab_import.take(file, timezone, database, output, system=system, dry_run=dry_run))
 
 
 @root.command("simulate")
 def simulate_(
-    file: Annotated[Path, typer.Argument(help="YAML: schedules as for apply, jobs, and what goes wrong.")],
-    start: Annotated[str, typer.Option("--from", metavar="T", help="When it begins.")],
-    end: Annotated[str, typer.Option("--to", metavar="T", help="When it ends.")],
-    outage: Annotated[list[str] | None, typer.Option(metavar="T/T", help="All nodes are down then.")] = None,
-    late: Annotated[str | None, typer.Option(metavar="D", help="Later starts are listed.  [default: 60s]")] = None,
+    file: Annotated[Path, typed.Argument(help="YAML: schedules as for apply, jobs, and what goes wrong.")],
+    start: Annotated[str, typed.Option("--from", metavar="T", help="When it begins.")],
+    end: Annotated[str, typed.Option("--to", metavar="T", help="When it ends.")],
+    outage: Annotated[list[str] | None, typed.Option(metavar="T/T", help="All nodes are down then.")] = None,
+    late: Annotated[str | None, typed.Option(metavar="D", help="Later starts are listed.  [default: 60s]")] = None,
     timezone: Zone = None,
     output: Output = None,
 ) -> None:
@@ -308,22 +306,24 @@ def simulate_(
     """
     from timebell.cli import simulate
 
-    raise typer.Exit(simulate.simulate(file, start, end, outage or [], late, output, timezone))
+    raise typed.Exit(simulate.simulate(file, start, end, outage or [], late, output, timezone))
 
 
 @root.command()
 def completion(
-    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Yours.")],
+    shell: Annotated[str, typed.Argument(metavar="bash|zsh|fish", help="Yours.")],
 ) -> None:
     """Print the script that completes commands and flags: source <(timebell completion bash)."""
-    from typer._completion_shared import get_completion_script
+    from click.shell_completion import get_completion_class
 
     from timebell.cli.output import show
     from timebell.errors import InvalidInput
 
     if shell not in ("bash", "zsh", "fish"):
         raise InvalidInput(f"There is no completion for {shell!r:.40}.", code="SHELL_UNKNOWN", fix="bash, zsh or fish.")
-    show(get_completion_script(prog_name="timebell", complete_var="_TIMEBELL_COMPLETE", shell=shell))
+    made = get_completion_class(shell)
+    assert made is not None
+    show(made(root, {}, "timebell", "_TIMEBELL_COMPLETE").source())
 
 
 @root.command()
@@ -344,12 +344,8 @@ def version(output: Output = None) -> None:
 
 def main() -> None:
     """The program: errors of users become two lines and an exit code."""
-    if "_TIMEBELL_COMPLETE" in os.environ:  # a shell asks what could come next
-        from typer._completion_classes import completion_init
-
-        completion_init()
     try:
-        root(prog_name="timebell")
+        typed.run(root, "timebell")
     except TimebellError as error:
         complain(error)
         sys.exit(exit_code(error))

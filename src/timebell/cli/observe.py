@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import show
 
-observe = typer.Typer(
-    help="What comes along for Prometheus and Grafana.", no_args_is_help=True, rich_markup_mode=None,
-    add_completion=False,
-)  # fmt: skip
+observe = typed.Group("What comes along for Prometheus and Grafana.")
 
 
 @observe.command()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import Format, emit, show
 from timebell.cli.schedule import Output, remote_of
 
-node = typer.Typer(help="Nodes: the processes that run.", no_args_is_help=True, rich_markup_mode=None,
-                   add_completion=False)  # fmt: skip
-config = typer.Typer(help="Settings.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+node = typed.Group("Nodes: the processes that run.")
+config = typed.Group("Settings.")
 
 
 @node.command("list")
@@ -29,7 +27,7 @@ def node_list(output: Output = None) -> None:
 
 
 @node.command("drain")
-def node_drain(named: Annotated[str, typer.Argument(metavar="NODE", help="Its name or id.")]) -> None:
+def node_drain(named: Annotated[str, typed.Argument(metavar="NODE", help="Its name or id.")]) -> None:
     """Ask a node to finish what runs there, and leave. Within a heartbeat it claims nothing more."""
     from timebell.cli.output import say
     from timebell.errors import NotFound
@@ -44,10 +42,10 @@ def node_drain(named: Annotated[str, typer.Argument(metavar="NODE", help="Its na
 
 
 def calendar(
-    days: Annotated[int, typer.Option(min=1, max=366, help="So many days from now.")] = 7,
-    ics: Annotated[bool, typer.Option("--ics", help="As iCalendar, for a calendar program.")] = False,
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many of a schedule.")] = 100,
+    days: Annotated[int, typed.Option(min=1, max=366, help="So many days from now.")] = 7,
+    ics: Annotated[bool, typed.Option("--ics", help="As iCalendar, for a calendar program.")] = False,
+    topic: Annotated[str | None, typed.Option(help="Only of this topic.")] = None,
+    limit: Annotated[int, typed.Option(min=1, max=1000, help="At most so many of a schedule.")] = 100,
     output: Output = None,
 ) -> None:
     """Show what fires in the coming days, across all schedules."""
@@ -80,7 +78,7 @@ def calendar(
 
 @config.command("show")
 def config_show(
-    origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from.")] = False,
+    origin: Annotated[bool, typed.Option("--origin", help="Where each value comes from.")] = False,
     output: Output = None,
 ) -> None:
     """Show the settings; secrets are not shown."""
@@ -97,10 +95,10 @@ def config_show(
 
 
 def api(
-    method: Annotated[str, typer.Argument(help="GET, POST, ...")],
-    path: Annotated[str, typer.Argument(help="Under /api/v1: /schedules?limit=2")],
-    data: Annotated[str | None, typer.Option("--data", "-d", metavar="JSON", help="The body; @file reads it.")] = None,
-    match: Annotated[str | None, typer.Option("--if-match", help="The ETag of what is changed.")] = None,
+    method: Annotated[str, typed.Argument(help="GET, POST, ...")],
+    path: Annotated[str, typed.Argument(help="Under /api/v1: /schedules?limit=2")],
+    data: Annotated[str | None, typed.Option("--data", "-d", metavar="JSON", help="The body; @file reads it.")] = None,
+    match: Annotated[str | None, typed.Option("--if-match", help="The ETag of what is changed.")] = None,
 ) -> None:
     """Call the API with your key, and print the answer."""
     from timebell.cli.asking import json_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import FAILED, Format, emit_one, say
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def watched(remote: Remote, operation: dict[str, Any]) -> None:
     else:
         say(line(operation))
     if operation["state"] == "failed":
-        raise typer.Exit(FAILED)
+        raise typed.Exit(FAILED)
 
 
 def line(operation: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from timebell.cli.output import say
 from timebell.clock import Clock
@@ -16,11 +15,11 @@ EVERY = 10.0
 @contextmanager
 def progress(title: str, total: int, clock: Clock) -> Iterator[Callable[[int, int, int], None]]:
     """Yields `advance(done, lines, refused)`: how much of `total` is done, and what that was."""
+    began = told = clock.monotonic()
     if sys.stderr.isatty():
-        with _bar(title, total) as advance:
+        with _bar(title, total, lambda: clock.monotonic() - began) as advance:
             yield advance
         return
-    began = told = clock.monotonic()
 
     def line(done: int, lines: int, refused: int) -> None:
         nonlocal told
@@ -34,23 +33,18 @@ def progress(title: str, total: int, clock: Clock) -> Iterator[Callable[[int, in
 
 
 @contextmanager
-def _bar(title: str, total: int) -> Iterator[Callable[[int, int, int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.text import Text
+def _bar(title: str, total: int, elapsed: Callable[[], float]) -> Iterator[Callable[[int, int, int], None]]:
+    import click
 
-    class Rate(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            return Text(f"{task.fields['lines'] / (task.elapsed or 1):,.0f}/s")
+    def said(counts: tuple[int, int] | None) -> str | None:
+        if counts is None:
+            return None
+        lines, refused = counts
+        return f"{lines:,} lines  {lines / (elapsed() or 1):,.0f}/s  {refused:,} refused"
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[lines]:,} lines"),
-        Rate(), TimeRemainingColumn(), TextColumn("{task.fields[refused]:,} refused"),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=total or None, lines=0, refused=0)
+    with click.progressbar(length=total, label=title, file=sys.stderr, item_show_func=said) as bar:
 
         def advance(done: int, lines: int, refused: int) -> None:
-            bar.update(task, completed=done, lines=lines, refused=refused)
+            bar.update(done - bar.pos, (lines, refused))
 
         yield advance

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import Format, emit_one, say
 from timebell.cli.schedule import Output, Yes, remote_of
 
 
 def recover(
-    schedule: Annotated[str | None, typer.Argument(help="Only this one, by name or id.")] = None,
-    release: Annotated[bool, typer.Option("--release", help="Let what waits run.")] = False,
-    discard: Annotated[bool, typer.Option("--discard", help="Cancel what waits.")] = False,
+    schedule: Annotated[str | None, typed.Argument(help="Only this one, by name or id.")] = None,
+    release: Annotated[bool, typed.Option("--release", help="Let what waits run.")] = False,
+    discard: Annotated[bool, typed.Option("--discard", help="Cancel what waits.")] = False,
     yes: Yes = False,
     output: Output = None,
 ) -> None:
@@ -21,7 +20,7 @@ def recover(
     from timebell.cli.asking import confirmed, listed, sooner
 
     if release and discard:
-        raise typer.BadParameter("--release and --discard are two answers: give one of them.")
+        raise typed.BadParameter("--release and --discard are two answers: give one of them.")
     remote = remote_of(output)
     form = remote.settings.output
     id_ = None if schedule is None else remote.schedule(schedule)["id"]

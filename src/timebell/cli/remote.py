@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID, uuid4
-
-import httpx2
 
 from timebell.errors import (
     Conflict,
@@ -32,16 +34,12 @@ class Remote:
 
     def __init__(self, chosen: Settings | None = None) -> None:
         self.settings = chosen or load()
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": "application/json", "User-Agent": "timebell", "Connection": "close"}
         if self.settings.api_key:
             headers["Authorization"] = f"Bearer {self.settings.api_key}"
         if self.settings.tenant:
             headers["Timebell-Tenant"] = self.settings.tenant
         self._headers = headers
-        self._base = self.settings.url.rstrip("/") + "/api/v1"
-
-    def _client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self._base, headers=self._headers, timeout=PATIENCE, trust_env=False)
 
     def ask(
         self,
@@ -58,27 +56,75 @@ class Remote:
         headers = {} if match is None else {"If-Match": match}
         if method == "POST":
             headers["Idempotency-Key"] = str(uuid4())
-        given = {name: value for name, value in (params or {}).items() if value is not None}
         for last in (False, True):
-            try:
-                with self._client() as client:
-                    sent = {} if body is None else {"json": body}
-                    return read(client.request(method, path, params=given, headers=headers, **sent))
-            except httpx2.HTTPError as failed:
-                if last or method == "PATCH" or isinstance(failed, httpx2.ConnectError | httpx2.TimeoutException):
-                    raise self._unreachable(failed) from failed
+            with self._connected() as connection:
+                try:
+                    response = self._request(connection, method, path, body, params, headers)
+                    said = response.read()
+                except (OSError, HTTPException, ValueError) as failed:
+                    if last or method == "PATCH" or isinstance(failed, TimeoutError | ValueError):
+                        raise self._unreachable(failed) from failed
+                else:
+                    return read(response.status, said)
         raise AssertionError
 
     def lines(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[str]:
         """The lines of an answer that does not end."""
+        with self._connected() as connection:
+            try:
+                sock = connection.sock  # an answer that ends with its connection takes it over
+                response = self._request(connection, "GET", path, None, params, {})
+                if response.status != 200:
+                    read(response.status, response.read())
+                sock.settimeout(None)
+                for line in response:
+                    yield line.decode().rstrip("\r\n")
+            except (OSError, HTTPException, ValueError) as failed:
+                raise self._unreachable(failed) from failed
+
+    @contextmanager
+    def _connected(self) -> Iterator[HTTPConnection]:
+        """A connection. Raises ServerUnreachable."""
         try:
-            with self._client() as client, client.stream("GET", path, params=params, timeout=None) as response:
-                if response.is_error:
-                    response.read()
-                    read(response)
-                yield from response.iter_lines()
-        except httpx2.HTTPError as failed:
+            connection = self._connection()
+            connection.connect()
+        except (OSError, ValueError, HTTPException) as failed:
             raise self._unreachable(failed) from failed
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _connection(self) -> HTTPConnection:
+        at = urlsplit(self.settings.url)
+        if at.hostname and at.scheme == "http":
+            return HTTPConnection(at.hostname, at.port or 80, timeout=PATIENCE)
+        if at.hostname and at.scheme == "https":
+            from timebell.wire import trusted
+
+            return HTTPSConnection(at.hostname, at.port or 443, timeout=PATIENCE, context=trusted())
+        raise ValueError("it is no address of http or https")
+
+    def _request(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        path: str,
+        body: Any,
+        params: Mapping[str, Any] | None,
+        headers: Mapping[str, str],
+    ) -> HTTPResponse:
+        given = [(name, value if isinstance(value, str) else json.dumps(value))
+                 for name, values in (params or {}).items() if values is not None
+                 for value in (values if isinstance(values, list) else [values])]  # fmt: skip
+        base = urlsplit(self.settings.url).path.rstrip("/")
+        target = quote(f"{base}/api/v1{path}", safe="%/:?[]@!$&'()*+,;=")  # RFC 3986
+        if given:
+            target += f"{'&' if '?' in path else '?'}{urlencode(given)}"
+        sent = None if body is None else json.dumps(body).encode()
+        kind = {} if sent is None else {"Content-Type": "application/json"}
+        connection.request(method, target, sent, self._headers | kind | dict(headers))
+        return connection.getresponse()
 
     def pages(
         self, path: str, params: Mapping[str, Any] | None = None, most: int | None = None
@@ -123,16 +169,16 @@ class Remote:
         )
 
 
-def read(response: httpx2.Response) -> Any:
+def read(status: int, body: bytes) -> Any:
     """The body of an answer, or the error that it is."""
-    if not response.is_error:
-        return response.json() if response.content else None
     try:
-        said = response.json()
+        said: Any = json.loads(body) if body else None
+        if 200 <= status < 300:
+            return said
         message, code = str(said["detail"]), str(said["code"])
     except (ValueError, KeyError, TypeError):
         raise ServerError(
-            f"The server answered {response.status_code}, and not as Timebell does.", fix="Check TIMEBELL_URL."
+            f"The server answered {status}, and not as Timebell does.", fix="Check TIMEBELL_URL."
         ) from None
-    kind = KINDS.get(response.status_code, ServerError)
+    kind = KINDS.get(status, ServerError)
     raise kind(message, code=code, fix=said.get("fix", ""))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import Format
 
 if TYPE_CHECKING:
     from timebell.cli.remote import Remote
 
-schedule = typer.Typer(
-    help="Schedules: make, look, steer.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
-Output = Annotated[Format | None, typer.Option("--output", "-o", help="How to print.  [default: table]")]
+schedule = typed.Group("Schedules: make, look, steer.")
+Output = Annotated[Format | None, typed.Option("--output", "-o", help="How to print.  [default: table]")]
 
 
 def _names(incomplete: str) -> list[str]:
@@ -28,30 +25,30 @@ def _names(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-Named = Annotated[str, typer.Argument(metavar="SCHEDULE", help="Its name or id.", autocompletion=_names)]
-Zone = Annotated[str | None, typer.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")]
-Cron = Annotated[str | None, typer.Option(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')]
-Every = Annotated[str | None, typer.Option(metavar="D", help="An interval: PT90M, P1D.")]
-Rrule = Annotated[str | None, typer.Option(metavar="RULE", help="An RRULE.")]
-Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="What its jobs are about: reports.build.")]
-Payload = Annotated[str | None, typer.Option(metavar="JSON", help="Given to each job; @file reads it from there.")]
-Overlap = Annotated[str | None, typer.Option(metavar="skip|queue|cancel_previous|allow", help="While one still runs.")]
-CatchUp = Annotated[str | None, typer.Option("--catch-up", metavar="latest|all|skip", help="What was missed.")]
-Retries = Annotated[int | None, typer.Option(help="Tries after the first.")]
-Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Of one try.")]
-Queue = Annotated[str | None, typer.Option(help="The queue of its jobs.")]
-Priority = Annotated[int | None, typer.Option(help="The lower, the sooner.")]
+Named = Annotated[str, typed.Argument(metavar="SCHEDULE", help="Its name or id.", offer=_names)]
+Zone = Annotated[str | None, typed.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")]
+Cron = Annotated[str | None, typed.Option(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')]
+Every = Annotated[str | None, typed.Option(metavar="D", help="An interval: PT90M, P1D.")]
+Rrule = Annotated[str | None, typed.Option(metavar="RULE", help="An RRULE.")]
+Topic = Annotated[str | None, typed.Option(metavar="TOPIC", help="What its jobs are about: reports.build.")]
+Payload = Annotated[str | None, typed.Option(metavar="JSON", help="Given to each job; @file reads it from there.")]
+Overlap = Annotated[str | None, typed.Option(metavar="skip|queue|cancel_previous|allow", help="While one still runs.")]
+CatchUp = Annotated[str | None, typed.Option("--catch-up", metavar="latest|all|skip", help="What was missed.")]
+Retries = Annotated[int | None, typed.Option(help="Tries after the first.")]
+Timeout = Annotated[float | None, typed.Option(metavar="SECONDS", help="Of one try.")]
+Queue = Annotated[str | None, typed.Option(help="The queue of its jobs.")]
+Priority = Annotated[int | None, typed.Option(help="The lower, the sooner.")]
 Condition = Annotated[
-    str | None, typer.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
+    str | None, typed.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
 ]
 Unless = Annotated[
-    str | None, typer.Option(metavar="JSON", help='Not if this finds something: {"source": ..., "query": ...}.')
+    str | None, typed.Option(metavar="JSON", help='Not if this finds something: {"source": ..., "query": ...}.')
 ]
-Target = Annotated[str | None, typer.Option(metavar="NAME|URL|JSON", help="Where jobs go, if not to handlers.")]
-Calendar = Annotated[str | None, typer.Option(help="Business days: the name of a calendar.")]
-Label = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given several times.")]
-Description = Annotated[str | None, typer.Option(help="What people should know.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Target = Annotated[str | None, typed.Option(metavar="NAME|URL|JSON", help="Where jobs go, if not to handlers.")]
+Calendar = Annotated[str | None, typed.Option(help="Business days: the name of a calendar.")]
+Label = Annotated[list[str] | None, typed.Option(metavar="NAME=VALUE", help="May be given several times.")]
+Description = Annotated[str | None, typed.Option(help="What people should know.")]
+Yes = Annotated[bool, typed.Option("--yes", "-y", help="Do not ask.")]
 
 
 def remote_of(output: Format | None = None) -> Remote:
@@ -99,7 +96,7 @@ def _body(**given: Any) -> dict[str, Any]:
 
 @schedule.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Unique in the tenant.")],
+    name: Annotated[str, typed.Argument(help="Unique in the tenant.")],
     topic: Topic = None,
     cron: Cron = None,
     every: Every = None,
@@ -118,8 +115,8 @@ def create(
     calendar: Calendar = None,
     label: Label = None,
     description: Description = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Make it, but fire nothing yet.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do; make nothing.")] = False,
+    paused: Annotated[bool, typed.Option("--paused", help="Make it, but fire nothing yet.")] = False,
+    dry_run: Annotated[bool, typed.Option("--dry-run", help="Show what it would do; make nothing.")] = False,
     output: Output = None,
 ) -> None:
     """Make a schedule."""
@@ -142,10 +139,10 @@ def create(
 
 @schedule.command("list")
 def list_(
-    enabled: Annotated[bool | None, typer.Option("--enabled/--paused", help="Only those.")] = None,
+    enabled: Annotated[bool | None, typed.Option("--enabled/--paused", help="Only those.")] = None,
     topic: Topic = None,
     label: Label = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, typed.Option(min=1, help="At most so many.")] = None,
     output: Output = None,
 ) -> None:
     """List schedules, newest first."""
@@ -189,7 +186,7 @@ def edit(
     calendar: Calendar = None,
     label: Label = None,
     description: Description = None,
-    revision: Annotated[int | None, typer.Option(help="Only if it is still at this one.  [default: as it is]")] = None,
+    revision: Annotated[int | None, typed.Option(help="Only if it is still at this one.  [default: as it is]")] = None,
     output: Output = None,
 ) -> None:
     """Change some of a schedule. An edit fires nothing and loses nothing."""
@@ -213,7 +210,7 @@ def edit(
 @schedule.command()
 def pause(
     named: Named,
-    reason: Annotated[str | None, typer.Option("--reason", "-r", help="For those who ask later.")] = None,
+    reason: Annotated[str | None, typed.Option("--reason", "-r", help="For those who ask later.")] = None,
     output: Output = None,
 ) -> None:
     """Fire nothing until it is resumed."""
@@ -224,7 +221,7 @@ def pause(
 def resume(
     named: Named,
     catch_up: Annotated[
-        bool, typer.Option("--catch-up", help="Let its catch-up decide on what fell into the pause.")
+        bool, typed.Option("--catch-up", help="Let its catch-up decide on what fell into the pause.")
     ] = False,
     output: Output = None,
 ) -> None:
@@ -258,10 +255,10 @@ def trigger(named: Named, output: Output = None) -> None:
 @schedule.command()
 def backfill(
     named: Named,
-    start: Annotated[str, typer.Option("--from", metavar="T", help="From this time, local in its zone or with Z.")],
-    end: Annotated[str, typer.Option("--to", metavar="T", help="Up to this time.")],
+    start: Annotated[str, typed.Option("--from", metavar="T", help="From this time, local in its zone or with Z.")],
+    end: Annotated[str, typed.Option("--to", metavar="T", help="Up to this time.")],
     overlap: Overlap = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run.")] = False,
+    dry_run: Annotated[bool, typed.Option("--dry-run", help="Only say what would run.")] = False,
     yes: Yes = False,
     output: Output = None,
 ) -> None:
@@ -288,9 +285,9 @@ def backfill(
 @schedule.command()
 def history(
     named: Named,
-    status: Annotated[list[str] | None, typer.Option(help="Only these: failed, skipped, ...")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
-    revisions: Annotated[bool, typer.Option("--revisions", help="Its revisions instead of its runs.")] = False,
+    status: Annotated[list[str] | None, typed.Option(help="Only these: failed, skipped, ...")] = None,
+    limit: Annotated[int, typed.Option(min=1, help="At most so many.")] = 20,
+    revisions: Annotated[bool, typed.Option("--revisions", help="Its revisions instead of its runs.")] = False,
     output: Output = None,
 ) -> None:
     """Show its runs, newest first."""
@@ -309,7 +306,7 @@ def history(
 @schedule.command()
 def revert(
     named: Named,
-    revision: Annotated[int, typer.Argument(help="As shown by history --revisions.")],
+    revision: Annotated[int, typed.Argument(help="As shown by history --revisions.")],
     output: Output = None,
 ) -> None:
     """Make it again what it was at a revision."""

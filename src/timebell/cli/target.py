@@ -5,32 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import Output, Yes, remote_of
 
-target = typer.Typer(
-    help="Targets: where jobs go, under a name.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
-secret = typer.Typer(
-    help="Secrets that targets need: kept encrypted, never shown.", no_args_is_help=True, rich_markup_mode=None,
-    add_completion=False,
-)  # fmt: skip
-Named = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
-File = Annotated[str | None, typer.Option(metavar="FILE", help="Sign with the whsec_... in it; - for stdin.")]
+target = typed.Group("Targets: where jobs go, under a name.")
+secret = typed.Group("Secrets that targets need: kept encrypted, never shown.")
+Named = Annotated[str, typed.Argument(metavar="NAME", help="Its name.")]
+File = Annotated[str | None, typed.Option(metavar="FILE", help="Sign with the whsec_... in it; - for stdin.")]
 
 
 @target.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What jobs and schedules will call it.")],
-    where: Annotated[str, typer.Argument(metavar="URL|JSON", help='A URL, or {"kind": ..., options}; @file.')],
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Sent along; several.")] = None,
+    name: Annotated[str, typed.Argument(metavar="NAME", help="What jobs and schedules will call it.")],
+    where: Annotated[str, typed.Argument(metavar="URL|JSON", help='A URL, or {"kind": ..., options}; @file.')],
+    header: Annotated[list[str] | None, typed.Option(metavar="NAME=VALUE", help="Sent along; several.")] = None,
     secret_header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=SECRET", help="The same, with the value of a secret.")
+        list[str] | None, typed.Option(metavar="NAME=SECRET", help="The same, with the value of a secret.")
     ] = None,
     signing_secret: File = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Change the one that there is.")] = False,
+    replace: Annotated[bool, typed.Option("--replace", help="Change the one that there is.")] = False,
     output: Output = None,
 ) -> None:
     """Make a target. A signing secret is made too, and printed this once."""
@@ -82,13 +76,13 @@ def try_(name: Named, output: Output = None) -> None:
     else:
         _show_test(name, found)
     if not found["delivered"]:
-        raise typer.Exit(FAILED)
+        raise typed.Exit(FAILED)
 
 
 @target.command("rotate-secret")
 def rotate_secret(
     name: Named,
-    overlap: Annotated[str, typer.Option(metavar="D", help="For so long the old one signs too, or 0.")] = "24h",
+    overlap: Annotated[str, typed.Option(metavar="D", help="For so long the old one signs too, or 0.")] = "24h",
     signing_secret: File = None,
     output: Output = None,
 ) -> None:
@@ -122,7 +116,7 @@ def delete(name: Named, yes: Yes = False) -> None:
     from timebell.cli.output import say
 
     if not confirmed(f"Delete the target {name}?", yes=yes):
-        raise typer.Exit(FAILED)
+        raise typed.Exit(FAILED)
     remote_of().ask("DELETE", f"/targets/{_quoted(name)}")
     say("Deleted.")
 
@@ -130,7 +124,7 @@ def delete(name: Named, yes: Yes = False) -> None:
 @secret.command("set")
 def secret_set(
     name: Named,
-    value: Annotated[str, typer.Option("--from", metavar="FILE", help="File with the value; - for stdin.")] = "-",
+    value: Annotated[str, typed.Option("--from", metavar="FILE", help="File with the value; - for stdin.")] = "-",
     output: Output = None,
 ) -> None:
     """Keep a value under a name, or another one in its place. Reads it from stdin, without the line's end."""
@@ -165,7 +159,7 @@ def secret_delete(name: Named, yes: Yes = False) -> None:
     from timebell.cli.output import say
 
     if not confirmed(f"Delete the secret {name}?", yes=yes):
-        raise typer.Exit(FAILED)
+        raise typed.Exit(FAILED)
     remote_of().ask("DELETE", f"/secrets/{_quoted(name)}")
     say("Deleted.")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import (
     Condition,
@@ -22,36 +21,31 @@ from timebell.cli.schedule import (
     remote_of,
 )
 
-trigger = typer.Typer(
-    help="Triggers: fire at a column of somebody else's rows.", no_args_is_help=True, rich_markup_mode=None,
-    add_completion=False,
-)  # fmt: skip
-source = typer.Typer(
-    help="Sources: where dated rows are.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
-Named = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
+trigger = typed.Group("Triggers: fire at a column of somebody else's rows.")
+source = typed.Group("Sources: where dated rows are.")
+Named = Annotated[str, typed.Argument(metavar="NAME", help="Its name.")]
 
 
 @trigger.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called.")],
-    of: Annotated[str, typer.Option("--source", metavar="NAME", help="Where the rows are.")],
-    column: Annotated[str, typer.Option(metavar="FIELD", help="The instant it fires at.")],
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="What its jobs are about.")],
-    offset: Annotated[list[str] | None, typer.Option(metavar="-15m|0|+1d", help="From the column; several.")] = None,
+    name: Annotated[str, typed.Argument(metavar="NAME", help="What it is called.")],
+    of: Annotated[str, typed.Option("--source", metavar="NAME", help="Where the rows are.")],
+    column: Annotated[str, typed.Option(metavar="FIELD", help="The instant it fires at.")],
+    topic: Annotated[str, typed.Option(metavar="TOPIC", help="What its jobs are about.")],
+    offset: Annotated[list[str] | None, typed.Option(metavar="-15m|0|+1d", help="From the column; several.")] = None,
     timezone: Zone = None,
-    recipients: Annotated[str | None, typer.Option(metavar="FIELD", help="Whom it is for: one job a person.")] = None,
+    recipients: Annotated[str | None, typed.Option(metavar="FIELD", help="Whom it is for: one job a person.")] = None,
     condition: Condition = None,
-    unless: Annotated[str | None, typer.Option(metavar="SQL", help="Not if this query finds something.")] = None,
-    grace: Annotated[float | None, typer.Option(metavar="SECONDS", help="So late it still fires.")] = None,
+    unless: Annotated[str | None, typed.Option(metavar="SQL", help="Not if this query finds something.")] = None,
+    grace: Annotated[float | None, typed.Option(metavar="SECONDS", help="So late it still fires.")] = None,
     payload: Payload = None,
     target: Target = None,
     retries: Retries = None,
     timeout: Timeout = None,
     queue: Queue = None,
     priority: Priority = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Change the one that there is.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not watch the scan.")] = False,
+    replace: Annotated[bool, typed.Option("--replace", help="Change the one that there is.")] = False,
+    no_wait: Annotated[bool, typed.Option("--no-wait", help="Do not watch the scan.")] = False,
     output: Output = None,
 ) -> None:
     """Make a trigger, and plan for the rows that are there."""
@@ -99,7 +93,7 @@ def show(name: Named, output: Output = None) -> None:
 @trigger.command()
 def scan(
     name: Named,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not watch it.")] = False,
+    no_wait: Annotated[bool, typed.Option("--no-wait", help="Do not watch it.")] = False,
     output: Output = None,
 ) -> None:
     """Go through every row once more, and plan what is missing."""
@@ -110,7 +104,7 @@ def scan(
 
 
 @trigger.command()
-def install(name: Annotated[str, typer.Argument(metavar="SOURCE", help="A source that is a table.")]) -> None:
+def install(name: Annotated[str, typed.Argument(metavar="SOURCE", help="A source that is a table.")]) -> None:
     """Print the SQL with which the table of a source says what changes: review it, then run it."""
     from timebell.cli.output import show as line
     from timebell.model.target import secret_of
@@ -126,7 +120,7 @@ def install(name: Annotated[str, typer.Argument(metavar="SOURCE", help="A source
 @trigger.command()
 def pause(
     name: Named,
-    reason: Annotated[str | None, typer.Option(help="Why.")] = None,
+    reason: Annotated[str | None, typed.Option(help="Why.")] = None,
     output: Output = None,
 ) -> None:
     """Fire nothing: what becomes due is skipped until it is resumed."""
@@ -148,17 +142,17 @@ def delete(name: Named, yes: Yes = False, output: Output = None) -> None:
     from timebell.cli.asking import confirmed
 
     if not confirmed(f"Delete the trigger {name}, and cancel its jobs?", yes=yes):
-        raise typer.Exit(FAILED)
+        raise typed.Exit(FAILED)
     remote = remote_of(output)
     _watch(remote, remote.ask("DELETE", f"/triggers/{_quoted(name)}"))
 
 
 @source.command()
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What triggers will call it.")],
-    kind: Annotated[str, typer.Option(metavar="webhook|sql|monday", help="How its rows come here.")] = "webhook",
-    options: Annotated[str | None, typer.Option(metavar="JSON", help="Of kind sql: url, table, ...; @file.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Change the one that there is.")] = False,
+    name: Annotated[str, typed.Argument(metavar="NAME", help="What triggers will call it.")],
+    kind: Annotated[str, typed.Option(metavar="webhook|sql|monday", help="How its rows come here.")] = "webhook",
+    options: Annotated[str | None, typed.Option(metavar="JSON", help="Of kind sql: url, table, ...; @file.")] = None,
+    replace: Annotated[bool, typed.Option("--replace", help="Change the one that there is.")] = False,
     output: Output = None,
 ) -> None:
     """Make a source: a database that is read, or systems say at its hook what has changed."""
@@ -212,7 +206,7 @@ def delete_source(name: Named, yes: Yes = False) -> None:
     from timebell.cli.output import say
 
     if not confirmed(f"Delete the source {name}?", yes=yes):
-        raise typer.Exit(FAILED)
+        raise typed.Exit(FAILED)
     remote_of().ask("DELETE", f"/sources/{_quoted(name)}")
     say("Deleted.")
 

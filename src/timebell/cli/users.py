@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from timebell.cli import typed
 from timebell.cli.keys import Database, Output
 
-user = typer.Typer(help="Who signs in to the dashboard, on the database itself.", no_args_is_help=True,
-                   rich_markup_mode=None, add_completion=False)  # fmt: skip
-Name = Annotated[str, typer.Argument(help="The name to sign in with.")]
+user = typed.Group("Who signs in to the dashboard, on the database itself.")
+Name = Annotated[str, typed.Argument(help="The name to sign in with.")]
 
 
 @user.command("create")
 def user_create(
     name: Name,
     role: Annotated[
-        str, typer.Option(metavar="ROLE", help="viewer, operator, editor, admin, or platform: all tenants.")
+        str, typed.Option(metavar="ROLE", help="viewer, operator, editor, admin, or platform: all tenants.")
     ] = "viewer",
-    tenant: Annotated[str, typer.Option(help="Whose data is shown.")] = "default",
+    tenant: Annotated[str, typed.Option(help="Whose data is shown.")] = "default",
     database: Database = None,
 ) -> None:
     """Make a user. Asks for the password; without a terminal it is the first line of standard input."""

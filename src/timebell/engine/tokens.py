@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from timebell.alarm import Alarm
 from timebell.engine.context import Node
@@ -143,30 +144,24 @@ class SecretToken:
 async def _ask(seen: Connection, tokens: Tokens) -> tuple[int, Any]:
     """What the token endpoint says: a status and JSON; 0 and why if it says nothing (RFC 6749, section 6)."""
     try:
-        import httpx2
+        from timebell import wire
     except ImportError as missing:
         raise Refused(
-            "Connections need the library httpx2.", code="EXTRA_MISSING",
-            fix='Install it: pip install "timebell[server]"',
-        ) from missing  # fmt: skip
+            "Connections need the library h11.", code="EXTRA_MISSING", fix='Install it: pip install "timebell[server]"'
+        ) from missing
     form = {
         "grant_type": "refresh_token", "refresh_token": tokens.refresh, "client_id": seen.client_id,
         "client_secret": tokens.client_secret,
     }  # fmt: skip
+    body = urlencode({name: one for name, one in form.items() if one}).encode()
+    headers = {"content-type": "application/x-www-form-urlencoded", "accept": "*/*"}
     try:
-        async with asyncio.timeout(WITHIN), httpx2.AsyncClient(timeout=WITHIN, trust_env=False) as client:
-            given = {name: one for name, one in form.items() if one}
-            async with client.stream("POST", seen.token_url, data=given) as answer:
-                content = bytearray()
-                async for part in answer.aiter_bytes():
-                    content += part
-                    if len(content) > MOST:  # no token is so long
-                        break
-        return answer.status_code, json.loads(content[:MOST]) if content else {}
-    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as failed:
+        answer = await wire.ask("POST", seen.token_url, headers, body, within=WITHIN, most=MOST)
+        return answer.status, json.loads(answer.body) if answer.body else {}
+    except wire.WireError as failed:
         return 0, type(failed).__name__
     except ValueError:  # a page of some proxy's
-        return answer.status_code, None
+        return answer.status, None
 
 
 def _given(said: Any) -> tuple[str, str | None, Any] | None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from typing import NamedTuple
 
 from timebell.observe.counters import Counters, Spread, Tally
+from timebell.observe.exposition import Family, Kind, Sample
 from timebell.store.sql.gauges import Gauges
-
-Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Named(NamedTuple):
@@ -117,8 +113,8 @@ class Snapshot:
     gauges: Gauges | None
     labelled: bool
 
-    def collect(self) -> Iterator[Metric]:
-        """As prometheus_client asks a registry."""
+    def collect(self) -> Iterator[Family]:
+        """All of it, metric by metric."""
         yield from self._counted()
         yield from self._distributed()
         yield from self._of_node()
@@ -126,7 +122,7 @@ class Snapshot:
         if self.gauges is not None:
             yield from self._stored(self.gauges)
 
-    def _counted(self) -> Iterator[Metric]:
+    def _counted(self) -> Iterator[Family]:
         counters = self.counters
         yield _tally("timebell_fires_total", counters.fires)
         yield _tally("timebell_fires_not_run_total", counters.not_run)
@@ -144,7 +140,7 @@ class Snapshot:
         yield _tally("timebell_audit_differences_total", counters.differences)
         yield _count("timebell_leader_changes_total", counters.leader_changes)
 
-    def _distributed(self) -> Iterator[Metric]:
+    def _distributed(self) -> Iterator[Family]:
         counters = self.counters
         yield _spread("timebell_fire_lag_seconds", counters.lag)
         yield _spread("timebell_run_duration_seconds", counters.runs)
@@ -153,14 +149,14 @@ class Snapshot:
         yield _spread("timebell_due_found", counters.found)
         yield _spread("timebell_db_duration_seconds", counters.database)
 
-    def _of_node(self) -> Iterator[Metric]:
+    def _of_node(self) -> Iterator[Family]:
         node = self.node
         yield _gauge("timebell_leader", node.leads)
         yield _gauge("timebell_node_clock_skew_seconds", node.clock_skew)
         yield _gauges("timebell_node_slots", [(("busy",), node.busy), (("free",), node.free)])
         yield _gauges("timebell_build_info", [((node.version, node.tzdata), 1)])
 
-    def _stored(self, gauges: Gauges) -> Iterator[Metric]:
+    def _stored(self, gauges: Gauges) -> Iterator[Family]:
         yield _gauges("timebell_jobs", _by_word(gauges.jobs.items()))
         yield _gauges("timebell_schedules", _by_word(gauges.schedules.items()))
         yield _gauges("timebell_campaigns", _by_word(gauges.campaigns.items()))
@@ -184,35 +180,37 @@ def _by_word(values: Iterable[tuple[str, float]]) -> list[tuple[tuple[str, ...],
     return [((word,), value) for word, value in values]
 
 
-def _count(name: str, value: float) -> Metric:
-    return CounterMetricFamily(name, METRICS[name].help, value)
+def _count(name: str, value: float) -> Family:
+    return _family(name, [Sample((), value)])
 
 
-def _gauge(name: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, METRICS[name].help, float(value))
+def _gauge(name: str, value: float) -> Family:
+    return _family(name, [Sample((), value)])
 
 
-def _gauges(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-    family = GaugeMetricFamily(name, METRICS[name].help, labels=METRICS[name].labels)
-    for labels, value in values:
-        family.add_metric(labels, value)
-    return family
+def _gauges(name: str, values: Iterable[tuple[tuple[str, ...], float]]) -> Family:
+    return _family(name, [Sample(_labels(name, labels), value) for labels, value in values])
 
 
-def _tally(name: str, tally: Tally) -> Metric:
-    family = CounterMetricFamily(name, METRICS[name].help, labels=METRICS[name].labels)
-    for labels, value in list(tally.values.items()):
-        family.add_metric(labels, value)
-    return family
+def _tally(name: str, tally: Tally) -> Family:
+    return _gauges(name, list(tally.values.items()))
 
 
-def _spread(name: str, spread: Spread) -> Metric:
-    family = HistogramMetricFamily(name, METRICS[name].help, labels=METRICS[name].labels)
+def _spread(name: str, spread: Spread) -> Family:
+    samples: list[Sample] = []
     bounds = [*(f"{bound:g}" for bound in spread.bounds), "+Inf"]
-    for labels, series in list(spread.series.items()):
-        count, buckets = 0, []
+    for words, series in list(spread.series.items()):
+        labels, count = _labels(name, words), 0
         for bound, more in zip(bounds, series.buckets, strict=True):
             count += more
-            buckets.append((bound, float(count)))
-        family.add_metric(labels, buckets, series.total)
-    return family
+            samples.append(Sample([*labels, ("le", bound)], count, "_bucket"))
+        samples += [Sample(labels, count, "_count"), Sample(labels, series.total, "_sum")]
+    return _family(name, samples)
+
+
+def _labels(name: str, words: tuple[str, ...]) -> list[tuple[str, str]]:
+    return list(zip(METRICS[name].labels, words, strict=True))
+
+
+def _family(name: str, samples: list[Sample]) -> Family:
+    return Family(name, METRICS[name].kind, METRICS[name].help, samples)

@@ -4,10 +4,9 @@ What counts (Standard Webhooks, "Delivery success and failure"; Svix does the sa
 other status fails and is tried again, 4xx too, since most are a deploy gone wrong; 410 Gone alone is final.
 Redirects are never followed, so a signature goes to no host but the one that was registered.
 
-Built on httpcore2, the transport under httpx2: it follows no redirect, decodes no body, keeps no cookie,
-takes no proxy from the environment, and lets the network be supplied, which is where the address guard sits.
-Host, SNI and certificate go by the name in the URL; only the TCP connection goes by the checked address. One
-attempt is one connection: no tenant gets another's, and none that the receiver has dropped while it idled.
+`timebell.wire` does the talking; the address guard sits where it connects. Host, SNI and certificate go by the name in
+the URL; only the TCP connection goes by the checked address. One attempt is one connection: no tenant gets another's,
+and none that the receiver has dropped while it idled.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hmac
 import ipaddress
 import os
 import re
@@ -24,10 +24,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-import httpcore2
-from standardwebhooks.webhooks import Webhook
-
-from timebell import tracing
+from timebell import tracing, wire
 from timebell.errors import InvalidInput, InvalidPayload, Refused
 from timebell.targets import bodies
 from timebell.targets.address import AddressGuard, Place
@@ -36,7 +33,6 @@ from timebell.tenancy.tokens import token_of
 
 CONNECT_SECONDS = 5.0
 LONGEST_TIMEOUT = 30.0
-HEADER_BYTES = 16 * 1024
 BODY_BYTES = 64 * 1024
 ADDRESSES_TRIED = 4
 ACCEPTED = 202
@@ -88,7 +84,7 @@ class HttpTarget:
         self._now = now
         self._secret_key = secret_key
         self._guard = guard or AddressGuard()
-        self._dial: httpcore2.AsyncNetworkBackend = httpcore2.AnyIOBackend()
+        self._dial: wire.Network = wire.Network()
         self._tls = tls  # the system's authorities take a while to load: not before they are needed
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -112,8 +108,8 @@ class HttpTarget:
             checked["signingSecrets"] = options["signingSecrets"]
         return checked
 
-    def _of(self, options: dict[str, Any]) -> list[Webhook]:
-        """What signs a request with these options."""
+    def _of(self, options: dict[str, Any]) -> list[bytes]:
+        """The keys that sign a request with these options."""
         return signers(options["signingSecrets"]) if "signingSecrets" in options else self._signers
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
@@ -146,11 +142,11 @@ class HttpTarget:
             outcome = Outcome.failed("TIMEOUT", f"No full answer from the receiver within {self._timeout:g} s.")
         except Refused as error:
             outcome = Outcome.failed("ADDRESS_REFUSED", str(error))
-        except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+        except wire.ConnectError:
             outcome = Outcome.failed("CONNECT_FAILED", f"No connection to {place.authority}.")
-        except _TLSError:
+        except wire.TLSError:
             outcome = Outcome.failed("TLS_FAILED", f"{place.host} does not speak TLS with a certificate to trust.")
-        except (httpcore2.NetworkError, httpcore2.RemoteProtocolError, ssl.SSLError):
+        except wire.Broken:
             outcome = Outcome.failed("RESPONSE_UNREADABLE", "The receiver's answer broke off or is not HTTP.")
         outcome.sent = {"method": "POST", "url": place.url, "headers": headers, "body": body}
         return outcome
@@ -181,7 +177,7 @@ class HttpTarget:
             "connection": "close",
             "webhook-id": key,
             "webhook-timestamp": str(int(at.timestamp())),
-            "webhook-signature": " ".join(signer.sign(key, at, body.data.decode()) for signer in self._of(options)),
+            "webhook-signature": " ".join(_signature(one, key, at, body.data) for one in self._of(options)),
             "timebell-attempt": str(delivery.attempt),
             **tracing.outgoing(),
         }
@@ -190,40 +186,22 @@ class HttpTarget:
         return headers, body.data
 
     async def _post(self, place: Place, headers: dict[str, str], body: bytes) -> Outcome:
-        scheme, host = place.scheme.encode(), place.host.encode()
-        url = httpcore2.URL(scheme=scheme, host=host, port=place.port, target=place.target.encode())
-        self._tls = self._tls or httpcore2.default_ssl_context()
-        network = _Network(self._guard, place, self._dial)
-        wire = httpcore2.AsyncHTTPConnection(url.origin, ssl_context=self._tls, network_backend=network)
-        async with wire as connection:
-            stream = connection.stream(
-                "POST",
-                url,
-                headers=[("host", place.authority), *headers.items()],
-                content=body,
-            )
-            async with stream as response:
-                kept = await _read(response)
-        return _judge(response.status, response.headers, kept, self._now())
+        stream = await self._connect(place)
+        try:
+            if place.scheme == "https":
+                self._tls = self._tls or wire.trusted()
+                await stream.open(self._tls, place.host)
+            else:
+                await stream.open()
+            about = {"host": place.authority, **headers}
+            answer = await wire.exchange(stream, "POST", place.target, about, body, most=BODY_BYTES, kept=KEPT_BYTES)
+        finally:
+            stream.close()
+        return _judge(answer, self._now())
 
-
-class _Network(httpcore2.AsyncNetworkBackend):
-    """Connects to the checked addresses of one place, and to nothing else. `dial` makes the TCP connections."""
-
-    def __init__(self, guard: AddressGuard, place: Place, dial: httpcore2.AsyncNetworkBackend) -> None:
-        self._guard = guard
-        self._place = place
-        self._dial = dial
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        """Each address gets an equal share of the time, so that one dead route does not use it up.
+    async def _connect(self, place: Place) -> wire.Stream:
+        """To a checked address, and to nothing else. Each gets an equal share of the time, so that one dead route does
+        not use it up.
 
         A failure is told when all the time is over, whatever it was: how long it took tells nobody whether a
         port was closed or filtered, or a name unknown or private.
@@ -232,82 +210,28 @@ class _Network(httpcore2.AsyncNetworkBackend):
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 try:
-                    addresses = (await self._guard.addresses(self._place))[:ADDRESSES_TRIED]
+                    addresses = (await self._guard.addresses(place))[:ADDRESSES_TRIED]
                     for address in addresses:
-                        with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
-                            return await self._connect(address, self._place.port, CONNECT_SECONDS / len(addresses))
+                        with suppress(wire.ConnectError):
+                            return await self._dialled(address, place.port, CONNECT_SECONDS / len(addresses))
                 except Refused as why:
                     refused = why
                 await asyncio.Event().wait()
         except TimeoutError as error:
-            raise refused or httpcore2.ConnectTimeout from error
+            raise refused or wire.ConnectError from error
         raise AssertionError("waiting has no end but the timeout")
 
-    async def _connect(self, address: str, port: int, timeout: float) -> _Bounded:
-        stream = await self._dial.connect_tcp(address, port, timeout)
-        with suppress(OSError):  # dropped at once: it has no other end any more
-            peer = str(stream.get_extra_info("server_addr")[0])
-            if ipaddress.ip_address(peer) == ipaddress.ip_address(address):
-                return _Bounded(stream)
-        await stream.aclose()
-        raise httpcore2.ConnectError("the other end is not the address that was checked")
+    async def _dialled(self, address: str, port: int, timeout: float) -> wire.Stream:
+        stream = await self._dial.connect(address, port, timeout)
+        if stream.peer is not None and ipaddress.ip_address(stream.peer) == ipaddress.ip_address(address):
+            return stream
+        stream.close()
+        raise wire.ConnectError("the other end is not the address that was checked")
 
 
-class _TLSError(Exception):
-    """The TCP connection stood, the TLS handshake failed."""
-
-
-class _Bounded(httpcore2.AsyncNetworkStream):
-    """A stream that reads no more than `allowance` bytes; the owner may raise it as the exchange goes on."""
-
-    def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
-        self._inner = inner
-        self.allowance = HEADER_BYTES
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        if self.allowance <= 0:
-            raise httpcore2.ReadError("too long")
-        data = await self._inner.read(min(max_bytes, self.allowance), timeout)
-        self.allowance -= len(data)
-        return data
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        await self._inner.write(buffer, timeout)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    async def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore2.AsyncNetworkStream:
-        try:
-            return _Bounded(await self._inner.start_tls(ssl_context, server_hostname, timeout))
-        except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
-            raise _TLSError from error
-        except asyncio.CancelledError:  # the transport leaves the connection open, for a receiver that waits to keep
-            await self._inner.aclose()
-            raise
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._inner.get_extra_info(info)
-
-
-async def _read(response: httpcore2.Response) -> bytes:
-    """The first 4 KiB of the body. Up to 64 KiB are read, for the sender's sake, then the line is cut."""
-    stream = response.extensions["network_stream"]
-    stream.allowance = BODY_BYTES
-    kept = bytearray()
-    try:
-        async for chunk in response.aiter_stream():
-            kept += chunk[: KEPT_BYTES - len(kept)]
-    except httpcore2.ReadError:
-        if stream.allowance > 0:
-            raise
-    return bytes(kept)
-
-
-def _judge(status: int, headers: list[tuple[bytes, bytes]], body: bytes, now: datetime) -> Outcome:
-    result = {"status": status, "body": text(body)}
+def _judge(answer: wire.Answer, now: datetime) -> Outcome:
+    status = answer.status
+    result = {"status": status, "body": text(answer.body)}
     if 200 <= status < 300:
         return Outcome.ok(result)
     why = f"The receiver answered {status}."
@@ -315,16 +239,15 @@ def _judge(status: int, headers: list[tuple[bytes, bytes]], body: bytes, now: da
         why += " Redirects are not followed: give the final URL."
     wait = None
     if status in (429, 503):
-        asked = {name.lower(): value for name, value in headers}.get(b"retry-after", b"")
-        wait = retry_after(asked.decode("latin-1").strip(), now)
+        wait = retry_after(answer.header(b"retry-after"), now)
     failed = Outcome.failed("HTTP_STATUS", why, status != GONE, wait, result)
     failed.gone = status == GONE
     return failed
 
 
-def signers(secrets: Iterable[str]) -> list[Webhook]:
-    """What signs by each of these secrets. Raises InvalidInput (SIGNING_SECRET_INVALID)."""
-    return [_signer(each) for each in secrets if each]
+def signers(secrets: Iterable[str]) -> list[bytes]:
+    """The keys of these secrets. Raises InvalidInput (SIGNING_SECRET_INVALID)."""
+    return [_key(each) for each in secrets if each]
 
 
 def new_signing_secret() -> str:
@@ -332,7 +255,7 @@ def new_signing_secret() -> str:
     return f"whsec_{base64.b64encode(os.urandom(32)).decode()}"
 
 
-def _signer(secret: str) -> Webhook:
+def _key(secret: str) -> bytes:
     """Standard Webhooks: `whsec_` and the base64 of 24 to 64 random bytes. The secret is in no error text."""
     prefix, _, encoded = secret.partition("_")
     try:
@@ -345,7 +268,13 @@ def _signer(secret: str) -> Webhook:
             code="SIGNING_SECRET_INVALID",
             fix=_TO_MAKE_ONE,
         )
-    return Webhook(key)
+    return key
+
+
+def _signature(key: bytes, message: str, at: datetime, body: bytes) -> str:
+    """As Standard Webhooks 1.0 has it: of id, second and body, by HMAC-SHA256."""
+    signed = b"%s.%d.%s" % (message.encode(), int(at.timestamp()), body)
+    return f"v1,{base64.b64encode(hmac.digest(key, signed, 'sha256')).decode()}"
 
 
 def _headers(given: Any) -> dict[str, str]:

@@ -11,6 +11,7 @@ The exchange of keys is AES-GCM with random nonces of 96 bits (NIST SP 800-38D);
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 import os
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ Place = Sequence[str | int]
 
 
 class Keyring:
-    """The keys of this installation. Raises Refused (SECRET_KEY_MISSING, SECRETS_UNAVAILABLE)."""
+    """The keys of this installation. Raises Refused (SECRET_KEY_MISSING); using it, also SECRETS_UNAVAILABLE."""
 
     def __init__(self, secret_key: str | None) -> None:
         self._by_id: dict[str, _Wrapping] = {}
@@ -77,7 +78,7 @@ class Keyring:
 
 @lru_cache(maxsize=4)
 def keyring(secret_key: str | None) -> Keyring:
-    """The keyring of a secret key. Raises Refused (SECRET_KEY_MISSING, SECRETS_UNAVAILABLE)."""
+    """The keyring of a secret key. Raises Refused (SECRET_KEY_MISSING); using it, also SECRETS_UNAVAILABLE."""
     return Keyring(secret_key)
 
 
@@ -139,24 +140,17 @@ def _aes(key: bytes) -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as missing:
-        raise _unavailable() from missing
+        raise Refused(
+            "Secrets need the library cryptography, which is not installed.", code="SECRETS_UNAVAILABLE",
+            fix='Install it: pip install "timebell[secrets]"',
+        ) from missing  # fmt: skip
     return AESGCM(key)
 
 
 def _derive(secret: str, purpose: bytes) -> bytes:
-    try:
-        from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-    except ImportError as missing:
-        raise _unavailable() from missing
-    return HKDF(SHA256(), KEY, None, purpose).derive(secret.encode())
-
-
-def _unavailable() -> Refused:
-    return Refused(
-        "Secrets need the library cryptography.", code="SECRETS_UNAVAILABLE",
-        fix='Install it: pip install "timebell[server]"',
-    )  # fmt: skip
+    """HKDF (RFC 5869) with SHA-256, no salt, and one block of output."""
+    extracted = hmac.digest(bytes(KEY), secret.encode(), "sha256")
+    return hmac.digest(extracted, purpose + b"\x01", "sha256")
 
 
 def _unreadable(why: str) -> Refused:

@@ -130,7 +130,6 @@ class Driver:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.app.close()
-        await self.door.close()
         await self.ledger.append(what="usage", cpu=cpu_share(self.plan.began))
         await self.records()
 

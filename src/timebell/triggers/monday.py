@@ -6,7 +6,6 @@ without a time is that day), people are lists of ids, other columns are the JSON
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +64,6 @@ class Board:
             raise _unfit(f"url is {self._url!r:.60}.")
         self.every = seconds(options.get("everySeconds", EVERY), "everySeconds", least=0.1)
         self.sweep = seconds(options.get("sweepEverySeconds", SWEEP), "sweepEverySeconds", least=0.1)
-        self._client: Any = None
 
     async def page(self, after: str | None, most: int) -> Read:
         """As in Adapter."""
@@ -105,9 +103,6 @@ class Board:
 
     async def close(self) -> None:
         """As in Adapter."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
 
     async def _ask(self, query: str, **variables: Any) -> dict[str, Any]:
         """The data of an answer. Raises SourceFailed, SourceGone."""
@@ -123,26 +118,21 @@ class Board:
 
     async def _post(self, token: str, query: str, variables: Mapping[str, Any]) -> tuple[list[_Wrong], dict[str, Any]]:
         try:
-            import httpx2
+            from timebell import wire
         except ImportError as missing:
             raise Refused(
-                "A source of kind monday needs the library httpx2.", code="EXTRA_MISSING",
+                "A source of kind monday needs the library h11.", code="EXTRA_MISSING",
                 fix='Install it: pip install "timebell[server]"',
             ) from missing  # fmt: skip
-        if self._client is None:
-            self._client = httpx2.AsyncClient(headers={"API-Version": VERSION}, timeout=WITHIN, trust_env=False)
+        headers = {"authorization": token, "content-type": "application/json", "api-version": VERSION}
+        body = json.dumps({"query": query, "variables": variables}).encode()
         try:
-            async with asyncio.timeout(ALL_WITHIN), self._client.stream(
-                "POST", self._url, json={"query": query, "variables": variables}, headers={"Authorization": token}
-            ) as answer:  # fmt: skip
-                content = bytearray()
-                async for part in answer.aiter_bytes():
-                    content += part
-                    if len(content) > LONGEST:
-                        raise SourceFailed(f"monday.com answers with more than {LONGEST:,} bytes.")
-        except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as failed:
+            answer = await wire.ask("POST", self._url, headers, body, within=ALL_WITHIN, most=LONGEST, quiet=WITHIN)
+        except wire.WireError as failed:
             raise SourceFailed(f"monday.com does not answer: {type(failed).__name__}.") from failed
-        wrong = list(_wrong(answer.status_code, said := _json(content), answer.headers.get("retry-after")))
+        if not answer.whole:
+            raise SourceFailed(f"monday.com answers with more than {LONGEST:,} bytes.")
+        wrong = list(_wrong(answer.status, said := _json(answer.body), answer.header(b"retry-after")))
         return wrong, {} if wrong else dict(said["data"])
 
 
@@ -178,7 +168,7 @@ def _error(wrong: _Wrong) -> SourceFailed:
     return SourceFailed(f"monday.com refuses ({wrong.status}): {wrong.message}", retry_after=wrong.pause)
 
 
-def _json(content: bytearray) -> Any:
+def _json(content: bytes) -> Any:
     try:
         return json.loads(content) if content else {}
     except ValueError:  # a page of some proxy's; its status says what is wrong

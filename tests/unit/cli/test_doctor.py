@@ -239,7 +239,7 @@ async def _make_trouble(url: str) -> None:
     await store.close()
 
 
-def test_what_stands_still(sqlite_url: str, cli: Cli) -> None:
+def test_what_stands_still(sqlite_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     async def one() -> None:
         app = Timebell(sqlite_url, timezone="UTC")
         await app.schedule_at("mail.send")
@@ -254,6 +254,9 @@ def test_what_stands_still(sqlite_url: str, cli: Cli) -> None:
         "VERSIONS_DIFFER", "ZONE_DATA_DIFFERS",
     }  # fmt: skip
     assert "crm" in found["TARGETS_DISABLED"]["detail"]
+    assert "EXTRA_MISSING" not in found
+    monkeypatch.setattr(doctor_database, "find_spec", lambda _: None)
+    assert "timebell[secrets]" in findings(cli, "--database", sqlite_url)["EXTRA_MISSING"]["fix"]
 
 
 def test_every_finding_was_provoked_and_is_explained() -> None:

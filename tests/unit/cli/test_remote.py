@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 from standardwebhooks.webhooks import Webhook
 
 from tests.servers import free_port
+from timebell.cli.remote import Remote
 
 from .conftest import Cli
 from .process import Process
@@ -197,15 +199,15 @@ def test_errors_have_their_exit_codes(ask: Cli, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_shell_completes_commands_flags_and_names(ask: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "complete -o default -F _timebell_completion timebell" in ask("completion", "bash").out
+    assert "complete -o nosort -F _timebell_completion timebell" in ask("completion", "bash").out
     assert ask("completion", "tcsh").code == 2
     ask("schedule", "create", "completed-name", "--topic", "t", "--cron", "0 * * * *", "--tz", "UTC")
 
     def offered(words: str, shell: str = "bash") -> list[str]:
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
-        monkeypatch.setenv("_TIMEBELL_COMPLETE", f"complete_{shell}")
-        return ask().out.split()
+        monkeypatch.setenv("_TIMEBELL_COMPLETE", f"{shell}_complete")
+        return [line.partition(",")[2] for line in ask().out.split()]
 
     assert offered("timebell sched") == ["schedule"]
     assert "--timezone" in offered("timebell schedule create --t")
@@ -378,3 +380,54 @@ def test_a_campaign_is_made_shown_and_steered(ask: Cli) -> None:
     assert ask("campaign", "status", made["id"], "--watch").code == 1
     assert ask("campaign", "test", made["id"]).code == 2
     assert ask("campaign", "status", "no-such").code == 3
+
+
+class Odd(BaseHTTPRequestHandler):
+    """No Timebell: a page for everything, and a line of what could be events."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(b"<html>\n")
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def odd(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+    """Run `timebell ...` against what is none."""
+    made = HTTPServer(("127.0.0.1", 0), Odd)
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    monkeypatch.setenv("TIMEBELL_URL", f"http://127.0.0.1:{made.server_address[1]}/")
+    yield cli
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+def test_what_answers_and_is_no_timebell(odd: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = odd("schedule", "list")
+    assert (done.code, "not as Timebell does" in done.err) == (1, True), done.err
+    monkeypatch.setenv("TIMEBELL_API_KEY", "two\nlines")
+    assert "SERVER_UNREACHABLE" in odd("schedule", "list").err
+    for url in ("127.0.0.1:8700", "http://", "http://[::1", "ftp://127.0.0.1"):
+        monkeypatch.setenv("TIMEBELL_URL", url)
+        done = odd("schedule", "list")
+        assert (done.code, "SERVER_UNREACHABLE" in done.err) == (6, True), done.err
+
+
+def test_what_does_not_end_may_be_silent_for_any_time(odd: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, connect = [], HTTPConnection.connect
+
+    def connected(self: HTTPConnection) -> None:
+        connect(self)
+        made.append(self.sock)
+
+    monkeypatch.setattr(HTTPConnection, "connect", connected)
+    lines = Remote().lines("/events")
+    assert next(lines) == "<html>"
+    assert made[0].gettimeout() is None
+    assert list(lines) == []

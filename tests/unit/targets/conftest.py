@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import anyio._backends._asyncio  # noqa: F401 - else the first connection imports it, in the time that it has
 import pytest
 import uvloop
 

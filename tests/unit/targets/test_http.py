@@ -14,6 +14,7 @@ import standardwebhooks.webhooks
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from tests.unit.targets.sink import NOW, OLDER, SECRET, Post, Request, Run, local, resolver, sink
+from timebell import wire
 from timebell.targets import http
 from timebell.targets.address import AddressGuard
 from timebell.targets.base import Delivery, Outcome, cloudevent, facts
@@ -68,7 +69,8 @@ def test_during_rotation_each_secret_verifies(post: Post, frozen_library: None, 
 
 def test_the_published_vector_of_standard_webhooks() -> None:
     at = datetime.fromtimestamp(1614265330, UTC)
-    signature = http._signer(SECRET).sign("msg_p5jXN8AQM9LWM0D4loKWxJek", at, '{"test": 2432232314}')
+    (key,) = http.signers([SECRET])
+    signature = http._signature(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", at, b'{"test": 2432232314}')
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
@@ -168,18 +170,18 @@ def test_answers_that_cannot_be_read(post: Post, path: str) -> None:
 @pytest.mark.parametrize("path", ["/big", "/chunks"])
 def test_s18_long_bodies_are_cut(post: Post, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     seen: list[int] = []
-    read = http._Bounded.read
+    read = wire.Stream.read
 
-    async def counted(self: http._Bounded, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = await read(self, max_bytes, timeout)
+    async def counted(self: wire.Stream, most: int) -> bytes:
+        data = await read(self, most)
         seen.append(len(data))
         return data
 
-    monkeypatch.setattr(http._Bounded, "read", counted)
+    monkeypatch.setattr(wire.Stream, "read", counted)
     outcome, _ = post(path, local(timeout=25.0))
     assert outcome.delivered
     assert outcome.result == {"status": 200, "body": "x" * 4096}
-    assert sum(seen) <= http.HEADER_BYTES + http.BODY_BYTES
+    assert sum(seen) <= wire.HEAD_BYTES + http.BODY_BYTES
 
 
 def test_s18_nothing_is_decompressed(post: Post) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import httpcore2
 import pytest
 
 from tests.unit.targets.sink import Run, resolver
 from tests.unit.targets.ssrf import CLASSES, Canary, target_for
+from timebell import wire
 from timebell.errors import InvalidInput
 from timebell.targets import http
 from timebell.targets.address import AddressGuard
@@ -25,25 +25,25 @@ OPEN = AddressGuard(True, True, resolve=resolver("127.0.0.1"))
 BOMB = bytes(10 * 1024 * 1024)
 
 
-class Counting(httpcore2.AsyncNetworkBackend):
+class Counting(wire.Network):
     """Dials loopback, and counts the bytes that are read and keeps those that are sent."""
 
     def __init__(self) -> None:
         self.read = 0
         self.sent = b""
 
-    async def connect_tcp(self, host: str, port: int, timeout: float | None = None, *_: Any, **__: Any) -> Any:
-        stream = await httpcore2.AnyIOBackend().connect_tcp(host, port, timeout)
+    async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
+        stream = await super().connect(address, port, timeout)
         read, write = stream.read, stream.write
 
-        async def counted(most: int, timeout: float | None = None) -> bytes:
-            data = await read(most, timeout)
+        async def counted(most: int) -> bytes:
+            data = await read(most)
             self.read += len(data)
             return data
 
-        async def kept(buffer: bytes, timeout: float | None = None) -> None:
-            self.sent += buffer
-            await write(buffer, timeout)
+        async def kept(data: bytes) -> None:
+            self.sent += data
+            await write(data)
 
         stream.read, stream.write = counted, kept  # type: ignore[method-assign]
         return stream
@@ -64,17 +64,17 @@ async def against(
         with suppress(ConnectionError):
             await writer.wait_closed()
 
-    wire = Counting()
+    network = Counting()
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"{scheme}://hooks.example:{server.sockets[0].getsockname()[1]}/"
     began = asyncio.get_running_loop().time()
-    outcome = await target_for(wire, OPEN, timeout).deliver(delivery, {"url": url, **options})
+    outcome = await target_for(network, OPEN, timeout).deliver(delivery, {"url": url, **options})
     took = asyncio.get_running_loop().time() - began
     server.close()
     for task in filter(None, serving):
         task.cancel()
     await asyncio.gather(*filter(None, serving), return_exceptions=True)
-    return outcome, wire, took
+    return outcome, network, took
 
 
 def answering(*parts: bytes, after: bytes = b"", pause: float = 0) -> Script:
@@ -183,11 +183,11 @@ LARGE: list[tuple[str, Script, str | None]] = [
 
 @pytest.mark.parametrize(("script", "code"), [case[1:] for case in LARGE], ids=[case[0] for case in LARGE])
 def test_s18_no_more_is_read_than_80_kib(run: Run, delivery: Delivery, script: Script, code: str | None) -> None:
-    outcome, wire, took = run(against(script, delivery))
+    outcome, network, took = run(against(script, delivery))
     assert outcome.code == code
-    assert wire.read <= http.HEADER_BYTES + http.BODY_BYTES == 80 * 1024
+    assert network.read <= wire.HEAD_BYTES + http.BODY_BYTES == 80 * 1024
     assert took < 9
-    assert b"accept-encoding: identity\r\n" in wire.sent
+    assert b"accept-encoding: identity\r\n" in network.sent
     if outcome.result:
         assert len(outcome.result["body"]) <= 4096  # S41
 
@@ -212,37 +212,38 @@ STORED = [
 
 @pytest.mark.parametrize("headers", STORED, ids=repr)
 def test_s19_headers_are_read_again_when_they_are_sent(run: Run, delivery: Delivery, headers: Any) -> None:
-    outcome, wire, _ = run(against(answer(b"", b""), delivery, headers=headers))
-    assert (outcome.code, outcome.retryable, wire.sent) == ("ADDRESS_REFUSED", False, b"")
+    outcome, network, _ = run(against(answer(b"", b""), delivery, headers=headers))
+    assert (outcome.code, outcome.retryable, network.sent) == ("ADDRESS_REFUSED", False, b"")
 
 
 def test_s19_a_request_has_the_headers_it_should_and_no_others(run: Run, delivery: Delivery) -> None:
     delivery.payload = "a\r\nHost: evil\r\n\r\n"
     delivery.topic = "t\r\nX: y"
-    _, wire, _ = run(against(answer(b"", b""), delivery, headers={"X-Own": "a: b"}))
-    head, _, body = wire.sent.partition(b"\r\n\r\n")
+    _, network, _ = run(against(answer(b"", b""), delivery, headers={"X-Own": "a: b"}))
+    head, _, body = network.sent.partition(b"\r\n\r\n")
     names = sorted(line.split(b":")[0].decode().lower() for line in head.split(b"\r\n")[1:])
     assert names == ["accept-encoding", "connection", "content-length", "content-type", "host", "timebell-attempt",
                      "user-agent", "webhook-id", "webhook-signature", "webhook-timestamp", "x-own"]  # fmt: skip
     assert b"\r\n" not in body
 
 
-class Silent(httpcore2.AsyncNetworkBackend):
+class Silent(wire.Network):
     """A firewall that answers nothing."""
 
-    async def connect_tcp(self, host: str, port: int, timeout: float | None = None, *_: Any, **__: Any) -> Any:
+    async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.Event().wait()
         except TimeoutError:
-            raise httpcore2.ConnectTimeout from None
+            raise wire.ConnectError from None
+        raise AssertionError
 
 
-class Closed(httpcore2.AsyncNetworkBackend):
+class Closed(wire.Network):
     """Nobody listens there."""
 
-    async def connect_tcp(self, *_: Any, **__: Any) -> Any:
-        raise httpcore2.ConnectError("Connection refused")
+    async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
+        raise wire.ConnectError("Connection refused")
 
 
 async def _fails(target: HttpTarget, delivery: Delivery) -> tuple[Outcome, float]:
@@ -265,7 +266,7 @@ def test_s19_closed_and_filtered_ports_cannot_be_told_apart(
     async def main() -> list[tuple[Outcome, float]]:
         (guard,) = guards(["93.184.216.34"])
         return await asyncio.gather(
-            *(_fails(target_for(wire, guard, timeout), delivery) for wire in (Silent(), Closed()))
+            *(_fails(target_for(each, guard, timeout), delivery) for each in (Silent(), Closed()))
         )
 
     (filtered, slow), (closed, quick) = run(main())

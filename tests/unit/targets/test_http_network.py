@@ -11,11 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpcore2
 import pytest
 
 from tests.tls import Authority
 from tests.unit.targets.sink import NOW, SECRET, Post, Run, Sink, local, resolver, sink
+from timebell import wire
 from timebell.errors import Refused
 from timebell.targets import http
 from timebell.targets.address import AddressGuard, Place
@@ -90,26 +90,27 @@ def test_s10_an_answer_that_flips_between_check_and_use_has_no_effect(
     assert len(server.requests) == 100
 
 
-class Public(httpcore2.AsyncNetworkStream):
+class Public(wire.Stream):
     """A connection to a public receiver, which takes everything with a 200."""
 
     def __init__(self, address: str) -> None:
+        super().__init__()
         self.address = address
         self.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        read, self.answer = self.answer[:max_bytes], self.answer[max_bytes:]
+    @property
+    def peer(self) -> str:
+        return self.address
+
+    async def open(self, *_: Any) -> None: ...
+
+    async def read(self, most: int) -> bytes:
+        read, self.answer = self.answer[:most], self.answer[most:]
         return read
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None: ...
+    async def write(self, data: bytes) -> None: ...
 
-    async def aclose(self) -> None: ...
-
-    async def start_tls(self, *_: Any, **__: Any) -> Public:
-        return self
-
-    def get_extra_info(self, info: str) -> Any:
-        return (self.address, 443) if info == "server_addr" else None
+    def close(self) -> None: ...
 
 
 def test_s10_a_thousand_rounds_of_rebinding_reach_nobody_inside(
@@ -126,12 +127,12 @@ def test_s10_a_thousand_rounds_of_rebinding_reach_nobody_inside(
         await asyncio.sleep(0)  # as a look-up does, it lets the others go on
         return answer
 
-    class Dial(httpcore2.AsyncNetworkBackend):
-        async def connect_tcp(self, host: str, port: int, *given: Any, **_: Any) -> httpcore2.AsyncNetworkStream:
-            dialled.append(host)
-            if host == "93.184.216.34":
-                return Public(host)
-            return await httpcore2.AnyIOBackend().connect_tcp(host, port)
+    class Dial(wire.Network):
+        async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
+            dialled.append(address)
+            if address == "93.184.216.34":
+                return Public(address)
+            return await super().connect(address, port, timeout)
 
     async def main() -> tuple[list[Outcome], int]:
         reached = 0
@@ -165,10 +166,10 @@ def test_s10_only_checked_addresses_are_dialled_and_none_by_name(run: Run, deliv
     async def resolve(host: str, port: int) -> list[str]:
         return next(answers)
 
-    class Recorder(httpcore2.AsyncNetworkBackend):
-        async def connect_tcp(self, host: str, port: int, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
-            dialled.append(host)
-            raise httpcore2.ConnectError
+    class Recorder(wire.Network):
+        async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
+            dialled.append(address)
+            raise wire.ConnectError
 
     target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolve))
     target._dial = Recorder()
@@ -194,18 +195,19 @@ def test_s10_the_system_is_never_asked_for_a_name_again(
 def test_s10_a_connection_to_another_address_is_dropped_before_a_byte_is_sent(run: Run, delivery: Delivery) -> None:
     closed: list[bool] = []
 
-    class Elsewhere(httpcore2.AsyncNetworkStream):
-        def get_extra_info(self, info: str) -> Any:
-            return ("10.0.0.1", 443)
+    class Elsewhere(wire.Stream):
+        @property
+        def peer(self) -> str:
+            return "10.0.0.1"
 
-        async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        async def write(self, data: bytes) -> None:
             raise AssertionError
 
-        async def aclose(self) -> None:
+        def close(self) -> None:
             closed.append(True)
 
-    class Backend(httpcore2.AsyncNetworkBackend):
-        async def connect_tcp(self, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
+    class Backend(wire.Network):
+        async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
             return Elsewhere()
 
     target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolver("93.184.216.34")))

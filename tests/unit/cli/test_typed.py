@@ -1,0 +1,138 @@
+"""Commands are what the signatures of their functions say."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from timebell.cli import typed
+from timebell.cli.main import main, root
+
+
+class Size(StrEnum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+Named = Annotated[str, typed.Argument(metavar="NAME", help="What it is called.")]
+seen: list[dict[str, Any]] = []
+shop = typed.Group("A shop.")
+shelf = typed.Group("What is on a shelf.")
+shop.add_command(shelf, "shelf")
+
+
+@shop.command()
+def open_shop(
+    name: Named,
+    place: Annotated[Path | None, typed.Argument(help="Where it is.")] = None,
+    count: Annotated[int, typed.Option("--count", "-n", min=1, max=9, help="How many.")] = 5,
+    size: Annotated[Size | None, typed.Option(help="How large.")] = None,
+    label: Annotated[list[str] | None, typed.Option(metavar="N=V", help="More than one.")] = None,
+    light: Annotated[bool, typed.Option(help="With light.")] = True,
+    quiet: Annotated[bool, typed.Option("--quiet", help="Say nothing.")] = False,
+    system: Annotated[bool | None, typed.Option("--system/--user", help="Whose.")] = None,
+    within: Annotated[float | None, typed.Option("--from", min=0.5, metavar="SECONDS", help="When.")] = None,
+) -> None:
+    """Open it.
+
+    And keep it so."""
+    seen.append(dict(locals()))
+
+
+@shelf.command("list")
+def list_(since: Annotated[str, typed.Option("--since", metavar="T", help="From then.")]) -> None:
+    """Show it."""
+    raise typed.Exit({"never": 3, "now": 0}[since])
+
+
+@shelf.command()
+def wait() -> None:
+    """Until somebody is tired of it."""
+    raise KeyboardInterrupt
+
+
+def ran(*words: str) -> int:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr("sys.argv", ["shop", *words])
+        typed.run(shop, "shop")
+    return int(ended.value.code or 0)
+
+
+def test_a_function_gets_what_its_signature_says() -> None:
+    seen.clear()
+    assert ran("open-shop", "tea") == 0
+    assert seen.pop() == {"name": "tea", "place": None, "count": 5, "size": None, "label": None, "light": True,
+                          "quiet": False, "system": None, "within": None}  # fmt: skip
+    words = ("open-shop", "tea", "/a", "-n", "9", "--size", "large", "--label", "a=b", "--label", "c=d", "--no-light",
+             "--quiet", "--user", "--from", "0.5")  # fmt: skip
+    assert ran(*words) == 0
+    found = seen.pop()
+    assert found == {"name": "tea", "place": Path("/a"), "count": 9, "size": Size.LARGE, "label": ["a=b", "c=d"],
+                     "light": False, "quiet": True, "system": False, "within": 0.5}  # fmt: skip
+    assert isinstance(found["size"], Size)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [((), "Usage: shop"),
+     (("open-shop",), "Missing argument 'NAME'"),
+     (("shelf", "list"), "Missing option '--since'"),
+     (("open-shop", "tea", "-n", "10"), "1<=x<=9"),
+     (("open-shop", "tea", "--size", "huge"), "'small', 'large'"),
+     (("open-shop", "tea", "--sise", "small"), "--size"),
+     (("shelve",), "shelf"),
+     (("shelf",), "Show it.")],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_what_would(
+    words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen.clear()
+    assert ran(*words) == 2
+    out, err = capsys.readouterr()
+    assert (out, why in err) == ("", True), err
+    assert seen == []
+
+
+def test_help_names_arguments_options_defaults_and_groups_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran("open-shop", "--help") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Usage: shop open-shop [OPTIONS] NAME [PLACE] Open it. And keep it so." in told
+    assert "NAME What it is called." in told
+    assert "-n, --count INTEGER RANGE How many. [default: 5; 1<=x<=9]" in told
+    assert "--light / --no-light With light. [default: light]" in told
+    assert "--label N=V More than one." in told
+    assert ran("--help") == 0
+    told = capsys.readouterr().out
+    assert told.index("open-shop") < told.index("shelf")
+
+
+def test_exit_codes_are_those_that_were_raised() -> None:
+    assert ran("shelf", "list", "--since", "never") == 3
+    assert ran("shelf", "list", "--since", "now") == 0
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("sys.argv", ["shop", "shelf", "wait"])
+        typed.run(shop, "shop")
+
+
+def test_who_interrupts_a_command_gets_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["timebell", "version"])
+    monkeypatch.setattr("timebell.cli.main.emit_one", lambda *_: wait())
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+
+
+def test_every_command_of_timebell_can_be_read() -> None:
+    def walk(group: Any, parent: Any, name: str) -> int:
+        context = group.context_class(group, parent=parent, info_name=name)
+        if hasattr(group, "commands"):
+            assert group.help
+            return sum(walk(group.commands[each], context, each) for each in group.list_commands(context))
+        assert group.help, name
+        assert "Usage:" in group.get_help(context)
+        return 1
+
+    assert walk(root, None, "timebell") > 90
