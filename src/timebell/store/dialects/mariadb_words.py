@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -61,6 +61,7 @@ class MariaWords:
             "picked": ">>)",
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "for_update": "FOR UPDATE",
+            "unlocked": "SELECT id FROM d <skip>",  # said of the lock itself, which comes later here
             "own_id": "j.id",
             "minute": "run_at DIV 60000000",
             "in_turn": "true",
@@ -104,6 +105,13 @@ class Said:
 def said(statement: Statement, words: MariaWords) -> Said:
     """What a Statement is to MariaDB."""
     text = statement.named(words)
+    if "<skip>" in text:
+        waiting = _said(text.replace(" <skip>", ""), statement)
+        return replace(waiting, read=waiting.read.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED"))
+    return _said(text, statement)
+
+
+def _said(text: str, statement: Statement) -> Said:
     text = text.replace("d AS (\0)", f"d({', '.join(statement.columns)}) AS (:rows)")
     text = _RESERVED.sub(r"`\1`", text).replace("AS VARCHAR", "AS CHAR")
     for pattern, better in _FLAGS:
