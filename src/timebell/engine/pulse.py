@@ -87,7 +87,7 @@ class Pulse:
         node.healed += rescued  # not in one line: the sum before the wait would undo what others add meanwhile
         node.limited = await node.store.run(admission.limited)
         node.metered = await node.store.run(months.metered)
-        await self.leader.step()
+        self.leader.alarm.poke()  # not in here: what it waits for must keep no lease from being renewed, or watched
         node.working.poke()
         node.planning.poke()
         pause = min(node.options.heartbeat, max(0.0, self._over_at - node.clock.monotonic()))
