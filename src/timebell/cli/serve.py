@@ -19,7 +19,7 @@ from sqlalchemy import make_url
 
 from timebell import settings as configuration
 from timebell.alarm import Alarm
-from timebell.api import health, metrics, server, v1
+from timebell.api import health, metrics, server
 from timebell.api.door import LOOPBACK
 from timebell.app import Timebell
 from timebell.cli import demo, systemd
@@ -28,7 +28,6 @@ from timebell.cli.loading import load_app, sources
 from timebell.cli.logs import configure
 from timebell.cli.output import say
 from timebell.clock import Clock
-from timebell.dashboard import site
 from timebell.dashboard.words import milliseconds
 from timebell.engine.signals import stopped_by_signals
 from timebell.errors import StoreError
@@ -134,8 +133,14 @@ async def _http(
     """Serve what the roles ask for, from before the engine starts until after it has drained."""
     host, port = app.settings.http_host, app.settings.http_port
     routers = [health.router(app, engine=engine)] if {"api", "ui"} & set(roles) else []
-    routers += [v1.routes] if "api" in roles else []
-    routers += [site.routes] if "ui" in roles else []
+    if "api" in roles:  # imported where they are served: each is a good part of a start
+        from timebell.api import v1
+
+        routers.append(v1.routes)
+    if "ui" in roles:
+        from timebell.dashboard import site
+
+        routers.append(site.routes)
     async with AsyncExitStack() as listeners:
         if app.settings.metrics_port is not None:
             apart = server.bind(app.settings.metrics_host, app.settings.metrics_port)
