@@ -20,6 +20,7 @@ from timebell.torture.plan import SECRET, Plan, write
 
 FAILS, HANGS = 0.05, 0.005
 HANG = 6.0  # seconds, more than a webhook may take
+LONGEST = 3.0  # seconds that an attempt may take otherwise
 
 
 class Sink:
@@ -34,7 +35,7 @@ class Sink:
         """What an attempt is answered, and after how many seconds."""
         chance = Random(f"{self.plan.seed}/{key}/{attempt}")
         draw, long = chance.random(), chance.random()
-        seconds = 0.0 if long < 0.5 else chance.uniform(0, 0.3) if long < 0.85 else chance.uniform(0.3, 3)
+        seconds = 0.0 if long < 0.5 else chance.uniform(0, 0.3) if long < 0.85 else chance.uniform(0.3, LONGEST)
         return ("fail" if draw < FAILS else "ok"), seconds
 
     async def received(self, **facts: Any) -> int:
