@@ -282,7 +282,9 @@ def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", [name for name in MOST_BUFFERS if name not in ("END", "END_UNLOCKED")] + ["COPY_ENDED", "DELETE_COPIED"])
+@pytest.mark.parametrize(
+    "name", [name for name in MOST_BUFFERS if name not in ("END", "END_UNLOCKED")] + ["COPY_ENDED", "DELETE_COPIED"]
+)
 def test_invariant_12_a_hot_statement_is_an_index_look_up_on_sqlite(filled_file: Path, name: str) -> None:
     statements = _statements(SQLITE.to_db)
     _, params, rows = statements.get(name) or statements["END"]

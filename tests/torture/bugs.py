@@ -5,8 +5,8 @@ Each bug has a run of its own, as short as it can be: only the faults that bring
 first violation that needs no end of the run to be one. Where it would take long for the rare to happen, `sets` makes it
 frequent: how long handlers take, by how much a clock jumps. Then runs follow in which nothing is planted: what they
 break catches nothing. What was found is kept in a file, by which the next call goes on; then it fills the column of the
-table in docs/internals/proof.md. On two cores the bugs take about eight minutes, the runs without one five more (not with
-`--no-sound`).
+table in docs/internals/proof.md. On two cores the bugs take about eight minutes, the runs without one five more (not
+with `--no-sound`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ AT_ONCE = {
 
 @dataclass(frozen=True)
 class Aim:
-    """A run that brings a bug out. `seconds` are those of its phases: clean, faulted, recovery. No fault strikes in less
-    than six. `sets` are names of modules and their values, by the process of the run."""
+    """A run that brings a bug out. `seconds` are those of its phases: clean, faulted, recovery; in less than six no fault
+    strikes. `sets` are names of modules and their values, by the process of the run."""
 
     name: str
     store: str = "sqlite"

@@ -28,7 +28,9 @@ def test_the_table_takes_what_was_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("TIMEBELL_TEST_BUGS" not in os.environ, reason="python -m tests.torture.bugs runs them: ten minutes")
+@pytest.mark.skipif(
+    "TIMEBELL_TEST_BUGS" not in os.environ, reason="python -m tests.torture.bugs runs them: ten minutes"
+)
 @pytest.mark.parametrize("bug", BUGS)
 def test_torture_notices_a_planted_bug(bug: str, tmp_path: Path) -> None:
     found = caught(bug, *BUGS[bug], tmp_path, seed=1)

@@ -12,6 +12,8 @@ from datetime import timedelta
 planted = None
 told = sys.orig_argv
 role = told[3] if told[2:3] == ["timebell.torture"] else "node" if "timebell.torture.app:app" in told else None
+if role == "node":
+    os.environ["TIMEBELL_WORKER_DRAIN_TIMEOUT"] = "2s"  # handlers that take long are not waited for
 try:
     for place, value in json.loads(os.environ.get("PLANTED_AIMS", "{}")).get(role, {}).items():
         module, _, name = place.partition(":")

@@ -301,10 +301,14 @@ COPY_ENDED = Statement(
     f"WITH $rows {_INTO} SELECT {_VALUES} FROM d JOIN timebell_jobs j ON {_GUARD} RETURNING {_LEFT}",  # noqa: S608
     **_ENDING,
 )
+
+
 def _skipping(waiting: Statement) -> Statement:
     """The same for what is not locked by another transaction, so that nobody waits for that."""
     text = waiting.template.template
-    unlocked = text.replace(_PINNED, _UNLOCKED) if _PINNED in text else text.replace(_GUARD, f"{_GUARD} AND {_UNLOCKED}")
+    unlocked = (
+        text.replace(_PINNED, _UNLOCKED) if _PINNED in text else text.replace(_GUARD, f"{_GUARD} AND {_UNLOCKED}")
+    )
     return Statement(unlocked, **waiting.columns)
 
 
