@@ -355,7 +355,7 @@ def one(name: str) -> Found:
 
 
 def main(names: list[str]) -> None:
-    """Run each and print the table, as docs/reference/guarantees.md has it; what fails is told, and the others go on."""
+    """Run each and print the table of docs/reference/guarantees.md; what fails is told, and the others go on."""
     rows, failed = [], []
     for name in names or list(SYSTEMS):
         try:

@@ -1,4 +1,4 @@
-"""A row that somebody else has locked, as a node that stands still in a transaction does, holds up nothing but itself."""
+"""A row that somebody else has locked, as a node that stands still in a transaction does, holds up itself alone."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ AT_ONCE = {
 
 @dataclass(frozen=True)
 class Aim:
-    """A run that brings a bug out. `seconds` are those of its phases: clean, faulted, recovery; in less than six no fault
-    strikes. `sets` are names of modules and their values, by the process of the run."""
+    """A run that brings a bug out. `seconds` are those of its phases: clean, faulted, recovery; in less than six
+    no fault strikes. `sets` are names of modules and their values, by the process of the run."""
 
     name: str
     store: str = "sqlite"
