@@ -13,7 +13,7 @@ from timebell import Arrived, Every, JobSpec, Timebell
 from timebell.engine.service import Service
 from timebell.model.job import JobState
 
-PATIENCE = 40.0
+PATIENCE = 20.0
 DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
 Test = Callable[[Service], Coroutine[Any, Any, None]]
 

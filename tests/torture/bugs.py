@@ -188,10 +188,10 @@ def _so_far(folder: Path) -> set[str]:
 def line(bug: str, said: Mapping[str, Any]) -> str:
     """What is told of a bug."""
     if "lacks" in said or "broken" in said:
-        return f"NOT RUN   {bug}: {said.get('lacks') or said['broken']}"
+        return f"NOT RUN    {bug}: {said.get('lacks') or said['broken']}"
     good = bool(said["found"]) is not bug.startswith(NOTHING)
     word = ("caught" if said["found"] else "sound") if good else "NOT CAUGHT" if not said["found"] else "FALSE ALARM"
-    return f"{word:10}{bug}: {', '.join(said['found']) or 'no violation'}, {said['seconds']} s"
+    return f"{word:11}{bug}: {', '.join(said['found']) or 'no violation'}, {said['seconds']} s"
 
 
 def fill(document: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -207,10 +207,11 @@ def fill(document: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def main(
-    results: Path = RESULTS, only: str = "", seed: int = 1, again: bool = False, sound: bool = True
+    results: Path = RESULTS, only: str = "", seed: int = 1, again: bool = False, sound: bool = True,
+    keep: Path | None = None,
 ) -> None:  # fmt: skip
     """Run those that are not in the file of results yet, or `--again`; those with `--only` in their names. Ends with 1
-    if one was not caught, or nothing was and yet a run says so."""
+    if one was not caught, or nothing was planted and yet a run says so. `--keep` is where ledgers and logs stay."""
     results.parent.mkdir(parents=True, exist_ok=True)
     known: dict[str, Any] = {} if again or not results.exists() else json.loads(results.read_text())
     todo = [(bug, aim, classes) for bug, (aim, classes) in BUGS.items()]
@@ -220,8 +221,10 @@ def main(
     for bug, aim, classes in todo:
         if only not in bug or "found" in known.get(bug, {}):
             continue
-        with tempfile.TemporaryDirectory(prefix="torture-bug-") as folder:
-            known[bug] = caught(NOTHING if bug.startswith(NOTHING) else bug, aim, classes, Path(folder), seed)
+        with tempfile.TemporaryDirectory(prefix="torture-bug-") as passing:
+            folder = Path(passing) if keep is None else keep.resolve() / bug.replace(" ", "-")
+            folder.mkdir(parents=True, exist_ok=True)
+            known[bug] = caught(NOTHING if bug.startswith(NOTHING) else bug, aim, classes, folder, seed)
         print(line(bug, known[bug]), flush=True)
         results.write_text(json.dumps(known, indent=1) + "\n")
     fill(DOCUMENT, known)

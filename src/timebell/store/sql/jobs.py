@@ -306,13 +306,14 @@ COPY_ENDED = Statement(
 def _skipping(waiting: Statement) -> Statement:
     """The same for what is not locked by another transaction, so that nobody waits for that."""
     text = waiting.template.template
-    unlocked = (
-        text.replace(_PINNED, _UNLOCKED) if _PINNED in text else text.replace(_GUARD, f"{_GUARD} AND {_UNLOCKED}")
-    )
-    return Statement(unlocked, **waiting.columns)
+    assert _PINNED in text
+    return Statement(text.replace(_PINNED, _UNLOCKED), **waiting.columns)
 
 
-END_UNLOCKED, COPY_UNLOCKED = _skipping(END), _skipping(COPY_ENDED)
+END_UNLOCKED = _skipping(END)
+UNLOCKED = Statement(
+    "WITH $rows SELECT id FROM timebell_jobs WHERE id $pick SELECT id FROM d $picked $skip_locked", id="id"
+)
 DELETE_COPIED = Statement("WITH $rows DELETE FROM timebell_jobs WHERE id $pick SELECT id FROM d $picked", id="id")
 
 
@@ -344,7 +345,10 @@ def end(tx: Transaction, endings: Sequence[Ending], *, skip: bool = False) -> li
     if tx.dialect.delete_in_cte:
         left = tx.fetch(END_UNLOCKED if skip else END, rows)
     else:
-        left = tx.fetch(COPY_UNLOCKED if skip else COPY_ENDED, rows)
+        if skip:  # an INSERT that reads what it writes would wait
+            free = {str(row["id"]) for row in tx.fetch(UNLOCKED, [{"id": row["id"]} for row in rows])}
+            rows = [row for row in rows if row["id"] in free]
+        left = tx.fetch(COPY_ENDED, rows) if rows else []
         if left:
             tx.fetch(DELETE_COPIED, [{"id": row["id"]} for row in left])
     groups.let_go(tx, left)
