@@ -12,10 +12,12 @@ from datetime import timedelta
 planted = None
 told = sys.orig_argv
 role = told[3] if told[2:3] == ["timebell.torture"] else "node" if "timebell.torture.app:app" in told else None
+aims = json.loads(os.environ.get("PLANTED_AIMS", "{}"))
 if role == "node":
     os.environ["TIMEBELL_WORKER_DRAIN_TIMEOUT"] = "2s"  # handlers that take long are not waited for
+    os.environ.update(aims.get(os.environ.get("TIMEBELL_NODE_NAME", ""), {}))
 try:
-    for place, value in json.loads(os.environ.get("PLANTED_AIMS", "{}")).get(role, {}).items():
+    for place, value in aims.get(role, {}).items():
         module, _, name = place.partition(":")
         there = importlib.import_module(module)
         setattr(there, name, timedelta(seconds=value) if isinstance(getattr(there, name), timedelta) else value)
