@@ -71,6 +71,7 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
     waiting = [{"queue": "queue1", "tenant_id": "default", "group_name": f"group{n % 7}"} for n in range(BATCH)]
     deaf = {**lane, **ANYONE.params(), "now": at, "completes": COMPLETES_TEXT}
     of_schedules = [{"id": _id(n)} for n in range(BATCH)]
+    dispatched = [{**row, "was": "running", "until": 1, "errors": None} for row in running]
     advance = {"next_fire_at": at, "last_fired_at": at, "fault": None, "tzdata": "2026a", "utc_offset": 0}
     return {
         "LIVE": (schedules.LIVE, {}, of_schedules),
@@ -78,7 +79,8 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
         "LOCK_SCHEDULES": (turns.LOCK_SCHEDULES, {}, of_schedules),
         "NEXT_IN_TURN": (turns.NEXT_IN_TURN, {}, of_schedules),
         "OVERDUE": (jobs.OVERDUE, {"until": to_micros(after(minutes=1)), "most": BATCH}, []),
-        "DISPATCH": (jobs.DISPATCH, {}, [{**row, "was": "running", "until": 1, "errors": None} for row in running]),
+        "DISPATCH": (jobs.DISPATCH, {}, dispatched),
+        "DISPATCH_UNLOCKED": (jobs.DISPATCH_UNLOCKED, {}, dispatched),
         "LANES": (jobs.LANES, {"now": at, "late": at, **HEARD.params()}, []),
         "CLAIM": (jobs.CLAIM, {**start, "most": BATCH}, []),
         "TENANTS": (limits.TENANTS, {**lane, "after": "tenant500", "now": at}, []),
@@ -93,8 +95,13 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
         "DUE": (schedules.DUE, {"now": at, "most": BATCH}, []),
         "NEXT": (schedules.NEXT, {}, []),
         "BEAT": (jobs.BEAT, {}, running),
+        "BEAT_UNLOCKED": (jobs.BEAT_UNLOCKED, {}, running),
         "RETRY": (jobs.RETRY, {}, [{**row, **optional, **retry} for row in running]),
+        "RETRY_UNLOCKED": (jobs.RETRY_UNLOCKED, {}, [{**row, **optional, **retry} for row in running]),
         "END": (jobs.END, {}, [{**row, **optional, **end} for row in running]),
+        "END_UNLOCKED": (jobs.END_UNLOCKED, {}, [{**row, **optional, **end} for row in running]),
+        "STILL": (jobs.STILL, {}, [{**row, "was": "running"} for row in running]),
+        "LOCK_UNLOCKED": (turns.LOCK_UNLOCKED, {}, of_schedules),
         "RUNNING": (jobs.RUNNING, {}, []),
         "HOLD_UNHEARD": (unheard.HOLD, deaf, []),
         "COMPLETE_UNHEARD": (unheard.COMPLETABLE, deaf, []),
@@ -114,6 +121,8 @@ MOST_BUFFERS = {
     "DUE": 500, "NEXT": 20, "BEAT": 3_000, "RETRY": 5_000, "END": 3_000, "RUNNING": 700, "HOLD_UNHEARD": 3_000,
     "COMPLETE_UNHEARD": 3_000, "STUCK": 20, "RELEASE": 2_000, "HELD": 2_000, "WITHOUT_NEXT": 20, "LIVE": 1_000,
     "ADVANCE": 3_000, "LOCK_SCHEDULES": 1_000, "NEXT_IN_TURN": 2_000, "OVERDUE": 20, "DISPATCH": 5_000,
+    "DISPATCH_UNLOCKED": 6_000, "BEAT_UNLOCKED": 4_000, "RETRY_UNLOCKED": 6_000, "END_UNLOCKED": 4_000, "STILL": 1_000,
+    "LOCK_UNLOCKED": 1_000,
 }  # fmt: skip
 
 
@@ -286,7 +295,9 @@ def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", [name for name in MOST_BUFFERS if name != "END"] + ["COPY_ENDED", "DELETE_COPIED"])
+@pytest.mark.parametrize(
+    "name", [name for name in MOST_BUFFERS if name not in ("END", "END_UNLOCKED")] + ["COPY_ENDED", "DELETE_COPIED"]
+)
 def test_invariant_12_a_hot_statement_is_an_index_look_up_on_sqlite(filled_file: Path, name: str) -> None:
     statements = _statements(SQLITE.to_db)
     _, params, rows = statements.get(name) or statements["END"]

@@ -322,9 +322,10 @@ async def test_an_attempt_that_begins_while_the_end_of_the_last_one_is_written_k
     async with engine(app) as service:
         write = service.completer.write
 
-        async def slowly(batch: Any) -> None:  # as where much has ended at once, and this is not the last of it
-            await write(batch)
+        async def slowly(batch: Any) -> Any:  # as where much has ended at once, and this is not the last of it
+            locked = await write(batch)
             await asyncio.sleep(1)
+            return locked
 
         service.completer.write = slowly  # type: ignore[method-assign]
         job = await app.schedule_at("a", retry=Retry(attempts=5, backoff="fixed", delay=0, jitter=0))

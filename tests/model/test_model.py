@@ -59,5 +59,5 @@ def test_the_model_notices_each_planted_bug(mutant: Mutant) -> None:
 
 def test_every_planted_bug_is_in_the_table_of_the_documentation() -> None:
     bugs = PROOF.read_text().partition("## The bugs")[2]
-    table = re.findall(r"^\| ([^|]+?) \| [^|]+ \| [^|]+ \|$", bugs, re.MULTILINE)
+    table = re.findall(r"^\| ([^|]+?) \| [^|]+ \| [^|]+ \| [^|]+ \|$", bugs, re.MULTILINE)
     assert set(table) >= {one.name for one in MUTANTS}

@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.unit.cli.process import ROOT
+from tests.model.mutants import MUTANTS
+from tests.torture.bugs import BUGS, DOCUMENT, caught, fill, line
 
-CAUGHT = {
-    "a claim takes what is not due": ("sqlite", "kill", {"early"}),
-    "attempts have no numbers": ("sqlite", "kill", {"attempt-order"}),
-    "keys are random": ("sqlite", "kill", {"key-unstable"}),
-    "completed before it is delivered": ("sqlite", "kill", {"phantom-success", "lost"}),
-    "a retry does not wait": ("sqlite", "kill", {"retry"}),
-    "the next instant is computed from now": ("sqlite", "kill", {"lost", "accounting"}),
-    "overlap sees no live job": ("sqlite", "kill", {"overlap"}),
-    "a cancel ends what runs, and says prevented": ("sqlite", "kill", {"after-cancel"}),
-    "a resume fires what was paused": ("sqlite", "kill", {"during-pause"}),
-    "a pause leaves no rows": ("sqlite", "kill", {"audit"}),
-    "lost attempts are not taken back": ("sqlite", "kill", {"lost", "incomplete", "not-healed"}),
-    "a request twice is two jobs": ("postgres", "cut", {"dup-object"}),
-    "a lease of one's own is judged by the wall clock": ("postgres", "clock", {"dup-unjustified"}),
-}
-"""Of each bug where it is planted, the faults that bring it out, and the classes of which one at least is not empty."""
+
+def test_what_is_aimed_at_are_bugs_that_can_be_planted() -> None:
+    assert BUGS.keys() <= {mutant.name for mutant in MUTANTS}
+    assert len(BUGS) >= 12
+
+
+def test_the_table_takes_what_was_found(tmp_path: Path) -> None:
+    bug, other = list(BUGS)[:2]
+    document = tmp_path / "proof.md"
+    document.write_text(DOCUMENT.read_text())
+    fill(document, {bug: {"found": ["lost", "early"], "seconds": 7}, other: {"lacks": "no such program"}})
+    lines = document.read_text().splitlines()
+    (row,) = [row for row in lines if row.startswith(f"| {bug} |")]
+    assert row.endswith("| `lost`, `early`, 7 s |")
+    assert len(set(lines) - set(DOCUMENT.read_text().splitlines())) <= 1
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("TIMEBELL_TEST_BUGS" not in os.environ, reason="TIMEBELL_TEST_BUGS=1 runs them: not counted yet")
-@pytest.mark.parametrize("bug", CAUGHT)
+@pytest.mark.skipif(
+    "TIMEBELL_TEST_BUGS" not in os.environ, reason="python -m tests.torture.bugs runs them: ten minutes"
+)
+@pytest.mark.parametrize("bug", BUGS)
 def test_torture_notices_a_planted_bug(bug: str, tmp_path: Path) -> None:
-    store, faults, classes = CAUGHT[bug]
-    path = os.pathsep.join(map(str, (ROOT / "tests/torture/planted", ROOT / "src", ROOT)))
-    done = subprocess.run(
-        [sys.executable, "-m", "timebell.cli.main", "torture", "--minutes", "1", "--rate", "12", "--store", store,
-         "--faults", faults, "--out", "run"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600,
-        env=os.environ | {"PYTHONPATH": path, "PLANTED_BUG": bug},
-    )  # fmt: skip
-    verdict = tmp_path / "run" / "verdict.json"
-    assert verdict.exists(), done.stderr
-    assert f"planted: {bug}" in (tmp_path / "run" / "n1.log").read_text()
-    failed = json.loads(verdict.read_text())["failed"]
-    print(f"\n{bug}: {failed}")
-    assert done.returncode == 1
-    assert classes & set(failed), failed
+    found = caught(bug, *BUGS[bug], tmp_path, seed=1)
+    assert line(bug, found).startswith("caught"), found

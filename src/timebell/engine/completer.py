@@ -1,7 +1,8 @@
 """The completer writes endings in batches: all that came while the last batch was written.
 
 It waits for no timer, so a lone ending is written at once and a flood in a few statements. What the store
-cannot take now is kept until it can; the fence then decides whether it still counts.
+cannot take now is kept until it can; the fence then decides whether it still counts. It waits for nobody's locks
+either, as the node that has them may stand still: what is locked is left out, and written a little later.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Collection
 
 from timebell.engine.context import Node
 from timebell.errors import StoreError
@@ -19,6 +21,7 @@ from timebell.store.sql.told import end_told
 log = logging.getLogger("timebell.completer")
 
 MOST = 1000
+SHORTEST, LONGEST = 0.02, 0.3  # seconds until what was locked is tried again, doubled each time
 
 
 class Completer:
@@ -27,7 +30,14 @@ class Completer:
     def __init__(self, node: Node) -> None:
         self.node = node
         self._waiting: list[Ending] = []
+        self._locked: list[Ending] = []
+        self._pause = SHORTEST
         self._arrived: asyncio.Future[None] | None = None
+
+    @property
+    def skip(self) -> bool:
+        """Whether rows can be locked one by one, so that those that are can be left out."""
+        return bool(self.node.store.dialect.words["skip_locked"])
 
     def put(self, ending: Ending) -> None:
         """Take an ending over; the attempt stays held until it is written."""
@@ -40,7 +50,7 @@ class Completer:
     @property
     def empty(self) -> bool:
         """Whether everything put so far is written."""
-        return not self._waiting
+        return not self._waiting and not self._locked
 
     async def wait(self) -> None:
         """Until there is something to write. For one who waits."""
@@ -54,62 +64,101 @@ class Completer:
         if not batch:
             return
         try:
-            await self.write(batch)
+            locked = await self.write(batch)
         except StoreError:
             raise
         except Exception:
-            await self._write_singly(batch)
+            locked = await self._write_singly(batch)
         del self._waiting[: len(batch)]
-        for ending in batch:
+        left = {(ending.id, ending.attempt) for ending in locked}
+        written = [ending for ending in batch if (ending.id, ending.attempt) not in left] if left else batch
+        for ending in written:
             self.node.let_go(ending.id, ending.attempt)
-        self.node.counters.ended += len(batch)
+        self.node.counters.ended += len(written)
         if self.node.limited:
             self.node.working.poke()  # a tenant may have room for another
+        if locked:
+            self._put_off(locked)
+        elif not self._locked:
+            self._pause = SHORTEST
 
-    async def _write_singly(self, batch: list[Ending]) -> None:
+    def _put_off(self, locked: list[Ending]) -> None:
+        """Write them a little later: whoever has locked their rows is done by then, or the store ends it."""
+        if not self._locked:
+            asyncio.get_running_loop().call_later(self._pause, self._resume)
+            self._pause = min(2 * self._pause, LONGEST)
+        self._locked += locked
+
+    def _resume(self) -> None:
+        locked, self._locked = self._locked, []
+        for ending in locked:
+            self.put(ending)
+
+    async def _write_singly(self, batch: list[Ending]) -> list[Ending]:
         """Write a batch that the store refused, without the ending that it is for: that attempt's lease runs out."""
+        locked = []
         for ending in batch:
             try:
-                await self.write([ending])
+                locked += await self.write([ending])
             except StoreError:
                 raise
             except Exception:
                 log.exception("what came of job %s cannot be written", ending.id)
+        return locked
 
-    async def write(self, batch: list[Ending]) -> None:
-        """Write endings, whoever they come from; those with an old fence change nothing."""
-        store = self.node.store
+    async def write(self, batch: list[Ending]) -> list[Ending]:
+        """Write endings, whoever they come from; those with an old fence change nothing. Those that were not written,
+        as another transaction has locked what they change: they are to be written again."""
+        store, skip = self.node.store, self.skip
         again, handed, final = _by_state(batch)
+        locked: set[str] = set()
         if handed:
-            out = await store.hot(jobs.dispatch, handed)
-            for ending in handed:
-                if ending.id not in out and ending.errors is not None:  # its receiver has reported by now: as it said
+            out = await store.hot(jobs.dispatch, handed, skip=skip)
+            left = [ending for ending in handed if ending.id not in out]
+            locked |= (await self._still(left)).keys()
+            for ending in left:
+                if ending.id not in locked and ending.errors is not None:  # its receiver has reported: as it said
                     await store.run(reports.record, ending)
         if again:
             grouped = [ending for ending in again if ending.grouped is not None]
             lone = [ending for ending in again if ending.grouped is None]
-            kept = await store.hot(jobs.retry, lone) if lone else set()
+            kept = await store.hot(jobs.retry, lone, skip=skip) if lone else set()
             if grouped:
                 kept |= await store.run(turns.retry_in_group, grouped)
+            left = [ending for ending in again if ending.id not in kept]
+            locked |= {id_ for id_, asked in (await self._still(left)).items() if not asked}
             # Not back to pending: its cancel was asked meanwhile (then it ends here), or the fence is old.
             final += [
-                dataclasses.replace(ending, state=JobState.CANCELLED) for ending in again if ending.id not in kept
+                dataclasses.replace(ending, state=JobState.CANCELLED) for ending in left if ending.id not in locked
             ]
             self.node.working.poke()  # it learns when they are due
         told, plain, in_turn = _by_way(final)
         written: set[str] = set()
         if plain:
-            ended = await (store.hot if store.dialect.delete_in_cte else store.run)(jobs.end, plain)
+            ended = await (store.hot if store.dialect.delete_in_cte else store.run)(jobs.end, plain, skip=skip)
             written |= {str(row["id"]) for row in ended}
             if any(row["serial"] for row in ended):
                 self._turned(await store.run(turns.hand_on, ended, plain))
         if in_turn:
             schedules = [ending.schedule_id for ending in in_turn if ending.schedule_id]
-            written |= self._turned(await store.run(turns.end_in_turn, in_turn, schedules))
+            written |= self._turned(await store.run(turns.end_in_turn, in_turn, schedules, skip=skip))
         if told:
-            written |= self._turned(await store.run(end_told, told))
+            written |= self._turned(await store.run(end_told, told, skip=skip))
             self.node.working.poke()
-        if len(written) < len(final) and (stale := [ending.id for ending in final if ending.id not in written]):
+        if len(written) < len(final):
+            left = [ending for ending in final if ending.id not in written]
+            locked |= (await self._still(left)).keys()
+            self._came_too_late([ending.id for ending in left if ending.id not in locked])
+        return [ending for ending in batch if ending.id in locked] if locked else []
+
+    async def _still(self, left: Collection[Ending]) -> dict[str, bool]:
+        """Of what was not written the ids whose fence holds, and whether their cancel was asked."""
+        if not left or not self.skip:
+            return {}
+        return await self.node.store.hot(jobs.still, [(ending.id, ending.attempt, ending.was) for ending in left])
+
+    def _came_too_late(self, stale: list[str]) -> None:
+        if stale:
             self.node.counters.fenced += len(stale)
             log.warning("%d endings came too late and changed nothing: %s", len(stale), ", ".join(stale[:5]))
 

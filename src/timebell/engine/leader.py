@@ -12,6 +12,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
+from timebell.alarm import Alarm
 from timebell.engine.context import Node
 from timebell.engine.healing import Healing
 from timebell.engine.operations import Operations
@@ -50,10 +51,11 @@ TOLD = 5  # topics that a warning names
 
 
 class Leader:
-    """The service; `step` rides on the heartbeat."""
+    """The service; each heartbeat pokes its alarm."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.alarm = Alarm(node.clock)
         self.fence: int | None = None
         self._seen: tuple[nodes.Lease, float] | None = None
         self._beats: dict[str, tuple[int, float]] = {}
@@ -68,7 +70,7 @@ class Leader:
         self.watching = Watching(node, self._as_leader)
 
     async def step(self) -> None:
-        """Lead, try to, or watch who does; then the chores."""
+        """Lead, try to, or watch who does; then the chores. Until the next poke."""
         node = self.node
         if self.fence is not None and not await node.store.run(nodes.renew_lease, node.id, self.fence):
             log.warning("leadership was lost")

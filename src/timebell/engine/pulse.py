@@ -16,7 +16,7 @@ from timebell.engine.leader import Leader
 from timebell.engine.runner import mark
 from timebell.model import decide
 from timebell.model.healed import Healed
-from timebell.model.job import JobState
+from timebell.model.job import Attempt, Ending, JobState
 from timebell.model.payload import decode
 from timebell.store.bridges import ARRIVALS
 from timebell.store.sql import admission, jobs, months, nodes, unheard
@@ -26,6 +26,7 @@ log = logging.getLogger("timebell.pulse")
 
 FAR = 0.5  # seconds of clock offset from which it is worth a look
 CALLED_IN = 500  # attempts of outside workers that are looked at at once
+AGAIN = 0.5  # seconds until what another transaction has locked is looked at again
 STOP_WITHIN = 10.0  # seconds that an attempt has to stop when a later occurrence asks it to
 
 
@@ -40,6 +41,7 @@ class Pulse:
         self._seen: dict[tuple[str, int], tuple[int, float]] = {}
         self._asked: dict[tuple[str, int], float] = {}
         self._over_at = inf  # when the next lease of another node is over, unless it is renewed
+        self._locked = False  # whether there was something that others had locked
 
     async def start(self) -> None:
         """Before the first claim: know the time, be known, and take back what a dead engine left."""
@@ -71,6 +73,7 @@ class Pulse:
     async def step(self) -> datetime | None:
         """One heartbeat; when the next is."""
         node = self.node
+        self._locked = False
         self._drop_lapsed()
         await self._measure()
         await self._renew()
@@ -84,10 +87,12 @@ class Pulse:
         node.healed += rescued  # not in one line: the sum before the wait would undo what others add meanwhile
         node.limited = await node.store.run(admission.limited)
         node.metered = await node.store.run(months.metered)
-        await self.leader.step()
+        self.leader.alarm.poke()  # not in here: what it waits for must keep no lease from being renewed, or watched
         node.working.poke()
         node.planning.poke()
         pause = min(node.options.heartbeat, max(0.0, self._over_at - node.clock.monotonic()))
+        if self._locked:
+            pause = min(pause, AGAIN)
         if self._asked:
             pause = min(pause, max(0.0, min(self._asked.values()) + STOP_WITHIN - node.clock.monotonic()))
         return node.clock.now() + timedelta(seconds=pause)
@@ -145,14 +150,17 @@ class Pulse:
         if not aging:
             return
         sent = clock.monotonic()
-        ours = await node.store.hot(jobs.beat, aging)
+        ours = await node.store.hot(jobs.beat, aging, skip=self.completer.skip)
+        left = [(id_, number, JobState.RUNNING) for id_, number in aging if id_ not in ours]
+        locked = await node.store.hot(jobs.still, left) if left and self.completer.skip else {}
+        self._locked = self._locked or bool(locked)
         for id_, number in aging:
             held = node.held.get(id_)
             if held is None or held.attempt.number != number:  # over meanwhile
                 continue
             if id_ in ours:
                 held.lease_until = sent + node.options.lease
-            else:
+            elif id_ not in locked:
                 self._drop(id_)
 
     async def look(self) -> Healed:
@@ -210,17 +218,16 @@ class Pulse:
         now = node.clock.now()
         while True:
             late = await node.store.hot(jobs.overdue, CALLED_IN, now)
-            endings = []
+            ended = []
             for attempt in late:
                 retry = node.retry_of(attempt, decode(attempt.retry))
                 error = f"Nothing was reported within its timeout of {node.timeout_of(attempt):g} s."
                 ending = decide.after_failure(
                     attempt.id, attempt.number, attempt.tries, retry, now, "TIMEOUT", error
                 )  # fmt: skip
-                node.counters.came_to(attempt.topic, ending)
-                endings.append(mark(attempt, ending, node.id))
-            await self.completer.write(endings)
-            if len(late) < CALLED_IN:
+                ended.append((attempt, mark(attempt, ending, node.id)))
+            await self._write(ended)
+            if len(late) < CALLED_IN or self._locked:
                 return
 
     async def _rescue(self, keys: list[tuple[str, int]]) -> int:
@@ -229,7 +236,7 @@ class Pulse:
             return 0
         node = self.node
         now = node.clock.now()
-        endings = []
+        ended = []
         for attempt in await node.store.run(jobs.abandoned, keys, now):
             retry = node.retry_of(attempt, decode(attempt.retry))
             ending = decide.after_failure(
@@ -238,9 +245,18 @@ class Pulse:
             )  # fmt: skip
             if ending.state is JobState.PENDING:
                 ending.run_at = now
-            node.counters.came_to(attempt.topic, ending)
-            endings.append(mark(attempt, ending, node.id))
-        await self.completer.write(endings)
-        node.counters.rescued += len(endings)
-        log.warning("%d attempts of nodes that stopped answering were taken back", len(endings))
-        return len(endings)
+            ended.append((attempt, mark(attempt, ending, node.id)))
+        rescued = await self._write(ended)
+        node.counters.rescued += rescued
+        if rescued:
+            log.warning("%d attempts of nodes that stopped answering were taken back", rescued)
+        return rescued
+
+    async def _write(self, ended: list[tuple[Attempt, Ending]]) -> int:
+        """Write the ends of attempts of others; how many. Those that are locked are found again."""
+        locked = {ending.id for ending in await self.completer.write([ending for _, ending in ended])}
+        for attempt, ending in ended:
+            if ending.id not in locked:
+                self.node.counters.came_to(attempt.topic, ending)
+        self._locked = self._locked or bool(locked)
+        return len(ended) - len(locked)

@@ -24,7 +24,7 @@ from timebell.store.sql import jobs, nodes, schedules
 
 log = logging.getLogger("timebell.engine")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between tries while the store does not answer
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # seconds between tries while the store does not answer
 
 
 class Service:
@@ -41,6 +41,7 @@ class Service:
         self.pulse = Pulse(node, self.completer, self.leader, me)
         self.failing: dict[str, StoreError] = {}
         self.began = node.clock.monotonic()
+        self._alarms: dict[str, Alarm] = {}
         self.turned: dict[str, float] = {}
         """When each service last ended a step (monotonic seconds)."""
 
@@ -61,6 +62,7 @@ class Service:
                 ("operations", self.leader.operations.step, self.leader.operations.alarm),
                 ("reconciler", self.leader.reconciling.step, self.leader.reconciling.alarm),
                 ("sources", self.leader.watching.step, self.leader.watching.alarm),
+                ("leader", self.leader.step, self.leader.alarm),
             )
         ]
         completing = asyncio.create_task(self._complete(), name="timebell-completer")
@@ -76,7 +78,8 @@ class Service:
             await self._leave()
             node.handlers.threads.shutdown(wait=False, cancel_futures=True)
             for alarm in (
-                node.beating, node.planning, node.working, self.leader.operations.alarm, self.leader.reconciling.alarm
+                node.beating, node.planning, node.working, self.leader.operations.alarm, self.leader.reconciling.alarm,
+                self.leader.alarm,
             ):  # fmt: skip
                 alarm.close()
 
@@ -119,12 +122,15 @@ class Service:
     async def _keep(self, name: str, step: Callable[[], Awaitable[datetime | None]], alarm: Alarm) -> None:
         """Run a service for ever: step, wait for the instant it names or a poke; on an error, pause and go on."""
         pause = FIRST_PAUSE
+        self._alarms[name] = alarm
         while True:
             try:
                 until = await step()
                 pause = FIRST_PAUSE
                 if name in self.failing:
                     del self.failing[name]
+                    for other in self.failing:  # it need not wait any longer
+                        self._alarms[other].poke()
                     if not self.failing:
                         log.warning("the store answers again")
             except StoreError as failed:

@@ -15,7 +15,7 @@ log = logging.getLogger("timebell.zones")
 
 AGAIN = 3600.0  # seconds; processes that run no engine write schedules too, with the zone data they have
 AGAIN_APART = 60.0  # while nodes have different zone data
-STRETCH = 1.0  # seconds, so that the heartbeat that this rides on is never late for long
+STRETCH = 1.0  # seconds, so that nothing else that the leader does is late for long
 BATCH = 500
 
 

@@ -20,6 +20,7 @@ from timebell.torture.plan import SECRET, Plan, take_precedence, write
 
 FAILS, HANGS = 0.05, 0.005
 HANG = 6.0  # seconds, more than a webhook may take
+LONGEST = WEBHOOK = 3.0  # seconds that handlers and webhooks may take otherwise
 
 
 class Sink:
@@ -30,11 +31,11 @@ class Sink:
         self.ledger = Ledger(plan.path("effect.jsonl"))
         self.count = 0
 
-    def decide(self, key: str, attempt: int) -> tuple[str, float]:
+    def decide(self, key: str, attempt: int, longest: float) -> tuple[str, float]:
         """What an attempt is answered, and after how many seconds."""
         chance = Random(f"{self.plan.seed}/{key}/{attempt}")
         draw, long = chance.random(), chance.random()
-        seconds = 0.0 if long < 0.5 else chance.uniform(0, 0.3) if long < 0.85 else chance.uniform(0.3, 3)
+        seconds = 0.0 if long < 0.5 else chance.uniform(0, 0.3) if long < 0.85 else chance.uniform(0.3, longest)
         return ("fail" if draw < FAILS else "ok"), seconds
 
     async def received(self, **facts: Any) -> int:
@@ -58,7 +59,7 @@ class Sink:
         """A handler says that it starts, is told what to do, and says that it ends."""
         with suppress(OSError, ValueError):
             facts = json.loads(await reader.readline())
-            plan, seconds = self.decide(facts["key"], facts["attempt"])
+            plan, seconds = self.decide(facts["key"], facts["attempt"], LONGEST)
             seq = await self.received(signed=True, plan=plan, **facts)
             writer.write(json.dumps({"plan": plan, "seconds": seconds}).encode() + b"\n")
             await writer.drain()
@@ -74,7 +75,7 @@ class Sink:
             body = await reader.readexactly(int(headers["content-length"]))
             data = json.loads(body)["data"]
             key, attempt = headers["webhook-id"], int(headers["timebell-attempt"])
-            plan, seconds = self.decide(key, attempt)
+            plan, seconds = self.decide(key, attempt, WEBHOOK)
             if Random(f"{self.plan.seed}/hang/{key}/{attempt}").random() < HANGS:
                 plan, seconds = "hang", HANG
             seq = await self.received(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -32,6 +32,7 @@ _UPDATE = re.compile(
     r" WHERE (?P<where>.*?)(?: RETURNING (?P<returning>[^()]*))?\s*",
     re.DOTALL,
 )
+_DELETE = re.compile(r"\s*(?P<d>WITH d\(.*?:rows\)) DELETE FROM (?P<table>\w+) WHERE id IN :d_id\s*", re.DOTALL)
 # Flags by themselves, in words that an index can be used for.
 _FLAGS = (
     (re.compile(r"\bWHERE enabled AND"), "WHERE enabled = true AND"),
@@ -61,6 +62,7 @@ class MariaWords:
             "picked": ">>)",
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "for_update": "FOR UPDATE",
+            "unlocked": "SELECT id FROM d <skip>",  # said of the lock itself, which comes later here
             "own_id": "j.id",
             "minute": "run_at DIV 60000000",
             "in_turn": "true",
@@ -104,6 +106,13 @@ class Said:
 def said(statement: Statement, words: MariaWords) -> Said:
     """What a Statement is to MariaDB."""
     text = statement.named(words)
+    if "<skip>" in text:
+        waiting = _said(text.replace(" <skip>", ""), statement)
+        return replace(waiting, read=waiting.read.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED"))
+    return _said(text, statement)
+
+
+def _said(text: str, statement: Statement) -> Said:
     text = text.replace("d AS (\0)", f"d({', '.join(statement.columns)}) AS (:rows)")
     text = _RESERVED.sub(r"`\1`", text).replace("AS VARCHAR", "AS CHAR")
     for pattern, better in _FLAGS:
@@ -118,8 +127,10 @@ def said(statement: Statement, words: MariaWords) -> Said:
         return _insert(*insert.groups())
     if (update := _UPDATE.fullmatch(text)) is not None:
         return _update(each=each, **update.groupdict())
-    if "DELETE" in text:
-        return Said(_without_rows(text))
+    if (gone := _DELETE.fullmatch(text)) is not None:
+        # By its key, also where there are few rows: a look at all of them would wait for those that others have locked.
+        source = f"({gone['d']} SELECT * FROM d) AS d STRAIGHT_JOIN {gone['table']} AS j FORCE INDEX (PRIMARY)"
+        return Said(f"DELETE j FROM {source} ON j.id = d.id")
     text = text.replace("IN (<<", "IN (SELECT * FROM (").replace(">>)", ") AS picked)")
     return Said(_join(_without_rows(text)), each=each)
 

@@ -64,6 +64,8 @@ class PostgresWords:
             "picked": "))",
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "for_update": "FOR UPDATE",
+            # Of the given rows those that nobody else has locked, and from now on nobody else may lock.
+            "unlocked": "SELECT id FROM timebell_jobs WHERE id = ANY(ARRAY(SELECT id FROM d)) FOR UPDATE SKIP LOCKED",
             "own_id": "j.id",
             "by_row": "",
             "last_success": LAST_SUCCESS,

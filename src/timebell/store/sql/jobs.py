@@ -279,6 +279,8 @@ _MOVED = [name for name in _CARRIED if name not in ("state", "errors", "tries")]
 _GUARD = "j.id = d.id AND j.attempt = d.attempt AND j.state = d.was"
 # Said once more in the form that pins look-ups by id: of a join alone the planner may make a scan of the table.
 _PINNED = "j.id $pick SELECT id FROM d $picked"
+# The same, but for those whose rows another transaction has locked.
+_UNLOCKED = "j.id $pick $unlocked $picked"
 # A cancel that was asked while it ran: only a success still counts as one.
 _STATE = "CASE WHEN j.cancel_asked AND d.state <> 'completed' THEN 'cancelled' ELSE d.state END"
 _VALUES = (
@@ -298,6 +300,19 @@ END = Statement(
 COPY_ENDED = Statement(
     f"WITH $rows {_INTO} SELECT {_VALUES} FROM d JOIN timebell_jobs j ON {_GUARD} RETURNING {_LEFT}",  # noqa: S608
     **_ENDING,
+)
+
+
+def _skipping(waiting: Statement) -> Statement:
+    """The same for what is not locked by another transaction, so that nobody waits for that."""
+    text = waiting.template.template
+    assert _PINNED in text
+    return Statement(text.replace(_PINNED, _UNLOCKED), **waiting.columns)
+
+
+END_UNLOCKED = _skipping(END)
+UNLOCKED = Statement(
+    "WITH $rows SELECT id FROM timebell_jobs WHERE id $pick SELECT id FROM d $picked $skip_locked", id="id"
 )
 DELETE_COPIED = Statement("WITH $rows DELETE FROM timebell_jobs WHERE id $pick SELECT id FROM d $picked", id="id")
 
@@ -321,15 +336,19 @@ def _ending_row(tx: Transaction, ending: Ending) -> dict[str, Any]:
     return row
 
 
-def end(tx: Transaction, endings: Sequence[Ending]) -> list[Row]:
+def end(tx: Transaction, endings: Sequence[Ending], *, skip: bool = False) -> list[Row]:
     """Move jobs to `finished`, in one statement where the dialect can, and let the next of their groups go; of those
-    whose fence still held the id, schedule_id, started_at, and whether they take turns by now."""
+    whose fence still held the id, schedule_id, started_at, and whether they take turns by now. With `skip` those whose
+    rows are locked are left as they are."""
     groups.lock(tx, endings)
     rows = [_ending_row(tx, ending) for ending in endings]
     if tx.dialect.delete_in_cte:
-        left = tx.fetch(END, rows)
+        left = tx.fetch(END_UNLOCKED if skip else END, rows)
     else:
-        left = tx.fetch(COPY_ENDED, rows)
+        if skip:  # an INSERT that reads what it writes would wait
+            free = {str(row["id"]) for row in tx.fetch(UNLOCKED, [{"id": row["id"]} for row in rows])}
+            rows = [row for row in rows if row["id"] in free]
+        left = tx.fetch(COPY_ENDED, rows) if rows else []
         if left:
             tx.fetch(DELETE_COPIED, [{"id": row["id"]} for row in left])
     groups.let_go(tx, left)
@@ -343,12 +362,14 @@ RETRY = Statement(
     **_ENDING,
     run_at="instant",
 )
+RETRY_UNLOCKED = _skipping(RETRY)
 
 
-def retry(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
-    """Put attempts back to pending at their `run_at`; not those whose cancel was asked or fence is old."""
+def retry(tx: Transaction, endings: Sequence[Ending], *, skip: bool = False) -> set[str]:
+    """Put attempts back to pending at their `run_at`; not those whose cancel was asked or fence is old, nor, with
+    `skip`, those whose rows are locked."""
     groups.lock(tx, endings)
-    left = tx.fetch(RETRY, [_ending_row(tx, ending) for ending in endings])
+    left = tx.fetch(RETRY_UNLOCKED if skip else RETRY, [_ending_row(tx, ending) for ending in endings])
     groups.let_go(tx, left)
     return {str(row["id"]) for row in left}
 
@@ -364,8 +385,12 @@ DISPATCH = Statement(
 )
 
 
-def dispatch(tx: Transaction, handed: Sequence[Ending]) -> set[str]:
-    """Leave attempts to outside workers until their `run_at`; the ids whose fence still held.
+DISPATCH_UNLOCKED = _skipping(DISPATCH)
+
+
+def dispatch(tx: Transaction, handed: Sequence[Ending], *, skip: bool = False) -> set[str]:
+    """Leave attempts to outside workers until their `run_at`; the ids whose fence still held, without those whose rows
+    are locked if they are to be skipped.
 
     From here on `beat` is that instant, in microseconds since 1970.
     """
@@ -374,7 +399,7 @@ def dispatch(tx: Transaction, handed: Sequence[Ending]) -> set[str]:
         for one in handed
         if one.run_at is not None
     ]
-    return {str(row["id"]) for row in tx.fetch(DISPATCH, rows)}
+    return {str(row["id"]) for row in tx.fetch(DISPATCH_UNLOCKED if skip else DISPATCH, rows)}
 
 
 BEAT = Statement(
@@ -385,10 +410,29 @@ BEAT = Statement(
 )
 
 
-def beat(tx: Transaction, attempts: Sequence[tuple[str, int]]) -> set[str]:
-    """Renew the leases of these attempts (id, number); the ids still ours."""
+BEAT_UNLOCKED = _skipping(BEAT)
+
+
+def beat(tx: Transaction, attempts: Sequence[tuple[str, int]], *, skip: bool = False) -> set[str]:
+    """Renew the leases of these attempts (id, number); the ids still ours, without those whose rows are locked if they
+    are to be skipped."""
     rows = [{"id": id_, "attempt": number} for id_, number in attempts]
-    return {str(row["id"]) for row in tx.fetch(BEAT, rows)}
+    return {str(row["id"]) for row in tx.fetch(BEAT_UNLOCKED if skip else BEAT, rows)}
+
+
+STILL = Statement(
+    f"WITH $rows SELECT j.id, j.cancel_asked FROM d JOIN timebell_jobs j ON {_GUARD} WHERE {_PINNED}",  # noqa: S608
+    id="id",
+    attempt="int",
+    was="text",
+)
+
+
+def still(tx: Transaction, attempts: Sequence[tuple[str, int, JobState]]) -> dict[str, bool]:
+    """Of attempts (id, number, state) that were not written, those that are as they were: another transaction had
+    locked their rows. And whether their cancel was asked."""
+    rows = [{"id": id_, "attempt": number, "was": str(was)} for id_, number, was in attempts]
+    return {str(row["id"]): bool(row["cancel_asked"]) for row in tx.fetch(STILL, rows)}
 
 
 RUNNING = Statement(

@@ -29,11 +29,14 @@ OWN = "timebell."
 TARGET = {"kind": "alert", "options": {}}
 
 
-def end_told(tx: Transaction, endings: Sequence[Ending]) -> Ended:
+def end_told(tx: Transaction, endings: Sequence[Ending], *, skip: bool = False) -> Ended:
     """As `end_in_turn`, for any jobs; then tell of those whose fence held."""
     ids = [ending.id for ending in endings]
-    of_schedules = select(jobs.c.schedule_id).where(jobs.c.id.in_(ids), jobs.c.schedule_id.is_not(None))
-    ended = end_in_turn(tx, endings, list(tx.execute(of_schedules).scalars()))  # locks the schedules first
+    of_schedules = select(jobs.c.id, jobs.c.schedule_id).where(jobs.c.id.in_(ids), jobs.c.schedule_id.is_not(None))
+    schedule_of = {str(row.id): str(row.schedule_id) for row in tx.execute(of_schedules)}
+    for ending in endings:
+        ending.schedule_id = schedule_of.get(ending.id)
+    ended = end_in_turn(tx, endings, list(schedule_of.values()), skip=skip)  # locks the schedules first
     written = select(finished).where(
         finished.c.id.in_(ended.ids), ~finished.c.topic.startswith(OWN),
         finished.c.finished_at >= min(ending.at for ending in endings),

@@ -13,6 +13,7 @@ from sqlalchemy import select, update
 from timebell.model.decide import SUPERSEDED
 from timebell.model.job import Ending, Hold, JobState
 from timebell.store.schema import jobs as table
+from timebell.store.schema import schedules as schedule_rows
 from timebell.store.sql import jobs
 from timebell.store.sql.recurrences import recurrence_of
 from timebell.store.statement import Statement
@@ -28,6 +29,7 @@ LOCK_SCHEDULES = Statement(
     " WHERE id $pick SELECT id FROM d $picked ORDER BY id $for_update",
     id="id",
 )
+LOCK_UNLOCKED = Statement(LOCK_SCHEDULES.template.template.replace("$for_update", "$skip_locked"), id="id")
 NEXT_IN_TURN = Statement(
     """
     WITH $rows UPDATE timebell_jobs SET hold = NULL WHERE id $pick
@@ -58,15 +60,22 @@ class Ended(NamedTuple):
     put_off: bool
 
 
-def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[str]) -> Ended:
+def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[str], *, skip: bool = False) -> Ended:
     """As `jobs.end`, for jobs that take turns: the next of the schedule or group is let go, and a schedule of a fixed
     delay gets its next instant.
 
     The rows of schedules (and of queues with groups) are locked first, as the planner (and the claim) does, so that
-    none is held behind a job just gone.
+    none is held behind a job just gone. With `skip` those whose own row, or schedule, somebody else has locked are left
+    as they are.
     """
-    locked = _lock(tx, schedules)
-    return _hand_on(tx, locked, jobs.end(tx, endings), endings)
+    locked = _lock(tx, schedules, LOCK_UNLOCKED if skip else LOCK_SCHEDULES)
+    missing = set(schedules) - {str(row["id"]) for row in locked} if skip else None
+    if missing:
+        theirs = set(map(str, tx.execute(select(schedule_rows.c.id).where(schedule_rows.c.id.in_(missing))).scalars()))
+        endings = [ending for ending in endings if ending.schedule_id not in theirs]  # else it is there no more
+        if not endings:
+            return Ended(set(), 0, put_off=False)
+    return _hand_on(tx, locked, jobs.end(tx, endings, skip=skip), endings)
 
 
 def hand_on(tx: Transaction, ended: Sequence[Row], endings: Sequence[Ending]) -> Ended:
@@ -76,9 +85,9 @@ def hand_on(tx: Transaction, ended: Sequence[Row], endings: Sequence[Ending]) ->
     return _hand_on(tx, _lock(tx, [str(row["schedule_id"]) for row in late]), late, endings)
 
 
-def _lock(tx: Transaction, schedules: Sequence[str]) -> Sequence[Row]:
+def _lock(tx: Transaction, schedules: Sequence[str], lock: Statement = LOCK_SCHEDULES) -> Sequence[Row]:
     wanted = [{"id": schedule} for schedule in sorted(set(schedules))]
-    return tx.fetch(LOCK_SCHEDULES, wanted) if wanted else []
+    return tx.fetch(lock, wanted) if wanted else []
 
 
 def _hand_on(tx: Transaction, locked: Sequence[Row], ended: Sequence[Row], endings: Sequence[Ending]) -> Ended:

@@ -1,0 +1,155 @@
+"""A row that somebody else has locked, as a node that stands still in a transaction does, holds up itself alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, make_url, text
+
+from timebell import Arrived, Every, JobSpec, Timebell
+from timebell.engine.service import Service
+from timebell.model.job import JobState
+
+PATIENCE = 20.0
+DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
+Test = Callable[[Service], Coroutine[Any, Any, None]]
+
+
+class World:
+    """An app whose handlers end when they may; and somebody else, who locks rows."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.app = Timebell(url, timezone="UTC")
+        self.may_end = asyncio.Event()
+        self.attempts: list[tuple[str, int]] = []
+        self.app.on("waits")(self.wait)
+        self.app.on("plain")(self.note)
+
+    async def wait(self, event: Arrived) -> None:
+        self.attempts.append((event.job_id, event.attempt))
+        await self.may_end.wait()
+
+    async def note(self, event: Arrived) -> None:
+        self.attempts.append((event.job_id, event.attempt))
+
+    def run(self, test: Test, **options: Any) -> None:
+        async def body() -> None:
+            try:
+                async with self.app.running(**{"poll": 0.05, **options}) as service:
+                    await asyncio.wait_for(test(service), PATIENCE)
+            finally:
+                await self.app.close()
+
+        asyncio.run(body())
+
+    @asynccontextmanager
+    async def locked(self, table: str, id_: str) -> AsyncIterator[None]:
+        """The row is another transaction's while the block runs."""
+        driver = DRIVERS[self.url.partition(":")[0]]
+        engine: Engine = create_engine(make_url(self.url).set(drivername=driver))
+        connection = engine.connect()
+        try:
+            lock = text(f"SELECT id FROM {table} WHERE id = :id FOR UPDATE")
+            assert (await asyncio.to_thread(connection.execute, lock, {"id": id_})).all()
+            yield
+        finally:
+            connection.close()
+            engine.dispose()
+
+    async def states(self, ids: list[str]) -> set[JobState]:
+        return {(await self.app.get(id_)).state for id_ in ids}
+
+    async def until(self, ids: list[str], state: JobState) -> None:
+        while await self.states(ids) != {state}:
+            await asyncio.sleep(0.02)
+
+
+def test_of_a_batch_of_endings_all_are_written_but_the_one_whose_row_is_locked(nodes_url: str) -> None:
+    world = World(nodes_url)
+
+    async def test(service: Service) -> None:
+        jobs = await world.app.schedule_many([JobSpec(topic="waits") for _ in range(20)])
+        held, *others = [job.id for job in jobs]
+        await world.until([held, *others], JobState.RUNNING)
+        async with world.locked("timebell_jobs", held):
+            world.may_end.set()
+            await world.until(others, JobState.COMPLETED)
+            later = await world.app.schedule_at("plain")
+            await world.until([later.id], JobState.COMPLETED)
+            assert await world.states([held]) == {JobState.RUNNING}
+            assert held in service.node.held
+        await world.until([held], JobState.COMPLETED)
+        assert sorted(world.attempts) == sorted((id_, 1) for id_ in [held, *others, later.id])
+        assert service.node.counters.fenced == 0
+
+    world.run(test)
+
+
+def test_what_is_tried_again_waits_for_its_own_row_alone(nodes_url: str) -> None:
+    world = World(nodes_url)
+
+    @world.app.on("fails", retry={"attempts": 2, "backoff": "fixed", "delay": 0, "jitter": 0})
+    async def fails(event: Arrived) -> None:
+        await world.wait(event)
+        if event.attempt == 1:
+            raise ValueError
+
+    async def test(service: Service) -> None:
+        held, *others = [job.id for job in await world.app.schedule_many([JobSpec(topic="fails") for _ in range(5)])]
+        await world.until([held, *others], JobState.RUNNING)
+        async with world.locked("timebell_jobs", held):
+            world.may_end.set()
+            await world.until(others, JobState.COMPLETED)
+            assert (held, 2) not in world.attempts
+        await world.until([held], JobState.COMPLETED)
+        assert sorted(world.attempts) == sorted((id_, number) for id_ in [held, *others] for number in (1, 2))
+        assert service.node.counters.fenced == 0
+
+    world.run(test)
+
+
+def test_a_run_whose_schedule_is_locked_ends_later_and_hands_its_turn_on(nodes_url: str) -> None:
+    world = World(nodes_url)
+
+    async def test(service: Service) -> None:
+        schedule = await world.app.schedule_repeat("waits", Every("PT1H"), overlap="queue")
+        first = await world.app.schedules.trigger(schedule.id)
+        await world.until([first.id], JobState.RUNNING)
+        second = await world.app.schedules.trigger(schedule.id)
+        other = await world.app.schedule_at("waits")
+        await world.until([other.id], JobState.RUNNING)
+        async with world.locked("timebell_schedules", schedule.id):
+            world.may_end.set()
+            await world.until([other.id], JobState.COMPLETED)
+            later = await world.app.schedule_at("plain")
+            await world.until([later.id], JobState.COMPLETED)
+            assert await world.states([first.id]) == {JobState.RUNNING}
+            assert await world.states([second.id]) == {JobState.PENDING}
+        await world.until([first.id, second.id], JobState.COMPLETED)
+        assert [id_ for id_, _ in world.attempts if id_ in (first.id, second.id)] == [first.id, second.id]
+        assert service.node.counters.fenced == 0
+
+    world.run(test)
+
+
+def test_a_locked_row_keeps_no_lease_of_others_from_being_renewed(nodes_url: str) -> None:
+    world = World(nodes_url)
+
+    async def test(service: Service) -> None:
+        held, other = [job.id for job in await world.app.schedule_many([JobSpec(topic="waits") for _ in range(2)])]
+        await world.until([held, other], JobState.RUNNING)
+        async with world.locked("timebell_jobs", held):
+            for _ in range(2):
+                lease = service.node.held[other].lease_until
+                while service.node.held[other].lease_until == lease:
+                    await asyncio.sleep(0.02)
+            assert held in service.node.held
+        world.may_end.set()
+        await world.until([held, other], JobState.COMPLETED)
+        assert sorted(world.attempts) == sorted([(held, 1), (other, 1)])
+
+    world.run(test, heartbeat=0.2, lease=30.0)
