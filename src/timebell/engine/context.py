@@ -45,8 +45,15 @@ class Held:
     task: asyncio.Task[None] | None = None
     drop: str | None = None
     """Why its task is being cancelled: `lost` (not ours any more), `drain` (give it back) or `stop`."""
+    begun: bool = False
     completing: bool = False
     """Whether its end is being, or was, written in a transaction of its handler's: its lease matters no more."""
+
+    def stop(self, why: str) -> None:
+        """Cancel its task. One that has not begun could not even give its place back: it finds out when it does."""
+        self.drop = why
+        if self.begun and self.task is not None:
+            self.task.cancel()
 
 
 class Known(NamedTuple):

@@ -135,8 +135,7 @@ class Pulse:
         if held is None or held.task is None or held.task.done() or held.completing:
             return
         log.warning("the lease of job %s was lost; its attempt %d is stopped", id_, held.attempt.number)
-        held.drop = "lost"
-        held.task.cancel()
+        held.stop("lost")
 
     async def _renew(self) -> None:
         node = self.node
@@ -204,8 +203,7 @@ class Pulse:
             if held is None or held.attempt.number != number or held.drop or held.task is None or held.task.done():
                 continue
             if node.can_stop(held.attempt):
-                held.drop = "stop"
-                held.task.cancel()
+                held.stop("stop")
         attempts = await node.store.run(jobs.abandoned, deaf, node.clock.now()) if deaf else []
         at = node.clock.now()
         await self.completer.write([

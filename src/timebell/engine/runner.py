@@ -47,6 +47,7 @@ class Runner:
 
     async def run(self, held: Held) -> Ending | None:
         """One attempt; None when it is no longer this node's to end, or has been ended by its handler."""
+        held.begun = True
         within = Within(self.node, held, self._completed)
         ending = await self._carry(held, within)
         if within.completed is None and not within.lost:
@@ -68,6 +69,8 @@ class Runner:
         delivery = delivery_of(self.node, attempt, now, None if known is None else known.name, upcoming)
         delivery.completion = within
         try:
+            if held.drop is not None:
+                raise asyncio.CancelledError
             if self.gate.asks(attempt) and (held_back := await self.gate.of(attempt)) is not None:
                 return self._mark(attempt, held_back)
             target = None if attempt.target is None else decode(attempt.target)

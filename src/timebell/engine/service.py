@@ -176,8 +176,7 @@ class Service:
             await alarm.wait(node.clock.now() + timedelta(seconds=0.02))
         for held in list(node.held.values()):
             if held.task is not None and not held.task.done():
-                held.drop = "drain"
-                held.task.cancel()
+                held.stop("drain")
         if self.worker.tasks:
             await asyncio.wait(self.worker.tasks, timeout=1)
         for _ in range(100):

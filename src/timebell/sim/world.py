@@ -372,9 +372,7 @@ class World:
         life.end()
         if life.service is not None:
             for held in life.service.node.held.values():
-                if held.task is not None:
-                    held.drop = "drain"
-                    held.task.cancel()
+                held.stop("drain")
         self._thaw(life)
         self._start_later(life.name, down)
 
