@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -96,30 +94,6 @@ def store_url(request: pytest.FixtureRequest) -> str:
     """A fresh, migrated database on each store in turn."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _routes_are_read_once() -> Iterator[None]:
-    """What FastAPI makes of hundreds of routes when the first request comes is the same in each server of the tests.
-    What keeps it is private to FastAPI: where that is called otherwise, the tests only take longer."""
-    from fastapi import routing
-
-    kept_by = getattr(routing, "_EffectiveRouteContext", None)
-    make = getattr(kept_by, "from_api_route", None)
-
-    def once(*, original_route: Any, include_context: Any) -> Any:
-        asked = dataclasses.replace(include_context, included_router=None, dependency_overrides_provider=None)
-        known = vars(original_route).setdefault("_read_before", [])
-        for before, read in known:
-            if before == asked:
-                return read
-        known.append((asked, make(original_route=original_route, include_context=include_context)))
-        return known[-1][1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        if make is not None:
-            patch.setattr(kept_by, "from_api_route", once)
-        yield
 
 
 @pytest.fixture(autouse=True)
