@@ -11,6 +11,7 @@ with `--no-sound`).
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -22,8 +23,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import typer
 
 from timebell.torture import grounds
 from timebell.torture import run as runs
@@ -213,8 +212,7 @@ def fill(document: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def main(
-    results: Path = RESULTS, only: str = "", seed: int = 1, again: bool = False, sound: bool = True,
-    keep: Path | None = None,
+    results: Path, only: str, seed: int, again: bool, sound: bool, keep: Path | None
 ) -> None:  # fmt: skip
     """Run those that are not in the file of results yet, or `--again`; those with `--only` in their names. Ends with 1
     if one was not caught, or nothing was planted and yet a run says so. `--keep` is where ledgers and logs stay."""
@@ -242,4 +240,11 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    asked = argparse.ArgumentParser(prog="python -m tests.torture.bugs", description=main.__doc__)
+    asked.add_argument("--results", type=Path, default=RESULTS)
+    asked.add_argument("--only", default="")
+    asked.add_argument("--seed", type=int, default=1)
+    asked.add_argument("--again", action="store_true")
+    asked.add_argument("--no-sound", action="store_false", dest="sound")
+    asked.add_argument("--keep", type=Path)
+    main(**vars(asked.parse_args()))
