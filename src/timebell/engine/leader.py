@@ -80,6 +80,8 @@ class Leader:
         self.watching.alarm.poke()
         if self.fence is not None:
             await self._chores()
+            node.working.poke()  # what was moved, healed or let go may be due
+            node.planning.poke()
 
     async def _stand(self) -> None:
         node = self.node
