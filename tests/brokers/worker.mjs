@@ -9,7 +9,7 @@ const queue = new Queue(process.argv[3], { connection });
 const worker = new Worker(
   process.argv[3],
   async (job) => {
-    say({ id: job.id, name: job.name, data: job.data, opts: job.opts, made: job.attemptsMade });
+    say({ id: job.id, name: job.name, data: job.data, opts: job.opts, made: job.attemptsMade, at: Date.now() / 1000 });
     const { failures = 0, milliseconds = 0 } = job.data.payload ?? {};
     if (milliseconds) await new Promise((resolve) => setTimeout(resolve, milliseconds));
     if (job.attemptsMade < failures) throw new Error("disk full");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -72,7 +73,6 @@ class Tiles:
     failed: int
     worst: str | None
     worst_failed: int
-    topics: list[dict[str, Any]]
     lags: list[float]
     rates: list[float]
 
@@ -80,6 +80,25 @@ class Tiles:
     def missed(self) -> int:
         """Occurrences of the last day that were missed."""
         return sum(one.count for one in self.signals.missed)
+
+    @property
+    def topics(self) -> list[dict[str, Any]]:
+        """The busiest topics: runs, failures, and what 95 in 100 took at most (milliseconds)."""
+        took: dict[str, list[float]] = {}
+        failed: Counter[str] = Counter()
+        for row in _ran(self.signals):
+            took.setdefault(row.topic, []).append((row.finished_at - row.started_at).total_seconds())
+            failed[row.topic] += row.state == "failed"
+        busiest = sorted(took.items(), key=lambda one: -len(one[1]))[:6]
+        return [
+            {
+                "topic": topic,
+                "runs": len(each),
+                "failed": failed[topic],
+                "p95": round(1000 * (_at(sorted(each), 0.95) or 0)),
+            }
+            for topic, each in busiest
+        ]
 
     @property
     def needs(self) -> int:
@@ -119,8 +138,9 @@ class Now:
                 known = []
             since = max(now - HOUR, known[0].finished_at - SETTLED) if known else now - HOUR
             found: Signals = await self._app.store.run(rows.signals, tenant_id, now, GRACE, since)
-            before = [row for row in known if now - HOUR <= row.finished_at < since]
-            ended = [*found.ended, *before][: rows.NEWEST]
+            first = bisect_right(known, now - since, key=lambda row: now - row.finished_at)  # newest first
+            beyond = bisect_right(known, HOUR, key=lambda row: now - row.finished_at)
+            ended = [*found.ended, *known[first:beyond]][: rows.NEWEST]
             self._ended[tenant_id] = (ended, whole if known else at)
             return _tiles(replace(found, ended=ended), ahead, now)
 
@@ -254,10 +274,14 @@ def _lanes(found: Sequence[Schedule], now: datetime) -> list[Lane]:
     return [Lane(schedule, fires, len(fires) >= DENSE) for schedule, fires in each if fires]
 
 
+def _ran(found: Signals) -> list[Any]:
+    return [row for row in found.ended if row.state in ("completed", "failed") and row.started_at is not None]
+
+
 def _tiles(found: Signals, ahead: Ahead, now: datetime) -> Tiles:
-    ran = [row for row in found.ended if row.state in ("completed", "failed") and row.started_at is not None]
+    ran = _ran(found)
     lags = [max(0.0, (row.started_at - row.run_at).total_seconds()) for row in ran[:LAGS]]
-    lately = sum(1 for row in ran if row.finished_at >= now - MINUTE)
+    lately = bisect_right(ran, MINUTE, key=lambda row: now - row.finished_at)  # newest first
     if ran and lately == len(ran) >= rows.NEWEST:
         lately = round(60 * len(ran) / max(0.001, (now - ran[-1].finished_at).total_seconds()))
     failed = Counter(row.topic for row in ran if row.state == "failed")
@@ -265,8 +289,7 @@ def _tiles(found: Signals, ahead: Ahead, now: datetime) -> Tiles:
     ordered = sorted(lags)
     return Tiles(
         found, ahead, _at(ordered, 0.5), _at(ordered, 0.99), lately, len(ran), failed.total(),
-        worst[0] if worst else None, worst[1] if worst else 0, _topics(ran, failed), _mean(lags, 28),
-        _rates([row.finished_at for row in ran], now),
+        worst[0] if worst else None, worst[1] if worst else 0, _mean(lags, 28), _rates(ran, now),
     )  # fmt: skip
 
 
@@ -281,24 +304,8 @@ def _mean(newest_first: list[float], parts: int) -> list[float]:
     return [sum(one) / len(one) for one in reversed(cut)][-parts:]
 
 
-def _rates(ends: list[datetime], now: datetime) -> list[float]:
+def _rates(ran: list[Any], now: datetime) -> list[float]:
     """Ends in each of the last 28 spans of two minutes, oldest first."""
-    counted = Counter(int((now - at) / (2 * MINUTE)) for at in ends)
-    return [float(counted[age]) for age in range(27, -1, -1)]
-
-
-def _topics(ran: list[Any], failed: Counter[str]) -> list[dict[str, Any]]:
-    """The busiest topics: runs, failures, and what 95 in 100 took at most (milliseconds)."""
-    took: dict[str, list[float]] = {}
-    for row in ran:
-        took.setdefault(row.topic, []).append((row.finished_at - row.started_at).total_seconds())
-    busiest = sorted(took.items(), key=lambda one: -len(one[1]))[:6]
-    return [
-        {
-            "topic": topic,
-            "runs": len(each),
-            "failed": failed[topic],
-            "p95": round(1000 * (_at(sorted(each), 0.95) or 0)),
-        }
-        for topic, each in busiest
-    ]
+    spans = (bisect_left(ran, age * 2 * MINUTE, key=lambda row: now - row.finished_at) for age in range(1, 29))
+    older = [0, *spans]
+    return [float(older[age + 1] - older[age]) for age in range(27, -1, -1)]

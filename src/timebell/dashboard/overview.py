@@ -60,7 +60,7 @@ async def live(request: Request, view: See) -> Response:
 
 async def _sent(request: Request, view: View, name: str) -> AsyncIterator[bytes]:
     clock, door, alarm = view.app.clock, view.inside.door, Alarm(view.app.clock)
-    before, said = "", clock.now()
+    before, said = b"", clock.now()
     checked = clock.now()
     try:
         yield b": connected\nretry: 2000\n\n"
@@ -72,12 +72,12 @@ async def _sent(request: Request, view: View, name: str) -> AsyncIterator[bytes]
                     if not await request.app.state.sessions.still(request):
                         return
                 try:
-                    html = await fragment(request, view)
+                    event = await _event(request, view)
                 except StoreError:
-                    html = before  # the page says how old it is
-                if html != before:
-                    before, said = html, now
-                    yield b"data: " + html.replace("\n", " ").encode() + b"\n\n"
+                    event = before  # the page says how old it is
+                if event is not before and event != before:
+                    before, said = event, now
+                    yield event
                 elif now - said >= KEEP_ALIVE:
                     said = now
                     yield b": keep-alive\n\n"
@@ -87,14 +87,15 @@ async def _sent(request: Request, view: View, name: str) -> AsyncIterator[bytes]
         door.leave(name)
 
 
-async def fragment(request: Request, view: View) -> str:
-    """The tiles as HTML: rendered once for all who look at a tenant."""
+async def _event(request: Request, view: View) -> bytes:
+    """The tiles as HTML, in an event: rendered once for all who look at a tenant."""
     now = now_of(view)
     tiles = await now.tiles(view.caller.tenant_id)
-    kept: dict[str, tuple[Tiles, str]] = request.app.state.fragments
+    kept: dict[str, tuple[Tiles, bytes]] = request.app.state.fragments
     known = kept.get(view.caller.tenant_id)
     if known is None or known[0] is not tiles:
-        known = kept[view.caller.tenant_id] = (tiles, render(request, "_tiles", view, {"tiles": tiles}))
+        html = render(request, "_tiles", view, {"tiles": tiles}).replace("\n", " ")
+        known = kept[view.caller.tenant_id] = (tiles, f"data: {html}\n\n".encode())
     return known[1]
 
 
