@@ -28,10 +28,12 @@ Cell = dict[str, Any]
 def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
     everything = [*WORKLOADS, "next", "verbs"]
-    parser.add_argument("workloads", nargs="?", default=everything, type=_some_of(everything), metavar="W1,W2,...")
+    parser.add_argument(
+        "workloads", nargs="?", default=everything, type=report.some_of(everything), metavar="W1,W2,..."
+    )
     stores = ["sqlite", "postgres", "mariadb"]
-    parser.add_argument("--stores", default=stores[:2], type=_some_of(stores))
-    parser.add_argument("--processes", default=["1", "2"], type=_some_of(["1", "2"]), help="two only on a server")
+    parser.add_argument("--stores", default=stores[:2], type=report.some_of(stores))
+    parser.add_argument("--processes", default=["1", "2"], type=report.some_of(["1", "2"]), help="two only on a server")
     parser.add_argument(
         "--peers", default=["pgqueuer"], type=_peers, metavar="P1,P2,...", help="all, none or some of them"
     )
@@ -42,18 +44,8 @@ def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def _some_of(known: Sequence[str]) -> Any:
-    def read(text: str) -> list[str]:
-        chosen = text.split(",")
-        if unknown := set(chosen) - set(known):
-            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {','.join(known)}")
-        return [each for each in known if each in chosen]
-
-    return read
-
-
 def _peers(text: str) -> list[str]:
-    return {"all": list(PEERS), "none": []}.get(text) or (_some_of(list(PEERS))(text) if text != "none" else [])
+    return {"all": list(PEERS), "none": []}.get(text) or (report.some_of(list(PEERS))(text) if text != "none" else [])
 
 
 def _planned(given: argparse.Namespace, server: Server | None) -> list[tuple[str, Measured, int]]:

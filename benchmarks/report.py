@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -154,3 +155,15 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Reads an argument with some of these words, separated by commas."""
+
+    def read(text: str) -> list[str]:
+        chosen = text.split(",")
+        if unknown := set(chosen) - set(known):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {','.join(known)}")
+        return [each for each in known if each in chosen]
+
+    return read

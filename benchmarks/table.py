@@ -175,20 +175,10 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _some_of(known: Sequence[str]) -> Any:
-    def read(text: str) -> list[str]:
-        chosen = text.split(",")
-        if unknown := set(chosen) - set(known):
-            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {','.join(known)}")
-        return [each for each in known if each in chosen]
-
-    return read
-
-
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks table", description=__doc__, allow_abbrev=False)
-    parser.add_argument("workloads", nargs="?", default=[*CHOSEN], type=_some_of(CHOSEN), metavar="W1,W2,...")
-    parser.add_argument("--systems", default=[*SYSTEMS], type=_some_of([*SYSTEMS]), help=",".join(SYSTEMS))
+    parser.add_argument("workloads", nargs="?", default=[*CHOSEN], type=report.some_of(CHOSEN), metavar="W1,W2,...")
+    parser.add_argument("--systems", default=[*SYSTEMS], type=report.some_of([*SYSTEMS]), help=",".join(SYSTEMS))
     parser.add_argument("--folder", type=Path, default=performance.RESULTS, help="of the results")
     parser.add_argument("--scale", default="full", choices=[*SCALES], help="a small one needs a folder of its own")
     parser.add_argument("--minutes", type=float, default=24 * 60.0, help="begin only what fits into so many")

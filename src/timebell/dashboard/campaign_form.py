@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from timebell.campaigns import content
 from timebell.client import instants
-from timebell.dashboard.fields import default_zone, from_json, number, problem, texts
+from timebell.dashboard.fields import default_zone, from_json, number, problem, sent, texts
 from timebell.dashboard.inside import part
 from timebell.dashboard.now import Now
 from timebell.dashboard.views import Page, See, View
@@ -38,14 +38,9 @@ async def new(request: Request, view: See) -> Response:
 @routes.post("/ui/new/campaign")
 async def create(view: See) -> Response:
     """Make it."""
-    try:
-        body = body_of(view.form)
-    except InvalidInput as unfit:
-        return await _shown(view, view.form, problem(unfit), 422)
-    answer = await view.ask("POST", "/campaigns", body)
-    if answer.refused:
-        return await _shown(view, view.form, answer.body, answer.status)
-    made = answer.body
+    made = await sent(view, "/campaigns", body_of, _shown)
+    if isinstance(made, Response):
+        return made
     where = "schedules" if made["scheduleId"] == made["id"] else "campaigns"
     return view.back(f"/ui/{where}/{part(made['id'])}", "created")
 

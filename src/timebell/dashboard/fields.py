@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from math import nan
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from timebell.dashboard.views import View
 from timebell.errors import InvalidInput, TimebellError
@@ -56,3 +56,15 @@ def problem(unfit: TimebellError) -> dict[str, Any]:
 def plain(value: Any) -> str:
     """A value as a field shows it: 60, and not 60.0."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+async def sent(
+    view: View, path: str, read: Callable[[Mapping[str, str]], Any], shown: Callable[..., Awaitable[Response]]
+) -> Any:
+    """What the API made of a form, as `read` gives it; or the form again, as it is `shown`, with what is wrong."""
+    try:
+        body = read(view.form)
+    except InvalidInput as unfit:
+        return await shown(view, view.form, problem(unfit), status=422)
+    answer = await view.ask("POST", path, body)
+    return await shown(view, view.form, answer.body, status=answer.status) if answer.refused else answer.body

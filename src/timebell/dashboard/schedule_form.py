@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from timebell.dashboard.fields import default_zone, from_json, number, plain
+from timebell.dashboard.fields import default_zone, from_json, number, plain, sent
 from timebell.dashboard.fields import problem as problem_of
 from timebell.dashboard.inside import Answer, part
 from timebell.dashboard.schedules import FIRES, body_of_revision, differences
@@ -51,28 +51,24 @@ async def new(request: Request, view: See) -> Response:
 @routes.post("/ui/schedules/new")
 async def create(view: See) -> Response:
     """Make it."""
-    try:
-        body = body_of(view.form)
-    except InvalidInput as unfit:
-        return await _shown(view, view.form, problem_of(unfit), status=422)
-    answer = await view.ask("POST", "/schedules", {name: value for name, value in body.items() if value is not None})
-    if answer.refused:
-        return await _shown(view, view.form, answer.body, status=answer.status)
-    return view.back(f"/ui/schedules/{part(answer.body['id'])}", "created")
+
+    def read(form: Mapping[str, str]) -> dict[str, Any]:
+        return {name: value for name, value in body_of(form).items() if value is not None}
+
+    made = await sent(view, "/schedules", read, _shown)
+    return made if isinstance(made, Response) else view.back(f"/ui/schedules/{part(made['id'])}", "created")
 
 
 @routes.post("/ui/schedules/new/test")
 async def test(view: See) -> Response:
     """Fire once what is in the form, as a job of its own: no schedule is made or changed."""
-    try:
-        body = body_of(view.form)
-    except InvalidInput as unfit:
-        return await _shown(view, view.form, problem_of(unfit), status=422)
-    job = {name: body[name] for name in TESTED if body.get(name) is not None}
-    answer = await view.ask("POST", "/jobs", job)
-    if answer.refused:
-        return await _shown(view, view.form, answer.body, status=answer.status)
-    return view.back(f"/ui/jobs/{part(answer.body['id'])}", "tried")
+
+    def read(form: Mapping[str, str]) -> dict[str, Any]:
+        body = body_of(form)
+        return {name: body[name] for name in TESTED if body.get(name) is not None}
+
+    made = await sent(view, "/jobs", read, _shown)
+    return made if isinstance(made, Response) else view.back(f"/ui/jobs/{part(made['id'])}", "tried")
 
 
 @routes.get("/ui/schedules/{id}/edit")

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from timebell.dashboard.fields import default_zone, from_json, number, problem, texts
+from timebell.dashboard.fields import default_zone, from_json, number, problem, sent, texts
 from timebell.dashboard.inside import part
 from timebell.dashboard.triggers import words
 from timebell.dashboard.views import Page, See, View
@@ -36,14 +36,8 @@ async def new(request: Request, view: See) -> Response:
 @routes.post("/ui/new/trigger")
 async def create(view: See) -> Response:
     """Make it; the scan that plans for the items there are begins."""
-    try:
-        body = body_of(view.form)
-    except InvalidInput as unfit:
-        return await _shown(view, view.form, problem(unfit), 422)
-    answer = await view.ask("POST", "/triggers", body)
-    if answer.refused:
-        return await _shown(view, view.form, answer.body, answer.status)
-    return view.back(f"/ui/triggers/{part(answer.body['name'])}", "watching")
+    made = await sent(view, "/triggers", body_of, _shown)
+    return made if isinstance(made, Response) else view.back(f"/ui/triggers/{part(made['name'])}", "watching")
 
 
 @routes.get("/ui/new/trigger/preview")
