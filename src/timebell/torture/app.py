@@ -131,5 +131,6 @@ def _tell(path: str) -> None:
 if TELL:
     # libfaketime bends the kernel's timers, too, even those of the clock that it leaves alone: then they never stop.
     # Asked of the C library itself they are as they should be.
-    clock._libc = lambda: ctypes.PyDLL("libc.so.6", use_errno=True)  # type: ignore[assignment]
+    library = ctypes.PyDLL("libc.so.6", use_errno=True)
+    clock._libc = lambda: library  # type: ignore[assignment]
     threading.Thread(target=_tell, args=(TELL,), daemon=True).start()

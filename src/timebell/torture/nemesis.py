@@ -121,7 +121,8 @@ class Nemesis:
     async def watch(self) -> None:
         """Write down when a node, or what it waits for, had to wait for a processor: that lateness is this machine's.
 
-        What it waits for are the database's processes that serve it, the sink, and the proxies in here.
+        What it waits for are the database's processes that serve it, the sink, and the proxies in here. One that still
+        starts is late by itself.
         """
         sink = json.loads(self.plan.path("sink.json").read_text())["pid"]
         before: dict[int, float] = {}
@@ -130,17 +131,17 @@ class Nemesis:
         while True:
             await asyncio.sleep(LOOK)
             serving = self.server.serving() if self.server is not None else {}
-            nodes = {name: node.pid for name, node in self.nodes.items()}
+            nodes = {name: node.pid for name, node in self.nodes.items() if node.serves}
             end = clocks()
             now = {each: waited(each) for each in (sink, os.getpid(), *serving, *nodes.values())}
             more = {each: at - before.get(each, at) for each, at in now.items()}
-            shared = more[sink] + more[os.getpid()]
-            served = {
-                name: max((more[each] for each, port in serving.items() if self._serves(name, port)), default=0.0)
-                for name in nodes
-            }
             long = (end["mono"] - start["mono"]) / 1e9
-            lost = {name: min(long, shared + served[name] + more[process]) for name, process in nodes.items()}
+            lost = {  # they wait at the same time when there are too few processors: of all the longest, not the sum
+                name: max(
+                    more[sink], more[os.getpid()], more[process],
+                    *(more[each] for each, port in serving.items() if self._serves(name, port)),
+                ) for name, process in nodes.items()
+            }  # fmt: skip
             await asyncio.gather(*(
                 self.ledger.append(
                     kind="starved", target=name, start_mono=start["mono"], end_mono=end["mono"], verified_start=True,

@@ -90,10 +90,18 @@ def end_with_parent() -> None:
 
 
 def give_way() -> None:
-    """Let others have a processor first, also where Linux shares them out by session."""
+    """Let others have a processor first, also where Linux shares them out by session: this process gets what they
+    leave, and is put aside at once when one of them wakes up."""
     os.nice(10)
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text("10")
+    come_last(os.getpid())
+
+
+def come_last(process: int) -> None:
+    """Have a process run only while no other wants to, until `as_all`."""
+    if sys.platform == "linux":
+        os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
 
 
 def take_precedence() -> None:
@@ -103,9 +111,11 @@ def take_precedence() -> None:
 
 
 def as_all(process: int) -> None:
-    """Have a process that one with precedence has started wait like any other."""
+    """Have a process that one with precedence has started, or that came last, wait like any other."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, process, 0)
+        for thread in map(int, os.listdir(f"/proc/{process}/task")):
+            os.setpriority(os.PRIO_PROCESS, thread, 0)
+            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
 def environment(plan: Plan, **more: str) -> dict[str, str]:

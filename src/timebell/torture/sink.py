@@ -83,7 +83,11 @@ class Sink:
                 tenant=first.split()[1].strip("/"), by="http", schedule=data["payload"]["schedule"],
                 nonce=data["payload"]["nonce"], due_us=micros(data["scheduledAt"]), once=data["scheduleId"] is None,
             )  # fmt: skip
-            await asyncio.sleep(seconds)
+            if plan == "hang":
+                with suppress(TimeoutError):  # it runs until its caller hangs up, which is what ends an attempt
+                    await asyncio.wait_for(reader.read(), seconds)
+            else:
+                await asyncio.sleep(seconds)
             status = "200 OK" if plan == "ok" else "503 Service Unavailable"
             await self.replied(seq, writer, f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
         writer.close()

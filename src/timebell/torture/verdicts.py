@@ -14,7 +14,7 @@ from itertools import pairwise
 from timebell.torture import expected as expectations
 from timebell.torture.expected import EPSILON, LOCKS, STORE_BACK, TAKEOVER, Expected
 from timebell.torture.history import NODE_FAULTS, STORE_FAULTS, Effect, History, Occurrence
-from timebell.torture.sink import micros
+from timebell.torture.sink import LONGEST, micros
 from timebell.torture.windows import match
 
 CLASSES = (
@@ -247,9 +247,11 @@ class Check:
             self._say("incomplete", one.thing.label, one.due, "started and never ended")
 
     def _struck(self, before: Effect, after: Effect) -> bool:
-        """Whether the later attempt is one of a node that took over, and did not wait for the end of the first."""
-        return after.at < (before.ended or before.at) and bool(
-            self.history.touching(before.at - TAKEOVER, after.at, *BREAKS)
+        """Whether the later attempt is one of a node that took over, and did not wait for the end of the first: it came
+        before that end, or when the lease was over, which a node that is back may meet by chance."""
+        over = after.node != before.node and after.at > before.at + LEASE - ACK
+        return (over or after.at < (before.ended or before.at)) and bool(
+            self.history.touching(before.at - TAKEOVER, after.at, *BREAKS, node=before.node if over else None)
         )
 
     def _twice(self, before: Effect, after: Effect) -> None:
@@ -351,9 +353,17 @@ class Check:
                 (one.due - CLOCK - more, self._closes(one) + slack + more)
                 for one, more in zip(ones, unsure, strict=True)
             ]
-            missing = len(windows) - match(windows, [effect.at for effect in effects if effect.ok])
+            came = [effect.at for effect in effects if effect.ok or self._cut_short(effect)]
+            missing = len(windows) - match(windows, came)
             if missing:
                 self._say("lost-unkeyed", label, ones[0].due, f"{missing} of {len(windows)}")
+
+    def _cut_short(self, effect: Effect) -> bool:
+        """Whether it came, and a fault of its node or of the store kept its end from coming: another attempt followed,
+        maybe after the window."""
+        return effect.ended is None and bool(
+            self.history.touching(effect.at, effect.at + LONGEST + ACK, *BREAKS, node=effect.node)
+        )
 
     def _closes(self, one: Expected) -> float:
         history, since = self.history, one.since
