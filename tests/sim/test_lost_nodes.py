@@ -43,6 +43,28 @@ def test_a_frozen_node_does_nothing_and_another_takes_over() -> None:
         assert [(run.state, run.attempt) for run in world.history()] == [(JobState.COMPLETED, 2)]
 
 
+@pytest.mark.parametrize("frozen_for", [15.5, 16.5, 17.5, 18.5, 19.5])
+def test_a_node_that_comes_back_too_late_does_not_renew_what_it_gives_up(frozen_for: float) -> None:
+    with World(start=START, nodes=2) as world:
+        app, began = world.new_app(), []
+
+        @app.on("work", timeout=600)
+        async def work(event: Arrived) -> None:
+            began.append((world.here(), event.attempt))
+            try:
+                await asyncio.sleep(100)
+            finally:
+                await asyncio.sleep(5)  # as a transaction takes that has lost its connection
+
+        world.run(app.schedule_at("work", START + timedelta(seconds=1)))  # the other's next heartbeat finds it running
+        world.run(world.advance(seconds=2))
+        ((frozen, _),) = began
+        assert frozen is not None
+        world.freeze(frozen, frozen_for)
+        world.run(world.advance(seconds=21))
+        assert [attempt for _, attempt in began] == [1, 2]
+
+
 def test_a_node_that_was_frozen_between_claim_and_delivery_delivers_nothing() -> None:
     with World(start=START, nodes=2) as world:
         app, calls = working(world, 5)

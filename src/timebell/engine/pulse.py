@@ -144,7 +144,7 @@ class Pulse:
         aging = [
             (held.attempt.id, held.attempt.number)
             for held in node.held.values()
-            if held.lease_until < soon and not held.completing
+            if held.lease_until < soon and not held.completing and held.drop != "lost"
         ]
         if not aging:
             return

@@ -363,6 +363,7 @@ class World:
     def _thaw(self, life: _Life) -> None:
         if life in self._frozen:
             self._frozen.thaw(life)
+            life.heart.poke()  # it is late: what it held may be another's by now
             self._note(life.name, "thaw")
 
     def _kill(self, life: _Life, down: float) -> None:
@@ -490,7 +491,7 @@ class World:
                 return None
             if life.link.cut or life in self._frozen:
                 return None
-            held += len(life.service.node.held)
+            held += sum(one.drop != "lost" for one in life.service.node.held.values())
         until = self.database.calm_until(held)
         return None if until is None else self.clock.deadline(until)
 
