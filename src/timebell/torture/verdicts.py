@@ -28,6 +28,7 @@ ACK = 2.0  # seconds around an effect in which a fault may have kept its end fro
 CLOCK = 0.001  # seconds of difference between two readings of one clock
 BREAKS = (*NODE_FAULTS, *STORE_FAULTS)
 HOLDS = ("freeze", "cut", "drop", "pool")  # faults in which what a node has locked stays locked for a while
+SUSPENDS = ("freeze", "cut", "drop")  # faults after which a node goes on with what it has begun
 QUEUED = 90  # runs that wait for each other, of the 100 that may: some end while others come
 RUN = 4.0  # seconds that an attempt may have run before it was struck
 COLD = 3.0  # seconds that a node which has just come may take for its first batch
@@ -213,6 +214,8 @@ class Check:
             allowed = max(allowed, STORE_BACK)
         if any(fault.kind in HOLDS for fault in nodes):
             allowed = max(allowed, LOCKS)
+        if any(fault.kind in SUSPENDS and fault.start > since and first.node in (None, fault.target) for fault in nodes):
+            allowed = max(allowed, TAKEOVER)  # it was begun there: it arrives when that node goes on, or by another
         return allowed
 
     def _taken_over(self, start: float) -> float:
