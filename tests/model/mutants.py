@@ -109,10 +109,13 @@ MUTANTS = [
     Mutant("a cancelled job is tried again", (("store.sql.jobs:RETRY", " AND NOT j.cancel_asked", ""),)),
     Mutant("a job that was moved stays", (("store.sql.ledger:reschedule", "or not end(tx, [ending])", ""),)),
     Mutant("a request twice is two jobs", (("store.sql.ledger:_requested", "return existing", "return {}"),)),
-    Mutant(
-        "leases are judged by the wall clock",
-        (("engine.pulse:Pulse._watch", "now = node.clock.monotonic()", "now = node.clock.now().timestamp()"),),
-    ),
+    Mutant("leases are judged by the wall clock", ((
+        "engine.pulse:Pulse._watch", "now = node.clock.monotonic()",
+        "import time; now = time.time() - self.__dict__.setdefault('_wall', time.time() - node.clock.monotonic())",
+    ),)),
+    Mutant("leases are judged by the database's clock", ((
+        "engine.pulse:Pulse._watch", "now = node.clock.monotonic()", "now = node.clock.now().timestamp()",
+    ),)),
     Mutant("a lease of one's own is judged by the wall clock", ((
         "engine.pulse:Pulse._drop_lapsed", "now = self.node.clock.monotonic()",
         "import time; now = time.time() - self.__dict__.setdefault('_wall', time.time() - self.node.clock.monotonic())",
