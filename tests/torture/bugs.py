@@ -70,7 +70,7 @@ QUIET = Aim("no faults")
 # Much runs for long, and half of it fails: often something is tried again, overlaps, or is cancelled while it runs.
 HARD = Aim("long and failing", rate=20, seconds=(60, 5, 4), sets={"sink": LONG | {"timebell.torture.sink:FAILS": 0.5}})
 PAUSES = Aim(
-    "pauses", rate=30, seconds=(24, 5, 4),
+    "pauses", rate=30, seconds=(30, 5, 4),
     sets={"driver": {"timebell.engine.auditing:GRACE": 3.0, "timebell.torture.driver:BETWEEN": [1.0, 6.0]}},
 )  # fmt: skip
 KILLS = Aim("kills", faults=("kill",), seconds=(6, 22, 8))
