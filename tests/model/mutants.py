@@ -75,8 +75,9 @@ MUTANTS = [
     Mutant(
         "the next instant is computed from now",
         ((
-            "model.decide:plan", "    planned, left =",
-            "    following = next_of(recurrence, now + timedelta(seconds=3))[0]\n    planned, left =",
+            "model.decide:plan", "    recent, following, fault = _due(recurrence, recent_from, until)\n",
+            "    recent, _, fault = _due(recurrence, recent_from, until)\n"
+            "    following = next_of(recurrence, now + timedelta(seconds=3))[0]\n",
         ),),
     ),
     Mutant(
@@ -109,10 +110,12 @@ MUTANTS = [
     Mutant("a cancelled job is tried again", (("store.sql.jobs:RETRY", " AND NOT j.cancel_asked", ""),)),
     Mutant("a job that was moved stays", (("store.sql.ledger:reschedule", "or not end(tx, [ending])", ""),)),
     Mutant("a request twice is two jobs", (("store.sql.ledger:_requested", "return existing", "return {}"),)),
-    Mutant(
-        "leases are judged by the wall clock",
-        (("engine.pulse:Pulse._watch", "now = node.clock.monotonic()", "now = node.clock.now().timestamp()"),),
-    ),
+    Mutant("leases are judged by the wall clock", ((
+        "engine.pulse:Pulse._watch", "now = node.clock.monotonic()", "import time; now = time.time()",
+    ),)),
+    Mutant("leases are judged by the database's clock", ((
+        "engine.pulse:Pulse._watch", "now = node.clock.monotonic()", "now = node.clock.now().timestamp()",
+    ),)),
     Mutant("a lease of one's own is judged by the wall clock", ((
         "engine.pulse:Pulse._drop_lapsed", "now = self.node.clock.monotonic()",
         "import time; now = time.time() - self.__dict__.setdefault('_wall', time.time() - self.node.clock.monotonic())",

@@ -16,7 +16,7 @@ from tests.model.mutants import MUTANTS, Mutant
 from timebell.errors import TimebellError
 
 EXAMPLES, STEPS, FOR_A_MUTANT = 40, 30, 600
-UNSEEN = {"leases are judged by the wall clock"}
+UNSEEN = {"leases are judged by the database's clock"}
 PROOF = Path(__file__).parents[2] / "docs/internals/proof.md"
 
 

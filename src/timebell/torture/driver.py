@@ -34,6 +34,7 @@ PATIENCE = 6.0  # seconds for one try
 TRIES = 20
 RECENT = timedelta(seconds=61)  # of which an audit says nothing yet
 SETTLE = 8.0  # seconds after the end, before the records are read
+BETWEEN = (5.0, 40.0)  # seconds from one operation on a schedule to the next
 Value = dict[str, Any]
 
 
@@ -260,7 +261,7 @@ class Driver:
         self.rates[label] = per_second(value, int(self.wall + self.plan.now))
         await self._put(label, "create", value)
         while chance.random() < 0.6:
-            await self.until(self.plan.now + chance.uniform(5, 40))
+            await self.until(self.plan.now + chance.uniform(*BETWEEN))
             if chance.random() < 0.5:
                 await self.until(self._next(value) + chance.uniform(-0.2, 0.2))
             if self.plan.now > quiet - 10:

@@ -21,6 +21,8 @@ try:
         module, _, name = place.partition(":")
         there = importlib.import_module(module)
         setattr(there, name, timedelta(seconds=value) if isinstance(getattr(there, name), timedelta) else value)
+    if role == "driver":  # what asks is not to come last: nothing in such a run is judged by how late it was
+        importlib.import_module("timebell.torture.driver").give_way = lambda: None
     if "PLANTED_BUG" in os.environ and role in ("node", "driver"):
         from tests.model.mutants import MUTANTS
 
