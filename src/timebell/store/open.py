@@ -121,10 +121,12 @@ async def upgrade(url: str) -> tuple[str | None, str]:
     for _ in range(TRIES):
         try:
             return await _on_connection(url, migrate)
-        except StoreUnreachable as failed:
-            if getattr(getattr(failed.__cause__, "orig", None), "sqlstate", None) != BUSY:
+        except (StoreUnreachable, DBAPIError) as failed:
+            busy = getattr(getattr(failed.__cause__, "orig", None), "sqlstate", None) == BUSY
+            if not busy and not mariadb.busy(failed):
                 raise
-            await _on_connection(url, lambda connection: connection.exec_driver_sql("SELECT pg_sleep(0.5)").close())
+            pause = "SELECT pg_sleep(0.5)" if busy else "SELECT SLEEP(0.5)"
+            await _on_connection(url, lambda connection, pause=pause: connection.exec_driver_sql(pause).close())
     return await _on_connection(url, migrate)
 
 
