@@ -81,7 +81,7 @@ class MariaDB:
     def serving(self) -> dict[int, int]:
         """Its threads, each of which may serve anybody: none has a port of its own."""
         try:
-            return {} if self._process is None else {int(id_): 0 for id_ in os.listdir(f"/proc/{self._process.pid}/task")}
+            return dict.fromkeys(map(int, os.listdir(f"/proc/{self._process.pid}/task")), 0) if self._process else {}
         except OSError:
             return {}
 
