@@ -15,7 +15,7 @@ from timebell.model.job import JobState
 from timebell.store.transaction import Transaction
 
 Start = Callable[..., NodeProcess]
-POINTS = {"one": (2, 1, 2), "turn": (4, 4, 5)}
+POINTS = {"one": (2, 1, 2), "turn": (4, 4, 6)}
 """How many statements the end of a one-shot and of a job that takes turns has on (SQLite, PostgreSQL, MariaDB)."""
 
 
