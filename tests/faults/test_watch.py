@@ -161,9 +161,7 @@ def test_a_stuck_planner_of_nodes_whose_hearts_beat(
 
 
 @pytest.mark.parametrize("how", ["stopped", pytest.param("frozen", marks=pytest.mark.slow)])
-def test_a_database_that_does_not_answer(
-    how: str, own_server: Postgres | MariaDB, start: Start, node: Nodes
-) -> None:
+def test_a_database_that_does_not_answer(how: str, own_server: Postgres | MariaDB, start: Start, node: Nodes) -> None:
     url = own_server.create_database()
     asyncio.run(upgrade(url))
     node(url)

@@ -232,19 +232,22 @@ class MariaStore:
         try:
             connection = await source.connect()
         except (NoneFree, DBAPIError) as failed:
+            if _lost(failed):
+                source.own.dispose()  # its other connections are as old
             raise unreachable(self.url, failed) from failed
         try:
             async with lend(connection, self.join, finish):
                 yield connection
         except DBAPIError as failed:
             if _lost(failed):
-                source.own.dispose()  # its other connections are as old
+                source.own.dispose()
             raise
         finally:
             await connection.close()
 
     def _lender(self, name: str, patience: float) -> Lender:
-        return Lender(name, engine_for(self.url, pool_size=LENT, patience=patience), LENT)
+        own = engine_for(self.url, pool_size=LENT, patience=min(1.0, patience))
+        return Lender(name, own, LENT, max(1, int(patience)))
 
     @contextlib.contextmanager
     def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
@@ -304,7 +307,7 @@ def engine_for(
 ) -> Engine:  # fmt: skip
     """An engine of PyMySQL whose sessions are as Timebell needs them. Raises Refused (EXTRA_MISSING).
 
-    `patience` is how many seconds to wait for a connection while all are in use, `answer` for what the server says next.
+    `patience` is how many seconds to wait for a connection while all are in use, `answer` for its answers.
     """
     try:
         from pymysql.constants import FIELD_TYPE

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import TimeoutError as NoneFree
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import await_only
@@ -19,10 +20,12 @@ R = TypeVar("R")
 
 
 class Lender:
-    """The connections of an engine, `most` of them, for one event loop."""
+    """The connections of an engine, `most` of them, for one event loop. Who finds none free asks for one `tries` times,
+    each as long as the engine waits: so nobody is left who still waits when it is closed."""
 
-    def __init__(self, name: str, own: Engine, most: int) -> None:
+    def __init__(self, name: str, own: Engine, most: int, tries: int) -> None:
         self.own = own
+        self._tries = tries
         # A thread for each connection. Who waits for one does so in others: else nobody could give one back.
         self._threads = ThreadPoolExecutor(most, thread_name_prefix=f"timebell-{name}")
         self._waiting = ThreadPoolExecutor(most, thread_name_prefix=f"timebell-{name}-waiting")
@@ -45,7 +48,13 @@ class Lender:
 
     def _taken(self) -> Lent:
         loop = asyncio.get_running_loop()
-        return Lent(await_only(loop.run_in_executor(self._waiting, self.own.raw_connection)), self._call)
+        for left in reversed(range(self._tries)):
+            try:
+                return Lent(await_only(loop.run_in_executor(self._waiting, self.own.raw_connection)), self._call)
+            except NoneFree:
+                if not left:
+                    raise
+        raise AssertionError
 
     async def _call(self, function: Callable[..., R], *args: Any) -> R:
         """Also for who is cancelled it is waited for: the connection takes one statement at a time."""
