@@ -125,9 +125,13 @@ async def upgrade(url: str) -> tuple[str | None, str]:
             busy = getattr(getattr(failed.__cause__, "orig", None), "sqlstate", None) == BUSY
             if not busy and not mariadb.busy(failed):
                 raise
-            pause = "SELECT pg_sleep(0.5)" if busy else "SELECT SLEEP(0.5)"
-            await _on_connection(url, lambda connection, pause=pause: connection.exec_driver_sql(pause).close())
+            await _on_connection(url, _pause)
     return await _on_connection(url, migrate)
+
+
+def _pause(connection: Connection) -> None:
+    sleep = "SLEEP" if connection.dialect.name == "mysql" else "pg_sleep"
+    connection.exec_driver_sql(f"SELECT {sleep}(0.5)").close()
 
 
 def migrate(connection: Connection) -> tuple[str | None, str]:
