@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pymysql
 import pytest
 from sqlalchemy import text, update
+from sqlalchemy.exc import DBAPIError
 
 from tests.servers import MariaDB
 from timebell.errors import Refused, StoreUnreachable
 from timebell.store.dialects import mariadb as dialect
+from timebell.store.dialects.lending import nothing_more
 from timebell.store.dialects.mariadb import MariaStore
 from timebell.store.open import open_store
 from timebell.store.schema import jobs as table
@@ -153,3 +156,107 @@ async def test_a_connection_that_was_killed_is_replaced(store: Store, mariadb: M
             await store.run(lambda tx: tx.execute(text("SELECT 1")) and None)
     await create(store, job())
     assert len(await everything(store)) == 1
+
+
+@stored
+async def test_more_transactions_at_once_than_connections_each_get_one(store: Store) -> None:
+    fresh = MariaStore(store.url)  # of which nobody has had a connection
+
+    async def lent() -> int:
+        async with fresh.lend(nothing_more) as connection:
+            return int((await connection.execute(text("SELECT SLEEP(0.01)"))).scalar_one())
+
+    try:
+        assert sum(await asyncio.gather(*(lent() for _ in range(4 * dialect.LENT)))) == 0
+    finally:
+        await fresh.close()
+
+
+@stored
+async def test_a_statement_under_way_is_over_before_who_cancelled_it_goes_on(store: Store) -> None:
+    async def lent(statement: str) -> int:
+        async with store.lend(nothing_more) as connection:
+            return int((await connection.execute(text(statement))).scalar_one())
+
+    def under_way(tx: Any) -> bool:
+        asked = "SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'SELECT SLEEP(%'"
+        return bool(tx.execute(text(asked)).scalar_one())
+
+    going = asyncio.create_task(lent("SELECT SLEEP(0.5)"))
+    while not await store.run(under_way):
+        await asyncio.sleep(0.01)
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+    assert not await store.run(under_way)
+    assert [await lent(f"SELECT {number}") for number in range(3)] == [0, 1, 2]
+
+
+def _own_id(tx: Any) -> int:
+    return int(tx.execute(text("SELECT CONNECTION_ID()")).scalar_one())
+
+
+@pytest.mark.parametrize("whose", ["its own", "a request's", "a handler's"])
+@stored
+async def test_a_connection_that_is_cut_in_a_transaction_leaves_nothing_of_it(
+    store: Store, mariadb: MariaDB, whose: str
+) -> None:
+    first = job()
+    await create(store, first)
+
+    def cut(tx: Any) -> None:
+        _lock(tx, first.id)
+        mariadb.execute(f"KILL {_own_id(tx)}")
+        _lock(tx, first.id)
+
+    async def begun() -> None:
+        async with store.begin() as connection:
+            await store.join(connection, cut)
+
+    async def lent() -> None:
+        async with store.lend(nothing_more) as connection:
+            await store.join(connection, cut)
+
+    ways = {"its own": lambda: store.run(cut), "a request's": begun, "a handler's": lent}
+    with pytest.raises(DBAPIError if whose == "a handler's" else StoreUnreachable):
+        await ways[whose]()
+    assert (await get(store, first.id)).priority == 0
+    async with store.begin() as connection:
+        await store.join(connection, _lock, first.id)
+    assert (await get(store, first.id)).priority == 1
+
+
+@stored
+async def test_one_handler_meets_a_server_that_was_started_again_and_not_as_many_as_had_connections(
+    store: Store, mariadb: MariaDB
+) -> None:
+    async with AsyncExitStack() as held:
+        several = [await held.enter_async_context(store.lend(nothing_more)) for _ in range(3)]
+        ids = [await store.join(one, _own_id) for one in several]
+    with pytest.raises(pymysql.MySQLError):  # so that all are gone when it is back
+        await asyncio.to_thread(mariadb.execute, *(f"KILL {id_}" for id_ in ids), "KILL 999999999")
+    with pytest.raises((DBAPIError, StoreUnreachable)):
+        async with store.lend(nothing_more) as connection:
+            await store.join(connection, _own_id)
+    for _ in range(3):
+        async with store.lend(nothing_more) as connection:
+            assert await store.join(connection, _own_id) not in ids
+
+
+@pytest.mark.parametrize(("code", "tries"), [(1213, dialect.TRIES), (1205, dialect.TRIES), (1021, 1), (1114, 1)])
+@stored
+async def test_what_passes_is_tried_again_and_a_full_disk_is_said_at_once(
+    store: Store, code: int, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialect, "PAUSE", 0.0)
+    tried = 0
+
+    def fail(tx: Any) -> None:
+        nonlocal tried
+        tried += 1
+        tx.execute(text(f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}, MESSAGE_TEXT = 'as if'"))
+
+    with pytest.raises(DBAPIError if tries > 1 else StoreUnreachable, match="as if"):
+        await store.run(fail)
+    assert tried == tries
+    await store.reading()

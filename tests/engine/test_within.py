@@ -358,6 +358,20 @@ def test_jobs_made_inside_and_sessions_commit_with_it(shop: Shop) -> None:
     shop.run(test)
 
 
+def test_what_a_handler_reads_in_its_transaction_is_what_it_wrote(shop: Shop) -> None:
+    @shop.app.on("order")
+    async def write(event: Arrived) -> None:
+        async with event.transaction() as connection:
+            await connection.execute(text(NEW), row(event))
+            event.result = (await connection.execute(text("SELECT count(*) FROM orders"))).scalar_one()
+
+    async def test(_: Service) -> None:
+        job = await shop.done()
+        assert (job.state, job.result) == (JobState.COMPLETED, 1)
+
+    shop.run(test)
+
+
 def test_sessions_in_threads(shop: Shop) -> None:
     @shop.app.on("order")
     def write(event: Arrived) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.faults.harness import NodeProcess
+from tests.servers import MariaDB, Postgres
 
 
 @pytest.fixture(params=["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.slow)])
@@ -23,6 +24,14 @@ def nodes_url(request: pytest.FixtureRequest) -> str:
     """A fresh, migrated database on each store that several nodes may share."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
+
+
+@pytest.fixture(params=[Postgres, pytest.param(MariaDB, marks=pytest.mark.slow)])
+def own_server(request: pytest.FixtureRequest) -> Iterator[Postgres | MariaDB]:
+    """A server of the test's own, to be struck, of each kind that several nodes may share."""
+    server: Postgres | MariaDB = request.param()
+    yield server
+    server.close()
 
 
 @pytest.fixture

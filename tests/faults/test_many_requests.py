@@ -8,17 +8,19 @@ from contextlib import AsyncExitStack
 import pytest
 
 from timebell.errors import StoreUnreachable
-from timebell.store.dialects import postgres
-from timebell.store.dialects.postgres import ASKED, PostgresStore
+from timebell.store.dialects import mariadb, postgres
+from timebell.store.dialects.mariadb import MariaStore
+from timebell.store.dialects.postgres import PostgresStore
 
 
-def test_requests_do_not_take_the_connections_of_the_engine(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres, "ASKED_PATIENCE", 0.2)
+def test_requests_do_not_take_the_connections_of_the_engine(nodes_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_postgres = nodes_url.startswith("postgres")
+    monkeypatch.setattr(postgres if of_postgres else mariadb, "ASKED_PATIENCE", 0.2)
 
     async def ask() -> None:
-        store = PostgresStore(postgres_url, pool_size=1)
+        store = (PostgresStore if of_postgres else MariaStore)(nodes_url, pool_size=1)
         async with AsyncExitStack() as held:
-            for _ in range(2 * ASKED):
+            for _ in range(2 * postgres.ASKED if of_postgres else mariadb.LENT):
                 await held.enter_async_context(store.begin())
             with pytest.raises(StoreUnreachable):
                 await held.enter_async_context(store.begin())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from tests.faults.harness import NodeProcess, accounted, ask, jobs, lines, starts, taken_over, wait_until
-from tests.servers import Postgres
+from tests.servers import MariaDB, Postgres
 from timebell import Every, JobSpec, Timebell
 from timebell.model.job import JobState
 from timebell.store.open import upgrade
@@ -73,15 +73,10 @@ def test_a_node_frozen_inside_the_firing_transaction_holds_nobody_up(
         assert attempts == sorted(set(attempts))
 
 
-@pytest.fixture
-def own_postgres() -> Iterator[Postgres]:
-    server = Postgres()
-    yield server
-    server.close()
-
-
-def test_a_database_that_stops_and_starts_loses_nothing(own_postgres: Postgres, node: Start, effects: Path) -> None:
-    url = own_postgres.create_database()
+def test_a_database_that_stops_and_starts_loses_nothing(
+    own_server: Postgres | MariaDB, node: Start, effects: Path
+) -> None:
+    url = own_server.create_database()
     asyncio.run(upgrade(url))
     ask(url, lambda app: app.schedule_repeat("work", Every("PT1S"), name="ticks", overlap="allow", catch_up="all"))
     for _ in range(2):
@@ -96,10 +91,10 @@ def test_a_database_that_stops_and_starts_loses_nothing(own_postgres: Postgres, 
 
     ids = ask(url, later)
     wait_until(lambda: len(starts(effects)) > 30, "work is under way")
-    own_postgres.stop("immediate")
+    own_server.stop("immediate")
     with pytest.raises(Exception, match="does not answer"):
         ask(url, lambda app: app.schedule_at("work"))
-    own_postgres.start()
+    own_server.start()
     wait_until(lambda: {job.id for job in jobs(url, status=["completed"])} >= set(ids), "every acknowledged job ran")
     accounted([job for job in jobs(url) if job.schedule_id is not None], 1.0)
     for attempts in starts(effects).values():

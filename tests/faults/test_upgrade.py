@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
 
 from tests.unit.cli.process import ROOT
 from timebell import JobSpec, Timebell
@@ -24,10 +26,14 @@ from timebell.store import open as opening
 from timebell.store.open import HEAD
 
 NEXT, AFTER = "9001", "9002"
-WAITS = """
-    SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
-    WHERE NOT granted AND relation IS NOT NULL AND d.datname = current_database()
-"""
+WAITS = {
+    "postgresql": "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database"
+    " WHERE NOT granted AND relation IS NOT NULL AND d.datname = current_database()",
+    "mariadb": "SELECT count(*) FROM information_schema.processlist WHERE state = 'Waiting for table metadata lock'"
+    " AND db = DATABASE()",
+}
+READ = "SELECT count(*) FROM timebell_jobs"
+DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
 EXPAND = f'''
 import sqlalchemy as sa
 from alembic import op
@@ -101,8 +107,8 @@ class Releases:
 
 
 @pytest.fixture
-def releases(tmp_path: Path, postgres_url: str) -> Iterator[Releases]:
-    made = Releases(tmp_path, postgres_url)
+def releases(tmp_path: Path, nodes_url: str) -> Iterator[Releases]:
+    made = Releases(tmp_path, nodes_url)
     yield made
     made.close()
 
@@ -182,25 +188,26 @@ def test_a_migration_that_takes_away_keeps_older_releases_out(releases: Releases
     assert releases.migrate(NEXT) == 0  # which still works on them
 
 
-def test_a_migration_waits_for_a_long_transaction_and_nobody_waits_behind_it(postgres: Any, releases: Releases) -> None:
-    import asyncpg
+def test_a_migration_waits_for_a_long_transaction_and_nobody_waits_behind_it(releases: Releases) -> None:
+    kind = releases.url.partition(":")[0]
+    place = make_url(releases.url).set(drivername=DRIVERS[kind])
+    holding = create_engine(place, poolclass=NullPool)
+    other = create_engine(place, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+
+    def ask(connection: Connection, statement: str) -> int:
+        return int(connection.execute(text(statement)).scalar_one())
 
     async def body() -> None:
-        holding = await asyncpg.connect(releases.url)
-        transaction = holding.transaction()
-        await transaction.start()
-        await holding.execute("SELECT count(*) FROM timebell_jobs")
-        migrating = asyncio.create_task(asyncio.to_thread(releases.migrate, NEXT))
-        other = await asyncpg.connect(releases.url)
-        async with asyncio.timeout(180):
-            while not await other.fetchval(WAITS):
-                await asyncio.sleep(0.02)
-        async with asyncio.timeout(60):  # a reader does not wait for as long as the migration does
-            await other.fetchval("SELECT count(*) FROM timebell_jobs")
-        assert not migrating.done()
-        await transaction.rollback()
-        assert await migrating == 0
-        await holding.close()
-        await other.close()
+        with holding.connect() as held, other.connect() as beside:
+            ask(held, READ)
+            migrating = asyncio.create_task(asyncio.to_thread(releases.migrate, NEXT))
+            async with asyncio.timeout(180):
+                while not ask(beside, WAITS[kind]):
+                    await asyncio.sleep(0.02)
+            async with asyncio.timeout(60):  # a reader does not wait for as long as the migration does
+                await asyncio.to_thread(ask, beside, READ)
+            assert not migrating.done()
+            held.rollback()
+            assert await migrating == 0
 
     asyncio.run(body())

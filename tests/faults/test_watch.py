@@ -16,13 +16,15 @@ from typing import Any
 
 import asyncpg
 import pytest
+from sqlalchemy import text
 
 from tests.faults.harness import NodeProcess, ask, starts, wait_until
-from tests.servers import Postgres
+from tests.servers import MariaDB, Postgres
 from tests.unit.cli.conftest import Start, start
 from tests.unit.cli.process import Process
-from timebell import Every
+from timebell import Every, Timebell
 from timebell.store.open import upgrade
+from timebell.store.transaction import Transaction
 
 __all__ = ["start"]
 
@@ -123,10 +125,10 @@ def test_killed_nodes(store_url: str, start: Start, node: Nodes, effects: Path, 
 
 
 @pytest.mark.slow
-def test_frozen_nodes(postgres_url: str, start: Start, node: Nodes, effects: Path) -> None:
-    ticking(postgres_url)
-    nodes = [node(postgres_url) for _ in range(2)]
-    watch = watching(start, postgres_url)
+def test_frozen_nodes(nodes_url: str, start: Start, node: Nodes, effects: Path) -> None:
+    ticking(nodes_url)
+    nodes = [node(nodes_url) for _ in range(2)]
+    watch = watching(start, nodes_url)
     wait_until(lambda: len(starts(effects)) > 3, "it fires")
     for one in nodes:
         one.freeze()
@@ -158,26 +160,19 @@ def test_a_stuck_planner_of_nodes_whose_hearts_beat(
     wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is over")
 
 
-@pytest.fixture
-def own_postgres() -> Iterator[Postgres]:
-    server = Postgres()
-    yield server
-    server.close()
-
-
 @pytest.mark.parametrize("how", ["stopped", pytest.param("frozen", marks=pytest.mark.slow)])
-def test_a_database_that_does_not_answer(how: str, own_postgres: Postgres, start: Start, node: Nodes) -> None:
-    url = own_postgres.create_database()
+def test_a_database_that_does_not_answer(how: str, own_server: Postgres | MariaDB, start: Start, node: Nodes) -> None:
+    url = own_server.create_database()
     asyncio.run(upgrade(url))
     node(url)
     watch = watching(start, url)
     wait_until(lambda: _beating(url), "the node beats")
     if how == "stopped":
-        own_postgres.stop("immediate")
+        own_server.stop("immediate")
         alarmed(watch, "DATABASE_UNREACHABLE", time.monotonic())
-        own_postgres.start()
+        own_server.start()
     else:
-        frozen = _processes(own_postgres)
+        frozen = _processes(own_server)
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -191,16 +186,17 @@ def test_a_database_that_does_not_answer(how: str, own_postgres: Postgres, start
 
 
 def _beating(url: str) -> bool:
-    async def look() -> bool:
-        connection = await asyncpg.connect(url)
-        beat = await connection.fetchval("SELECT max(beat) FROM timebell_nodes")
-        await connection.close()
-        return bool(beat and beat > 1)
+    def look(tx: Transaction) -> bool:
+        return (tx.execute(text("SELECT max(beat) FROM timebell_nodes")).scalar() or 0) > 1
 
-    return asyncio.run(look())
+    async def asked(app: Timebell) -> bool:
+        await app.open()
+        return await app.store.run(look)
+
+    return ask(url, asked)
 
 
-def _processes(server: Postgres) -> list[int]:
+def _processes(server: Postgres | MariaDB) -> list[int]:
     """The server's own, and its children's, ids."""
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     return [server.pid, *map(int, children)]

@@ -128,7 +128,7 @@ def test_two_minutes_of_what_happens_most(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["postgres", "pgbouncer", "sqlite"])
+@pytest.mark.parametrize("store", ["postgres", "pgbouncer", "mariadb", "sqlite"])
 def test_three_minutes_of_everything(store: str, tmp_path: Path) -> None:
     judged(torture(tmp_path, "--minutes", "3", "--store", store, "--out", "run", seconds=500), tmp_path)
 

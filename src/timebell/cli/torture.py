@@ -12,7 +12,9 @@ def torture(
     minutes: Annotated[float, typed.Option(min=0.5, max=1440, help="How long in all.")] = 3.0,
     seed: Annotated[int, typed.Option(help="Of what is asked and what is broken.")] = 1,
     nodes: Annotated[int | None, typed.Option(min=1, max=9, help="How many.  [default: 3, on sqlite 1]")] = None,
-    store: Annotated[str, typed.Option(help="postgres (one of its own is started), pgbouncer or sqlite.")] = "postgres",
+    store: Annotated[
+        str, typed.Option(help="postgres (one of its own is started), pgbouncer, mariadb or sqlite.")
+    ] = "postgres",
     rate: Annotated[float, typed.Option(min=1, max=1000, help="About so many occurrences a second.")] = 20.0,
     faults: Annotated[
         str, typed.Option(help="all, or some of those in docs/guides/torture.md: kill,freeze,dbstop,...")

@@ -121,11 +121,17 @@ async def upgrade(url: str) -> tuple[str | None, str]:
     for _ in range(TRIES):
         try:
             return await _on_connection(url, migrate)
-        except StoreUnreachable as failed:
-            if getattr(getattr(failed.__cause__, "orig", None), "sqlstate", None) != BUSY:
+        except (StoreUnreachable, DBAPIError) as failed:
+            busy = getattr(getattr(failed.__cause__, "orig", None), "sqlstate", None) == BUSY
+            if not busy and not mariadb.busy(failed):
                 raise
-            await _on_connection(url, lambda connection: connection.exec_driver_sql("SELECT pg_sleep(0.5)").close())
+            await _on_connection(url, _pause)
     return await _on_connection(url, migrate)
+
+
+def _pause(connection: Connection) -> None:
+    sleep = "SLEEP" if connection.dialect.name == "mysql" else "pg_sleep"
+    connection.exec_driver_sql(f"SELECT {sleep}(0.5)").close()
 
 
 def migrate(connection: Connection) -> tuple[str | None, str]:

@@ -384,12 +384,12 @@ def _record(job: Any, labels: Mapping[str, str]) -> Value:
 
 def _rows(url: str) -> list[str]:
     """The keys of the rows that handlers wrote."""
-    return _execute(url, "SELECT key FROM torture_rows")
+    return _execute(url, "SELECT occurrence FROM torture_rows")
 
 
 def make_tables(url: str) -> None:
     """For the rows of handlers, and for those that try whether there is room."""
-    _execute(url, "CREATE TABLE torture_rows (key text, attempt integer)")
+    _execute(url, "CREATE TABLE torture_rows (occurrence text, attempt integer)")
     _execute(url, "CREATE TABLE torture_room (filling text)")
 
 
@@ -410,7 +410,8 @@ def _execute(url: str, statement: str) -> list[str]:
 
     if url.startswith("postgresql"):
         return asyncio.run(on_postgres())
-    engine = create_engine(make_url(url))
+    place = make_url(url)
+    engine = create_engine(place.set(drivername="mysql+pymysql") if url.startswith("mariadb") else place)
     with engine.begin() as connection:
         found = connection.execute(text(statement))
         return [str(row[0]) for row in found] if found.returns_rows else []

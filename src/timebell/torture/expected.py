@@ -74,7 +74,8 @@ def _instants(history: History, one: Expected) -> list[float]:
 def deadline(history: History, due: float) -> float:
     """When it must have happened, whatever touched it."""
     broken = history.touching(due - TAKEOVER, due + EPSILON, *NODE_FAULTS, *STORE_FAULTS)
-    able = history.unsure(due) + history.starved(due, due + TAKEOVER) + (TAKEOVER if broken else EPSILON)
+    able = TAKEOVER if broken else EPSILON + history.untold
+    able += history.unsure(due) + history.starved(due, due + TAKEOVER)
     return history.down.deadline(due, able)
 
 

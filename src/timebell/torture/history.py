@@ -131,6 +131,8 @@ class History:
         records: Sequence[Line],
     ) -> None:  # fmt: skip
         self.plan = plan
+        self.untold = 1.0 if plan.get("store") == "mariadb" else 0.0
+        """Seconds until a node looks for what nobody tells it of."""
         self.began: int = plan["began"]
         self.began_wall: int = plan["began_wall"]
         self.things: dict[str, Thing] = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from timebell.torture import grounds
 from timebell.torture.ledgers import clocks
-from timebell.torture.postgres import wall_offset
+from timebell.torture.postgres import Postgres, wall_offset
 from timebell.torture.proxy import MODES
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ async def clock(nemesis: Nemesis, target: str) -> None:
 
 
 async def dbstop(nemesis: Nemesis, target: str) -> None:
-    """An immediate stop of PostgreSQL, as in a crash, and its recovery."""
+    """An immediate stop of the database, as in a crash, and its recovery."""
     assert nemesis.server is not None
     start = clocks()
     await asyncio.to_thread(nemesis.server.stop)
@@ -103,7 +103,7 @@ async def dbstop(nemesis: Nemesis, target: str) -> None:
 
 async def dbclock(nemesis: Nemesis, target: str) -> None:
     """The database's wall clock jumps, and jumps back."""
-    assert nemesis.server is not None
+    assert isinstance(nemesis.server, Postgres)
     step, start = nemesis.chance.choice(STORE_STEPS), clocks()
     nemesis.server.set_clock(step)
     bit = await _tells(nemesis.server.url(), step)

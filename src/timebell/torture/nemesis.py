@@ -20,6 +20,7 @@ from timebell.torture.bouncer import Bouncer
 from timebell.torture.driver import fill_table, make_tables
 from timebell.torture.injectors import LEASE
 from timebell.torture.ledgers import Ledger, clocks
+from timebell.torture.mariadb import MariaDB
 from timebell.torture.nodes import NodeProcess, waited
 from timebell.torture.plan import Plan, as_all, environment, load, take_precedence, write
 from timebell.torture.postgres import Postgres
@@ -39,7 +40,7 @@ class Nemesis:
         self.plan = plan
         self.chance = Random(f"{plan.seed}/nemesis")
         self.ledger = Ledger(plan.path("fault.jsonl"))
-        self.server: Postgres | None = None
+        self.server: Postgres | MariaDB | None = None
         self.nodes: dict[str, NodeProcess] = {}
         self.proxies: dict[str, Proxy] = {}
         self.busy: set[str] = set()
@@ -73,8 +74,11 @@ class Nemesis:
         })  # fmt: skip
 
     async def _start_servers(self) -> dict[str, str]:
-        """PostgreSQL, and PgBouncer before it: for all, or else for the last node alone."""
-        self.server = Postgres(self.disk / "postgres", steps="dbclock" in self.plan.faults)
+        """The database, and PgBouncer before it: for all, or else for the last node alone."""
+        if self.plan.store == "mariadb":
+            self.server = await asyncio.to_thread(MariaDB, self.disk / "mariadb")
+        else:
+            self.server = Postgres(self.disk / "postgres", steps="dbclock" in self.plan.faults)
         await asyncio.to_thread(self.server.start)
         self.direct = self.server.url()
         pooled = ["client", *self.plan.nodes] if self.plan.store == "pgbouncer" else self.plan.nodes[-1:]
@@ -160,9 +164,12 @@ class Nemesis:
             before, start = now, end
 
     def _serves(self, node: str, port: int) -> bool:
-        """Whether what the database has at a port is of a node: through a pooler, all that is of no other may be."""
+        """Whether what the database has at a port is of a node: through a pooler, all that is of no other may be; and
+        what has none (0) serves everybody."""
         ways = {name: proxy.ports for name, proxy in self.proxies.items()}
-        return port in ways[node] or (self.bouncer is not None and not any(port in each for each in ways.values()))
+        if port in ways[node] or port == 0:
+            return True
+        return self.bouncer is not None and not any(port in each for each in ways.values())
 
     async def _strike_on(self, end: float) -> None:
         bag: list[str] = []

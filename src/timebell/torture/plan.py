@@ -16,8 +16,11 @@ from typing import Any
 FAULTS = (
     "kill", "freeze", "dbstop", "cut", "drop", "churn", "point", "clock", "dbclock", "diskfull", "pool", "migrate",
 )  # fmt: skip
-ON_SQLITE = ("kill", "freeze", "churn", "point", "diskfull", "migrate")  # whose clock is that of its node
-STORES = ("postgres", "pgbouncer", "sqlite")
+ON = {
+    "sqlite": ("kill", "freeze", "churn", "point", "diskfull", "migrate"),  # whose clock is that of its node
+    "mariadb": ("kill", "freeze", "dbstop", "cut", "churn", "point", "clock", "migrate"),
+}
+STORES = ("postgres", "pgbouncer", "mariadb", "sqlite")
 KEY = "torture-torture-torture-torture-torture"  # of the test's own installation
 FIRST = -10  # a priority
 SECRET = "whsec_dG9ydHVyZS10b3J0dXJlLXRvcnR1cmUtdG9ydHVyZQ=="  # noqa: S105 - of the test's own receiver

@@ -17,7 +17,7 @@ from typing import Any
 from timebell.errors import InvalidInput, TimebellError
 from timebell.torture import grounds
 from timebell.torture.ledgers import Ledger
-from timebell.torture.plan import FAULTS, ON_SQLITE, STORES, Plan, environment
+from timebell.torture.plan import FAULTS, ON, STORES, Plan, environment
 
 LEDGERS = ("intent.jsonl", "effect.jsonl", "fault.jsonl", "record.jsonl")
 TICK, STALL = 0.05, 0.25  # seconds
@@ -29,7 +29,7 @@ def plan_of(
 ) -> Plan:  # fmt: skip
     """What was asked for, checked; of `all` faults it tells which are not possible here. Raises InvalidInput
     (TORTURE_INVALID)."""
-    known = ON_SQLITE if store == "sqlite" else FAULTS
+    known = ON.get(store, FAULTS)
     chosen = list(known) if faults == "all" else [each.strip() for each in faults.split(",") if each.strip()]
     wrong = [each for each in chosen if each not in known]
     lacking = {each: why for each in {*chosen} - {*wrong} if (why := grounds.lacks(each, store)) is not None}

@@ -207,7 +207,7 @@ class Check:
             for _ in range(min(lost, len(nodes) + len(stores))):
                 by = self._taken_over(by + RUN)
             return history.down.able(since, by)
-        allowed = EPSILON
+        allowed = EPSILON + history.untold
         if any(since - COLD <= fault.end <= until for fault in nodes):
             allowed = COLD
         if stores:
@@ -371,7 +371,7 @@ class Check:
     def _closes(self, one: Expected) -> float:
         history, since = self.history, one.since
         if not history.touching(since - TAKEOVER, since + EPSILON, *BREAKS):
-            return history.down.deadline(since, EPSILON + history.starved(since, since + TAKEOVER))
+            return history.down.deadline(since, EPSILON + history.untold + history.starved(since, since + TAKEOVER))
         many = len(history.touching(since - TAKEOVER, since + 3 * TAKEOVER, *BREAKS))
         able = TAKEOVER * (1 + many) + history.starved(since, since + TAKEOVER * (1 + many))
         return history.down.deadline(since, able)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -16,28 +17,29 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoneFree
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from sqlalchemy.pool import NullPool
-from sqlalchemy.util import await_only
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.errors import Refused, StoreError, StoreUnreachable
 from timebell.store.dialects import mariadb_tables
 from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
 from timebell.store.dialects.lending import lend, lend_here, nothing_more
+from timebell.store.dialects.mariadb_lender import Lender
 from timebell.store.dialects.mariadb_words import MariaWords, Said, bound, said
-from timebell.store.dialects.shared import Shared
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, SqlTransaction, Steps
 from timebell.store.types import from_micros
 
 OLDEST = (10, 6)
 """The first with SKIP LOCKED."""
-LENT = 5  # connections for transactions of handlers, and as many for those of requests
+LENT = 10  # connections for transactions of async handlers, as many for those of plain functions and of requests
+LENT_PATIENCE = 3600.0  # seconds until a handler is told that there is none
+ASKED_PATIENCE = 5.0  # and a request
 PACKET = 8_000_000  # bytes of values in one statement, or less; of the server's max_allowed_packet 16 MB are usual
 TRIES = 8  # of an operation that was in another's way
 PAUSE = 0.002  # seconds before the second, doubled before each further one
 WAIT = 10  # seconds for a lock
 ANSWER = 30  # seconds for what the server says next
+LONG = 86_400  # and for that of a migration, which may make an index of many rows
 _SESSION = (
     f"SET NAMES utf8mb4 COLLATE {mariadb_tables.COLLATION}",
     "SET SESSION time_zone = '+00:00',"
@@ -49,8 +51,9 @@ _SESSION = (
 _TRANSIENT = {1213, 1205, 1020, 1062}
 _ABSENT = {1054, 1146}
 _DUPLICATE = 1062
-# Too many connections, shutting down, killed, read-only for now; and what the driver says of a connection.
-_LOST = {0, 1040, 1044, 1045, 1049, 1053, 1077, 1079, 1152, 1203, 1290, 1927, 4031} | set(range(2000, 2100))
+# Too many connections, no room on the disk or in a table, shutting down, killed, read-only for now; and what the driver
+# says of a connection.
+_LOST = {0, 1021, 1040, 1044, 1045, 1049, 1053, 1077, 1079, 1114, 1152, 1203, 1290, 1927, 4031} | set(range(2000, 2100))
 
 
 class MariaTransaction(SqlTransaction):
@@ -126,9 +129,10 @@ class MariaStore:
         self._process = os.getpid()
         self._threads: ThreadPoolExecutor | None = None
         # Apart from those of the engine, which would go short while handlers take their time.
-        self._lent: tuple[ThreadPoolExecutor, Engine, AsyncEngine] | None = None
-        self._asked: tuple[ThreadPoolExecutor, Engine, AsyncEngine] | None = None
+        self._lent: Lender | None = None
+        self._asked: Lender | None = None
         self._lent_to_threads: Engine | None = None
+        self._lending = threading.Lock()
 
     async def open(self) -> None:
         """As in Store."""
@@ -139,8 +143,7 @@ class MariaStore:
         self._engine.dispose()
         for lent in (self._lent, self._asked):
             if lent is not None:
-                lent[0].shutdown(wait=False)
-                lent[1].dispose()
+                lent.close()
         if self._lent_to_threads is not None:
             self._lent_to_threads.dispose()
         if self._threads is not None:
@@ -176,7 +179,7 @@ class MariaStore:
         if self._process == os.getpid():
             return
         self._process = os.getpid()
-        for engine in (self._engine, self._lent_to_threads, *(lent[1] for lent in (self._lent, self._asked) if lent)):
+        for engine in (self._engine, self._lent_to_threads, *(lent.own for lent in (self._lent, self._asked) if lent)):
             if engine is not None:
                 engine.dispose(close=False)
         self._threads = self._lent = self._asked = None
@@ -206,7 +209,7 @@ class MariaStore:
         """As in Store."""
         self._settle()
         if self._lent is None:
-            self._lent = self._lender("lent", 3600.0)
+            self._lent = self._lender("lent", LENT_PATIENCE)
         async with self._lent_from(self._lent, finish) as connection:
             yield connection
 
@@ -215,51 +218,44 @@ class MariaStore:
         """As in Store."""
         self._settle()
         if self._asked is None:
-            self._asked = self._lender("asked", 5.0)
+            self._asked = self._lender("asked", ASKED_PATIENCE)
         try:
             async with self._lent_from(self._asked, nothing_more) as connection:
                 yield connection
         except DBAPIError as failed:
             if _lost(failed):
-                self._asked[1].dispose()
                 raise unreachable(self.url, failed) from failed
             raise
 
     @contextlib.asynccontextmanager
-    async def _lent_from(
-        self, source: tuple[ThreadPoolExecutor, Engine, AsyncEngine], finish: Finish
-    ) -> AsyncIterator[AsyncConnection]:
+    async def _lent_from(self, source: Lender, finish: Finish) -> AsyncIterator[AsyncConnection]:
         try:
-            connection = await source[2].connect()
+            connection = await source.connect()
         except (NoneFree, DBAPIError) as failed:
+            if _lost(failed):
+                source.own.dispose()  # its other connections are as old
             raise unreachable(self.url, failed) from failed
         try:
             async with lend(connection, self.join, finish):
                 yield connection
+        except DBAPIError as failed:
+            if _lost(failed):
+                source.own.dispose()
+            raise
         finally:
             await connection.close()
 
-    def _lender(self, name: str, patience: float) -> tuple[ThreadPoolExecutor, Engine, AsyncEngine]:
-        # One thread more than connections, so that who waits for one is not in the way of who gives one back.
-        threads = ThreadPoolExecutor(4 * LENT, thread_name_prefix=f"timebell-{name}")
-        own = engine_for(self.url, pool_size=2 * LENT, patience=patience)
-
-        async def call(function: Callable[..., R], *args: Any) -> R:
-            return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
-
-        def connect() -> Shared:
-            return Shared(await_only(call(own.raw_connection)), call)
-
-        lending = create_engine(_address(self.url), creator=connect, poolclass=NullPool)
-        lending.dialect.is_async = True
-        return threads, own, AsyncEngine(lending)
+    def _lender(self, name: str, patience: float) -> Lender:
+        own = engine_for(self.url, pool_size=LENT, patience=min(1.0, patience))
+        return Lender(name, own, LENT, max(1, int(patience)))
 
     @contextlib.contextmanager
     def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
         """As in Store."""
         self._settle()
-        if self._lent_to_threads is None:
-            self._lent_to_threads = engine_for(self.url, pool_size=2 * LENT, patience=3600.0)
+        with self._lending:
+            if self._lent_to_threads is None:
+                self._lent_to_threads = engine_for(self.url, pool_size=LENT, patience=LENT_PATIENCE)
         try:
             connection = self._lent_to_threads.connect()
         except (NoneFree, DBAPIError) as failed:
@@ -306,10 +302,12 @@ def _as_maria(operation: Callable[..., R]) -> Callable[..., R]:
     return run
 
 
-def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_only: bool = False) -> Engine:
+def engine_for(
+    url: str, *, pool_size: int = 5, patience: float = 30.0, answer: int | None = None, read_only: bool = False
+) -> Engine:  # fmt: skip
     """An engine of PyMySQL whose sessions are as Timebell needs them. Raises Refused (EXTRA_MISSING).
 
-    `patience` is how many seconds to wait for a connection while all are in use.
+    `patience` is how many seconds to wait for a connection while all are in use, `answer` for its answers.
     """
     try:
         from pymysql.constants import FIELD_TYPE
@@ -327,7 +325,7 @@ def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_onl
         max_overflow=0,
         pool_timeout=patience,
         connect_args={
-            "connect_timeout": 5, "read_timeout": ANSWER, "write_timeout": ANSWER,
+            "connect_timeout": 5, "read_timeout": answer or ANSWER, "write_timeout": ANSWER,
             "conv": {**conversions, FIELD_TYPE.NEWDECIMAL: _number, FIELD_TYPE.DECIMAL: _number},
         },
     )  # fmt: skip
@@ -347,8 +345,13 @@ def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_onl
 
 
 def migrating(url: str) -> Engine:
-    """An engine whose DDL is as MariaDB takes it."""
-    engine = engine_for(url)
+    """An engine whose DDL is as MariaDB takes it, however long that is. Nobody waits behind one that itself waits for a
+    long transaction: it gives up."""
+    engine = engine_for(url, answer=LONG)
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Connection) -> None:
+        connection.exec_driver_sql("SET SESSION lock_wait_timeout = 1").close()
 
     @event.listens_for(engine, "before_cursor_execute", retval=True)
     def _said(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
@@ -386,6 +389,11 @@ def _code(failed: BaseException) -> int | None:
     cause: Any = getattr(failed, "orig", None) or failed
     code = cause.args[0] if getattr(cause, "args", None) else None
     return code if isinstance(code, int) else None
+
+
+def busy(failed: BaseException) -> bool:
+    """Whether somebody had a lock for too long."""
+    return _code(failed) == 1205
 
 
 def _lost(failed: BaseException) -> bool:

@@ -75,6 +75,9 @@ class SharedCursor:
         """As in DB-API."""
         self._shared.run(self._cursor.executemany, *args)
 
+    async def _async_soft_close(self) -> None:
+        """As SQLAlchemy wants it of those who await: nothing, as rows are had without."""
+
 
 def shared_engine(connect: Callable[[], Shared], *, is_async: bool) -> Engine:
     """An engine on what `connect` gives; an async one is for AsyncEngine."""
