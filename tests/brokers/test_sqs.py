@@ -35,7 +35,7 @@ def asked(server: Any) -> int:
 
 def error(code: str, status: int) -> ClientError:
     """What SQS says of a request, as the library raises it."""
-    said = {"Error": {"Code": code, "Message": "must be shorter"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    said = {"Error": {"Code": code, "Message": "It must be shorter than 7 bytes."}, "ResponseMetadata": {"HTTPStatusCode": status}}
     return ClientError(said, "SendMessage")  # type: ignore[arg-type]
 
 

@@ -75,7 +75,7 @@ class CeleryTarget(Broker):
         send = partial(
             self._app(url).send_task, task, args=args, kwargs=kwargs, task_id=message.id, retry=False,
             headers={"timebell": facts}, expires=message.delivery.expires_at, serializer="json",
-            timeout=SOCKET_SECONDS, confirm_timeout=SOCKET_SECONDS, **more,
+            **more,
         )  # fmt: skip
         self._threads = self._threads or ThreadPoolExecutor(THREADS, thread_name_prefix="timebell-celery")
         await asyncio.get_running_loop().run_in_executor(self._threads, send)
