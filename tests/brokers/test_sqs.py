@@ -35,7 +35,10 @@ def asked(server: Any) -> int:
 
 def error(code: str, status: int) -> ClientError:
     """What SQS says of a request, as the library raises it."""
-    said = {"Error": {"Code": code, "Message": "It must be shorter than 7 bytes."}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    said = {
+        "Error": {"Code": code, "Message": "It must be shorter than 7 bytes."},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
     return ClientError(said, "SendMessage")  # type: ignore[arg-type]
 
 
@@ -162,7 +165,8 @@ class TestSqs(Conformance):
             # one too many for the whole: each is tried alone, and the others do not suffer for it
             (error("BatchRequestTooLong", 400), {"o0": error("InvalidParameterValue", 400), "o1": "a", "o2": "b"},
              ["MESSAGE_TOO_LARGE", None, None], [3, 1, 1, 1]),
-            (error("AccessDenied", 403), dict.fromkeys(("o0", "o1", "o2"), error("AccessDenied", 403)), ["MESSAGE_REFUSED"] * 3, [3, 1, 1, 1]),
+            (error("AccessDenied", 403), dict.fromkeys(("o0", "o1", "o2"), error("AccessDenied", 403)),
+             ["MESSAGE_REFUSED"] * 3, [3, 1, 1, 1]),
             (error("RequestThrottled", 403), None, ["BROKER_UNREACHABLE"] * 3, [3]),
             (error("ServiceUnavailable", 503), None, ["BROKER_UNREACHABLE"] * 3, [3]),
         ],

@@ -142,8 +142,9 @@ async def test_none_is_lost_across_a_kill_and_a_flush(store_url: str, redis: Red
     print(
         f"\n{store_url.partition(':')[0]}: {JOBS} jobs in {took:.0f} s; kill -9 after {killed_after} runs,"
         f" FLUSHALL after {flushed_after}; {dict(states)}, {len(ids - set(runs))} lost,"
-        f" {sum(map(len, runs.values())) - len(runs)} runs too many, of {len(twice)} jobs, {len(twice) - len(strange)} of"
-        f" which the worker had when Redis was flushed, unreported; load {os.getloadavg()[0]:.1f}"
+        f" {sum(map(len, runs.values())) - len(runs)} runs too many, of {len(twice)} jobs,"
+        f" {len(twice) - len(strange)} of which the worker had when Redis was flushed, unreported;"
+        f" load {os.getloadavg()[0]:.1f}"
     )
     assert states == {"completed": JOBS}
     assert ids == set(runs)

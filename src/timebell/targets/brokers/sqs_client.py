@@ -144,7 +144,7 @@ def _failed(said: dict[str, Any]) -> aws.ClientError:
     """The answer for one message of several, as it would be for it alone."""
     status = 400 if said.get("SenderFault") else 500
     error = {"Code": said.get("Code"), "Message": said.get("Message")}
-    return aws.ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}, "SendMessage")  # type: ignore[arg-type]
+    return aws.ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}, "SendMessage")
 
 
 async def _nothing(_: str) -> None:
