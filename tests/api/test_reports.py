@@ -39,7 +39,7 @@ async def handing_out(make: Make, **options: Any) -> AsyncIterator[tuple[Web, Si
         web.app.settings = replace(
             web.app.settings, webhook_signing_secret=SIGNING, webhook_allow_private=True
         )  # fmt: skip
-        async with web.app.running(heartbeat=0.1, **options):
+        async with web.app.running(**{"heartbeat": 0.1, **options}):
             yield web, receiver
 
 

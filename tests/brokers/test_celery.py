@@ -13,10 +13,12 @@ from typing import Any
 
 from redis.asyncio import Redis as Client
 
+from tests.brokers.conformance import DELIVERY
 from tests.brokers.conftest import flush
 from tests.brokers.node import Process, snippet, until
 from tests.brokers.scene import scene
 from tests.servers import Redis
+from timebell.targets.brokers import broker
 
 
 def target(**options: Any) -> dict[str, Any]:
@@ -97,3 +99,29 @@ async def test_published_is_enough_unless_reports_are_asked_for(sqlite_url: str,
         async with Client.from_url(redis.url) as client:
             assert await client.llen("late") == 1
             assert not await client.keys("timebell:*")
+
+
+async def test_a_broker_that_says_nothing_holds_no_thread_of_others() -> None:
+    connected = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        connected.set()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    celery = broker("celery", url, server="http://127.0.0.1:8700", secret_key="k" * 32)
+    deliveries = [asyncio.create_task(celery.deliver(DELIVERY, celery.check({}))) for _ in range(40)]
+    try:
+        await asyncio.wait_for(connected.wait(), 40)
+        assert await asyncio.wait_for(asyncio.to_thread(int), 40) == 0
+        assert not any(delivery.done() for delivery in deliveries)
+    finally:
+        for delivery in deliveries:
+            delivery.cancel()
+        await asyncio.gather(*deliveries, return_exceptions=True)
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await celery.close()

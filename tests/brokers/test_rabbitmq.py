@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import aio_pika
 import pytest
+from amqp.exceptions import MessageNacked
 
 from tests.brokers.conformance import DELIVERY, Conformance, Got, read
 from tests.brokers.node import until
@@ -124,6 +126,46 @@ class TestRabbitmq(Conformance):
         assert asyncio.run(self.received(server)) == []
         assert all(one.delivered for one in outcomes(server.secure_url))
         assert len(asyncio.run(self.received(server))) == 2
+
+    def test_celery_is_told_what_rabbitmq_does_not_take(self, server: Any) -> None:
+        async def test() -> list[Outcome]:
+            target = broker("celery", server.url, server="http://127.0.0.1:8700", secret_key="k" * 32)
+            async with await aio_pika.connect(server.url) as connection:
+                channel = await connection.channel()
+                await channel.declare_queue("short", durable=True, arguments={"x-max-length": 1})
+                outcomes = []
+                for queue, payload in (("tasks", {"text": "x" * 70_000}), ("short", None), ("tasks", None)):
+                    options = target.check({"queue": queue})
+                    outcomes.append(await target.deliver(replace(DELIVERY, payload=payload), options))
+                await channel.queue_delete("short")
+            nacked = target.failure(MessageNacked())
+            assert nacked is not None
+            await target.close()
+            return [*outcomes, nacked]
+
+        too_large, other, ok, nacked = asyncio.run(test())
+        assert (too_large.code, too_large.retryable) == ("MESSAGE_TOO_LARGE", False), too_large
+        assert "65536" in str(too_large.error)
+        assert (other.code, other.retryable) == ("MESSAGE_REFUSED", True), other
+        assert "x-max-length" in str(other.error)
+        assert ok.delivered, ok
+        assert (nacked.code, nacked.counts) == ("MESSAGE_REFUSED", True)
+
+    def test_celery_that_is_not_let_in_uses_up_no_try(self, server: Any) -> None:
+        async def outcome(url: str) -> Outcome:
+            target = broker("celery", url, server="http://127.0.0.1:8700", secret_key="k" * 32)
+            try:
+                return await target.deliver(DELIVERY, target.check({"queue": "tasks"}))
+            finally:
+                await target.close()
+
+        for url, code in (
+            (self.wrong_password(server), "BROKER_REFUSED"), (server.url + "nowhere", "BROKER_REFUSED"),
+            (self.elsewhere(server), "BROKER_UNREACHABLE"),
+        ):  # fmt: skip
+            said = asyncio.run(outcome(url))
+            assert (said.code, said.retryable, said.counts) == (code, True, False), said
+            assert "127.0.0.1" not in str(said.error) and "secret" not in str(said.error)
 
     def test_a_celery_worker_takes_its_tasks_from_it(self, server: Any, sqlite_url: str, tmp_path: Path) -> None:
         async def test() -> None:

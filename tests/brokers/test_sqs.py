@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +13,10 @@ from botocore.exceptions import ClientError
 
 from tests.brokers.conformance import Conformance, Got
 from tests.queue_servers import Sqs
+from timebell.targets.base import Outcome
+from timebell.targets.brokers import sqs as module
 from timebell.targets.brokers.sqs import _judge
+from timebell.targets.brokers.sqs_client import Client
 
 SESSION = get_session()  # reading what SQS looks like takes a while
 
@@ -22,6 +26,45 @@ def client(server: Any) -> Any:
         "sqs", region_name="eu-central-1", endpoint_url=f"http://127.0.0.1:{server.port}",
         aws_access_key_id="key", aws_secret_access_key="secret",
     )  # fmt: skip
+
+
+def asked(server: Any) -> int:
+    """How many requests the emulator has had."""
+    return int((server.folder / "out").read_text().count('"POST '))
+
+
+def error(code: str, status: int) -> ClientError:
+    """What SQS says of a request, as the library raises it."""
+    said = {
+        "Error": {"Code": code, "Message": "It must be shorter than 7 bytes."},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return ClientError(said, "SendMessage")  # type: ignore[arg-type]
+
+
+class Stub:
+    """The library's client, with the answer to a request of several messages, and those to each alone, by its id."""
+
+    def __init__(self, batch: Any, alone: Any) -> None:
+        self.batch = batch
+        self.alone = alone
+        self.sizes: list[int] = []
+
+    async def get_queue_url(self, **_: Any) -> Any:
+        return {"QueueUrl": "https://sqs/mails"}
+
+    async def send_message(self, **call: Any) -> Any:
+        self.sizes.append(1)
+        answer = self.alone[call["MessageAttributes"]["message-id"]["StringValue"]]
+        if isinstance(answer, Exception):
+            raise answer
+        return {"MessageId": answer}
+
+    async def send_message_batch(self, **call: Any) -> Any:
+        self.sizes.append(len(call["Entries"]))
+        if isinstance(self.batch, Exception):
+            raise self.batch
+        return self.batch
 
 
 class TestSqs(Conformance):
@@ -80,6 +123,71 @@ class TestSqs(Conformance):
             return await self.received(server, "mails.fifo")
 
         assert [got.id for got in asyncio.run(test())] == ["occ_2W8c", "occ_2W8c.r1", "other"]
+
+    def test_many_at_once_go_out_ten_to_a_request(self, server: Any) -> None:
+        async def test() -> None:
+            await self.prepare(server)
+            async with self.at(server.url) as deliver:
+                assert (await deliver(self.place)).delivered  # it knows the queue
+                before = asked(server)
+                ids = [f"o{n}" for n in range(25)]
+                outcomes = await asyncio.gather(*(deliver(self.place, occurrence_key=id_) for id_ in ids))
+                assert [outcome.result["messageId"] for outcome in outcomes] == ids
+                assert len({outcome.result["sqsMessageId"] for outcome in outcomes}) == 25
+                assert asked(server) - before == 3
+
+        asyncio.run(test())
+
+    def test_messages_that_are_large_together_go_out_in_several_requests(self, server: Any) -> None:
+        async def test() -> None:
+            await self.prepare(server)
+            async with self.at(server.url) as deliver:
+                assert (await deliver(self.place)).delivered  # it knows the queue
+                before = asked(server)
+                large = [deliver(self.place, occurrence_key=f"o{n}", payload="x" * 200_000) for n in range(6)]
+                assert all(outcome.delivered for outcome in await asyncio.gather(*large))
+                assert asked(server) - before == 6  # none of them refused for what is in it together
+
+        asyncio.run(test())
+
+    @pytest.mark.parametrize(
+        ("batch", "alone", "codes", "sizes"),
+        [
+            (  # one is stored, one refused, and of one SQS says nothing
+                {"Successful": [{"Id": "0", "MessageId": "m"}],
+                 "Failed": [{"Id": "1", "SenderFault": True, "Code": "InvalidMessageContents", "Message": "a NUL"}]},
+                None, [None, "MESSAGE_REFUSED", "BROKER_UNREACHABLE"], [3],
+            ),
+            (  # what SQS itself could not do
+                {"Failed": [{"Id": str(n), "SenderFault": False, "Code": "InternalError"} for n in range(3)]},
+                None, ["BROKER_UNREACHABLE"] * 3, [3],
+            ),
+            # one too many for the whole: each is tried alone, and the others do not suffer for it
+            (error("BatchRequestTooLong", 400), {"o0": error("InvalidParameterValue", 400), "o1": "a", "o2": "b"},
+             ["MESSAGE_TOO_LARGE", None, None], [3, 1, 1, 1]),
+            (error("AccessDenied", 403), dict.fromkeys(("o0", "o1", "o2"), error("AccessDenied", 403)),
+             ["MESSAGE_REFUSED"] * 3, [3, 1, 1, 1]),
+            (error("RequestThrottled", 403), None, ["BROKER_UNREACHABLE"] * 3, [3]),
+            (error("ServiceUnavailable", 503), None, ["BROKER_UNREACHABLE"] * 3, [3]),
+        ],
+        ids=("one bad", "failed", "too long", "denied", "throttled", "away"),
+    )  # fmt: skip
+    def test_each_of_a_request_has_its_own_outcome(
+        self, monkeypatch: pytest.MonkeyPatch, batch: Any, alone: Any, codes: list[str | None], sizes: list[int]
+    ) -> None:
+        stub = Stub(batch, alone)
+
+        async def opened(url: str) -> Client:
+            return Client(stub, AsyncExitStack())
+
+        monkeypatch.setattr(module, "_open", opened)
+
+        async def test() -> list[Outcome]:
+            async with self.at("sqs://eu-central-1") as deliver:
+                return await asyncio.gather(*(deliver(self.place, occurrence_key=f"o{n}") for n in range(3)))
+
+        assert [outcome.code for outcome in asyncio.run(test())] == codes
+        assert stub.sizes == sizes
 
     def test_a_queue_that_takes_less_than_sqs(self) -> None:
         answer = {"Error": {"Code": "InvalidParameterValue", "Message": "Message must be shorter than 1024 bytes."}}

@@ -9,13 +9,15 @@ import asyncio
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import redis as client
 
 from tests.api.web import SECRET
 from tests.brokers.conftest import flush
@@ -23,6 +25,7 @@ from tests.brokers.node import bullmq_worker, until
 from tests.servers import Redis, free_port
 from timebell import JobSpec, Timebell
 from timebell.ids import new_id
+from timebell.model.job import Job
 from timebell.store.sql import keys as key_rows
 from timebell.tenancy import keys
 from timebell.tenancy.keys import Key
@@ -30,7 +33,37 @@ from timebell.tenancy.roles import Role
 
 JOBS = int(os.environ.get("JOBS", "10000"))
 OVER = 60.0  # seconds in which they are due
-HANDED = 1.0  # seconds until the worker has begun what Redis had handed to it
+LOOK = 10.0  # seconds between the looks of the leader at what Redis has; it publishes again after two
+
+
+class Flush(NamedTuple):
+    """A FLUSHALL, between these two instants (seconds since 1970)."""
+
+    before: float
+    after: float
+
+    @classmethod
+    def of(cls, redis: Redis) -> Flush:
+        before = time.time()
+        flush(redis)
+        return cls(before, time.time())
+
+    def explains(self, job: Job, runs: list[float]) -> bool:
+        """Whether it is why a job ran twice: published before and not reported by then, begun before the leader could
+        have published it again, and once more after that. Not of the kill, nor of anything else, is this true."""
+        assert job.started_at is not None
+        assert job.finished_at is not None
+        published, reported = job.started_at.timestamp(), job.finished_at.timestamp()
+        if len(runs) != 2 or not published < self.after or not reported > self.before:
+            return False
+        return min(runs) < self.before + LOOK <= max(runs)
+
+
+def queued(redis: Redis) -> int:
+    """How many jobs BullMQ has that are not done."""
+    with client.Redis.from_url(redis.url) as connection:
+        lists = sum(connection.llen(f"bull:mail:{name}") for name in ("wait", "active", "paused"))
+        return int(lists + sum(connection.zcard(f"bull:mail:{name}") for name in ("prioritized", "delayed")))
 
 
 @asynccontextmanager
@@ -87,31 +120,32 @@ async def test_none_is_lost_across_a_kill_and_a_flush(store_url: str, redis: Red
         killed_after = len(worker.runs())
         async with node(store_url, redis, port):
             await wait_until(begin + timedelta(seconds=OVER * 2 / 3))
-            flush(redis)
-            flushed_at, flushed_after = time.time(), len(worker.runs())
+            flushed = Flush.of(redis)
+            flushed_after = len(worker.runs())
             await until(completed, 900, about=lambda: worker.talk[-5:])
-        took = (app.clock.now() - begin).total_seconds()
-        ran = [run["id"] for run in worker.runs()]
-        first = {run["id"]: run["at"] for run in reversed(worker.runs())}
-    counts = Counter(ran)
-    twice = [id_ for id_, many in counts.items() if many > 1]
-    # Those in the worker's hands, or done without their report being in, when Redis forgot them.
-    at_flush = sum(first[id_] < flushed_at + HANDED for id_ in twice)
-    states: Counter[str] = Counter()
+            took = (app.clock.now() - begin).total_seconds()
+            await until(lambda: not queued(redis), 300, about=lambda: queued(redis))  # what runs twice does so now
+        runs: dict[str, list[float]] = defaultdict(list)
+        for run in worker.runs():
+            runs[run["id"]].append(run["at"])
+    jobs: dict[str, Job] = {}
     cursor = None
     while True:
         page = await app.list(limit=500, cursor=cursor)
-        states.update(job.state.value for job in page.items)
+        jobs |= {job.id: job for job in page.items}
         if (cursor := page.next_cursor) is None:
             break
     await app.close()
+    states = Counter(job.state.value for job in jobs.values())
+    twice = {id_: at for id_, at in runs.items() if len(at) > 1}
+    strange = {id_: at for id_, at in twice.items() if not flushed.explains(jobs[id_], at)}
     print(
         f"\n{store_url.partition(':')[0]}: {JOBS} jobs in {took:.0f} s; kill -9 after {killed_after} runs,"
-        f" FLUSHALL after {flushed_after}; {dict(states)}, {len(ids - set(ran))} lost,"
-        f" {len(ran) - len(counts)} runs too many, of"
-        f" {len(twice)} jobs, {at_flush} of which had begun before the flush and not been reported; load"
-        f" {os.getloadavg()[0]:.1f}"
+        f" FLUSHALL after {flushed_after}; {dict(states)}, {len(ids - set(runs))} lost,"
+        f" {sum(map(len, runs.values())) - len(runs)} runs too many, of {len(twice)} jobs,"
+        f" {len(twice) - len(strange)} of which the worker had when Redis was flushed, unreported;"
+        f" load {os.getloadavg()[0]:.1f}"
     )
     assert states == {"completed": JOBS}
-    assert ids == set(ran)
-    assert len(twice) == at_flush
+    assert ids == set(runs)
+    assert not strange, [(jobs[id_], at, flushed) for id_, at in list(strange.items())[:5]]

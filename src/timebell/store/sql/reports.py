@@ -16,7 +16,7 @@ from timebell.store.schema import finished
 from timebell.store.schema import jobs as table
 from timebell.store.sql import jobs, ledger, turns
 from timebell.store.statement import Statement
-from timebell.store.transaction import Transaction
+from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 from timebell.store.types import to_micros
 
 OUT = (JobState.RUNNING.value, JobState.DISPATCHED.value)
@@ -93,13 +93,17 @@ def write(tx: Transaction, tenant_id: str, ending: Ending) -> Written:
     """What became of an attempt that is `held`: over, or to be tried again."""
     if ending.state is JobState.PENDING:
         if jobs.retry(tx, [ending]):
+            tx.notify()  # nobody else knows when it is due
             (again,) = tx.fetch(HOLD, id=ending.id, tenant_id=tenant_id)
             return Written(ledger.read(ledger.typed(tx, table, again)), True, False)
         ending = dataclasses.replace(ending, state=JobState.CANCELLED)  # its cancel was asked
     ended = turns.complete(tx, ending)
     (row,) = tx.fetch(OVER, id=ending.id, tenant_id=tenant_id)
     job = ledger.read(ledger.typed(tx, finished, row))
-    return Written(job, bool(ended.let_go or row["limited"]), ended.put_off)
+    frees = bool(ended.let_go or row["limited"])
+    if frees or ended.put_off:
+        tx.notify(SCHEDULES if ended.put_off else JOBS)
+    return Written(job, frees, ended.put_off)
 
 
 def beat(tx: Transaction, attempt: Attempt, until: datetime) -> None:

@@ -8,19 +8,33 @@ none, anything else is the one argument. The task id is the message's id. The he
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
 
 from timebell.targets.base import Delivery, Outcome
-from timebell.targets.brokers.broker import Broker, Message, invalid, refused, unreachable, word
+from timebell.targets.brokers.broker import (
+    Broker,
+    Message,
+    invalid,
+    message_refused,
+    refused,
+    too_large,
+    unreachable,
+    word,
+)
 
 SOCKET_SECONDS = 5.0
+THREADS = 4
+"""Of its own: a broker that hangs holds them, and would hold whatever else the process does in threads."""
 REFUSALS = {"AuthenticationError", "NoPermissionError", "AccessRefused", "NotAllowed"}
 NO_RETRIES = {"max_retries": 0}  # by kombu, which would hold a thread for long
 # Where they are left to the libraries, any certificate will do for Redis, and one of any name for AMQP.
@@ -29,6 +43,8 @@ CHECKS: dict[str, dict[str, Any]] = {
     "amqps": {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None},
 }
 OVER_REDIS = ("redis://", "rediss://")
+
+_TOO_LARGE = re.compile(r"message size (\d+) .*?larger than .*?(\d+)")
 
 
 class CeleryTarget(Broker):
@@ -44,6 +60,7 @@ class CeleryTarget(Broker):
         super().__init__(url, server=server, secret_key=secret_key)
         self._apps: dict[str, Celery] = {}
         self._marks: Any = None
+        self._threads: ThreadPoolExecutor | None = None
 
     def read(self, options: dict[str, Any]) -> dict[str, Any]:
         if options.get("body", "plain") != "plain" or "template" in options:
@@ -55,10 +72,13 @@ class CeleryTarget(Broker):
         facts = {name: value for name, value in message.body.items() if name != "payload"}
         task = options.get("task", message.delivery.topic)
         more = {"queue": options["queue"]} if "queue" in options else {}
-        await asyncio.to_thread(
+        send = partial(
             self._app(url).send_task, task, args=args, kwargs=kwargs, task_id=message.id, retry=False,
-            headers={"timebell": facts}, expires=message.delivery.expires_at, serializer="json", **more,
+            headers={"timebell": facts}, expires=message.delivery.expires_at, serializer="json",
+            **more,
         )  # fmt: skip
+        self._threads = self._threads or ThreadPoolExecutor(THREADS, thread_name_prefix="timebell-celery")
+        await asyncio.get_running_loop().run_in_executor(self._threads, send)
         if options.get("ack") == "reported" and url.startswith(OVER_REDIS):
             from timebell.targets.brokers import over_redis
 
@@ -71,6 +91,10 @@ class CeleryTarget(Broker):
             return refused("wrong user or password, or without the permission")
         if isinstance(error, KeyError) and "No such transport" in str(error):
             return refused("its URL is of no kind of broker that this Celery knows")
+        if "PreconditionFailed" in names:
+            return _unfit(error)
+        if "MessageNacked" in names:
+            return message_refused("its queue rejected it")
         if isinstance(error, OperationalError | OSError) or "ConnectionError" in names or "TimeoutError" in names:
             return unreachable("no connection")
         if "ResponseError" in names or "OutOfMemoryError" in names:
@@ -96,6 +120,9 @@ class CeleryTarget(Broker):
             with suppress(Exception):  # a broker that is away has nothing to be told
                 await asyncio.to_thread(app.close)
         self._apps.clear()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
         if self._marks is not None:
             await self._marks.close()
             self._marks = None
@@ -126,6 +153,15 @@ def arguments(payload: Any) -> tuple[list[Any], dict[str, Any]]:
     if isinstance(payload, list):
         return payload, {}
     return ([] if payload is None else [payload]), {}
+
+
+def _unfit(error: Exception) -> Outcome:
+    """What an AMQP broker says that closes the channel: the message is too large, or the queue another than Celery
+    would make."""
+    said = str(getattr(error, "reply_text", error))
+    if (sizes := _TOO_LARGE.search(said)) is not None:
+        return too_large(int(sizes[1]), int(sizes[2]))
+    return message_refused(f"the broker says {said[:200]}")
 
 
 def _transport(url: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from timebell.targets.brokers.broker import (
     word,
 )
 from timebell.targets.brokers.lines import Lines
+from timebell.targets.brokers.sqs_client import Client
 
 CONNECTIONS = 50
 """A request takes one; they are kept."""
@@ -57,7 +58,7 @@ class SqsTarget(Broker):
 
     def __init__(self, url: str | None, *, server: str, secret_key: str | None) -> None:
         super().__init__(url, server=server, secret_key=secret_key)
-        self._clients: Lines[str, _Client] = Lines(_open, lambda client: True, lambda client: client.close())
+        self._clients: Lines[str, Client] = Lines(_open, lambda client: True, lambda client: client.close())
 
     def read(self, options: dict[str, Any]) -> dict[str, Any]:
         """`queue`; `group` for FIFO queues."""
@@ -93,7 +94,7 @@ class SqsTarget(Broker):
             stored = await client.send(queue, call)
         except aws.ClientError as error:
             raise BrokerError(_judge(error, queue, len(body))) from None
-        return {"sqsMessageId": stored["MessageId"]}
+        return {"sqsMessageId": stored}
 
     def failure(self, error: Exception) -> Outcome | None:
         if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
@@ -106,28 +107,7 @@ class SqsTarget(Broker):
         await self._clients.close()
 
 
-class _Client:
-    """The library's client, and the URLs of queues that were asked for."""
-
-    def __init__(self, client: Any, stack: AsyncExitStack) -> None:
-        self._client = client
-        self._stack = stack
-        self._queues: dict[str, str] = {}
-
-    async def send(self, queue: str, call: dict[str, Any]) -> Any:
-        if queue not in self._queues:
-            self._queues[queue] = (await self._client.get_queue_url(QueueName=queue))["QueueUrl"]
-        try:
-            return await self._client.send_message(QueueUrl=self._queues[queue], **call)
-        except aws.ClientError:
-            self._queues.pop(queue, None)  # it may have been deleted and made again
-            raise
-
-    async def close(self) -> None:
-        await self._stack.aclose()
-
-
-async def _open(url: str) -> _Client:
+async def _open(url: str) -> Client:
     try:
         parts = urlsplit(url)
         regions = parse_qs(parts.query).get("region", [])
@@ -150,7 +130,7 @@ async def _open(url: str) -> _Client:
     client = await stack.enter_async_context(
         get_session().create_client("sqs", region_name=region, config=config, **words)
     )
-    return _Client(client, stack)
+    return Client(client, stack)
 
 
 def _judge(error: aws.ClientError, queue: str, size: int) -> Outcome:
