@@ -12,7 +12,7 @@ from fastapi import Request
 
 from timebell.alarm import Alarm
 from timebell.app import Timebell
-from timebell.client.jobs import text as name_text
+from timebell.client.checks import text as name_text
 from timebell.errors import InvalidInput, Refused, StoreError, TimebellError
 from timebell.store.sql import keys as key_rows
 from timebell.store.sql import usage

@@ -30,8 +30,8 @@ from timebell.alarm import Alarm
 from timebell.api.executions import execution
 from timebell.api.guard import Asked, Guarded, Let, reads
 from timebell.api.shapes import utc
+from timebell.client.checks import uuid_of
 from timebell.client.job_fields import metadata_json
-from timebell.client.jobs import uuid_of
 from timebell.errors import InvalidInput, StoreError
 from timebell.ids import new_id
 from timebell.store.sql import events as rows
