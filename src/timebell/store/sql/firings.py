@@ -16,7 +16,7 @@ from timebell.errors import InvalidPayload
 from timebell.ids import new_id
 from timebell.model.job import CancelOutcome, Ending, JobState, Kind, NewJob
 from timebell.model.operation import Operation, Step
-from timebell.model.payload import decode, encode
+from timebell.model.payload import MAX_BYTES, decode, encode
 from timebell.model.routes import route
 from timebell.model.trigger import (
     SET_ASIDE,
@@ -44,6 +44,8 @@ LOOK = 0.5
 """Seconds between looks at how far somebody else has come."""
 SOON = timedelta(seconds=10)
 """Jobs due sooner than this make other nodes look again."""
+ROOM = 4096
+"""Bytes in which every key and recipient has room beside the payload of a trigger, which was checked with short ones."""
 
 Fields = Mapping[str, Any] | None
 At = tuple[str, str, Place]
@@ -244,7 +246,7 @@ def _job(trigger: Trigger, item: str, place: Place, at: datetime, now: datetime)
     return NewJob(
         id=new_id(now), tenant_id=trigger.tenant_id, topic=action.topic, scheduled_at=at, run_at=at,
         timezone=trigger.rule.timezone or "UTC", created_at=now, kind=Kind.TRIGGER,
-        payload=encode(payload_of(trigger, item, place, at)),
+        payload=encode(payload_of(trigger, item, place, at), limit=MAX_BYTES + ROOM),
         metadata=encode(action.metadata, "metadata") if action.metadata else None,
         owner_id=place.recipient or action.owner_id, key=key_of(trigger.id, item, place),
         target=encode(action.target, "target") if action.target else None, route=route(action.topic, action.target),
