@@ -1,4 +1,4 @@
-"""What callers give in the fields of jobs, schedules and the rest, checked: names, labels, payloads, priorities, ids."""
+"""What callers give in the fields of jobs, schedules and the rest, checked: names, labels, payloads, priorities."""
 
 from __future__ import annotations
 

@@ -75,9 +75,7 @@ ON_A_DATABASE: list[tuple[str, ...]] = [
 
 
 @pytest.mark.parametrize("command", ON_A_DATABASE)
-def test_a_url_whose_port_is_none_is_refused_and_not_shown(
-    command: tuple[str, ...], cli: Cli, tmp_path: Path
-) -> None:
+def test_a_url_whose_port_is_none_is_refused_and_not_shown(command: tuple[str, ...], cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "jobs.ndjson").write_text('{"topic": "a"}\n')
     done = cli(*command, "--database", "postgresql://me:hunter2/db", stdin="@daily true\n")  # the host was forgotten
     assert (done.code, "DATABASE_URL_INVALID" in done.err) == (2, True)

@@ -45,7 +45,7 @@ LOOK = 0.5
 SOON = timedelta(seconds=10)
 """Jobs due sooner than this make other nodes look again."""
 ROOM = 4096
-"""Bytes in which every key and recipient has room beside the payload of a trigger, which was checked with short ones."""
+"""Bytes in which any key and recipient has room beside the payload of a trigger, which was checked with short ones."""
 
 Fields = Mapping[str, Any] | None
 At = tuple[str, str, Place]
@@ -73,7 +73,7 @@ REMEMBER = Statement(
 
 
 def observe(tx: Transaction, source: Source, changes: Sequence[Change], now: datetime) -> Observed:
-    """Take in what a source says of items, and plan for it: all of it or nothing. What is not newer changes nothing, and
+    """Take in what a source says of items, and plan for it: all of it or nothing. What is not newer changes nothing;
     of what cannot be kept counts what was last known."""
     tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update(read=True))
     observed = Observed()
