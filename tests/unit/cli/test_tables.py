@@ -70,7 +70,7 @@ AT = ("2027-03-14T07:00:00Z", "2027-03-15T07:00:00Z")
 ON_A_DATABASE: list[tuple[str, ...]] = [
     ("db", "upgrade"), ("db", "upgrade", "--check"), ("db", "status"), ("db", "zones"), ("backup", "x"), ("restore",),
     ("watch",), ("audit", "--from", AT[0], "--to", AT[1]), ("why", "nightly", AT[0]), ("key", "list"),
-    ("tenant", "list"), ("user", "list"), ("import", "crontab", "-"), ("job", "import", "jobs.ndjson"),
+    ("tenant", "list"), ("user", "list"), ("import", "crontab", "-", "--dry-run"), ("job", "import", "jobs.ndjson"),
 ]  # fmt: skip
 
 
