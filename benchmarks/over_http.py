@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from benchmarks import machine, processes, report
@@ -40,18 +40,9 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
 @asynccontextmanager
 async def _node(system: Any) -> AsyncIterator[tuple[int, int]]:
     """One node with its API: its port and process id."""
-    node = await processes.start("child_http", "serve", system.url, {})
-    assert node.stdin is not None
-    assert node.stdout is not None
-    try:
+    async with processes.child("child_http", "serve", system.url, {}) as node:
+        assert node.stdout is not None
         yield json.loads(await asyncio.wait_for(node.stdout.readline(), 60))["port"], node.pid
-    finally:
-        node.stdin.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(node.wait(), 40)
-        if node.returncode is None:
-            node.kill()
-            await node.wait()
 
 
 async def _measure(system: Any, given: argparse.Namespace) -> list[list[str]]:

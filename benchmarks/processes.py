@@ -10,7 +10,8 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,22 @@ async def start(module: str, command: str, url: str, spec: dict[str, Any]) -> Pr
     return await asyncio.create_subprocess_exec(
         *begin, command, url, json.dumps(spec), stdin=PIPE, stdout=PIPE, start_new_session=True, env=environment
     )
+
+
+@asynccontextmanager
+async def child(module: str, command: str, url: str, spec: dict[str, Any]) -> AsyncIterator[Process]:
+    """A process that runs within the block, after which its input ends, and soon it."""
+    process = await start(module, command, url, spec)
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), STOP_LIMIT)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def call(module: str, command: str, url: str, **spec: Any) -> dict[str, Any]:

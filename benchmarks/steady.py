@@ -14,8 +14,7 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -57,21 +56,6 @@ def judged(samples: Sequence[Sample]) -> list[str]:
     return wrong
 
 
-@asynccontextmanager
-async def _child(command: str, url: str, spec: dict[str, Any]) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await processes.start("child_steady", command, url, spec)
-    try:
-        yield process
-    finally:
-        if process.stdin is not None:
-            process.stdin.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), 40)
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
 async def _line(process: asyncio.subprocess.Process, patience: float) -> dict[str, Any]:
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), patience)
@@ -99,9 +83,10 @@ async def _steady(system: Any, rate: float, seconds: float, slices: int, pinned:
     """A line printed and kept for each slice, in some of which an old snapshot is pinned."""
     every, samples, holding = seconds / slices, list[Sample](), None
     spec = {"every": every, "retention": seconds / 10, "tidy": seconds / 100}
-    async with _child("work", system.url, spec) as node:
+    async with processes.child("child_steady", "work", system.url, spec) as node:
         await _line(node, 60)
-        async with _child("make", system.url, {"rate": rate, "seconds": seconds + every}) as maker:
+        making = {"rate": rate, "seconds": seconds + every}
+        async with processes.child("child_steady", "make", system.url, making) as maker:
             while not (started := (await _line(node, 3 * every + 60))["jobs"]):
                 pass  # the first jobs are not due yet
             for at in range(slices):

@@ -31,6 +31,7 @@ from timebell.engine.arrivals import Arrivals
 from timebell.engine.context import Node
 from timebell.engine.service import Service
 from timebell.engine.signals import stopped_by_signals
+from timebell.errors import StoreError
 from timebell.ids import new_id
 from timebell.model.limits import Limits
 from timebell.model.policy import Unheard, choice
@@ -50,6 +51,9 @@ from timebell.verbs import Verbs
 
 if TYPE_CHECKING:
     from timebell.blocking import Blocking
+
+MEASURED = 60.0
+"""Seconds for which a program that runs no engine trusts what it last measured of the database's clock."""
 
 
 class Timebell(Declared, Verbs):
@@ -107,6 +111,7 @@ class Timebell(Declared, Verbs):
         self._beating = beating or Alarm(clock)
         self._working, self._planning = working or Alarm(clock), planning or Alarm(clock)
         self._opening: asyncio.Task[None] | None = None
+        self._measured = 0.0
         self.service: Service | None = None
         self._arrivals: Arrivals | None = None
         shared = (self.open, self._check_target, self.handlers.accepted, self.settings.default_timezone)
@@ -171,6 +176,9 @@ class Timebell(Declared, Verbs):
         if self._opening is None or (self._opening.done() and not self._opened_well()):
             self._opening = asyncio.create_task(self._open())
         await asyncio.shield(self._opening)
+        if self.service is None and not self._virtual and self.clock.monotonic() - self._measured >= MEASURED:
+            with contextlib.suppress(StoreError):  # the verb itself says so
+                await self._measure()
 
     def _opened_well(self) -> bool:
         task = self._opening
@@ -186,9 +194,13 @@ class Timebell(Declared, Verbs):
         elif found != HEAD and not await works(url, found):
             raise outdated(url, found)
         await self.store.open()
-        if not self._virtual:  # "now" is the database's, also for those who only make jobs
-            sent = self.clock.monotonic()
-            self.clock.discipline(await self.store.reading(), sent, self.clock.monotonic())
+        if not self._virtual:
+            await self._measure()
+
+    async def _measure(self) -> None:
+        """Have "now" be the database's, also for those who only make jobs."""
+        sent = self._measured = self.clock.monotonic()
+        self.clock.discipline(await self.store.reading(), sent, self.clock.monotonic())
 
     async def close(self) -> None:
         """Let go of the store and the targets. The app can be opened again."""

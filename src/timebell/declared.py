@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, overload
 
-from timebell.client.jobs import queue_name
+from timebell.client.checks import queue_name
 from timebell.client.schedules import Schedules
 from timebell.clock import Clock
 from timebell.engine.service import Service

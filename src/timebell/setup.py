@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from timebell.client.jobs import text
+from timebell.client.checks import text
 from timebell.engine.context import Options
 from timebell.errors import InvalidInput, Refused
 from timebell.model.payload import encode

@@ -11,7 +11,8 @@ from typing import Any
 from timebell import tracing
 from timebell.alarm import Alarm
 from timebell.client.audits import Audits
-from timebell.client.jobs import Jobs, JobSpec, queue_name, spec_of
+from timebell.client.checks import queue_name
+from timebell.client.jobs import Jobs, JobSpec, spec_of
 from timebell.client.schedules import Schedules
 from timebell.clock import Clock
 from timebell.engine import healing

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import insert
+from starlette.requests import ClientDisconnect
 
 from timebell.api import events, server
 from timebell.ids import new_id
@@ -146,6 +147,33 @@ async def test_streams_have_a_limit(make: Make, monkeypatch: pytest.MonkeyPatch)
             assert first.status == 200
             assert is_problem(await web.get("/events"), 429, "LIMIT_REACHED")["limit"] == {"name": "streams", "most": 1}
         is_problem(await web.get("/events", last_event_id="nonsense"), 422, "INVALID_LAST_EVENT_ID")
+
+
+@pytest.mark.parametrize("spec", ["2.3", "2.4"])
+async def test_who_goes_before_a_stream_has_begun_is_not_counted(
+    make: Make, monkeypatch: pytest.MonkeyPatch, spec: str
+) -> None:
+    monkeypatch.setattr(events, "MOST_STREAMS", 1)
+
+    async def receive() -> Any:
+        return said.pop() if said else {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        raise OSError("there is nobody")
+
+    async with make() as web:
+        for _ in range(2):
+            said = [{"type": "http.request", "body": b""}]
+            scope = {
+                "type": "http", "asgi": {"version": "3.0", "spec_version": spec}, "http_version": "1.1",
+                "method": "GET", "scheme": "http", "path": "/api/v1/events", "raw_path": b"/api/v1/events",
+                "root_path": "", "query_string": b"", "headers": [(b"host", b"127.0.0.1:8700")],
+                "client": ("127.0.0.1", 50_000), "server": ("127.0.0.1", 8700),
+            }  # fmt: skip
+            with suppress(ClientDisconnect, OSError):
+                await web.site(scope, receive, send)
+        async with serve(web) as live, listening(live) as listener:
+            assert listener.status == 200
 
 
 async def test_starts_of_jobs_are_told_under_the_names_asked_for(make: Make) -> None:

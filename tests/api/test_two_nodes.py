@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,10 @@ async def _leader(app: Timebell) -> str | None:
     return names.get(lease.holder or "")
 
 
+async def _beats(app: Timebell, name: str) -> int:
+    return next(one.beat for one in await app.store.run(nodes.listed) if one.name == name)
+
+
 @pytest.fixture
 def cluster(postgres_url: str, tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path, postgres_url)
@@ -128,11 +132,19 @@ def test_either_node_serves_all_and_survives_the_other(cluster: Cluster) -> None
     dead = 0 if leader == f"n{cluster.ports[0]}" else 1
     cluster.nodes[dead].end(signal.SIGKILL)
     left = cluster.clients[1 - dead]
-    before = completed(left)
-    killed = time.monotonic()
-    until(lambda: len(completed(left) - before) >= 5 or None, lambda: "runs go on")
-    until(lambda: cluster.ask_store(_leader) == f"n{cluster.ports[1 - dead]}" or None, lambda: "the other leads")
-    assert time.monotonic() - killed < 21
+    survivor = f"n{cluster.ports[1 - dead]}"
+    before, began = completed(left), cluster.ask_store(_beats, survivor)
+
+    def in_time(found: Callable[[], bool]) -> bool | None:
+        """Judged by the survivor's own heart, which beats once a second, or less often where the machine is busy."""
+        passed = cluster.ask_store(_beats, survivor) - began
+        if found():
+            return True
+        assert passed < 20
+        return None
+
+    until(lambda: in_time(lambda: len(completed(left) - before) >= 5), lambda: "runs go on")
+    until(lambda: in_time(lambda: cluster.ask_store(_leader) == survivor), lambda: "the other leads")
     rows = left.get(f"/schedules/{made['id']}/executions", params={"limit": 500}).json()["items"]
     instants = [row["scheduledAt"] for row in rows]
     assert len(instants) == len(set(instants)), "no occurrence has two rows"

@@ -29,6 +29,7 @@ from timebell import (
     arrived_event_name,
     errors,
 )
+from timebell import app as app_module
 
 from .world import QUIET, START, Log, World, after, jobs, raises, virtual
 
@@ -403,3 +404,35 @@ async def test_everything_that_is_made_has_a_time_ordered_uuid(world: World) -> 
     assert [job.id for job in made] == sorted(job.id for job in made)
     assert all(job.id[14] == "7" for job in made)
     assert [job.created_at for job in await jobs(app)] == [START] * 3
+
+
+def test_a_program_without_an_engine_follows_the_clock_of_the_database(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        app = Timebell(sqlite_url, timezone="UTC")
+        asked = 0
+
+        async def ahead() -> datetime:
+            nonlocal asked
+            asked += 1
+            return later(hours=1)
+
+        async def gone() -> datetime:
+            raise errors.StoreUnreachable("The database does not answer.")
+
+        try:
+            await app.open()
+            monkeypatch.setattr(app.store, "reading", ahead)
+            monkeypatch.setattr(app_module, "MEASURED", 1e9)  # what it knows is new
+            before = await app.schedule_at("a")
+            assert asked == 0
+            monkeypatch.setattr(app_module, "MEASURED", 0.0)  # it is old
+            after_step = await app.schedule_at("a")
+            assert after_step.created_at - before.created_at > timedelta(minutes=59)
+            monkeypatch.setattr(app.store, "reading", gone)
+            assert (await app.schedule_at("a")).created_at >= after_step.created_at
+        finally:
+            await app.close()
+
+    asyncio.run(body())

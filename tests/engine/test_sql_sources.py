@@ -271,6 +271,59 @@ def test_a_row_that_cannot_be_kept_fires_as_it_was_last_known(tmp_path: Path) ->
     asyncio.run(body())
 
 
+@both
+async def test_a_row_that_cannot_be_kept_is_set_aside_and_the_others_go_on(rows: Rows, app: Timebell) -> None:
+    first, moved = soon(hours=1), soon(hours=2)
+    await rows.put(1, first)
+    await rows.put(2, first)
+    await follow(app, rows)
+
+    async def told(count: int) -> bool:
+        source = await app.triggers.source("shifts")
+        return source.state == "failing" and f"{count} rows are set aside" in (source.fault or "")
+
+    async def mended() -> bool:
+        return (await app.triggers.source("shifts")).state == "ready"
+
+    async with app.running(heartbeat=0.1):
+        await until(lambda: _count(app, 2))
+        for key in (1, 3):  # one that was known, and one that was not: together more than is kept of an item
+            await rows.put(key, moved, ["x" * 40_000], status="x" * 40_000)
+        await rows.put(4, moved)
+        await until(lambda: told(2))
+        await rows.put(2, moved)
+        await until(lambda: _is(app, 2, moved, 3))
+        assert await pending(app) == [("1", first), ("2", moved), ("4", moved)]
+        assert app.service is not None
+        assert app.service.node.counters.items.values["set_aside",] >= 2
+        await rows.put(1, moved)
+        await rows.put(3, moved)
+        await until(mended)
+        assert await pending(app) == [(str(key), moved) for key in range(1, 5)]
+
+
+def test_a_row_under_a_key_that_cannot_be_kept_is_set_aside(tmp_path: Path) -> None:
+    async def body() -> None:
+        rows, app = Rows(f"sqlite:///{tmp_path}/theirs.db"), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
+        await rows.write("CREATE TABLE duty_schedules (id text primary key, start_at text, users text)")
+        for key in ("a", "k" * 201, "n\0l", "z" * 200):
+            await rows.write("INSERT INTO duty_schedules VALUES ($1, $2, $3)", key, soon(hours=1), ["ana"])
+        await follow(app, rows)
+
+        async def told() -> bool:
+            said = (await app.triggers.source("shifts")).fault or ""
+            return "2 rows are set aside" in said and "the key has 201 characters" in said
+
+        try:
+            async with app.running(heartbeat=0.1):
+                await until(told)
+                assert [key for key, _ in await pending(app)] == ["a", "z" * 200]
+        finally:
+            await app.close()
+
+    asyncio.run(body())
+
+
 def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create_database()
 

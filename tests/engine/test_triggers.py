@@ -129,6 +129,17 @@ async def test_a_thousand_at_once_against_a_month_of_five_hundred_are_five_hundr
 
 
 @virtual
+async def test_a_long_key_and_recipient_have_room_beside_a_payload_that_was_taken(world: World) -> None:
+    app = world.app()
+    log = app.on("shift.remind")(Log())
+    async with engine(app, **QUIET):
+        await shifts(app, payload="x" * 65_200, recipients="who")
+        await app.triggers.put_items("shifts", [item("k" * 200, 1, after(hours=1), who="w" * 200)])
+        await world.advance(hours=2)
+    assert [len(event.payload["itemId"]) for event in log.events] == [200]
+
+
+@virtual
 async def test_bad_input_is_refused_before_anything_is_written(world: World) -> None:
     app = world.app()
     await shifts(app)

@@ -24,6 +24,7 @@ async def once(self, *read):
     if hasattr(self, "had"):
         await asyncio.Event().wait()  # with the next page in its hands, until it is killed
     self.had = await take_in(self, *read)
+    return self.had
 
 if "HANGS" in os.environ:
     Watching._take_in = once

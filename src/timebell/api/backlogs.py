@@ -9,7 +9,7 @@ from pydantic import Field
 
 from timebell.api.guard import Guarded, Let, changes, reads
 from timebell.api.shapes import Body, Instant, Shown, answer, utc
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.errors import NotFound
 from timebell.store.sql import backlogs as rows
 from timebell.store.sql import steering

@@ -11,7 +11,7 @@ from timebell.api.guard import Guarded, Let, changes, reads
 from timebell.api.job_fields import JobOut, shown_job
 from timebell.api.operations import Counted, OperationOut, Rate, begin, counted
 from timebell.api.shapes import Body, Instant, Limit, Name, Shown, answer, aware, paged, utc
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.errors import InvalidInput
 from timebell.model.job import Job
 from timebell.model.operation import OperationKind

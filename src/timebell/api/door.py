@@ -12,7 +12,7 @@ from fastapi import Request
 
 from timebell.alarm import Alarm
 from timebell.app import Timebell
-from timebell.client.jobs import text as name_text
+from timebell.client.checks import text as name_text
 from timebell.errors import InvalidInput, Refused, StoreError, TimebellError
 from timebell.store.sql import keys as key_rows
 from timebell.store.sql import usage
@@ -193,20 +193,21 @@ class Door:
             known = self._seen[id_] = (found[0], at)
         return known[0].usable(self.app.clock.now(), caller.address)
 
-    def join(self, tenant_id: str, most: int) -> None:
-        """Count an answer that does not end. Raises LimitReached."""
+    @contextmanager
+    def listening(self, tenant_id: str, most: int) -> Iterator[None]:
+        """Count an answer that does not end by itself. Raises LimitReached."""
         if self._streams[tenant_id] >= most:
             raise LimitReached(
                 f"The tenant {tenant_id} listens {most} times here.", retry_after=5.0, fix="Close some of them.",
                 limit={"name": "streams", "most": most},
             )  # fmt: skip
         self._streams[tenant_id] += 1
-
-    def leave(self, tenant_id: str) -> None:
-        """It has ended."""
-        self._streams[tenant_id] -= 1
-        if not self._streams[tenant_id]:
-            del self._streams[tenant_id]
+        try:
+            yield
+        finally:
+            self._streams[tenant_id] -= 1
+            if not self._streams[tenant_id]:
+                del self._streams[tenant_id]
 
     @contextmanager
     def told(self, alarm: Alarm) -> Iterator[None]:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import heappop, heappush
@@ -24,14 +24,14 @@ from uuid import UUID
 import orjson
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.sse import format_sse_event
-from starlette.responses import StreamingResponse
 
 from timebell.alarm import Alarm
 from timebell.api.executions import execution
 from timebell.api.guard import Asked, Guarded, Let, reads
 from timebell.api.shapes import utc
+from timebell.api.streams import EventStream
+from timebell.client.checks import uuid_of
 from timebell.client.job_fields import metadata_json
-from timebell.client.jobs import uuid_of
 from timebell.errors import InvalidInput, StoreError
 from timebell.ids import new_id
 from timebell.store.sql import events as rows
@@ -55,12 +55,6 @@ TYPES = (
     "target.*",
     f"{SCHEDULE_ARRIVED} and {arrived_event_name('<topic>')} (a job starts for the first time; only if asked for)",
 )  # fmt: skip
-
-
-class EventStream(StreamingResponse):
-    """Server-sent events. FastAPI's own answers with what a generator yields, which cannot be refused any more."""
-
-    media_type = "text/event-stream"
 
 
 routes = APIRouter(route_class=Guarded, tags=["events"])
@@ -88,8 +82,7 @@ async def stream_events(
         let.app.reach_arrivals()
     schedule = schedule_id and (uuid_of(schedule_id) or new_id(let.now))  # what is no id fits nothing
     stream = Stream.of(last_event_id, let.now, Wanted(let.tenant_id, topic, type, schedule))
-    let.door.join(let.tenant_id, MOST_STREAMS)
-    return EventStream(_sent(let, stream), headers={"X-Accel-Buffering": "no"})
+    return EventStream(_sent(let, stream), let.door, let.tenant_id, MOST_STREAMS)
 
 
 @dataclass(slots=True)
@@ -155,7 +148,7 @@ def _arrivals(types: Collection[str] | None) -> list[str]:
     return [one for one in types or () if one == SCHEDULE_ARRIVED or _OF_TOPIC.fullmatch(one)]
 
 
-async def _sent(let: Asked, stream: Stream) -> AsyncIterator[bytes]:
+async def _sent(let: Asked, stream: Stream) -> AsyncGenerator[bytes, None]:
     """The stream as bytes: a look every second, a comment now and then, until the server stops or the key is no
     longer good. Between looks it holds nothing of the database's."""
     clock, alarm = let.app.clock, Alarm(let.app.clock)
@@ -192,7 +185,6 @@ async def _sent(let: Asked, stream: Stream) -> AsyncIterator[bytes]:
             hearing.cancel()
             await asyncio.wait([hearing])
         alarm.close()
-        let.door.leave(let.tenant_id)
 
 
 async def _hear(

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fastapi import Request
 
 from timebell.api.door import Caller, Door
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.errors import TimebellError
 from timebell.model.target import secret_of
 from timebell.model.trigger import Source

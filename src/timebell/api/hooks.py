@@ -12,7 +12,7 @@ from timebell.api.guard import Guarded, Let, changes, missing
 from timebell.api.hook_door import KNOWN, SIGNED
 from timebell.api.shapes import Body, Id, Shown, answer
 from timebell.api.sources import ChangeIn, ChangesIn, ObservedOut, change, observe, observed
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.errors import InvalidInput
 from timebell.model.trigger import Observed, Source
 from timebell.store.sql import hearsay

@@ -12,8 +12,9 @@ from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.job_fields import JobIn, JobOut, RequestOut, shown_job
 from timebell.api.operations import Counted, OperationOut, begin, counted
 from timebell.api.shapes import Body, Cursor, Id, Json, Limit, Name, Shown, answer, paged
+from timebell.client.checks import uuid_of
 from timebell.client.job_fields import spec_of
-from timebell.client.jobs import SOON, uuid_of
+from timebell.client.jobs import SOON
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
 from timebell.model.job import Job

@@ -13,7 +13,7 @@ from pydantic import Field
 from timebell.api.door import Caller
 from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.shapes import Body, Cursor, Id, Instant, Limit, Name, Shown, answer, aware, paged, utc
-from timebell.client.jobs import text
+from timebell.client.checks import text
 from timebell.errors import InThePast, Refused
 from timebell.store.sql import keys as rows
 from timebell.tenancy import keys

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.shapes import Cursor, Id, Instant, Limit, Shown, answer, utc
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.store.sql import nodes as rows
 from timebell.store.sql.nodes import Lease, Node
 from timebell.tenancy.roles import Role

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.shapes import Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.ids import new_id
 from timebell.model import page as pages
 from timebell.model.operation import Operation, OperationKind, OperationState

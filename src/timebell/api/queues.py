@@ -13,7 +13,7 @@ from pydantic import Field
 from timebell.api.guard import Guarded, Let, changes, reads
 from timebell.api.schedules import PauseIn
 from timebell.api.shapes import Body, Id, Shown, answer
-from timebell.client.jobs import queue_name
+from timebell.client.checks import queue_name
 from timebell.model.limits import Limits
 from timebell.store.sql import queues as rows
 from timebell.tenancy.roles import Role

@@ -15,7 +15,7 @@ from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.job_fields import JobOut, shown_job
 from timebell.api.jobs import find
 from timebell.api.shapes import Body, Id, Instant, Json, Shown, answer, utc
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.engine.context import DEFAULT_RETRY, DEFAULT_SCHEDULE_TIMEOUT, DEFAULT_TIMEOUT
 from timebell.engine.runner import mark
 from timebell.errors import Conflict, Refused

@@ -15,7 +15,7 @@ from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.job_fields import JobOut, RequestOut, shown_job
 from timebell.api.schedule_fields import ALIASES, RECURRENCES, ScheduleIn, ScheduleOut, given_of, read, shown
 from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, aware, paged, utc
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.engine.runner import UPCOMING
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
 from timebell.ids import occurrence_key

@@ -231,4 +231,4 @@ def _item(item: Item) -> dict[str, Any]:
 
 def observed(found: Observed) -> dict[str, int]:
     """What changes came to, as it is answered."""
-    return {name: getattr(found, name) for name in Observed.__slots__}
+    return {name: getattr(found, name) for name in ObservedOut.model_fields}

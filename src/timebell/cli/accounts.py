@@ -11,7 +11,7 @@ from timebell.app import Timebell
 from timebell.cli.asking import listed
 from timebell.cli.keyring import ACTOR, _form, _pages, _recorded, _run
 from timebell.cli.output import say
-from timebell.client.jobs import text
+from timebell.client.checks import text
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.recurrence.instants import format_instant

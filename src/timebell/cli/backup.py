@@ -99,9 +99,12 @@ async def _put(file: Path, target: Path) -> tuple[HeldBack, Path | None]:
         stamp = f"{wall():%Y%m%dT%H%M%S}"
         made, aside = (target.with_name(f"{target.name}.{word}-{stamp}") for word in ("restored", "before"))
         copies.copy(file, made)
-        held = await _held_back(f"sqlite:///{made}")
-        made.with_name(f"{made.name}-engine").unlink()
-        return held, aside if copies.take_the_place_of(made, target, aside) else None
+        try:
+            held = await _held_back(f"sqlite:///{made}")
+            return held, aside if copies.take_the_place_of(made, target, aside) else None
+        finally:
+            for beside in ("", "-wal", "-shm", "-engine"):
+                made.with_name(made.name + beside).unlink(missing_ok=True)
     finally:
         await store.unlock_engine()
 

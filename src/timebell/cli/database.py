@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sqlalchemy import make_url
-
 from timebell import settings
 from timebell.cli.output import DIFFERENT, OK, emit_one, say
 from timebell.clock import wall
-from timebell.store.open import HEAD, open_store, upgrade, version, works
+from timebell.store.open import HEAD, address, open_store, upgrade, version, works
 
 
 def shown(url: str) -> str:
     """A database address without its password."""
-    return make_url(url).render_as_string(hide_password=True)
+    return address(url).render_as_string(hide_password=True)
 
 
 def missing(url: str) -> bool:
     """Whether it is a SQLite file that does not exist, which looking at it would make."""
-    made = make_url(url)
+    made = address(url)
     return made.get_backend_name() == "sqlite" and not Path(made.database or ":memory:").exists()
 
 

@@ -61,11 +61,12 @@ async def _all(chosen: Settings) -> list[Check]:
 async def _database(chosen: Settings) -> AsyncIterator[Check]:
     """Reachable, current, durable, in time, awake, free; and what waits there."""
     url = chosen.database_url
-    if missing(url):
-        yield warn("database", "DATABASE_MISSING", f"{shown(url)} does not exist yet", "It is made by the first start.")
-        yield _sqlite_library()
-        return
     try:
+        if missing(url):
+            it_is = f"{shown(url)} does not exist yet"
+            yield warn("database", "DATABASE_MISSING", it_is, "It is made by the first start.")
+            yield _sqlite_library()
+            return
         found = await found_version(url)
         store = open_store(url, wall)
         await store.open()

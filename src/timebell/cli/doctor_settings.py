@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from sqlalchemy import make_url
-
 from timebell import settings as configuration
 from timebell.api.door import LOOPBACK
 from timebell.cli.findings import Check, fail, warn
@@ -19,6 +17,7 @@ from timebell.errors import InvalidInput, TimebellError
 from timebell.recurrence import zone
 from timebell.settings import Settings
 from timebell.setup import broker_url
+from timebell.store.open import address
 from timebell.targets.brokers import KINDS, installed
 
 NETWORKED = (
@@ -128,7 +127,10 @@ def _numbers(chosen: Settings) -> Iterator[Check]:
 
 def _file(url: str) -> Iterator[Check]:
     """On what a SQLite file lies."""
-    made = make_url(url)
+    try:
+        made = address(url)
+    except InvalidInput:  # which is said of the database
+        return
     if made.get_backend_name() != "sqlite" or not made.database:
         return
     path = Path(made.database).resolve()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from timebell.app import Timebell
 from timebell.cli.asking import listed
 from timebell.cli.output import Format, emit_one, say, show
-from timebell.client.jobs import text
+from timebell.client.checks import text
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model.page import MAX_LIMIT, Page

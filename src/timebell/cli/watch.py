@@ -28,8 +28,8 @@ PATIENCE = 5.0  # seconds for one look
 def watch(database: str | None, every: float, form: str | None, *, fail: bool) -> int:
     """Look until a signal, or with `fail` until the first alarm; the exit code. Raises InvalidInput."""
     chosen = configuration.load(database_url=database, output=form)
-    configure(chosen)
     open_store(chosen.database_url, wall)  # refuses addresses of other databases
+    configure(chosen)
     with suppress(asyncio.CancelledError):
         return asyncio.run(_watch(chosen, every, fail=fail))
     return OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from timebell.client.jobs import text
+from timebell.client.checks import text
 from timebell.client.secrets import named
 from timebell.clock import Clock
 from timebell.model import page

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.clock import Clock
 from timebell.engine.auditing import Audit, Progress, audit
 from timebell.errors import InvalidInput, NotFound

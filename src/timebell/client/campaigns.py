@@ -11,7 +11,8 @@ from uuid import UUID
 from timebell.alarm import Alarm
 from timebell.campaigns import content
 from timebell.client import instants
-from timebell.client.jobs import SOON, Jobs, JobSpec, text
+from timebell.client.checks import text
+from timebell.client.jobs import SOON, Jobs, JobSpec
 from timebell.client.schedules import Schedules
 from timebell.clock import Clock
 from timebell.errors import InvalidInput

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from timebell.client.jobs import text
+from timebell.client.checks import text
 from timebell.client.secrets import named
 from timebell.clock import Clock
 from timebell.errors import InvalidInput

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from timebell.client.jobs import text
+from timebell.client.checks import text
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
 from timebell.model import page

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from timebell import tracing
 from timebell.alarm import Alarm
-from timebell.client.jobs import (
+from timebell.client.checks import (
     Accepted,
     group_name,
     labelled,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from timebell.client.jobs import text
+from timebell.client.checks import text
 from timebell.clock import Clock
 from timebell.errors import InvalidInput
 from timebell.model import page

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from timebell.client.jobs import text
+from timebell.client.checks import text
 from timebell.client.secrets import named as plain_name
 from timebell.clock import Clock
 from timebell.engine import named

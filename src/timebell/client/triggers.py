@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
-from timebell.client.jobs import Jobs, JobSpec, text, unknown_options, uuid_of
+from timebell.client.checks import text, unknown_options, uuid_of
+from timebell.client.jobs import Jobs, JobSpec
 from timebell.client.secrets import named as plain_name
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
 from timebell.api.job_fields import shown_job
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.dashboard.inside import part
 from timebell.dashboard.looks import HOLDS, instant, lag, pretty, span
 from timebell.dashboard.views import Page, See, View

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import datetime, timedelta
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import RedirectResponse, StreamingResponse
+from fastapi.responses import RedirectResponse
 
 from timebell.alarm import Alarm
+from timebell.api.streams import EventStream
 from timebell.dashboard.looks import Times, render
 from timebell.dashboard.now import Now, Tiles
 from timebell.dashboard.views import Page, See, View
@@ -52,13 +53,10 @@ async def runs(view: See) -> Response:
 @routes.get("/ui/live")
 async def live(request: Request, view: See) -> Response:
     """The tiles again whenever they change, until the session is over or the server stops."""
-    door = view.inside.door
-    name = f"tiles of {view.caller.tenant_id}"
-    door.join(name, VIEWERS)
-    return StreamingResponse(_sent(request, view, name), media_type="text/event-stream")
+    return EventStream(_sent(request, view), view.inside.door, f"tiles of {view.caller.tenant_id}", VIEWERS)
 
 
-async def _sent(request: Request, view: View, name: str) -> AsyncIterator[bytes]:
+async def _sent(request: Request, view: View) -> AsyncGenerator[bytes, None]:
     clock, door, alarm = view.app.clock, view.inside.door, Alarm(view.app.clock)
     before, said = b"", clock.now()
     checked = clock.now()
@@ -84,7 +82,6 @@ async def _sent(request: Request, view: View, name: str) -> AsyncIterator[bytes]
                 await alarm.wait(clock.now() + EVERY)
     finally:
         alarm.close()
-        door.leave(name)
 
 
 async def _event(request: Request, view: View) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.dashboard.inside import part
 from timebell.dashboard.looks import NAV, instant, span
 from timebell.dashboard.views import Page, See

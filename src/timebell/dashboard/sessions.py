@@ -18,7 +18,7 @@ from fastapi import Request, Response
 
 from timebell.api.door import TENANT_HEADER, Caller, Door, Unauthorized
 from timebell.app import Timebell
-from timebell.client.jobs import text as name_text
+from timebell.client.checks import text as name_text
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
 from timebell.store.sql import audit_log, users

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 
-from timebell.client.jobs import uuid_of
+from timebell.client.checks import uuid_of
 from timebell.dashboard.inside import part
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput

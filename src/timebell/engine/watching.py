@@ -20,7 +20,7 @@ from timebell.alarm import Alarm
 from timebell.engine.adapters import Adapters
 from timebell.engine.context import Node
 from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
-from timebell.model.trigger import UNAUTHORISED, Change, Observed, Source, micros
+from timebell.model.trigger import SET_ASIDE, UNAUTHORISED, Change, Observed, Source, micros
 from timebell.store.sql import firings, hearsay, sources
 from timebell.triggers import KINDS
 from timebell.triggers.base import Adapter, Read
@@ -31,6 +31,7 @@ PAGE = 500
 AGAIN = 5.0  # seconds after one that failed
 LATER = 30.0  # seconds after one that found nothing to read any more
 HEARD = 500  # keys a look
+NAMED = 3  # of the rows that are set aside
 
 
 @dataclass(slots=True)
@@ -171,6 +172,7 @@ class Watching:
         began = place.get("began", micros(self.node.clock.now()))
         after: str | None = place.get("after")
         since = place.get("changes")
+        aside, first = 0, list[str]()
         while True:
             at = micros(self.node.clock.now())
             try:
@@ -182,12 +184,15 @@ class Watching:
                 continue
             after = read.cursor
             going = json.dumps({"began": began, "after": after, "changes": since})
-            await self._take_in(source, read, at, None if after is None else going)
+            unfit = await self._take_in(source, read, at, None if after is None else going)
+            aside, first = aside + len(unfit), [*first, *unfit][:NAMED]
             if after is None:
                 break
         while await self._as_leader(firings.drop_unseen, source, began, PAGE, self.node.clock.now()):
             self.node.working.poke()
-        await self._as_leader(sources.synced, source.id, json.dumps({"changes": since}), self.node.clock.now())
+        why = self._told(source, aside, first)
+        end = json.dumps({"changes": since})
+        await self._as_leader(sources.synced, source.id, end, self.node.clock.now(), why)
 
     async def _changes(self, source: Source, adapter: Adapter) -> None:
         """Look at what has changed; where the source cannot tell, at everything."""
@@ -201,7 +206,7 @@ class Watching:
                 self.node.counters.scans.add("ok")
                 return
             since = read.cursor
-            await self._take_in(source, read, at, json.dumps({"changes": since}))
+            await self._set_aside(source, await self._take_in(source, read, at, json.dumps({"changes": since})))
             if len(read.rows) < PAGE:
                 return
 
@@ -216,16 +221,34 @@ class Watching:
             watch.heard.update(keys)
             raise
         gone = [Change(key, at, None) for key in keys if key not in rows]
-        await self._observe(source, [*gone, *(Change(key, at, fields) for key, fields in rows.items())], source.cursor)
+        there = [Change(key, at, fields) for key, fields in rows.items()]
+        await self._set_aside(source, await self._observe(source, [*gone, *there], source.cursor))
         await self._as_leader(hearsay.read, source.id, keys, began)
 
-    async def _take_in(self, source: Source, read: Read, at: int, cursor: str | None) -> None:
-        await self._observe(source, [Change(key, at, fields) for key, fields in read.rows.items()], cursor)
+    async def _take_in(self, source: Source, read: Read, at: int, cursor: str | None) -> list[str]:
+        changes = [Change(key, at, fields) for key, fields in read.rows.items()]
+        return await self._observe(source, changes, cursor)
 
-    async def _observe(self, source: Source, changes: list[Change], cursor: str | None) -> None:
+    async def _observe(self, source: Source, changes: list[Change], cursor: str | None) -> list[str]:
+        """The rows that were set aside, each with the reason."""
         done: Observed | None = await self._as_leader(firings.take_in, source, changes, cursor, self.node.clock.now())
         if done is None:
             raise StoreError("This node does not lead any more.")
         self.node.counters.observed(done)
         if done.made:
             self.node.working.poke()
+        return done.unfit
+
+    async def _set_aside(self, source: Source, unfit: list[str]) -> None:
+        if (why := self._told(source, len(unfit), unfit[:NAMED])) is not None:
+            await self._as_leader(sources.failed, source.id, why, SET_ASIDE)
+
+    def _told(self, source: Source, count: int, first: list[str]) -> str | None:
+        """What is said of rows that were set aside, if there are any; in the log, too, if it is new."""
+        if not count:
+            return None
+        rows = f"{count:,} rows are" if count > 1 else "A row is"
+        why = f"{rows} set aside, and what was last known counts. {' '.join(first)}"
+        if source.fault != why:
+            log.warning("source %s: %s", source.name, why)
+        return why

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from timebell.errors import InvalidInput, InvalidInstant
 from timebell.model.condition import Comparison
+from timebell.model.payload import legible
 from timebell.model.schedule import Action
 from timebell.recurrence import resolve_local, zone
 
@@ -24,6 +25,7 @@ GRACE = 300.0
 """Seconds by which an instant may be past and still fire, when it is learnt of late."""
 LONGEST_KEY = 200
 UNAUTHORISED = "SOURCE_UNAUTHORIZED"
+SET_ASIDE = "SOURCE_ROWS_SET_ASIDE"
 RECIPIENTS = 1000  # of one item
 OFFSETS = 20  # of one trigger
 LAST_YEAR = 2199
@@ -165,6 +167,13 @@ def version_of(value: Any) -> int:
         f"version is {value!r:.60}.", code="INVALID_VERSION",
         fix="Give a whole number that rises with each change, or the instant of the change: 2027-03-14T07:00:00.25Z.",
     )  # fmt: skip
+
+
+def unfit_key(key: str) -> str | None:
+    """Why no store keeps a row under this key; None if they do."""
+    if len(key) > LONGEST_KEY:
+        return f"{key!r:.60}: the key has {len(key):,} characters; the limit is {LONGEST_KEY}."
+    return None if legible(key, LONGEST_KEY) == key else f"{key!r:.60}: the key has characters that are no text."
 
 
 def micros(at: datetime) -> int:
@@ -348,6 +357,8 @@ class Observed:
 
     Of jobs: `made`, `cancelled` (of which a move is one, and one made), `late` (past by more than the grace, so not
     made), and items of which a trigger can read no instant (`unreadable`).
+
+    `unfit` are rows that cannot be kept, each with the reason: they are set aside, and what was known of them stays.
     """
 
     changed: int = 0
@@ -357,6 +368,7 @@ class Observed:
     cancelled: int = 0
     late: int = 0
     unreadable: int = 0
+    unfit: list[str] = field(default_factory=list)
 
     def add(self, more: Observed) -> None:
         """Count what other changes came to, too."""

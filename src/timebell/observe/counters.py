@@ -96,7 +96,7 @@ class Counters:
     deliveries: Tally = field(default_factory=Tally)
     messages: Tally = field(default_factory=lambda: Tally(["accepted", "refused", "unknown", "again"]))
     scans: Tally = field(default_factory=lambda: Tally(["ok", "failed", "unauthorised", "orphaned"]))
-    items: Tally = field(default_factory=lambda: Tally(["changed", "same", "stale"]))
+    items: Tally = field(default_factory=lambda: Tally(["changed", "same", "stale", "set_aside"]))
     verdicts: Tally = field(default_factory=lambda: Tally(VERDICTS))
     refreshes: Tally = field(default_factory=lambda: Tally(["ok", "failed", "unauthorised"]))
     lag: Spread = field(default_factory=lambda: Spread(LAG, labelled=False))
@@ -128,6 +128,7 @@ class Counters:
         """Count what changes of items came to."""
         for outcome in ("changed", "same", "stale"):
             self.items.add(outcome, by=getattr(found, outcome))
+        self.items.add("set_aside", by=len(found.unfit))
 
     def left_out(self, reasons: dict[str, int]) -> None:
         """Count occurrences that did not run, by the reason in their rows."""

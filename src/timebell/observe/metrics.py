@@ -46,7 +46,9 @@ METRICS: dict[str, Named] = {
         "counter", ("outcome",), "Looks at all of a source: ok, failed, unauthorised, orphaned."
     ),
     "timebell_source_items_total": Named(
-        "counter", ("outcome",), "Items that this node heard of or read: changed, same, stale."
+        "counter",
+        ("outcome",),
+        "Items that this node heard of or read: changed, same, stale; and those that cannot be kept: set_aside.",
     ),
     "timebell_gate_verdicts_total": Named(
         "counter",

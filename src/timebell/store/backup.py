@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -64,13 +65,17 @@ def version_in(connection: sqlite3.Connection, path: Path) -> str:
 
 
 def take_the_place_of(made: Path, database: Path, aside: Path) -> bool:
-    """Put `made` where `database` is, which is kept at `aside`; whether there was one. No engine may run on either."""
+    """Put `made` where `database` is, which is kept at `aside`; whether there was one. No engine may run on either.
+
+    There is a database under its name at every moment: a node that starts would make an empty one. Raises
+    StoreUnreachable.
+    """
     there = database.exists()
     if there:
         # One that is broken is why somebody restores: it is kept as it is.
         with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(database)) as old:
             old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        os.link(database, aside)
+        _keep(database, aside)
     for beside in ("-wal", "-shm"):
         kept = database.with_name(database.name + beside)
         if there and beside == "-wal" and kept.exists():  # what could not be put into it
@@ -79,6 +84,27 @@ def take_the_place_of(made: Path, database: Path, aside: Path) -> bool:
     made.replace(database)
     _sync(database.parent)
     return there
+
+
+def _keep(database: Path, aside: Path) -> None:
+    """Have what is in a file under a second name, while it keeps its own: a hard link or, where a file system has none
+    (FAT, some shares), a copy. Raises StoreUnreachable."""
+    try:
+        os.link(database, aside)
+    except FileExistsError:
+        raise
+    except OSError:
+        unfinished = aside.with_name(f".{aside.name}.unfinished")
+        try:
+            os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            shutil.copyfile(database, unfinished)
+            _sync(unfinished)
+            unfinished.rename(aside)
+        except OSError as failed:
+            raise StoreUnreachable(f"Cannot keep {database} as {aside}: {failed}.", fix="Check the disk.") from failed
+        finally:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
 
 
 def _reading(path: Path) -> sqlite3.Connection:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Connection, inspect, make_url
+from sqlalchemy import URL, Connection, inspect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from timebell.errors import InvalidInput, SchemaOutdated, StoreUnreachable
@@ -48,24 +48,46 @@ def open_store(url: str, wall: Callable[[], datetime], *, server_clock: bool = T
     return postgres.PostgresStore(url, server_clock=server_clock, read_only=read_only)
 
 
-def _kind(url: str) -> str:
+def address(url: str) -> URL:
+    """A database URL in its parts. Raises InvalidInput (DATABASE_URL_INVALID)."""
     try:
-        kind = make_url(url).get_backend_name()
+        made = make_url(url)
     except ArgumentError as bad:
         raise _invalid(url) from bad
-    except ValueError:  # of the port, which may be a password where a host was forgotten
-        raise _invalid(f"{url.partition('://')[0]}://...") from None
-    if kind not in KINDS:
+    except ValueError:
+        raise _no_port(url) from None
+    if (kind := made.get_backend_name()) not in KINDS:
         raise _invalid(url)
-    return KINDS[kind]
+    try:
+        ports = [port for _, port in _servers(KINDS[kind], url)]
+    except (ArgumentError, ValueError):  # what stands behind the ? names hosts and ports, too
+        raise _no_port(url) from None
+    if made.port == 0 or not all(0 < port < 65_536 for port in ports):
+        raise _no_port(url)
+    return made
+
+
+def _kind(url: str) -> str:
+    return KINDS[address(url).get_backend_name()]
 
 
 def listening(url: str) -> list[tuple[str, int]]:
     """(host, port) where the database takes connections; none for a file or a Unix socket."""
-    kind = _kind(url)
+    return _servers(_kind(url), url)
+
+
+def _servers(kind: str, url: str) -> list[tuple[str, int]]:
     if kind == "mysql":
         return mariadb.listening(url)
     return [] if kind == "sqlite" else postgres.listening(url)
+
+
+def _no_port(url: str) -> InvalidInput:
+    """Without the URL, as it may be a password that stands there, where a host was forgotten."""
+    return InvalidInput(
+        f"{url.partition('://')[0]}://... has a port that is none.", code="DATABASE_URL_INVALID",
+        fix="Use postgresql://user@host:5432/name; in a password / is %2F, @ is %40 and : is %3A.",
+    )  # fmt: skip
 
 
 def _invalid(url: str) -> InvalidInput:

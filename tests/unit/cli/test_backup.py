@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -244,6 +246,35 @@ def test_a_broken_database_is_what_a_backup_is_restored_over(sqlite_url: str, cl
     told = json.loads(cli("restore", kept, "-y", *at, "-o", "json").out)
     assert Path(told["before"]).read_bytes() == broken
     assert cli("db", "upgrade", "--check", *at).code == 0
+
+
+@pytest.mark.parametrize("why", [errno.EPERM, errno.ENOTSUP])
+def test_a_file_system_without_hard_links_keeps_a_copy_of_what_was_there(
+    why: int, sqlite_url: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, kept = ("--database", sqlite_url), tmp_path / "kept.db"
+    assert cli("backup", kept, *at).code == 0
+    database = Path(sqlite_url.removeprefix("sqlite:///"))
+    database.write_bytes(b"what was there " * 1000)
+
+    def refuse(*_: object) -> None:
+        raise OSError(why, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    told = json.loads(cli("restore", kept, "-y", *at, "-o", "json").out)
+    assert Path(told["before"]).read_bytes() == b"what was there " * 1000
+    assert cli("db", "upgrade", "--check", *at).code == 0
+    assert not list(database.parent.glob(".*.unfinished"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    before = database.read_bytes()
+    refused = cli("restore", kept, "-y", *at)
+    assert (refused.code, "DATABASE_UNREACHABLE" in refused.err) == (6, True)
+    assert database.read_bytes() == before
+    assert not [one for one in database.parent.iterdir() if ".unfinished" in one.name or ".restored-" in one.name]
 
 
 def test_a_backup_of_a_database_that_is_written_to(sqlite_url: str, cli: Cli, tmp_path: Path) -> None:

@@ -66,11 +66,38 @@ def test_another_kind_of_database_is_refused(cli: Cli) -> None:
     assert "hunter2" not in done.err
 
 
-@pytest.mark.parametrize("command", [("db", "upgrade"), ("backup", "x")])
-def test_a_url_whose_port_is_none_is_refused_and_not_shown(command: tuple[str, ...], cli: Cli) -> None:
-    done = cli(*command, "--database", "postgresql://me:hunter2/db")  # the host was forgotten
+AT = ("2027-03-14T07:00:00Z", "2027-03-15T07:00:00Z")
+ON_A_DATABASE: list[tuple[str, ...]] = [
+    ("db", "upgrade"), ("db", "upgrade", "--check"), ("db", "status"), ("db", "zones"), ("backup", "x"), ("restore",),
+    ("watch",), ("audit", "--from", AT[0], "--to", AT[1]), ("why", "nightly", AT[0]), ("key", "list"),
+    ("tenant", "list"), ("user", "list"), ("import", "crontab", "-", "--dry-run"), ("job", "import", "jobs.ndjson"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ON_A_DATABASE)
+def test_a_url_whose_port_is_none_is_refused_and_not_shown(command: tuple[str, ...], cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "jobs.ndjson").write_text('{"topic": "a"}\n')
+    done = cli(*command, "--database", "postgresql://me:hunter2/db", stdin="@daily true\n")  # the host was forgotten
     assert (done.code, "DATABASE_URL_INVALID" in done.err) == (2, True)
     assert "hunter2" not in done.err + done.out
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://h:99999/x", "postgresql://h:0/x", "postgresql://h/x?host=a:1&host=b:none", "mariadb://h:65536/x"],
+)
+def test_a_port_that_is_no_port_is_refused(url: str, cli: Cli) -> None:
+    done = cli("db", "status", "--database", url)
+    assert (done.code, "DATABASE_URL_INVALID" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:hunter2@h:none/x", "postgresql://me:hunter2/db", "nonsense"])
+def test_doctor_finds_a_url_that_is_none(url: str, cli: Cli) -> None:
+    done = cli("doctor", "--database", url, "-o", "json")
+    found = {check["name"]: check for check in json.loads(done.out)}["database"]
+    assert (done.code, found["verdict"], found["code"]) == (1, "fail", "DATABASE_UNREACHABLE")
+    assert "postgresql://user@host" in found["fix"]
+    assert "hunter2" not in done.out + done.err
 
 
 @pytest.mark.parametrize(

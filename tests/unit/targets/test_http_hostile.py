@@ -15,6 +15,7 @@ from tests.unit.targets.sink import Run, resolver
 from tests.unit.targets.ssrf import CLASSES, Canary, target_for
 from timebell import wire
 from timebell.errors import InvalidInput
+from timebell.sim.loop import run_virtual
 from timebell.targets import http
 from timebell.targets.address import AddressGuard
 from timebell.targets.base import Delivery, Outcome
@@ -260,31 +261,28 @@ def guards(answers: Sequence[str | None]) -> list[AddressGuard]:
 
 
 @pytest.mark.parametrize(("timeout", "code"), [(10.0, "CONNECT_FAILED"), (0.5, "TIMEOUT")])
-def test_s19_closed_and_filtered_ports_cannot_be_told_apart(
-    run: Run, delivery: Delivery, timeout: float, code: str
-) -> None:
+def test_s19_closed_and_filtered_ports_cannot_be_told_apart(delivery: Delivery, timeout: float, code: str) -> None:
     async def main() -> list[tuple[Outcome, float]]:
         (guard,) = guards(["93.184.216.34"])
         return await asyncio.gather(
             *(_fails(target_for(each, guard, timeout), delivery) for each in (Silent(), Closed()))
         )
 
-    (filtered, slow), (closed, quick) = run(main())
+    (filtered, slow), (closed, quick) = run_virtual(main())
     assert filtered == closed
     assert closed.code == code
-    assert abs(slow - quick) < 0.35  # one that told them apart would be 0.5 s quicker, or more
-    assert min(slow, quick) > 0.4
+    assert (slow, quick) == pytest.approx((min(timeout, http.CONNECT_SECONDS),) * 2)
 
 
-def test_s19_unknown_and_private_names_cannot_be_told_apart(run: Run, delivery: Delivery) -> None:
+def test_s19_unknown_and_private_names_cannot_be_told_apart(delivery: Delivery) -> None:
     async def main() -> list[tuple[Outcome, float]]:
         made = guards([None, "10.0.0.1", "127.0.0.1", "169.254.169.254"])
         return await asyncio.gather(*(_fails(target_for(Closed(), guard), delivery) for guard in made))
 
-    outcomes = run(main())
+    outcomes = run_virtual(main())
     assert len({repr(outcome) for outcome, _ in outcomes}) == 1
     assert outcomes[0][0].code == "ADDRESS_REFUSED"
-    assert max(took for _, took in outcomes) - min(took for _, took in outcomes) < 0.35
+    assert [took for _, took in outcomes] == pytest.approx([http.CONNECT_SECONDS] * 4)
 
 
 def test_s19_a_receiver_can_cause_six_classes_of_failure_at_most(run: Run, delivery: Delivery) -> None:

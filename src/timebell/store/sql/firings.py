@@ -10,14 +10,28 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import case, delete, or_, select, update
 
+from timebell.errors import InvalidPayload
 from timebell.ids import new_id
 from timebell.model.job import CancelOutcome, Ending, JobState, Kind, NewJob
 from timebell.model.operation import Operation, Step
-from timebell.model.payload import decode, encode
+from timebell.model.payload import MAX_BYTES, decode, encode
 from timebell.model.routes import route
-from timebell.model.trigger import Change, Firing, Observed, Place, Source, Trigger, Value, key_of, micros, reconcile
+from timebell.model.trigger import (
+    SET_ASIDE,
+    Change,
+    Firing,
+    Observed,
+    Place,
+    Source,
+    Trigger,
+    Value,
+    key_of,
+    micros,
+    reconcile,
+    unfit_key,
+)
 from timebell.store.schema import jobs
 from timebell.store.sql.jobs import end
 from timebell.store.sql.jobs import insert as insert_jobs
@@ -30,6 +44,8 @@ LOOK = 0.5
 """Seconds between looks at how far somebody else has come."""
 SOON = timedelta(seconds=10)
 """Jobs due sooner than this make other nodes look again."""
+ROOM = 4096
+"""Bytes in which any key and recipient has room beside the payload of a trigger, which was checked with short ones."""
 
 Fields = Mapping[str, Any] | None
 At = tuple[str, str, Place]
@@ -57,11 +73,16 @@ REMEMBER = Statement(
 
 
 def observe(tx: Transaction, source: Source, changes: Sequence[Change], now: datetime) -> Observed:
-    """Take in what a source says of items, and plan for it: all of it or nothing. What is not newer changes nothing."""
+    """Take in what a source says of items, and plan for it: all of it or nothing. What is not newer changes nothing;
+    of what cannot be kept counts what was last known."""
     tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update(read=True))
     observed = Observed()
     newest: dict[str, Change] = {}
     for change in changes:
+        if (why := unfit_key(change.key)) is not None:
+            if change.fields is not None:
+                observed.unfit.append(why)
+            continue
         known = newest.get(change.key)
         if known is not None:
             observed.stale += 1
@@ -77,13 +98,18 @@ def observe(tx: Transaction, source: Source, changes: Sequence[Change], now: dat
         if wanted <= version:
             observed.stale += 1
             continue
-        fields = None if change.fields is None else encode(change.fields, "fields")
+        said = change.fields
+        try:
+            fields = None if said is None else encode(said, "fields")
+        except InvalidPayload as unfit:
+            observed.unfit.append(f"{key!r:.60}: {unfit.message:.200}")
+            said, fields = was, None if was is None else encode(was, "fields")
         rows.append({"source_id": source.id, "key": key, "version": wanted, "fields": fields, "updated_at": to_db(now)})
         if decode(fields) == was and version >= 0:
             observed.same += 1
         else:
             observed.changed += 1
-            fresh[key] = change.fields
+            fresh[key] = said
     if rows:
         tx.fetch(KEEP, rows)
     if fresh:
@@ -105,7 +131,9 @@ def take_in(
         tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update())
     observed = observe(tx, source, changes, now)
     if cursor is not None:
-        tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, fault=None, fault_code=None))
+        aside = sources.c.fault_code == SET_ASIDE  # known until the next look at everything
+        kept = {name: case((aside, sources.c[name]), else_=None) for name in ("fault", "fault_code")}
+        tx.execute(update(sources).where(sources.c.id == source.id).values(cursor=cursor, **kept))
     return observed
 
 
@@ -218,7 +246,7 @@ def _job(trigger: Trigger, item: str, place: Place, at: datetime, now: datetime)
     return NewJob(
         id=new_id(now), tenant_id=trigger.tenant_id, topic=action.topic, scheduled_at=at, run_at=at,
         timezone=trigger.rule.timezone or "UTC", created_at=now, kind=Kind.TRIGGER,
-        payload=encode(payload_of(trigger, item, place, at)),
+        payload=encode(payload_of(trigger, item, place, at), limit=MAX_BYTES + ROOM),
         metadata=encode(action.metadata, "metadata") if action.metadata else None,
         owner_id=place.recipient or action.owner_id, key=key_of(trigger.id, item, place),
         target=encode(action.target, "target") if action.target else None, route=route(action.topic, action.target),

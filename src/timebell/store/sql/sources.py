@@ -14,7 +14,7 @@ from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry
 from timebell.model.schedule import Action
-from timebell.model.trigger import UNAUTHORISED, Item, Offset, Rule, Source, Trigger
+from timebell.model.trigger import SET_ASIDE, UNAUTHORISED, Item, Offset, Rule, Source, Trigger
 from timebell.store.sql.ledger import make_tenants
 from timebell.store.sql.queried import no_such_source as no_such_source
 from timebell.store.transaction import Transaction
@@ -113,15 +113,15 @@ def of_kinds(tx: Transaction, kinds: Collection[str]) -> list[Source]:
 
 
 def failed(tx: Transaction, source_id: str, why: str, code: str) -> None:
-    """It cannot be read just now; what is known stays."""
+    """It, or some of its rows, cannot be read just now; what is known stays."""
     tx.execute(update(sources).where(sources.c.id == source_id).values(fault=why[:1000], fault_code=code))
 
 
-def synced(tx: Transaction, source_id: str, cursor: str | None, now: datetime) -> None:
-    """All of it was looked at."""
+def synced(tx: Transaction, source_id: str, cursor: str | None, now: datetime, aside: str | None = None) -> None:
+    """All of it was looked at; `aside` tells of rows that cannot be kept."""
     values = {
-        "cursor": cursor, "synced_at": now, "fault": None, "fault_code": None, "orphaned_at": None,
-        "orphaned_reason": None,
+        "cursor": cursor, "synced_at": now, "fault": aside, "fault_code": None if aside is None else SET_ASIDE,
+        "orphaned_at": None, "orphaned_reason": None,
     }  # fmt: skip
     tx.execute(update(sources).where(sources.c.id == source_id).values(**values))
 
