@@ -1,5 +1,5 @@
-"""The page docs/performance.md, and its pictures, from the figures that `python -m benchmarks table` has kept, and those
-of `plans`, `soak` and `pinned`.
+"""The page docs/performance.md, and its pictures, from the figures that `python -m benchmarks table` has kept, and from
+those of `plans`, `soak` and `pinned`.
 
 `python -m benchmarks.performance` writes them once more.
 """

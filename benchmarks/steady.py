@@ -146,8 +146,7 @@ async def _peak(system: Any) -> float:
 def _lines(samples: Sequence[Sample], every: float) -> list[list[str]]:
     """A table of them, with the minutes that had passed."""
     rows = [
-        [f"{at * every / 60:.3g}", *(report.number(one[name]) for name in COLUMNS)]
-        for at, one in enumerate(samples, 1)
+        [f"{at * every / 60:.3g}", *(report.number(one[name]) for name in COLUMNS)] for at, one in enumerate(samples, 1)
     ]
     return [["minutes", *COLUMNS], *rows]
 

@@ -3,8 +3,9 @@ docs/performance.md and its pictures are written of what is there.
 
 Each cell is a file. One that is there is not measured again, so it may be stopped at any time and goes on where it was:
 `--minutes 20` begins only what fits into so many. What is most wanted comes first: Timebell on PostgreSQL and the
-strongest of the others in each workload, then two processes and SQLite, then the rest. `--plan` prints the cells in that
-order, with the seconds that each takes. `--again` also measures what failed, was given up, created late or disturbed.
+strongest of the others in each workload, then two processes and SQLite, then the rest. `--plan` prints the cells in
+this order, with the seconds that each takes. `--again` also measures what failed, was given up, created late or
+disturbed.
 """
 
 from __future__ import annotations
@@ -266,5 +267,7 @@ def main(given: Sequence[str]) -> int:
             if some := [cell for cell in kept if cell["workload"] == workload]:
                 print(f"{report.workload_table(workload, some)}\n")
         doubtful = len(left(cells, asked.folder, again=True))
-        _say(f"{doubtful} of {len(cells)} cells have no good figure yet; the page is {performance.page_of(asked.folder)}")
+        _say(
+            f"{doubtful} of {len(cells)} cells have no good figure yet; the page is {performance.page_of(asked.folder)}"
+        )
     return 1 if left(cells, asked.folder, again=True) else 0
