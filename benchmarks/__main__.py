@@ -122,10 +122,9 @@ async def _main(given: argparse.Namespace) -> bool:
         sizes = replace(sizes, backlog=given.backlog)
     loads = any(each in WORKLOADS for each in given.workloads)
     on_server = "postgres" in given.stores and (loads or "verbs" in given.workloads)
-    if on_server and loads:
-        if missing := prepare(given.peers):
-            why = "; ".join(f"{name}: {said}" for name, said in missing.items())
-            raise SystemExit(f"Peers are not there: {why}. Install requirements/bench.txt, or say --peers none.")
+    if on_server and loads and (missing := prepare(given.peers)):
+        why = "; ".join(f"{name}: {said}" for name, said in missing.items())
+        raise SystemExit(f"Peers are not there: {why}. Install requirements/bench.txt, or say --peers none.")
     results: dict[str, Any] = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "scale": asdict(sizes), "runs": given.runs,
         "machine": machine.facts(), "postgres": {}, "cells": [], "next": [], "verbs": [],
