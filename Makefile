@@ -12,7 +12,7 @@ UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --
 # Hundreds of processes start in the tests: what one of them has compiled, the next need not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all screens check format openapi docs bench figures sbom lock clean
+.PHONY: help run test test-all screens check format openapi docs bench measure figures sbom lock clean
 
 help: ## list what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,7 +67,11 @@ docs: $(VENV)/.dev ## the documentation as a site, into build/site; a broken lin
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict -f docs-site/mkdocs.yml
 	@echo "docs: build/site/index.html"
 
-bench: $(VENV)/.bench ## the figures, beside a peer's (BENCH="W2,W3 --stores sqlite" for some of them)
+bench: ## the figures, beside a peer's (BENCH="W2,W3 --stores sqlite" for some of them)
+	@$(MAKE) --no-print-directory VENV=$(VENV)/bench measure
+
+# Some peers need other versions than the tests do, so they are apart.
+measure: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(BENCH)
 
 figures: $(VENV)/.dev ## what an installation costs: size and time of pip install, import, start

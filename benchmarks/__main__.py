@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks import machine, over_http, pages, report, to_targets, verbs
-from benchmarks.on_mariadb import TimebellOnMariadb
 from benchmarks.peers.systems import PEERS, prepare
 from benchmarks.systems import Measured, Server, TimebellOnPostgres, TimebellOnSqlite
 from benchmarks.workloads import SCALES, WORKLOADS, Sizes
@@ -65,6 +64,8 @@ def _planned(given: argparse.Namespace, server: Server | None) -> list[tuple[str
                 if system.most.get(workload) != 0 and (count == 1 or system.notices)
             ]  # fmt: skip
         if "mariadb" in given.stores:
+            from benchmarks.on_mariadb import TimebellOnMariadb  # needs what the tests need
+
             plan += [(workload, TimebellOnMariadb(), count) for count in counts]
     return plan
 
@@ -121,13 +122,9 @@ async def _main(given: argparse.Namespace) -> bool:
         sizes = replace(sizes, backlog=given.backlog)
     loads = any(each in WORKLOADS for each in given.workloads)
     on_server = "postgres" in given.stores and (loads or "verbs" in given.workloads)
-    if on_server and loads:
-        try:
-            prepare(given.peers)
-        except (ImportError, RuntimeError) as missing:
-            raise SystemExit(
-                f"A peer is not there: {missing}. Install requirements/bench.txt, or say --peers none."
-            ) from missing
+    if on_server and loads and (missing := prepare(given.peers)):
+        why = "; ".join(f"{name}: {said}" for name, said in missing.items())
+        raise SystemExit(f"Peers are not there: {why}. Install requirements/bench.txt, or say --peers none.")
     results: dict[str, Any] = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "scale": asdict(sizes), "runs": given.runs,
         "machine": machine.facts(), "postgres": {}, "cells": [], "next": [], "verbs": [],

@@ -14,6 +14,7 @@ from timebell.client.jobs import JobSpec
 from timebell.engine.planner import Planner
 from timebell.recurrence import Cron
 from timebell.store.open import upgrade
+from timebell.store.sql import retention
 from timebell.targets.handler import Arrived
 
 passes: list[float] = []
@@ -21,8 +22,12 @@ passes: list[float] = []
 
 
 async def setup(url: str, _: dict[str, Any]) -> None:
-    """An empty database gets its tables."""
+    """An empty database gets its tables, and the partitions that its first node would make in its first second."""
     await upgrade(url)
+    app = Timebell(url, timezone="UTC")
+    await app.open()
+    await app.store.run(retention.prepare, datetime.now(UTC))
+    await app.close()
     child.tell(ready=True)
 
 

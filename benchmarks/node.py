@@ -22,6 +22,7 @@ PACKAGES = {
 }
 OVERRIDES = {"rrule-temporal": "2.2.7"}
 """The version that pg-boss asks for is not in the registry."""
+PATIENCE = 600  # seconds
 FOLDER = Path(__file__).parent.parent / ".cache" / "bench-node"
 
 
@@ -44,7 +45,11 @@ def install() -> None:
     npm = Path(binary()).parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     command = [binary(), str(npm), "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
     path = f"{Path(binary()).parent}{os.pathsep}{os.environ['PATH']}"
-    ran = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    environment = {**os.environ, "PATH": path}
+    try:
+        ran = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, env=environment, timeout=PATIENCE)
+    except subprocess.TimeoutExpired as slow:
+        raise RuntimeError(f"npm did not give {', '.join(PACKAGES)} in {PATIENCE} s") from slow
     if ran.returncode:
         raise RuntimeError(f"npm does not give {', '.join(PACKAGES)}: {ran.stderr[-300:]}")
     done.touch()

@@ -1,4 +1,5 @@
-"""The page docs/performance.md, and its pictures, from the figures that `python -m benchmarks table` has kept.
+"""The page docs/performance.md, and its pictures, from the figures that `python -m benchmarks table` has kept, and from
+those of `plans`, `soak` and `pinned`.
 
 `python -m benchmarks.performance` writes them once more.
 """
@@ -6,10 +7,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import machine as machines
 from benchmarks import plots, report
 
 RESULTS = Path(__file__).with_name("results")
@@ -22,8 +25,15 @@ DRAWN = {
     "W3": "lag, p50 to p99", "W4": "lag with a backlog, p50 to p99", "W5": "lag of schedules, p50 to p99",
     "W6": "jobs a second, to durable completion",
 }  # fmt: skip
+LONG = {
+    "plans": "Ten million pending jobs", "soak-postgres": "A soak on PostgreSQL", "soak-sqlite": "A soak on SQLite",
+    "pinned": "A snapshot that stays",
+}  # fmt: skip
+"""What else is kept: by name of the file, its heading."""
 
 Cell = dict[str, Any]
+Long = dict[str, Any]
+"""What was `said`, in lines, and `tables`, each of lines of texts; `at`, and the `machine`."""
 
 
 def read(folder: Path) -> tuple[dict[str, Any] | None, list[Cell]]:
@@ -34,13 +44,31 @@ def read(folder: Path) -> tuple[dict[str, Any] | None, list[Cell]]:
     return machine, sorted(cells, key=lambda cell: (cell["workload"], cell["place"]))
 
 
-def rendered(page: str, machine: dict[str, Any] | None, cells: Sequence[Cell]) -> str:
+def others(folder: Path) -> dict[str, Long]:
+    """What else is kept."""
+    files = {name: folder / f"{name}.json" for name in LONG}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def keep(folder: Path, name: str, said: Sequence[str], tables: Sequence[Sequence[Sequence[str]]]) -> None:
+    """Put the figures of a command into the folder, and on the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    kept = {"at": at, "machine": machines.line(), "said": [*said], "tables": tables}
+    (folder / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    write(folder)
+
+
+def rendered(page: str, machine: dict[str, Any] | None, cells: Sequence[Cell], long: dict[str, Long]) -> str:
     """The page, with these figures between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
         raise ValueError("the page has no marks for the figures")
-    text = UNMEASURED if machine is None or not cells else "\n".join(_sections(machine, cells))
+    lines = [] if machine is None or not cells else _sections(machine, cells)
+    for name, kept in long.items():
+        lines += _section(name, kept)
+    text = "\n".join([*lines, ""]) if lines else UNMEASURED
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
@@ -53,11 +81,23 @@ def _sections(machine: dict[str, Any], cells: Sequence[Cell]) -> list[str]:
         lines.append(f"\n## {workload}: {report.TITLES[workload]}\n")
         if name := _name(workload) if _drawable(workload, some) else "":
             lines.append(f"![{workload}: {picture}](img/{name})\n")
-        head, *rows = report.workload_lines(workload, some)
-        lines.append(_row(head))
-        lines.append("|---" + "|---:" * (len(head) - 1) + "|")
-        lines += [_row([*row, *[""] * (len(head) - len(row))]) for row in rows]
-    return [*lines, ""]
+        lines += _table(report.workload_lines(workload, some))
+    return lines
+
+
+def _section(name: str, kept: Long) -> list[str]:
+    command = f"`python -m benchmarks {name.split('-')[0]}`, {kept['at'][:10]}: {kept['machine']}."
+    lines = [f"\n## {LONG[name]}\n", command, ""]
+    lines += [f"- {said}" for said in kept["said"]]
+    for table in kept["tables"]:
+        lines += ["", *_table(table)]
+    return lines
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    head, *rest = rows
+    lines = [_row(head), "|---" + "|---:" * (len(head) - 1) + "|"]
+    return lines + [_row([*row, *[""] * (len(head) - len(row))]) for row in rest]
 
 
 def _row(texts: Sequence[str]) -> str:
@@ -114,11 +154,17 @@ def _ours(cell: Cell) -> bool:
     return bool(cell["system"] == "Timebell")
 
 
-def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
+def page_of(folder: Path) -> Path:
+    """Where the figures of a folder are shown."""
+    return PAGE if folder.resolve() == RESULTS.resolve() else folder / "performance.md"
+
+
+def write(folder: Path = RESULTS) -> None:
     """Bring the page and its pictures up to date; a page that is not there yet is made."""
+    page = page_of(folder)
     machine, cells = read(folder)
     text = page.read_text() if page.exists() else f"# Performance\n\n{BEGIN}{END}"
-    page.write_text(rendered(text, machine, cells))
+    page.write_text(rendered(text, machine, cells, others(folder)))
     images = page.parent / "img"
     for old in images.glob("performance-*.svg"):
         old.unlink()

@@ -3,7 +3,8 @@
 At each of `--sizes` pending jobs: the lag of some jobs a second as in W3, and the CPU that the server spends on each.
 Then, at the last of them: the memory of a node (`timebell run`); and with `--finished` jobs beside, the plan of every
 hot statement, as `tests/conformance/test_plans.py` judges it. Exit status 1 if a plan is a scan, or a node takes more
-than 150 MB.
+than 150 MB. With ten million it is kept in benchmarks/results and shown in docs/performance.md; else only where
+`--folder` says.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 
-from benchmarks import machine, report, workloads
+from benchmarks import machine, performance, report, workloads
 from benchmarks.machine import rss_mb
 from benchmarks.systems import Server, TimebellOnPostgres
 from tests.conformance import test_plans as judged
@@ -28,6 +30,7 @@ from tests.servers import free_port
 NUMBERS = judged.RUNNING + judged.DUE + judged.SCHEDULES  # below are those of the plans, above those that wait
 MANY = 200_000  # rows from which on indexes are made after them
 MOST_MB = 150.0
+FULL = 10_000_000  # pending jobs
 LOOKS, EVERY = 10, 2.0  # at a node's memory; seconds
 FINISHED = """
 INSERT INTO timebell_finished (id, tenant_id, topic, kind, scheduled_at, run_at, timezone, payload, queue, priority,
@@ -153,7 +156,12 @@ async def _main(given: argparse.Namespace) -> bool:
             await connection.close()
             plans, faults = await asyncio.to_thread(_plans, system.url)
             wrong += faults
-        print(machine.line(), report.table(lines), f"a node: {mb:.0f} MB", report.table(plans), sep="\n\n")
+        node = f"a node: {mb:.0f} MB"
+        print(machine.line(), report.table(lines), node, report.table(plans), sep="\n\n")
+        if folder := given.folder or (performance.RESULTS if there >= FULL else None):
+            beside = f"plans with {there:,} pending and {given.finished:,} finished jobs"
+            verdict = [f"WRONG: {one}" for one in wrong] or ["no plan reads a table"]
+            performance.keep(folder, "plans", [node, beside, *verdict], [lines, plans])
     finally:
         await server.close()
     for one in wrong:
@@ -172,8 +180,9 @@ def _sizes(text: str) -> list[int]:
 def main(given: Sequence[str]) -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks plans", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--sizes", type=_sizes, default=[10_000, 1_000_000, 10_000_000], help="of pending jobs")
+    parser.add_argument("--sizes", type=_sizes, default=[10_000, 1_000_000, FULL], help="of pending jobs")
     parser.add_argument("--finished", type=int, default=1_000_000, help="jobs beside them")
     parser.add_argument("--jobs", type=int, default=4_000, help="due at each size")
     parser.add_argument("--seconds", type=float, default=20.0, help="within which they are")
+    parser.add_argument("--folder", type=Path, help="keep what was measured there")
     return 0 if asyncio.run(_main(parser.parse_args(given))) else 1

@@ -57,12 +57,18 @@ async def call(module: str, command: str, url: str, **spec: Any) -> dict[str, An
             out, _ = await process.communicate()
     finally:
         if process.returncode is None:
-            process.kill()
+            _kill(process)
             await process.wait()
     if process.returncode or not out:
         raise RuntimeError(f"{module} {command} failed (exit {process.returncode})")
     answer: dict[str, Any] = json.loads(out.splitlines()[-1])
     return answer
+
+
+def _kill(process: Process) -> None:
+    """With all that it started: it leads a session of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class Workers:
@@ -123,18 +129,18 @@ class Workers:
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
-        async with asyncio.timeout(STOP_LIMIT):
-            await asyncio.gather(*(process.wait() for process in self._processes))
+        ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
+        if (await asyncio.wait(ends, timeout=STOP_LIMIT))[1]:
+            raise RuntimeError(f"a worker did not end within {STOP_LIMIT:g} s")
         await asyncio.wait(self._readers, timeout=2)  # what they said last
         for path in sorted(Path(self._folder.name).iterdir()):
             flat = array.array("d", path.read_bytes())
             self.records += [(int(flat[at]), *flat[at + 1 : at + 3]) for at in range(0, len(flat), 3)]
 
     async def __aexit__(self, *_: object) -> None:
-        for process in self._processes:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGKILL)
-                await process.wait()
-        await asyncio.gather(*self._readers, return_exceptions=True)
+        for process, reader in zip(self._processes, self._readers, strict=False):
+            if process.returncode is None or not reader.done():  # one of its own may outlive it, and hold the pipe
+                _kill(process)
+        if self._readers:
+            await asyncio.wait(self._readers, timeout=10)
         self._folder.cleanup()

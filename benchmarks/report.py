@@ -16,7 +16,7 @@ COLUMNS: dict[str, list[tuple[str, str, bool | None]]] = {
     ],
     "W3": [("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False), ("lag_max_ms", "max ms", False)],
     "W4": [
-        ("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False),
+        ("backlog", "backlog", None), ("lag_p50_ms", "p50 ms", False), ("lag_p99_ms", "p99 ms", False),
         ("idle_server_cpu_s", "idle server CPU s", False), ("idle_worker_cpu_s", "idle worker CPU s", False),
         ("worker_rss_mb", "worker MB", False),
     ],

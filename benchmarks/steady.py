@@ -5,7 +5,8 @@ memory flat, is the lag, are the tables?
 that PostgreSQL keeps every row that goes meanwhile; what becomes of the time of a claim?
 
 Time is cut into twenty slices, with a line for each. The exit status is 0 only if it is flat, or the p99 of claims at
-most four times what it was.
+most four times what it was. A run of full length is kept in benchmarks/results and shown in docs/performance.md; any
+other only where `--folder` says.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import asyncpg
 
-from benchmarks import machine, processes, report, workloads
+from benchmarks import machine, performance, processes, report, workloads
 from benchmarks.systems import chosen
 
 SLICES = 20
 PINNED_MOST = 4.0
+SOAKED, HELD = 20.0, 10.0  # minutes of a full run of each
 JUDGED = {  # how many times what it was a figure may become, and what more is no growth
     "mb": (1.1, 5.0), "lag_p99_ms": (1.5, 2.0), "jobs_mb": (1.2, 16.0), "finished_mb": (1.2, 32.0),
 }  # fmt: skip
@@ -79,7 +82,9 @@ async def _sizes(url: str) -> dict[str, float]:
     return {"jobs_mb": float(jobs), "finished_mb": float(finished)}
 
 
-async def _steady(system: Any, rate: float, seconds: float, slices: int, pinned: range | None = None) -> list[Sample]:
+async def _steady(
+    system: Any, rate: float, seconds: float, slices: int, pinned: range | None = None
+) -> tuple[list[Sample], str]:
     """A line printed and kept for each slice, in some of which an old snapshot is pinned."""
     every, samples, holding = seconds / slices, list[Sample](), None
     spec = {"every": every, "retention": seconds / 10, "tidy": seconds / 100}
@@ -101,10 +106,11 @@ async def _steady(system: Any, rate: float, seconds: float, slices: int, pinned:
         while rest := (await _line(node, 3 * every + 60))["jobs"]:
             started += rest
     started += sum(sample["jobs"] for sample in samples)
-    print(f"{told['made']:,} jobs made, {started:,.0f} started; the maker was behind {told['behind']} times")
+    count = f"{told['made']:,} jobs made, {started:,.0f} started; the maker was behind {told['behind']} times"
+    print(count)
     if started != told["made"]:
         raise RuntimeError(f"{told['made'] - started:,.0f} jobs did not start")
-    return samples
+    return samples, count
 
 
 async def _pin(url: str) -> asyncpg.Connection[Any]:
@@ -122,6 +128,14 @@ async def _peak(system: Any) -> float:
     return float(figures["jobs_s"])
 
 
+def _lines(samples: Sequence[Sample], every: float) -> list[list[str]]:
+    """A table of them, with the minutes that had passed."""
+    rows = [
+        [f"{at * every / 60:.3g}", *(report.number(one[name]) for name in COLUMNS)] for at, one in enumerate(samples, 1)
+    ]
+    return [["minutes", *COLUMNS], *rows]
+
+
 def _heading() -> None:
     print("  ".join(f"{name:>12}" for name in COLUMNS), flush=True)
 
@@ -132,14 +146,19 @@ async def _soak(given: argparse.Namespace) -> bool:
         for system in systems:
             rate = given.rate or await _peak(system) / 2
             async with system:
-                print(f"\n{system.store}: {rate:,.0f} jobs/s for {given.minutes:g} minutes")
+                said = [f"{system.store}: {rate:,.0f} jobs/s for {given.minutes:g} minutes"]
+                print(f"\n{said[0]}")
                 _heading()
-                samples = await _steady(system, rate, 60 * given.minutes, SLICES)
+                samples, count = await _steady(system, rate, 60 * given.minutes, SLICES)
+            wrong = judged(samples)
             for name in JUDGED:
                 was, became = growth(samples, name)
-                print(f"{name}: {report.number(was)} in the second quarter, {report.number(became)} in the last")
-            wrong = judged(samples)
-            print(f"NOT FLAT: {'; '.join(wrong)}" if wrong else "flat")
+                said.append(f"{name}: {report.number(was)} in the second quarter, {report.number(became)} in the last")
+            said.append(f"NOT FLAT: {'; '.join(wrong)}" if wrong else "flat")
+            print(*said[1:], sep="\n")
+            if folder := given.folder or (performance.RESULTS if given.minutes >= SOAKED else None):
+                lines = _lines(samples, 60 * given.minutes / SLICES)
+                performance.keep(folder, f"soak-{system.store}", [said[0], count, *said[1:]], [lines])
             good = good and not wrong
     print(machine.line())
     return good
@@ -150,15 +169,19 @@ async def _pinned(given: argparse.Namespace) -> bool:
         before = max(3, SLICES // 4)
         each = 60 * given.minutes / SLICES
         slices = range(before, before + SLICES)
-        print(f"{given.rate:,.0f} jobs/s; pinned in slices {slices.start + 1} to {slices.stop} of {each:g} s")
+        said = [f"{given.rate:,.0f} jobs/s; pinned in slices {slices.start + 1} to {slices.stop} of {each:g} s"]
+        print(said[0])
         _heading()
-        samples = await _steady(system, given.rate, each * slices.stop, slices.stop, slices)
+        samples, count = await _steady(system, given.rate, each * slices.stop, slices.stop, slices)
     was, became = (
         median(sample["claim_p99_ms"] for sample in samples[:before]),
         median(sample["claim_p99_ms"] for sample in samples[-SLICES // 4 :]),
     )
-    print(f"claim p99: {report.number(was)} ms before, {report.number(became)} ms at the end: {became / was:.1f} times")
-    print(machine.line())
+    times = f"{became / was:.1f} times"
+    said += [count, f"claim p99: {report.number(was)} ms before, {report.number(became)} ms at the end: {times}"]
+    print(said[-1], machine.line(), sep="\n")
+    if folder := given.folder or (performance.RESULTS if given.minutes >= HELD else None):
+        performance.keep(folder, "pinned", said, [_lines(samples, each)])
     return became <= PINNED_MOST * was
 
 
@@ -166,14 +189,16 @@ def soak(given: Sequence[str]) -> int:
     """The exit status: 0 if it is flat."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks soak", description=__doc__, allow_abbrev=False)
     parser.add_argument("--stores", default="postgres", help="sqlite, postgres or both")
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--minutes", type=float, default=SOAKED)
     parser.add_argument("--rate", type=float, help="jobs a second, instead of half of what is measured first")
+    parser.add_argument("--folder", type=Path, help="keep what was measured there")
     return 0 if asyncio.run(_soak(parser.parse_args(given))) else 1
 
 
 def pinned(given: Sequence[str]) -> int:
     """The exit status: 0 if claims take at most four times as long."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks pinned", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--minutes", type=float, default=10.0, help="for which the snapshot is pinned")
+    parser.add_argument("--minutes", type=float, default=HELD, help="for which the snapshot is pinned")
     parser.add_argument("--rate", type=float, default=1000.0, help="jobs a second")
+    parser.add_argument("--folder", type=Path, help="keep what was measured there")
     return 0 if asyncio.run(_pinned(parser.parse_args(given))) else 1

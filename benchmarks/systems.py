@@ -57,6 +57,15 @@ class Server:
             pidfile = Path(self.settings.pop("data_directory", "")) / "postmaster.pid"
             self.pid = int(pidfile.read_text().splitlines()[0])
 
+    async def revive(self) -> None:
+        """Start it anew, if it does not answer."""
+        try:
+            await (await asyncpg.connect(self.url, timeout=30)).close(timeout=10)
+        except (OSError, TimeoutError, asyncpg.PostgresError):
+            with suppress(RuntimeError):
+                await self.close()
+            await self.start()
+
     async def close(self) -> None:
         """Stop it, if we started it."""
         if self._own is not None:
@@ -76,7 +85,7 @@ class Server:
         connection = await asyncpg.connect(self.url)
         try:
             for statement in statements:
-                await connection.execute(statement)
+                await connection.execute(statement, timeout=120)
         finally:
             await connection.close()
 
@@ -92,11 +101,15 @@ class Measured(ABC):
     """Whether its schedules are defined in code, as it has no other way."""
     notices = True
     """Whether a worker sees what others make while it runs."""
+    fires_at_once = False
+    """Whether a schedule also fires for the minute in which it is made, and is long busy with that."""
     pace = 3000
     """Jobs a second that it makes at the least, to know how long before they are due to begin."""
     most: ClassVar[Mapping[str, int]] = {}
     """By workload, so many jobs instead; of 0 it is not run."""
     server_pid: int | None = None
+    server_version: str | None = None
+    """What it runs on, if that is not the PostgreSQL of all."""
     url: str
 
     @abstractmethod
@@ -147,7 +160,7 @@ class OnPostgres(Measured):
 
     async def __aexit__(self, *_: object) -> None:
         with suppress(Exception):
-            await self._connection.close()
+            await self._connection.close(timeout=10)
         await self.server.drop(self._name)
 
     async def backlog(self, count: int) -> None:

@@ -2,7 +2,10 @@
 docs/performance.md and its pictures are written of what is there.
 
 Each cell is a file. One that is there is not measured again, so it may be stopped at any time and goes on where it was:
-`--minutes 20` begins only what fits into so many. `--plan` prints the cells, with the seconds that each takes.
+`--minutes 20` begins only what fits into so many. What is most wanted comes first: Timebell on PostgreSQL and the
+strongest of the others in each workload, then two processes and SQLite, then the rest. `--plan` prints the cells in
+this order, with the seconds that each takes. `--again` also measures what failed, was given up, created late or
+disturbed.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +29,10 @@ from benchmarks.workloads import SCALES, WORKLOADS, Sizes
 
 CHOSEN = ("W1", "W2", "W3", "W4", "W5", "W6")
 SYSTEMS: dict[str, type[Any]] = {"sqlite": TimebellOnSqlite, "postgres": TimebellOnPostgres, **PEERS}
+STRONGEST = {  # of the others: they are measured right after ours, before the rest
+    "W1": ("graphile", "pgboss"), "W2": ("graphile", "pgboss"), "W3": ("celery", "apscheduler"),
+    "W4": ("bullmq", "pgqueuer"), "W5": ("bullmq", "graphile"), "W6": ("graphile", "pgboss"),
+}  # fmt: skip
 TWICE = {  # what is also measured with two processes
     "postgres": CHOSEN, **dict.fromkeys(("pgqueuer", "graphile", "pgboss", "bullmq"), ("W2", "W6")),
 }  # fmt: skip
@@ -36,6 +44,7 @@ PACES = {  # jobs a second that each makes, and runs, at the least: how long a c
 LOADS = {"postgres": 25_000, "sqlite": 60_000}  # rows a second, by the server itself
 AROUND = 10  # seconds: a fresh database, processes that start and end
 NODE = {"graphile": "graphile-worker", "pgboss": "pg-boss", "bullmq": "bullmq"}
+DISTURBED = 0.3  # cores that others took, from which on a figure is of a busy machine
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ class Cell:
             "W2": 3 + count(sizes.burst) / kind.pace + count(sizes.burst) / run,
             "W3": steady,
             "W4": backlog + steady + sizes.idle + 15,
-            "W5": 75 + 40 * (self.system == "pgboss"),
+            "W5": 75 + (60 + 40) * kind.fires_at_once,
             "W6": count(sizes.drain) / make + count(sizes.drain) / run,
         }
         return AROUND + took[self.workload]
@@ -78,36 +87,60 @@ class Cell:
 
 
 def planned(workloads: Sequence[str], systems: Sequence[str]) -> Iterator[Cell]:
-    """The cells in the order of the table; who is compared is measured one after the other."""
+    """The cells in the order in which they are measured; who is compared comes one after the other."""
+    cells = []
     for workload in workloads:
         for place, (processes, system) in enumerate((count, name) for count in (1, 2) for name in SYSTEMS):
             measured = processes == 1 or workload in TWICE.get(system, ())
             if measured and system in systems and SYSTEMS[system].most.get(workload) != 0:
-                yield Cell(workload, system, processes, place)
+                cells.append(Cell(workload, system, processes, place))
+    yield from sorted(cells, key=_turn)
+
+
+def _turn(cell: Cell) -> int:
+    """The first are those that are most wanted, if there is not time for all."""
+    compared = cell.system == "postgres" or cell.system in STRONGEST[cell.workload]
+    if compared and cell.processes == 1:
+        return 0
+    return 1 if compared or cell.system == "sqlite" else 2
 
 
 def left(cells: Sequence[Cell], folder: Path, *, again: bool) -> list[Cell]:
-    """Those that are not in the folder, or with `again` failed."""
+    """Those that are not in the folder, or with `again` have no figure worth showing."""
 
     def done(cell: Cell) -> bool:
         file = folder / cell.file
-        return file.exists() and not (again and "error" in json.loads(file.read_text())["median"])
+        return file.exists() and not (again and _doubt(json.loads(file.read_text())["median"]))
 
     return [cell for cell in cells if not done(cell)]
 
 
-async def _figures(cell: Cell, server: Server, sizes: Sizes) -> dict[str, Any]:
+def _doubt(figures: dict[str, Any]) -> str:
+    """Why such figures are not worth showing; empty if they are."""
+    if "error" in figures:
+        return str(figures["error"])
+    if figures.get("created_late"):
+        return "created late"
+    foreign = figures.get("foreign_cores", 0.0)
+    return f"disturbed: others took {foreign:.1f} cores" if foreign > DISTURBED else ""
+
+
+async def _figures(cell: Cell, server: Server, sizes: Sizes) -> tuple[dict[str, Any], str]:
+    """What was measured, or why nothing was; and the version of what measured."""
     limit = cell.limit(sizes)
     deadline = asyncio.timeout(limit)
-    kind = SYSTEMS[cell.system]
+    kind, named = SYSTEMS[cell.system], _version(cell.system)
     try:
+        await server.revive()
         chosen = kind() if cell.system == "sqlite" else kind(server)
         async with deadline, chosen as system:
-            return await WORKLOADS[cell.workload](system, cell.processes, sizes)
+            named += f" on {system.server_version}" if system.server_version else ""
+            return await WORKLOADS[cell.workload](system, cell.processes, sizes), named
     except Exception as failed:  # one that fails must not cost us the others
         if isinstance(failed, TimeoutError) and deadline.expired():
-            return {"error": f"given up after {limit:.0f} s"}
-        return {"error": f"{type(failed).__name__}: {failed}"[:200].rstrip(": ")}
+            return {"error": f"given up after {limit:.0f} s"}, named
+        why = " ".join(f"{type(failed).__name__}: {failed}".split())
+        return {"error": why[:200].rstrip(": ")}, named
 
 
 async def _measure(cells: Sequence[Cell], folder: Path, sizes: Sizes, minutes: float) -> None:
@@ -123,18 +156,25 @@ async def _measure(cells: Sequence[Cell], folder: Path, sizes: Sizes, minutes: f
                 continue
             _say(f"{label}: {needs:.0f} s or so")
             begin = time.monotonic()
-            figures = await _figures(cell, server, sizes)
-            kind = SYSTEMS[cell.system]
-            kept = {
-                "workload": cell.workload, "system": kind.name, "store": kind.store, "processes": cell.processes,
-                "version": _version(cell.system), "place": cell.place,
-                "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "median": {name: _short(value) for name, value in figures.items()},
-            }  # fmt: skip
-            (folder / cell.file).write_text(json.dumps(kept) + "\n")
-            _say(f"    {time.monotonic() - begin:.0f} s  {figures.get('error') or _brief(figures)}")
+            figures, named = await _figures(cell, server, sizes)
+            _keep(cell, folder, figures, named)
+            doubt = _doubt(figures)
+            brief = "" if "error" in figures else _brief(figures)
+            _say(f"    {time.monotonic() - begin:.0f} s  {brief}{'  NO FIGURE: ' if doubt else ''}{doubt}")
     finally:
         await server.close()
+
+
+def _keep(cell: Cell, folder: Path, figures: dict[str, Any], named: str) -> None:
+    kind = SYSTEMS[cell.system]
+    kept = {
+        "workload": cell.workload, "system": kind.name, "store": kind.store, "processes": cell.processes,
+        "version": named, "place": cell.place, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "median": {name: _short(value) for name, value in figures.items()},
+    }  # fmt: skip
+    beside = folder / f"{cell.file}.part"  # who is stopped leaves no half of a file
+    beside.write_text(json.dumps(kept) + "\n")
+    beside.replace(folder / cell.file)
 
 
 def _remember(folder: Path, server: Server, sizes: Sizes) -> None:
@@ -154,7 +194,7 @@ def _remember(folder: Path, server: Server, sizes: Sizes) -> None:
 
 def _version(system: str) -> str:
     if system in LOADS:
-        return version("timebell")
+        return f"{version('timebell')}{_commit()}"
     if SYSTEMS[system].module.endswith(".mjs"):
         from benchmarks import node  # needs a package of its own
 
@@ -162,12 +202,22 @@ def _version(system: str) -> str:
     return version(system)
 
 
+def _commit() -> str:
+    """The last commit that changed what is measured, in brackets; nothing where there is no repository."""
+    command = ["git", "log", "-1", "--format= (%h)", "--", "src"]
+    try:
+        ran = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return ran.stdout.rstrip()
+
+
 def _short(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _brief(figures: dict[str, Any]) -> str:
-    names = ("jobs_s", "lag_p50_ms", "lag_p99_ms", "pass_p99_ms", "idle_server_cpu_s", "lost", "dup", "early")
+    names = ("jobs_s", "lag_p50_ms", "lag_p99_ms", "pass_p99_ms", "idle_server_cpu_s", *report.SUMMED)
     return ", ".join(f"{name} {report.number(figures[name])}" for name in names if figures.get(name) is not None)
 
 
@@ -182,7 +232,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=performance.RESULTS, help="of the results")
     parser.add_argument("--scale", default="full", choices=[*SCALES], help="a small one needs a folder of its own")
     parser.add_argument("--minutes", type=float, default=24 * 60.0, help="begin only what fits into so many")
-    parser.add_argument("--again", action="store_true", help="also what failed or was given up")
+    parser.add_argument("--again", action="store_true", help="also what gave no figure worth showing")
     parser.add_argument("--plan", action="store_true", help="print what is left to measure, and measure nothing")
     return parser.parse_args(given)
 
@@ -203,21 +253,21 @@ def main(given: Sequence[str]) -> int:
         print(f"{len(waiting)} of {len(cells)} cells are left: {total:.0f} minutes")
         return 0
     asked.folder.mkdir(parents=True, exist_ok=True)
-    page = performance.PAGE if own else asked.folder / "performance.md"
     try:
         if waiting:
-            try:
-                prepare([name for name in PEERS if name in asked.systems])
-            except (ImportError, RuntimeError) as missing:
-                raise SystemExit(
-                    f"A peer is not there: {missing}. Install requirements/bench.txt, or leave it out of --systems."
-                ) from missing
+            missing = prepare([name for name in PEERS if any(cell.system == name for cell in waiting)])
+            for name, why in missing.items():
+                _say(f"{name} is not there, so its cells are left out: {why}. Install requirements/bench.txt.")
+            waiting = [cell for cell in waiting if cell.system not in missing]
             asyncio.run(_measure(waiting, asked.folder, sizes, asked.minutes))
     finally:
-        performance.write(asked.folder, page)
+        performance.write(asked.folder)
         _, kept = performance.read(asked.folder)
         for workload in asked.workloads:
             if some := [cell for cell in kept if cell["workload"] == workload]:
                 print(f"{report.workload_table(workload, some)}\n")
-        _say(f"{len(left(cells, asked.folder, again=True))} of {len(cells)} cells are left; the page is {page}")
+        doubtful = len(left(cells, asked.folder, again=True))
+        _say(
+            f"{doubtful} of {len(cells)} cells have no good figure yet; the page is {performance.page_of(asked.folder)}"
+        )
     return 1 if left(cells, asked.folder, again=True) else 0

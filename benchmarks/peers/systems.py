@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from benchmarks import processes
@@ -72,6 +72,7 @@ class PgBoss(OnPostgres):
 
     name = "pg-boss"
     module = "peers/pgboss.mjs"
+    fires_at_once = True
     batch = 5000
     table = "pgboss.job"
     waiting = (
@@ -97,7 +98,12 @@ class OnRedis(Measured, ABC):
         self.url = self._server.url
         self.server_pid = self._server._process.pid if self._server._process else None
         self.redis = Redis.from_url(self.url)
-        await processes.call(self.module, "setup", self.url)
+        try:
+            self.server_version = f"Redis {(await self.redis.info('server'))['redis_version']}"
+            await processes.call(self.module, "setup", self.url)
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -170,13 +176,21 @@ PEERS: dict[str, type[OnPostgres] | type[OnRedis]] = {
 """In the order in which they are shown."""
 
 
-def prepare(names: list[str]) -> None:
-    """Install what those in Node need. Raises ImportError for the packages of those in Python, RuntimeError."""
-    for name in names:
-        module = PEERS[name].module
-        if module.endswith(".mjs"):
+def prepare(names: Sequence[str]) -> dict[str, str]:
+    """Install what those in Node need, once; of those that are not there, why. Nothing else is looked for."""
+    missing = {}
+    in_node = [name for name in names if PEERS[name].module.endswith(".mjs")]
+    try:
+        if in_node:
             from benchmarks import node  # needs a package of its own
 
             node.install()
-        else:
-            importlib.import_module(f"benchmarks.{module}")
+    except (ImportError, OSError, RuntimeError) as failed:
+        missing = dict.fromkeys(in_node, str(failed))
+    for name in names:
+        if name not in in_node:
+            try:
+                importlib.import_module(f"benchmarks.{PEERS[name].module}")
+            except ImportError as failed:
+                missing[name] = str(failed)
+    return missing

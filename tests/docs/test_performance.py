@@ -29,7 +29,8 @@ def _keep(folder: Path, file: str, place: int, **median: Any) -> None:
 def test_the_page_and_its_pictures_are_those_of_the_kept_results() -> None:
     machine, cells = performance.read(performance.RESULTS)
     page = performance.PAGE.read_text()
-    assert performance.rendered(page, machine, cells) == page, "run python -m benchmarks.performance"
+    long = performance.others(performance.RESULTS)
+    assert performance.rendered(page, machine, cells, long) == page, "run python -m benchmarks.performance"
     drawn = performance.pictures(cells)
     assert {file.name: file.read_text() for file in (DOCS / "img").glob("performance-*.svg")} == drawn
     assert {link for link in links(performance.PAGE) if link.startswith("img/")} == {f"img/{name}" for name in drawn}
@@ -42,8 +43,8 @@ def test_what_is_measured_is_shown_with_its_ratio_and_what_was_given_up_is_said(
     _keep(tmp_path, "W3-pgqueuer-1", 2, lag_p50_ms=50.0, lag_p99_ms=100.0, lag_max_ms=300.0, **sound)
     _keep(tmp_path, "W3-celery-1", 8, error="given up after 200 s")
     _keep(tmp_path, "W1-postgres-1", 1, jobs_s=100_000.0, **sound)
-    performance.write(tmp_path, tmp_path / "page.md")
-    page = (tmp_path / "page.md").read_text()
+    performance.write(tmp_path)
+    page = (tmp_path / "performance.md").read_text()
     assert "2 cores (Some)" in page
     assert "Timebell 1.2.3, PgQueuer 1.2.3" in page
     assert "| Timebell, postgres, 1 process | 6,000 | 1 (50x) | 2 (50x) | 3 (100x) | 0/0/0 | 0.01 |" in page
@@ -64,9 +65,30 @@ def test_a_cell_that_is_there_is_not_measured_again(tmp_path: Path) -> None:
     assert all(10 < cell.seconds(Sizes()) < cell.limit(Sizes()) for cell in cells)
     _keep(tmp_path, "W3-postgres-1", 1, jobs=1)
     _keep(tmp_path, "W6-celery-1", 8, error="given up after 200 s")
-    done = {"W3-postgres-1.json", "W6-celery-1.json"}
+    _keep(tmp_path, "W3-celery-1", 8, jobs=1, created_late=True)
+    _keep(tmp_path, "W3-apscheduler-1", 7, jobs=1, foreign_cores=0.5)
+    done = {"W3-postgres-1.json", "W6-celery-1.json", "W3-celery-1.json", "W3-apscheduler-1.json"}
     assert {cell.file for cell in table.left(cells, tmp_path, again=False)} == named - done
     assert {cell.file for cell in table.left(cells, tmp_path, again=True)} == named - {"W3-postgres-1.json"}
+
+
+def test_what_is_most_wanted_is_measured_first() -> None:
+    cells = list(table.planned(table.CHOSEN, [*table.SYSTEMS]))
+    strongest = [(name, one) for name, some in table.STRONGEST.items() for one in ("postgres", *some)]
+    assert sorted((cell.workload, cell.system) for cell in cells[: len(strongest)]) == sorted(strongest)
+    assert all(cell.processes == 1 for cell in cells[: len(strongest)])
+    ours = [at for at, cell in enumerate(cells) if cell.system in table.LOADS]
+    assert max(ours) < len(cells) / 2
+    assert len({cell.file for cell in cells}) == len(cells)
+
+
+def test_a_long_run_is_kept_and_shown_on_the_page(tmp_path: Path) -> None:
+    performance.keep(tmp_path, "plans", ["a node: 90 MB"], [[["", "p99 ms"], ["10,000 pending", "2.5"]]])
+    page = (tmp_path / "performance.md").read_text()
+    assert "## Ten million pending jobs" in page
+    assert "- a node: 90 MB" in page
+    assert "| 10,000 pending | 2.5 |" in page
+    assert performance.UNMEASURED not in page
 
 
 def test_a_soak_is_flat_only_if_nothing_grows() -> None:
