@@ -214,7 +214,8 @@ class Check:
             allowed = max(allowed, STORE_BACK)
         if any(fault.kind in HOLDS for fault in nodes):
             allowed = max(allowed, LOCKS)
-        if any(fault.kind in SUSPENDS and fault.start > since and first.node in (None, fault.target) for fault in nodes):
+        suspended = [fault.target for fault in nodes if fault.kind in SUSPENDS and fault.start > since]
+        if suspended and (first.node is None or first.node in suspended):
             allowed = max(allowed, TAKEOVER)  # it was begun there: it arrives when that node goes on, or by another
         return allowed
 
