@@ -62,7 +62,7 @@ Text = Annotated[str | None, Query(max_length=200)]
 
 
 @routes.get(
-    "/events", response_class=EventStream,
+    "/events", response_class=EventStream, status_code=200,
     responses={200: {"description": "One event after the other, until somebody ends it.", "content": {
         "text/event-stream": {"schema": {"type": "string"}}}}},
     **reads(),
