@@ -146,6 +146,7 @@ async def test_none_is_lost_across_a_kill_and_a_flush(store_url: str, redis: Red
         f" {len(twice) - len(strange)} of which the worker had when Redis was flushed, unreported;"
         f" load {os.getloadavg()[0]:.1f}"
     )
+    assert 0 < killed_after < flushed_after < JOBS, "the kill or the flush did not come amid the work: too busy here"
     assert states == {"completed": JOBS}
     assert ids == set(runs)
     assert not strange, [(jobs[id_], at, flushed) for id_, at in list(strange.items())[:5]]
