@@ -19,7 +19,7 @@ from timebell.model.payload import decode, encode
 from timebell.model.routes import route
 from timebell.model.trigger import Change, Firing, Observed, Place, Source, Trigger, Value, key_of, micros, reconcile
 from timebell.store.schema import jobs
-from timebell.store.sql.jobs import end
+from timebell.store.sql.endings import end
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.sources import known_items, of_source, triggers_by_id, unread
 from timebell.store.statement import Statement
