@@ -16,7 +16,7 @@ from timebell.model.routes import ANYONE, Routes
 from timebell.model.source import Source
 from timebell.recurrence import tzdata_version
 from timebell.recurrence.instants import format_instant
-from timebell.store.sql import audiences, chunks, jobs, ledger, nodes
+from timebell.store.sql import audiences, chunks, endings, jobs, ledger, nodes
 from timebell.store.sql import keys as key_rows
 from timebell.store.transaction import Transaction
 from timebell.targets.base import Delivery, Outcome
@@ -229,8 +229,8 @@ def _tried(tx: Transaction, now: datetime) -> list[str]:
     for one in made:
         lane = jobs.Lane(one.queue, 0, None, None, limited=False)
         assert len(jobs.claim(tx, lane, ANYONE, new_id(now), 1, now)) == 1
-    jobs.end(tx, [Ending(made[0].id, 1, JobState.FAILED, now, error="bad", code="ValueError")])
-    jobs.end(tx, [Ending(made[2].id, 1, JobState.COMPLETED, now)])
+    endings.end(tx, [Ending(made[0].id, 1, JobState.FAILED, now, error="bad", code="ValueError")])
+    endings.end(tx, [Ending(made[2].id, 1, JobState.COMPLETED, now)])
     return [one.id for one in made]
 
 

@@ -13,7 +13,7 @@ from timebell.ids import new_id, new_ids
 from timebell.model.job import Ending, JobState, NewJob
 from timebell.model.routes import ANYONE
 from timebell.recurrence.instants import format_instant
-from timebell.store.sql import audit_log, jobs, ledger, operations
+from timebell.store.sql import audit_log, endings, jobs, ledger, operations
 from timebell.store.transaction import Transaction
 
 from .test_jobs import at
@@ -42,7 +42,7 @@ async def fail(web: Web, count: int = 1, code: str = "ValueError", tenant: str =
         lane = jobs.Lane("default", 0, None, None, limited=False)
         attempts = [one for one in jobs.claim(tx, lane, ANYONE, new_id(now), 10_000, now) if one.id in mine]
         assert len(attempts) == count
-        jobs.end(tx, [
+        endings.end(tx, [
             Ending(one.id, one.number, JobState.FAILED, now + timedelta(microseconds=n), error=f"bad {n}", code=code)
             for n, one in enumerate(attempts)
         ])  # fmt: skip

@@ -18,6 +18,7 @@ from timebell.model.routes import ANYONE, Routes
 from timebell.model.schedule import Action, Policies, Schedule
 from timebell.recurrence import Cron, Spec
 from timebell.store.dialects.base import Store
+from timebell.store.sql import endings as ending_ops
 from timebell.store.sql import jobs, ledger, schedules
 
 T0 = datetime(2027, 3, 1, 12, tzinfo=UTC)
@@ -102,7 +103,7 @@ def again(attempt: Attempt, run_at: datetime, **fields: Any) -> Ending:
 
 async def end(store: Store, *endings: Ending) -> set[str]:
     """Write final endings; the ids whose fence held."""
-    return {str(row["id"]) for row in await store.run(jobs.end, endings)}
+    return {str(row["id"]) for row in await store.run(ending_ops.end, endings)}
 
 
 async def get(store: Store, id_: str) -> Job:

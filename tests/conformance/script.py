@@ -14,7 +14,7 @@ from timebell.model.policy import CatchUp, Lateness, Overlap
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Calendar, Cron, Dates, Every, Hours, OnCalendar, RRule, Spec
 from timebell.store.sql import calendars, ledger, overrides, schedules, steering, turns
-from timebell.store.sql import jobs as job_rows
+from timebell.store.sql import endings as ending_ops
 
 from .helpers import T0, Store, claim, ending, fire, job_of, put, schedule
 
@@ -139,7 +139,7 @@ class Script:
             state = self.random.choice((JobState.COMPLETED, JobState.COMPLETED, JobState.FAILED, JobState.PENDING))
             if state is JobState.PENDING:
                 again = ending(attempt, state, self.now, run_at=self.now + timedelta(seconds=90), errors="[]")
-                await self.store.run(job_rows.retry, [again])
+                await self.store.run(ending_ops.retry, [again])
             else:
                 endings.append(ending(attempt, state, self.now, schedule_id=attempt.schedule_id))
         if endings:

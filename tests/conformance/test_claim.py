@@ -10,7 +10,7 @@ import pytest
 from timebell.ids import new_id
 from timebell.model.job import Ending, Hold
 from timebell.model.limits import Limits
-from timebell.store.sql import jobs, ledger, limits, queues
+from timebell.store.sql import endings, jobs, ledger, limits, queues
 
 from .helpers import (
     ANYONE,
@@ -74,7 +74,7 @@ async def test_a_claim_starts_the_job_and_raises_its_fence(store: Store) -> None
     assert (seen.state, seen.attempt, seen.tries, seen.node_id) == (JobState.RUNNING, 1, 0, NODE)
     assert seen.started_at == attempt.started_at == after(seconds=2)
     assert attempt.number == 1
-    await store.hot(jobs.retry, [again(attempt, T0)])
+    await store.hot(endings.retry, [again(attempt, T0)])
     (second,) = await claim(store)
     assert second.number == 2
 
@@ -288,7 +288,7 @@ async def test_a_limit_can_be_lowered_below_what_runs_and_lifted(store: Store) -
 async def test_a_retrying_job_leaves_its_place_in_the_queue(store: Store) -> None:
     await store.run(queues.put, "q", Limits(concurrency=1))
     attempt = await started(store, queue="q")
-    await store.hot(jobs.retry, [again(attempt, after(hours=1))])
+    await store.hot(endings.retry, [again(attempt, after(hours=1))])
     other = await one(store, queue="q")
     assert await _claim_limited(store) == [other]
 

@@ -12,7 +12,7 @@ from timebell.model.job import Kind
 from timebell.model.payload import MAX_BYTES, encode
 from timebell.store.open import open_store
 from timebell.store.schema import requests, tenants
-from timebell.store.sql import jobs, ledger
+from timebell.store.sql import endings, ledger
 
 from .helpers import (
     T0,
@@ -208,7 +208,7 @@ async def test_replace_cancels_the_pending_one_and_links_both(store: Store) -> N
 @stored
 async def test_replace_of_a_job_that_waits_for_its_retry_is_fine(store: Store) -> None:
     attempt = await started(store, key="k")
-    assert await store.hot(jobs.retry, [again(attempt, after(minutes=5))])
+    assert await store.hot(endings.retry, [again(attempt, after(minutes=5))])
     await create(store, job(key="k"), on_conflict="replace")
     assert (await get(store, attempt.id)).state is JobState.CANCELLED
 

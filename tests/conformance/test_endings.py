@@ -6,6 +6,7 @@ import pytest
 
 from timebell.model.job import Ending, Hold, Kind
 from timebell.model.payload import encode
+from timebell.store.sql import endings as ending_ops
 from timebell.store.sql import jobs, ledger, turns
 
 from .helpers import (
@@ -34,7 +35,7 @@ FINAL = [JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPP
 
 
 async def _retry(store: Store, *endings: Ending) -> set[str]:
-    return await store.hot(jobs.retry, endings)
+    return await store.hot(ending_ops.retry, endings)
 
 
 @pytest.mark.parametrize("state", FINAL)
@@ -203,14 +204,14 @@ async def test_a_beat_renews_exactly_the_attempts_that_are_still_ours(store: Sto
     await claim(store, node=OTHER_NODE)
     await end(store, ending(done))
     batch = [(attempt.id, attempt.number) for attempt in (mine, taken, done, back)]
-    assert await store.hot(jobs.beat, batch) == {mine.id}
-    assert await store.hot(jobs.beat, batch) == {mine.id}
+    assert await store.hot(ending_ops.beat, batch) == {mine.id}
+    assert await store.hot(ending_ops.beat, batch) == {mine.id}
     assert await store.hot(jobs.running) == {(mine.id, 1): (2, False), (taken.id, 2): (0, False)}
 
 
 @stored
 async def test_beating_for_nothing_is_fine(store: Store) -> None:
-    assert await store.hot(jobs.beat, []) == set()
+    assert await store.hot(ending_ops.beat, []) == set()
 
 
 @stored

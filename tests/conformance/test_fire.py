@@ -14,7 +14,7 @@ from timebell.model.job import Hold, Kind, NewJob, Reason
 from timebell.model.policy import Retry
 from timebell.recurrence import Dates, Every
 from timebell.store.schema import revisions, schedules
-from timebell.store.sql import jobs, ledger, turns
+from timebell.store.sql import endings, jobs, ledger, turns
 from timebell.store.sql import schedules as verbs
 from timebell.store.sql.schedule_rows import row_of
 from timebell.store.transaction import Transaction
@@ -230,7 +230,7 @@ async def test_under_skip_an_occurrence_is_skipped_with_a_row_while_an_earlier_o
     assert (fired.jobs, fired.skips) == (0, 1)
     (attempt,) = await claim(store, after(minutes=2))
     await fire(store, after(minutes=3))
-    await store.hot(jobs.retry, [ending(attempt, JobState.PENDING, run_at=after(hours=1))])
+    await store.hot(endings.retry, [ending(attempt, JobState.PENDING, run_at=after(hours=1))])
     await fire(store, after(minutes=4))
     assert (await _pending(store), await _skipped(store)) == ([1], {2: "overlap", 3: "overlap", 4: "overlap"})
     (attempt,) = await claim(store, after(hours=1))
@@ -599,4 +599,4 @@ async def test_one_that_was_asked_to_stop_is_not_tried_again(store: Store) -> No
     (attempt,) = await claim(store, after(minutes=1))
     await fire(store, after(minutes=2))
     again = ending(attempt, JobState.PENDING, run_at=after(minutes=9))
-    assert await store.hot(jobs.retry, [again]) == set()
+    assert await store.hot(endings.retry, [again]) == set()

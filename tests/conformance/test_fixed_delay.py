@@ -14,7 +14,7 @@ from timebell.recurrence import Every, Spec
 from timebell.store import transaction
 from timebell.store.schema import finished, revisions
 from timebell.store.schema import schedules as table
-from timebell.store.sql import jobs, ledger, schedules, turns
+from timebell.store.sql import endings, ledger, schedules, turns
 from timebell.store.transaction import Transaction
 
 from .helpers import (
@@ -100,7 +100,7 @@ async def test_however_a_run_ends_the_next_is_set(store: Store, state: JobState)
 @stored
 async def test_a_retry_and_an_old_attempt_are_no_end(store: Store) -> None:
     old = await running(store)
-    await store.hot(jobs.retry, [again(old, after(minutes=30))])
+    await store.hot(endings.retry, [again(old, after(minutes=30))])
     assert await end(store, ending(old, at=after(minutes=11))) == set()
     assert await cursor(store) is None
     (new,) = await claim(store, after(minutes=30))
@@ -213,7 +213,7 @@ async def test_jobs_that_ran_side_by_side_before_an_edit_hold_nothing_up(store: 
     assert await cursor(store) == after(minutes=21)
     fired = await fire(store, after(minutes=21))
     assert (fired.jobs, fired.skips, await cursor(store)) == (0, 1, after(minutes=31))
-    await store.run(jobs.end, [ending(beside, at=after(minutes=25))])
+    await store.run(endings.end, [ending(beside, at=after(minutes=25))])
     assert (await fire(store, after(minutes=31))).jobs == 1
 
 

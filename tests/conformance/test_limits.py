@@ -18,7 +18,7 @@ from timebell.model.job import Attempt, Hold
 from timebell.model.limits import Limits
 from timebell.store.schema import finished
 from timebell.store.schema import jobs as table_of_jobs
-from timebell.store.sql import admission, dead, healing, jobs, ledger, limits, queues, tenants, turns, unheard
+from timebell.store.sql import admission, dead, endings, healing, jobs, ledger, limits, queues, tenants, turns, unheard
 
 from .helpers import (
     ANYONE,
@@ -107,7 +107,7 @@ async def test_a_rate_counts_every_attempt_of_every_priority_and_goes_on_after_a
     await _limit(store, rate=2, per=10.0)
     (id_,) = await _add(store)
     (attempt,) = await _take(store)
-    await store.hot(jobs.retry, [again(attempt, T0)])
+    await store.hot(endings.retry, [again(attempt, T0)])
     await _add(store, 3, priority=1)
     assert [one.number for one in await _take(store, after(seconds=1))] == [2]
     assert await _take(store, after(seconds=2), priority=1) == []
@@ -324,7 +324,7 @@ async def test_jobs_of_a_group_without_a_limit_and_of_none_start_as_ever(store: 
     taken = await claim(store)
     assert [attempt.group for attempt in taken] == ["a"] * 4
     assert (await get(store, taken[0].id)).group == "a"
-    await store.run(jobs.end, [ending(taken[0])])
+    await store.run(endings.end, [ending(taken[0])])
     assert (await get(store, taken[0].id)).group == "a"
 
 
@@ -571,7 +571,7 @@ async def test_a_claim_puts_back_what_its_tenant_may_not_start_and_lets_it_go_wh
     waits = await get(store, mine[2])
     assert (waits.state, waits.hold, waits.attempt, waits.node_id) == (JobState.PENDING, Hold.TENANT, 0, None)
     assert await store.run(admission.let_go, T0) == 0
-    await store.hot(jobs.end, [ending(next(one for one in taken if one.id == mine[0]))])
+    await store.hot(endings.end, [ending(next(one for one in taken if one.id == mine[0]))])
     assert await store.run(admission.let_go, T0) == 1
     assert (await store.run(admission.claim_admitted, {"acme"}, T0, *given))[0][0].id == mine[2]
     await store.run(tenants.put, "acme", {"jobs_at_once": None}, T0)
@@ -589,7 +589,7 @@ async def test_nodes_that_claim_at_once_do_not_pass_the_limit_of_a_tenant_togeth
         return list((await store.run(admission.claim_admitted, {"acme"}, T0, *given))[0])
 
     async def end(attempts: list[Attempt]) -> None:
-        await store.hot(jobs.end, [ending(attempt) for attempt in attempts])
+        await store.hot(endings.end, [ending(attempt) for attempt in attempts])
 
     first = [attempt for taken in await asyncio.gather(*map(take, [NODE, OTHER_NODE] * 4)) for attempt in taken]
     assert len(first) == 3

@@ -6,7 +6,8 @@ import pytest
 
 from timebell.ids import new_id
 from timebell.model.job import Hold, Job, JobState
-from timebell.store.sql import jobs, ledger
+from timebell.store.sql import endings as ending_ops
+from timebell.store.sql import ledger
 from timebell.store.sql import schedules as verbs
 
 from .helpers import (
@@ -186,7 +187,7 @@ async def test_a_page_of_a_moment_in_which_a_job_finishes_shows_it_once(store: S
                 found = tx.execute(statement)  # type: ignore[attr-defined]
                 if next(looks) is None:
                     return list(found)
-                jobs.end(tx, [ending(attempt)])  # type: ignore[arg-type]
+                ending_ops.end(tx, [ending(attempt)])  # type: ignore[arg-type]
                 return tx.execute(statement)  # type: ignore[attr-defined]
 
         return ledger.page(Moving(), {}, (), 5, None).items  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
 from timebell.store.dialects.postgres import PostgresWords
 from timebell.store.dialects.sqlite import SqliteStore, SqliteWords
 from timebell.store.open import upgrade
-from timebell.store.sql import groups, healing, jobs, ledger, limits, schedules, turns, unheard
+from timebell.store.sql import endings, groups, healing, jobs, ledger, limits, schedules, turns, unheard
 from timebell.store.statement import Statement
 from timebell.store.types import to_micros
 
@@ -79,8 +79,8 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
         "LOCK_SCHEDULES": (turns.LOCK_SCHEDULES, {}, of_schedules),
         "NEXT_IN_TURN": (turns.NEXT_IN_TURN, {}, of_schedules),
         "OVERDUE": (jobs.OVERDUE, {"until": to_micros(after(minutes=1)), "most": BATCH}, []),
-        "DISPATCH": (jobs.DISPATCH, {}, dispatched),
-        "DISPATCH_UNLOCKED": (jobs.DISPATCH_UNLOCKED, {}, dispatched),
+        "DISPATCH": (endings.DISPATCH, {}, dispatched),
+        "DISPATCH_UNLOCKED": (endings.DISPATCH_UNLOCKED, {}, dispatched),
         "LANES": (jobs.LANES, {"now": at, "late": at, **HEARD.params()}, []),
         "CLAIM": (jobs.CLAIM, {**start, "most": BATCH}, []),
         "TENANTS": (limits.TENANTS, {**lane, "after": "tenant500", "now": at}, []),
@@ -94,13 +94,13 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
         "STUCK_GROUPS": (groups.STUCK, {"queue": "queue1"}, []),
         "DUE": (schedules.DUE, {"now": at, "most": BATCH}, []),
         "NEXT": (schedules.NEXT, {}, []),
-        "BEAT": (jobs.BEAT, {}, running),
-        "BEAT_UNLOCKED": (jobs.BEAT_UNLOCKED, {}, running),
-        "RETRY": (jobs.RETRY, {}, [{**row, **optional, **retry} for row in running]),
-        "RETRY_UNLOCKED": (jobs.RETRY_UNLOCKED, {}, [{**row, **optional, **retry} for row in running]),
-        "END": (jobs.END, {}, [{**row, **optional, **end} for row in running]),
-        "END_UNLOCKED": (jobs.END_UNLOCKED, {}, [{**row, **optional, **end} for row in running]),
-        "STILL": (jobs.STILL, {}, [{**row, "was": "running"} for row in running]),
+        "BEAT": (endings.BEAT, {}, running),
+        "BEAT_UNLOCKED": (endings.BEAT_UNLOCKED, {}, running),
+        "RETRY": (endings.RETRY, {}, [{**row, **optional, **retry} for row in running]),
+        "RETRY_UNLOCKED": (endings.RETRY_UNLOCKED, {}, [{**row, **optional, **retry} for row in running]),
+        "END": (endings.END, {}, [{**row, **optional, **end} for row in running]),
+        "END_UNLOCKED": (endings.END_UNLOCKED, {}, [{**row, **optional, **end} for row in running]),
+        "STILL": (endings.STILL, {}, [{**row, "was": "running"} for row in running]),
         "LOCK_UNLOCKED": (turns.LOCK_UNLOCKED, {}, of_schedules),
         "RUNNING": (jobs.RUNNING, {}, []),
         "HOLD_UNHEARD": (unheard.HOLD, deaf, []),
@@ -301,7 +301,7 @@ def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_invariant_12_a_hot_statement_is_an_index_look_up_on_sqlite(filled_file: Path, name: str) -> None:
     statements = _statements(SQLITE.to_db)
     _, params, rows = statements.get(name) or statements["END"]
-    statement: Statement = statements[name][0] if name in statements else getattr(jobs, name)
+    statement: Statement = statements[name][0] if name in statements else getattr(endings, name)
     given = {key: orjson.dumps(value).decode() if isinstance(value, list) else value for key, value in params.items()}
     given["rows"] = orjson.dumps(rows).decode()
     text = statement.named(SQLITE)

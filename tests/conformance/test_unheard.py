@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from timebell.model.job import Hold, Kind
 from timebell.model.routes import COMPLETES_TEXT
-from timebell.store.sql import jobs, unheard
+from timebell.store.sql import endings, unheard
 
 from .helpers import (
     T0,
@@ -114,7 +114,7 @@ async def test_S2_22_a_job_that_wants_no_listener_is_completed_with_none(store: 
 @stored
 async def test_a_job_that_was_tried_before_is_held_whatever_it_wants(store: Store) -> None:
     attempt = await started(store, topic="fax", target=COMPLETES_TEXT)
-    await store.run(jobs.retry, [again(attempt, T0)])
+    await store.run(endings.retry, [again(attempt, T0)])
     assert await look(store, MAIL) == (1, 0)
     assert (await get(store, attempt.id)).hold is Hold.UNHEARD
 

@@ -15,8 +15,7 @@ from timebell.model.policy import Retry
 from timebell.model.why import Why, explain
 from timebell.recurrence import Calendar, Every
 from timebell.store.schema import finished, nodes, queues
-from timebell.store.sql import audit_log, overrides, steering, why
-from timebell.store.sql import jobs as job_rows
+from timebell.store.sql import audit_log, endings, overrides, steering, why
 from timebell.store.sql.audit_log import AuditRecord
 
 from .helpers import (
@@ -73,7 +72,7 @@ async def test_one_that_ran_has_its_attempts_its_node_and_how_long_it_took(store
     await fire(store, after(minutes=1, seconds=2))
     (first,) = await claim(store, after(minutes=1, seconds=3))
     errors = '[{"attempt": 1, "error": "no route to host"}]'
-    await store.run(job_rows.retry, [again(first, after(minutes=2), errors=errors)])
+    await store.run(endings.retry, [again(first, after(minutes=2), errors=errors)])
     (second,) = await claim(store, after(minutes=2))
     await end(store, ending(second, at=after(minutes=2, seconds=4), errors=errors))
     found = await ask(store, 1)
@@ -136,7 +135,7 @@ async def test_a_lease_that_ended_and_who_took_the_job_back(store: Store) -> Non
     ending = decide.after_failure(
         lost.id, lost.number, lost.tries, Retry(), back, "LEASE_LOST", "It stopped answering."
     )
-    await store.run(job_rows.retry, [mark(lost, ending, NODE)])
+    await store.run(endings.retry, [mark(lost, ending, NODE)])
     says(
         await ask(store, 1), "Attempt 1 began at 2027-03-01T12:01:00", "its lease was not renewed any more",
         f"node {NODE} took the job back at 2027-03-01T12:01:20",

@@ -18,8 +18,7 @@ from timebell.model.schedule import Schedule
 from timebell.recurrence import Override, Release, Spec, installed
 from timebell.recurrence.zone_changes import under
 from timebell.store import schema, transaction
-from timebell.store.sql import jobs as job_ops
-from timebell.store.sql import recurrences, schedule_rows, steering, zone_changes
+from timebell.store.sql import endings, recurrences, schedule_rows, steering, zone_changes
 
 from .helpers import (
     T0,
@@ -280,7 +279,7 @@ async def test_jobs_that_are_due_or_run_or_wait_to_be_tried_again_do_not_move(st
     running = await started(store, now, **_fields(at_nine(old)))
     failed = await started(store, now, **_fields(at_nine(old)))
     later = now + 3 * HOUR
-    await store.run(job_ops.retry, [Ending(failed.id, failed.number, JobState.PENDING, now, run_at=later)])
+    await store.run(endings.retry, [Ending(failed.id, failed.number, JobState.PENDING, now, run_at=later)])
     await place(store, installed(), now)
     assert [(await get(store, id_)).run_at for id_ in (due.id, running.id, failed.id)] == [now, now, later]
     assert await moved(store) == []

@@ -86,9 +86,9 @@ MUTANTS = [
     ),
     Mutant(
         "an ending has no fence",
-        (("store.sql.jobs:COPY_ENDED", FENCE, ""), ("store.sql.jobs:END", FENCE, "")),
+        (("store.sql.endings:COPY_ENDED", FENCE, ""), ("store.sql.endings:END", FENCE, "")),
     ),
-    Mutant("a retry has no fence", (("store.sql.jobs:RETRY", FENCE, ""),)),
+    Mutant("a retry has no fence", (("store.sql.endings:RETRY", FENCE, ""),)),
     Mutant(
         "a handler's transaction has no fence",
         (("engine.within:Within._completing", "if ending.id not in ended[-1][1].ids:", "if False:"),),
@@ -107,7 +107,7 @@ MUTANTS = [
             ("store.sql.ledger:cancel", "was=JobState.PENDING", "was=JobState(row.state)"),
         ),
     ),
-    Mutant("a cancelled job is tried again", (("store.sql.jobs:RETRY", " AND NOT j.cancel_asked", ""),)),
+    Mutant("a cancelled job is tried again", (("store.sql.endings:RETRY", " AND NOT j.cancel_asked", ""),)),
     Mutant("a job that was moved stays", (("store.sql.ledger:reschedule", "or not end(tx, [ending])", ""),)),
     Mutant("a request twice is two jobs", (("store.sql.ledger:_requested", "return existing", "return {}"),)),
     Mutant("leases are judged by the wall clock", ((
@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant("keys are random", (("ids:occurrence_key", "{instant}Z", "{os.urandom(4).hex()}Z"),)),
     Mutant(
         "a retry moves the nominal instant",
-        (("store.sql.jobs:RETRY", "run_at = d.run_at,", "run_at = d.run_at, scheduled_at = d.run_at,"),),
+        (("store.sql.endings:RETRY", "run_at = d.run_at,", "run_at = d.run_at, scheduled_at = d.run_at,"),),
     ),
     Mutant(
         "a retry does not wait",
@@ -175,7 +175,7 @@ MUTANTS = [
         (("model.decide:_catch_up", "min(max(cursor, now - schedule.catch_up_from), end)", "cursor"),),
     ),
     Mutant("catch-up forgets its limit", (("model.decide:_catch_up", "policies.catch_up_limit", "10**6"),)),
-    Mutant("a retry does not count", (("store.sql.jobs:RETRY", "j.tries + d.counts", "j.tries"),)),
+    Mutant("a retry does not count", (("store.sql.endings:RETRY", "j.tries + d.counts", "j.tries"),)),
     Mutant(
         "overlap ignores waiting retries",
         (("store.sql.schedules:LIVE", "WHERE j.hold", "WHERE (j.state = 'running' OR j.attempt = 0) AND j.hold"),),

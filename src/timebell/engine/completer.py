@@ -15,7 +15,7 @@ from collections.abc import Collection
 from timebell.engine.context import Node
 from timebell.errors import StoreError
 from timebell.model.job import Ending, JobState
-from timebell.store.sql import jobs, reports, turns
+from timebell.store.sql import endings, reports, turns
 from timebell.store.sql.told import end_told
 
 log = logging.getLogger("timebell.completer")
@@ -113,7 +113,7 @@ class Completer:
         again, handed, final = _by_state(batch)
         locked: set[str] = set()
         if handed:
-            out = await store.hot(jobs.dispatch, handed, skip=skip)
+            out = await store.hot(endings.dispatch, handed, skip=skip)
             left = [ending for ending in handed if ending.id not in out]
             locked |= (await self._still(left)).keys()
             for ending in left:
@@ -122,7 +122,7 @@ class Completer:
         if again:
             grouped = [ending for ending in again if ending.grouped is not None]
             lone = [ending for ending in again if ending.grouped is None]
-            kept = await store.hot(jobs.retry, lone, skip=skip) if lone else set()
+            kept = await store.hot(endings.retry, lone, skip=skip) if lone else set()
             if grouped:
                 kept |= await store.run(turns.retry_in_group, grouped)
             left = [ending for ending in again if ending.id not in kept]
@@ -135,7 +135,7 @@ class Completer:
         told, plain, in_turn = _by_way(final)
         written: set[str] = set()
         if plain:
-            ended = await (store.hot if store.dialect.delete_in_cte else store.run)(jobs.end, plain, skip=skip)
+            ended = await (store.hot if store.dialect.delete_in_cte else store.run)(endings.end, plain, skip=skip)
             written |= {str(row["id"]) for row in ended}
             if any(row["serial"] for row in ended):
                 self._turned(await store.run(turns.hand_on, ended, plain))
@@ -155,7 +155,7 @@ class Completer:
         """Of what was not written the ids whose fence holds, and whether their cancel was asked."""
         if not left or not self.skip:
             return {}
-        return await self.node.store.hot(jobs.still, [(ending.id, ending.attempt, ending.was) for ending in left])
+        return await self.node.store.hot(endings.still, [(ending.id, ending.attempt, ending.was) for ending in left])
 
     def _came_too_late(self, stale: list[str]) -> None:
         if stale:

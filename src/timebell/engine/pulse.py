@@ -19,7 +19,7 @@ from timebell.model.healed import Healed
 from timebell.model.job import Attempt, Ending, JobState
 from timebell.model.payload import decode
 from timebell.store.bridges import ARRIVALS
-from timebell.store.sql import admission, jobs, months, nodes, unheard
+from timebell.store.sql import admission, endings, jobs, months, nodes, unheard
 from timebell.store.transaction import SCHEDULES
 
 log = logging.getLogger("timebell.pulse")
@@ -149,9 +149,9 @@ class Pulse:
         if not aging:
             return
         sent = clock.monotonic()
-        ours = await node.store.hot(jobs.beat, aging, skip=self.completer.skip)
+        ours = await node.store.hot(endings.beat, aging, skip=self.completer.skip)
         left = [(id_, number, JobState.RUNNING) for id_, number in aging if id_ not in ours]
-        locked = await node.store.hot(jobs.still, left) if left and self.completer.skip else {}
+        locked = await node.store.hot(endings.still, left) if left and self.completer.skip else {}
         self._locked = self._locked or bool(locked)
         for id_, number in aging:
             held = node.held.get(id_)

@@ -33,7 +33,7 @@ from timebell.model.trigger import (
     unfit_key,
 )
 from timebell.store.schema import jobs
-from timebell.store.sql.jobs import end
+from timebell.store.sql.endings import end
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.sources import known_items, of_source, triggers_by_id, unread
 from timebell.store.statement import Statement

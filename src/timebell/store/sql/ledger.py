@@ -17,9 +17,10 @@ from timebell.model.page import Page
 from timebell.model.payload import decode
 from timebell.model.routes import ANYONE
 from timebell.store.schema import finished, jobs, requests
-from timebell.store.sql.jobs import end, look, take_turns
+from timebell.store.sql.endings import end
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.jobs import load as load_jobs
+from timebell.store.sql.jobs import look, take_turns
 from timebell.store.sql.named import bind
 from timebell.store.sql.turns import LOCK_SCHEDULES, end_in_turn, let_go
 from timebell.store.statement import Statement

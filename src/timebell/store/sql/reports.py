@@ -14,7 +14,7 @@ from timebell.model.job import Attempt, Ending, Job, JobState
 from timebell.model.payload import decode
 from timebell.store.schema import finished
 from timebell.store.schema import jobs as table
-from timebell.store.sql import jobs, ledger, turns
+from timebell.store.sql import endings, jobs, ledger, turns
 from timebell.store.statement import Statement
 from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 from timebell.store.types import to_micros
@@ -92,7 +92,7 @@ OVER = Statement(
 def write(tx: Transaction, tenant_id: str, ending: Ending) -> Written:
     """What became of an attempt that is `held`: over, or to be tried again."""
     if ending.state is JobState.PENDING:
-        if jobs.retry(tx, [ending]):
+        if endings.retry(tx, [ending]):
             tx.notify()  # nobody else knows when it is due
             (again,) = tx.fetch(HOLD, id=ending.id, tenant_id=tenant_id)
             return Written(ledger.read(ledger.typed(tx, table, again)), True, False)

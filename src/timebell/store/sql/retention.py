@@ -50,7 +50,8 @@ def prepare(tx: Transaction, now: datetime) -> list[str]:
         # Rows that came before their partition stay in the rest, and their week with them.
         if name in there or tx.execute(early).first():
             continue
-        tx.execute(text("LOCK TABLE timebell_finished_rest IN ACCESS EXCLUSIVE MODE"))  # as making one does
+        # As making one does, and in the order of whoever writes a row, who would wait for us while we wait for them.
+        tx.execute(text("LOCK TABLE ONLY timebell_finished, timebell_finished_rest IN ACCESS EXCLUSIVE MODE"))
         if tx.execute(early).first():  # one came meanwhile
             continue
         span = f"FROM ('{start:%Y-%m-%d}+00') TO ('{start + WEEK:%Y-%m-%d}+00')"

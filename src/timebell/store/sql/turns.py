@@ -14,7 +14,7 @@ from timebell.model.decide import SUPERSEDED
 from timebell.model.job import Ending, Hold, JobState
 from timebell.store.schema import jobs as table
 from timebell.store.schema import schedules as schedule_rows
-from timebell.store.sql import jobs
+from timebell.store.sql.endings import end, retry
 from timebell.store.sql.recurrences import recurrence_of
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, Transaction
@@ -61,7 +61,7 @@ class Ended(NamedTuple):
 
 
 def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[str], *, skip: bool = False) -> Ended:
-    """As `jobs.end`, for jobs that take turns: the next of the schedule or group is let go, and a schedule of a fixed
+    """As `end`, for jobs that take turns: the next of the schedule or group is let go, and a schedule of a fixed
     delay gets its next instant.
 
     The rows of schedules (and of queues with groups) are locked first, as the planner (and the claim) does, so that
@@ -75,7 +75,7 @@ def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[
         endings = [ending for ending in endings if ending.schedule_id not in theirs]  # else it is there no more
         if not endings:
             return Ended(set(), 0, put_off=False)
-    return _hand_on(tx, locked, jobs.end(tx, endings, skip=skip), endings)
+    return _hand_on(tx, locked, end(tx, endings, skip=skip), endings)
 
 
 def hand_on(tx: Transaction, ended: Sequence[Row], endings: Sequence[Ending]) -> Ended:
@@ -113,14 +113,14 @@ def _hand_on(tx: Transaction, locked: Sequence[Row], ended: Sequence[Row], endin
 def complete(tx: Transaction, ending: Ending) -> Ended:
     """End one attempt, in a transaction that others write in too; in turn, if it has a schedule or group."""
     if ending.schedule_id is None and ending.grouped is None:
-        ended = jobs.end(tx, [ending])
+        ended = end(tx, [ending])
         return hand_on(tx, ended, [ending])._replace(ids={str(row["id"]) for row in ended})
     return end_in_turn(tx, [ending], [] if ending.schedule_id is None else [ending.schedule_id])
 
 
 def retry_in_group(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
-    """As `jobs.retry`, for jobs of groups: in one transaction with letting the next one go."""
-    return jobs.retry(tx, endings)
+    """As `retry`, for jobs of groups: in one transaction with letting the next one go."""
+    return retry(tx, endings)
 
 
 def _put_off(tx: Transaction, waiting: dict[str, str], ended: Sequence[Row], ends: dict[str, datetime]) -> bool:
