@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import func, select, text
+from sqlalchemy import create_engine, func, make_url, select, text
 
 from timebell.store.open import open_store
 from timebell.store.schema import requests
@@ -106,6 +106,30 @@ def test_a_week_whose_rows_came_before_its_partition_stays_in_the_rest(postgres_
             await store.run(retention.prune, after(days=60))
             assert await everything(store) == []
         finally:
+            await store.close()
+
+    asyncio.run(body())
+
+
+def test_weeks_are_made_without_holding_up_who_writes(postgres_url: str) -> None:
+    async def body() -> None:
+        store = open_store(postgres_url, lambda: T0, server_clock=False)
+        engine = create_engine(make_url(postgres_url).set(drivername="postgresql+psycopg"))
+        try:
+            with engine.begin() as writer:  # in the order of an INSERT: the table, then where its row belongs
+                writer.execute(text("LOCK TABLE ONLY timebell_finished IN ROW EXCLUSIVE MODE"))
+                making = asyncio.create_task(store.run(retention.prepare, T0))
+                waits = text(
+                    "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database"
+                    " WHERE NOT granted AND datname = current_database()"
+                )
+                async with asyncio.timeout(20):
+                    while not writer.scalar(waits):
+                        await asyncio.sleep(0.01)
+                writer.execute(text("LOCK TABLE timebell_finished_rest IN ROW EXCLUSIVE MODE NOWAIT"))
+            assert len(await making) == 3
+        finally:
+            engine.dispose()
             await store.close()
 
     asyncio.run(body())
