@@ -43,7 +43,7 @@ def test_nothing_is_lost_early_doubled_or_stuck_in_thousands_of_new_histories(ma
 
 
 def _marks(mutant: Mutant) -> list[pytest.MarkDecorator]:
-    unseen = pytest.mark.xfail(reason="harmless by itself: see docs/internals/proof.md")
+    unseen = pytest.mark.xfail(reason="the model does not see it, torture does: docs/internals/proof.md")
     return [pytest.mark.slow, *([unseen] if mutant.name in UNSEEN else [])]
 
 

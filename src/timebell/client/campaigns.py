@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from timebell.alarm import Alarm
 from timebell.campaigns import content
 from timebell.client import instants
-from timebell.client.checks import text
+from timebell.client.checks import text, uuid_of
 from timebell.client.jobs import SOON, Jobs, JobSpec
 from timebell.client.schedules import Schedules
 from timebell.clock import Clock
@@ -298,10 +297,7 @@ def _state(word: str) -> CampaignState:
 
 def known_id(id_: Any) -> str | None:
     """A campaign's id in its usual form; None for what is none."""
-    try:
-        return str(UUID(str(id_)))
-    except ValueError:
-        return None
+    return uuid_of(str(id_))
 
 
 def _id(id_: Any) -> str:
