@@ -460,11 +460,12 @@ class Check:
                 self._say("audit", "all", 0.0, f"{said['fired']} started by the audit, {seen} seen")
 
     def _store_back(self) -> None:
-        """How long it took, from each return of the database, until all that was due meanwhile had started."""
-        things = self.history.things
+        """How long it took, from each return of the database, until all that was due meanwhile had started: in time in
+        which a node could have acted, as the next fault may come at once."""
+        things, able = self.history.things, self.history.down.able
         for fault in self.history.touching(0, self.history.end, *STORE_FAULTS):
             firsts = [
-                effects[0].at - fault.end for key, effects in self.history.by_occurrence.items()
+                able(fault.end, effects[0].at) for key, effects in self.history.by_occurrence.items()
                 if fault.start < self.history.due(key[2]) < fault.end and effects[0].attempt == 1
                 and effects[0].at > fault.end and key[0] in things and not things[key[0]].serial
             ]  # fmt: skip
