@@ -22,7 +22,7 @@ from timebell.store.dialects.sqlite import SqliteStore, SqliteWords
 from timebell.store.open import upgrade
 from timebell.store.sql import endings, groups, healing, jobs, ledger, limits, schedules, turns, unheard
 from timebell.store.statement import Statement
-from timebell.store.types import to_micros
+from timebell.store.types import EPOCH, to_micros
 
 from .helpers import NODE, T0, after
 
@@ -82,7 +82,7 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
         "DISPATCH": (endings.DISPATCH, {}, dispatched),
         "DISPATCH_UNLOCKED": (endings.DISPATCH_UNLOCKED, {}, dispatched),
         "LANES": (jobs.LANES, {"now": at, "late": at, **HEARD.params()}, []),
-        "CLAIM": (jobs.CLAIM, {**start, "most": BATCH}, []),
+        "CLAIM": (jobs.CLAIM, {**start, "since": to_db(EPOCH), "most": BATCH}, []),
         "TENANTS": (limits.TENANTS, {**lane, "after": "tenant500", "now": at}, []),
         "CLAIM_SHARES": (limits.CLAIM_SHARES, {**start, "most": BATCH // 10}, tenants),
         "SEE": (limits.SEE, {**lane, **HEARD.params(), "now": at, "most": BATCH}, []),

@@ -18,7 +18,7 @@ from timebell.store.dialects.base import Store
 R = TypeVar("R")
 
 VERSION_TABLE = "timebell_version"
-HEAD = "0022"
+HEAD = "0023"
 WORKS_SINCE = "0021"
 """The oldest release, by its HEAD, that works on the tables of HEAD. A migration that only adds what older releases
 need not know (a nullable column or one with a default, a table, an index) leaves it; one that takes away, or gives

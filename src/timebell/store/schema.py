@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Boolean,
     Column,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    event,
     false,
     text,
     true,
@@ -156,7 +158,11 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
 
 
 _CLAIMABLE = text("state = 'pending' AND hold IS NULL")
+NOT_RUNNING = "state <> 'running'"
+"""What pages read of live jobs by an index, apart from the few that run: so a claim need not write these indexes."""
+_RESTS = text(NOT_RUNNING)
 _OUTSIDE = text("state = 'dispatched'")
+_OF_SCHEDULE = text("schedule_id IS NOT NULL")
 _OWNED = text("owner_id IS NOT NULL")
 _DEAD = text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")
 _SHARED = text("state = 'pending' AND hold IS NULL AND shared")
@@ -238,8 +244,8 @@ jobs = Table(
         "scheduled_at",
         "kind",
         unique=True,
-        postgresql_where=text("schedule_id IS NOT NULL"),
-        sqlite_where=text("schedule_id IS NOT NULL"),
+        postgresql_where=_OF_SCHEDULE,
+        sqlite_where=_OF_SCHEDULE,
     ),
     Index(
         "timebell_jobs_key",
@@ -249,13 +255,17 @@ jobs = Table(
         postgresql_where=text("key IS NOT NULL"),
         sqlite_where=text("key IS NOT NULL"),
     ),
-    # Pages of a tenant's jobs, newest first, in one state, of one owner, of one topic.
-    Index("timebell_jobs_tenant", "tenant_id", "state", "id"),
+    # Pages of a tenant's jobs, newest first, in one state, of one owner, of one topic. What runs has an index above.
+    Index("timebell_jobs_tenant", "tenant_id", "state", "id", postgresql_where=_RESTS, sqlite_where=_RESTS),
     Index("timebell_jobs_owner", "tenant_id", "owner_id", "id", postgresql_where=_OWNED, sqlite_where=_OWNED),
-    Index("timebell_jobs_topic", "tenant_id", "topic", "id"),
+    Index("timebell_jobs_topic", "tenant_id", "topic", "id", postgresql_where=_RESTS, sqlite_where=_RESTS),
     # What new zone data may move. A job leaves it by starting.
     Index("timebell_jobs_local", "tzdata", postgresql_where=_WAITING, sqlite_where=_WAITING),
 )
+
+# A claim puts another version of the row under its id, which has room beside the first.
+_ROOM = DDL("ALTER INDEX timebell_jobs_pkey SET (fillfactor = 50)")
+event.listen(jobs, "after_create", _ROOM.execute_if(dialect="postgresql"))
 
 finished = Table(
     "timebell_finished",
@@ -273,7 +283,13 @@ finished = Table(
     Column("skipped_to", Instant),
     Index("timebell_finished_id", "id"),
     Index("timebell_finished_at", "finished_at"),
-    Index("timebell_finished_schedule", "schedule_id", "scheduled_at"),
+    Index(
+        "timebell_finished_schedule",
+        "schedule_id",
+        "scheduled_at",
+        postgresql_where=_OF_SCHEDULE,
+        sqlite_where=_OF_SCHEDULE,
+    ),
     Index("timebell_finished_tenant", "tenant_id", "state", "id"),
     Index("timebell_finished_owner", "tenant_id", "owner_id", "id", postgresql_where=_OWNED, sqlite_where=_OWNED),
     Index("timebell_finished_topic", "tenant_id", "topic", "id"),

@@ -63,6 +63,7 @@ class MariaWords:
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "for_update": "FOR UPDATE",
             "unlocked": "SELECT id FROM d <skip>",  # said of the lock itself, which comes later here
+            "place": "id",
             "own_id": "j.id",
             "minute": "run_at DIV 60000000",
             "in_turn": "true",

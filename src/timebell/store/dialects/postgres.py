@@ -64,8 +64,9 @@ class PostgresWords:
             "picked": "))",
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "for_update": "FOR UPDATE",
-            # Of the given rows those that nobody else has locked, and from now on nobody else may lock.
-            "unlocked": "SELECT id FROM timebell_jobs WHERE id = ANY(ARRAY(SELECT id FROM d)) FOR UPDATE SKIP LOCKED",
+            # Those that nobody else has locked, from now on ours, by their place; one that moved meanwhile is left.
+            "unlocked": "SELECT ctid FROM timebell_jobs WHERE id = ANY(ARRAY(SELECT id FROM d)) FOR UPDATE SKIP LOCKED",
+            "place": "ctid",
             "own_id": "j.id",
             "by_row": "",
             "last_success": LAST_SUCCESS,

@@ -49,6 +49,7 @@ class SqliteWords:
         "skip_locked": "",
         "for_update": "",
         "unlocked": "SELECT id FROM d",
+        "place": "id",
         "own_id": "id",
         "in_turn": "EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = timebell_schedules.id"
         " AND j.hold = 'overlap')",

@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import Row, func, select, union_all, update
 
 from timebell.model.job import Attempt, JobState
 from timebell.model.limits import allowed, started
 from timebell.model.payload import decode, encode
 from timebell.store.schema import jobs, tenants
+from timebell.store.sql.live import apart
 from timebell.store.sql.tenants import read_limits
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
@@ -92,10 +93,11 @@ def _locked(tx: Transaction, ids: Collection[str]) -> list[Row[Any]]:
 
 def _rooms(tx: Transaction, rows: list[Row[Any]], now: datetime, taken: Counter[str]) -> dict[str, int]:
     """How many more each may start; those `taken` run already, and are not counted."""
-    outside = jobs.c.state.in_([JobState.RUNNING.value, JobState.DISPATCHED.value])
-    mine = outside & jobs.c.tenant_id.in_([row.id for row in rows])
-    running = select(jobs.c.tenant_id, func.count().label("running")).where(mine).group_by(jobs.c.tenant_id)
-    busy = {row.tenant_id: row.running for row in tx.execute(running)}
+    resting, running = apart(select(jobs.c.tenant_id).where(jobs.c.tenant_id.in_([row.id for row in rows])))
+    outside = resting.where(jobs.c.state == JobState.DISPATCHED.value)
+    all_of_it = union_all(running, outside).subquery()
+    counted = select(all_of_it.c.tenant_id, func.count().label("running")).group_by(all_of_it.c.tenant_id)
+    busy = {row.tenant_id: row.running for row in tx.execute(counted)}
     rooms = {}
     for row in rows:
         limits, room = read_limits(row.limits), UNLIMITED

@@ -29,7 +29,7 @@ _GUARD = "j.id = d.id AND j.attempt = d.attempt AND j.state = d.was"
 # Said once more in the form that pins look-ups by id: of a join alone the planner may make a scan of the table.
 _PINNED = "j.id $pick SELECT id FROM d $picked"
 # The same, but for those whose rows another transaction has locked.
-_UNLOCKED = "j.id $pick $unlocked $picked"
+_UNLOCKED = "j.$place $pick $unlocked $picked"
 # A cancel that was asked while it ran: only a success still counts as one.
 _STATE = "CASE WHEN j.cancel_asked AND d.state <> 'completed' THEN 'cancelled' ELSE d.state END"
 _VALUES = (

@@ -10,6 +10,7 @@ from sqlalchemy import func, literal_column, select
 from timebell.model.schedule import Schedule
 from timebell.store.schema import jobs, schedules
 from timebell.store.sql import queues
+from timebell.store.sql.live import RESTING
 from timebell.store.sql.schedules import legible
 from timebell.store.transaction import Transaction
 from timebell.store.types import from_micros
@@ -37,7 +38,7 @@ def firing(tx: Transaction, tenant_id: str, end: datetime, after: str | None) ->
 def pending(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> dict[datetime, int]:
     """How many pending jobs of a tenant are due in each minute of [start, end)."""
     at = jobs.c.run_at
-    where = (jobs.c.tenant_id == tenant_id) & (jobs.c.state == "pending") & (at >= start) & (at < end)
+    where = (jobs.c.tenant_id == tenant_id) & RESTING & (jobs.c.state == "pending") & (at >= start) & (at < end)
     minute: Any = literal_column(tx.dialect.words["minute"])
     found: Any = tx.execute(select(minute, func.count()).where(where).group_by(minute)).all()
     return {from_micros(when * MINUTE) if isinstance(when, int) else when: count for when, count in found}

@@ -21,7 +21,7 @@ from timebell.model.routes import Routes
 from timebell.store.schema import jobs
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, Transaction
-from timebell.store.types import from_micros, to_micros
+from timebell.store.types import EPOCH, from_micros, to_micros
 
 _TYPES = {
     "String": "text", "Text": "text", "Integer": "int", "SmallInteger": "int", "BigInteger": "int",
@@ -165,10 +165,11 @@ SHARED_LANE = f"{SHARED} AND queue = l.queue AND priority = l.priority"
 LATE = timedelta(seconds=0.5)
 """How late a lane may be before it is shared between its tenants."""
 # In two steps, as SQLite uses only the first column of a comparison of rows.
-_NEXT_LANE = (
-    f"COALESCE((SELECT {{column}} FROM timebell_jobs WHERE {CLAIMABLE} AND queue = l.queue"  # noqa: S608 - constants only
-    f" AND priority > l.priority ORDER BY priority LIMIT 1), (SELECT {{column}} FROM timebell_jobs WHERE {CLAIMABLE}"
-    " AND queue > l.queue ORDER BY queue, priority LIMIT 1))"
+_NEXT_LANE = ", ".join(
+    f"COALESCE((SELECT {column} FROM timebell_jobs WHERE {CLAIMABLE} AND queue = l.queue"  # noqa: S608 - constants only
+    f" AND priority > l.priority ORDER BY priority, run_at LIMIT 1), (SELECT {column} FROM timebell_jobs"
+    f" WHERE {CLAIMABLE} AND queue > l.queue ORDER BY queue, priority, run_at LIMIT 1))"
+    for column in ("queue", "priority", "run_at")
 )
 # What runs, here or with an outside worker: each of the two has an index.
 BUSY = (
@@ -176,27 +177,26 @@ BUSY = (
     " + (SELECT count(*) FROM timebell_jobs r WHERE r.state = 'dispatched' AND r.queue = {0}))"
 )
 # A loose index scan: a few look-ups a lane, whatever the number of pending jobs. Routes are asked of what is due only:
-# looking for one's own among millions of others' would be a walk, and waking once for another's costs one look.
+# looking for one's own among millions of others' would be a walk, and waking once for another's costs one look. Each
+# lane's edge is looked for once: until a vacuum comes, PostgreSQL passes all that was claimed on the way there.
 LANES = Statement(
     f"""
-    WITH RECURSIVE lane(queue, priority) AS (
-        SELECT * FROM (SELECT queue, priority FROM timebell_jobs WHERE {CLAIMABLE}
-                       ORDER BY queue, priority LIMIT 1) AS first
+    WITH RECURSIVE lane(queue, priority, edge) AS (
+        SELECT * FROM (SELECT queue, priority, run_at FROM timebell_jobs WHERE {CLAIMABLE}
+                       ORDER BY queue, priority, run_at LIMIT 1) AS first
         UNION ALL
-        SELECT {_NEXT_LANE.format(column="queue")}, {_NEXT_LANE.format(column="priority")}
-        FROM lane l WHERE l.queue IS NOT NULL
+        SELECT {_NEXT_LANE} FROM lane l WHERE l.queue IS NOT NULL
     )
     SELECT l.queue, l.priority, q.concurrency, q.concurrency_per_group, q.rate, q.per, q.starts,
         q.paused OR a.paused AS paused,
         (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
-                AND j.priority = l.priority AND run_at <= :now AND $hears ORDER BY run_at LIMIT 1) AS due,
+                AND j.priority = l.priority AND run_at >= l.edge AND run_at <= :now AND $hears
+                ORDER BY run_at LIMIT 1) AS due,
         (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
                 AND j.priority = l.priority AND run_at > :now ORDER BY run_at LIMIT 1) AS later,
         CASE WHEN q.concurrency IS NOT NULL THEN
             {BUSY.format("l.queue")} END AS busy,
-        (SELECT run_at FROM timebell_jobs WHERE {CLAIMABLE} AND queue = l.queue AND priority = l.priority
-                ORDER BY run_at LIMIT 1) <= :late
-            AND (SELECT tenant_id FROM timebell_jobs WHERE {SHARED_LANE} ORDER BY tenant_id LIMIT 1)
+        l.edge <= :late AND (SELECT tenant_id FROM timebell_jobs WHERE {SHARED_LANE} ORDER BY tenant_id LIMIT 1)
                 <> (SELECT tenant_id FROM timebell_jobs WHERE {SHARED_LANE} ORDER BY tenant_id DESC LIMIT 1) AS crowded
     FROM lane l LEFT JOIN timebell_queues q ON q.name = l.queue
     LEFT JOIN timebell_queues a ON a.name = '*' WHERE l.queue IS NOT NULL
@@ -241,14 +241,18 @@ TAKEN = (
 START = "UPDATE timebell_jobs SET state = 'running', attempt = attempt + 1, node_id = :node, started_at = :now"
 DUE = f"{CLAIMABLE} AND queue = :queue AND priority = :priority AND $due AND $hears"
 CLAIM = Statement(
-    f"{START} WHERE id $pick SELECT id FROM timebell_jobs WHERE {DUE} ORDER BY run_at LIMIT :most $skip_locked"  # noqa: S608
-    f" $picked RETURNING {TAKEN}"
+    f"{START} WHERE $place $pick SELECT $place FROM timebell_jobs WHERE {DUE} AND run_at >= :since"  # noqa: S608
+    f" ORDER BY run_at LIMIT :most $skip_locked $picked RETURNING {TAKEN}"
 )
 
 
 def claim(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
-    """Start up to `most` due jobs of a lane, oldest first. This statement is the instant they start."""
-    return begun(tx, CLAIM, now, node=node, most=most, **of(lane, routes))
+    """Start up to `most` due jobs of a lane, oldest first. This statement is the instant they start.
+
+    None that was due before the first that the look at the lanes saw: the index may have many that are gone there.
+    """
+    since = tx.dialect.to_db(lane.next_due or EPOCH)
+    return begun(tx, CLAIM, now, node=node, most=most, since=since, **of(lane, routes))
 
 
 def of(lane: Lane, routes: Routes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Table, and_, delete, func, select, text, union_all, update
+from sqlalchemy import ColumnElement, Row, Select, Table, and_, delete, func, select, text, union_all, update
 
 from timebell.errors import Conflict
 from timebell.model.job import FINISHED, LIVE, CancelOutcome, Ending, Hold, Job, JobState, Kind, NewJob
@@ -21,6 +21,7 @@ from timebell.store.sql.endings import end
 from timebell.store.sql.jobs import insert as insert_jobs
 from timebell.store.sql.jobs import load as load_jobs
 from timebell.store.sql.jobs import look, take_turns
+from timebell.store.sql.live import Unsought, apart
 from timebell.store.sql.named import bind
 from timebell.store.sql.turns import LOCK_SCHEDULES, end_in_turn, let_go
 from timebell.store.statement import Statement
@@ -216,12 +217,16 @@ def sweep(
     before: str | None = None,
 ) -> tuple[Swept, str | None]:  # fmt: skip
     """Cancel up to `most` live jobs with these column values, by id from `after` on; and where to go on, if at all."""
-    query = select(jobs).where(*(jobs.c[name] == value for name, value in equal.items()))
+    query = select(jobs.c.id).where(*(jobs.c[name] == value for name, value in equal.items()))
     if before is not None:
         query = query.where(jobs.c.id < before)
     if after is not None:
         query = query.where(jobs.c.id > after)
-    rows = tx.execute(query.order_by(jobs.c.id).limit(most).with_for_update()).all()
+    resting, running_ones = apart(query)
+    each = (resting.order_by(jobs.c.id).limit(most), running_ones)
+    ids = sorted(tx.execute(union_all(*(select(one.subquery()) for one in each))).scalars())[:most]
+    # Whatever has become of them since: one that ran may wait again, or the other way round.
+    rows = tx.execute(select(jobs).where(jobs.c.id.in_(ids)).order_by(jobs.c.id).with_for_update()).all() if ids else []
     pending = [row for row in rows if row.state == JobState.PENDING]
     running = [row.id for row in rows if row.state != JobState.PENDING]
     endings = [
@@ -236,7 +241,7 @@ def sweep(
         end_in_turn(tx, endings, in_turn) if in_turn else end(tx, endings)
     if running:
         tx.execute(update(jobs).where(jobs.c.id.in_(running)).values(cancel_asked=True))
-    return Swept(len(pending), len(running)), rows[-1].id if len(rows) == most else None
+    return Swept(len(pending), len(running)), ids[-1] if len(ids) == most else None
 
 
 def cancel_some(tx: Transaction, operation: Operation, most: int, now: datetime) -> Step:
@@ -249,8 +254,8 @@ def cancel_some(tx: Transaction, operation: Operation, most: int, now: datetime)
 
 def live(tx: Transaction, equal: Mapping[str, Any]) -> int:
     """How many live jobs have these column values."""
-    mine = [jobs.c[name] == value for name, value in equal.items()]
-    return int(tx.execute(select(func.count()).select_from(jobs).where(*mine)).scalar_one())
+    query = select(func.count()).select_from(jobs).where(*(jobs.c[name] == value for name, value in equal.items()))
+    return sum(int(tx.execute(each).scalar_one()) for each in apart(query))
 
 
 def reschedule(
@@ -338,21 +343,29 @@ def page(
         if not wanted:
             continue
         query = select(table).where(*(table.c[name] == value for name, value in equal.items()))
-        if after is not None:
-            query = query.where(table.c.id < after)
         if min_attempts:
             query = query.where(table.c.attempt >= min_attempts)
-        query = query.order_by(table.c.id.desc()).limit(limit + 1)
-        by_tenant = equal.keys() <= {"tenant_id", "queue"} and "tenant_id" in equal
-        if by_tenant:  # each state is the end of an index
-            each = [select(query.where(table.c.state == state).subquery()) for state in wanted]
-            rows = tx.execute(union_all(*each) if len(each) > 1 else each[0])
-        else:
-            rows = tx.execute(query.where(table.c.state.in_(wanted)) if states else query)
+        each, by = [], [(query, wanted)]
+        if table is jobs:
+            resting, running = apart(query)
+            by = [(resting, [state for state in wanted if state != JobState.RUNNING])]
+            if JobState.RUNNING.value in wanted:
+                each.append(_newest(running, Unsought(jobs.c.id), after, limit))
+        if equal.keys() <= {"tenant_id", "queue"} and "tenant_id" in equal:  # each state is the end of an index
+            by = [(query, [state]) for query, some in by for state in some]
+        for query, some in by:
+            if some:
+                which = table.c.state == some[0] if len(some) == 1 else table.c.state.in_(some)
+                each.append(_newest(query.where(which), table.c.id, after, limit))
+        rows = tx.execute(union_all(*(select(one.subquery()) for one in each)) if len(each) > 1 else each[0])
         # One that finished between the two looks is in both: it shows as it ended.
         found |= {row.id: read(row) for row in rows}
     newest = sorted(found.values(), key=lambda job: job.id, reverse=True)
     return Page(newest[:limit], newest[limit - 1].id if len(newest) > limit else None)
+
+
+def _newest(query: Select[Any], id_: Any, after: str | None, limit: int) -> Select[Any]:
+    return (query if after is None else query.where(id_ < after)).order_by(id_.desc()).limit(limit + 1)
 
 
 def latest(tx: Transaction, limit: int) -> list[Job]:

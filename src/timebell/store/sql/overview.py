@@ -11,8 +11,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row, case, func, select, text
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
 
 from timebell.ids import first_id
 from timebell.model.job import Job, Reason
@@ -25,6 +23,7 @@ from timebell.store.sql.dead import DEAD
 from timebell.store.sql.jobs import CLAIMABLE, look
 from timebell.store.sql.ledger import COUNTED
 from timebell.store.sql.ledger import read as as_job
+from timebell.store.sql.live import RUNNING, Unsought, apart
 from timebell.store.sql.schedules import legible
 from timebell.store.sql.tenants import read_limits
 from timebell.store.transaction import Transaction
@@ -37,28 +36,6 @@ LATE = 50
 NEARLY = 0.95  # of a limit
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 MISSED = ("missed", "expired")
-
-
-class Unsought(FunctionElement[str]):
-    """A column that no rows are looked up by. Without statistics SQLite and PostgreSQL take a tenant for rarer than an
-    hour, and would read all that the tenant ever did, be it in an index alone."""
-
-    inherit_cache = True
-
-
-@compiles(Unsought)
-def _as_it_is(element: Any, compiler: Any, **how: Any) -> str:
-    return str(compiler.process(element.clauses, **how))
-
-
-@compiles(Unsought, "sqlite")
-def _plus(element: Any, compiler: Any, **how: Any) -> str:
-    return f"+{compiler.process(element.clauses, **how)}"
-
-
-@compiles(Unsought, "postgresql")
-def _joined(element: Any, compiler: Any, **how: Any) -> str:
-    return f"({compiler.process(element.clauses, **how)} || '')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +89,8 @@ def signals(
 
 
 def _counts(tx: Transaction, tenant_id: str) -> dict[str, int]:
-    mine = (jobs.c.tenant_id == tenant_id,)
-    return {
-        state: _count(tx, select(jobs.c.id).where(*mine, jobs.c.state == state)) for state in ("pending", "running")
-    }
+    resting, running = apart(select(jobs.c.id).where(jobs.c.tenant_id == tenant_id))
+    return {"pending": _count(tx, resting.where(jobs.c.state == "pending")), "running": _count(tx, running)}
 
 
 def _count(tx: Transaction, query: Any) -> int:
@@ -229,12 +204,12 @@ def late(tx: Transaction, tenant_id: str, now: datetime, lag: timedelta, wanted:
     several, of `attempt` at least that."""
     found: list[tuple[datetime, str, Any]] = []
     mine: Any
-    for table, which in ((finished, finished.c.finished_at >= now - HOUR), (jobs, jobs.c.state == "running")):
+    for table, which in ((finished, finished.c.finished_at >= now - HOUR), (jobs, RUNNING)):
         t = table.c
         mine = Unsought(t.tenant_id) if table is finished else t.tenant_id
         read = [t[name] for name in ("id", "run_at", "started_at", "state", *wanted.keys() - {"state"})]
         newest = select(*read).where(mine == tenant_id, which)
-        newest = newest.order_by(t.finished_at.desc() if table is finished else t.id.desc()).limit(NEWEST)
+        newest = newest.order_by((t.finished_at if table is finished else Unsought(t.id)).desc()).limit(NEWEST)
         for row in tx.execute(newest).all():
             if row.started_at is not None and row.started_at - row.run_at > lag and _fits(row, wanted):
                 found.append((row.started_at, row.id, table))

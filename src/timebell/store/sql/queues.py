@@ -6,11 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import func, insert, select, union_all, update
 
 from timebell.model.job import Hold, JobState
 from timebell.model.limits import Limits
 from timebell.store.schema import jobs, queues
+from timebell.store.sql.live import apart
 from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 
 EVERYTHING = "*"  # the row whose pause stops planning and claiming altogether
@@ -35,7 +36,8 @@ def listed(tx: Transaction, tenant_id: str) -> tuple[list[Queue], bool]:
 
     And whether all jobs were counted: counting stops above `COUNTED`, as millions may wait.
     """
-    some = select(jobs.c.queue, jobs.c.state).where(jobs.c.tenant_id == tenant_id).limit(COUNTED + 1).subquery()
+    mine = apart(select(jobs.c.queue, jobs.c.state).where(jobs.c.tenant_id == tenant_id).limit(COUNTED + 1))
+    some = union_all(*(select(each.subquery()) for each in mine)).subquery()
     waiting: dict[str, int] = defaultdict(int)
     running: dict[str, int] = defaultdict(int)
     counted: Any = tx.execute(select(some, func.count()).group_by(some.c.queue, some.c.state))

@@ -20,6 +20,7 @@ from timebell.store.schema import jobs, schedules, targets
 from timebell.store.sql import audit_log, secrets
 from timebell.store.sql.audit_log import AuditRecord
 from timebell.store.sql.ledger import make_tenants
+from timebell.store.sql.live import apart
 from timebell.store.sql.named import no_such_target
 from timebell.store.transaction import Transaction
 from timebell.store.trigger_tables import triggers
@@ -94,8 +95,9 @@ def remove(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTa
     by_name = (schedules.c.tenant_id == tenant_id) & (schedules.c.target == name)
     using = tx.execute(select(func.count()).select_from(schedules).where(by_name)).scalar_one()
     text = encode(named(row.kind, name), "target")
-    waiting = select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.target == text).limit(COUNTED + 1)
-    live = tx.execute(select(func.count()).select_from(waiting.subquery())).scalar_one()
+    mine_live = select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.target == text).limit(COUNTED + 1)
+    counts = [select(func.count()).select_from(each.subquery()) for each in apart(mine_live)]
+    live = sum(tx.execute(count).scalar_one() for count in counts)
     mine = (triggers.c.tenant_id == tenant_id) & triggers.c.action.contains(f'"target":{text}', autoescape=True)
     watching = tx.execute(select(func.count()).select_from(triggers).where(mine)).scalar_one()
     if using or live or watching:

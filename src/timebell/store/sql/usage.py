@@ -13,6 +13,7 @@ from zlib import crc32
 from sqlalchemy import Select, delete, func, select
 
 from timebell.store.schema import jobs, schedules, tenants, usage
+from timebell.store.sql.live import RESTING
 from timebell.store.sql.tenants import limits as limits_of
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
@@ -115,7 +116,7 @@ def _schedules(tenant_id: str) -> Select[tuple[str]]:
 
 
 def _pending(tenant_id: str) -> Select[tuple[str]]:
-    return select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.state == "pending")
+    return select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.state == "pending", RESTING)
 
 
 def _count(tx: Transaction, rows: Select[tuple[str]], most: int) -> int:
