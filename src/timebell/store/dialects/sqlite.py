@@ -67,11 +67,22 @@ class SqliteWords:
         """As in Words."""
         return f"SELECT {', '.join(map(_JSON.format, columns))} FROM json_each(:rows)"  # noqa: S608
 
+    def rows_of(self, columns: Iterable[str], varying: Sequence[str]) -> str:
+        """The same of `:rows` that has only what differs between them; what all have in common is `:same_`."""
+        item = "value" if len(varying) == 1 else "json_extract(value, '$[{}]')"
+        values = (
+            f"{item.format(varying.index(name)) if name in varying else f':same_{name}'} AS {name}" for name in columns
+        )
+        return f"SELECT {', '.join(values)} FROM json_each(:rows)"  # noqa: S608
+
     def to_db(self, instant: datetime | None) -> Any:
         """As in Dialect."""
         return None if instant is None else (instant - EPOCH) // MICROSECOND  # `to_micros`, many times a job
 
     from_db = staticmethod(read_micros)
+
+
+WORDS = SqliteWords()
 
 
 @functools.lru_cache(maxsize=256)
@@ -101,17 +112,58 @@ class SqliteTransaction(SqlTransaction):
             text = statement.by_count.get((self.dialect.name, count)) or statement.listed(self.dialect, count)
             cursor = self.driver.execute(text, values)
         else:
-            if statement.columns:
-                params["rows"] = orjson.dumps(rows).decode()
+            varying = self._bind(statement, rows, params) if statement.columns else None
             if "exact" in params:
                 for name in ("exact", "prefixes"):
                     params[name] = _listed(tuple(params[name]))
-            text = statement.by_name.get(self.dialect.name) or statement.named(self.dialect)
-            cursor = self.driver.execute(text, params)
+            if statement.in_two is not None:
+                return self._in_two(*statement.in_two, varying, params)
+            cursor = self.driver.execute(self._text(statement, varying), params)
         names = statement.returned
         if names is None:
             names = statement.returned = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=False)) for row in cursor]
+
+    def _bind(self, statement: Statement, rows: Sequence[Mapping[str, Any]], params: dict[str, Any]) -> tuple[str, ...]:
+        """Add a batch to the parameters: what all rows have in common once, the rest as JSON, as each value that is
+        read from that costs; the columns in which they differ."""
+        count, varying, differing = len(rows), [], []
+        for name in statement.columns:
+            values = [row.get(name) for row in rows]
+            if count and values.count(values[0]) == count:
+                params[f"same_{name}"] = values[0]
+            else:
+                varying.append(name)
+                differing.append(values)
+        listed = differing[0] if len(varying) == 1 else list(zip(*differing, strict=True)) or [0] * count
+        params["rows"] = orjson.dumps(listed).decode()
+        return tuple(varying)
+
+    def _text(self, statement: Statement, varying: tuple[str, ...] | None) -> str:
+        if varying is None:
+            return statement.by_name.get(self.dialect.name) or statement.named(self.dialect)
+        text = statement.by_varying.get(varying)
+        return text or statement.spread(WORDS.rows_of(statement.columns, varying), WORDS, varying)
+
+    def _in_two(
+        self, read: Statement, write: Statement, varying: tuple[str, ...] | None, params: dict[str, Any]
+    ) -> list[Row]:
+        """Between rows the driver lets go of the interpreter, which a busy event loop then keeps for milliseconds."""
+        driver, whole = self.driver, not self.driver.in_transaction
+        if whole:
+            driver.execute("BEGIN IMMEDIATE")
+        try:
+            found, params["ids"] = driver.execute(self._text(read, varying), params).fetchone()
+            left: list[Row] = orjson.loads(found)
+            if left:
+                driver.execute(self._text(write, varying), params)
+            if whole:
+                driver.execute("COMMIT")
+        except BaseException:
+            if whole and driver.in_transaction:
+                driver.execute("ROLLBACK")
+            raise
+        return left
 
     def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
         """As in Transaction."""
@@ -163,7 +215,7 @@ class SqliteStore:
         self.url = url
         self._durable = durable
         self._read_only = read_only
-        self.dialect = SqliteWords()
+        self.dialect = WORDS
         self._wall = wall
         self._path = make_url(url).database or ":memory:"
         self._thread: ThreadPoolExecutor | None = None
