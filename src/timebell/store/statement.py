@@ -53,6 +53,8 @@ class Statement:
         """The same of `listed`."""
         self.by_varying: dict[tuple[str, ...], str] = {}
         """What `spread` gave; only one dialect asks for it."""
+        self.many = False
+        """Whether it returned many rows when it last ran: then it is run in two. A hint."""
         self._clauses: dict[str, TextClause] = {}
         self._numbered: dict[str, tuple[str, list[str]]] = {}
 

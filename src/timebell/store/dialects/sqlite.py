@@ -33,7 +33,8 @@ from timebell.store.types import EPOCH, MICROSECOND, read_micros
 _OPTIONS = {"timeout": 10, "check_same_thread": False, "cached_statements": 512}  # of 128 the hot ones are half
 UNSEEN = Steps("operation")  # of all transactions while nobody looks at their steps
 CACHE, LENT_CACHE = 16_384, 8_192  # KiB of pages that a connection keeps: the store's own; one that is lent
-FEW = 8  # rows from which on reading a batch from JSON costs less than binding each value
+PAGES = 8_000  # of the log (32 MB) after which they go to the file, while whoever comes waits: seldom, and each once
+FEW = 8  # rows from which on JSON costs less than to bind each value, or to step from row to row
 _JSON = "json_extract(value, '$.{0}') AS {0}"
 
 
@@ -105,6 +106,7 @@ class SqliteTransaction(SqlTransaction):
         """As in Transaction."""
         if transaction.probe is not None:  # here at least: it is asked ten times a job
             self.steps()
+        left: list[Row]
         if statement.columns and not params and 0 < (count := len(rows)) <= FEW:
             values: list[Any] = []
             for row in rows:
@@ -116,13 +118,17 @@ class SqliteTransaction(SqlTransaction):
             if "exact" in params:
                 for name in ("exact", "prefixes"):
                     params[name] = _listed(tuple(params[name]))
-            if statement.in_two is not None:
-                return self._in_two(*statement.in_two, varying, params)
+            if statement.many and statement.in_two is not None:
+                left = self._in_two(*statement.in_two, varying, params)
+                statement.many = len(left) > FEW
+                return left
             cursor = self.driver.execute(self._text(statement, varying), params)
         names = statement.returned
         if names is None:
             names = statement.returned = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=False)) for row in cursor]
+        left = [dict(zip(names, row, strict=False)) for row in cursor]
+        statement.many = len(left) > FEW
+        return left
 
     def _bind(self, statement: Statement, rows: Sequence[Mapping[str, Any]], params: dict[str, Any]) -> tuple[str, ...]:
         """Add a batch to the parameters: what all rows have in common once, the rest as JSON, as each value that is
@@ -193,7 +199,8 @@ def engine_for(
     @event.listens_for(engine, "connect")
     def _connected(driver: Any, _: Any) -> None:
         driver.isolation_level = None
-        for pragma in ("journal_mode = WAL", synchronous, "foreign_keys = ON", f"cache_size = -{cache}"):
+        wal = ("journal_mode = WAL", f"wal_autocheckpoint = {PAGES}")
+        for pragma in (*wal, synchronous, "foreign_keys = ON", f"cache_size = -{cache}"):
             driver.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
