@@ -77,6 +77,7 @@ async def work(url: str, spec: dict[str, Any]) -> None:
 
     gc.freeze()  # as `timebell run` does
     gc.set_threshold(50_000, 20, 100)
+    sys.setswitchinterval(0.0005)
     async with app.running(retention=spec["retention"]) as service:
         store: Any = service.node.store
         store.spread = Claims(store.spread, claims)

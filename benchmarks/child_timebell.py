@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -79,6 +80,7 @@ async def work(url: str, spec: dict[str, Any]) -> None:
 
     gc.freeze()  # as `timebell run` does
     gc.set_threshold(50_000, 20, 100)
+    sys.setswitchinterval(0.0005)
     async with app.running():
         await asyncio.sleep(1)  # past its first heartbeat
         await child.working(spec["out"])

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -252,6 +253,9 @@ class Timebell(Declared, Verbs):
         # A process of our own: jobs come and go by the thousand, and what is loaded by now stays.
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
+        sys.setswitchinterval(
+            0.0005
+        )  # for so long (else 5 ms) SQLite's thread may wait for a busy loop, ten times a batch
         try:
             with stopped_by_signals() as stop:
                 async with self.running() as service:

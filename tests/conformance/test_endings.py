@@ -325,3 +325,30 @@ async def test_two_schedules_do_not_wait_for_each_other(store: Store) -> None:
     ended = await store.run(turns.end_in_turn, [ending(a), ending(b)], [str(a.schedule_id), str(b.schedule_id)])
     assert ended.ids == {a.id, b.id}
     assert len(await claim(store, after(hours=1), node=NODE)) == 2
+
+
+@stored
+async def test_many_are_claimed_and_end_as_one_does(store: Store) -> None:
+    for round_ in (1, 2):  # a store may do otherwise with many, once it has seen many
+        at = after(minutes=round_)
+        given = [
+            {"payload": encode({"text": f'"{n}" \u0001\u2028 é'}), "timeout": n / 8 or None, "owner_id": "o"}
+            for n in range(20)
+        ]
+        new = [job(run_at=at, **fields) for fields in given]
+        await create(store, *new)
+        made = [each.id for each in new]
+        attempts = {attempt.id: attempt for attempt in await claim(store, at)}
+        assert len(attempts) == len(made) == 20
+        for id_, fields in zip(made, given, strict=True):
+            attempt = attempts[id_]
+            assert (attempt.number, attempt.payload, attempt.timeout) == (1, fields["payload"], fields["timeout"])
+            assert (attempt.run_at, attempt.started_at, attempt.serial) == (at, at, False)
+        ended = [ending(attempts[id_], at=at, result=f"[{n}]" if n % 3 else None) for n, id_ in enumerate(made)]
+        ended[4].attempt = 2  # an old fence
+        assert await end(store, *ended) == set(made) - {ended[4].id}
+        for n, id_ in enumerate(made):
+            seen = await get(store, id_)
+            assert (seen.state, seen.attempt, seen.tries, seen.result) == (
+                (JobState.RUNNING, 1, 0, None) if n == 4 else (JobState.COMPLETED, 1, 1, [n] if n % 3 else None)
+            )

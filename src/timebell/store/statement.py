@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from string import Template
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sqlalchemy import TextClause
 from sqlalchemy import text as text_clause
@@ -25,18 +25,36 @@ class Words(Protocol):
         """SELECT that reads the JSON parameter `:rows` as rows of these columns and types."""
 
 
+class InTwo(NamedTuple):
+    """A statement that returns rows, for who reads them one by one at a cost: in two, in one transaction.
+
+    `read` gives all that it returns as one JSON text, and the JSON list of `:ids` that `write`, which returns nothing,
+    may read; by them it writes just what was read.
+    """
+
+    read: str
+    write: str
+
+
 class Statement:
     """One statement; `columns` (name -> id | text | int | real | bool | instant) are those of its batch."""
 
-    def __init__(self, template: str, **columns: str) -> None:
+    def __init__(self, template: str, in_two: InTwo | None = None, /, **columns: str) -> None:
         self.template = Template(template)
         self.columns = columns
+        self.in_two = (
+            None if in_two is None else (Statement(in_two.read, **columns), Statement(in_two.write, **columns))
+        )
         self.returned: list[str] | None = None
         """The names of what it returns, once a driver has said so."""
         self.by_name: dict[str, str] = {}
         """What `named` gave, by the dialect's name: to be looked up there first where it is asked often."""
         self.by_count: dict[tuple[str, int], str] = {}
         """The same of `listed`."""
+        self.by_varying: dict[tuple[str, ...], str] = {}
+        """What `spread` gave; only one dialect asks for it."""
+        self.many = False
+        """Whether it returned many rows when it last ran: then it is run in two. A hint."""
         self._clauses: dict[str, TextClause] = {}
         self._numbered: dict[str, tuple[str, list[str]]] = {}
 
@@ -65,6 +83,13 @@ class Statement:
             marks = ", ".join([f"({', '.join('?' * len(self.columns))})"] * count)
             rows = f"d({', '.join(self.columns)}) AS (VALUES {marks})"
             text = self.by_count[words.name, count] = self.template.substitute(words.words, rows=rows)
+        return text
+
+    def spread(self, rows: str, words: Words, varying: tuple[str, ...]) -> str:
+        """For batches whose rows differ in these columns only; `rows` reads them."""
+        if len(self.by_varying) > 100:
+            self.by_varying.clear()
+        text = self.by_varying[varying] = self.template.substitute(words.words, rows=f"d AS ({rows})")
         return text
 
     def numbered(self, words: Words) -> tuple[str, list[str]]:

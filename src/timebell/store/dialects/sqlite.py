@@ -33,7 +33,8 @@ from timebell.store.types import EPOCH, MICROSECOND, read_micros
 _OPTIONS = {"timeout": 10, "check_same_thread": False, "cached_statements": 512}  # of 128 the hot ones are half
 UNSEEN = Steps("operation")  # of all transactions while nobody looks at their steps
 CACHE, LENT_CACHE = 16_384, 8_192  # KiB of pages that a connection keeps: the store's own; one that is lent
-FEW = 8  # rows from which on reading a batch from JSON costs less than binding each value
+PAGES = 8_000  # of the log (32 MB) after which they go to the file, while whoever comes waits: seldom, and each once
+FEW = 8  # rows from which on JSON costs less than to bind each value, or to step from row to row
 _JSON = "json_extract(value, '$.{0}') AS {0}"
 
 
@@ -68,11 +69,22 @@ class SqliteWords:
         """As in Words."""
         return f"SELECT {', '.join(map(_JSON.format, columns))} FROM json_each(:rows)"  # noqa: S608
 
+    def rows_of(self, columns: Iterable[str], varying: Sequence[str]) -> str:
+        """The same of `:rows` that has only what differs between them; what all have in common is `:same_`."""
+        item = "value" if len(varying) == 1 else "json_extract(value, '$[{}]')"
+        values = (
+            f"{item.format(varying.index(name)) if name in varying else f':same_{name}'} AS {name}" for name in columns
+        )
+        return f"SELECT {', '.join(values)} FROM json_each(:rows)"  # noqa: S608
+
     def to_db(self, instant: datetime | None) -> Any:
         """As in Dialect."""
         return None if instant is None else (instant - EPOCH) // MICROSECOND  # `to_micros`, many times a job
 
     from_db = staticmethod(read_micros)
+
+
+WORDS = SqliteWords()
 
 
 @functools.lru_cache(maxsize=256)
@@ -95,6 +107,7 @@ class SqliteTransaction(SqlTransaction):
         """As in Transaction."""
         if transaction.probe is not None:  # here at least: it is asked ten times a job
             self.steps()
+        left: list[Row]
         if statement.columns and not params and 0 < (count := len(rows)) <= FEW:
             values: list[Any] = []
             for row in rows:
@@ -102,17 +115,62 @@ class SqliteTransaction(SqlTransaction):
             text = statement.by_count.get((self.dialect.name, count)) or statement.listed(self.dialect, count)
             cursor = self.driver.execute(text, values)
         else:
-            if statement.columns:
-                params["rows"] = orjson.dumps(rows).decode()
+            varying = self._bind(statement, rows, params) if statement.columns else None
             if "exact" in params:
                 for name in ("exact", "prefixes"):
                     params[name] = _listed(tuple(params[name]))
-            text = statement.by_name.get(self.dialect.name) or statement.named(self.dialect)
-            cursor = self.driver.execute(text, params)
+            if statement.many and statement.in_two is not None:
+                left = self._in_two(*statement.in_two, varying, params)
+                statement.many = len(left) > FEW
+                return left
+            cursor = self.driver.execute(self._text(statement, varying), params)
         names = statement.returned
         if names is None:
             names = statement.returned = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=False)) for row in cursor]
+        left = [dict(zip(names, row, strict=False)) for row in cursor]
+        statement.many = len(left) > FEW
+        return left
+
+    def _bind(self, statement: Statement, rows: Sequence[Mapping[str, Any]], params: dict[str, Any]) -> tuple[str, ...]:
+        """Add a batch to the parameters: what all rows have in common once, the rest as JSON, as each value that is
+        read from that costs; the columns in which they differ."""
+        count, varying, differing = len(rows), [], []
+        for name in statement.columns:
+            values = [row.get(name) for row in rows]
+            if count and values.count(values[0]) == count:
+                params[f"same_{name}"] = values[0]
+            else:
+                varying.append(name)
+                differing.append(values)
+        listed = differing[0] if len(varying) == 1 else list(zip(*differing, strict=True)) or [0] * count
+        params["rows"] = orjson.dumps(listed).decode()
+        return tuple(varying)
+
+    def _text(self, statement: Statement, varying: tuple[str, ...] | None) -> str:
+        if varying is None:
+            return statement.by_name.get(self.dialect.name) or statement.named(self.dialect)
+        text = statement.by_varying.get(varying)
+        return text or statement.spread(WORDS.rows_of(statement.columns, varying), WORDS, varying)
+
+    def _in_two(
+        self, read: Statement, write: Statement, varying: tuple[str, ...] | None, params: dict[str, Any]
+    ) -> list[Row]:
+        """Between rows the driver lets go of the interpreter, which a busy event loop then keeps for milliseconds."""
+        driver, whole = self.driver, not self.driver.in_transaction
+        if whole:
+            driver.execute("BEGIN IMMEDIATE")
+        try:
+            found, params["ids"] = driver.execute(self._text(read, varying), params).fetchone()
+            left: list[Row] = orjson.loads(found)
+            if left:
+                driver.execute(self._text(write, varying), params)
+            if whole:
+                driver.execute("COMMIT")
+        except BaseException:
+            if whole and driver.in_transaction:
+                driver.execute("ROLLBACK")
+            raise
+        return left
 
     def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
         """As in Transaction."""
@@ -142,7 +200,8 @@ def engine_for(
     @event.listens_for(engine, "connect")
     def _connected(driver: Any, _: Any) -> None:
         driver.isolation_level = None
-        for pragma in ("journal_mode = WAL", synchronous, "foreign_keys = ON", f"cache_size = -{cache}"):
+        wal = ("journal_mode = WAL", f"wal_autocheckpoint = {PAGES}")
+        for pragma in (*wal, synchronous, "foreign_keys = ON", f"cache_size = -{cache}"):
             driver.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -164,7 +223,7 @@ class SqliteStore:
         self.url = url
         self._durable = durable
         self._read_only = read_only
-        self.dialect = SqliteWords()
+        self.dialect = WORDS
         self._wall = wall
         self._path = make_url(url).database or ":memory:"
         self._thread: ThreadPoolExecutor | None = None

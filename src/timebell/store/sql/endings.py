@@ -12,7 +12,7 @@ from typing import Any
 from timebell.model.job import Ending, JobState
 from timebell.store.schema import jobs
 from timebell.store.sql import groups
-from timebell.store.statement import Statement
+from timebell.store.statement import InTwo, Statement
 from timebell.store.transaction import Row, Transaction
 from timebell.store.types import to_micros
 
@@ -46,8 +46,15 @@ END = Statement(
     f" RETURNING {_VALUES}) {_INTO} SELECT * FROM gone RETURNING {_LEFT}",
     **_ENDING,
 )
+_COPIED = ", ".join(f"'{name}', j.{name}" for name in _LEFT.split(", "))
+_COPY = f"WITH $rows {_INTO} SELECT {_VALUES} FROM d CROSS JOIN timebell_jobs j ON {_GUARD}"  # noqa: S608
 COPY_ENDED = Statement(
-    f"WITH $rows {_INTO} SELECT {_VALUES} FROM d JOIN timebell_jobs j ON {_GUARD} RETURNING {_LEFT}",  # noqa: S608
+    f"{_COPY} RETURNING {_LEFT}",
+    InTwo(
+        f"WITH $rows SELECT json_group_array(json_object({_COPIED})), NULL"  # noqa: S608
+        f" FROM d CROSS JOIN timebell_jobs j ON {_GUARD}",
+        _COPY,
+    ),
     **_ENDING,
 )
 

@@ -19,7 +19,7 @@ from timebell.model.limits import next_start
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
 from timebell.store.schema import jobs
-from timebell.store.statement import Statement
+from timebell.store.statement import InTwo, Statement
 from timebell.store.transaction import Row, Transaction
 from timebell.store.types import EPOCH, from_micros, to_micros
 
@@ -240,9 +240,14 @@ TAKEN = (
 )
 START = "UPDATE timebell_jobs SET state = 'running', attempt = attempt + 1, node_id = :node, started_at = :now"
 DUE = f"{CLAIMABLE} AND queue = :queue AND priority = :priority AND $due AND $hears"
+_STARTED = ", ".join(f"'{name}', {'attempt + 1' if name == 'attempt' else name}" for name in TAKEN.split(", "))
+_FIRST_DUE = f"FROM timebell_jobs WHERE {DUE} AND run_at >= :since ORDER BY run_at LIMIT :most"
 CLAIM = Statement(
-    f"{START} WHERE $place $pick SELECT $place FROM timebell_jobs WHERE {DUE} AND run_at >= :since"  # noqa: S608
-    f" ORDER BY run_at LIMIT :most $skip_locked $picked RETURNING {TAKEN}"
+    f"{START} WHERE $place $pick SELECT $place {_FIRST_DUE} $skip_locked $picked RETURNING {TAKEN}",
+    InTwo(
+        f"SELECT json_group_array(json_object({_STARTED})), json_group_array(id) FROM (SELECT * {_FIRST_DUE})",  # noqa: S608
+        f"{START} WHERE id IN (SELECT value FROM json_each(:ids))",  # noqa: S608
+    ),
 )
 
 
