@@ -116,7 +116,7 @@ class Timebell(Declared, Verbs):
         self.service: Service | None = None
         self._arrivals: Arrivals | None = None
         shared = (self.open, self._check_target, self.handlers.accepted, self.settings.default_timezone)
-        self.jobs = Jobs(store, clock, self._working, *shared)
+        self.jobs = Jobs(store, clock, self._working, *shared, self.handlers.typed)
         self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
         self.secrets = Secrets(store, clock, self.open, self._ring)
         self.connections = Connections(store, clock, self.open, self._ring, self._operate)

@@ -13,6 +13,7 @@ from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.checks import queue_name
 from timebell.client.jobs import Jobs, JobSpec, spec_of
+from timebell.client.made import all_shown
 from timebell.client.schedules import Schedules
 from timebell.clock import Clock
 from timebell.engine import healing
@@ -21,7 +22,7 @@ from timebell.engine.auditing import Audit
 from timebell.engine.service import Service
 from timebell.errors import Refused
 from timebell.model.healed import Healed
-from timebell.model.job import Job
+from timebell.model.job import Alike, Job
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
 from timebell.model.why import Why
@@ -81,6 +82,8 @@ class Verbs(ABC):
     ) -> list[Job]:
         """Make many jobs in one transaction, all or none. Raises as `schedule_at`."""
         made = await self.jobs.create(specs, on_conflict=on_conflict, connection=connection)
+        if isinstance(made, Alike):
+            return all_shown(made)
         return [
             await self.jobs.get(job, connection=connection) if isinstance(job, str) else self.jobs.shown(job)
             for job in made

@@ -7,6 +7,7 @@ import dataclasses
 import threading
 from datetime import UTC, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import create_engine
@@ -855,9 +856,12 @@ async def test_each_of_many_is_what_it_would_be_alone(world: World) -> None:
         *(JobSpec(topic="versioned", run_at=at, payload=n) for n in range(2)),
         *(JobSpec(topic="a", run_at=at, tenant_id=tenant) for tenant in ("t", "t", "u")),
     ]
-    made = await app.schedule_many(specs)
-    now = world.clock.now()
-    for spec, job in zip(specs, made, strict=True):
-        assert job == app.jobs.shown(app.jobs.draft(spec, job.id, now))
-        kept = await app.get(job.id)
-        assert dataclasses.replace(kept, adjusted=job.adjusted) == job
+    seoul = after(hours=3).astimezone(ZoneInfo("Asia/Seoul"))
+    specs += [JobSpec(topic="a", run_at=seoul + timedelta(hours=n), payload=n) for n in range(2)]
+    for many in (specs, *([one, dataclasses.replace(one, payload={"twin": "é"})] for one in specs)):
+        made = await app.schedule_many(many)
+        now = world.clock.now()
+        for spec, job in zip(many, made, strict=True):
+            assert job == app.jobs.shown(app.jobs.draft(spec, job.id, now))
+            kept = await app.get(job.id)
+            assert dataclasses.replace(kept, adjusted=job.adjusted) == job

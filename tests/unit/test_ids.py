@@ -158,3 +158,12 @@ def test_the_place_of_an_instant_is_between_the_ids_before_and_after() -> None:
         before, then = new_id(at - timedelta(milliseconds=1)), new_id(at)
     assert before < first_id(at) < then
     assert id_instant(first_id(at)) == at
+
+
+@given(st.integers(), st.lists(st.sampled_from([0, 1, 2, 6, 7, 8, 1018, 1019, 2500]), max_size=5), st.booleans())
+def test_many_are_those_that_would_have_been_drawn_one_by_one(seed: int, counts: list[int], nearly_full: bool) -> None:
+    one, many = ids._Source(Random(seed).randbytes), ids._Source(Random(seed).randbytes)
+    for ms, count in enumerate(counts, 1000):
+        if nearly_full:
+            one._number = many._number = 2**62 - 2**40
+        assert many.draw_many(ms, count) == [one.draw(ms) for _ in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from timebell.recurrence import Zone, resolve_local, zone
 from timebell.recurrence.explain import describe_date
 
 PAST_GRACE = timedelta(seconds=5)
+LAST_YEAR = 2199
 
 
 @dataclass(slots=True)
@@ -85,9 +87,27 @@ def read(
             f"Cannot schedule in the past: run_at is {at.isoformat()}, now is {now.isoformat(timespec='seconds')}.",
             fix="Give a later time, or leave run_at out to run now.",
         )
-    if at.year > 2199:
-        raise InvalidInstant(f"run_at is in the year {at.year}; the last one is 2199.")
+    if at.year > LAST_YEAR:
+        raise InvalidInstant(f"run_at is in the year {at.year}; the last one is {LAST_YEAR}.")
     return When(at, named, note, local_time)
+
+
+def read_alike(values: Sequence[Any], now: datetime) -> list[datetime] | None:
+    """What `read` makes of times that are all None, or all aware and in one zone; None if it must read them one by one,
+    as others or to say what is wrong."""
+    kinds = set(map(type, values))
+    if kinds == {type(None)}:
+        return [now] * len(values)
+    if kinds != {datetime}:
+        return None
+    zone_of = values[0].tzinfo
+    if zone_of is None or not all(value.tzinfo is zone_of for value in values):
+        return None
+    try:
+        instants = [value.astimezone(UTC) for value in values]
+    except OverflowError:
+        return None
+    return instants if min(instants) >= now - PAST_GRACE and max(instants).year <= LAST_YEAR else None
 
 
 def _adjusted(wall: datetime, place: Zone, note: str) -> InvalidInstant:
@@ -126,7 +146,7 @@ def _in_utc(value: datetime) -> datetime:
     try:
         return value.astimezone(UTC)
     except OverflowError:
-        raise InvalidInstant(f"run_at is in the year {value.year}; the last one is 2199.") from None
+        raise InvalidInstant(f"run_at is in the year {value.year}; the last one is {LAST_YEAR}.") from None
 
 
 def _own_zone(value: datetime | None) -> str | None:

@@ -12,7 +12,8 @@ Live jobs (pending, running, dispatched) and finished ones are rows of two table
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -198,6 +199,37 @@ class NewJob:
     local_time: str | None = None
     tzdata: str | None = None
     adjusted: str | None = None
+
+
+class Alike:
+    """Jobs to be written that differ in nothing but their ids, times and payloads, which spares them one by one.
+
+    They are one-shots with no name, target or end of their own; `like` is the first of them.
+    """
+
+    __slots__ = ("differing", "like")
+
+    def __init__(self, like: NewJob, ids: list[str], times: list[datetime], payloads: list[str]) -> None:
+        self.like = like
+        self.differing: dict[str, list[Any]] = {
+            "id": ids, "scheduled_at": times, "run_at": times, "payload": payloads,
+        }  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.differing["id"])
+
+    def __iter__(self) -> Iterator[NewJob]:
+        return map(self.job, range(len(self)))
+
+    def job(self, at: int) -> NewJob:
+        """One of them."""
+        return replace(self.like, **{name: values[at] for name, values in self.differing.items()})
+
+    @property
+    def soonest(self) -> datetime:
+        """When the first of them is due."""
+        found: datetime = min(self.differing["run_at"])
+        return found
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import orjson
@@ -21,6 +22,8 @@ Row = Mapping[str, Any]
 
 JOBS, SCHEDULES = "jobs", "schedules"
 """What other nodes are told of: something is due sooner than they know. Of schedules means of both."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 # Called with "<operation>.<n>" before the n-th statement, "<operation>.commit" and "<operation>.done". Tests aim
 # crashes with it; nothing else sets it.
@@ -61,8 +64,12 @@ class Transaction(Protocol):
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:
         """Run a SQLAlchemy Core statement."""
 
-    def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
-        """Insert many records the fastest way there is; values as `to_db` gives them."""
+    def load(
+        self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
+        fixed: Mapping[str, Any] = NOTHING,
+    ) -> None:  # fmt: skip
+        """Insert many records the fastest way there is; values as `to_db` gives them. `fixed` are further columns, in
+        which all have the same."""
 
     def notify(self, of: str = JOBS) -> None:
         """After the commit, tell other nodes to look again, for jobs or also for SCHEDULES (a hint; may be lost)."""
@@ -111,12 +118,15 @@ class SqlTransaction:
         self.steps()
         return self.connection.execute(statement, rows)
 
-    def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
+    def load(
+        self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
+        fixed: Mapping[str, Any] = NOTHING,
+    ) -> None:  # fmt: skip
         """As in Transaction."""
         self.steps()
-        names = ", ".join(columns)
-        values = ", ".join(f":{column}" for column in columns)
-        filled = [dict(zip(columns, record, strict=True)) for record in records]
+        names = ", ".join((*columns, *fixed))
+        values = ", ".join(f":{column}" for column in (*columns, *fixed))
+        filled = [{**dict(zip(columns, record, strict=True)), **fixed} for record in records]
         self.connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({values})"), filled)  # noqa: S608
 
     def notify(self, of: str = JOBS) -> None:

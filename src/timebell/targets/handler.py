@@ -205,6 +205,10 @@ class Handlers:
                 taker.read(topic, decode(text), version)
         return text, metadata
 
+    def typed(self, topic: str) -> bool:
+        """Whether any handler here says what payloads of a topic are."""
+        return any(handler.payload is not None for handler in self.matching(topic))
+
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         """As in Target: a handler has no options."""
         if options:

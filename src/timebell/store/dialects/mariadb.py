@@ -12,6 +12,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from itertools import repeat
+from operator import add
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
@@ -26,7 +28,7 @@ from timebell.store.dialects.lending import lend, lend_here, nothing_more
 from timebell.store.dialects.mariadb_lender import Lender
 from timebell.store.dialects.mariadb_words import MariaWords, Said, bound, said
 from timebell.store.statement import Statement
-from timebell.store.transaction import Row, SqlTransaction, Steps
+from timebell.store.transaction import NOTHING, Row, SqlTransaction, Steps
 from timebell.store.types import from_micros
 
 OLDEST = (10, 6)
@@ -97,12 +99,16 @@ class MariaTransaction(SqlTransaction):
             if code != _DUPLICATE:
                 raise StoreError(f"MariaDB did not write a row as it was given: {text}.", code="STORE_REFUSED")
 
-    def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
+    def load(
+        self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
+        fixed: Mapping[str, Any] = NOTHING,
+    ) -> None:  # fmt: skip
         """As in Transaction. The driver sends as many rows at a time as one packet takes."""
         self.steps()
-        names = ", ".join(f"`{column}`" for column in columns)
-        marks = ", ".join(["%s"] * len(columns))
-        self.connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(map(tuple, records)))  # noqa: S608
+        names = ", ".join(f"`{column}`" for column in (*columns, *fixed))
+        marks = ", ".join(["%s"] * (len(columns) + len(fixed)))
+        rows = list(map(add, records, repeat(tuple(fixed.values()))))
+        self.connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)  # noqa: S608
 
 
 def _parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:

@@ -11,6 +11,8 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import repeat
+from operator import add
 from typing import Any
 
 import asyncpg
@@ -28,7 +30,7 @@ from timebell.store.dialects.base import LAST_SUCCESS, Finish, Operation, P, R, 
 from timebell.store.dialects.begun import Begun, stale
 from timebell.store.dialects.lending import lend, lend_here
 from timebell.store.statement import Statement
-from timebell.store.transaction import Row, SqlTransaction, Steps, Transaction
+from timebell.store.transaction import NOTHING, Row, SqlTransaction, Steps, Transaction
 from timebell.store.types import in_utc
 
 CHANNEL = "timebell"
@@ -110,10 +112,14 @@ class PostgresTransaction(SqlTransaction):
         text, names = statement.numbered(self.dialect)
         return await_only(self._driver().fetch(text, *[params[name] for name in names]))
 
-    def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
+    def load(
+        self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
+        fixed: Mapping[str, Any] = NOTHING,
+    ) -> None:  # fmt: skip
         """As in Transaction, by COPY."""
         self.steps()
-        copied = self._driver().copy_records_to_table(table, columns=columns, records=records)
+        rows = map(add, records, repeat(tuple(fixed.values())))
+        copied = self._driver().copy_records_to_table(table, columns=[*columns, *fixed], records=rows)
         await_only(copied)
 
 

@@ -27,7 +27,7 @@ from timebell.store.dialects.base import LAST_SUCCESS, Finish, Operation, P, R, 
 from timebell.store.dialects.lending import lend, lend_here, whole
 from timebell.store.dialects.shared import Shared, shared_engine
 from timebell.store.statement import Statement
-from timebell.store.transaction import Dialect, Row, SqlTransaction, Steps
+from timebell.store.transaction import NOTHING, Dialect, Row, SqlTransaction, Steps
 from timebell.store.types import EPOCH, MICROSECOND, read_micros
 
 _OPTIONS = {"timeout": 10, "check_same_thread": False, "cached_statements": 512}  # of 128 the hot ones are half
@@ -172,12 +172,17 @@ class SqliteTransaction(SqlTransaction):
             raise
         return left
 
-    def load(self, table: str, columns: Sequence[str], records: Iterable[Sequence[Any]]) -> None:
-        """As in Transaction."""
+    def load(
+        self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
+        fixed: Mapping[str, Any] = NOTHING,
+    ) -> None:  # fmt: skip
+        """As in Transaction, of what JSON can say. One statement, beside which other threads run: of many each
+        would wait for its turn anew."""
         self.steps()
-        marks = ", ".join("?" * len(columns))
-        text = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
-        self.driver.executemany(text, records)
+        given = [*("?" * len(fixed)), *(f"json_extract(value, '$[{at}]')" for at in range(len(columns)))]
+        names = ", ".join((*fixed, *columns))
+        text = f"INSERT INTO {table} ({names}) SELECT {', '.join(given)} FROM json_each(?)"  # noqa: S608
+        self.driver.execute(text, (*fixed.values(), orjson.dumps(list(records)).decode()))
 
 
 def _existing(url: str) -> str:

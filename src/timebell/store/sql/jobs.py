@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from sqlalchemy import Column
 
-from timebell.model.job import Attempt, JobState, NewJob
+from timebell.model.job import Alike, Attempt, JobState, NewJob
 from timebell.model.limits import next_start
 from timebell.model.payload import decode
 from timebell.model.routes import Routes
@@ -135,28 +134,37 @@ def add(tx: Transaction, new: Sequence[NewJob]) -> None:
 _FIELDS = {"group_name": "group"}
 _FIXED = {"state": "pending", "attempt": 0, "tries": 0}
 _INSTANTS = frozenset(column.name for column in _NEW if type(column.type).__name__ == "Instant")
+_LOADED = [column for column in _NEW_RARE if column.name not in _FIXED]
 
 
-def load(tx: Transaction, new: Sequence[NewJob], *, shared: bool) -> None:
+def load(tx: Transaction, new: Sequence[NewJob] | Alike, *, shared: bool) -> None:
     """Write jobs that cannot collide, in bulk; `shared` says whether there are tenants beside `default`.
 
     Column by column, as that takes no call for each value; a column in which nobody has anything is left out.
     """
-    columns: dict[str, Iterable[Any]] = {"shared": repeat(True)} if shared else {}
-    for column in _NEW_RARE:
+    fixed: dict[str, Any] = _FIXED | ({"shared": True} if shared else {})
+    columns: dict[str, list[Any]] = {}
+    for column in _LOADED:
         name = column.name
-        if name in _FIXED:
-            columns[name] = repeat(_FIXED[name])
-            continue
-        values = list(map(attrgetter(_FIELDS.get(name, name)), new))
+        values = _values(new, _FIELDS.get(name, name))
         if column.nullable and values.count(None) == len(values):
             continue
-        if name in _INSTANTS:
-            values = list(map(tx.dialect.to_db, values))
-        elif name == "kind":
+        if name == "kind":
             values = list(map(str, values))
-        columns[name] = values
-    tx.load("timebell_jobs", list(columns), zip(*columns.values(), strict=False))  # the fixed ones have no end
+        elif name in _INSTANTS:
+            values = list(map(tx.dialect.to_db, values))
+        if len(values) < len(new):
+            (fixed[name],) = values
+        else:
+            columns[name] = values
+    tx.load("timebell_jobs", list(columns), zip(*columns.values(), strict=True), fixed)
+
+
+def _values(new: Sequence[NewJob] | Alike, field: str) -> list[Any]:
+    """What jobs have in a field; one value if they all have it."""
+    if not isinstance(new, Alike):
+        return list(map(attrgetter(field), new))
+    return new.differing.get(field) or [getattr(new.like, field)]
 
 
 CLAIMABLE = "state = 'pending' AND hold IS NULL"

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, Table, and_, delete, func, select, text, union_all, update
 
 from timebell.errors import Conflict
-from timebell.model.job import FINISHED, LIVE, CancelOutcome, Ending, Hold, Job, JobState, Kind, NewJob
+from timebell.model.job import FINISHED, LIVE, Alike, CancelOutcome, Ending, Hold, Job, JobState, Kind, NewJob
 from timebell.model.operation import Operation, Step
 from timebell.model.page import Page
 from timebell.model.payload import decode
@@ -30,7 +30,7 @@ from timebell.store.types import EPOCH, Id, Instant
 
 
 def create(
-    tx: Transaction, new: Sequence[NewJob], on_conflict: str, soon: datetime, *, bulk: bool = False
+    tx: Transaction, new: Sequence[NewJob] | Alike, on_conflict: str, soon: datetime, *, bulk: bool = False
 ) -> dict[str, str]:
     """Write one-shots, all or none: {id of a job not written: id of the one that exists already}.
 
@@ -38,11 +38,12 @@ def create(
     `keep` the existing job stands, with `replace` the pending one is cancelled in favour of the new. Jobs due
     before `soon` make other nodes look again.
     """
-    shared = make_tenants(tx, {job.tenant_id for job in new}, min(job.created_at for job in new))
-    bind(tx, new)
-    if bulk and not any(job.key or job.request_id for job in new):
+    various = [new.like] if isinstance(new, Alike) else new
+    shared = make_tenants(tx, {job.tenant_id for job in various}, min(job.created_at for job in various))
+    bind(tx, various)
+    existing: dict[str, str] = {}
+    if isinstance(new, Alike) or (bulk and not any(job.key or job.request_id for job in new)):
         load_jobs(tx, new, shared=shared)
-        existing: dict[str, str] = {}
     else:
         existing = _requested(tx, [job for job in new if job.request_id], on_conflict)
         if on_conflict == "replace":
@@ -54,9 +55,14 @@ def create(
         for job in fresh:
             if job.id not in written and (holder := _holder(tx, job, on_conflict)):
                 existing[job.id] = holder
-    if any(job.run_at <= soon for job in new):
+    if soonest(new) <= soon:
         tx.notify()
     return existing
+
+
+def soonest(new: Sequence[NewJob] | Alike) -> datetime:
+    """When the first of them is due."""
+    return new.soonest if isinstance(new, Alike) else min(job.run_at for job in new)
 
 
 MAKE_TENANTS = Statement(

@@ -1,0 +1,54 @@
+"""What `schedule_many` gives back is jobs, though none is read before somebody looks at it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from timebell import JobSpec
+from timebell.model.job import Job
+
+from .world import World, virtual
+
+
+def _alone(job: Job) -> Job:
+    return Job(**{name: getattr(job, name) for name in Job.__slots__})
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda job: job.payload, repr, copy.copy, copy.deepcopy, dataclasses.asdict, lambda job: job == 1,
+        lambda job: pickle.loads(pickle.dumps(job)), lambda job: setattr(job, "payload", job.payload),
+        lambda job: job.occurrence_key, lambda job: dataclasses.replace(job, priority=3),
+    ],
+)  # fmt: skip
+@virtual
+async def test_jobs_just_made_are_jobs_however_they_are_looked_at(world: World, look: Callable[[Job], Any]) -> None:
+    made = await world.app().schedule_many([JobSpec(topic="a", payload=[n]) for n in range(3)])
+    looked = look(made[1])
+    plain = _alone(made[1])
+    assert type(made[1]) is type(plain) is Job
+    assert (plain.payload, made[1], repr(made[1])) == ([1], plain, repr(plain))
+    expected = look(plain)
+    assert (looked, type(looked)) == (expected, type(expected))
+    assert made[0] != made[2]
+    assert made[0].id < made[1].id < made[2].id
+
+
+@virtual
+async def test_threads_that_look_at_once_see_the_same_job(world: World) -> None:
+    for job in await world.app().schedule_many([JobSpec(topic="a", payload=[n]) for n in range(50)]):
+        seen: list[Any] = []
+        threads = [Thread(target=lambda job=job, seen=seen: seen.append(job.payload)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({id(payload) for payload in seen}) == 1
