@@ -244,11 +244,21 @@ CLAIM = Statement(
     f"{START} WHERE id $pick SELECT id FROM timebell_jobs WHERE {DUE} ORDER BY run_at LIMIT :most $skip_locked"  # noqa: S608
     f" $picked RETURNING {TAKEN}"
 )
+_CHANGED = (
+    "EXISTS (SELECT 1 FROM timebell_queues q WHERE q.name IN (:queue, '*') AND (q.paused"
+    " OR (q.name = :queue AND COALESCE(q.concurrency, q.concurrency_per_group, q.rate) IS NOT NULL)))"
+)
+CLAIM_UNCHANGED = Statement(CLAIM.template.template.replace(" ORDER BY", f" AND NOT {_CHANGED} ORDER BY"))
 
 
 def claim(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
     """Start up to `most` due jobs of a lane, oldest first. This statement is the instant they start."""
     return begun(tx, CLAIM, now, node=node, most=most, **of(lane, routes))
+
+
+def claim_unchanged(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
+    """As `claim`, of a lane without limits that was looked at before: none if it is paused or has limits by now."""
+    return begun(tx, CLAIM_UNCHANGED, now, node=node, most=most, **of(lane, routes))
 
 
 def of(lane: Lane, routes: Routes) -> dict[str, Any]:
