@@ -233,6 +233,22 @@ def _free_at(row: Row, now: datetime) -> datetime:
     return from_micros(next_start(decode(row["starts"]) or [], row["rate"], round(row["per"] * 1e6), to_micros(now)))
 
 
+COMING = Statement(
+    f"SELECT run_at, CASE WHEN $hears THEN 1 ELSE 0 END AS ours FROM timebell_jobs WHERE {CLAIMABLE}"  # noqa: S608
+    " AND queue = :queue AND priority = :priority AND run_at > :now AND run_at <= :until ORDER BY run_at LIMIT :most"
+)
+
+
+def coming(
+    tx: Transaction, lane: Lane, routes: Routes, most: int, now: datetime, until: datetime
+) -> tuple[list[datetime], datetime]:
+    """When the next jobs of a lane are due that these routes can take, each; and until when that is known."""
+    to_db, from_db = tx.dialect.to_db, tx.dialect.from_db
+    rows = tx.fetch(COMING, now=to_db(now), until=to_db(until), most=most, **of(lane, routes))
+    known = from_db(rows[-1]["run_at"]) if len(rows) == most else until
+    return [from_db(row["run_at"]) for row in rows if row["ours"]], known
+
+
 TAKEN = (
     "id, tenant_id, topic, schedule_id, scheduled_at, kind, timezone, payload, metadata, target, queue, retry,"
     " timeout, expires_at, attempt, tries, serial, errors, revision, run_at, group_name, priority, replays,"
