@@ -22,7 +22,12 @@ class Alarm:
         self._timer: Timer | None = None
         self._until: datetime | None = None
         self._waiter: asyncio.Future[bool] | None = None
-        self._poked = False
+        self._poked = self._was_poked = False
+
+    @property
+    def poked(self) -> bool:
+        """Whether a poke ended the last wait, or has come since."""
+        return self._was_poked or self._poked
 
     async def wait(self, until: datetime | None) -> bool:
         """Wait for a poke, at most until the aware instant `until` (None: for a poke only).
@@ -38,7 +43,9 @@ class Alarm:
             timer = self._bind(loop)
         if self._poked:
             self._poked = False
+            self._was_poked = True
             return True
+        self._was_poked = False
         if until is not None and self._clock.now() >= until:
             return False
         self._until = until
@@ -48,7 +55,8 @@ class Alarm:
         try:
             if until is not None:
                 timer.arm(self._clock.deadline(until))
-            return await waiter
+            self._was_poked = await waiter
+            return self._was_poked
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.result():
                 self._poked = True  # the poke and the cancellation met: the next waiter gets the poke

@@ -117,6 +117,34 @@ async def test_a_claim_takes_only_its_own_lane(store: Store) -> None:
     assert [attempt.id for attempt in await claim(store, queue="mail", priority=2)] == [mail]
 
 
+@pytest.mark.parametrize("paused", ["mail", queues.EVERYTHING])
+@stored
+async def test_what_was_looked_at_before_is_not_claimed_once_its_queue_is_paused(store: Store, paused: str) -> None:
+    id_ = await one(store, queue="mail")
+    (seen,) = await store.hot(jobs.lanes, ANYONE, T0)
+    claim_seen = (jobs.claim_unchanged, seen, ANYONE, NODE, 10, T0)
+    await store.run(queues.pause, paused, None)
+    assert await store.hot(*claim_seen) == []
+    await store.run(queues.resume, paused)
+    assert [attempt.id for attempt in await store.hot(*claim_seen)] == [id_]
+
+
+@pytest.mark.parametrize(
+    "limited", [Limits(concurrency=9), Limits(rate=9, per=1.0), Limits(concurrency_per_group=9)]
+)  # fmt: skip
+@stored
+async def test_nor_once_it_has_a_limit_but_those_of_other_queues_matter_not(store: Store, limited: Limits) -> None:
+    for _ in range(2):
+        await one(store, queue="mail")
+    (seen,) = await store.hot(jobs.lanes, ANYONE, T0)
+    claim_seen = (jobs.claim_unchanged, seen, ANYONE, NODE, 1, T0)
+    await store.run(queues.put, "post", limited)
+    await store.run(queues.pause, "post", None)
+    assert len(await store.hot(*claim_seen)) == 1
+    await store.run(queues.put, "mail", limited)
+    assert await store.hot(*claim_seen) == []
+
+
 # Lanes.
 
 

@@ -83,6 +83,8 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
         "DISPATCH_UNLOCKED": (endings.DISPATCH_UNLOCKED, {}, dispatched),
         "LANES": (jobs.LANES, {"now": at, "late": at, **HEARD.params()}, []),
         "CLAIM": (jobs.CLAIM, {**start, "since": to_db(EPOCH), "most": BATCH}, []),
+        "COMING": (jobs.COMING, {**lane, **HEARD.params(), "now": at, "until": to_db(after(days=9)), "most": 50}, []),
+        "CLAIM_UNCHANGED": (jobs.CLAIM_UNCHANGED, {**start, "since": to_db(EPOCH), "most": BATCH}, []),
         "TENANTS": (limits.TENANTS, {**lane, "after": "tenant500", "now": at}, []),
         "CLAIM_SHARES": (limits.CLAIM_SHARES, {**start, "most": BATCH // 10}, tenants),
         "SEE": (limits.SEE, {**lane, **HEARD.params(), "now": at, "most": BATCH}, []),
@@ -122,7 +124,7 @@ MOST_BUFFERS = {
     "COMPLETE_UNHEARD": 3_000, "STUCK": 20, "RELEASE": 2_000, "HELD": 2_000, "WITHOUT_NEXT": 20, "LIVE": 1_000,
     "ADVANCE": 3_000, "LOCK_SCHEDULES": 1_000, "NEXT_IN_TURN": 2_000, "OVERDUE": 20, "DISPATCH": 5_000,
     "DISPATCH_UNLOCKED": 6_000, "BEAT_UNLOCKED": 4_000, "RETRY_UNLOCKED": 6_000, "END_UNLOCKED": 4_000, "STILL": 1_000,
-    "LOCK_UNLOCKED": 1_000,
+    "LOCK_UNLOCKED": 1_000, "CLAIM_UNCHANGED": 4_000, "COMING": 200,
 }  # fmt: skip
 
 
@@ -259,7 +261,9 @@ def flooded(postgres: Postgres) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("name", ["LANES", "TENANTS", "CLAIM", "CLAIM_SHARES", "SEE", "SEE_SHARES"])
+@pytest.mark.parametrize(
+    "name", ["LANES", "COMING", "TENANTS", "CLAIM", "CLAIM_UNCHANGED", "CLAIM_SHARES", "SEE", "SEE_SHARES"]
+)
 def test_a_flood_of_one_tenant_is_no_reason_to_read_it_all(flooded: str, name: str) -> None:
     plan = _explain(flooded, name)["Plan"]
     read = [node for node in _nodes(plan) if node.get("Relation Name") == "timebell_jobs"]

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from timebell.engine.completer import Completer
 from timebell.engine.context import Held, Known, Node
+from timebell.engine.foresight import Foresight
 from timebell.engine.runner import Runner
 from timebell.model.job import Attempt
 from timebell.model.routes import Routes, route_by_name
 from timebell.store.sql import admission, jobs, limits, schedules
+from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.worker")
 
+Claim = Callable[[Transaction, jobs.Lane, Routes, str, int, datetime], list[Attempt]]
+
+AT_ONCE = 0.05  # seconds for which a lane with plenty to start is claimed from before the others are looked at
 SHORTEST, LONGEST = 0.0005, 0.25  # seconds to wait when what is due is another node's just now
 
 
@@ -29,6 +35,16 @@ class Hands:
 
     routes: Routes
     free: int
+    most: int
+    """How many are claimed at once: not all, so that some run while others are claimed."""
+
+
+class Taken(NamedTuple):
+    """What one claim started, and how many it had to put back; the lease is to the monotonic second."""
+
+    attempts: Sequence[Attempt]
+    put_back: int = 0
+    lease_until: float = 0.0
 
 
 class Worker:
@@ -43,12 +59,16 @@ class Worker:
             | frozenset(route_by_name(kind) for kind in node.named)
         )
         self.hands = [
-            Hands(node.handlers.routes(is_async=True) | delivered, node.options.slots),
-            Hands(node.handlers.routes(is_async=False), node.options.threads),
+            Hands(routes, places, min(-(-places // 2), node.options.batch))
+            for routes, places in (
+                (node.handlers.routes(is_async=True) | delivered, node.options.slots),
+                (node.handlers.routes(is_async=False), node.options.threads),
+            )
         ]
         self._taking = [hands for hands in self.hands if hands.routes]
         self.tasks: set[asyncio.Task[None]] = set()
         self.claiming = False
+        self.foresight = Foresight()
         self._pause = SHORTEST
         self._rounds = 0
         self._served: dict[tuple[str, int], tuple[int, str]] = {}
@@ -64,40 +84,60 @@ class Worker:
         free = [hands for hands in self._taking if hands.free > 0]
         if node.stopping or not free:
             return None
+        routes = free[0].routes if len(free) == 1 else self.routes
+        looking = node.working.poked or bool(node.limited)
+        if not looking and (foreseen := self.foresight.due(routes, node.clock.now())):
+            return await self._claim_foreseen(foreseen, free)
+        self.foresight.forget()
         if node.limited:
             await node.store.run(admission.let_go, node.clock.now())
-        routes = free[0].routes if len(free) == 1 else self.routes
-        lanes = await node.store.hot(jobs.lanes, routes, node.clock.now())
+        looked_at = node.clock.now()
+        lanes = await node.store.hot(jobs.lanes, routes, looked_at)
         now = node.clock.now()
         due, later = self._due(lanes, now)
-        claimed, all_of_it = 0, not node.store.many_nodes  # else others claim too, by the server's clock
+        claimed, all_of_it = await self._claim_all(due, free, jobs.claim)
+        all_of_it = all_of_it and not node.store.many_nodes  # else others claim too, by the server's clock
+        if claimed and not all_of_it:
+            return now
+        look_by = None if node.listening else now + timedelta(seconds=node.options.poll)
+        if due and not claimed:
+            later.append(node.clock.now() + timedelta(seconds=self._pause))
+            self._pause = min(self._pause * 2, LONGEST)
+            node.counters.claim_conflicts += any(hands.free for hands in free)
+        elif not node.limited:  # nothing is left that could start
+            await self.foresight.learn(node.store, lanes, routes, looked_at, look_by)
+            return self.foresight.next
+        if node.limited:  # of those that wait for their minute to be over some may start
+            later += [now + timedelta(seconds=1), *(lane.later for lane in due if lane.later is not None)]
+        return min([*later, look_by] if look_by else later, default=None)
+
+    async def _claim_foreseen(self, foreseen: list[jobs.Lane], free: list[Hands]) -> datetime | None:
+        """Claim, without a look, from the lanes in which so many are due; when to go on."""
+        lanes = list({id(lane): lane for lane in foreseen}.values())
+        claimed, all_of_it = await self._claim_all(self._in_order(lanes), free, jobs.claim_unchanged)
+        if claimed < len(foreseen) or not all_of_it or not self.foresight.knows_more_of(lanes):
+            self.foresight.forget()
+            return self.node.clock.now()
+        return self.foresight.next
+
+    async def _claim_all(self, due: list[jobs.Lane], free: list[Hands], plain: Claim) -> tuple[int, bool]:
+        """Claim what fits from lanes in order; how many, and whether that was all."""
+        claimed, all_of_it = 0, True
         self.claiming = True
         try:
             for at, lane in enumerate(due, 1):
                 beside = 1 if at == len(due) else 1 + sum(other.priority == lane.priority for other in due[at:])
+                alone = sum(other.priority == lane.priority for other in due) == 1
                 for hands in free:
-                    most = min(-(-hands.free // beside), node.options.batch)
-                    count = await self._claim(lane, hands, most)
+                    count, more = await self._claim(lane, hands, plain, beside, AT_ONCE if alone else 0.0)
                     claimed += count
-                    all_of_it = all_of_it and count < most and not (lane.limited or lane.crowded)
+                    all_of_it = all_of_it and not (more or lane.limited or lane.crowded)
         finally:
             self.claiming = False
         if claimed:
-            node.counters.found.observe(claimed)
+            self.node.counters.found.observe(claimed)
             self._pause = SHORTEST
-            if not all_of_it:
-                return now
-        if claimed:
-            later += [lane.later for lane in due if lane.later is not None]
-        elif due:
-            later.append(node.clock.now() + timedelta(seconds=self._pause))
-            self._pause = min(self._pause * 2, LONGEST)
-            node.counters.claim_conflicts += any(hands.free for hands in free)
-        if node.limited:  # of those that wait for their minute to be over some may start
-            later.append(now + timedelta(seconds=1))
-        if not node.listening:
-            later.append(now + timedelta(seconds=node.options.poll))
-        return min(later, default=None)
+        return claimed, all_of_it
 
     def _due(self, lanes: Sequence[jobs.Lane], now: datetime) -> tuple[list[jobs.Lane], list[datetime]]:
         """The lanes with something to start, in order; and when something is to start in the others."""
@@ -109,16 +149,43 @@ class Worker:
                     due.append(lane)
                 else:
                     later.append(starts_at)
-        if len(due) > 1:
-            # Those of one priority share the hands; who was served longest ago goes first, if there are too few for all
-            due.sort(key=lambda lane: (lane.priority, self._served.get((lane.queue, lane.priority), (0, ""))[0]))
-        return due, later
+        return self._in_order(due), later
 
-    async def _claim(self, lane: jobs.Lane, hands: Hands, most: int) -> int:
-        """Claim and start up to so many jobs of a lane; how many there were."""
+    def _in_order(self, due: list[jobs.Lane]) -> list[jobs.Lane]:
+        """Those of one priority share the hands; who was served longest ago goes first, if they are too few for all."""
+        if len(due) > 1:
+            due.sort(key=lambda lane: (lane.priority, self._served.get((lane.queue, lane.priority), (0, ""))[0]))
+        return due
+
+    async def _claim(
+        self, lane: jobs.Lane, hands: Hands, plain: Claim, beside: int, seconds: float
+    ) -> tuple[int, bool]:
+        """Claim and start jobs of a lane, one of so many that share the hands; how many, and whether there may be more.
+
+        If it has plenty, then for so many seconds the next are claimed while those before them run.
+        """
+        node, total = self.node, 0
+        if lane.limited or lane.crowded or node.limited:
+            seconds = 0.0
+        until, most = node.clock.monotonic() + seconds, min(-(-hands.free // beside), hands.most)
+        taken = await self._take(lane, hands, most, plain)
+        while True:
+            count = len(taken.attempts) + taken.put_back
+            total += count
+            hands.free -= len(taken.attempts)
+            if count < most or min(count, hands.free) < 1 or node.clock.monotonic() >= until:
+                self._begin(taken, hands)
+                return total, count >= most
+            most = min(hands.free, hands.most)
+            taking = asyncio.create_task(self._take(lane, hands, most, jobs.claim_unchanged))
+            asyncio.get_running_loop().call_soon(self._begin, taken, hands)  # after its statement has gone off
+            taken = await taking
+
+    async def _take(self, lane: jobs.Lane, hands: Hands, most: int, plain: Claim) -> Taken:
+        """Claim up to so many jobs of a lane; by `plain` where nothing limits it."""
         node = self.node
         if most < 1 or node.stopping:
-            return 0
+            return Taken([])
         store, what = node.store, (lane, hands.routes, node.id, most)
         tenants = await self._turns(lane, most)
         sent = node.clock.monotonic()
@@ -130,17 +197,19 @@ class Worker:
         elif lane.limited or tenants:
             attempts = await store.run(take, *what, now, tenants)
         else:
-            attempts = await store.hot(jobs.claim, *what, now)
+            attempts = await store.hot(plain, *what, now)
         await self._learn(attempts)
-        lease_until, loop = sent + node.options.lease, asyncio.get_running_loop()
-        for attempt in attempts:
-            held = Held(attempt, lease_until)
+        return Taken(attempts, put_back, sent + node.options.lease)
+
+    def _begin(self, taken: Taken, hands: Hands) -> None:
+        """Start what was claimed."""
+        node, loop = self.node, asyncio.get_running_loop()
+        for attempt in taken.attempts:
+            held = Held(attempt, taken.lease_until)
             node.held[attempt.id] = held
-            hands.free -= 1
             held.task = loop.create_task(self._attempt(held, hands))
             self.tasks.add(held.task)
-        node.counters.started += len(attempts)
-        return len(attempts) + put_back
+        node.counters.started += len(taken.attempts)
 
     async def _turns(self, lane: jobs.Lane, most: int) -> list[str]:
         """The tenants that share a late lane, those first whose turn is next; none where nobody has to."""

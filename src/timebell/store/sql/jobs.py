@@ -241,6 +241,22 @@ def _free_at(row: Row, now: datetime) -> datetime:
     return from_micros(next_start(decode(row["starts"]) or [], row["rate"], round(row["per"] * 1e6), to_micros(now)))
 
 
+COMING = Statement(
+    f"SELECT run_at, CASE WHEN $hears THEN 1 ELSE 0 END AS ours FROM timebell_jobs WHERE {CLAIMABLE}"  # noqa: S608
+    " AND queue = :queue AND priority = :priority AND run_at > :now AND run_at <= :until ORDER BY run_at LIMIT :most"
+)
+
+
+def coming(
+    tx: Transaction, lane: Lane, routes: Routes, most: int, now: datetime, until: datetime
+) -> tuple[list[datetime], datetime]:
+    """When the next jobs of a lane are due that these routes can take, each; and until when that is known."""
+    to_db, from_db = tx.dialect.to_db, tx.dialect.from_db
+    rows = tx.fetch(COMING, now=to_db(now), until=to_db(until), most=most, **of(lane, routes))
+    known = from_db(rows[-1]["run_at"]) if len(rows) == most else until
+    return [from_db(row["run_at"]) for row in rows if row["ours"]], known
+
+
 TAKEN = (
     "id, tenant_id, topic, schedule_id, scheduled_at, kind, timezone, payload, metadata, target, queue, retry,"
     " timeout, expires_at, attempt, tries, serial, errors, revision, run_at, group_name, priority, replays,"
@@ -249,14 +265,25 @@ TAKEN = (
 START = "UPDATE timebell_jobs SET state = 'running', attempt = attempt + 1, node_id = :node, started_at = :now"
 DUE = f"{CLAIMABLE} AND queue = :queue AND priority = :priority AND $due AND $hears"
 _STARTED = ", ".join(f"'{name}', {'attempt + 1' if name == 'attempt' else name}" for name in TAKEN.split(", "))
-_FIRST_DUE = f"FROM timebell_jobs WHERE {DUE} AND run_at >= :since ORDER BY run_at LIMIT :most"
-CLAIM = Statement(
-    f"{START} WHERE $place $pick SELECT $place {_FIRST_DUE} $skip_locked $picked RETURNING {TAKEN}",
-    InTwo(
-        f"SELECT json_group_array(json_object({_STARTED})), json_group_array(id) FROM (SELECT * {_FIRST_DUE})",  # noqa: S608
-        f"{START} WHERE id IN (SELECT value FROM json_each(:ids))",  # noqa: S608
-    ),
+# Nothing that was paused or got a limit since the look at the lanes.
+_UNCHANGED = (
+    " AND NOT EXISTS (SELECT 1 FROM timebell_queues q WHERE q.name IN (:queue, '*') AND (q.paused"
+    " OR (q.name = :queue AND COALESCE(q.concurrency, q.concurrency_per_group, q.rate) IS NOT NULL)))"
 )
+
+
+def _claiming(also: str = "") -> Statement:
+    first_due = f"FROM timebell_jobs WHERE {DUE} AND run_at >= :since{also} ORDER BY run_at LIMIT :most"
+    return Statement(
+        f"{START} WHERE $place $pick SELECT $place {first_due} $skip_locked $picked RETURNING {TAKEN}",
+        InTwo(
+            f"SELECT json_group_array(json_object({_STARTED})), json_group_array(id) FROM (SELECT * {first_due})",  # noqa: S608
+            f"{START} WHERE id IN (SELECT value FROM json_each(:ids))",  # noqa: S608
+        ),
+    )
+
+
+CLAIM, CLAIM_UNCHANGED = _claiming(), _claiming(_UNCHANGED)
 
 
 def claim(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
@@ -266,6 +293,12 @@ def claim(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now
     """
     since = tx.dialect.to_db(lane.next_due or EPOCH)
     return begun(tx, CLAIM, now, node=node, most=most, since=since, **of(lane, routes))
+
+
+def claim_unchanged(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
+    """As `claim`, of a lane without limits that was looked at before: none if it is paused or has limits by now."""
+    since = tx.dialect.to_db(lane.next_due or EPOCH)
+    return begun(tx, CLAIM_UNCHANGED, now, node=node, most=most, since=since, **of(lane, routes))
 
 
 def of(lane: Lane, routes: Routes) -> dict[str, Any]:
