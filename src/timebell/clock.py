@@ -148,8 +148,7 @@ class SystemClock(_Disciplined):
     def __init__(self) -> None:
         super().__init__(datetime.now(UTC) - timedelta(seconds=time.monotonic()))
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     def timer(self, callback: Callable[[], None]) -> Timer:
         return _FdTimer(callback) if sys.platform == "linux" else _YieldingTimer(callback)

@@ -123,7 +123,7 @@ MUTANTS = [
     Mutant("lost attempts are not taken back", (("engine.pulse:Pulse._rescue", "if not keys:", "if True:"),)),
     Mutant(
         "no look at the lease before delivering",
-        (("engine.runner:Runner._carry", "if clock.monotonic() >= held.lease_until:", "if False:"),),
+        (("engine.runner:Runner._delivered", "if self.node.clock.monotonic() >= held.lease_until:", "if False:"),),
     ),
     Mutant(
         "an attempt goes on without its lease",
@@ -132,10 +132,11 @@ MUTANTS = [
     Mutant(
         "completed before it is delivered",
         ((
-            "engine.runner:Runner._carry", "        outcome = await",
-            "        from timebell.store.sql import turns\n"
-            "        await self.node.store.run(turns.complete, self._completed(attempt, attempt.number))\n"
-            "        outcome = await",
+            "engine.worker:Worker._attempt", "            if self.runner.at_once",
+            "            from timebell.store.sql import turns\n"
+            "            for one in [one.attempt for one in waiting]:\n"
+            "                await self.node.store.run(turns.complete, self.runner._completed(one, one.number))\n"
+            "            if self.runner.at_once",
         ),),
     ),
     Mutant("keys are random", (("ids:occurrence_key", "{instant}Z", "{os.urandom(4).hex()}Z"),)),

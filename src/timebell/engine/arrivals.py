@@ -100,12 +100,20 @@ class Arrivals:
         """Somebody elsewhere listens: send hints for a while."""
         self._asked_until = self._clock.monotonic() + ASKED_FOR
 
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody wants to know."""
+        if self.bridge is None:
+            return bool(self._listeners)
+        return not self.bridge.on_request or self._clock.monotonic() < self._asked_until
+
     def told(self, attempt: Attempt, at: datetime) -> None:
         """An attempt starts: on the way of every job, so it does nothing where nobody wants to know."""
+        if not self.wanted:
+            return
         if self.bridge is None:
-            if self._listeners:
-                self._take(_hint(attempt, at))
-        elif not self.bridge.on_request or self._clock.monotonic() < self._asked_until:
+            self._take(_hint(attempt, at))
+        else:
             self._waiting.append(_hint(attempt, at))
             if self._sending is None or self._sending.done():
                 self._sending = asyncio.create_task(self._send_soon(), name="timebell-arrivals")

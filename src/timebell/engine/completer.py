@@ -39,9 +39,9 @@ class Completer:
         """Whether rows can be locked one by one, so that those that are can be left out."""
         return bool(self.node.store.dialect.words["skip_locked"])
 
-    def put(self, ending: Ending) -> None:
-        """Take an ending over; the attempt stays held until it is written."""
-        self._waiting.append(ending)
+    def put(self, *endings: Ending) -> None:
+        """Take endings over; the attempts stay held until they are written."""
+        self._waiting += endings
         if self._arrived is not None:
             if not self._arrived.done():
                 self._arrived.set_result(None)
@@ -72,8 +72,7 @@ class Completer:
         del self._waiting[: len(batch)]
         left = {(ending.id, ending.attempt) for ending in locked}
         written = [ending for ending in batch if (ending.id, ending.attempt) not in left] if left else batch
-        for ending in written:
-            self.node.let_go(ending.id, ending.attempt)
+        self.node.let_all_go(written)
         self.node.counters.ended += len(written)
         if self.node.limited:
             self.node.working.poke()  # a tenant may have room for another
@@ -91,8 +90,7 @@ class Completer:
 
     def _resume(self) -> None:
         locked, self._locked = self._locked, []
-        for ending in locked:
-            self.put(ending)
+        self.put(*locked)
 
     async def _write_singly(self, batch: list[Ending]) -> list[Ending]:
         """Write a batch that the store refused, without the ending that it is for: that attempt's lease runs out."""
@@ -136,7 +134,8 @@ class Completer:
         written: set[str] = set()
         if plain:
             ended = await (store.hot if store.dialect.delete_in_cte else store.run)(endings.end, plain, skip=skip)
-            written |= {str(row["id"]) for row in ended}
+            whole = len(ended) == len(plain)  # as almost always
+            written |= {one.id for one in plain} if whole else {str(row["id"]) for row in ended}
             if any(row["serial"] for row in ended):
                 self._turned(await store.run(turns.hand_on, ended, plain))
         if in_turn:

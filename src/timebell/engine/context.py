@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from timebell.alarm import Alarm
 from timebell.clock import Clock
 from timebell.engine.arrivals import Arrivals
 from timebell.model.healed import Healed
-from timebell.model.job import Attempt
+from timebell.model.job import Attempt, Ending
 from timebell.model.policy import Retry
 from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
 from timebell.recurrence import Recurrence
 from timebell.store.dialects.base import Store
-from timebell.targets.base import Target
-from timebell.targets.handler import Handlers
+from timebell.targets.base import Block, Target
+from timebell.targets.handler import Handlers, Lone
+
+if TYPE_CHECKING:
+    from timebell.engine.within import Within
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +46,47 @@ class Held:
 
     attempt: Attempt
     lease_until: float
+    completes: Callable[[Held], Within]
     task: asyncio.Task[None] | None = None
     drop: str | None = None
     """Why its task is being cancelled: `lost` (not ours any more), `drain` (give it back) or `stop`."""
     begun: bool = False
     completing: bool = False
     """Whether its end is being, or was, written in a transaction of its handler's: its lease matters no more."""
+    within: Within | None = None
+    """The completion by its handler, once that has asked for it."""
+    lone: Lone | None = None
+    """The handler, if it can be called without a detour."""
+    call: Call | None = None
+    """Of a lone handler whose first step was taken: what is left to do."""
 
     def stop(self, why: str) -> None:
         """Cancel its task. One that has not begun could not even give its place back: it finds out when it does."""
         self.drop = why
         if self.begun and self.task is not None:
             self.task.cancel()
+
+    def transaction(self, result: Callable[[], Any]) -> Block:
+        """As in Completion."""
+        return self._completion().transaction(result)
+
+    def joined(
+        self, result: Callable[[], Any], connection: Any, atomic: AbstractContextManager[Any]
+    ) -> AbstractContextManager[None]:
+        """As in Completion."""
+        return self._completion().joined(result, connection, atomic)
+
+    def _completion(self) -> Within:
+        if self.within is None:
+            self.within = self.completes(self)
+        return self.within
+
+
+class Call(NamedTuple):
+    """The rest of a call of a handler, and when it began (monotonic seconds)."""
+
+    rest: Awaitable[Any]
+    began: float
 
 
 class Known(NamedTuple):
@@ -103,6 +136,14 @@ class Node:
         held = self.held.get(id_)
         if held is not None and held.attempt.number == number:
             del self.held[id_]
+
+    def let_all_go(self, ended: Iterable[Ending]) -> None:
+        """As `let_go`, of all that were written."""
+        holds = self.held
+        for ending in ended:
+            held = holds.get(ending.id)
+            if held is not None and held.attempt.number == ending.attempt:
+                del holds[ending.id]
 
     def retry_of(self, attempt: Attempt, given: Mapping[str, Any] | None) -> Retry:
         """The retry policy of a job: its own, its handler's, the default."""

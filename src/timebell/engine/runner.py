@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context, copy_context
 from datetime import datetime, timedelta
 from typing import Any
 
 from timebell import tracing
 from timebell.engine import named
 from timebell.engine.begun import Begun
-from timebell.engine.context import Held, Known, Node
+from timebell.engine.context import DEFAULT_SCHEDULE_TIMEOUT, DEFAULT_TIMEOUT, Call, Held, Known, Node
 from timebell.engine.gate import Gate
 from timebell.engine.named import Found, Names, unusable
 from timebell.engine.within import Within
 from timebell.errors import InvalidPayload, TimebellError
 from timebell.model import attempts, decide
-from timebell.model.job import Attempt, Ending, JobState
+from timebell.model.job import Attempt, Ending, JobState, Kind
 from timebell.model.payload import decode, encode, legible
 from timebell.model.schedule import Policies
 from timebell.recurrence import Recurrence
 from timebell.targets.base import Delivery, Outcome, message_id
-from timebell.targets.handler import Cancel, Snooze
+from timebell.targets.blocked import TOO_LONG, Timed, warn
+from timebell.targets.handler import Cancel, Lone, Snooze, event_of, outcome_of
 
 log = logging.getLogger("timebell.runner")
 
@@ -34,6 +37,8 @@ LINES = {
     JobState.FAILED: (logging.WARNING, "dead"),
 }
 DEFAULT_TOLERANCE = Policies().tolerance
+TRIGGER = Kind.TRIGGER.value
+FRESH = 50e-6  # seconds for which handlers that are over at once go by one reading of the clock
 
 
 class Runner:
@@ -45,12 +50,99 @@ class Runner:
         self.gate = Gate(node)
         self._told: dict[tuple[str, int], list[datetime]] = {}
 
+    def completes(self, held: Held) -> Within:
+        """The completion of an attempt by its handler."""
+        return Within(self.node, held, self._completed)
+
+    def lone(self, attempt: Attempt) -> Lone | None:
+        """The handler of an attempt that can be called without a detour."""
+        if (
+            attempt.target is not None or attempt.conditions is not None or attempt.kind == TRIGGER
+            or attempt.tenant_id in self.node.metered or tracing.on()
+        ):  # fmt: skip
+            return None
+        return self.node.handlers.lone(attempt.topic)
+
+    def at_once(self, waiting: deque[Held], clean: Context, endings: list[Ending]) -> bool:
+        """Run attempts whose handlers are over with their first step, one after another; true where it met another.
+
+        That is then the first of those that wait, for `run`. It also stops after a handler that was not tidy: that
+        cancelled the task, which is not its own, or left something in the context.
+        """
+        node, monotonic, state = self.node, self.node.clock.monotonic, self.node.handlers.state
+        timed = self.node.handlers.monotonic or monotonic
+        told = None if node.arrivals is None or not node.arrivals.wanted else node.arrivals.told
+        task = asyncio.current_task()
+        began, step_began, now = monotonic(), timed(), node.clock.now()
+        stale = began + FRESH
+        while waiting:
+            held = waiting[0]
+            attempt = held.attempt
+            lone = held.lone
+            if (
+                lone is None or held.drop is not None or began >= held.lease_until
+                or (attempt.expires_at is not None and attempt.expires_at <= now)
+            ):  # fmt: skip
+                return True
+            known = None if attempt.schedule_id is None else self._known(attempt)
+            upcoming = [] if known is None else self._upcoming(attempt, known.recurrence)
+            event = event_of(attempt, now, upcoming, lone.payload, state, held)
+            if event is None:
+                return True
+            held.begun = True
+            self._arrived(attempt, now, known, told)
+            rest: Awaitable[Any] | None = None
+            try:
+                call = lone.function(event)
+                awaited = call.send(None)
+            except StopIteration as stop:
+                result = stop.value
+                if held.within is not None:
+                    rest = _return(result)
+            except BaseException as raised:
+                rest = _raise(raised)
+            else:
+                rest = Timed(call, timed, attempt.topic, lone.function, awaited, begun=True)
+            step_ended = timed()
+            if (took := step_ended - step_began) >= TOO_LONG:
+                warn(took, attempt.topic, lone.function)
+            if rest is not None:
+                held.call = Call(rest, began)
+                return True
+            began, step_began = monotonic(), step_ended
+            if began >= stale:
+                now, stale = node.clock.now(), began + FRESH
+            endings.append(self._well(attempt, lone, result, now, took))
+            held.task = None
+            waiting.popleft()
+            lone.at_once = _tidy(task, clean)
+            if not lone.at_once:
+                break
+        return False
+
+    def _well(self, attempt: Attempt, lone: Lone, result: object, now: datetime, took: float) -> Ending:
+        """The ending of an attempt whose handler was over with its first step."""
+        ending = Ending(attempt.id, attempt.number, JobState.COMPLETED, now)
+        if result is not None:
+            ending.result, ending.reason = _keep(result)
+        timeout = lone.timeout if attempt.timeout is None else attempt.timeout
+        if timeout is None:
+            timeout = DEFAULT_TIMEOUT if attempt.schedule_id is None else DEFAULT_SCHEDULE_TIMEOUT
+        self.node.counters.went_well(attempt.topic, took, timeout)
+        if attempt.schedule_id is None:
+            mark(attempt, ending, self.node.id)
+        else:
+            self._mark(attempt, ending)
+        if log.isEnabledFor(logging.DEBUG):
+            self._log(attempt, ending)
+        return ending
+
     async def run(self, held: Held) -> Ending | None:
         """One attempt; None when it is no longer this node's to end, or has been ended by its handler."""
         held.begun = True
-        within = Within(self.node, held, self._completed)
-        ending = await self._carry(held, within)
-        if within.completed is None and not within.lost:
+        ending = await self._carry(held)
+        within = held.within
+        if within is None or (within.completed is None and not within.lost):
             if ending is not None:
                 self._count(held.attempt, ending)
             return ending
@@ -59,27 +151,19 @@ class Runner:
         within.report(ending)
         return None
 
-    async def _carry(self, held: Held, within: Within) -> Ending | None:
+    async def _carry(self, held: Held) -> Ending | None:
         attempt, clock = held.attempt, self.node.clock
-        now = clock.now()
-        if attempt.expires_at is not None and attempt.expires_at <= now:
-            return self._mark(attempt, decide.expired(attempt.id, attempt.number, now))
-        known = self._known(attempt)
-        upcoming = [] if known is None else self._upcoming(attempt, known.recurrence)
-        delivery = delivery_of(self.node, attempt, now, None if known is None else known.name, upcoming)
-        delivery.completion = within
+        call, held.call, delivery = held.call, None, None
+        carrying: Coroutine[Any, Any, Outcome | Ending | None]
+        if call is None:
+            delivery = self._delivery(held)
+            carrying = self._delivered(held, delivery)
+        else:
+            carrying = self._rest(attempt, call)
         try:
-            if held.drop is not None:
-                raise asyncio.CancelledError
-            if self.gate.asks(attempt) and (held_back := await self.gate.of(attempt)) is not None:
-                return self._mark(attempt, held_back)
-            target = None if attempt.target is None else decode(attempt.target)
-            name = None if target is None else target.get("name")
-            found = None if name is None else await self.names.of(attempt.tenant_id, name)
-            if clock.monotonic() >= held.lease_until:  # another node may have it already: send nothing
-                held.drop = "lost"
-                return None
-            outcome = await self._deliver(attempt, target, found, delivery, known)
+            outcome = await carrying
+            if not isinstance(outcome, Outcome):
+                return None if outcome is None else self._mark(attempt, outcome)
             ending = self._ending(attempt, outcome)
         except Snooze as snooze:
             later = clock.now() + timedelta(seconds=snooze.delay)
@@ -95,26 +179,66 @@ class Runner:
                 ending = self._again(attempt, clock.now())
             else:
                 raise
-        if ending.state is not JobState.COMPLETED:
+        if delivery is not None and ending.state is not JobState.COMPLETED:
             ending.progress = delivery.progress
         return self._mark(attempt, ending)
 
+    def _delivery(self, held: Held) -> Delivery:
+        attempt = held.attempt
+        known, now = self._known(attempt), self.node.clock.now()
+        upcoming = [] if known is None else self._upcoming(attempt, known.recurrence)
+        delivery = delivery_of(self.node, attempt, now, None if known is None else known.name, upcoming)
+        delivery.completion = held
+        return delivery
+
+    async def _delivered(self, held: Held, delivery: Delivery) -> Outcome | Ending | None:
+        """What a delivery comes to; the ending of an attempt that is void, or that the gate holds back; None if its
+        lease is lost."""
+        attempt, now = held.attempt, delivery.fired_at
+        if attempt.expires_at is not None and attempt.expires_at <= now:
+            return decide.expired(attempt.id, attempt.number, now)
+        if held.drop is not None:
+            raise asyncio.CancelledError
+        if self.gate.asks(attempt) and (held_back := await self.gate.of(attempt)) is not None:
+            return held_back
+        target = None if attempt.target is None else decode(attempt.target)
+        name = None if target is None else target.get("name")
+        found = None if name is None else await self.names.of(attempt.tenant_id, name)
+        if self.node.clock.monotonic() >= held.lease_until:  # another node may have it already: send nothing
+            held.drop = "lost"
+            return None
+        return await self._deliver(attempt, target, found, delivery)
+
     def _deliver(
-        self, attempt: Attempt, target: dict[str, Any] | None, found: Found | None, delivery: Delivery,
-        known: Known | None,
-    ) -> Coroutine[Any, Any, Outcome]:  # fmt: skip
+        self, attempt: Attempt, target: dict[str, Any] | None, found: Found | None, delivery: Delivery
+    ) -> Coroutine[Any, Any, Outcome]:
         """Deliver to what was `found` under the name that the target has, else to the target itself."""
         kind = "handler" if target is None else target["kind"]
-        if attempt.number == 1:  # later attempts are late on purpose
-            if self.node.arrivals is not None:
-                self.node.arrivals.told(attempt, delivery.fired_at)
-            counters, lag = self.node.counters, (delivery.fired_at - attempt.run_at).total_seconds()
-            if lag > counters.lag_max:
-                counters.lag_max = lag
-            counters.lag.observe(lag if lag > 0.0 else 0.0)
-            counters.tolerance_breaches += lag > (DEFAULT_TOLERANCE if known is None else known.tolerance)
+        arrivals = self.node.arrivals
+        self._arrived(attempt, delivery.fired_at, self._known(attempt), None if arrivals is None else arrivals.told)
         sending = self._sent(attempt, target, found, delivery, kind)
         return self._traced(attempt, delivery, kind, sending) if tracing.on() else sending
+
+    def _arrived(
+        self, attempt: Attempt, now: datetime, known: Known | None, told: Callable[[Attempt, datetime], None] | None
+    ) -> None:
+        """Count how late a job starts, and tell who wants to know that it does: later attempts are late on purpose."""
+        if attempt.number != 1:
+            return
+        if told is not None:
+            told(attempt, now)
+        lag = (now - attempt.run_at).total_seconds()
+        self.node.counters.late(lag, DEFAULT_TOLERANCE if known is None else known.tolerance)
+
+    async def _rest(self, attempt: Attempt, call: Call) -> Outcome:
+        """What is left of a handler's call."""
+        timeout, outcome = self.node.timeout_of(attempt), None
+        try:
+            outcome = await self._limited(timeout, call.began, "handler", outcome_of(call.rest), attempt.id)
+        finally:
+            took = self.node.clock.monotonic() - call.began
+            self._measured("handler", attempt.topic, took, timeout, outcome)
+        return outcome
 
     async def _traced(
         self, attempt: Attempt, delivery: Delivery, kind: str, sending: Coroutine[Any, Any, Outcome]
@@ -140,13 +264,13 @@ class Runner:
             if found is None:
                 options = {} if target is None else target["options"]
                 sending = self.node.targets[kind].deliver(delivery, options)
-                outcome = await self._limited(timeout, began, kind, sending, delivery)
+                outcome = await self._limited(timeout, began, kind, sending, attempt.id)
             elif isinstance(found, TimebellError):
                 outcome = unusable(found)
             else:
                 attempt.used = found.used
                 sending = named.deliver(self.node.named[kind], found, delivery)
-                outcome = await self._limited(timeout, began, kind, sending, delivery)
+                outcome = await self._limited(timeout, began, kind, sending, attempt.id)
                 if outcome.gone:
                     await self.names.gone(attempt.tenant_id, found, outcome.error or "")
         finally:
@@ -168,7 +292,7 @@ class Runner:
         counters.deliveries.add(kind, "stopped" if outcome is None else _code_class(kind, outcome))
 
     async def _limited(
-        self, timeout: float, began: float, kind: str, delivering: Coroutine[Any, Any, Outcome], delivery: Delivery
+        self, timeout: float, began: float, kind: str, delivering: Coroutine[Any, Any, Outcome], job_id: str
     ) -> Outcome:
         """Deliver, for at most `timeout` seconds since `began` (monotonic)."""
         deadline: asyncio.Timeout | None = None
@@ -190,7 +314,7 @@ class Runner:
         except (Snooze, Cancel):
             raise
         except Exception as broken:  # a target's own fault is still an outcome of the attempt
-            log.exception("target %s broke on job %s", kind, delivery.job_id)
+            log.exception("target %s broke on job %s", kind, job_id)
             return Outcome.failed("TARGET_BROKE", f"{type(broken).__name__}: {broken}"[:500])
 
     def _upcoming(self, attempt: Attempt, recurrence: Recurrence) -> list[datetime]:
@@ -247,6 +371,9 @@ class Runner:
     def _count(self, attempt: Attempt, ending: Ending) -> None:
         """Count what an attempt came to, and log it: loudly only dead letters."""
         self.node.counters.came_to(attempt.topic, ending)
+        self._log(attempt, ending)
+
+    def _log(self, attempt: Attempt, ending: Ending) -> None:
         level, word = LINES.get(ending.state, (logging.DEBUG, "ended"))
         if not log.isEnabledFor(level):
             return
@@ -280,6 +407,11 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     ending.was = attempt.state
     ending.grouped = attempt.queue if attempt.group is not None else None
     ending.errors = attempt.errors
+    if (
+        ending.state is JobState.COMPLETED and attempt.errors is None and attempt.verdict is None
+        and ending.reason is None and ending.record is None and ending.progress is None and ending.error is None
+    ):  # fmt: skip
+        return ending  # as most do, it leaves nothing to say
     ending.reason = None if ending.reason is None else legible(ending.reason, 200)
     ending.code = None if ending.code is None else legible(ending.code, 100)
     ending.error = None if ending.error is None else legible(ending.error, 4000)
@@ -307,6 +439,22 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     elif lines and ending.state is JobState.COMPLETED and '"progress"' in (attempt.errors or ""):
         ending.errors = attempts.kept(lines)
     return ending
+
+
+async def _return(result: object) -> object:
+    return result
+
+
+async def _raise(raised: BaseException) -> object:
+    raise raised
+
+
+def _tidy(task: asyncio.Task[Any] | None, clean: Context) -> bool:
+    """Whether a handler left the task as it was: not cancelled, and with nothing of its own in the context."""
+    try:
+        return (task is None or not task.cancelling()) and copy_context() == clean
+    except Exception:  # what it left there cannot be compared
+        return False
 
 
 def _without_progress(line: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -16,7 +18,7 @@ from timebell.engine.completer import Completer
 from timebell.engine.context import Held, Known, Node
 from timebell.engine.foresight import Foresight
 from timebell.engine.runner import Runner
-from timebell.model.job import Attempt
+from timebell.model.job import Attempt, Ending
 from timebell.model.routes import Routes, route_by_name
 from timebell.store.sql import admission, jobs, limits, schedules
 from timebell.store.transaction import Transaction
@@ -203,13 +205,12 @@ class Worker:
 
     def _begin(self, taken: Taken, hands: Hands) -> None:
         """Start what was claimed."""
-        node, loop = self.node, asyncio.get_running_loop()
-        for attempt in taken.attempts:
-            held = Held(attempt, taken.lease_until)
-            node.held[attempt.id] = held
-            held.task = loop.create_task(self._attempt(held, hands))
-            self.tasks.add(held.task)
-        node.counters.started += len(taken.attempts)
+        node = self.node
+        started = [Held(attempt, taken.lease_until, self.runner.completes) for attempt in taken.attempts]
+        for held in started:
+            node.held[held.attempt.id] = held
+        self._give_tasks(started, hands)
+        node.counters.started += len(started)
 
     async def _turns(self, lane: jobs.Lane, most: int) -> list[str]:
         """The tenants that share a late lane, those first whose turn is next; none where nobody has to."""
@@ -243,19 +244,72 @@ class Worker:
             except Exception:  # the jobs are claimed: they run, if without knowing what is next
                 log.exception("the schedules of %d jobs cannot be read", len(attempts))
 
-    async def _attempt(self, held: Held, hands: Hands) -> None:
-        """One attempt, from claim to the completer; its place is free as soon as the work is over."""
+    def _give_tasks(self, started: Iterable[Held], hands: Hands) -> None:
+        """Give each a task, but for those in a row that are likely over with their first step: they share one."""
+        sharing: deque[Held] = deque()
+        for held in started:
+            held.lone = self.runner.lone(held.attempt)
+            if held.lone is not None and held.lone.at_once:
+                sharing.append(held)
+                continue
+            if sharing:
+                self._start(sharing, hands)
+                sharing = deque()
+            self._start(deque((held,)), hands)
+        if sharing:
+            self._start(sharing, hands)
+
+    def _start(self, waiting: deque[Held], hands: Hands) -> None:
+        task = asyncio.get_running_loop().create_task(self._attempt(waiting, hands))
+        self.tasks.add(task)
+        for held in waiting:
+            held.task = task
+
+    async def _attempt(self, waiting: deque[Held], hands: Hands) -> None:
+        """Attempts, from claim to the completer; a place is free as soon as the work is over.
+
+        One that is not over with its first step keeps the task, and those behind it go on in others.
+        """
+        task, clean = asyncio.current_task(), copy_context()
+        held: Held | None = None
+        endings: list[Ending] = []
         try:
-            ending = await self.runner.run(held)
-        except BaseException:
-            self.node.let_go(held.attempt.id, held.attempt.number)  # its lease runs out, and it is taken back
-            raise
+            try:
+                if self.runner.at_once(waiting, clean, endings):
+                    held = waiting.popleft()
+                    if held.lone is not None:
+                        held.lone.at_once = False  # nor are those behind it, perhaps: they get tasks of their own
+            except BaseException:
+                self._lose(waiting.popleft(), hands)
+                raise
+            finally:
+                if endings:
+                    self._free(len(endings), hands)
+                    self.completer.put(*endings)
+                if waiting:
+                    clean.run(self._give_tasks, waiting, hands)
+            if held is None:
+                return
+            try:
+                ending = await self.runner.run(held)
+            except BaseException:
+                self._lose(held, hands)
+                raise
+            self._free(1, hands)
+            if ending is None:
+                self.node.let_go(held.attempt.id, held.attempt.number)
+            else:
+                self.completer.put(ending)
         finally:
-            self.tasks.discard(held.task)
-            hands.free += 1
-            if hands.free == 1:  # none was free: what is due for these hands was not looked at
-                self.node.working.poke()
-        if ending is None:
-            self.node.let_go(held.attempt.id, held.attempt.number)
-        else:
-            self.completer.put(ending)
+            if task is not None:
+                self.tasks.discard(task)
+
+    def _lose(self, held: Held, hands: Hands) -> None:
+        self.node.let_go(held.attempt.id, held.attempt.number)  # its lease runs out, and it is taken back
+        self._free(1, hands)
+
+    def _free(self, count: int, hands: Hands) -> None:
+        """Places are free again."""
+        hands.free += count
+        if 0 < hands.free <= count:  # none was: what is due for these hands was not looked at
+            self.node.working.poke()

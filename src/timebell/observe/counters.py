@@ -14,6 +14,7 @@ from timebell.model.job import Ending, JobState, Reason
 from timebell.model.trigger import Observed
 
 VERDICTS = ("passed", "condition", "quota", "orphaned", "paused", "withdrawn", "waits")
+DELIVERED = "handler", "ok"
 MOST = 500  # series of one metric
 OTHER = "other"
 LAG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
@@ -35,9 +36,15 @@ class Tally:
         try:
             self.values[labels] += by
         except KeyError:
+            self.values[self.of(*labels)] += by
+
+    def of(self, *labels: str) -> tuple[str, ...]:
+        """The key of `values` under which these labels count."""
+        if labels not in self.values:
             if len(self.values) >= MOST:
                 labels = (OTHER, *labels[1:])
-            self.values[labels] = self.values.get(labels, 0) + by
+            self.values.setdefault(labels, 0)
+        return labels
 
 
 @dataclass(slots=True)
@@ -56,14 +63,21 @@ class Spread:
         self._least = bounds[0]
         self.series: dict[tuple[str, ...], Series] = {} if labelled else {(): self._new()}
 
+    def of(self, *labels: str) -> Series:
+        """The series of these labels."""
+        try:
+            return self.series[labels]
+        except KeyError:
+            if len(self.series) >= MOST:
+                labels = (OTHER, *labels[1:])
+            return self.series.setdefault(labels, self._new())
+
     def observe(self, value: float, *labels: str) -> None:
         """Take a value in."""
         try:
             series = self.series[labels]
         except KeyError:
-            if len(self.series) >= MOST:
-                labels = (OTHER, *labels[1:])
-            series = self.series.setdefault(labels, self._new())
+            series = self.of(*labels)
         series.buckets[bisect_left(self.bounds, value) if value > self._least else 0] += 1  # as most of them are
         series.total += value
 
@@ -105,6 +119,46 @@ class Counters:
     delivering: Spread = field(default_factory=lambda: Spread(TIMES))
     found: Spread = field(default_factory=lambda: Spread(FOUND, labelled=False))
     database: Spread = field(default_factory=lambda: Spread(DATABASE))
+    _well: dict[str, tuple[Series, Series, Series, tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+    """Of each topic what `went_well` counts in."""
+
+    def late(self, lag: float, tolerance: float) -> None:
+        """Count how late a job started, in seconds, and whether that is more than is tolerated."""
+        if lag > self.lag_max:
+            self.lag_max = lag
+        if lag < 0.0:
+            lag = 0.0
+        series = self.lag.series[()]
+        series.buckets[bisect_left(LAG, lag)] += 1
+        series.total += lag
+        self.tolerance_breaches += lag > tolerance
+
+    def went_well(self, topic: str, took: float, timeout: float) -> None:
+        """Count an attempt of a handler that completed its job: as its delivery, and `came_to`."""
+        try:
+            runs, ratios, delivering, attempt, fire = self._well[topic]
+        except KeyError:
+            if len(self._well) >= MOST:
+                self._well.clear()
+            self.deliveries.of(*DELIVERED)
+            runs, ratios, delivering, attempt, fire = self._well[topic] = (
+                self.runs.of(topic), self.ratios.of(topic), self.delivering.of("handler"),
+                self.attempts.of(topic, "ok"), self.fires.of(topic, "ok"),
+            )  # fmt: skip
+        if took <= TIMES[0] and took <= RATIOS[0] * timeout:  # as most of them
+            runs.buckets[0] += 1
+            ratios.buckets[0] += 1
+            delivering.buckets[0] += 1
+        else:
+            runs.buckets[bisect_left(TIMES, took)] += 1
+            ratios.buckets[bisect_left(RATIOS, took / timeout)] += 1
+            delivering.buckets[bisect_left(TIMES, took)] += 1
+        runs.total += took
+        ratios.total += took / timeout
+        delivering.total += took
+        self.deliveries.values[DELIVERED] += 1
+        self.attempts.values[attempt] += 1
+        self.fires.values[fire] += 1
 
     def came_to(self, topic: str, ending: Ending) -> None:
         """Count what an attempt came to."""

@@ -13,42 +13,60 @@ TOO_LONG = 1.0  # seconds in which this node starts nothing and renews no lease
 
 
 class Timed:
-    """Awaits a coroutine in the place of `await coroutine`; warns of steps that took too long."""
+    """Awaits a coroutine in the place of `await coroutine`; warns of steps that took too long.
+
+    One whose first step was taken already awaits what that gave, `awaited`.
+    """
+
+    __slots__ = ("awaited", "begun", "coroutine", "function", "monotonic", "topic")
 
     def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], monotonic: Callable[[], float], topic: str, function: Any
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        monotonic: Callable[[], float],
+        topic: str,
+        function: Any,
+        awaited: Any = None,
+        *,
+        begun: bool = False,
     ) -> None:
         self.coroutine, self.monotonic = coroutine, monotonic
         self.topic, self.function = topic, function
+        self.awaited, self.begun = awaited, begun
 
     def __await__(self) -> Generator[Any, Any, Any]:
         coroutine, monotonic = self.coroutine, self.monotonic
-        sent: Any = None
-        raised: BaseException | None = None
+        awaited, begun = self.awaited, self.begun
+        step: Callable[[Any], Any] = coroutine.send
+        given: Any = None
         while True:
-            began = monotonic()
+            if not begun:
+                began = monotonic()
+                try:
+                    awaited = step(given)
+                except StopIteration as stop:
+                    return stop.value
+                finally:
+                    if (took := monotonic() - began) >= TOO_LONG:
+                        warn(took, self.topic, self.function)
+            begun = False
+            step, given = coroutine.send, None
             try:
-                awaited = coroutine.send(sent) if raised is None else coroutine.throw(raised)
-            except StopIteration as stop:
-                return stop.value
-            finally:
-                if (took := monotonic() - began) >= TOO_LONG:
-                    self._warn(took)
-            sent = raised = None
-            try:
-                sent = yield awaited
+                given = yield awaited
             except GeneratorExit:
                 coroutine.close()
                 raise
             except BaseException as thrown:
-                raised = thrown
+                step, given = coroutine.throw, thrown
 
-    def _warn(self, took: float) -> None:
-        log.warning(
-            "the handler of %s (%s) blocked the event loop for %.1f s, in which this node started no other job: make"
-            " it a plain def, which runs in a thread, or await what it waits for",
-            self.topic, _place(self.function), took,
-        )  # fmt: skip
+
+def warn(took: float, topic: str, function: Any) -> None:
+    """Say that a step of a handler took too long."""
+    log.warning(
+        "the handler of %s (%s) blocked the event loop for %.1f s, in which this node started no other job: make"
+        " it a plain def, which runs in a thread, or await what it waits for",
+        topic, _place(function), took,
+    )  # fmt: skip
 
 
 def _place(function: Any) -> str:

@@ -8,14 +8,17 @@ import functools
 import inspect
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic
 
+from orjson import loads
+
 from timebell.errors import InvalidInput, InvalidPayload, TimebellError
+from timebell.model.job import Attempt
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry, seconds
 from timebell.model.routes import Routes
@@ -34,6 +37,7 @@ else:
     P = TypeVar("P")
 
 log = logging.getLogger("timebell.handler")
+_new = object.__new__
 
 SCHEDULE_ARRIVED = "schedule.arrived"
 NEWER_PAUSE = 5.0  # seconds until a payload that is too new for this node is tried again, perhaps elsewhere
@@ -141,6 +145,17 @@ class Handler:
         return self.pattern.endswith(".*") and topic.startswith(self.pattern[:-1])
 
 
+@dataclass(slots=True)
+class Lone:
+    """The one handler that hears a topic, where it is a coroutine function and nothing is around it."""
+
+    function: Callable[[Arrived], Coroutine[Any, Any, Any]]
+    timeout: float | None
+    payload: PayloadType | None
+    at_once: bool = True
+    """Whether it was over with its first step when it was called last."""
+
+
 class Handlers:
     """All functions of an app, and the target that calls them."""
 
@@ -152,6 +167,8 @@ class Handlers:
         self.state: Any = None
         self.matching = functools.lru_cache(maxsize=10_000)(self._match)
         """All that hear a topic, the most specific first."""
+        self.lone = functools.lru_cache(maxsize=10_000)(self._lone)
+        """The only one that hears a topic, if it can be called without a detour."""
         self.threads: Executor | None = None
         self.monotonic: Callable[[], float] | None = None
         """The clock of the node that runs, to tell who blocks it."""
@@ -160,6 +177,7 @@ class Handlers:
         """Listen."""
         self._all.append(handler)
         self.matching.cache_clear()
+        self.lone.cache_clear()
 
     def wrap(self, middleware: Middleware) -> None:
         """Put it around every call, inside of those that came before. Raises InvalidInput (MIDDLEWARE_INVALID)."""
@@ -169,6 +187,7 @@ class Handlers:
                 fix="Write async def middleware(event, call_next): return await call_next(event).",
             )  # fmt: skip
         self._around.append(middleware)
+        self.lone.cache_clear()
 
     def copy(self) -> Handlers:
         """The same functions, for another node: they are called in threads of its own."""
@@ -182,6 +201,16 @@ class Handlers:
     def _match(self, topic: str) -> list[Handler]:
         heard = [handler for handler in self._all if handler.hears(topic)]
         return sorted(heard, key=lambda handler: (handler.pattern.endswith("*"), -len(handler.pattern)))
+
+    def _lone(self, topic: str) -> Lone | None:
+        heard = self.matching(topic)
+        if len(heard) != 1 or self._around:
+            return None
+        function: Any = heard[0].function
+        code = getattr(function, "__code__", None)  # of an object that is called: not known to be a coroutine's
+        if code is None or not code.co_flags & inspect.CO_COROUTINE:
+            return None
+        return Lone(function, heard[0].timeout, heard[0].payload)
 
     def routes(self, *, is_async: bool) -> Routes:
         """What the async or the plain functions can take."""
@@ -263,6 +292,43 @@ class Handlers:
 
     async def close(self) -> None:
         """As in Target."""
+
+
+def event_of(
+    attempt: Attempt, now: datetime, upcoming: list[datetime], payload: PayloadType | None, state: Any,
+    completion: Completion,
+) -> Arrived | None:  # fmt: skip
+    """What the lone handler of an attempt's topic is given; None if its payload does not fit, or is too new."""
+    metadata = {} if attempt.metadata is None else decode(attempt.metadata) or {}
+    given = loads(attempt.payload)
+    if payload is not None:
+        version = payloads.version_of(metadata)
+        if version > payload.version:
+            return None
+        try:
+            given = payload.read(attempt.topic, given, version)
+        except InvalidPayload:
+            return None
+    if attempt.tenant_id != "default":
+        metadata["tenant_id"] = attempt.tenant_id
+    event: Arrived = _new(Arrived)  # by its constructor, which takes keywords only, it costs four times as much
+    event.topic, event.payload, event.metadata = attempt.topic, given, metadata
+    event.timezone, event.scheduled_at, event.fired_at = attempt.timezone, attempt.scheduled_at, now
+    event.late_by, event.job_id, event.schedule_id = now - attempt.scheduled_at, attempt.id, attempt.schedule_id
+    event.occurrence_key = attempt.id if attempt.schedule_id is None else attempt.occurrence_key
+    event.attempt = attempt.number
+    event.upcoming, event.state, event.result, event._completion = upcoming, state, None, completion
+    return event
+
+
+async def outcome_of(call: Awaitable[Any]) -> Outcome:
+    """What a call of a lone handler comes to. Snooze and Cancel pass through."""
+    try:
+        return Outcome.ok(await call)
+    except (Snooze, Cancel):
+        raise
+    except (Exception, SystemExit) as failed:  # a script's sys.exit() must not end the engine
+        return Outcome.failed(type(failed).__name__, _words(failed))
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:

@@ -82,8 +82,8 @@ def _ending_row(tx: Transaction, ending: Ending) -> dict[str, Any]:
     """An ending as a row of a batch; its words as plain text, which drivers bind at once."""
     to_db = tx.dialect.to_db
     row = {
-        "id": ending.id, "attempt": ending.attempt, "was": str(ending.was), "state": str(ending.state),
-        "at": to_db(ending.at), "counts": int(ending.counts),
+        "id": ending.id, "attempt": ending.attempt, "was": ending.was._value_, "state": ending.state._value_,
+        "at": to_db(ending.at), "counts": 1 if ending.counts else 0,
         "run_at": None if ending.run_at is None else to_db(ending.run_at),
     }  # fmt: skip
     optional = _optional(ending)

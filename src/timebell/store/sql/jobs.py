@@ -356,14 +356,18 @@ def overdue(tx: Transaction, most: int, now: datetime) -> list[Attempt]:
 
 
 def _attempt(tx: Transaction, row: Row, now: datetime, state: JobState = JobState.RUNNING) -> Attempt:
+    # By the order of TAKEN: to ask a row for each by its name takes three times as long.
+    (
+        id_, tenant_id, topic, schedule_id, scheduled_at, kind, timezone, payload, metadata, target, queue, retry,
+        timeout, expires_at, number, tries, serial, errors, revision, run_at, group, priority, replays, conditions, *_,
+    ) = row.values()  # fmt: skip
     from_db = tx.dialect.from_db
+    starts_at = from_db(run_at)
     return Attempt(
-        str(row["id"]), row["tenant_id"], row["topic"],
-        None if row["schedule_id"] is None else str(row["schedule_id"]), from_db(row["scheduled_at"]),
-        row["kind"], row["timezone"], row["payload"], row["metadata"], row["target"], row["queue"],
-        row["retry"], row["timeout"], from_db(row["expires_at"]), row["attempt"], row["tries"],
-        bool(row["serial"]), row["errors"], row["revision"], from_db(row["run_at"]), now, state, row["group_name"],
-        priority=row["priority"], replays=row["replays"], conditions=row["conditions"],
+        str(id_), tenant_id, topic, None if schedule_id is None else str(schedule_id),
+        starts_at if scheduled_at == run_at else from_db(scheduled_at), kind, timezone, payload, metadata, target,
+        queue, retry, timeout, None if expires_at is None else from_db(expires_at), number, tries, bool(serial),
+        errors, revision, starts_at, now, state, group, None, priority, replays, conditions,
     )  # fmt: skip
 
 
