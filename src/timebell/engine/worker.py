@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -16,7 +17,7 @@ from timebell.engine.context import Held, Known, Node
 from timebell.engine.runner import Runner
 from timebell.model.job import Attempt
 from timebell.model.routes import Routes, route_by_name
-from timebell.store.sql import admission, jobs, limits, schedules
+from timebell.store.sql import admission, at_once, jobs, limits, schedules
 
 log = logging.getLogger("timebell.worker")
 
@@ -49,6 +50,8 @@ class Worker:
         self._taking = [hands for hands in self.hands if hands.routes]
         self.tasks: set[asyncio.Task[None]] = set()
         self.claiming = False
+        self._lent = 0
+        self._behind = True
         self._pause = SHORTEST
         self._rounds = 0
         self._served: dict[tuple[str, int], tuple[int, str]] = {}
@@ -58,11 +61,34 @@ class Worker:
         """All that this node can take."""
         return self.hands[0].routes | self.hands[1].routes
 
+    @property
+    def starting(self) -> bool:
+        """Whether something may start that this node does not hold yet."""
+        return self.claiming or self._lent > 0
+
+    @contextmanager
+    def room(self) -> Iterator[at_once.Room]:
+        """Places that are kept for jobs which start as they are made: up to half of all, as others may come due
+        meanwhile; none while some wait for a place, or where only a claim can tell whether they may start."""
+        hands, node = self.hands[0], self.node
+        closed = self._behind or self.claiming or node.limited or not hands.routes
+        most = 0 if closed else min(hands.free, node.options.slots // 2)
+        hands.free -= most
+        self._lent += most
+        try:
+            yield at_once.Room(node.id, hands.routes, most)
+        finally:
+            self._lent -= most
+            hands.free += most
+            if 0 < hands.free <= most:  # none was free, as in `_attempt`
+                node.working.poke()
+
     async def step(self) -> datetime | None:
         """Claim what is due and fits; when to look again (None: when poked)."""
         node = self.node
         free = [hands for hands in self._taking if hands.free > 0]
         if node.stopping or not free:
+            self._behind = True
             return None
         if node.limited:
             await node.store.run(admission.let_go, node.clock.now())
@@ -71,7 +97,7 @@ class Worker:
         now = node.clock.now()
         due, later = self._due(lanes, now)
         claimed, all_of_it = 0, not node.store.many_nodes  # else others claim too, by the server's clock
-        self.claiming = True
+        self.claiming, behind = True, False
         try:
             for at, lane in enumerate(due, 1):
                 beside = 1 if at == len(due) else 1 + sum(other.priority == lane.priority for other in due[at:])
@@ -79,9 +105,10 @@ class Worker:
                     most = min(-(-hands.free // beside), node.options.batch)
                     count = await self._claim(lane, hands, most)
                     claimed += count
+                    behind = behind or count >= most or lane.limited or lane.crowded
                     all_of_it = all_of_it and count < most and not (lane.limited or lane.crowded)
         finally:
-            self.claiming = False
+            self.claiming, self._behind = False, behind
         if claimed:
             node.counters.found.observe(claimed)
             self._pause = SHORTEST
@@ -132,15 +159,19 @@ class Worker:
         else:
             attempts = await store.hot(jobs.claim, *what, now)
         await self._learn(attempts)
-        lease_until, loop = sent + node.options.lease, asyncio.get_running_loop()
+        self.start(attempts, hands, sent)
+        return len(attempts) + put_back
+
+    def start(self, attempts: Sequence[Attempt], hands: Hands, sent: float) -> None:
+        """Hold these attempts, and begin them; their leases are counted from before they were asked for."""
+        lease_until, loop = sent + self.node.options.lease, asyncio.get_running_loop()
         for attempt in attempts:
             held = Held(attempt, lease_until)
-            node.held[attempt.id] = held
+            self.node.held[attempt.id] = held
             hands.free -= 1
             held.task = loop.create_task(self._attempt(held, hands))
             self.tasks.add(held.task)
-        node.counters.started += len(attempts)
-        return len(attempts) + put_back
+        self.node.counters.started += len(attempts)
 
     async def _turns(self, lane: jobs.Lane, most: int) -> list[str]:
         """The tenants that share a late lane, those first whose turn is next; none where nobody has to."""
