@@ -10,11 +10,27 @@ import pytest
 
 from timebell.clock import wall
 from timebell.model.limits import Limits
+from timebell.recurrence import Every
 from timebell.store.dialects.base import Store
 from timebell.store.open import open_store
-from timebell.store.sql import limits, queues
+from timebell.store.sql import limits, queues, schedules
+from timebell.store.sql.at_once import Room
 
-from .helpers import ANYONE, NODE, claim, create, everything, fire, job, lane, put, schedule
+from .helpers import (
+    ANYONE,
+    NODE,
+    JobState,
+    Overlap,
+    claim,
+    create,
+    everything,
+    fire,
+    job,
+    job_of,
+    lane,
+    put,
+    schedule,
+)
 
 HOUR = timedelta(hours=1)
 
@@ -55,6 +71,18 @@ def test_a_node_an_hour_ahead_fires_no_schedule_early(nodes_url: str) -> None:
         await put(store, schedule(next_fire_at=soon))
         fired = await fire(store, now + HOUR)
         assert (fired.schedules, fired.next_fire_at, await everything(store)) == (0, soon, [])
+
+    _by_the_server(nodes_url, test)
+
+
+def test_a_node_an_hour_ahead_starts_nothing_early_that_it_fires(nodes_url: str) -> None:
+    async def test(store: Store, now: datetime) -> None:
+        every = Every("PT1M", anchor=now)
+        await put(store, schedule(every, next_fire_at=now, overlap=Overlap.ALLOW, missed_after=7200.0))
+        fired = await store.run(schedules.fire, job_of, now + timedelta(minutes=9), 10, Room(NODE, ANYONE, 100))
+        assert [attempt.scheduled_at for attempt in fired.started] == [now]
+        states = [made.state for made in await everything(store)]
+        assert (fired.jobs, states.count(JobState.RUNNING), states.count(JobState.PENDING)) == (10, 1, 9)
 
     _by_the_server(nodes_url, test)
 

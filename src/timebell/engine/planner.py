@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from timebell.engine.context import Known, Node
+from timebell.engine.worker import Worker
 from timebell.ids import new_id
 from timebell.model.gated import kept
 from timebell.model.job import Hold, Kind, NewJob
@@ -19,7 +20,7 @@ from timebell.model.routes import route
 from timebell.model.schedule import Action, Schedule
 from timebell.store.sql import schedules
 
-BATCH = 500
+BATCH = 250
 REMEMBERED = 10_000  # schedules of which it knows what their jobs say
 SHORTEST, LONGEST = 0.002, 0.25  # seconds to wait when what is due is another planner's just now
 
@@ -27,20 +28,25 @@ SHORTEST, LONGEST = 0.002, 0.25  # seconds to wait when what is due is another p
 class Planner:
     """The service; `step` is one pass."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, worker: Worker) -> None:
         self.node = node
+        self.worker = worker
         self._pause = SHORTEST
         self._said: dict[str, tuple[Action, dict[str, Any]]] = {}
 
     async def step(self) -> datetime | None:
         """Fire what is due; when to look again."""
         node = self.node
-        now = node.clock.now()
-        fired = await node.store.run(schedules.fire, self.build, now, BATCH)
+        if node.stopping:
+            return None
+        with self.worker.room() as room:
+            sent, now = node.clock.monotonic(), node.clock.now()
+            fired = await node.store.run(schedules.fire, self.build, now, BATCH, room)
+            self.worker.start(fired.started, sent)
         node.counters.fired += fired.jobs
         node.counters.skipped += fired.skips
         node.counters.left_out(fired.reasons)
-        if fired.jobs:
+        if fired.jobs > len(fired.started):
             node.working.poke()
         if fired.stopping:
             node.beating.poke()

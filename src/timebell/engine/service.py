@@ -33,8 +33,8 @@ class Service:
     def __init__(self, node: Node, version: str, tzdata: str) -> None:
         self.node = node
         self.completer = Completer(node)
-        self.planner = Planner(node)
         self.worker = Worker(node, self.completer)
+        self.planner = Planner(node, self.worker)
         self.leader = Leader(node)
         now = node.clock.now()
         me = nodes.Node(node.id, node.options.name, version, tzdata, self.worker.routes, 0, now, now)
@@ -69,7 +69,7 @@ class Service:
         try:
             yield
         finally:
-            await self._drain(tasks[1:])
+            await self._drain()
             for task in (*tasks, completing):
                 task.cancel()
             await asyncio.gather(*tasks, completing, return_exceptions=True)
@@ -94,11 +94,11 @@ class Service:
         while True:
             # Before the look: what is claimed or ends meanwhile may let others go.
             now, started = node.clock.now(), node.counters.started
-            busy = bool(node.held) or self.worker.claiming
+            busy = bool(node.held) or self.worker.starting
             lanes = await node.store.hot(jobs.lanes, self.worker.routes, now)
             fire_at = await node.store.run(schedules.next_fire)
             due = any(lane.next_due is not None and lane.next_due <= now for lane in lanes)
-            busy = busy or bool(node.held) or self.worker.claiming or node.counters.started != started
+            busy = busy or bool(node.held) or self.worker.starting or node.counters.started != started
             if not due and not busy and (fire_at is None or fire_at > now):
                 return
             alarm = Alarm(node.clock)
@@ -163,16 +163,15 @@ class Service:
         finally:
             alarm.close()
 
-    async def _drain(self, makers: list[asyncio.Task[None]]) -> None:
+    async def _drain(self) -> None:
         """Stop planning and claiming, let what runs finish, give the rest back, write every ending."""
         node = self.node
         node.stopping = True
         node.working.poke()
         until = node.clock.monotonic() + node.options.drain
-        # A claim under way must not be cut off, or its jobs would be nobody's.
+        # What starts jobs must not be cut off, or they would be nobody's.
         alarm = Alarm(node.clock)
-        makers[0].cancel()
-        while (node.held or self.worker.claiming) and node.clock.monotonic() < until:
+        while (node.held or self.worker.starting) and node.clock.monotonic() < until:
             await alarm.wait(node.clock.now() + timedelta(seconds=0.02))
         for held in list(node.held.values()):
             if held.task is not None and not held.task.done():

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ from timebell.engine.foresight import Foresight
 from timebell.engine.runner import Runner
 from timebell.model.job import Attempt, Ending
 from timebell.model.routes import Routes, route_by_name
-from timebell.store.sql import admission, jobs, limits, schedules
+from timebell.store.sql import admission, at_once, jobs, limits, schedules
 from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.worker")
@@ -71,6 +72,8 @@ class Worker:
         self.tasks: set[asyncio.Task[None]] = set()
         self.claiming = False
         self.foresight = Foresight()
+        self._lent = 0
+        self._behind = True
         self._pause = SHORTEST
         self._rounds = 0
         self._served: dict[tuple[str, int], tuple[int, str]] = {}
@@ -80,11 +83,34 @@ class Worker:
         """All that this node can take."""
         return self.hands[0].routes | self.hands[1].routes
 
+    @property
+    def starting(self) -> bool:
+        """Whether something may start that this node does not hold yet."""
+        return self.claiming or self._lent > 0
+
+    @contextmanager
+    def room(self) -> Iterator[at_once.Room]:
+        """Places that are kept for jobs which start as they are made: up to half of all, as others may come due
+        meanwhile; none while some wait for a place, or where only a claim can tell whether they may start."""
+        hands, node = self.hands[0], self.node
+        closed = self._behind or self.claiming or node.limited or not hands.routes
+        most = 0 if closed else min(hands.free, node.options.slots // 2)
+        hands.free -= most
+        self._lent += most
+        try:
+            yield at_once.Room(node.id, hands.routes, most)
+        finally:
+            self._lent -= most
+            hands.free += most
+            if 0 < hands.free <= most:  # none was, as in `_free`
+                node.working.poke()
+
     async def step(self) -> datetime | None:
         """Claim what is due and fits; when to look again (None: when poked)."""
         node = self.node
         free = [hands for hands in self._taking if hands.free > 0]
         if node.stopping or not free:
+            self._behind = True
             return None
         routes = free[0].routes if len(free) == 1 else self.routes
         looking = node.working.poked or bool(node.limited)
@@ -124,7 +150,7 @@ class Worker:
 
     async def _claim_all(self, due: list[jobs.Lane], free: list[Hands], plain: Claim) -> tuple[int, bool]:
         """Claim what fits from lanes in order; how many, and whether that was all."""
-        claimed, all_of_it = 0, True
+        claimed, behind = 0, False
         self.claiming = True
         try:
             for at, lane in enumerate(due, 1):
@@ -133,13 +159,13 @@ class Worker:
                 for hands in free:
                     count, more = await self._claim(lane, hands, plain, beside, AT_ONCE if alone else 0.0)
                     claimed += count
-                    all_of_it = all_of_it and not (more or lane.limited or lane.crowded)
+                    behind = behind or more or lane.limited or lane.crowded
         finally:
-            self.claiming = False
+            self.claiming, self._behind = False, behind
         if claimed:
             self.node.counters.found.observe(claimed)
             self._pause = SHORTEST
-        return claimed, all_of_it
+        return claimed, not behind
 
     def _due(self, lanes: Sequence[jobs.Lane], now: datetime) -> tuple[list[jobs.Lane], list[datetime]]:
         """The lanes with something to start, in order; and when something is to start in the others."""
@@ -203,8 +229,14 @@ class Worker:
         await self._learn(attempts)
         return Taken(attempts, put_back, sent + node.options.lease)
 
+    def start(self, attempts: Sequence[Attempt], sent: float) -> None:
+        """Start what was made in `room`; leases are counted from before it was asked for."""
+        hands = self.hands[0]
+        hands.free -= len(attempts)
+        self._begin(Taken(attempts, 0, sent + self.node.options.lease), hands)
+
     def _begin(self, taken: Taken, hands: Hands) -> None:
-        """Start what was claimed."""
+        """Hold what was claimed, and give it tasks."""
         node = self.node
         started = [Held(attempt, taken.lease_until, self.runner.completes) for attempt in taken.attempts]
         for held in started:

@@ -61,17 +61,19 @@ class Lane:
 _SHARED = "(tenant_id <> 'default' OR EXISTS (SELECT 1 FROM timebell_tenants t WHERE t.id <> 'default'))"
 
 
-def _create(columns: Sequence[Column[Any]], returning: str = "") -> Statement:
+def _create(columns: Sequence[Column[Any]], returning: str = "", where: str = "true") -> Statement:
     names = ", ".join(column.name for column in columns)
     return Statement(
         f"WITH $rows INSERT INTO timebell_jobs ({names}, shared) "  # noqa: S608 - our own column names
-        f"SELECT {names}, {_SHARED} FROM d WHERE true ON CONFLICT DO NOTHING{returning}",
+        f"SELECT {names}, {_SHARED} FROM d WHERE {where} ON CONFLICT DO NOTHING{returning}",
         **{column.name: _TYPES[type(column.type).__name__] for column in columns},
     )
 
 
 CREATE, CREATE_RARE = _create(_NEW, " RETURNING id"), _create(_NEW_RARE, " RETURNING id")
 ADD, ADD_RARE = _create(_NEW), _create(_NEW_RARE)
+# The server's own clock has its say here too, as in a claim.
+START_NEW = _create([*_NEW_RARE, jobs.c.node_id, jobs.c.started_at], " RETURNING id", "$due")
 
 
 def _record(job: NewJob, tx: Transaction) -> dict[str, Any]:
@@ -129,6 +131,13 @@ def take_turns(tx: Transaction, schedules: Iterable[str | None]) -> None:
 def add(tx: Transaction, new: Sequence[NewJob]) -> None:
     """As `insert`, for whoever need not know which were written."""
     tx.fetch(ADD_RARE if _has_rare(new) else ADD, [_record(job, tx) for job in new])
+
+
+def start(tx: Transaction, new: Sequence[NewJob], node: str, now: datetime) -> set[str]:
+    """Write due jobs as this node's first attempts at them, in one statement; the ids that were written."""
+    started = {"state": "running", "attempt": 1, "node_id": node, "started_at": tx.dialect.to_db(now)}
+    written = tx.fetch(START_NEW, [_record(job, tx) | started for job in new], now=tx.dialect.to_db(now))
+    return {str(row["id"]) for row in written}
 
 
 _FIELDS = {"group_name": "group"}

@@ -14,7 +14,7 @@ from sqlalchemy import Row, insert, select, update
 
 from timebell.errors import Conflict, InvalidRecurrence, NotFound, RevisionStale
 from timebell.model.decide import next_of, passed_over, plan
-from timebell.model.job import Hold, NewJob
+from timebell.model.job import Attempt, Hold, NewJob
 from timebell.model.payload import legible as legible_text
 from timebell.model.policy import Overlap
 from timebell.model.schedule import Schedule
@@ -23,7 +23,7 @@ from timebell.recurrence.instants import format_instant
 from timebell.recurrence.overrides import carried as carried_overrides
 from timebell.store.schema import jobs as job_table
 from timebell.store.schema import revisions, schedules
-from timebell.store.sql import jobs, turns, zone_moves
+from timebell.store.sql import at_once, jobs, turns, zone_moves
 from timebell.store.sql.named import bound
 from timebell.store.sql.schedule_pages import EVERY as EVERY
 from timebell.store.sql.schedule_pages import find as find
@@ -237,6 +237,8 @@ class Fired:
     next_fire_at: datetime | None = None
     reasons: dict[str, int] = field(default_factory=dict)
     """How many of the skips each reason has."""
+    started: list[Attempt] = field(default_factory=list)
+    """The jobs that began with it, on the node that fired them."""
 
 
 Skipped = tuple[NewJob, str, int, datetime]
@@ -270,13 +272,14 @@ ADVANCE = Statement(
 )
 
 
-def fire(tx: Transaction, build: Build, now: datetime, most: int) -> Fired:
-    """Fire up to `most` due schedules: decide, insert the jobs and skips, advance the cursors; all or nothing.
+def fire(tx: Transaction, build: Build, now: datetime, most: int, room: at_once.Room | None = None) -> Fired:
+    """Fire up to `most` due schedules: decide, insert the jobs and skips, advance the cursors; all or nothing. Jobs
+    that there is `room` for start with it.
 
     Other planners skip the rows locked here; a crash anywhere leaves the cursor where it was.
     """
     rows = tx.fetch(DUE, now=tx.dialect.to_db(now), most=most)
-    fired = _fire(tx, _readable(tx, rows), build, now) if rows else Fired()
+    fired = _fire(tx, _readable(tx, rows), build, now, room) if rows else Fired()
     fired.next_fire_at = next_fire(tx)
     return fired
 
@@ -298,7 +301,9 @@ def _fault(schedule_id: str, broken: Exception) -> str:
     return f"{type(broken).__name__}: {broken}"[:500].replace("\x00", "")
 
 
-def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime) -> Fired:
+def _fire(
+    tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime, room: at_once.Room | None = None
+) -> Fired:
     """The part of `fire` after the locks."""
     zone_moves.due(tx, due, now)
     live = live_of(tx, [one.id for one in due if one.policies.overlap is not Overlap.ALLOW])
@@ -335,11 +340,11 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
             if planned.fires:
                 advance["last_fired_at"] = tx.dialect.to_db(planned.fires[-1].at)
         advances.append(advance)
+    started: list[Attempt] = []
     if new:
-        jobs.add(tx, new)
+        started = at_once.add(tx, new, room, now)
         if live and (beside := [id_ for id_, (_, others) in live.items() if others]):
             jobs.take_turns(tx, beside)
-        tx.notify()
     if skips:
         jobs.skip(tx, skips, now)
     stopping = turns.supersede(tx, successors, now) if successors else 0
@@ -347,7 +352,7 @@ def _fire(tx: Transaction, due: Sequence[Schedule], build: Build, now: datetime)
     reasons: dict[str, int] = {}
     for _, reason, count, _ in skips:
         reasons[reason] = reasons.get(reason, 0) + count
-    return Fired(len(due), len(new), sum(reasons.values()), stopping, reasons=reasons)
+    return Fired(len(due), len(new), sum(reasons.values()), stopping, reasons=reasons, started=started)
 
 
 def live_of(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
