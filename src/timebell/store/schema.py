@@ -264,7 +264,7 @@ jobs = Table(
 )
 
 # A claim puts another version of the row under its id, which has room beside the first.
-_ROOM = DDL("ALTER INDEX timebell_jobs_pkey SET (fillfactor = 50)")
+_ROOM = DDL("ALTER INDEX timebell_jobs_pkey SET (fillfactor = 50)")  # type: ignore[no-untyped-call]
 event.listen(jobs, "after_create", _ROOM.execute_if(dialect="postgresql"))
 
 finished = Table(
