@@ -122,11 +122,11 @@ async def test_a_claim_takes_only_its_own_lane(store: Store) -> None:
 async def test_what_was_looked_at_before_is_not_claimed_once_its_queue_is_paused(store: Store, paused: str) -> None:
     id_ = await one(store, queue="mail")
     (seen,) = await store.hot(jobs.lanes, ANYONE, T0)
-    claim_seen = (jobs.claim_unchanged, seen, ANYONE, NODE, 10, T0)
+    claim_seen = (jobs.claim, seen, ANYONE, NODE, 10, T0)
     await store.run(queues.pause, paused, None)
-    assert await store.hot(*claim_seen) == []
+    assert await store.hot(*claim_seen, unchanged=True) == []
     await store.run(queues.resume, paused)
-    assert [attempt.id for attempt in await store.hot(*claim_seen)] == [id_]
+    assert [attempt.id for attempt in await store.hot(*claim_seen, unchanged=True)] == [id_]
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,12 @@ async def test_nor_once_it_has_a_limit_but_those_of_other_queues_matter_not(stor
     for _ in range(2):
         await one(store, queue="mail")
     (seen,) = await store.hot(jobs.lanes, ANYONE, T0)
-    claim_seen = (jobs.claim_unchanged, seen, ANYONE, NODE, 1, T0)
+    claim_seen = (jobs.claim, seen, ANYONE, NODE, 1, T0)
     await store.run(queues.put, "post", limited)
     await store.run(queues.pause, "post", None)
-    assert len(await store.hot(*claim_seen)) == 1
+    assert len(await store.hot(*claim_seen, unchanged=True)) == 1
     await store.run(queues.put, "mail", limited)
-    assert await store.hot(*claim_seen) == []
+    assert await store.hot(*claim_seen, unchanged=True) == []
 
 
 # Lanes.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -22,11 +22,8 @@ from timebell.engine.runner import Runner
 from timebell.model.job import Attempt, Ending
 from timebell.model.routes import Routes, route_by_name
 from timebell.store.sql import admission, at_once, jobs, limits, schedules
-from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.worker")
-
-Claim = Callable[[Transaction, jobs.Lane, Routes, str, int, datetime], list[Attempt]]
 
 AT_ONCE = 0.05  # seconds for which a lane with plenty to start is claimed from before the others are looked at
 SHORTEST, LONGEST = 0.0005, 0.25  # seconds to wait when what is due is another node's just now
@@ -123,7 +120,7 @@ class Worker:
         lanes = await node.store.hot(jobs.lanes, routes, looked_at)
         now = node.clock.now()
         due, later = self._due(lanes, now)
-        claimed, all_of_it = await self._claim_all(due, free, jobs.claim)
+        claimed, all_of_it = await self._claim_all(due, free)
         all_of_it = all_of_it and not node.store.many_nodes  # else others claim too, by the server's clock
         if claimed and not all_of_it:
             return now
@@ -142,13 +139,13 @@ class Worker:
     async def _claim_foreseen(self, foreseen: list[jobs.Lane], free: list[Hands]) -> datetime | None:
         """Claim, without a look, from the lanes in which so many are due; when to go on."""
         lanes = list({id(lane): lane for lane in foreseen}.values())
-        claimed, all_of_it = await self._claim_all(self._in_order(lanes), free, jobs.claim_unchanged)
+        claimed, all_of_it = await self._claim_all(self._in_order(lanes), free, foreseen=True)
         if claimed < len(foreseen) or not all_of_it or not self.foresight.knows_more_of(lanes):
             self.foresight.forget()
             return self.node.clock.now()
         return self.foresight.next
 
-    async def _claim_all(self, due: list[jobs.Lane], free: list[Hands], plain: Claim) -> tuple[int, bool]:
+    async def _claim_all(self, due: list[jobs.Lane], free: list[Hands], *, foreseen: bool = False) -> tuple[int, bool]:
         """Claim what fits from lanes in order; how many, and whether that was all."""
         claimed, behind = 0, False
         self.claiming = True
@@ -157,7 +154,7 @@ class Worker:
                 beside = 1 if at == len(due) else 1 + sum(other.priority == lane.priority for other in due[at:])
                 alone = sum(other.priority == lane.priority for other in due) == 1
                 for hands in free:
-                    count, more = await self._claim(lane, hands, plain, beside, AT_ONCE if alone else 0.0)
+                    count, more = await self._claim(lane, hands, beside, AT_ONCE if alone else 0.0, foreseen=foreseen)
                     claimed += count
                     behind = behind or more or lane.limited or lane.crowded
         finally:
@@ -186,7 +183,7 @@ class Worker:
         return due
 
     async def _claim(
-        self, lane: jobs.Lane, hands: Hands, plain: Claim, beside: int, seconds: float
+        self, lane: jobs.Lane, hands: Hands, beside: int, seconds: float, *, foreseen: bool
     ) -> tuple[int, bool]:
         """Claim and start jobs of a lane, one of so many that share the hands; how many, and whether there may be more.
 
@@ -196,7 +193,7 @@ class Worker:
         if lane.limited or lane.crowded or node.limited:
             seconds = 0.0
         until, most = node.clock.monotonic() + seconds, min(-(-hands.free // beside), hands.most)
-        taken = await self._take(lane, hands, most, plain)
+        taken = await self._take(lane, hands, most, unchanged=foreseen)
         while True:
             count = len(taken.attempts) + taken.put_back
             total += count
@@ -205,12 +202,12 @@ class Worker:
                 self._begin(taken, hands)
                 return total, count >= most
             most = min(hands.free, hands.most)
-            taking = asyncio.create_task(self._take(lane, hands, most, jobs.claim_unchanged))
+            taking = asyncio.create_task(self._take(lane, hands, most, unchanged=True))
             asyncio.get_running_loop().call_soon(self._begin, taken, hands)  # after its statement has gone off
             taken = await taking
 
-    async def _take(self, lane: jobs.Lane, hands: Hands, most: int, plain: Claim) -> Taken:
-        """Claim up to so many jobs of a lane; by `plain` where nothing limits it."""
+    async def _take(self, lane: jobs.Lane, hands: Hands, most: int, *, unchanged: bool) -> Taken:
+        """Claim up to so many jobs of a lane; with `unchanged` only if it is as it was seen."""
         node = self.node
         if most < 1 or node.stopping:
             return Taken([])
@@ -225,7 +222,7 @@ class Worker:
         elif lane.limited or tenants:
             attempts = await store.run(take, *what, now, tenants)
         else:
-            attempts = await store.hot(plain, *what, now)
+            attempts = await store.hot(jobs.claim, *what, now, unchanged=unchanged)
         await self._learn(attempts)
         return Taken(attempts, put_back, sent + node.options.lease)
 

@@ -295,19 +295,17 @@ def _claiming(also: str = "") -> Statement:
 CLAIM, CLAIM_UNCHANGED = _claiming(), _claiming(_UNCHANGED)
 
 
-def claim(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
+def claim(
+    tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime, *, unchanged: bool = False
+) -> list[Attempt]:
     """Start up to `most` due jobs of a lane, oldest first. This statement is the instant they start.
 
     None that was due before the first that the look at the lanes saw: the index may have many that are gone there.
+    With `unchanged`, for a lane without limits that was looked at before: none if it is paused or has limits by now.
     """
     since = tx.dialect.to_db(lane.next_due or EPOCH)
-    return begun(tx, CLAIM, now, node=node, most=most, since=since, **of(lane, routes))
-
-
-def claim_unchanged(tx: Transaction, lane: Lane, routes: Routes, node: str, most: int, now: datetime) -> list[Attempt]:
-    """As `claim`, of a lane without limits that was looked at before: none if it is paused or has limits by now."""
-    since = tx.dialect.to_db(lane.next_due or EPOCH)
-    return begun(tx, CLAIM_UNCHANGED, now, node=node, most=most, since=since, **of(lane, routes))
+    statement = CLAIM_UNCHANGED if unchanged else CLAIM
+    return begun(tx, statement, now, node=node, most=most, since=since, **of(lane, routes))
 
 
 def of(lane: Lane, routes: Routes) -> dict[str, Any]:
