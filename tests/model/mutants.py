@@ -63,7 +63,10 @@ def _changed(text: str, changes: list[tuple[str, str]]) -> str:
 
 FENCE = " AND j.attempt = d.attempt"
 MUTANTS = [
-    Mutant("a claim takes what is not due", (("store.sql.jobs:CLAIM", "$due", "true"),)),
+    Mutant(
+        "a claim takes what is not due",
+        (("store.sql.jobs:CLAIM", "$due", "true"), ("store.sql.jobs:CLAIM_UNCHANGED", "$due", "true")),
+    ),
     Mutant(
         "the cursor moves in a transaction before the jobs",
         ((
@@ -93,7 +96,13 @@ MUTANTS = [
         "a handler's transaction has no fence",
         (("engine.within:Within._completing", "if ending.id not in ended[-1][1].ids:", "if False:"),),
     ),
-    Mutant("attempts have no numbers", (("store.sql.jobs:CLAIM", "attempt = attempt + 1", "attempt = 1"),)),
+    Mutant(
+        "attempts have no numbers",
+        (
+            ("store.sql.jobs:CLAIM", "attempt = attempt + 1", "attempt = 1"),
+            ("store.sql.jobs:CLAIM_UNCHANGED", "attempt = attempt + 1", "attempt = 1"),
+        ),
+    ),
     Mutant(
         "a cancel does not look whether it runs",
         (

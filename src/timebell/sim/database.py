@@ -29,7 +29,7 @@ from timebell.store.transaction import Dialect, Transaction
 from timebell.store.types import from_micros
 
 POINTS = {
-    "fire": 6, "claim": 1, "claim_limited": 7, "claim_shares": 2, "end": 2, "end_in_turn": 6, "complete": 6, "retry": 1,
+    "fire": 7, "claim": 1, "claim_limited": 7, "claim_shares": 2, "end": 2, "end_in_turn": 6, "complete": 6, "retry": 1,
     "retry_in_group": 3,
 }  # fmt: skip
 """Where a node can be made to crash or to freeze, or its connection to break: these operations, each before one of so
