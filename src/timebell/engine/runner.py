@@ -59,6 +59,7 @@ class Runner:
         if (
             attempt.target is not None or attempt.conditions is not None or attempt.kind == TRIGGER
             or attempt.tenant_id in self.node.metered or tracing.on()
+            or self.node.targets["handler"] is not self.node.handlers  # something is around all of it
         ):  # fmt: skip
             return None
         return self.node.handlers.lone(attempt.topic)
