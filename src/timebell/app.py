@@ -253,9 +253,8 @@ class Timebell(Declared, Verbs):
         # A process of our own: jobs come and go by the thousand, and what is loaded by now stays.
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        sys.setswitchinterval(
-            0.0005
-        )  # for so long (else 5 ms) SQLite's thread may wait for a busy loop, ten times a batch
+        # For so long, else 5 ms, SQLite's thread may wait for a busy loop, ten times a batch.
+        sys.setswitchinterval(0.0005)
         try:
             with stopped_by_signals() as stop:
                 async with self.running() as service:
