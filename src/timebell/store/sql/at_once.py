@@ -18,10 +18,10 @@ from timebell.store.transaction import Transaction
 
 # Of these lanes those whose queue has no limit, and in which nothing is due that would come first.
 OPEN = Statement(
-    "WITH $rows SELECT d.queue, d.priority FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_queues q"
+    "WITH $rows SELECT d.queue, d.priority FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_queues q"  # noqa: S608
     " WHERE q.name = d.queue AND (q.paused OR q.concurrency IS NOT NULL OR q.concurrency_per_group IS NOT NULL"
-    " OR q.rate IS NOT NULL)) AND NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.state = 'pending'"
-    " AND j.hold IS NULL AND j.queue = d.queue AND j.priority = d.priority AND j.run_at <= :now)",
+    f" OR q.rate IS NOT NULL)) AND NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE {jobs.CLAIMABLE}"
+    " AND j.queue = d.queue AND j.priority = d.priority AND j.run_at <= :now)",
     queue="text",
     priority="int",
 )
