@@ -17,8 +17,9 @@ import pytest
 from tests.servers import Postgres
 from timebell.model.job import JobState
 from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
-from timebell.store.dialects.postgres import PostgresWords
-from timebell.store.dialects.sqlite import SqliteStore, SqliteWords
+from timebell.store.dialects.postgres_words import PostgresWords
+from timebell.store.dialects.sqlite import SqliteStore
+from timebell.store.dialects.sqlite_words import SqliteWords
 from timebell.store.open import upgrade
 from timebell.store.sql import endings, groups, healing, jobs, ledger, limits, schedules, turns, unheard
 from timebell.store.statement import Statement

@@ -23,65 +23,18 @@ from sqlalchemy.pool import NullPool
 
 from timebell.errors import StoreError, StoreInUse, StoreUnreachable
 from timebell.store import transaction
-from timebell.store.dialects.base import LAST_SUCCESS, Finish, Operation, P, R, join_callers
+from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
 from timebell.store.dialects.lending import lend, lend_here, whole
 from timebell.store.dialects.shared import Shared, shared_engine
+from timebell.store.dialects.sqlite_words import SqliteWords
 from timebell.store.statement import Statement
 from timebell.store.transaction import NOTHING, Dialect, Row, SqlTransaction, Steps
-from timebell.store.types import EPOCH, MICROSECOND, read_micros
 
 _OPTIONS = {"timeout": 10, "check_same_thread": False, "cached_statements": 512}  # of 128 the hot ones are half
 UNSEEN = Steps("operation")  # of all transactions while nobody looks at their steps
 CACHE, LENT_CACHE = 16_384, 8_192  # KiB of pages that a connection keeps: the store's own; one that is lent
 PAGES = 8_000  # of the log (32 MB) after which they go to the file, while whoever comes waits: seldom, and each once
 FEW = 8  # rows from which on JSON costs less than to bind each value, or to step from row to row
-_JSON = "json_extract(value, '$.{0}') AS {0}"
-
-
-class SqliteWords:
-    """How SQLite says it: no row locks (one writer at a time), JSON by json_each."""
-
-    name = "sqlite"
-    delete_in_cte = False
-    partitioned = False
-    words: Mapping[str, str] = {
-        "pick": "IN (",
-        "picked": ")",
-        "skip_locked": "",
-        "for_update": "",
-        "unlocked": "SELECT id FROM d",
-        "place": "id",
-        "own_id": "id",
-        "in_turn": "EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = timebell_schedules.id"
-        " AND j.hold = 'overlap')",
-        "each": "CROSS JOIN timebell_jobs s WHERE s.id IN (SELECT id FROM timebell_jobs",
-        "each_end": ")",
-        "by_row": "",
-        "last_success": LAST_SUCCESS,
-        "minute": "run_at / 60000000",
-        "due": "run_at <= :now",
-        "due_schedule": "next_fire_at <= :now",
-        "hears": "((:everything AND route NOT LIKE '@%') OR route IN (SELECT value FROM json_each(:exact))"
-        " OR EXISTS (SELECT 1 FROM json_each(:prefixes) p WHERE substr(route, 1, length(p.value)) = p.value))",
-    }
-
-    def rows(self, columns: Mapping[str, str]) -> str:
-        """As in Words."""
-        return f"SELECT {', '.join(map(_JSON.format, columns))} FROM json_each(:rows)"  # noqa: S608
-
-    def rows_of(self, columns: Iterable[str], varying: Sequence[str]) -> str:
-        """The same of `:rows` that has only what differs between them; what all have in common is `:same_`."""
-        item = "value" if len(varying) == 1 else "json_extract(value, '$[{}]')"
-        values = (
-            f"{item.format(varying.index(name)) if name in varying else f':same_{name}'} AS {name}" for name in columns
-        )
-        return f"SELECT {', '.join(values)} FROM json_each(:rows)"  # noqa: S608
-
-    def to_db(self, instant: datetime | None) -> Any:
-        """As in Dialect."""
-        return None if instant is None else (instant - EPOCH) // MICROSECOND  # `to_micros`, many times a job
-
-    from_db = staticmethod(read_micros)
 
 
 WORDS = SqliteWords()
