@@ -80,8 +80,6 @@ class Leader:
         self.watching.alarm.poke()
         if self.fence is not None:
             await self._chores()
-            node.working.poke()  # what was moved, healed or let go may be due
-            node.planning.poke()
 
     async def _stand(self) -> None:
         node = self.node
@@ -109,6 +107,7 @@ class Leader:
         if done.freed:
             log.info("%d held jobs are let go, as a live node listens again", done.freed)
             node.healed += Healed({"unheard": done.freed})
+            node.working.poke()
         if done.completed:
             log.info("%d jobs that no live node listens to are completed, as they asked", done.completed)
         await self._rewrap()

@@ -55,6 +55,8 @@ class ZoneData:
         before = await self.node.store.run(zone_changes.recorded, installed().version)
         if await self._place(now + STRETCH):
             self._looked = now
+        self.node.working.poke()  # what was moved may be due
+        self.node.planning.poke()
         await self._report(before)
 
     async def _place(self, until: float) -> bool:
