@@ -153,3 +153,64 @@ def test_what_was_seen_has_a_record_also_where_it_need_not_have_been() -> None:
     ]  # fmt: skip
     assert before == 0
     assert selftest.judge(selftest.read(ledgers)).counts["accounting"] == 1
+
+
+def test_the_only_node_may_be_cold_when_it_has_come_back() -> None:
+    ledgers = synthetic.clean(Random(10))
+    bed = selftest.Bed(ledgers, Random(10))
+    effect = next(bed.quiet(serial=False))
+    bed.shift(effect, 2)
+    due = bed.history.began + int(bed.history.due(effect.due_us) * 1e9)
+    ledgers.faults.append({
+        "kind": "churn", "target": "n1", "start_mono": due - 3 * 10**9, "end_mono": due, "verified_start": True,
+        "verified_end": True,
+    })  # fmt: skip
+
+    def late() -> bool:
+        found = selftest.judge(selftest.read(ledgers)).violations
+        return any((one.name, one.label) == ("late", effect.label) for one in found)
+
+    assert late()
+    ledgers.plan["nodes"] = ["n1"]
+    assert not late()
+
+
+def test_a_try_that_a_fault_kept_from_coming_again_did_come() -> None:
+    ledgers = synthetic.clean(Random(11))
+    bed = selftest.Bed(ledgers, Random(11))
+    effect = next(bed.quiet(serial=False))
+    line = bed.line(effect.seq)
+    line["plan"] = "fail"
+    bed.again(effect, 20, plan="ok")
+    assert selftest.judge(selftest.read(ledgers)).counts["lost-unkeyed"] == 1
+    ledgers.faults.append({
+        "kind": "freeze", "target": effect.node, "start_mono": line["mono"] + 3 * 10**9,
+        "end_mono": line["mono"] + 19 * 10**9, "verified_start": True, "verified_end": True,
+    })  # fmt: skip
+    assert selftest.judge(selftest.read(ledgers)).counts["lost-unkeyed"] == 0
+
+
+def test_what_is_triggered_while_no_node_is_there_comes_before_what_was_due_then() -> None:
+    ledgers = synthetic.clean(Random(12))
+    bed = selftest.Bed(ledgers, Random(12))
+    effect, _ = next(bed.pairs("skip"))
+    due = bed.history.due(effect.due_us)
+    asked_us, mono = effect.due_us + 3 * 10**6, bed.history.began + int((due + 3) * 1e9)
+    manual = {"key": f"{effect.label}.{asked_us}.manual", "due_us": asked_us}
+    bed.again(effect, 6, attempt=1, **manual)
+    bed.drop(effect)
+    for record in list(ledgers.records):
+        if record.get("key") == effect.key:
+            ledgers.records.append(record | manual | {"kind": "manual", "id": "job-manual"})
+            record |= {"state": "skipped", "reason": "overlap"}
+    common = {"op": 10**6, "schedule": effect.label, "tenant": effect.tenant, "f": "trigger", "value": None}
+    ledgers.intents.append(common | {"what": "invoke", "mono": mono})
+    ledgers.intents.append({
+        "op": 10**6, "what": "done", "mono": mono + 10**6, "type": "ok", "body": {"due_us": asked_us}
+    })  # fmt: skip
+    assert selftest.judge(selftest.read(ledgers)).counts["lost"] == 1
+    ledgers.faults.append({
+        "kind": "dbstop", "target": "store", "start_mono": mono - 4 * 10**9, "end_mono": mono + 2 * 10**9,
+        "verified_start": True, "verified_end": True,
+    })  # fmt: skip
+    assert selftest.judge(selftest.read(ledgers)).counts["lost"] == 0

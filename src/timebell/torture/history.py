@@ -274,11 +274,12 @@ class History:
         return found
 
     @cached_property
-    def lasts(self) -> dict[str, list[tuple[int, float]]]:
-        """Of each schedule: the due instants that came, in microseconds, and when they came for the last time."""
-        found: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for (label, _, due_us), effects in self.by_occurrence.items():
-            found[label].append((due_us, effects[-1].at))
+    def lasts(self) -> dict[str, list[tuple[str, int, float]]]:
+        """Of each schedule what came: planned or manual, the due instant in microseconds, when it came for the last
+        time."""
+        found: dict[str, list[tuple[str, int, float]]] = defaultdict(list)
+        for (label, kind, due_us), effects in self.by_occurrence.items():
+            found[label].append((kind, due_us, effects[-1].at))
         return found
 
     @cached_property

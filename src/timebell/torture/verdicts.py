@@ -131,7 +131,7 @@ class Check:
 
     def _queued(self, one: Expected) -> int:
         """How many runs of the schedule were due before, and came, or came again, later: they were live by then."""
-        return sum(due_us < one.due_us and last > one.due for due_us, last in self.history.lasts[one.thing.label])
+        return sum(due_us < one.due_us and last > one.due for _, due_us, last in self.history.lasts[one.thing.label])
 
     def _busy(self, one: Expected) -> bool:
         """Whether an earlier run of the schedule may have been live when this one was due, or decided on."""
@@ -143,8 +143,16 @@ class Check:
                 self._by_then[effect.seq] = self._recorded(effect)
             if self._by_then[effect.seq] >= first:
                 return True
-        # One before it that had not arrived yet, and did later: why, is a question of its own lateness.
-        return self._queued(one) > 0
+        # One before it that had not arrived yet, and did later: why, is a question of its own lateness. Or one that
+        # somebody asked for before any node could decide.
+        return self._queued(one) > 0 or self._asked_meanwhile(one)
+
+    def _asked_meanwhile(self, one: Expected) -> bool:
+        decided = self.history.down.deadline(one.due, EPSILON)
+        return any(
+            kind == "manual" and last > one.due and one.due <= self.history.due(due_us) <= decided
+            for kind, due_us, last in self.history.lasts[one.thing.label]
+        )
 
     def _recorded(self, effect: Effect) -> float:
         """When its end is in the database at the latest."""
@@ -208,7 +216,8 @@ class Check:
                 by = self._taken_over(by + RUN)
             return history.down.able(since, by)
         allowed = EPSILON + history.untold
-        if any(since - COLD <= fault.end <= until for fault in nodes):
+        came = nodes if len(history.plan["nodes"]) > 1 else nodes + history.touching(since - COLD, until, "churn")
+        if any(since - COLD <= fault.end <= until for fault in came):
             allowed = COLD
         if stores:
             allowed = max(allowed, STORE_BACK)
@@ -363,9 +372,9 @@ class Check:
                 self._say("lost-unkeyed", label, ones[0].due, f"{missing} of {len(windows)}")
 
     def _cut_short(self, effect: Effect) -> bool:
-        """Whether it came, and a fault of its node or of the store kept its end from coming: another attempt followed,
-        maybe after the window."""
-        return effect.ended is None and bool(
+        """Whether it came, and a fault of its node or of the store kept its end, or the next try, from coming: another
+        attempt followed, maybe after the window."""
+        return (effect.ended is None or effect.refused) and bool(
             self.history.touching(effect.at, effect.at + LONGEST + ACK, *BREAKS, node=effect.node)
         )
 
