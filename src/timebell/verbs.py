@@ -13,7 +13,7 @@ from timebell.alarm import Alarm
 from timebell.client.audits import Audits
 from timebell.client.checks import queue_name
 from timebell.client.jobs import Jobs, JobSpec, spec_of
-from timebell.client.made import all_shown
+from timebell.client.made import all_shown, shown
 from timebell.client.schedules import Schedules
 from timebell.clock import Clock
 from timebell.engine import healing
@@ -75,7 +75,7 @@ class Verbs(ABC):
         (made,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
         if isinstance(made, str):
             return await self.jobs.get(made, connection=connection)
-        return self.jobs.shown(made)
+        return shown(made)
 
     async def schedule_many(
         self, specs: Iterable[JobSpec], *, on_conflict: str = "error", connection: Any = None
@@ -84,10 +84,7 @@ class Verbs(ABC):
         made = await self.jobs.create(specs, on_conflict=on_conflict, connection=connection)
         if isinstance(made, Alike):
             return all_shown(made)
-        return [
-            await self.jobs.get(job, connection=connection) if isinstance(job, str) else self.jobs.shown(job)
-            for job in made
-        ]
+        return [await self.jobs.get(job, connection=connection) if isinstance(job, str) else shown(job) for job in made]
 
     async def schedule_repeat(
         self, /, topic: str, recurrence: Spec, *, replace: bool = False, revision: int | None = None,
@@ -163,7 +160,7 @@ class Verbs(ABC):
         A naive `run_at` is wall time in `timezone`, else in the zone the job had. An `expires_after` moves along.
         Raises InvalidInput, InThePast, NotFound, Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
         """
-        return self.jobs.shown(await self.jobs.reschedule(job_id, run_at, timezone, tenant_id, connection))
+        return shown(await self.jobs.reschedule(job_id, run_at, timezone, tenant_id, connection))
 
     async def replay(self, job_id: str, *, tenant_id: str | None = None) -> Job:
         """Try a failed job again: same id, fresh budget of tries. Raises NotFound, Conflict (JOB_NOT_FAILED)."""

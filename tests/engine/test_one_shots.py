@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from timebell import Arrived, Cancel, JobSpec, Retry, Snooze
+from timebell.client.made import shown
 from timebell.errors import Conflict, NotFound, StoreInUse
 from timebell.model.job import JobState
 
@@ -862,6 +863,6 @@ async def test_each_of_many_is_what_it_would_be_alone(world: World) -> None:
         made = await app.schedule_many(many)
         now = world.clock.now()
         for spec, job in zip(many, made, strict=True):
-            assert job == app.jobs.shown(app.jobs.draft(spec, job.id, now))
+            assert job == shown(app.jobs.draft(spec, job.id, now))
             kept = await app.get(job.id)
             assert dataclasses.replace(kept, adjusted=job.adjusted) == job

@@ -15,6 +15,7 @@ from timebell.api.shapes import Body, Cursor, Id, Json, Limit, Name, Shown, answ
 from timebell.client.checks import uuid_of
 from timebell.client.job_fields import spec_of
 from timebell.client.jobs import SOON
+from timebell.client.made import shown
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
 from timebell.model.job import Job
@@ -107,7 +108,7 @@ async def create_job(body: JobIn, let: Let) -> Response:
         return one(await let.app.jobs.get(made, spec.tenant_id, let.connection))
     let.subject = made.id
     let.works = let.works or made.run_at <= let.now + SOON
-    return one(let.app.jobs.shown(made), 201)
+    return one(shown(made), 201)
 
 
 @routes.post("/jobs/preview", response_model=JobPreview, **reads())
@@ -117,7 +118,7 @@ async def preview_job(body: JobIn, let: Let) -> Response:
     given.pop("onConflict", None)
     spec = spec_of(given)
     spec.tenant_id = tenant_of(let, spec.tenant_id)
-    job = let.app.jobs.shown(let.app.jobs.draft(spec, new_id(let.now), let.now))
+    job = shown(let.app.jobs.draft(spec, new_id(let.now), let.now))
     request = let.app.request_of(
         job.target, job_id=job.id, tenant_id=job.tenant_id, topic=job.topic, payload=job.payload,
         metadata=job.metadata, timezone=job.timezone, scheduled_at=job.scheduled_at, fired_at=job.run_at,

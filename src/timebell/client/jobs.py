@@ -24,7 +24,6 @@ from timebell.client.checks import (
     urgency,
     uuid_of,
 )
-from timebell.client.made import shown
 from timebell.clock import Clock
 from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload
 from timebell.ids import new_ids
@@ -259,10 +258,6 @@ class Jobs:
         if any(job.run_at <= soon for job in new):
             self._working.poke_threadsafe()
         return len(existing)
-
-    def shown(self, new: NewJob) -> Job:
-        """A job just written, as its maker sees it."""
-        return shown(new)
 
     async def cancel(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> ledger.Cancelled:
         """Keep a job from starting, if that is still possible. Raises NotFound for an unknown id."""
