@@ -187,7 +187,8 @@ async def _on_connection(url: str, call: Callable[[Connection], R], begin: str =
         return await asyncio.to_thread(_on_sqlite, url, call, begin)
     if _kind(url) == "mysql":
         return await asyncio.to_thread(_on_mariadb, url, call)
-    engine = postgres.engine_for(url).execution_options(isolation_level="READ COMMITTED")
+    answer = postgres.LONG if call is migrate else postgres.ANSWER
+    engine = postgres.engine_for(url, answer=answer).execution_options(isolation_level="READ COMMITTED")
     try:
         async with engine.begin() as connection:
             return await connection.run_sync(call)

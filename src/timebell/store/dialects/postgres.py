@@ -39,6 +39,8 @@ LENT_PATIENCE = 3600.0  # seconds; the attempt's own timeout comes first
 ASKED = 5  # connections for the transactions of requests, and as many more: they never take those of the engine
 ASKED_PATIENCE = 5.0  # seconds until a request is told that there is none
 KEPT = 4  # connections that hot operations keep to themselves
+ANSWER = 30.0  # seconds to wait for that of a statement
+LONG = 86_400.0  # and of one of a migration, which may make an index of many rows
 NOTIFY_EVERY = 0.05  # seconds; NOTIFY takes a lock over all commits, so never one per job
 # Serialisation failure, deadlock, lock not available; and a unique key that another wrote between our look and our
 # insert: the operation, run again, sees it.
@@ -357,10 +359,12 @@ def _reading(tx: Transaction) -> Any:
 SETTINGS = {"application_name": "timebell", "idle_in_transaction_session_timeout": "10000", "timezone": "UTC"}
 
 
-def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_only: bool = False) -> AsyncEngine:
+def engine_for(
+    url: str, *, pool_size: int = 5, patience: float = 30.0, answer: float = ANSWER, read_only: bool = False
+) -> AsyncEngine:  # fmt: skip
     """An asyncpg engine in autocommit; a transaction left open by a frozen client is ended by the server.
 
-    `patience` is how many seconds to wait for a connection while all are in use.
+    `patience` is how many seconds to wait for a connection while all are in use, `answer` for that of a statement.
     """
     settings = SETTINGS | ({"default_transaction_read_only": "on"} if read_only else {})
     engine = create_async_engine(
@@ -369,7 +373,7 @@ def engine_for(url: str, *, pool_size: int = 5, patience: float = 30.0, read_onl
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=patience,
-        connect_args={"server_settings": settings, "timeout": 5, "command_timeout": 30},
+        connect_args={"server_settings": settings, "timeout": 5, "command_timeout": answer},
     )
     pooler.heed(engine, plain(url))
     _end_strays(engine)
