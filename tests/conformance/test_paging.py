@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import asyncpg
 import pytest
 
+from tests.servers import Postgres
 from timebell.ids import new_id
 from timebell.model.job import Hold, Job, JobState
+from timebell.store.open import open_store, upgrade
 from timebell.store.sql import endings as ending_ops
 from timebell.store.sql import ledger
 from timebell.store.sql import schedules as verbs
@@ -218,3 +223,40 @@ async def test_upcoming_schedules_come_soonest_first_and_only_those_that_fire(st
     await put(store, schedule(Cron("15 12 * * *"), name="a"))
     await put(store, schedule(name="off", enabled=False))
     assert [found.name for found in await store.run(verbs.upcoming, 5)] == ["a", "b"]
+
+
+def test_pages_are_whole_in_a_database_that_sorts_letters_its_own_way(
+    postgres: Postgres, runner: asyncio.Runner
+) -> None:
+    """In Danish, aa is behind z."""
+    name = "dansk"
+    locale = "LOCALE_PROVIDER icu ICU_LOCALE 'da' LOCALE 'C.UTF-8' ENCODING 'UTF8'"
+
+    async def told(statement: str) -> None:
+        connection = await asyncpg.connect(postgres.url)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    try:
+        runner.run(told(f"CREATE DATABASE {name} TEMPLATE template0 {locale}"))
+    except (asyncpg.FeatureNotSupportedError, asyncpg.PostgresSyntaxError, asyncpg.InvalidParameterValueError):
+        pytest.skip("a server without ICU, or before 15")
+
+    async def walked() -> tuple[list[str], list[str]]:
+        await upgrade(postgres.named(name))
+        store = open_store(postgres.named(name), lambda: T0, server_clock=False)
+        await store.open()
+        ids = [f"0199{number:02x}00-0000-7000-8000-000000000000" for number in range(0xA0, 0xC0)]
+        await create(store, *(job(id=id_) for id_ in ids))
+        await claim(store, most=len(ids))
+        found = await _walk(store, 5, tenant_id="default")
+        await store.close()
+        return found, sorted(ids, reverse=True)
+
+    try:
+        found, expected = runner.run(walked())
+        assert found == expected
+    finally:
+        runner.run(told(f"DROP DATABASE {name} WITH (FORCE)"))

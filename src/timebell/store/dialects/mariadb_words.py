@@ -211,7 +211,7 @@ def _apart(sets: str) -> list[str]:
 def _join(text: str) -> str:
     """From the few given rows to those of a table, by its key."""
     text = re.sub(
-        r"FROM d JOIN (timebell_jobs) j ON j\.id = d\.id",
+        r"FROM d (?:CROSS )?JOIN (timebell_jobs) j ON j\.id = d\.id",
         r"FROM d STRAIGHT_JOIN \1 j FORCE INDEX (PRIMARY) ON j.id = d.id",
         text,
     )

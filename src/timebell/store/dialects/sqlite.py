@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from itertools import islice
 from typing import Any, TextIO
 from urllib.parse import quote
 
@@ -34,6 +35,7 @@ _OPTIONS = {"timeout": 10, "check_same_thread": False, "cached_statements": 512}
 UNSEEN = Steps("operation")  # of all transactions while nobody looks at their steps
 CACHE, LENT_CACHE = 16_384, 8_192  # KiB of pages that a connection keeps: the store's own; one that is lent
 PAGES = 8_000  # of the log (32 MB) after which they go to the file, while whoever comes waits: seldom, and each once
+LOADED = 2_500  # rows of a statement: with the longest payloads they are less than SQLite takes, 1 GB
 FEW = 8  # rows from which on JSON costs less than to bind each value, or to step from row to row
 
 
@@ -129,13 +131,15 @@ class SqliteTransaction(SqlTransaction):
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
         fixed: Mapping[str, Any] = NOTHING,
     ) -> None:  # fmt: skip
-        """As in Transaction, of what JSON can say. One statement, beside which other threads run: of many each
-        would wait for its turn anew."""
+        """As in Transaction, of what JSON can say. In statements of many rows, beside which other threads run: for each
+        statement they would have to wait for their turn anew."""
         self.steps()
         given = [*("?" * len(fixed)), *(f"json_extract(value, '$[{at}]')" for at in range(len(columns)))]
         names = ", ".join((*fixed, *columns))
         text = f"INSERT INTO {table} ({names}) SELECT {', '.join(given)} FROM json_each(?)"  # noqa: S608
-        self.driver.execute(text, (*fixed.values(), orjson.dumps(list(records)).decode()))
+        rows = iter(records)
+        while some := list(islice(rows, LOADED)):
+            self.driver.execute(text, (*fixed.values(), orjson.dumps(some).decode()))
 
 
 def _existing(url: str) -> str:

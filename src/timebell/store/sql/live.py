@@ -35,7 +35,7 @@ def _plus(element: Any, compiler: Any, **how: Any) -> str:
 
 @compiles(Unsought, "postgresql")
 def _joined(element: Any, compiler: Any, **how: Any) -> str:
-    return f"({compiler.process(element.clauses, **how)} || '')"
+    return f"(({compiler.process(element.clauses, **how)} || '') COLLATE \"C\")"
 
 
 def apart(query: Select[Any]) -> tuple[Select[Any], Select[Any]]:

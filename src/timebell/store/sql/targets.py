@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
-from sqlalchemy import Row, delete, func, insert, select, update
+from sqlalchemy import Row, delete, func, insert, select, union_all, update
 
 from timebell.errors import Conflict, InvalidInput, TimebellError
 from timebell.ids import new_id
@@ -96,8 +96,8 @@ def remove(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTa
     using = tx.execute(select(func.count()).select_from(schedules).where(by_name)).scalar_one()
     text = encode(named(row.kind, name), "target")
     mine_live = select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.target == text).limit(COUNTED + 1)
-    counts = [select(func.count()).select_from(each.subquery()) for each in apart(mine_live)]
-    live = sum(tx.execute(count).scalar_one() for count in counts)
+    both = union_all(*(select(each.subquery()) for each in apart(mine_live))).subquery()  # at once: one may go over
+    live = tx.execute(select(func.count()).select_from(both)).scalar_one()
     mine = (triggers.c.tenant_id == tenant_id) & triggers.c.action.contains(f'"target":{text}', autoescape=True)
     watching = tx.execute(select(func.count()).select_from(triggers).where(mine)).scalar_one()
     if using or live or watching:
