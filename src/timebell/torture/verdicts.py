@@ -269,7 +269,9 @@ class Check:
 
     def _twice(self, before: Effect, after: Effect) -> None:
         history, until = self.history, before.ended if before.ended is not None else before.at
-        broken = bool(history.touching(before.at - ACK, until + ACK, *BREAKS, node=before.node))
+        # Its end may have had to wait for the locks of another that was struck, and been struck then.
+        waited = LOCKS if history.touching(before.at - ACK, until + ACK, *HOLDS) else ACK
+        broken = bool(history.touching(before.at - ACK, until + waited, *BREAKS, node=before.node))
         # One that the machine kept from renewing its lease is as good as frozen.
         broken = broken or history.starved(before.at - ACK, until + LEASE) > LEASE / 2
         if after.attempt == before.attempt:
