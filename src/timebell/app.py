@@ -53,7 +53,7 @@ from timebell.verbs import Verbs
 if TYPE_CHECKING:
     from timebell.blocking import Blocking
 
-MEASURED = 60.0
+MEASURED = 5.0
 """Seconds for which a program that runs no engine trusts what it last measured of the database's clock."""
 
 
