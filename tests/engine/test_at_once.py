@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
+import wrapt
+from pydantic import BaseModel, field_validator
 
 from timebell import Arrived, Cancel, JobSpec, Snooze
 from timebell.model.job import JobState
@@ -142,3 +146,84 @@ async def test_an_ended_attempt_does_not_stop_who_has_its_task_now(world: World)
 
 async def _never(batch: list[Any]) -> list[Any]:
     return batch
+
+
+@virtual
+async def test_a_call_that_is_another_awaitable_is_awaited_and_once(world: World) -> None:
+    app, seen = world.app(), []
+
+    @wrapt.decorator
+    def in_a_task(wrapped: Callable[..., Any], _: Any, args: Any, kwargs: Any) -> asyncio.Future[str]:
+        return asyncio.ensure_future(wrapped(*args, **kwargs))
+
+    @app.on("a")
+    @in_a_task
+    async def handle(event: Arrived) -> str:
+        seen.append(event.attempt)
+        return "done"
+
+    made = await app.schedule_at("a")
+    async with engine(app):
+        await world.advance(seconds=1)
+        job = await app.get(made.id)
+    assert (job.state, job.result, seen) == (JobState.COMPLETED, "done", [1])
+
+
+class Odd(BaseModel):
+    """A payload whose reading raises what nobody expects."""
+
+    n: Decimal
+
+    @field_validator("n")
+    @classmethod
+    def look(cls, n: Decimal) -> Decimal:
+        return {Decimal(1): n}[n]
+
+
+@pytest.mark.parametrize(
+    ("payload", "metadata", "state", "code"),
+    [
+        ({"n": 1}, {"payload_version": "two"}, JobState.FAILED, "INVALID_VERSION"),
+        ({"n": 7}, {}, JobState.PENDING, "TARGET_BROKE"),
+        ({"n": 1}, {"payload_version": 1}, JobState.COMPLETED, None),
+    ],
+)
+@virtual
+async def test_what_keeps_an_event_from_being_made_is_said_and_no_lease_is_waited_out(
+    world: World, payload: Any, metadata: dict[str, Any], state: JobState, code: str | None
+) -> None:
+    made = await world.app().schedule_at("a", payload=payload, metadata=metadata)
+    app = world.app()
+
+    @app.on("a")
+    async def handle(_: Arrived[Odd]) -> None: ...
+
+    async with engine(app):
+        await world.advance(seconds=1)
+        job = await app.get(made.id)
+    said = job.error_code if job.error_code else next((one["code"] for one in job.attempts), None)
+    assert (job.state, said) == (state, code)
+
+
+@virtual
+async def test_who_cancels_the_task_of_another_ends_that_attempt_and_it_is_tried_again(world: World) -> None:
+    app, seen = world.app(), []
+
+    @app.on("a")
+    async def handle(event: Arrived[int]) -> None:
+        if event.payload == 0:  # its own timeout, by hand, which is still there when it is over
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_later(5, task.cancel)
+        elif event.attempt == 1:
+            await asyncio.sleep(10)
+        seen.append((event.payload, event.attempt))
+
+    made = await app.schedule_many([JobSpec(topic="a", payload=number, retry={"attempts": 2}) for number in range(2)])
+    async with engine(app) as service:
+        await world.advance(seconds=12)
+        jobs_now = [await app.get(job.id) for job in made]
+        assert service.node.held == {}
+    assert [job.state for job in jobs_now] == [JobState.COMPLETED] * 2
+    assert [one["code"] for one in jobs_now[1].attempts][:1] == ["CancelledError"]
+    assert seen == [(0, 1), (1, 2)]

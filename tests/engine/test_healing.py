@@ -105,7 +105,8 @@ async def test_an_attempt_that_nobody_has_is_taken_back(world: World) -> None:
     app.on("a")(log)
     async with engine(app) as service:
         await app.schedule_at("a", after(hours=1))
-        damage(world, "UPDATE timebell_jobs SET state = 'running', attempt = 1, node_id = 'gone', run_at = created_at")
+        running = "state = 'running', attempt = 1, node_id = 'gone', run_at = created_at, scheduled_at = created_at"
+        damage(world, f"UPDATE timebell_jobs SET {running}")
         await world.advance(seconds=30)
         assert service.healed.what["lease"] == 1
         assert service.healed.reasons["leased"] > 0  # before it was sure

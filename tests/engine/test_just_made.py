@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import pickle
+import signal
 from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
+import orjson
 import pytest
 
 from timebell import JobSpec
+from timebell.client import made as reading
 from timebell.model.job import Job
 
 from .world import World, virtual
@@ -26,7 +30,7 @@ def _alone(job: Job) -> Job:
     [
         lambda job: job.payload, repr, copy.copy, copy.deepcopy, dataclasses.asdict, lambda job: job == 1,
         lambda job: pickle.loads(pickle.dumps(job)), lambda job: setattr(job, "payload", job.payload),
-        lambda job: job.occurrence_key, lambda job: dataclasses.replace(job, priority=3),
+        lambda job: job.occurrence_key, lambda job: dataclasses.replace(job, priority=3), orjson.dumps,
     ],
 )  # fmt: skip
 @virtual
@@ -52,3 +56,37 @@ async def test_threads_that_look_at_once_see_the_same_job(world: World) -> None:
         for thread in threads:
             thread.join()
         assert len({id(payload) for payload in seen}) == 1
+
+
+@virtual
+async def test_who_is_interrupted_while_one_is_read_may_look_at_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await world.app().schedule_many([JobSpec(topic="a", payload=[n]) for n in range(2)])
+    shown, seen = reading.shown, []
+
+    def interrupted(new: Any) -> Job:
+        if not seen:
+            seen.append(None)
+            signal.raise_signal(signal.SIGALRM)
+        return shown(new)
+
+    monkeypatch.setattr(reading, "shown", interrupted)
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(second.payload))
+    try:
+        assert first.payload == [0]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert seen == [None, [1]]
+
+
+@virtual
+async def test_a_fork_waits_for_no_thread_that_it_has_not(world: World) -> None:
+    (job, _) = await world.app().schedule_many([JobSpec(topic="a", payload=[n]) for n in range(2)])
+    reader = Thread(target=reading._reading.acquire)  # and never lets go
+    reader.start()
+    reader.join()
+    if not (child := os.fork()):
+        os._exit(0 if job.payload == [0] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    reading._forget_readers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, make_url, text
@@ -153,3 +154,26 @@ def test_a_locked_row_keeps_no_lease_of_others_from_being_renewed(nodes_url: str
         assert sorted(world.attempts) == sorted([(held, 1), (other, 1)])
 
     world.run(test, heartbeat=0.2, lease=30.0)
+
+
+def test_a_planner_that_waits_for_a_row_keeps_no_place_from_what_is_due(nodes_url: str) -> None:
+    world = World(nodes_url)
+
+    async def late(service: Service) -> None:
+        await world.app.schedule_at("waits")
+        every = Every(timedelta(seconds=1))
+        schedule = await world.app.schedule_repeat("waits", every, name="s", overlap="cancel_previous")
+        while len(world.attempts) < 2:
+            await asyncio.sleep(0.01)
+        (live,) = await world.app.list(schedule_id=schedule.id)
+        async with world.locked("timebell_jobs", live.id):
+            while not service.worker.lent:  # it is at that row: the next occurrence makes the last one stop
+                await asyncio.sleep(0.01)
+            made = await world.app.schedule_at("plain")
+            async with asyncio.timeout(5):  # less than the planner waits, or others have patience
+                while (made.id, 1) not in world.attempts:
+                    await asyncio.sleep(0.01)
+            assert service.worker.lent
+        world.may_end.set()
+
+    world.run(late, slots=4)

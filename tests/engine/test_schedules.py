@@ -615,6 +615,28 @@ async def test_a_step_back_doubles_nothing_and_loses_nothing(world: World) -> No
     assert all(event.fired_at >= event.scheduled_at for event in log.events)
 
 
+@virtual
+async def test_what_fails_as_the_clock_is_set_back_is_tried_again_when_its_time_has_come(world: World) -> None:
+    app = world.app()
+    tried = []
+
+    @app.on("t")
+    async def handle(event: Arrived) -> None:
+        tried.append(offset(event.fired_at))
+        if event.attempt == 1:
+            world.clock.step(-30)
+            raise ValueError("once more")
+
+    schedule = await app.schedule_repeat("t", MINUTELY)
+    async with engine(app):
+        await world.advance(seconds=100)
+    assert tried[:2] == [60, 60]
+    (first, *_) = reversed((await app.list(schedule_id=schedule.id)).items)
+    assert (first.state, first.attempt) == ("completed", 2)
+    assert first.started_at is not None
+    assert first.started_at >= first.scheduled_at
+
+
 @pytest.mark.parametrize("seconds", [7200, -7200], ids=["forward", "back"])
 @virtual
 async def test_a_step_of_the_clock_ends_no_attempt_that_runs(world: World, seconds: float) -> None:
@@ -635,13 +657,13 @@ async def test_S2_F2_what_a_dead_node_left_behind_is_healed_without_a_restart(wo
     from timebell.store.sql import jobs as statements
 
     app, log = listening(world)
-    job = await app.schedule_at("t", after(seconds=3600))
+    job = await app.schedule_at("t", after(seconds=0.5))
     lane = statements.Lane("default", 0, None, None, limited=False)
     await app.store.run(statements.claim, lane, ANYONE, new_id(START), 1, after(hours=2))
     async with engine(app):  # its start takes back everything, so the ghost comes after it
         await world.advance(seconds=1)
         assert len(log.events) == 1
-        ghost = await app.schedule_at("t", after(seconds=3600))
+        ghost = await app.schedule_at("t", after(seconds=5))
         await app.store.run(statements.claim, lane, ANYONE, new_id(START), 1, after(hours=2))
         await world.advance(seconds=40)
         assert (await app.get(ghost.id)).state == "completed"

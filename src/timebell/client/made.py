@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from itertools import repeat
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from timebell.model.job import Alike, Job, JobState, NewJob
@@ -39,6 +40,7 @@ class _Unread(Job):
     """
 
     __slots__ = ()
+    __dataclass_fields__ = Job.__dataclass_fields__  # asked of a type itself by those who look for no others
 
     def __getattribute__(self, name: str) -> Any:
         return getattr(_read(self), name)
@@ -54,7 +56,16 @@ class _Unread(Job):
 
 _slots = [getattr(Job, name) for name in Job.__slots__]
 _of, _at = _slots[:2]
-_reading = Lock()
+_reading = RLock()  # what looks at one may interrupt who reads another: a signal, a finalizer
+
+
+def _forget_readers() -> None:
+    """A fork has none of the threads that read."""
+    global _reading  # noqa: PLW0603
+    _reading = RLock()
+
+
+os.register_at_fork(after_in_child=_forget_readers)
 
 
 def _read(unread: _Unread) -> Job:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from datetime import datetime, timedelta
+from types import CoroutineType
 from typing import Any
 
 from timebell import tracing
@@ -95,7 +96,8 @@ class Runner:
             rest: Awaitable[Any] | None = None
             try:
                 call = lone.function(event)
-                awaited = call.send(None)
+                plain = type(call) is CoroutineType  # else what is around it gives something to wait for
+                awaited = call.send(None) if plain else None
             except StopIteration as stop:
                 result = stop.value
                 if held.within is not None:
@@ -103,7 +105,7 @@ class Runner:
             except BaseException as raised:
                 rest = _raise(raised)
             else:
-                rest = Timed(call, timed, attempt.topic, lone.function, awaited, begun=True)
+                rest = Timed(call, timed, attempt.topic, lone.function, awaited, begun=True) if plain else call
             step_ended = timed()
             if (took := step_ended - step_began) >= TOO_LONG:
                 warn(took, attempt.topic, lone.function)
@@ -178,6 +180,9 @@ class Runner:
                 ending = decide.superseded(attempt.id, attempt.number, clock.now())
             elif held.drop == "drain":
                 ending = self._again(attempt, clock.now())
+            elif not self.node.stopping:  # by somebody who kept a task that was lent to him
+                failed = Outcome.failed("CancelledError", "CancelledError: its task was cancelled")
+                ending = self._ending(attempt, failed)
             else:
                 raise
         if delivery is not None and ending.state is not JobState.COMPLETED:
@@ -417,6 +422,8 @@ def mark(attempt: Attempt, ending: Ending, node_id: str) -> Ending:
     ending.code = None if ending.code is None else legible(ending.code, 100)
     ending.error = None if ending.error is None else legible(ending.error, 4000)
     lines = [] if attempt.errors is None else decode(attempt.errors) or []
+    if ending.run_at is not None and ending.state is JobState.PENDING:
+        ending.run_at = max(ending.run_at, attempt.scheduled_at)  # the database's clock may have been set back
     if lines and (ending.progress is not None or ending.state is JobState.COMPLETED):
         lines = [_without_progress(line) for line in lines]  # the newest, or the result, says it all
     ruled = attempt.verdict is not None and ending.state in (JobState.COMPLETED, JobState.DISPATCHED)

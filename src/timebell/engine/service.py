@@ -24,6 +24,7 @@ from timebell.store.sql import jobs, nodes, schedules
 
 log = logging.getLogger("timebell.engine")
 
+PLANNING = 2.0  # seconds that a drain waits for a pass of the planner
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # seconds between tries while the store does not answer
 
 
@@ -168,10 +169,12 @@ class Service:
         node = self.node
         node.stopping = True
         node.working.poke()
-        until = node.clock.monotonic() + node.options.drain
-        # What starts jobs must not be cut off, or they would be nobody's.
+        began = node.clock.monotonic()
+        # What starts jobs must not be cut off, or they would be nobody's; but a planner may wait for locks, and long.
         alarm = Alarm(node.clock)
-        while (node.held or self.worker.starting) and node.clock.monotonic() < until:
+        while (passed := node.clock.monotonic() - began) < node.options.drain and (
+            node.held or self.worker.claiming or (self.worker.lent and passed < PLANNING)
+        ):
             await alarm.wait(node.clock.now() + timedelta(seconds=0.02))
         for held in list(node.held.values()):
             if held.task is not None and not held.task.done():

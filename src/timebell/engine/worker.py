@@ -25,7 +25,7 @@ from timebell.store.sql import admission, at_once, jobs, limits, schedules
 
 log = logging.getLogger("timebell.worker")
 
-AT_ONCE = 0.05  # seconds for which a lane with plenty to start is claimed from before the others are looked at
+AT_ONCE = 0.05  # seconds for which lanes with plenty to start are claimed from again before a new look
 SHORTEST, LONGEST = 0.0005, 0.25  # seconds to wait when what is due is another node's just now
 
 
@@ -69,7 +69,8 @@ class Worker:
         self.tasks: set[asyncio.Task[None]] = set()
         self.claiming = False
         self.foresight = Foresight()
-        self._lent = 0
+        self.lent = 0
+        """Places kept for what a planner may start."""
         self._behind = True
         self._pause = SHORTEST
         self._rounds = 0
@@ -83,21 +84,22 @@ class Worker:
     @property
     def starting(self) -> bool:
         """Whether something may start that this node does not hold yet."""
-        return self.claiming or self._lent > 0
+        return self.claiming or self.lent > 0
 
     @contextmanager
     def room(self) -> Iterator[at_once.Room]:
-        """Places that are kept for jobs which start as they are made: up to half of all, as others may come due
-        meanwhile; none while some wait for a place, or where only a claim can tell whether they may start."""
+        """Places that are kept for jobs which start as they are made: up to half of those that are free, as others may
+        come due meanwhile, and who makes them may have to wait for somebody's lock; none while some wait for a place,
+        or where only a claim can tell whether they may start."""
         hands, node = self.hands[0], self.node
         closed = self._behind or self.claiming or node.limited or not hands.routes
-        most = 0 if closed else min(hands.free, node.options.slots // 2)
+        most = 0 if closed else hands.free // 2
         hands.free -= most
-        self._lent += most
+        self.lent += most
         try:
             yield at_once.Room(node.id, hands.routes, most)
         finally:
-            self._lent -= most
+            self.lent -= most
             hands.free += most
             if 0 < hands.free <= most:  # none was, as in `_free`
                 node.working.poke()
@@ -139,7 +141,11 @@ class Worker:
     async def _claim_foreseen(self, foreseen: list[jobs.Lane], free: list[Hands]) -> datetime | None:
         """Claim, without a look, from the lanes in which so many are due; when to go on."""
         lanes = list({id(lane): lane for lane in foreseen}.values())
-        claimed, all_of_it = await self._claim_all(self._in_order(lanes), free, foreseen=True)
+        try:
+            claimed, all_of_it = await self._claim_all(self._in_order(lanes), free, foreseen=True)
+        except BaseException:
+            self.foresight.forget()  # it does not know of these any more
+            raise
         if claimed < len(foreseen) or not all_of_it or not self.foresight.knows_more_of(lanes):
             self.foresight.forget()
             return self.node.clock.now()
@@ -148,13 +154,16 @@ class Worker:
     async def _claim_all(self, due: list[jobs.Lane], free: list[Hands], *, foreseen: bool = False) -> tuple[int, bool]:
         """Claim what fits from lanes in order; how many, and whether that was all."""
         claimed, behind = 0, False
+        again_until = self.node.clock.monotonic() + AT_ONCE
         self.claiming = True
         try:
             for at, lane in enumerate(due, 1):
                 beside = 1 if at == len(due) else 1 + sum(other.priority == lane.priority for other in due[at:])
                 alone = sum(other.priority == lane.priority for other in due) == 1
                 for hands in free:
-                    count, more = await self._claim(lane, hands, beside, AT_ONCE if alone else 0.0, foreseen=foreseen)
+                    count, more = await self._claim(
+                        lane, hands, beside, again_until if alone else 0.0, foreseen=foreseen
+                    )
                     claimed += count
                     behind = behind or more or lane.limited or lane.crowded
         finally:
@@ -183,16 +192,16 @@ class Worker:
         return due
 
     async def _claim(
-        self, lane: jobs.Lane, hands: Hands, beside: int, seconds: float, *, foreseen: bool
+        self, lane: jobs.Lane, hands: Hands, beside: int, until: float, *, foreseen: bool
     ) -> tuple[int, bool]:
         """Claim and start jobs of a lane, one of so many that share the hands; how many, and whether there may be more.
 
-        If it has plenty, then for so many seconds the next are claimed while those before them run.
+        If it has plenty, then `until` that monotonic second the next are claimed while those before them run.
         """
         node, total = self.node, 0
         if lane.limited or lane.crowded or node.limited:
-            seconds = 0.0
-        until, most = node.clock.monotonic() + seconds, min(-(-hands.free // beside), hands.most)
+            until = 0.0
+        most = min(-(-hands.free // beside), hands.most)
         taken = await self._take(lane, hands, most, unchanged=foreseen)
         while True:
             count = len(taken.attempts) + taken.put_back
@@ -290,7 +299,8 @@ class Worker:
 
     def _start(self, waiting: deque[Held], hands: Hands) -> None:
         task = asyncio.get_running_loop().create_task(self._attempt(waiting, hands))
-        self.tasks.add(task)
+        if not task.done():  # as it may be where tasks are eager
+            self.tasks.add(task)
         for held in waiting:
             held.task = task
 
@@ -306,7 +316,7 @@ class Worker:
             try:
                 if self.runner.at_once(waiting, clean, endings):
                     held = waiting.popleft()
-                    if held.lone is not None:
+                    if held.lone is not None and held.call is not None:
                         held.lone.at_once = False  # nor are those behind it, perhaps: they get tasks of their own
             except BaseException:
                 self._lose(waiting.popleft(), hands)
@@ -319,6 +329,7 @@ class Worker:
                     clean.run(self._give_tasks, waiting, hands)
             if held is None:
                 return
+            held.task = task
             try:
                 ending = await self.runner.run(held)
             except BaseException:

@@ -302,12 +302,12 @@ def event_of(
     metadata = {} if attempt.metadata is None else decode(attempt.metadata) or {}
     given = loads(attempt.payload)
     if payload is not None:
-        version = payloads.version_of(metadata)
-        if version > payload.version:
-            return None
         try:
+            version = payloads.version_of(metadata)
+            if version > payload.version:
+                return None
             given = payload.read(attempt.topic, given, version)
-        except InvalidPayload:
+        except Exception:  # the way that all others take says what is wrong
             return None
     if attempt.tenant_id != "default":
         metadata["tenant_id"] = attempt.tenant_id
