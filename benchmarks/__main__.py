@@ -2,7 +2,8 @@
 
 `python -m benchmarks table` keeps what it measures and writes docs/performance.md. Others measure something else:
 `http` the API, `pages` the dashboard, `targets` the outside queues, `push` the sending of push messages, `campaigns`
-campaigns to many devices, `plans` ten million rows, `soak` a long time, `pinned` a snapshot that stays.
+campaigns to many devices, `plans` ten million rows, `soak` a long time, `pinned` a snapshot that stays,
+`nodes` (a simulation) more nodes than there is room for.
 """
 
 from __future__ import annotations
@@ -175,6 +176,10 @@ if __name__ == "__main__":
             from benchmarks import plans  # needs what the tests need
 
             sys.exit(plans.main(sys.argv[2:]))
+        if sys.argv[1:2] == ["nodes"]:
+            from benchmarks import nodes
+
+            sys.exit(nodes.main())
         if sys.argv[1:2] in (["soak"], ["pinned"]):
             from benchmarks import steady
 
