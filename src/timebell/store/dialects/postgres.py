@@ -21,8 +21,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoneFree
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
-from sqlalchemy.util import await_only
+from sqlalchemy.pool import ConnectionPoolEntry, Pool, QueuePool
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from timebell.errors import StoreError, StoreUnreachable, TimebellError
 from timebell.store.dialects import pooler
@@ -92,6 +92,7 @@ class PostgresStore:
         self._lending = threading.Lock()
         self._listener: asyncpg.Connection[Any] | None = None
         self._notifying: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
         self._untold = ""
 
     async def open(self) -> None:
@@ -106,10 +107,11 @@ class PostgresStore:
             with contextlib.suppress(*_GONE):
                 await self._listener.close(timeout=1)
             self._listener = None
-        await self._dispose()
-        for engine in (self._lent, self._asked):
+        for engine in (self._engine, self._lent, self._asked):
             if engine is not None:
-                await engine.dispose()
+                self._dispose(engine)
+        if self._ending:
+            await asyncio.wait(self._ending)
         if self._lent_to_threads is not None:
             self._lent_to_threads.dispose()
         self._loop = self._lent = self._asked = self._lent_to_threads = None
@@ -179,7 +181,7 @@ class PostgresStore:
             raise unreachable(self.url, busy) from busy
         except (*_GONE, DBAPIError, asyncpg.PostgresError) as failed:
             if stale(failed) or _lost(failed):
-                await self._asked.dispose()
+                self._dispose(self._asked)
             if _lost(failed):
                 raise unreachable(self.url, failed) from failed
             raise
@@ -268,10 +270,10 @@ class PostgresStore:
                 if state in _TRANSIENT and not last:
                     continue
                 if stale(failed) and not last:
-                    await self._dispose()
+                    self._dispose(self._engine)
                     continue
                 if _lost(failed):
-                    await self._dispose()
+                    self._dispose(self._engine)
                     raise unreachable(self.url, failed) from failed
                 if state in ("42P01", "42703"):
                     from timebell.store.open import outdated
@@ -305,12 +307,15 @@ class PostgresStore:
             self._lent = self._asked = self._listener = self._notifying = None
         self._loop = loop
 
-    async def _dispose(self) -> None:
-        """Let go of every connection that nobody uses now."""
-        while self._kept:
-            with contextlib.suppress(Exception):
-                await self._kept.pop().close()
-        await self._engine.dispose()
+    def _dispose(self, engine: AsyncEngine) -> None:
+        """Let go of every connection that nobody uses now; new ones are made at once."""
+        kept, pool = [], engine.sync_engine.pool
+        if engine is self._engine:
+            kept, self._kept = self._kept, []
+        engine.sync_engine.dispose(close=False)
+        ending = asyncio.get_running_loop().create_task(_end(kept, pool))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     @contextlib.asynccontextmanager
     async def _connection(self, keep: bool) -> AsyncIterator[AsyncConnection]:
@@ -378,6 +383,14 @@ def engine_for(
     pooler.heed(engine, plain(url))
     _end_strays(engine)
     return engine
+
+
+async def _end(kept: Iterable[AsyncConnection], pool: Pool) -> None:
+    """End connections, in good order where the other side is heard within 2 s."""
+    assert isinstance(pool, QueuePool)
+    strays = [connection.close() for connection in kept]
+    idle = [greenlet_spawn(lambda: pool.connect().invalidate()) for _ in range(pool.checkedin())]
+    await asyncio.gather(*strays, *idle, return_exceptions=True)
 
 
 def _end_strays(engine: AsyncEngine) -> None:
