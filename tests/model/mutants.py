@@ -214,8 +214,6 @@ MUTANTS = [
     Mutant("who hears nothing does not look", (
         ("engine.pulse:Pulse.step", "node.working.poke()", "pass"),
         ("engine.pulse:Pulse.step", "node.planning.poke()", "pass"),
-        ("engine.leader:Leader.step", "node.working.poke()", "pass"),
-        ("engine.leader:Leader.step", "node.planning.poke()", "pass"),
     )),
     Mutant("a moved occurrence also fires where it was", (("model.decide:plan", "if overridden:", "if False:"),)),
     Mutant("a range counts too few", (("model.decide:_skips", "recurrence.count(start, end)", "len(few)"),)),
