@@ -223,7 +223,11 @@ class Check:
             allowed = max(allowed, STORE_BACK)
         if any(fault.kind in HOLDS for fault in nodes):
             allowed = max(allowed, LOCKS)
-        suspended = [fault.target for fault in nodes if fault.kind in SUSPENDS and fault.start > since]
+        # What a node claims while only the replies to it are kept from it, it has when they come.
+        suspended = [
+            fault.target for fault in nodes
+            if fault.kind in SUSPENDS and (fault.start > since or (fault.kind != "freeze" and fault.end > since))
+        ]  # fmt: skip
         if suspended and (first.node is None or first.node in suspended):
             allowed = max(allowed, TAKEOVER)  # it was begun there: it arrives when that node goes on, or by another
         return allowed
