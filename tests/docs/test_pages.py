@@ -20,7 +20,7 @@ from timebell.model.job import CancelOutcome, Hold, JobState, Kind, Reason
 from timebell.model.schedule import Action, Policies
 from timebell.observe.metrics import METRICS
 from timebell.store.schema import metadata
-from timebell.torture.verdicts import CLASSES
+from timebell.torture.verdict import CLASSES
 
 from .pages import DOCS, PAGES, ROOT, anchors, code_words, links, name_of, rows
 

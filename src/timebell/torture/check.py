@@ -12,7 +12,8 @@ from timebell.torture import report
 from timebell.torture.history import NODE_FAULTS, STORE_FAULTS, History
 from timebell.torture.ledgers import read
 from timebell.torture.plan import Plan, load, write
-from timebell.torture.verdicts import CLASSES, Check, Verdict
+from timebell.torture.verdict import CLASSES, Verdict
+from timebell.torture.verdicts import Check
 
 BUSY = 0.8  # of one processor
 STALLED = 0.1  # of the time

@@ -7,7 +7,7 @@ from typing import Any
 
 from timebell.torture.history import History
 from timebell.torture.plan import Plan
-from timebell.torture.verdicts import CLASSES, Verdict
+from timebell.torture.verdict import CLASSES, Verdict
 
 WIDTH, ROW, LEFT = 1100, 7, 90
 COLOURS = {

@@ -12,7 +12,8 @@ from typing import Any
 from timebell.torture import synthetic
 from timebell.torture.history import Effect, History
 from timebell.torture.synthetic import Ledgers
-from timebell.torture.verdicts import BREAKS, CLASSES, Check, judge
+from timebell.torture.verdict import CLASSES
+from timebell.torture.verdicts import BREAKS, Check, judge
 
 SECOND = 10**9
 

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 from timebell.torture import expected as expectations
 from timebell.torture.expected import EPSILON, LOCKS, STORE_BACK, TAKEOVER, Expected
 from timebell.torture.history import NODE_FAULTS, STORE_FAULTS, Effect, History, Occurrence
 from timebell.torture.sink import LONGEST, micros
+from timebell.torture.verdict import Verdict, Violation
 from timebell.torture.windows import match
 
-CLASSES = (
-    "lost", "lost-unkeyed", "early", "late", "dup-unjustified", "zombie-send", "attempt-order", "key-unstable",
-    "key-reused", "phantom", "after-cancel", "stale-generation", "during-pause", "overlap", "out-of-order", "retry",
-    "incomplete", "signature", "cross-tenant", "dup-object", "lost-write", "phantom-success", "accounting",
-    "transaction", "not-healed", "audit",
-)  # fmt: skip
 LEASE = 15.0  # seconds
 ACK = 2.0  # seconds around an effect in which a fault may have kept its end from being recorded
 CLOCK = 0.001  # seconds of difference between two readings of one clock
@@ -32,30 +26,6 @@ SUSPENDS = ("freeze", "cut", "drop")  # faults after which a node goes on with w
 QUEUED = 90  # runs that wait for each other, of the 100 that may: some end while others come
 RUN = 4.0  # seconds that an attempt may have run before it was struck
 COLD = 3.0  # seconds that a node which has just come may take for its first batch
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One promise not kept."""
-
-    name: str
-    label: str
-    at: float
-    detail: str
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What the checker found. `late` has the lateness of first starts, in seconds, by phase."""
-
-    violations: list[Violation] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    late: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    recovery: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    justified: int = 0
-    audited: dict[str, int] = field(default_factory=dict)
-    targets: list[tuple[str, float, bool]] = field(default_factory=list)
-    """(schedule, due, fired) of what had to happen, for the picture."""
 
 
 class Check:
