@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser as Chromium
-from playwright.sync_api import Page, TimeoutError, expect
+from playwright.sync_api import Page, Route, TimeoutError, expect
 
 from timebell.testing.fcm import FakeFcm
 
@@ -129,6 +129,17 @@ def test_tiles_are_live_within_two_seconds_and_focus_stays(chromium: Chromium, s
         assert any(_follows(page, served) for _ in range(5))  # the machine may have been busy with something else
         assert page.evaluate("() => document.activeElement.closest('#tiles') !== null")
         assert not seen.said
+
+
+def test_tiles_are_live_also_where_the_last_script_comes_late(chromium: Chromium, served: Served) -> None:
+    with window(chromium, served.url) as seen:
+        page, held = seen.page, list[Route]()
+        page.route("**/hx-sse.min.js*", lambda route: held.append(route))
+        page.goto(f"{served.url}/ui/", wait_until="commit")
+        page.wait_for_function("() => window.htmx && document.querySelector('#tiles')")
+        page.evaluate("() => new Promise((done) => setTimeout(() => setTimeout(done)))")  # who waited its turn had it
+        held[0].continue_()
+        expect(page.locator("[data-live]")).to_have_text("Live")
 
 
 def test_a_lost_connection_is_told_with_the_age_of_what_is_shown(
