@@ -214,3 +214,32 @@ def test_what_is_triggered_while_no_node_is_there_comes_before_what_was_due_then
         "verified_start": True, "verified_end": True,
     })  # fmt: skip
     assert selftest.judge(selftest.read(ledgers)).counts["lost"] == 0
+
+
+@pytest.mark.parametrize("how", ["refused", "struck"])
+def test_what_had_begun_is_not_tried_again_when_its_schedule_is_deleted(how: str) -> None:
+    ledgers = synthetic.clean(Random(13))
+    bed = selftest.Bed(ledgers, Random(13))
+    effect = next(effect for effect in bed.quiet() if effect.kind == "planned")
+    due, line = bed.history.due(effect.due_us), bed.line(effect.seq)
+    if how == "refused":
+        line["plan"] = "fail"
+    else:
+        ledgers.effects.remove(bed.line(effect.seq, "reply"))
+        ledgers.faults.append({
+            "kind": "kill", "target": effect.node, "start_mono": line["mono"] + 2 * 10**9,
+            "end_mono": line["mono"] + 5 * 10**9, "verified_start": True, "verified_end": True,
+        })  # fmt: skip
+
+    def lost() -> bool:
+        found = selftest.judge(selftest.read(ledgers)).violations
+        return any((one.name, one.label, one.at) == ("lost", effect.label, due) for one in found)
+
+    assert lost()
+    deleted = {"op": 10**6, "schedule": effect.label, "tenant": effect.tenant, "f": "delete", "value": None}
+    deleted |= {"what": "invoke", "mono": line["mono"] + 60 * 10**9}
+    done = {"op": 10**6, "what": "done", "mono": line["mono"] + 61 * 10**9, "type": "ok", "body": None}
+    ledgers.intents += [deleted, done]
+    assert lost()  # it should have been tried again long before
+    deleted["mono"], done["mono"] = line["mono"] + 9 * 10**8, line["mono"] + 10**9
+    assert not lost()

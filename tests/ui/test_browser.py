@@ -134,7 +134,11 @@ def test_tiles_are_live_within_two_seconds_and_focus_stays(chromium: Chromium, s
 def test_tiles_are_live_also_where_the_last_script_comes_late(chromium: Chromium, served: Served) -> None:
     with window(chromium, served.url) as seen:
         page, held = seen.page, list[Route]()
-        page.route("**/hx-sse.min.js*", lambda route: held.append(route))
+
+        def hold(route: Route) -> None:
+            held.append(route)
+
+        page.route("**/hx-sse.min.js*", hold)
         page.goto(f"{served.url}/ui/", wait_until="commit")
         page.wait_for_function("() => window.htmx && document.querySelector('#tiles')")
         page.evaluate("() => new Promise((done) => setTimeout(() => setTimeout(done)))")  # who waited its turn had it

@@ -10,6 +10,7 @@ EPSILON = 1.0  # seconds late that are fine when nothing is broken
 TAKEOVER = 21.0  # seconds until another node has what a dead one held: lease 15, heartbeat 5, and 1
 STORE_BACK = 5.0  # seconds from the database's return
 LOCKS = 11.0  # seconds until the database takes back what a frozen client had locked
+RUN = 4.0  # seconds that an attempt may take
 
 
 @dataclass(slots=True)
@@ -61,6 +62,8 @@ def _planned(history: History, thing: Thing) -> list[Expected]:
                 one.word = "may"
             if thing.once:
                 _cancelled(history, one)
+            else:
+                _deleted(history, one)
             found.append(one)
     return found
 
@@ -138,5 +141,21 @@ def _manual(history: History, thing: Thing) -> list[Expected]:
         by = deadline(history, one.since)
         if by > history.end or any(later.invoked <= by for later in ends):
             one.word = "may"
+        _deleted(history, one)
         found.append(one)
     return found
+
+
+def _deleted(history: History, one: Expected) -> None:
+    """What had begun when its schedule was deleted is not tried again, be it refused or struck."""
+    effects = history.by_occurrence.get(one.occurrence, [])
+    if one.word != "must" or any(effect.ok for effect in effects):
+        return
+    for step in one.thing.steps:
+        last = next((effect for effect in reversed(effects) if effect.at <= step.completed + EPSILON), None)
+        if step.f != "delete" or step.type == "fail" or last is None:
+            continue
+        over = last.at + RUN if last.ended is None else last.ended
+        struck = history.touching(last.at, over, *NODE_FAULTS, *STORE_FAULTS, node=last.node)
+        if (struck or last.refused) and step.invoked <= deadline(history, over + one.thing.value["retry"]["delay"]):
+            one.word = "may"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from timebell.torture import expected as expectations
-from timebell.torture.expected import EPSILON, LOCKS, STORE_BACK, TAKEOVER, Expected
+from timebell.torture.expected import EPSILON, LOCKS, RUN, STORE_BACK, TAKEOVER, Expected
 from timebell.torture.history import NODE_FAULTS, STORE_FAULTS, Effect, History, Occurrence
 from timebell.torture.sink import LONGEST, micros
 from timebell.torture.verdict import Verdict, Violation
@@ -24,7 +24,6 @@ BREAKS = (*NODE_FAULTS, *STORE_FAULTS)
 HOLDS = ("freeze", "cut", "drop", "pool")  # faults in which what a node has locked stays locked for a while
 SUSPENDS = ("freeze", "cut", "drop")  # faults after which a node goes on with what it has begun
 QUEUED = 90  # runs that wait for each other, of the 100 that may: some end while others come
-RUN = 4.0  # seconds that an attempt may have run before it was struck
 COLD = 3.0  # seconds that a node which has just come may take for its first batch
 
 
