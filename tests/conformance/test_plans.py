@@ -70,6 +70,7 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
     tenants = [{"tenant": "default"}, *({"tenant": f"tenant{10 * n + 1}"} for n in range(9))]
     pending = [{"id": _id(RUNNING + n)} for n in range(BATCH)]
     waiting = [{"queue": "queue1", "tenant_id": "default", "group_name": f"group{n % 7}"} for n in range(BATCH)]
+    known = [{"queue": f"queue{n % 3}", "priority": n % 2, "since": to_db(after(days=-1))} for n in range(6)]
     deaf = {**lane, **ANYONE.params(), "now": at, "completes": COMPLETES_TEXT}
     of_schedules = [{"id": _id(n)} for n in range(BATCH)]
     dispatched = [{**row, "was": "running", "until": 1, "errors": None} for row in running]
@@ -83,6 +84,7 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
         "DISPATCH": (endings.DISPATCH, {}, dispatched),
         "DISPATCH_UNLOCKED": (endings.DISPATCH_UNLOCKED, {}, dispatched),
         "LANES": (jobs.LANES, {"now": at, "late": at, **HEARD.params()}, []),
+        "THESE_LANES": (jobs.THESE_LANES, {"now": at, "late": at, **HEARD.params()}, known),
         "CLAIM": (jobs.CLAIM, {**start, "since": to_db(EPOCH), "most": BATCH}, []),
         "COMING": (jobs.COMING, {**lane, **HEARD.params(), "now": at, "until": to_db(after(days=9)), "most": 50}, []),
         "CLAIM_UNCHANGED": (jobs.CLAIM_UNCHANGED, {**start, "since": to_db(EPOCH), "most": BATCH}, []),
@@ -125,7 +127,7 @@ MOST_BUFFERS = {
     "COMPLETE_UNHEARD": 3_000, "STUCK": 20, "RELEASE": 2_000, "HELD": 2_000, "WITHOUT_NEXT": 20, "LIVE": 1_000,
     "ADVANCE": 3_000, "LOCK_SCHEDULES": 1_000, "NEXT_IN_TURN": 2_000, "OVERDUE": 20, "DISPATCH": 5_000,
     "DISPATCH_UNLOCKED": 6_000, "BEAT_UNLOCKED": 4_000, "RETRY_UNLOCKED": 6_000, "END_UNLOCKED": 4_000, "STILL": 1_000,
-    "LOCK_UNLOCKED": 1_000, "CLAIM_UNCHANGED": 4_000, "COMING": 200,
+    "LOCK_UNLOCKED": 1_000, "CLAIM_UNCHANGED": 4_000, "COMING": 200, "THESE_LANES": 600,
 }  # fmt: skip
 
 
@@ -271,6 +273,36 @@ def test_a_flood_of_one_tenant_is_no_reason_to_read_it_all(flooded: str, name: s
     assert read
     assert not [node for node in read if node["Node Type"] == "Seq Scan"]
     assert all(node["Actual Rows"] <= BATCH for node in read)
+
+
+@pytest.fixture(scope="module")
+def remembered(postgres: Postgres) -> Iterator[str]:
+    """Half of the jobs were due and have gone, and a session keeps a snapshot in which they have not."""
+    for url in _filled(postgres, FEW):
+
+        async def end(url: str = url) -> asyncpg.Connection[Any]:
+            remembering, connection = await asyncpg.connect(url), await asyncpg.connect(url)
+            await connection.execute(
+                "UPDATE timebell_jobs SET run_at = $1, hold = NULL WHERE id < $2", T0 - timedelta(days=2), _id(FEW // 2)
+            )
+            await connection.execute("VACUUM ANALYZE timebell_jobs")
+            await remembering.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            await remembering.fetch("SELECT count(*) FROM timebell_jobs")
+            await connection.execute("UPDATE timebell_jobs SET state = 'completed' WHERE id < $1", _id(FEW // 2))
+            await connection.close()
+            return remembering
+
+        with asyncio.Runner() as runner:
+            remembering = runner.run(end())
+            yield url
+            runner.run(remembering.close())
+
+
+def test_a_look_from_where_the_last_one_found_something_passes_nothing_that_has_gone(remembered: str) -> None:
+    whole, _, _ = judged(remembered, "LANES")
+    buffers, _, fault = judged(remembered, "THESE_LANES")
+    assert whole > FEW // 20
+    assert fault is None, f"{fault}; {buffers} buffers"
 
 
 # SQLite.

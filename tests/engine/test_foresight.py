@@ -54,7 +54,7 @@ async def test_a_dense_stretch_takes_a_few_looks_and_each_job_its_own_claim(
         await world.advance(seconds=2)
     assert starts == [(at, at) for at in due]
     assert statements[jobs.claim.__name__] >= 90
-    assert statements[jobs.lanes.__name__] <= 10
+    assert statements[jobs.seen.__name__] <= 10
 
 
 @virtual

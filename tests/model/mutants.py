@@ -208,7 +208,7 @@ MUTANTS = [
     )),
     Mutant("who ends lets nobody of its group go", (("store.sql.groups:let_go", "while counts:", "while False:"),)),
     Mutant("a paused queue goes on", (
-        ("store.sql.jobs:lanes", ' or row["paused"]', ""),
+        ("store.sql.jobs:seen", ' or row["paused"]', ""),
         ("store.sql.limits:claim_limited", 'if queue["paused"]:', "if False:"),
     )),
     Mutant("who hears nothing does not look", (

@@ -60,6 +60,7 @@ class Service:
                 ("pulse", self.pulse.step, node.beating),
                 ("planner", self.planner.step, node.planning),
                 ("worker", self.worker.step, node.working),
+                ("looking", self.worker.looking.step, self.worker.looking.alarm),
                 ("operations", self.leader.operations.step, self.leader.operations.alarm),
                 ("reconciler", self.leader.reconciling.step, self.leader.reconciling.alarm),
                 ("sources", self.leader.watching.step, self.leader.watching.alarm),
@@ -79,8 +80,8 @@ class Service:
             await self._leave()
             node.handlers.threads.shutdown(wait=False, cancel_futures=True)
             for alarm in (
-                node.beating, node.planning, node.working, self.leader.operations.alarm, self.leader.reconciling.alarm,
-                self.leader.alarm,
+                node.beating, node.planning, node.working, self.worker.looking.alarm, self.leader.operations.alarm,
+                self.leader.reconciling.alarm, self.leader.alarm,
             ):  # fmt: skip
                 alarm.close()
 

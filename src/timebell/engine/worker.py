@@ -18,6 +18,7 @@ from typing import NamedTuple
 from timebell.engine.completer import Completer
 from timebell.engine.context import Held, Known, Node
 from timebell.engine.foresight import Foresight
+from timebell.engine.looking import Looking
 from timebell.engine.runner import Runner
 from timebell.model.job import Attempt, Ending
 from timebell.model.routes import Routes, route_by_name
@@ -69,6 +70,7 @@ class Worker:
         self.tasks: set[asyncio.Task[None]] = set()
         self.claiming = False
         self.foresight = Foresight()
+        self.looking = Looking(node)
         self.lent = 0
         """Places kept for what a planner may start."""
         self._behind = True
@@ -119,7 +121,7 @@ class Worker:
         if node.limited:
             await node.store.run(admission.let_go, node.clock.now())
         looked_at = node.clock.now()
-        lanes = await node.store.hot(jobs.lanes, routes, looked_at)
+        lanes = await self.looking.lanes(routes, looked_at)
         now = node.clock.now()
         due, later = self._due(lanes, now)
         claimed, all_of_it = await self._claim_all(due, free)

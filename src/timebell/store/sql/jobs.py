@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Column
 
@@ -193,32 +193,49 @@ BUSY = (
     "((SELECT count(*) FROM timebell_jobs r WHERE r.state = 'running' AND r.queue = {0})"
     " + (SELECT count(*) FROM timebell_jobs r WHERE r.state = 'dispatched' AND r.queue = {0}))"
 )
-# A loose index scan: a few look-ups a lane, whatever the number of pending jobs. Routes are asked of what is due only:
-# looking for one's own among millions of others' would be a walk, and waking once for another's costs one look. Each
-# lane's edge is looked for once: until a vacuum comes, PostgreSQL passes all that was claimed on the way there.
-LANES = Statement(
-    f"""
-    WITH RECURSIVE lane(queue, priority, edge) AS (
-        SELECT * FROM (SELECT queue, priority, run_at FROM timebell_jobs WHERE {CLAIMABLE}
-                       ORDER BY queue, priority, run_at LIMIT 1) AS first
-        UNION ALL
-        SELECT {_NEXT_LANE} FROM lane l WHERE l.queue IS NOT NULL
-    )
+# Routes are asked of what is due only: looking for one's own among millions of others' would be a walk, and waking once
+# for another's costs one look. Until a vacuum comes, PostgreSQL passes all that was claimed since `since`.
+_LOOK = f"""
     SELECT l.queue, l.priority, q.concurrency, q.concurrency_per_group, q.rate, q.per, q.starts,
         q.paused OR a.paused AS paused,
         (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
-                AND j.priority = l.priority AND run_at >= l.edge AND run_at <= :now AND $hears
+                AND j.priority = l.priority AND run_at >= l.since AND run_at <= :now AND $hears
                 ORDER BY run_at LIMIT 1) AS due,
         (SELECT run_at FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue
                 AND j.priority = l.priority AND run_at > :now ORDER BY run_at LIMIT 1) AS later,
         CASE WHEN q.concurrency IS NOT NULL THEN
             {BUSY.format("l.queue")} END AS busy,
-        l.edge <= :late AND (SELECT tenant_id FROM timebell_jobs WHERE {SHARED_LANE} ORDER BY tenant_id LIMIT 1)
+        EXISTS (SELECT 1 FROM timebell_jobs j WHERE {CLAIMABLE} AND j.queue = l.queue AND j.priority = l.priority
+                AND run_at >= l.since AND run_at <= :late)
+            AND (SELECT tenant_id FROM timebell_jobs WHERE {SHARED_LANE} ORDER BY tenant_id LIMIT 1)
                 <> (SELECT tenant_id FROM timebell_jobs WHERE {SHARED_LANE} ORDER BY tenant_id DESC LIMIT 1) AS crowded
-    FROM lane l LEFT JOIN timebell_queues q ON q.name = l.queue
+    FROM {{}} l LEFT JOIN timebell_queues q ON q.name = l.queue
     LEFT JOIN timebell_queues a ON a.name = '*' WHERE l.queue IS NOT NULL
     """  # noqa: S608 - constants only
+# A loose index scan: a few look-ups a lane, whatever the number of pending jobs. Each lane's first is looked for once.
+LANES = Statement(
+    f"""
+    WITH RECURSIVE lane(queue, priority, since) AS (
+        SELECT * FROM (SELECT queue, priority, run_at FROM timebell_jobs WHERE {CLAIMABLE}
+                       ORDER BY queue, priority, run_at LIMIT 1) AS first
+        UNION ALL
+        SELECT {_NEXT_LANE} FROM lane l WHERE l.queue IS NOT NULL
+    ) {_LOOK.format("lane")}
+    """  # noqa: S608 - constants only
 )
+THESE_LANES = Statement(f"WITH $rows {_LOOK.format('d')}", queue="text", priority="int", since="instant")
+
+Since = dict[tuple[str, int], datetime]
+"""Of lanes (queue, priority), an instant before which nothing in them is left that certain routes can take."""
+LAPSE = timedelta(seconds=1)
+"""How long before now that instant is at least, as who makes a job that is due now needs time to commit it."""
+
+
+class Seen(NamedTuple):
+    """What a look saw, and from where the next one may begin."""
+
+    lanes: list[Lane]
+    since: Since
 
 
 def lanes(tx: Transaction, routes: Routes, now: datetime) -> list[Lane]:
@@ -226,24 +243,36 @@ def lanes(tx: Transaction, routes: Routes, now: datetime) -> list[Lane]:
 
     Most urgent priority first. `next_due` is the instant at which to look again.
     """
-    found = []
-    for row in look(tx, routes, now):
-        first = row["later"] if row["due"] is None else row["due"]
+    return seen(tx, routes, now).lanes
+
+
+def seen(tx: Transaction, routes: Routes, now: datetime, since: Since | None = None) -> Seen:
+    """As `lanes`; of the lanes in `since` only, if it is given, and of what is not before these instants."""
+    from_db, found = tx.dialect.from_db, Seen([], {})
+    for row in look(tx, routes, now, since):
+        due, later = from_db(row["due"]), from_db(row["later"])
+        found.since[row["queue"], row["priority"]] = min(due or now, now - LAPSE)
+        first = later if due is None else due
         if first is None or row["paused"]:
             continue
         room = None if row["concurrency"] is None else max(0, row["concurrency"] - row["busy"])
         limited = not (row["concurrency"] is row["concurrency_per_group"] is row["rate"] is None)
-        due, later = tx.dialect.from_db(first), tx.dialect.from_db(row["later"])
         free_at = None if row["rate"] is None else _free_at(row, now)
-        found.append(Lane(row["queue"], row["priority"], due, room, limited, free_at, bool(row["crowded"]), later))
-    if len(found) > 1:
-        found.sort(key=lambda lane: (lane.priority, lane.next_due))
+        lane = Lane(row["queue"], row["priority"], first, room, limited, free_at, bool(row["crowded"]), later)
+        found.lanes.append(lane)
+    if len(found.lanes) > 1:
+        found.lanes.sort(key=lambda lane: (lane.priority, lane.next_due))
     return found
 
 
-def look(tx: Transaction, routes: Routes, now: datetime) -> list[Row]:
-    """As `lanes`: all of them, as rows."""
-    return tx.fetch(LANES, now=tx.dialect.to_db(now), late=tx.dialect.to_db(now - LATE), **routes.params())
+def look(tx: Transaction, routes: Routes, now: datetime, since: Since | None = None) -> list[Row]:
+    """As `seen`: all of them, as rows."""
+    to_db = tx.dialect.to_db
+    params = {"now": to_db(now), "late": to_db(now - LATE), **routes.params()}
+    if since is None:
+        return tx.fetch(LANES, **params)
+    these = [{"queue": queue, "priority": priority, "since": to_db(at)} for (queue, priority), at in since.items()]
+    return tx.fetch(THESE_LANES, these, **params) if these else []
 
 
 def _free_at(row: Row, now: datetime) -> datetime:
