@@ -361,7 +361,10 @@ def _reading(tx: Transaction) -> Any:
     return tx.fetch(READING)[0]["at"]
 
 
-SETTINGS = {"application_name": "timebell", "idle_in_transaction_session_timeout": "10000", "timezone": "UTC"}
+# `jit` compiles what is guessed to be dear before it runs, each time: 20 ms for a look that takes one.
+SETTINGS = {
+    "application_name": "timebell", "idle_in_transaction_session_timeout": "10000", "jit": "off", "timezone": "UTC",
+}  # fmt: skip
 
 
 def engine_for(
