@@ -191,32 +191,30 @@ async def test_a_lane_with_only_others_jobs_says_when_to_look_again(store: Store
 
 @stored
 async def test_a_look_may_begin_where_the_last_one_found_something(store: Store) -> None:
-    """Which is what is due first, or a second ago if nothing is: who makes a job needs time to commit it."""
+    """Which is what is due first, or a moment ago if nothing is: who makes a job needs time to commit it."""
     await one(store, topic="theirs", run_at=after(minutes=-2))
     await one(store, topic="mine", run_at=after(minutes=-1))
     await one(store, topic="mine", queue="later", run_at=after(hours=1))
-    await one(store, topic="mine", queue="paused", run_at=after(seconds=-1))
+    await one(store, topic="mine", queue="paused", run_at=T0)
     await store.run(queues.pause, "paused", None)
     mine = Routes(frozenset({"mine"}))
     seen = await store.hot(jobs.seen, mine, T0)
-    second_ago = after(seconds=-1)
-    assert seen.since == {
-        ("default", 0): after(minutes=-1), ("later", 0): second_ago, ("paused", 0): second_ago,
-    }  # fmt: skip
+    moment = T0 - jobs.LAPSE
+    assert seen.since == {("default", 0): after(minutes=-1), ("later", 0): moment, ("paused", 0): moment}
     assert await store.hot(jobs.seen, mine, T0, seen.since) == seen
-    await one(store, topic="mine", queue="later", run_at=second_ago)
+    await one(store, topic="mine", queue="later", run_at=moment)
     await one(store, topic="mine", queue="new", run_at=T0)
     await one(store, topic="mine", priority=1, run_at=T0)
     again = await store.hot(jobs.seen, mine, T0, seen.since)
     assert [(found.queue, found.next_due) for found in again.lanes] == [
-        ("default", after(minutes=-1)), ("later", second_ago)
+        ("default", after(minutes=-1)), ("later", moment)
     ]  # fmt: skip
 
 
 @stored
 async def test_a_look_that_begins_later_does_not_see_what_is_before(store: Store) -> None:
     await one(store, run_at=after(minutes=-1))
-    since = {("default", 0): after(seconds=-1)}
+    since = {("default", 0): T0 - jobs.LAPSE}
     assert await store.hot(jobs.seen, ANYONE, T0, since) == ([], since)
     assert await store.hot(jobs.seen, ANYONE, T0, {}) == ([], {})
 

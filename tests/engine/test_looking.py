@@ -99,7 +99,7 @@ async def test_whole_looks_rest_and_end_where_nobody_looks(world: World) -> None
     async with engine(app, heartbeat=3600.0, lease=10_800.0, poll=0.01):
         await world.advance(seconds=10)
         assert len(log.events) == 1000
-        assert 15 <= len(looks.ended) <= 10 / ((1 + looking.REST) * TAKES) + 2
+        assert 8 <= len(looks.ended) <= 10 / ((1 + looking.REST) * TAKES) + 2
 
 
 @virtual

@@ -16,7 +16,7 @@ from timebell.model.routes import Routes
 from timebell.store.sql import jobs
 
 SLOW = 0.005  # seconds of a whole look from which on nobody waits for the next
-REST = 4  # times as long as it took, until another begins beside
+REST = 9  # times as long as it took, until another begins beside
 
 
 class Looking:

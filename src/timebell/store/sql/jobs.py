@@ -227,7 +227,7 @@ THESE_LANES = Statement(f"WITH $rows {_LOOK.format('d')}", queue="text", priorit
 
 Since = dict[tuple[str, int], datetime]
 """Of lanes (queue, priority), an instant before which nothing in them is left that certain routes can take."""
-LAPSE = timedelta(seconds=1)
+LAPSE = timedelta(seconds=0.25)
 """How long before now that instant is at least, as who makes a job that is due now needs time to commit it."""
 
 
