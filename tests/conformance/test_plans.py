@@ -13,10 +13,12 @@ from typing import Any
 import asyncpg
 import orjson
 import pytest
+from sqlalchemy import literal_column, select
 
 from tests.servers import Postgres
 from timebell.model.job import JobState
 from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
+from timebell.store.dialects.postgres import PostgresStore
 from timebell.store.dialects.postgres_words import PostgresWords
 from timebell.store.dialects.sqlite import SqliteStore
 from timebell.store.dialects.sqlite_words import SqliteWords
@@ -243,6 +245,20 @@ def test_invariant_12_a_hot_statement_is_an_index_look_up(few_rows: str, name: s
 @pytest.mark.parametrize("name", MOST_BUFFERS)
 def test_invariant_12_a_hot_statement_is_an_index_look_up_at_ten_million_jobs(many_rows: str, name: str) -> None:
     _check(many_rows, name)
+
+
+def test_no_statement_is_compiled_before_it_runs(few_rows: str) -> None:
+    """PostgreSQL would, by what it guesses a look to cost: 20 ms for one."""
+
+    async def setting() -> Any:
+        store = PostgresStore(few_rows)
+        await store.open()
+        try:
+            return await store.run(lambda tx: tx.execute(select(literal_column("current_setting('jit')"))).scalar())
+        finally:
+            await store.close()
+
+    assert asyncio.run(setting()) == "off"
 
 
 @pytest.fixture(scope="module")

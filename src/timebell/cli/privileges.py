@@ -48,6 +48,7 @@ def statements(prefix: str) -> Iterator[str]:
         yield f"GRANT USAGE ON SCHEMA public TO {role};"
         yield f"GRANT SELECT ON {VERSION_TABLE} TO {role};"
         yield f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '10s';"
+        yield f"ALTER ROLE {role} SET jit = off;"
     yield "-- Nodes (planner, worker, API and dashboard are one process): all but changing the audit log."
     for table in sorted(metadata.tables):
         yield f"GRANT {'SELECT, INSERT' if table in APPEND_ONLY else ALL} ON {table} TO {node};"
