@@ -24,6 +24,7 @@ class Looks:
 
     def __init__(self, app: Timebell, world: World) -> None:
         self.ended: list[datetime] = []
+        self.takes = TAKES
         self.fails = False
         self._hot, self._world = app.store.hot, world
         app.store.hot = self._slow  # type: ignore[method-assign,assignment]
@@ -31,7 +32,7 @@ class Looks:
     async def _slow(self, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         found = await self._hot(operation, *args, **kwargs)
         if operation is jobs.seen and len(args) == 2:
-            await self._world.advance(seconds=TAKES)
+            await self._world.advance(seconds=self.takes)
             self.ended.append(self._world.clock.now())
             if self.fails:
                 raise StoreUnreachable("sqlite:///gone.db", "It went away.")
@@ -118,6 +119,24 @@ async def test_a_whole_look_that_failed_is_made_again(world: World) -> None:
         looks.fails = False
         await world.advance(seconds=2)
         assert len(log.events) == 2
+
+
+@virtual
+async def test_after_a_look_that_an_outage_held_up_the_next_is_soon(world: World) -> None:
+    app = world.app()
+    log = Log()
+    app.on("t")(log)
+    await app.schedule_at("t", after())
+    looks = Looks(app, world)
+    async with engine(app, heartbeat=3600.0, lease=10_800.0, poll=3600.0):
+        await world.advance(seconds=5)
+        looks.takes = 10.0
+        await app.schedule_at("t", world.clock.now(), queue="held up")
+        await world.advance(seconds=11)
+        looks.takes = TAKES
+        await app.schedule_at("t", world.clock.now(), queue="beside")
+        await world.advance(seconds=2)
+        assert len(log.events) == 3
 
 
 @virtual

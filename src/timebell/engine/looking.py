@@ -16,7 +16,7 @@ from timebell.model.routes import Routes
 from timebell.store.sql import jobs
 
 SLOW = 0.005  # seconds of a whole look from which on nobody waits for the next
-REST = 9  # times as long as it took, until another begins beside
+REST, LONGEST_REST = 9, 1.0  # times as long as it took, until another begins beside, but at most so many seconds
 
 
 class Looking:
@@ -71,7 +71,7 @@ class Looking:
             self._asked |= asked
             raise
         ended = node.clock.monotonic()
-        self._rests_until = ended + REST * (ended - began)
+        self._rests_until = ended + min(REST * (ended - began), LONGEST_REST)
         return None
 
     async def _whole(self, routes: Routes, now: datetime) -> jobs.Seen:
