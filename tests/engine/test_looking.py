@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,9 +28,9 @@ class Looks:
         self.takes = TAKES
         self.fails = False
         self._hot, self._world = app.store.hot, world
-        app.store.hot = self._slow  # type: ignore[method-assign,assignment]
+        app.store.hot = self._delayed  # type: ignore[method-assign,assignment]
 
-    async def _slow(self, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def _delayed(self, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         found = await self._hot(operation, *args, **kwargs)
         if operation is jobs.seen and len(args) == 2:
             await self._world.advance(seconds=self.takes)
@@ -39,15 +40,21 @@ class Looks:
         return found
 
 
-@virtual
-async def test_what_is_made_for_now_starts_without_a_whole_look(world: World) -> None:
-    app = world.app()
-    log = Log()
+@asynccontextmanager
+async def _slow(world: World) -> AsyncIterator[tuple[Timebell, Log, Looks]]:
+    """An engine whose whole looks take long, five seconds after its first job ran."""
+    app, log = world.app(), Log()
     app.on("t")(log)
     await app.schedule_at("t", after())
     looks = Looks(app, world)
     async with engine(app, heartbeat=3600.0, lease=10_800.0, poll=3600.0):
         await world.advance(seconds=5)
+        yield app, log, looks
+
+
+@virtual
+async def test_what_is_made_for_now_starts_without_a_whole_look(world: World) -> None:
+    async with _slow(world) as (app, log, looks):
         del looks.ended[:]
         for _ in range(20):
             await app.schedule_at("t", world.clock.now())
@@ -75,12 +82,7 @@ async def test_what_has_waited_for_another_starts_soon_as_well(world: World) -> 
 
 @virtual
 async def test_a_lane_that_nothing_was_in_starts_soon_as_well(world: World) -> None:
-    app = world.app()
-    log = Log()
-    app.on("t")(log)
-    await app.schedule_at("t", after())
-    Looks(app, world)
-    async with engine(app, heartbeat=3600.0, lease=10_800.0, poll=3600.0):
+    async with _slow(world) as (app, log, _):
         for lane in ({"queue": "beside"}, {"priority": 3}, {"priority": -3}):
             await world.advance(seconds=5)
             await app.schedule_at("t", world.clock.now(), **lane)
@@ -105,13 +107,7 @@ async def test_whole_looks_rest_and_end_where_nobody_looks(world: World) -> None
 
 @virtual
 async def test_a_whole_look_that_failed_is_made_again(world: World) -> None:
-    app = world.app()
-    log = Log()
-    app.on("t")(log)
-    await app.schedule_at("t", after())
-    looks = Looks(app, world)
-    async with engine(app, heartbeat=3600.0, lease=10_800.0, poll=3600.0):
-        await world.advance(seconds=5)
+    async with _slow(world) as (app, log, looks):
         looks.fails = True
         await app.schedule_at("t", world.clock.now(), queue="beside")
         await world.advance(seconds=5)
@@ -123,13 +119,7 @@ async def test_a_whole_look_that_failed_is_made_again(world: World) -> None:
 
 @virtual
 async def test_after_a_look_that_an_outage_held_up_the_next_is_soon(world: World) -> None:
-    app = world.app()
-    log = Log()
-    app.on("t")(log)
-    await app.schedule_at("t", after())
-    looks = Looks(app, world)
-    async with engine(app, heartbeat=3600.0, lease=10_800.0, poll=3600.0):
-        await world.advance(seconds=5)
+    async with _slow(world) as (app, log, looks):
         looks.takes = 10.0
         await app.schedule_at("t", world.clock.now(), queue="held up")
         await world.advance(seconds=11)
@@ -141,13 +131,7 @@ async def test_after_a_look_that_an_outage_held_up_the_next_is_soon(world: World
 
 @virtual
 async def test_looks_are_whole_again_once_they_are_quick(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = world.app()
-    log = Log()
-    app.on("t")(log)
-    await app.schedule_at("t", after())
-    looks = Looks(app, world)
-    async with engine(app, heartbeat=3600.0, lease=10_800.0, poll=3600.0):
-        await world.advance(seconds=5)
+    async with _slow(world) as (app, log, looks):
         monkeypatch.setattr(looking, "SLOW", 2 * TAKES)
         await app.schedule_at("t", world.clock.now())
         await world.advance(seconds=WITHIN)

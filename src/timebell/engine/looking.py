@@ -2,8 +2,8 @@
 
 PostgreSQL passes all that was claimed since it last cleaned an index, on the way to what is pending: up to a minute's
 worth, and what was claimed in hours while a session keeps an older snapshot. So when a whole look has taken long, the
-next ones begin where the one before found something, and a whole look goes on beside them for what was made due before
-that: retries that others let go, jobs of the past, lanes that nothing was in.
+next ones begin where the one before found something, and a whole look goes on beside them for what they pass over: what
+waited for another, what was made late, lanes that nothing was in.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Looking:
         self._rests_until = 0.0
 
     async def lanes(self, routes: Routes, now: datetime) -> list[jobs.Lane]:
-        """As `jobs.lanes`; but where a whole look takes long what is due before the last one's first pokes the worker
-        when it is found."""
+        """As `jobs.lanes`; but where a whole look takes long, what only that sees pokes the worker when it is found."""
         since = self._since.get(routes)
         if since is None or not self._slow:
             found = await self._whole(routes, now)
