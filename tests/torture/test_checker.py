@@ -243,3 +243,34 @@ def test_what_had_begun_is_not_tried_again_when_its_schedule_is_deleted(how: str
     assert lost()  # it should have been tried again long before
     deleted["mono"], done["mono"] = line["mono"] + 9 * 10**8, line["mono"] + 10**9
     assert not lost()
+
+
+def test_how_long_the_database_took_to_be_back_is_not_of_what_was_made_late_or_of_a_node_struck_then() -> None:
+    ledgers = synthetic.clean(Random(14))
+    bed = selftest.Bed(ledgers, Random(14))
+    effect = next(effect for effect in bed.quiet(serial=False) if effect.kind == "once")
+    mono = bed.history.began + int(bed.history.due(effect.due_us) * 1e9)
+    bed.shift(effect, 4.5)
+    was = {"verified_start": True, "verified_end": True}
+    ledgers.faults.append({
+        "kind": "dbstop", "target": "store", "start_mono": mono - 10**9, "end_mono": mono + 10**9, **was
+    })  # fmt: skip
+
+    def back() -> float:
+        return max(selftest.judge(selftest.read(ledgers)).recovery["store"])
+
+    took = back()
+    assert took == pytest.approx(3.5, abs=0.2)
+    asked = {line["op"] for line in ledgers.intents if line.get("schedule") == effect.label and line["f"] == "create"}
+    done = [line for line in ledgers.intents if line["op"] in asked and line["what"] == "done"]
+    before = [line["mono"] for line in done]
+    for line in done:
+        line["mono"] = mono + 4 * 10**9
+    assert back() == pytest.approx(0.5, abs=0.2)
+    for line, at in zip(done, before, strict=True):
+        line["mono"] = at
+    assert back() == took
+    ledgers.faults.append({
+        "kind": "cut", "target": effect.node, "start_mono": mono + 2 * 10**9, "end_mono": mono + 4 * 10**9, **was
+    })  # fmt: skip
+    assert back() < 3

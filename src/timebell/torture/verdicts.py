@@ -445,16 +445,20 @@ class Check:
 
     def _store_back(self) -> None:
         """How long it took, from each return of the database, until all that was due meanwhile had started: in time in
-        which a node could have acted, as the next fault may come at once."""
-        things, able = self.history.things, self.history.down.able
-        for fault in self.history.touching(0, self.history.end, *STORE_FAULTS):
-            firsts = [
-                able(fault.end, effects[0].at) for key, effects in self.history.by_occurrence.items()
-                if fault.start < self.history.due(key[2]) < fault.end and effects[0].attempt == 1
-                and effects[0].at > fault.end and key[0] in things and not things[key[0]].serial
-            ]  # fmt: skip
-            if firsts:
-                self.found.recovery["store"].append(max(firsts))
+        which a node could have acted, as the next fault may come at once. What a client could make only later counts
+        from then; what a node had taken that was then struck itself says how long that took, and counts for nothing."""
+        history = self.history
+        for fault in history.touching(0, history.end, *STORE_FAULTS):
+            took = []
+            for one in self.expected.values():
+                if one.word == "must" and fault.start < one.due < fault.end and not one.thing.serial:
+                    first = next(iter(history.by_occurrence.get(one.occurrence, [])), None)
+                    if first is None or first.attempt > 1 or first.at < fault.end:
+                        continue
+                    if not history.touching(fault.end, first.at, *NODE_FAULTS, node=first.node):
+                        took.append(history.down.able(max(fault.end, min(one.since, first.at)), first.at))
+            if took:
+                self.found.recovery["store"].append(max(took))
 
     def _settled(self, label: str) -> bool:
         """Whether nothing of it had to be tried again at the very end."""
