@@ -18,13 +18,14 @@ from sqlalchemy import literal_column, select
 from tests.servers import Postgres
 from timebell.model.job import JobState
 from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
-from timebell.store.dialects.postgres import PostgresStore
+from timebell.store.dialects.postgres import HOT, PostgresStore
 from timebell.store.dialects.postgres_words import PostgresWords
 from timebell.store.dialects.sqlite import SqliteStore
 from timebell.store.dialects.sqlite_words import SqliteWords
 from timebell.store.open import upgrade
 from timebell.store.sql import endings, groups, healing, jobs, ledger, limits, schedules, turns, unheard
 from timebell.store.statement import Statement
+from timebell.store.transaction import Transaction
 from timebell.store.types import EPOCH, to_micros
 
 from .helpers import NODE, T0, after
@@ -133,7 +134,13 @@ MOST_BUFFERS = {
 }  # fmt: skip
 
 
-async def _fill_postgres(connection: asyncpg.Connection[Any], rows: int) -> None:
+KEEP_PLANS = (  # what connections run that keep their plans; the others make them anew where that pays
+    "LANES", "THESE_LANES", "COMING", "TENANTS", "CLAIM", "CLAIM_UNCHANGED", "BEAT", "BEAT_UNLOCKED", "RETRY",
+    "RETRY_UNLOCKED", "END", "END_UNLOCKED", "STILL", "DISPATCH", "DISPATCH_UNLOCKED", "RUNNING", "OVERDUE",
+)  # fmt: skip
+
+
+async def _fill_postgres(connection: asyncpg.Connection[Any], rows: int, *, analyzed: bool = True) -> None:
     t0 = "TIMESTAMPTZ '2026-01-01T00:00:00Z'"
     words = {
         "id": "('00000000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid",
@@ -147,8 +154,9 @@ async def _fill_postgres(connection: asyncpg.Connection[Any], rows: int) -> None
     await connection.execute(FILL.format(series=f"generate_series(0, {rows - 1}) AS n", **words), timeout=900)
     await connection.execute(FILL_SCHEDULES.format(series=f"generate_series(0, {SCHEDULES - 1}) AS n", **words))
     await connection.execute(FILL_QUEUES)
-    await connection.execute("VACUUM ANALYZE timebell_jobs", timeout=900)
-    await connection.execute("VACUUM ANALYZE timebell_schedules")
+    if analyzed:
+        await connection.execute("VACUUM ANALYZE timebell_jobs", timeout=900)
+        await connection.execute("VACUUM ANALYZE timebell_schedules")
 
 
 @pytest.fixture(scope="module")
@@ -184,32 +192,51 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _explain(url: str, name: str) -> dict[str, Any]:
-    """The plan of a statement that really runs, and is rolled back."""
-    statement, params, rows = _statements(POSTGRES.to_db)[name]
-    if statement.columns:
-        params = {**params, "rows": orjson.dumps(rows).decode()}
-    text, names = statement.numbered(POSTGRES)
+    """The plan of a statement that really runs, and is rolled back: made for any parameters, as the engine's are."""
 
     async def run() -> dict[str, Any]:
-        connection = await asyncpg.connect(url)
+        connection = await asyncpg.connect(url, server_settings=HOT)
         try:
-            await connection.execute("SET plan_cache_mode = force_generic_plan")
-            transaction = connection.transaction()
-            await transaction.start()
-            explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}"
-            found = await connection.fetchval(explain, *[params[name] for name in names])
-            await transaction.rollback()
-            plan: dict[str, Any] = json.loads(found)[0]
-            return plan
+            await _prepare(connection, name)
+            return await _executed(connection, name)
         finally:
             await connection.close()
 
     return asyncio.run(run())
 
 
+async def _prepare(connection: asyncpg.Connection[Any], name: str) -> None:
+    text, _ = _statements(POSTGRES.to_db)[name][0].numbered(POSTGRES)
+    await connection.execute(f"PREPARE hot_{name} AS {text}")
+
+
+async def _executed(connection: asyncpg.Connection[Any], name: str) -> dict[str, Any]:
+    """The plan of a statement that is prepared, and what running it came to."""
+    statement, params, rows = _statements(POSTGRES.to_db)[name]
+    if statement.columns:
+        params = {**params, "rows": orjson.dumps(rows).decode()}
+    _, names = statement.numbered(POSTGRES)
+    given = f"({', '.join(_literal(params[name]) for name in names)})" if names else ""
+    transaction = connection.transaction()
+    await transaction.start()
+    found = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE hot_{name}{given}")
+    await transaction.rollback()
+    plan: dict[str, Any] = json.loads(found)[0]
+    return plan
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        value = "{" + ",".join(f'"{one}"' for one in value) + "}"
+    return "NULL" if value is None else "'" + str(value).replace("'", "''") + "'"
+
+
 def judged(url: str, name: str) -> tuple[int, float, str | None]:
     """Buffers that a statement touched, its milliseconds, and what is wrong with its plan."""
-    explained = _explain(url, name)
+    return _judged(_explain(url, name), name)
+
+
+def _judged(explained: dict[str, Any], name: str) -> tuple[int, float, str | None]:
     plan = explained["Plan"]
     ours = [node for node in _nodes(plan) if str(node.get("Relation Name", "")).startswith("timebell_")]
     buffers = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
@@ -247,18 +274,54 @@ def test_invariant_12_a_hot_statement_is_an_index_look_up_at_ten_million_jobs(ma
     _check(many_rows, name)
 
 
+def test_a_plan_of_when_there_was_nothing_is_an_index_look_up_when_there_is_much(postgres: Postgres) -> None:
+    """A node keeps its plans, and statistics come late."""
+    url = postgres.create_database()
+
+    async def faults() -> list[str]:
+        await upgrade(url)
+        node, client = await asyncpg.connect(url, server_settings=HOT), await asyncpg.connect(url)
+        try:
+            for name in KEEP_PLANS:
+                await _prepare(node, name)
+                await _executed(node, name)
+            await _fill_postgres(client, FEW, analyzed=False)
+            judged = [_judged(await _executed(node, name), name) for name in KEEP_PLANS]
+            remade = await node.fetchval("SELECT sum(custom_plans) FROM pg_prepared_statements")
+            assert remade == 0
+            return [fault for _, _, fault in judged if fault is not None]
+        finally:
+            await asyncio.gather(node.close(), client.close())
+
+    assert asyncio.run(faults()) == []
+    postgres.drop_database(url)
+
+
 def test_no_statement_is_compiled_before_it_runs(few_rows: str) -> None:
     """PostgreSQL would, by what it guesses a look to cost: 20 ms for one."""
 
-    async def setting() -> Any:
-        store = PostgresStore(few_rows)
+    assert _setting(few_rows, "jit") == {"run": "off", "hot": "off"}
+
+
+def test_only_what_is_hot_keeps_its_plans(few_rows: str) -> None:
+    assert _setting(few_rows, "plan_cache_mode") == {"run": "auto", "hot": "force_generic_plan"}
+
+
+def _setting(url: str, name: str) -> dict[str, Any]:
+    """A setting of the server, as each way of running an operation has it."""
+
+    def asked(tx: Transaction) -> Any:
+        return tx.execute(select(literal_column(f"current_setting('{name}')"))).scalar()
+
+    async def each() -> dict[str, Any]:
+        store = PostgresStore(url)
         await store.open()
         try:
-            return await store.run(lambda tx: tx.execute(select(literal_column("current_setting('jit')"))).scalar())
+            return {"run": await store.run(asked), "hot": await store.hot(asked)}
         finally:
             await store.close()
 
-    assert asyncio.run(setting()) == "off"
+    return asyncio.run(each())
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ LENT = 5  # connections kept for transactions of handlers, and as many more when
 LENT_PATIENCE = 3600.0  # seconds; the attempt's own timeout comes first
 ASKED = 5  # connections for the transactions of requests, and as many more: they never take those of the engine
 ASKED_PATIENCE = 5.0  # seconds until a request is told that there is none
-KEPT = 4  # connections that hot operations keep to themselves
+KEPT = 4  # connections that hot operations keep to themselves, and as many more
 ANSWER = 30.0  # seconds to wait for that of a statement
 LONG = 86_400.0  # and of one of a migration, which may make an index of many rows
 NOTIFY_EVERY = 0.05  # seconds; NOTIFY takes a lock over all commits, so never one per job
@@ -78,10 +78,11 @@ class PostgresStore:
 
     many_nodes = True
 
-    def __init__(self, url: str, *, server_clock: bool = True, pool_size: int = 10, read_only: bool = False) -> None:
+    def __init__(self, url: str, *, server_clock: bool = True, pool_size: int = 6, read_only: bool = False) -> None:
         self.url = url
         self.dialect = PostgresWords(server_clock=server_clock)
         self._engine: AsyncEngine = engine_for(url, pool_size=pool_size, read_only=read_only)
+        self._hot: AsyncEngine = engine_for(url, pool_size=KEPT, read_only=read_only, settings=HOT)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: list[AsyncConnection] = []
         # Apart from those of the engine, which would go short of connections while handlers take their time.
@@ -107,9 +108,7 @@ class PostgresStore:
             with contextlib.suppress(*_GONE):
                 await self._listener.close(timeout=1)
             self._listener = None
-        for engine in (self._engine, self._lent, self._asked):
-            if engine is not None:
-                self._dispose(engine)
+        self._dispose(self._engine, self._hot, *filter(None, (self._lent, self._asked)))
         if self._ending:
             await asyncio.wait(self._ending)
         if self._lent_to_threads is not None:
@@ -270,10 +269,10 @@ class PostgresStore:
                 if state in _TRANSIENT and not last:
                     continue
                 if stale(failed) and not last:
-                    self._dispose(self._engine)
+                    self._dispose(self._engine, self._hot)
                     continue
                 if _lost(failed):
-                    self._dispose(self._engine)
+                    self._dispose(self._engine, self._hot)
                     raise unreachable(self.url, failed) from failed
                 if state in ("42P01", "42703"):
                     from timebell.store.open import outdated
@@ -300,32 +299,33 @@ class PostgresStore:
             while self._kept:
                 with contextlib.suppress(Exception):
                     self._kept.pop().sync_connection.detach()  # type: ignore[union-attr]
-            self._engine.sync_engine.dispose(close=False)
-            for engine in (self._lent, self._asked):
+            for engine in (self._engine, self._hot, self._lent, self._asked):
                 if engine is not None:
                     engine.sync_engine.dispose(close=False)
             self._lent = self._asked = self._listener = self._notifying = None
         self._loop = loop
 
-    def _dispose(self, engine: AsyncEngine) -> None:
-        """Let go of every connection that nobody uses now; new ones are made at once."""
-        kept, pool = [], engine.sync_engine.pool
-        if engine is self._engine:
-            kept, self._kept = self._kept, []
-        engine.sync_engine.dispose(close=False)
-        ending = asyncio.get_running_loop().create_task(_end(kept, pool))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+    def _dispose(self, *engines: AsyncEngine) -> None:
+        """Let go of every connection of theirs that nobody uses now; new ones are made at once."""
+        for engine in engines:
+            kept, pool = [], engine.sync_engine.pool
+            if engine is self._hot:
+                kept, self._kept = self._kept, []
+            engine.sync_engine.dispose(close=False)
+            ending = asyncio.get_running_loop().create_task(_end(kept, pool))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
     @contextlib.asynccontextmanager
     async def _connection(self, keep: bool) -> AsyncIterator[AsyncConnection]:
         """One of the pool's; or of the few that hot operations keep, as a visit to the pool costs more than they do."""
-        pool = self._engine.pool
-        connection = self._kept.pop() if keep and self._kept else await self._engine.connect()
+        engine = self._hot if keep else self._engine
+        pool = engine.pool
+        connection = self._kept.pop() if keep and self._kept else await engine.connect()
         try:
             yield connection
         finally:
-            gone = connection.invalidated or connection.closed or self._engine.pool is not pool
+            gone = connection.invalidated or connection.closed or engine.pool is not pool
             if keep and len(self._kept) < KEPT and not gone:
                 self._kept.append(connection)
             else:
@@ -365,23 +365,30 @@ def _reading(tx: Transaction) -> Any:
 SETTINGS = {
     "application_name": "timebell", "idle_in_transaction_session_timeout": "10000", "jit": "off", "timezone": "UTC",
 }  # fmt: skip
+# What is hot looks a few rows up by an index. Left to itself the server plans each claim beside a backlog, which takes
+# three times as long as the claim; so each connection plans it once, and not by statistics, as they may come later.
+HOT = SETTINGS | {
+    "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_sort": "off", "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}  # fmt: skip
 
 
 def engine_for(
-    url: str, *, pool_size: int = 5, patience: float = 30.0, answer: float = ANSWER, read_only: bool = False
+    url: str, *, pool_size: int = 5, patience: float = 30.0, answer: float = ANSWER, read_only: bool = False,
+    settings: Mapping[str, str] = SETTINGS,
 ) -> AsyncEngine:  # fmt: skip
     """An asyncpg engine in autocommit; a transaction left open by a frozen client is ended by the server.
 
     `patience` is how many seconds to wait for a connection while all are in use, `answer` for that of a statement.
     """
-    settings = SETTINGS | ({"default_transaction_read_only": "on"} if read_only else {})
+    asked = {**settings, **({"default_transaction_read_only": "on"} if read_only else {})}
     engine = create_async_engine(
         _address(url),
         isolation_level="AUTOCOMMIT",
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=patience,
-        connect_args={"server_settings": settings, "timeout": 5, "command_timeout": answer},
+        connect_args={"server_settings": asked, "timeout": 5, "command_timeout": answer},
     )
     pooler.heed(engine, plain(url))
     _end_strays(engine)
