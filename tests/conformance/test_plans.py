@@ -254,6 +254,8 @@ def _fault(name: str, plan: dict[str, Any], ours: list[dict[str, Any]], buffers:
     most = DUE if name.endswith("_UNHEARD") else BATCH  # what is due may be put in order, what waits may not
     if any(node["Actual Rows"] > most for node in sorts):
         return f"{name} sorts more than its batch"
+    if any(node.get("Rows Removed by Join Filter", 0) > 10 * BATCH for node in _nodes(plan)):
+        return f"{name} compares each of its batch with each"
     return f"{name} touched {buffers} buffers" if buffers > MOST_BUFFERS[name] else None
 
 

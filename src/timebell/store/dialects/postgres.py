@@ -368,8 +368,7 @@ SETTINGS = {
 # What is hot looks a few rows up by an index. Left to itself the server plans each claim beside a backlog, which takes
 # three times as long as the claim; so each connection plans it once, and not by statistics, as they may come later.
 HOT = SETTINGS | {
-    "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_sort": "off", "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
+    "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_sort": "off", "enable_mergejoin": "off",
 }  # fmt: skip
 
 
