@@ -18,7 +18,7 @@ from sqlalchemy import literal_column, select
 from tests.servers import Postgres
 from timebell.model.job import JobState
 from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
-from timebell.store.dialects.postgres import HOT, PostgresStore
+from timebell.store.dialects.postgres import HOT, SETTINGS, PostgresStore
 from timebell.store.dialects.postgres_words import PostgresWords
 from timebell.store.dialects.sqlite import SqliteStore
 from timebell.store.dialects.sqlite_words import SqliteWords
@@ -192,10 +192,10 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _explain(url: str, name: str) -> dict[str, Any]:
-    """The plan of a statement that really runs, and is rolled back: made for any parameters, as the engine's are."""
+    """The plan of a statement that really runs, and is rolled back, on a connection such as it has in the engine."""
 
     async def run() -> dict[str, Any]:
-        connection = await asyncpg.connect(url, server_settings=HOT)
+        connection = await asyncpg.connect(url, server_settings=HOT if name in KEEP_PLANS else SETTINGS)
         try:
             await _prepare(connection, name)
             return await _executed(connection, name)
