@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import orjson
 import pytest
-from sqlalchemy import literal_column, select
+from sqlalchemy import func, literal_column, select
 
 from tests.servers import Postgres
 from timebell.model.job import JobState
@@ -307,6 +307,24 @@ def test_no_statement_is_compiled_before_it_runs(few_rows: str) -> None:
 
 def test_only_what_is_hot_keeps_its_plans(few_rows: str) -> None:
     assert _setting(few_rows, "plan_cache_mode") == {"run": "auto", "hot": "force_generic_plan"}
+
+
+def test_what_comes_after_another_is_on_the_connection_that_has_its_plan(few_rows: str) -> None:
+    async def backends() -> tuple[set[int], set[int]]:
+        store = PostgresStore(few_rows)
+        await store.open()
+        try:
+            at_once = await asyncio.gather(*(store.run(_backend) for _ in range(3)))
+            return set(at_once), {await store.run(_backend) for _ in range(3)}
+        finally:
+            await store.close()
+
+    at_once, one_by_one = asyncio.run(backends())
+    assert (len(at_once), len(one_by_one)) == (3, 1)
+
+
+def _backend(tx: Transaction) -> Any:
+    return tx.execute(select(func.pg_backend_pid(), func.pg_sleep(0.1))).scalar()
 
 
 def _setting(url: str, name: str) -> dict[str, Any]:

@@ -387,6 +387,7 @@ def engine_for(
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=patience,
+        pool_use_lifo=True,  # plans are a connection's own, and warm on the one that was just used
         connect_args={"server_settings": asked, "timeout": 5, "command_timeout": answer},
     )
     pooler.heed(engine, plain(url))
