@@ -8,9 +8,12 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
+import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from timebell import Arrived, Every, JobSpec, Timebell
+from timebell.engine import pulse
 from timebell.engine.service import Service
 from timebell.model.job import JobState
 
@@ -177,3 +180,101 @@ def test_a_planner_that_waits_for_a_row_keeps_no_place_from_what_is_due(nodes_ur
         world.may_end.set()
 
     world.run(late, slots=4)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def _parsed(connection: asyncpg.Connection[Any]) -> None:
+    """As before the first run of a statement: the server has parsed it, and hears no more."""
+    await connection.prepare("SELECT id FROM timebell_jobs")
+
+
+async def _not_reading(connection: asyncpg.Connection[Any]) -> None:
+    """The answer is more than the server's buffers take, and stays there."""
+    connection._transport.pause_reading()
+    await connection.fetch("SELECT id, repeat('-', 50000000) FROM timebell_schedules")
+
+
+async def _copying(connection: asyncpg.Connection[Any], table: str = "timebell_jobs") -> None:
+    await connection.copy_to_table(table, source=_nothing())
+
+
+async def _sleeping(connection: asyncpg.Connection[Any]) -> None:
+    await connection.execute("SELECT pg_sleep(60)")
+
+
+async def _reading_its_own(connection: asyncpg.Connection[Any]) -> None:
+    connection._transport.pause_reading()
+    await connection.fetch("SELECT repeat('-', 50000000)")
+
+
+async def _copying_its_own(connection: asyncpg.Connection[Any]) -> None:
+    await _copying(connection, "pg_temp.mine")
+
+
+Silent = Callable[["asyncpg.Connection[Any]"], Coroutine[Any, Any, None]]
+
+
+@pytest.mark.parametrize("silent", [_parsed, _copying, _not_reading])
+def test_who_falls_silent_in_the_middle_of_a_statement_loses_its_locks(
+    postgres_url: str, silent: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database would wait for it: `idle_in_transaction_session_timeout` sees no idle transaction."""
+    monkeypatch.setattr(pulse, "SILENCE", 0.5)
+    world = World(postgres_url)
+
+    async def test(service: Service) -> None:
+        schedule = await world.app.schedule_repeat("plain", Every("PT1S"), name="ticks")
+        stuck = await _connection(postgres_url)
+        async with _locked_and(silent, stuck, "schedules", schedule.id):
+            before = len(world.attempts)
+            await _until(lambda: len(world.attempts) >= before + 2)
+
+    world.run(test, heartbeat=0.2)
+
+
+@pytest.mark.parametrize("silent", [_sleeping, _copying_its_own, _reading_its_own])
+def test_who_is_busy_or_copies_what_is_its_own_is_left_alone(
+    postgres_url: str, silent: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "SILENCE", 0.5)
+    world = World(postgres_url)
+
+    async def test(service: Service) -> None:
+        schedule = await world.app.schedule_repeat("plain", Every("PT1H"), name="rarely")
+        busy, stuck = await _connection(postgres_url), await _connection(postgres_url)
+        await busy.execute("CREATE TEMP TABLE mine (id text)")
+        async with (
+            _locked_and(silent, busy, "schedules", schedule.id),
+            _locked_and(_parsed, stuck, "tenants", "default"),
+        ):
+            await _until(stuck.is_closed)  # which fell silent after the other
+            assert not busy.is_closed()
+
+    world.run(test, heartbeat=0.2)
+
+
+async def _connection(url: str) -> asyncpg.Connection[Any]:
+    return await asyncpg.connect(url, server_settings={"application_name": "timebell"})
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def _locked_and(silent: Silent, connection: asyncpg.Connection[Any], table: str, id_: str) -> AsyncIterator[None]:
+    """The row is locked by a session that then does this, while the block runs."""
+    await connection.execute("BEGIN")
+    await connection.execute(f"SELECT id FROM timebell_{table} WHERE id = '{id_}' FOR UPDATE")
+    doing = asyncio.create_task(silent(connection))
+    try:
+        yield
+    finally:
+        connection.terminate()
+        doing.cancel()
+        await asyncio.wait([doing])
