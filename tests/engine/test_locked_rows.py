@@ -203,7 +203,7 @@ async def _copying(connection: asyncpg.Connection[Any], table: str = "timebell_j
 
 
 async def _sleeping(connection: asyncpg.Connection[Any]) -> None:
-    await connection.execute("SELECT pg_sleep(60)")
+    await connection.execute("SELECT pg_sleep(60) FROM timebell_schedules")
 
 
 async def _reading_its_own(connection: asyncpg.Connection[Any]) -> None:
@@ -212,7 +212,7 @@ async def _reading_its_own(connection: asyncpg.Connection[Any]) -> None:
 
 
 async def _copying_its_own(connection: asyncpg.Connection[Any]) -> None:
-    await _copying(connection, "pg_temp.mine")
+    await _copying(connection, "mine")
 
 
 Silent = Callable[["asyncpg.Connection[Any]"], Coroutine[Any, Any, None]]
@@ -248,11 +248,14 @@ def test_who_is_busy_or_copies_what_is_its_own_is_left_alone(
         busy, stuck = await _connection(postgres_url), await _connection(postgres_url)
         await busy.execute("CREATE TEMP TABLE mine (id text)")
         async with (
-            _locked_and(silent, busy, "schedules", schedule.id),
+            _locked_and(silent, busy, "schedules", schedule.id) as doing,
             _locked_and(_parsed, stuck, "tenants", "default"),
         ):
             await _until(stuck.is_closed)  # which fell silent after the other
-            assert not busy.is_closed()
+            asking = await _connection(postgres_url)  # as the busy one does not see its own end
+            assert await asking.fetch("SELECT FROM pg_stat_activity WHERE pid = $1", busy.get_server_pid())
+            assert not doing.done()
+            await asking.close()
 
     world.run(test, heartbeat=0.2)
 
@@ -267,13 +270,15 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def _locked_and(silent: Silent, connection: asyncpg.Connection[Any], table: str, id_: str) -> AsyncIterator[None]:
+async def _locked_and(
+    silent: Silent, connection: asyncpg.Connection[Any], table: str, id_: str
+) -> AsyncIterator[asyncio.Task[None]]:
     """The row is locked by a session that then does this, while the block runs."""
     await connection.execute("BEGIN")
     await connection.execute(f"SELECT id FROM timebell_{table} WHERE id = '{id_}' FOR UPDATE")
     doing = asyncio.create_task(silent(connection))
     try:
-        yield
+        yield doing
     finally:
         connection.terminate()
         doing.cancel()
