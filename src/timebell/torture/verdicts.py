@@ -337,8 +337,8 @@ class Check:
             effects = self.history.by_thing[label]
             slack = 10.0 if any(effect.refused for effect in effects) else 0.0
             unsure = [self.history.unsure(one.due) for one in ones]
-            windows = [
-                (one.due - CLOCK - more, self._closes(one) + slack + more)
+            windows = [  # a clock set back puts off what may have come by one that was ahead just before
+                (min(one.due, self.history.true(one.due_us)) - CLOCK - more, self._closes(one) + slack + more)
                 for one, more in zip(ones, unsure, strict=True)
             ]
             came = [effect.at for effect in effects if effect.ok or self._cut_short(effect)]
