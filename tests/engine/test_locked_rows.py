@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from timebell import Arrived, Every, JobSpec, Timebell
-from timebell.engine import pulse
 from timebell.engine.service import Service
 from timebell.model.job import JobState
+from timebell.store.sql import silent as silence
 
 PATIENCE = 20.0
 DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
@@ -193,13 +193,14 @@ async def _parsed(connection: asyncpg.Connection[Any]) -> None:
 
 
 async def _not_reading(connection: asyncpg.Connection[Any]) -> None:
-    """The answer is more than the server's buffers take, and stays there."""
+    """The answer is more than the server's buffers take, and stays there. Without a statement that is parsed first."""
     connection._transport.pause_reading()
-    await connection.fetch("SELECT id, repeat('-', 50000000) FROM timebell_schedules")
+    await connection.execute("SELECT id, repeat('-', 50000000) FROM timebell_schedules")
 
 
-async def _copying(connection: asyncpg.Connection[Any], table: str = "timebell_jobs") -> None:
-    await connection.copy_to_table(table, source=_nothing())
+async def _copying(connection: asyncpg.Connection[Any]) -> None:
+    """As many jobs do that are made at once."""
+    await connection.copy_to_table("timebell_jobs", source=_nothing())
 
 
 async def _sleeping(connection: asyncpg.Connection[Any]) -> None:
@@ -208,22 +209,30 @@ async def _sleeping(connection: asyncpg.Connection[Any]) -> None:
 
 async def _reading_its_own(connection: asyncpg.Connection[Any]) -> None:
     connection._transport.pause_reading()
-    await connection.fetch("SELECT repeat('-', 50000000)")
+    await connection.execute("SELECT repeat('-', 50000000)")
 
 
-async def _copying_its_own(connection: asyncpg.Connection[Any]) -> None:
-    await _copying(connection, "mine")
+async def _parsed_its_own(connection: asyncpg.Connection[Any]) -> None:
+    await connection.prepare("SELECT id FROM mine")
+    await asyncio.Event().wait()
+
+
+async def _reading_with_nothing_locked(connection: asyncpg.Connection[Any]) -> None:
+    """As an export does that somebody reads slowly."""
+    await connection.execute("ROLLBACK")
+    await _not_reading(connection)
 
 
 Silent = Callable[["asyncpg.Connection[Any]"], Coroutine[Any, Any, None]]
 
 
-@pytest.mark.parametrize("silent", [_parsed, _copying, _not_reading])
+@pytest.mark.parametrize("silent", [_parsed, _not_reading])
 def test_who_falls_silent_in_the_middle_of_a_statement_loses_its_locks(
     postgres_url: str, silent: Silent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database would wait for it: `idle_in_transaction_session_timeout` sees no idle transaction."""
-    monkeypatch.setattr(pulse, "SILENCE", 0.5)
+    monkeypatch.setattr(silence, "UNSAID", timedelta(seconds=0.5))
+    monkeypatch.setattr(silence, "UNREAD", timedelta(seconds=0.5))
     world = World(postgres_url)
 
     async def test(service: Service) -> None:
@@ -236,26 +245,29 @@ def test_who_falls_silent_in_the_middle_of_a_statement_loses_its_locks(
     world.run(test, heartbeat=0.2)
 
 
-@pytest.mark.parametrize("silent", [_sleeping, _copying_its_own, _reading_its_own])
-def test_who_is_busy_or_copies_what_is_its_own_is_left_alone(
+@pytest.mark.parametrize(
+    "silent", [_sleeping, _copying, _not_reading, _parsed_its_own, _reading_its_own, _reading_with_nothing_locked]
+)
+def test_who_is_busy_or_in_nobodys_way_is_left_alone(
     postgres_url: str, silent: Silent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "SILENCE", 0.5)
+    monkeypatch.setattr(silence, "UNSAID", timedelta(seconds=0.5))
+    monkeypatch.setattr(silence, "UNREAD", timedelta(seconds=0.5 if silent is not _not_reading else 60))
     world = World(postgres_url)
 
     async def test(service: Service) -> None:
         schedule = await world.app.schedule_repeat("plain", Every("PT1H"), name="rarely")
-        busy, stuck = await _connection(postgres_url), await _connection(postgres_url)
+        busy, stuck, asking = [await _connection(postgres_url) for _ in range(3)]
         await busy.execute("CREATE TEMP TABLE mine (id text)")
-        async with (
-            _locked_and(silent, busy, "schedules", schedule.id) as doing,
-            _locked_and(_parsed, stuck, "tenants", "default"),
-        ):
-            await _until(stuck.is_closed)  # which fell silent after the other
-            asking = await _connection(postgres_url)  # as the busy one does not see its own end
-            assert await asking.fetch("SELECT FROM pg_stat_activity WHERE pid = $1", busy.get_server_pid())
-            assert not doing.done()
-            await asking.close()
+        its = "SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active' AND wait_event IS NOT NULL"
+        async with _locked_and(silent, busy, "schedules", schedule.id) as doing:
+            while not await asking.fetch(its, busy.get_server_pid()):
+                await asyncio.sleep(0.02)
+            async with _locked_and(_parsed, stuck, "tenants", "default"):
+                await _until(stuck.is_closed)  # which fell silent after the other
+                assert await asking.fetch(its, busy.get_server_pid())  # as it does not see its own end
+                assert not doing.done()
+        await asking.close()
 
     world.run(test, heartbeat=0.2)
 

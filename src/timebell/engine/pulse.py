@@ -27,7 +27,6 @@ log = logging.getLogger("timebell.pulse")
 FAR = 0.5  # seconds of clock offset from which it is worth a look
 CALLED_IN = 500  # attempts of outside workers that are looked at at once
 AGAIN = 0.5  # seconds until what another transaction has locked is looked at again
-SILENCE = 10.0  # seconds that a session may be silent in the middle of a statement
 STOP_WITHIN = 10.0  # seconds that an attempt has to stop when a later occurrence asks it to
 
 
@@ -42,7 +41,6 @@ class Pulse:
         self._seen: dict[tuple[str, int], tuple[int, float]] = {}
         self._asked: dict[tuple[str, int], float] = {}
         self._over_at = inf  # when the next lease of another node is over, unless it is renewed
-        self._silent: dict[silent.Waiting, float] = {}
         self._locked = False  # whether there was something that others had locked
 
     async def start(self) -> None:
@@ -87,7 +85,8 @@ class Pulse:
         node.listening = await node.store.listen(self._told)
         rescued = await self._watch()
         node.healed += rescued  # not in one line: the sum before the wait would undo what others add meanwhile
-        await self._end_silent()
+        if ended := await node.store.hot(silent.end):
+            log.warning("%d sessions that fell silent in the middle of a statement were ended", ended)
         node.limited = await node.store.run(admission.limited)
         node.metered = await node.store.run(months.metered)
         self.leader.alarm.poke()  # not in here: what it waits for must keep no lease from being renewed, or watched
@@ -195,17 +194,6 @@ class Pulse:
         await self._call_in()
         rescued = await self._rescue(dead)
         return Healed({"lease": rescued}, {"leased": len(seen) - len(dead)})
-
-    async def _end_silent(self) -> None:
-        """End sessions that have said nothing for SILENCE in the middle of a statement: of a node that was frozen or
-        cut off there. The database would wait for it, and so would all that needs what it has locked."""
-        node = self.node
-        now = node.clock.monotonic()
-        waiting = await node.store.hot(silent.waiting)
-        self._silent = {one: self._silent.get(one, now) for one in waiting}
-        long = [one for one, since in self._silent.items() if now - since >= SILENCE]
-        if long and (ended := await node.store.hot(silent.end, long)):
-            log.warning("%d sessions that fell silent in the middle of a statement were ended", ended)
 
     async def _stop(self, asked: list[tuple[str, int]], now: float) -> None:
         """Tell the attempts of this node that a later occurrence waits; end for them those that do not listen."""
