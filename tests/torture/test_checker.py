@@ -125,26 +125,29 @@ def test_due_instants_follow_the_clock_of_the_database() -> None:
     assert history.unsure(step.start - 60) == 0
 
 
-def test_what_came_by_a_clock_ahead_may_be_due_later_by_one_set_back() -> None:
-    """The first has just ended, and the node has not heard of that yet."""
+@pytest.mark.parametrize(
+    ("wrong", "by", "lost"),
+    [
+        (((-20.0, -4.014, 4.0), (-0.01, 12.0, -3.0)), -4.0, False),  # by the first, which had just ended
+        (((-20.0, -4.014, 4.0), (-0.01, 12.0, -3.0)), -5.0, True),
+        (((-0.01, 12.0, -3.0),), -2.0, True),
+    ],
+)
+def test_what_comes_early_comes_by_a_clock_that_was_ahead(
+    wrong: tuple[tuple[float, float, float], ...], by: float, lost: bool
+) -> None:
     ledgers = synthetic.clean(Random(13))
     bed = selftest.Bed(ledgers, Random(13))
     effect = next(one for one in bed.quiet(serial=False) if one.label == "each-4")
     due = bed.history.began + int(bed.history.true(effect.due_us) * 1e9)
-    for start, end, ahead in ((-20.0, -4.014, 4.0), (-0.01, 12.0, -3.0)):
+    for start, end, ahead in wrong:
         ledgers.faults.append({
             "kind": "dbclock", "target": "store", "start_mono": due + int(start * 1e9),
             "end_mono": due + int(end * 1e9), "verified_start": True, "verified_end": True, "detail": ahead,
         })  # fmt: skip
-
-    def lost() -> bool:
-        found = selftest.judge(selftest.read(ledgers)).violations
-        return any((one.name, one.label) == ("lost-unkeyed", effect.label) for one in found)
-
-    bed.shift(effect, -4)
-    assert not lost()
-    bed.shift(effect, -1)
-    assert lost()
+    bed.shift(effect, by)
+    found = {one.name for one in selftest.judge(selftest.read(ledgers)).violations if one.label == effect.label}
+    assert found == ({"early", "lost-unkeyed"} if lost else set())
 
 
 def test_a_fault_of_another_node_excuses_no_overlap() -> None:

@@ -77,6 +77,8 @@ class Pulse:
         self._drop_lapsed()
         await self._measure()
         await self._renew()
+        if ended := await node.store.hot(silent.end):  # before all that may wait for what they have locked
+            log.warning("sessions that fell silent in the middle of a statement were ended: %s", ended)
         self.announced = self._announcement()
         if await node.store.run(nodes.announce, self.announced) and not node.stopping:
             log.info("this node was asked to drain")
@@ -85,8 +87,6 @@ class Pulse:
         node.listening = await node.store.listen(self._told)
         rescued = await self._watch()
         node.healed += rescued  # not in one line: the sum before the wait would undo what others add meanwhile
-        if ended := await node.store.hot(silent.end):
-            log.warning("%d sessions that fell silent in the middle of a statement were ended", ended)
         node.limited = await node.store.run(admission.limited)
         node.metered = await node.store.run(months.metered)
         self.leader.alarm.poke()  # not in here: what it waits for must keep no lease from being renewed, or watched

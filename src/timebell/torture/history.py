@@ -192,6 +192,11 @@ class History:
             (abs(fault.detail) for fault in self.steps if fault.start - REACH < due < fault.end + REACH), default=0
         )
 
+    def ahead(self, due: float) -> float:
+        """By how many seconds the database's clock may have been ahead about then."""
+        about = [float(fault.detail) for fault in self.steps if fault.start - REACH < due < fault.end + REACH]
+        return max([0.0, *about])
+
     def starved(self, start: float, end: float) -> float:
         """For how many seconds of a stretch the kernel kept a node waiting for a processor: of the node that waited
         longest."""

@@ -280,8 +280,7 @@ class Check:
         for effect in self.history.effects:
             thing = self.history.things.get(effect.label)
             due = self.history.true(effect.due_us)
-            ahead = max(due - self.history.due(effect.due_us), self.history.unsure(due))
-            early = effect.due_us / 1e6 - ahead - effect.wall / 1e9
+            early = effect.due_us / 1e6 - self.history.ahead(due) - effect.wall / 1e9
             if early > CLOCK:
                 self._say("early", effect.label, effect.at, f"by {early:.4f} s")
             if not effect.signed:
@@ -337,9 +336,10 @@ class Check:
             effects = self.history.by_thing[label]
             slack = 10.0 if any(effect.refused for effect in effects) else 0.0
             unsure = [self.history.unsure(one.due) for one in ones]
-            windows = [  # a clock set back puts off what may have come by one that was ahead just before
-                (min(one.due, self.history.true(one.due_us)) - CLOCK - more, self._closes(one) + slack + more)
-                for one, more in zip(ones, unsure, strict=True)
+            true = [self.history.true(one.due_us) for one in ones]
+            windows = [
+                (at - self.history.ahead(at) - CLOCK, self._closes(one) + slack + more)
+                for one, at, more in zip(ones, true, unsure, strict=True)
             ]
             came = [effect.at for effect in effects if effect.ok or self._cut_short(effect)]
             missing = len(windows) - match(windows, came)

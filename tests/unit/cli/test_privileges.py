@@ -47,6 +47,20 @@ def granted(postgres: Postgres, postgres_url: str, cli: Cli) -> Iterator[str]:
                          *(f"DROP ROLE {PREFIX}_{role}" for role in ("node", "client", "reader"))))  # fmt: skip
 
 
+def test_where_ending_sessions_takes_a_right_a_node_says_so_once_and_goes_on(
+    granted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        await _execute(granted, "REVOKE EXECUTE ON FUNCTION pg_terminate_backend FROM PUBLIC")
+        async with Timebell(as_role(granted, "node"), timezone="UTC").running(heartbeat=0.05) as service:
+            async with asyncio.timeout(60):
+                while service.pulse.announced.beat < 5 or service.leader.fence is None:
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(work())
+    assert [one.levelname for one in caplog.records if "pg_terminate_backend" in one.getMessage()] == ["WARNING"]
+
+
 def test_nodes_clients_and_readers_can_do_their_work_and_no_more(granted: str, cli: Cli) -> None:
     ran = asyncio.Event()
 

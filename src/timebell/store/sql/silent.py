@@ -7,31 +7,49 @@ only Sync ends that). So does an answer that the client does not read.
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
+from functools import cache
 
 from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
 
 from timebell.store.transaction import Transaction
 
+log = logging.getLogger("timebell.pulse")
 UNSAID = timedelta(seconds=4)
 """What follows a parsed statement may take so long: with a heartbeat of 5 s less than a transaction may be idle."""
 UNREAD = timedelta(seconds=10)
 """An answer may take so long to be read: a large one does take its time."""
 
 # Of statements of our own that have locked something: others may well be slow. A COPY that is silent looks like one
-# that is long, and locks nothing but rows that nobody else knows of. The server's clock may have been set back.
+# that is long. By the server's clock, which may have been set: by more than so much it is taken for silence.
 _END = text(
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    "SELECT pid, pg_terminate_backend(pid) AS ended FROM pg_stat_activity WHERE datname = current_database()"
     " AND usename = current_user AND application_name = 'timebell' AND state = 'active' AND backend_xid IS NOT NULL"
     " AND query LIKE '%timebell!_%' ESCAPE '!' AND query NOT LIKE 'COPY %'"
-    " AND wait_event IN ('ClientRead', 'ClientWrite') AND state_change NOT BETWEEN clock_timestamp() -"
-    " CASE wait_event WHEN 'ClientRead' THEN CAST(:unsaid AS interval) ELSE CAST(:unread AS interval) END"
-    " AND clock_timestamp()"
+    " AND wait_event IN ('ClientRead', 'ClientWrite') AND abs(extract(epoch FROM clock_timestamp() - state_change)) >"
+    " extract(epoch FROM CASE wait_event WHEN 'ClientRead' THEN CAST(:unsaid AS interval)"
+    " ELSE CAST(:unread AS interval) END)"
 )
 
 
-def end(tx: Transaction) -> int:
-    """End the sessions that have been silent for so long; how many. What they had begun is rolled back."""
+def end(tx: Transaction) -> list[int]:
+    """End the sessions that have been silent for so long; their process ids. What they had begun is rolled back."""
     if tx.dialect.name != "postgresql":  # MariaDB ends them itself (net_read_timeout, net_write_timeout)
-        return 0
-    return tx.execute(_END, {"unsaid": UNSAID, "unread": UNREAD}).rowcount
+        return []
+    try:
+        rows = tx.execute(_END, {"unsaid": UNSAID, "unread": UNREAD})
+    except ProgrammingError as refused:
+        _warn(str(refused.orig))
+        return []
+    return [row.pid for row in rows if row.ended]
+
+
+@cache  # once is enough: it does not change while we run
+def _warn(why: str) -> None:
+    log.warning(
+        "Sessions that fall silent in the middle of a statement cannot be ended, and keep what they have locked: %s."
+        " GRANT EXECUTE ON FUNCTION pg_terminate_backend to the role of this node.",
+        why,
+    )
