@@ -52,10 +52,11 @@ def test_where_ending_sessions_takes_a_right_a_node_says_so_once_and_goes_on(
 ) -> None:
     async def work() -> None:
         await _execute(granted, "REVOKE EXECUTE ON FUNCTION pg_terminate_backend FROM PUBLIC")
-        async with Timebell(as_role(granted, "node"), timezone="UTC").running(heartbeat=0.05) as service:
-            async with asyncio.timeout(60):
-                while service.pulse.announced.beat < 5 or service.leader.fence is None:
-                    await asyncio.sleep(0.02)
+        node = Timebell(as_role(granted, "node"), timezone="UTC")
+        async with node.running(heartbeat=0.05) as service, asyncio.timeout(60):
+            while service.pulse.announced.beat < 5 or service.leader.fence is None:
+                await asyncio.sleep(0.02)
+        await node.close()
 
     asyncio.run(work())
     assert [one.levelname for one in caplog.records if "pg_terminate_backend" in one.getMessage()] == ["WARNING"]
