@@ -188,14 +188,14 @@ class History:
     def unsure(self, due: float) -> float:
         """By how many seconds nobody can say when an instant about then was due, as the database's clock was set: a
         node follows it within a heartbeat."""
-        return max(
-            (abs(fault.detail) for fault in self.steps if fault.start - REACH < due < fault.end + REACH), default=0
-        )
+        return max(map(abs, self._off(due)), default=0.0)
 
     def ahead(self, due: float) -> float:
         """By how many seconds the database's clock may have been ahead about then."""
-        about = [float(fault.detail) for fault in self.steps if fault.start - REACH < due < fault.end + REACH]
-        return max([0.0, *about])
+        return max([0.0, *self._off(due)])
+
+    def _off(self, due: float) -> list[float]:
+        return [float(fault.detail) for fault in self.steps if fault.start - REACH < due < fault.end + REACH]
 
     def starved(self, start: float, end: float) -> float:
         """For how many seconds of a stretch the kernel kept a node waiting for a processor: of the node that waited
