@@ -26,10 +26,10 @@ from benchmarks.systems import Server
 from timebell import Timebell
 from timebell.ids import new_ids
 from timebell.model.audience import hash_of
-from timebell.model.sending import Campaign
+from timebell.model.campaign_plan import Campaign
+from timebell.store.campaigns.tables import devices
+from timebell.store.cluster import nodes
 from timebell.store.open import upgrade
-from timebell.store.push_schema import devices
-from timebell.store.sql import nodes
 from timebell.store.transaction import Transaction
 from timebell.testing.fcm import FakeFcm
 

@@ -17,7 +17,7 @@ from benchmarks import child
 from benchmarks.machine import rss_mb
 from timebell.app import Timebell
 from timebell.client.jobs import JobSpec
-from timebell.engine import leader
+from timebell.engine.leader import leader
 from timebell.observe.counters import Spread
 from timebell.targets.handler import Arrived
 

@@ -14,8 +14,8 @@ from timebell.app import Timebell
 from timebell.client.jobs import JobSpec
 from timebell.engine.planner import Planner
 from timebell.recurrence import Cron
+from timebell.store.jobs import retention
 from timebell.store.open import upgrade
-from timebell.store.sql import retention
 from timebell.targets.handler import Arrived
 
 passes: list[float] = []

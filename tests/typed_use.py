@@ -10,7 +10,7 @@ from timebell import Arrived, Every, JobSpec, Timebell
 from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
-from timebell.store.sql.ledger import Cancelled
+from timebell.store.jobs.repository import Cancelled
 
 
 class Reminder(BaseModel):

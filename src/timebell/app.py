@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import TYPE_CHECKING, Any
 
 from timebell import settings as configuration
-from timebell import setup, tracing
+from timebell import tracing, wiring
 from timebell.alarm import Alarm
 from timebell.client.audiences import Audiences
 from timebell.client.audits import Audits
@@ -27,31 +27,31 @@ from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
 from timebell.client.triggers import Triggers
 from timebell.clock import Clock, SystemClock, wall
-from timebell.declared import Declared
-from timebell.engine.arrivals import Arrivals
-from timebell.engine.context import Node
+from timebell.decorators import Declared
+from timebell.engine.arrival_stream import Arrivals
+from timebell.engine.node import Node
 from timebell.engine.service import Service
 from timebell.engine.signals import stopped_by_signals
 from timebell.errors import StoreError
+from timebell.facade import Verbs
 from timebell.ids import new_id
 from timebell.model.limits import Limits
 from timebell.model.policy import Unheard, choice
 from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
-from timebell.observe.timed import TimedStore
+from timebell.observe.timed_store import TimedStore
 from timebell.recurrence import Spec, tzdata_version, zone
-from timebell.store.bridges import bridge_of
 from timebell.store.dialects.base import Store
+from timebell.store.jobs import queues
+from timebell.store.notifications import bridge_of
 from timebell.store.open import HEAD, open_store, outdated, upgrade, version, works
-from timebell.store.sql import queues
 from timebell.targets.base import Target
 from timebell.targets.bodies import sample
 from timebell.targets.handler import Handlers
 from timebell.tenancy.secrets import Keyring, keyring
-from timebell.verbs import Verbs
 
 if TYPE_CHECKING:
-    from timebell.blocking import Blocking
+    from timebell.sync import Blocking
 
 MEASURED = 5.0
 """Seconds for which a program that runs no engine trusts what it last measured of the database's clock."""
@@ -84,7 +84,7 @@ class Timebell(Declared, Verbs):
         self._unheard = choice(Unheard, unheard, "unheard")
         self._virtual = clock is not None
         self.handlers = Handlers()
-        self._own_targets = setup.own_targets(targets)
+        self._own_targets = wiring.own_targets(targets)
         self.kinds: dict[str, Target] = {"handler": self.handlers, **self._own_targets}
         self.by_name: dict[str, Target] = {}
         self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
@@ -164,8 +164,8 @@ class Timebell(Declared, Verbs):
 
     @functools.cached_property
     def sync(self) -> Blocking:
-        """The same verbs, blocking: for scripts, Flask and Django. See `timebell.blocking`."""
-        from timebell.blocking import Blocking
+        """The same verbs, blocking: for scripts, Flask and Django. See `timebell.sync`."""
+        from timebell.sync import Blocking
 
         return self.__dict__.setdefault("sync", Blocking(self))  # type: ignore[no-any-return]  # one, whoever is first
 
@@ -223,9 +223,9 @@ class Timebell(Declared, Verbs):
         await self.open()
         self._add_targets()
         now = self.clock.now()
-        chosen = dataclasses.replace(setup.options(self.settings), **options)
+        chosen = dataclasses.replace(wiring.options(self.settings), **options)
         counters = Counters()
-        setup.count_messages(self.kinds, counters)
+        wiring.count_messages(self.kinds, counters)
         if self._arrivals is None:
             self._arrivals = Arrivals(bridge_of(self.settings.arrivals_url, self.store), self.clock)
         node = Node(
@@ -277,29 +277,29 @@ class Timebell(Declared, Verbs):
 
     def _add_targets(self) -> None:
         """The targets this node is set up for; jobs for others it leaves to nodes that are."""
-        for kind in setup.offered(self.settings):
+        for kind in wiring.offered(self.settings):
             with contextlib.suppress(ImportError):  # http needs the `server` extra
-                self.kinds.setdefault(kind, setup.target(kind, self.settings, self.clock.now))
+                self.kinds.setdefault(kind, wiring.target(kind, self.settings, self.clock.now))
         if (push := self.kinds.get("push")) is not None and "campaign" not in self.kinds:
-            self.kinds["campaign"] = setup.campaign_target(
+            self.kinds["campaign"] = wiring.campaign_target(
                 self.store, push, self._ring, self._working.poke, self.clock.now
             )
-        for kind in setup.nameable(self.settings):
+        for kind in wiring.nameable(self.settings):
             with contextlib.suppress(ImportError):
                 self.by_name.setdefault(kind, self._find_target(kind))
 
     def _find_target(self, kind: str) -> Target:
         """What delivers to a kind, whether or not this node is set up for it. Raises InvalidInput (TARGET_UNKNOWN)."""
         known = self.by_name.get(kind) or self.kinds.get(kind)
-        return known or setup.target(setup.known_kind(kind), self.settings, self.clock.now)
+        return known or wiring.target(wiring.known_kind(kind), self.settings, self.clock.now)
 
     def _target(self, kind: str) -> Target:
         """The target of a kind that this node delivers to, or one as it would be. Raises Refused."""
-        return self.kinds.get(kind) or setup.target(kind, self.settings, self.clock.now)
+        return self.kinds.get(kind) or wiring.target(kind, self.settings, self.clock.now)
 
     def _check_target(self, given: Any, unheard: Unheard | None = None) -> dict[str, Any] | None:
         """A target as it is stored. Raises InvalidInput, Refused."""
-        return setup.check_target(given, unheard or self._unheard, self._target, self._own_targets)
+        return wiring.check_target(given, unheard or self._unheard, self._target, self._own_targets)
 
     def request_of(self, target: Mapping[str, Any] | None, **known: Any) -> dict[str, Any] | None:
         """What would be sent for a job or schedule with this target (as `Job.target` says it): `kind`, `body`
@@ -308,4 +308,4 @@ class Timebell(Declared, Verbs):
 
         Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE).
         """
-        return setup.request_of(target, sample(**known), self._target)
+        return wiring.request_of(target, sample(**known), self._target)

@@ -11,13 +11,15 @@ from typing import Any
 
 from timebell.api import v1
 from timebell.ids import new_id, new_ids
+from timebell.model.audience_source import Source
 from timebell.model.job import Ending, JobState, NewJob
 from timebell.model.routes import ANYONE, Routes
-from timebell.model.source import Source
 from timebell.recurrence import tzdata_version
 from timebell.recurrence.instants import format_instant
-from timebell.store.sql import audiences, chunks, endings, jobs, ledger, nodes
-from timebell.store.sql import keys as key_rows
+from timebell.store.campaigns import audiences, chunks
+from timebell.store.cluster import nodes
+from timebell.store.jobs import claim, complete, repository
+from timebell.store.tenancy import api_keys as key_rows
 from timebell.store.transaction import Transaction
 from timebell.targets.base import Delivery, Outcome
 from timebell.tenancy.roles import Role
@@ -225,12 +227,12 @@ def _tried(tx: Transaction, now: datetime) -> list[str]:
         )
         for id_, target in zip(new_ids(now, 3), (None, None, '{"kind":"http","options":{}}'), strict=True)
     ]  # fmt: skip
-    ledger.create(tx, made, "error", now)
+    repository.create(tx, made, "error", now)
     for one in made:
-        lane = jobs.Lane(one.queue, 0, None, None, limited=False)
-        assert len(jobs.claim(tx, lane, ANYONE, new_id(now), 1, now)) == 1
-    endings.end(tx, [Ending(made[0].id, 1, JobState.FAILED, now, error="bad", code="ValueError")])
-    endings.end(tx, [Ending(made[2].id, 1, JobState.COMPLETED, now)])
+        lane = claim.Lane(one.queue, 0, None, None, limited=False)
+        assert len(claim.claim(tx, lane, ANYONE, new_id(now), 1, now)) == 1
+    complete.end(tx, [Ending(made[0].id, 1, JobState.FAILED, now, error="bad", code="ValueError")])
+    complete.end(tx, [Ending(made[2].id, 1, JobState.COMPLETED, now)])
     return [one.id for one in made]
 
 

@@ -13,7 +13,7 @@ from timebell.api import audit
 from timebell.clock import VirtualClock
 from timebell.engine.planner import job_of
 from timebell.recurrence.instants import format_instant
-from timebell.store.sql import schedules
+from timebell.store.schedules import schedules
 
 START = datetime(2027, 3, 1, tzinfo=UTC)
 

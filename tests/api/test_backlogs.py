@@ -10,7 +10,7 @@ from sqlalchemy import update
 
 from timebell.engine.planner import job_of
 from timebell.store import schema
-from timebell.store.sql import schedules
+from timebell.store.schedules import schedules
 
 from .web import NIGHTLY, Web, is_problem
 

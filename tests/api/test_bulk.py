@@ -12,7 +12,8 @@ import pytest
 from timebell.api import bulk
 from timebell.ids import new_id
 from timebell.model.operation import STALLED, OperationState
-from timebell.store.sql import audit_log, operations
+from timebell.store.audit import audit_log
+from timebell.store.cluster import operations
 
 from .test_jobs import at
 from .web import Web, is_problem

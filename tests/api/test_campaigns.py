@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from timebell.store.sql import progress
+from timebell.store.campaigns import progress
 
 from .web import Web, is_problem
 

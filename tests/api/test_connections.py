@@ -18,13 +18,13 @@ from sqlalchemy import select, update
 
 from tests.monday_stand_in import Monday, board
 from timebell import Arrived, Timebell
-from timebell.engine import tokens as renewing
-from timebell.engine.tokens import ConnectionToken
+from timebell.engine.triggers import connection_tokens as renewing
+from timebell.engine.triggers.connection_tokens import ConnectionToken
 from timebell.errors import SourceFailed, StoreUnreachable
 from timebell.model.connection import is_refused
 from timebell.observe.counters import Counters
-from timebell.store.sql import connections as connection_rows
-from timebell.store.trigger_tables import connections
+from timebell.store.triggers import connections as connection_rows
+from timebell.store.triggers.tables import connections
 from timebell.triggers import monday as boards
 
 from .test_reports import until
@@ -38,7 +38,7 @@ FRESH = {"access_token": "fresh", "refresh_token": "next", "expires_in": 3600}
 
 @pytest.fixture
 def monday(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monday]:
-    monkeypatch.setattr("timebell.engine.watching.AGAIN", 0.5)
+    monkeypatch.setattr("timebell.engine.triggers.source_poller.AGAIN", 0.5)
     with board() as fake:
         fake.tokens = {"fresh"}
         fake.renews = 200, FRESH

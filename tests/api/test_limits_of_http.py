@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from timebell.api import door, guard, server
+from timebell.api import authentication, route, server
 
 from .live import serve
 from .web import NIGHTLY, is_problem
@@ -44,7 +44,7 @@ async def test_s37_a_head_that_drips_is_cut_off(make: Make, monkeypatch: pytest.
 
 
 async def test_s37_a_body_that_drips_is_cut_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BODY_WITHIN", 0.3)
+    monkeypatch.setattr(route, "BODY_WITHIN", 0.3)
     async with make() as web, serve(web) as live:
         slow = await live.send(POST + b'Content-Length: 100\r\n\r\n{"name":')
         assert slow.split()[1] == b"408"
@@ -127,4 +127,4 @@ async def test_a_flood_of_changes_leaves_connections_to_the_engine(make: Make, m
         job = {"topic": "a", "timezone": "UTC", "runAt": "2090-01-01T00:00:00Z"}
         made = await asyncio.gather(*(web.post("/jobs", job) for _ in range(60)))
         assert {one.status_code for one in made} == {201}
-        assert 1 < most <= door.CHANGES_AT_ONCE
+        assert 1 < most <= authentication.CHANGES_AT_ONCE

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from timebell.engine.leader import Leader
+from timebell.engine.leader.leader import Leader
 from timebell.ids import new_id, new_ids
 from timebell.model.job import Ending, JobState, NewJob
 from timebell.model.routes import ANYONE
 from timebell.recurrence.instants import format_instant
-from timebell.store.sql import audit_log, endings, jobs, ledger, operations
+from timebell.store.audit import audit_log
+from timebell.store.cluster import operations
+from timebell.store.jobs import claim, complete, repository
 from timebell.store.transaction import Transaction
 
 from .test_jobs import at
@@ -37,12 +39,12 @@ async def fail(web: Web, count: int = 1, code: str = "ValueError", tenant: str =
     ]  # fmt: skip
 
     def write(tx: Transaction) -> None:
-        ledger.create(tx, made, "error", now)
+        repository.create(tx, made, "error", now)
         mine = {job.id for job in made}
-        lane = jobs.Lane("default", 0, None, None, limited=False)
-        attempts = [one for one in jobs.claim(tx, lane, ANYONE, new_id(now), 10_000, now) if one.id in mine]
+        lane = claim.Lane("default", 0, None, None, limited=False)
+        attempts = [one for one in claim.claim(tx, lane, ANYONE, new_id(now), 10_000, now) if one.id in mine]
         assert len(attempts) == count
-        endings.end(tx, [
+        complete.end(tx, [
             Ending(one.id, one.number, JobState.FAILED, now + timedelta(microseconds=n), error=f"bad {n}", code=code)
             for n, one in enumerate(attempts)
         ])  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from timebell.store.sql import audit_log
+from timebell.store.audit import audit_log
 
 from .test_reports import until
 from .web import Web, is_problem

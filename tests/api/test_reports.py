@@ -14,7 +14,7 @@ import pytest
 from tests.unit.targets.sink import SECRET as SIGNING
 from tests.unit.targets.sink import Sink, sink
 from timebell.model.limits import Limits
-from timebell.store.sql import queues
+from timebell.store.jobs import queues
 
 from .web import Web, is_problem
 

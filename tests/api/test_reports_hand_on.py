@@ -12,7 +12,7 @@ from tests.unit.targets.sink import Sink, sink
 from timebell import Timebell
 from timebell.engine import worker
 from timebell.model.limits import Limits
-from timebell.store.sql import queues
+from timebell.store.jobs import queues
 
 from .test_reports import Make, hand, handing_out, in_state, job, token, until
 from .web import NIGHTLY, Web

@@ -23,7 +23,9 @@ from tests.unit.targets.sink import OLDER, Sink, sink
 from timebell import JobSpec
 from timebell.engine.service import Service
 from timebell.errors import InvalidInput, NotFound
-from timebell.store.sql import events, gauges, targets
+from timebell.store.audit import events
+from timebell.store.cluster import gauges
+from timebell.store.tenancy import targets
 from timebell.store.transaction import Transaction
 from timebell.targets.http import HttpTarget
 from timebell.tenancy.keys import SCOPES

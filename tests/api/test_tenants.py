@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from timebell.api import bulk
-from timebell.api.door import Door
+from timebell.api.authentication import Door
 from timebell.tenancy.limits import LimitReached, Limits
 
 from .web import NIGHTLY, is_problem

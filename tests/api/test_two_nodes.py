@@ -16,8 +16,8 @@ import pytest
 from tests.servers import free_port
 from tests.unit.cli.process import Process, until
 from timebell import Timebell
-from timebell.store.sql import keys as key_rows
-from timebell.store.sql import nodes
+from timebell.store.cluster import nodes
+from timebell.store.tenancy import api_keys as key_rows
 from timebell.tenancy import keys
 from timebell.tenancy.keys import Key
 from timebell.tenancy.roles import Role

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from timebell.api import v1
-from timebell.store.sql import audit_log, keys
+from timebell.store.audit import audit_log
+from timebell.store.tenancy import api_keys
 
 from .web import NIGHTLY, is_problem
 
@@ -91,7 +92,7 @@ async def test_s04_a_revoked_key_is_useless_within_5_s(make: Make) -> None:
     async with make(open_here=False) as web:
         key = await web.key()
         assert (await web.get("/schedules", key=key)).status_code == 200
-        await web.app.store.run(keys.revoke, "default", key.split("_")[2], web.app.clock.now())
+        await web.app.store.run(api_keys.revoke, "default", key.split("_")[2], web.app.clock.now())
         began = asked = web.app.clock.monotonic()
         while (await web.get("/schedules", key=key)).status_code == 200:
             assert asked - began < 5

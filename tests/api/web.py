@@ -9,7 +9,7 @@ import httpx2
 
 from timebell import Timebell
 from timebell.ids import new_id
-from timebell.store.sql import keys as key_rows
+from timebell.store.tenancy import api_keys as key_rows
 from timebell.tenancy import keys
 from timebell.tenancy.keys import Key
 from timebell.tenancy.roles import Role

@@ -10,7 +10,7 @@ import redis as client
 
 from tests.coroutines import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.servers import Redis
-from timebell.engine import reconciling
+from timebell.engine.leader import broker_reconciler
 from timebell.model import decide
 
 
@@ -45,5 +45,5 @@ def flush(server: Redis) -> None:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and pauses that are long on purpose."""
-    monkeypatch.setattr(reconciling, "EVERY", 0.2)
+    monkeypatch.setattr(broker_reconciler, "EVERY", 0.2)
     monkeypatch.setattr(decide, "OUTAGE_PAUSE", 0.2)

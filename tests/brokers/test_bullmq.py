@@ -13,8 +13,8 @@ from tests.brokers.conftest import flush
 from tests.brokers.node import bullmq_worker, until
 from tests.brokers.scene import scene
 from tests.servers import Redis
-from timebell.engine import reconciling
-from timebell.engine.context import Node
+from timebell.engine.leader import broker_reconciler
+from timebell.engine.node import Node
 
 QUICK = {"attempts": 2, "backoff": "fixed", "delay": 0.05}
 PATIENT = QUICK | {"attempts": 40}
@@ -127,7 +127,7 @@ async def test_an_attempt_that_timed_out_in_the_queue_leaves_its_token_to_the_ne
 async def test_what_a_worker_has_in_hand_when_redis_is_flushed_runs_once_if_it_reports_in_time(
     sqlite_url: str, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciling, "EVERY", 3600.0)
+    monkeypatch.setattr(broker_reconciler, "EVERY", 3600.0)
     async with (
         scene(sqlite_url, broker_bullmq_url=redis.url) as here,
         bullmq_worker(tmp_path, redis.url, "mail", here.key) as worker,

@@ -90,7 +90,7 @@ async def test_without_its_extra_a_kind_is_refused_and_not_offered(
     found = brokers.find_spec
     package = brokers.KINDS[kind].package
     monkeypatch.setattr(brokers, "find_spec", lambda name: None if name == package else found(name))
-    with caplog.at_level(logging.WARNING, "timebell.setup"):
+    with caplog.at_level(logging.WARNING, "timebell.wiring"):
         async with scene(sqlite_url, **urls("redis://127.0.0.1:1/0")) as here:
             assert kind not in here.app.kinds
             with pytest.raises(Refused, match=rf'pip install "timebell\[{brokers.KINDS[kind].extra}\]"') as refused:

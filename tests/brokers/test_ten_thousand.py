@@ -26,7 +26,7 @@ from tests.servers import Redis, free_port
 from timebell import JobSpec, Timebell
 from timebell.ids import new_id
 from timebell.model.job import Job
-from timebell.store.sql import keys as key_rows
+from timebell.store.tenancy import api_keys as key_rows
 from timebell.tenancy import keys
 from timebell.tenancy.keys import Key
 from timebell.tenancy.roles import Role

@@ -17,7 +17,7 @@ from timebell import Timebell
 from timebell.campaigns import outside
 from timebell.campaigns.outside import Outside
 from timebell.errors import InvalidInput
-from timebell.store.sql import audiences
+from timebell.store.campaigns import audiences
 from timebell.testing.fcm import FakeFcm
 
 QUERY = "SELECT id, fcm AS token, 'x:y' AS tag, age, consent AS marketing_on FROM people WHERE age > 9"
@@ -214,7 +214,7 @@ def test_a_key_that_two_rows_share_is_no_key(people: Theirs, sqlite_url: str) ->
 
 def test_the_transaction_there_may_not_write(calm: Theirs, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url, _ = calm
-    monkeypatch.setattr("timebell.model.source._check_query", lambda query: None)
+    monkeypatch.setattr("timebell.model.audience_source._check_query", lambda query: None)
 
     async def body() -> None:
         app = Timebell(sqlite_url, timezone="UTC")

@@ -12,8 +12,8 @@ import pytest
 from timebell import Cron, Timebell
 from timebell.campaigns import target
 from timebell.errors import StoreUnreachable
-from timebell.model.sending import Campaign
-from timebell.store.sql import chunks
+from timebell.model.campaign_plan import Campaign
+from timebell.store.campaigns import chunks
 from timebell.testing.fcm import FakeFcm
 
 HELLO = {"title": "Hello", "body": "You", "chunkSize": 20, "chunkDelayMs": 0}

@@ -15,10 +15,10 @@ from benchmarks.campaigns import COLUMNS, _records
 from timebell import Timebell
 from timebell.ids import new_id
 from timebell.model.campaign import CampaignState
-from timebell.model.sending import Campaign, Sending
-from timebell.store.push_schema import devices as table
-from timebell.store.sql import campaigns, chunks, devices
-from timebell.store.sql.chunks import Told
+from timebell.model.campaign_plan import Campaign, Sending
+from timebell.store.campaigns import campaigns, chunks, devices
+from timebell.store.campaigns.chunks import Told
+from timebell.store.campaigns.tables import devices as table
 from timebell.store.transaction import Transaction
 
 MILLION = 1_000_000

@@ -18,8 +18,10 @@ from timebell.model.routes import ANYONE, Routes
 from timebell.model.schedule import Action, Policies, Schedule
 from timebell.recurrence import Cron, Spec
 from timebell.store.dialects.base import Store
-from timebell.store.sql import endings as ending_ops
-from timebell.store.sql import jobs, ledger, schedules
+from timebell.store.jobs import claim as job_claim
+from timebell.store.jobs import complete as ending_ops
+from timebell.store.jobs import repository
+from timebell.store.schedules import schedules
 
 T0 = datetime(2027, 3, 1, 12, tzinfo=UTC)
 NODE, OTHER_NODE = new_id(T0), new_id(T0)
@@ -61,7 +63,7 @@ def job(**fields: Any) -> NewJob:
 
 async def create(store: Store, *new: NewJob, on_conflict: str = "error", bulk: bool = False) -> dict[str, str]:
     """Write jobs; {id not written: id that stands for it}."""
-    return await store.run(ledger.create, new, on_conflict, SOON, bulk=bulk)
+    return await store.run(repository.create, new, on_conflict, SOON, bulk=bulk)
 
 
 async def one(store: Store, **fields: Any) -> str:
@@ -71,16 +73,16 @@ async def one(store: Store, **fields: Any) -> str:
     return new.id
 
 
-def lane(queue: str = "default", priority: int = 0) -> jobs.Lane:
+def lane(queue: str = "default", priority: int = 0) -> job_claim.Lane:
     """A lane to claim from."""
-    return jobs.Lane(queue, priority, None, None, limited=False)
+    return job_claim.Lane(queue, priority, None, None, limited=False)
 
 
 async def claim(
     store: Store, at: datetime = T0, *, most: int = 100, routes: Routes = ANYONE, node: str = NODE, **where: Any
 ) -> list[Attempt]:
     """Start due jobs of the default lane, or of `queue` and `priority`."""
-    return await store.hot(jobs.claim, lane(**where), routes, node, most, at)
+    return await store.hot(job_claim.claim, lane(**where), routes, node, most, at)
 
 
 async def started(store: Store, at: datetime = T0, **fields: Any) -> Attempt:
@@ -108,7 +110,7 @@ async def end(store: Store, *endings: Ending) -> set[str]:
 
 async def get(store: Store, id_: str) -> Job:
     """A job that is there."""
-    found = await store.run(ledger.find, None, id_)
+    found = await store.run(repository.find, None, id_)
     assert found is not None
     return found
 
@@ -118,7 +120,7 @@ async def everything(store: Store) -> list[Job]:
     found: list[Job] = []
     cursor = None
     while True:
-        page = await store.run(ledger.page, {}, (), 500, cursor)
+        page = await store.run(repository.page, {}, (), 500, cursor)
         found += page
         if (cursor := page.next_cursor) is None:
             return found[::-1]
@@ -202,7 +204,6 @@ __all__ = [
     "get",
     "job",
     "job_of",
-    "jobs",
     "lane",
     "minutes",
     "one",

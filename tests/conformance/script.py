@@ -13,8 +13,9 @@ from timebell.model.job import Attempt, JobState
 from timebell.model.policy import CatchUp, Lateness, Overlap
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Calendar, Cron, Dates, Every, Hours, OnCalendar, RRule, Spec
-from timebell.store.sql import calendars, ledger, overrides, schedules, steering, turns
-from timebell.store.sql import endings as ending_ops
+from timebell.store.jobs import complete as ending_ops
+from timebell.store.jobs import repository, serial
+from timebell.store.schedules import actions, calendars, overrides, schedules
 
 from .helpers import T0, Store, claim, ending, fire, job_of, put, schedule
 
@@ -53,7 +54,7 @@ class Script:
 
     async def settle(self) -> None:
         for name in self.names:
-            await self.steer(steering.resume, self.random.random() < 0.5, name=name)
+            await self.steer(actions.resume, self.random.random() < 0.5, name=name)
         while (await fire(self.store, self.now)).schedules:
             pass
 
@@ -143,25 +144,25 @@ class Script:
             else:
                 endings.append(ending(attempt, state, self.now, schedule_id=attempt.schedule_id))
         if endings:
-            await self.store.run(turns.end_in_turn, endings, [one.schedule_id for one in endings if one.schedule_id])
+            await self.store.run(serial.end_in_turn, endings, [one.schedule_id for one in endings if one.schedule_id])
 
     async def pause(self) -> None:
-        await self.steer(steering.pause, "because")
+        await self.steer(actions.pause, "because")
 
     async def resume(self) -> None:
-        await self.steer(steering.resume, False)
+        await self.steer(actions.resume, False)
 
     async def catch_up(self) -> None:
-        await self.steer(steering.resume, True)
+        await self.steer(actions.resume, True)
 
     async def trigger(self) -> None:
-        await self.steer(steering.trigger)
+        await self.steer(actions.trigger)
 
     async def backfill(self) -> None:
         start = self.now - timedelta(minutes=self.random.choice((5, 20, 60, 300)))
         end = start + timedelta(minutes=self.random.choice((4, 30, 300)))
         overlap = self.random.choice((None, Overlap.ALLOW))
-        await self.steer(steering.backfill, start, min(end, self.now), overlap, self.random.random() < 0.1)
+        await self.steer(actions.backfill, start, min(end, self.now), overlap, self.random.random() < 0.1)
 
     async def skip(self) -> None:
         await self.override("skip")
@@ -174,7 +175,7 @@ class Script:
 
     async def override(self, action: str) -> None:
         name = self.one()
-        found = await self.store.run(steering.locked, "default", self.names[name])
+        found = await self.store.run(actions.locked, "default", self.names[name])
         if found is None or found.recurrence.spec.delay is not None:
             return
         near = list(found.recurrence.between(self.now, self.now + timedelta(hours=2)))[:6]
@@ -187,16 +188,16 @@ class Script:
             await self.steer(overrides.override, action, at, to, name=name)
 
     async def revert(self) -> None:
-        await self.steer(steering.revert, self.random.choice((1, 2)))
+        await self.steer(actions.revert, self.random.choice((1, 2)))
 
     async def delete(self) -> None:
         if self.random.random() < 0.3:
-            await self.steer(steering.delete)
+            await self.steer(actions.delete)
 
     async def cancel(self) -> None:
         live = await self.live()
         if live:
-            await self.store.run(ledger.cancel, None, self.random.choice(live), self.now)
+            await self.store.run(repository.cancel, None, self.random.choice(live), self.now)
 
     async def reschedule(self) -> None:
         live = await self.live()
@@ -206,17 +207,19 @@ class Script:
             def when(zone: str) -> dict[str, Any]:
                 return {"run_at": at, "timezone": zone}
 
-            await self.store.run(ledger.reschedule, None, self.random.choice(live), new_id(self.now), when, self.now)
+            await self.store.run(
+                repository.reschedule, None, self.random.choice(live), new_id(self.now), when, self.now
+            )
 
     async def recover(self) -> None:
-        await self.store.run(steering.recover, "default", None, self.random.random() < 0.5, self.now)
+        await self.store.run(actions.recover, "default", None, self.random.random() < 0.5, self.now)
 
     async def calendar(self) -> None:
         days = Calendar.of("KR") if self.random.random() < 0.5 else Calendar.of("US")
         await self.store.run(calendars.save, "default", "kr", days, job_of, self.now)
 
     async def live(self) -> list[str]:
-        page = await self.store.run(ledger.page, {"kind": "planned"}, (JobState.PENDING,), 20, None)
+        page = await self.store.run(repository.page, {"kind": "planned"}, (JobState.PENDING,), 20, None)
         return [one.id for one in page]
 
     def one(self) -> str:

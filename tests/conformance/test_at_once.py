@@ -9,8 +9,8 @@ import pytest
 
 from timebell.model.job import Hold
 from timebell.model.limits import Limits
-from timebell.store.sql import at_once, queues, turns
-from timebell.store.sql import schedules as verbs
+from timebell.store.jobs import queues, serial, start_on_insert
+from timebell.store.schedules import schedules as verbs
 
 from .helpers import (
     ANYONE,
@@ -36,7 +36,7 @@ DUE = after(minutes=1)
 
 
 async def _fire(store: Store, at: datetime = DUE, *, most: int = 100, routes: Routes = ANYONE) -> verbs.Fired:
-    return await store.run(verbs.fire, job_of, at, 500, at_once.Room(NODE, routes, most))
+    return await store.run(verbs.fire, job_of, at, 500, start_on_insert.Room(NODE, routes, most))
 
 
 async def _started(store: Store, at: datetime = DUE, **room: Any) -> list[str]:
@@ -53,7 +53,7 @@ async def test_what_fires_starts_with_it_as_if_it_had_been_claimed(store: Store)
     assert (fired.jobs, seen.state, seen.attempt, seen.started_at) == (1, JobState.RUNNING, 1, DUE)
     assert await claim(store, after(hours=1), priority=3) == []
     # The same schedule, claimed: the same attempt, but for the job's id.
-    assert await store.run(turns.end_in_turn, [ending(begun)], [begun.schedule_id])
+    assert await store.run(serial.end_in_turn, [ending(begun)], [begun.schedule_id])
     await fire(store, after(minutes=2))
     (claimed,) = await claim(store, after(minutes=2), priority=3)
     for name in type(begun).__slots__:

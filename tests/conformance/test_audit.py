@@ -10,12 +10,12 @@ from sqlalchemy import delete, insert, select, update
 
 from timebell.client.audits import Audits
 from timebell.clock import VirtualClock
-from timebell.engine.auditing import Audit, Continuous, audit
+from timebell.engine.leader.continuous_audit import Audit, Continuous, audit
 from timebell.ids import new_id
 from timebell.recurrence import Every
+from timebell.store.schedules import actions
 from timebell.store.schema import finished, queues, revisions
 from timebell.store.schema import schedules as schedules_table
-from timebell.store.sql import steering
 
 from .helpers import (
     T0,
@@ -182,10 +182,10 @@ async def test_a_planner_that_is_dead_leaves_occurrences_missing(store: Store) -
 @stored
 async def test_a_paused_schedule_has_nothing_missing(store: Store) -> None:
     id_ = await _history(store)
-    await store.run(steering.pause, "default", id_, None, job_of, after(minutes=20, seconds=30))
+    await store.run(actions.pause, "default", id_, None, job_of, after(minutes=20, seconds=30))
     found = await audit(store.hot, T0, after(minutes=60), after(minutes=70))
     assert (told(found), found.counts.due) == ([], 39)
-    await store.run(steering.resume, "default", id_, False, job_of, after(minutes=60, seconds=30))
+    await store.run(actions.resume, "default", id_, False, job_of, after(minutes=60, seconds=30))
     assert await _found(store, timedelta(minutes=60)) == []
 
 

@@ -14,9 +14,9 @@ from timebell.errors import Conflict, InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model.job import JobState
 from timebell.recurrence import Every, OnCalendar, Override, Spec
+from timebell.store.schedules import actions, calendars, overrides, schedules
 from timebell.store.schema import calendars as table
 from timebell.store.schema import revisions
-from timebell.store.sql import calendars, overrides, schedules, steering
 
 from .helpers import (
     T0,
@@ -308,13 +308,13 @@ async def test_overrides_in_a_pause_and_a_backfill(store: Store) -> None:
     made = await put(store, schedule(Cron("*/10 * * * *"), overlap="allow"))
     await override(store, made.id, "skip", after(minutes=10))
     await override(store, made.id, "move", after(minutes=20), after(minutes=25))
-    await store.run(steering.pause, "default", made.id, None, job_of, T0)
-    await store.run(steering.resume, "default", made.id, False, job_of, after(minutes=35))
+    await store.run(actions.pause, "default", made.id, None, job_of, T0)
+    await store.run(actions.resume, "default", made.id, False, job_of, after(minutes=35))
     assert states(await everything(store)) == [
         (10, "skipped", "override"), (20, "skipped", "override"), (25, "skipped", "paused"), (30, "skipped", "paused"),
     ]  # fmt: skip
     plan = await store.run(
-        steering.backfill, "default", made.id, T0 + timedelta(seconds=1), after(minutes=35), None, True, job_of,
+        actions.backfill, "default", made.id, T0 + timedelta(seconds=1), after(minutes=35), None, True, job_of,
         after(minutes=35),
     )  # fmt: skip
     assert plan is not None and plan.instants == [after(minutes=25), after(minutes=30)]  # not what was left out
@@ -324,8 +324,8 @@ async def test_overrides_in_a_pause_and_a_backfill(store: Store) -> None:
 async def test_a_deleted_schedule_leaves_nothing_to_come_in_its_revisions(store: Store) -> None:
     made = await put(store, schedule(Every("PT10M", T0), name="s"))
     await override(store, made.id, "move", after(minutes=10), after(minutes=55))
-    await store.run(steering.delete, "default", made.id, job_of, after(minutes=15))
-    last = (await store.run(steering.history, "default", made.id))[0]
+    await store.run(actions.delete, "default", made.id, job_of, after(minutes=15))
+    last = (await store.run(actions.history, "default", made.id))[0]
     assert last.recurrence.next(after(minutes=15)) is None
     assert last.recurrence.overridden(T0, after(minutes=60)) == [after(minutes=10)]
     assert replace(last.recurrence, overrides=()).count(T0, after(minutes=60)) == 2

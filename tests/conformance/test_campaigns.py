@@ -13,11 +13,12 @@ from sqlalchemy import func, select
 from timebell.ids import new_id
 from timebell.model.audience import Filters, checked
 from timebell.model.campaign import CampaignState
-from timebell.model.sending import Campaign, Sending
+from timebell.model.campaign_plan import Campaign, Sending
+from timebell.store.campaigns import campaigns, chunks, devices
+from timebell.store.campaigns.chunks import Opened, Told
+from timebell.store.campaigns.tables import deliveries
 from timebell.store.dialects.base import Store
-from timebell.store.push_schema import deliveries
-from timebell.store.sql import campaigns, chunks, devices, erasure, ledger
-from timebell.store.sql.chunks import Opened, Told
+from timebell.store.jobs import erasure, repository
 from timebell.store.transaction import Transaction
 
 from .helpers import T0
@@ -238,7 +239,7 @@ def test_one_whose_job_was_cancelled_is_resumed(sender: Sender) -> None:
     job = sender.get(id_).job_id
     sender.run(campaigns.resume, "default", id_, None, True, sender.now)
     assert sender.get(id_).job_id == job  # it runs: there is nothing to resume
-    sender.run(ledger.cancel, "default", job, sender.now)
+    sender.run(repository.cancel, "default", job, sender.now)
     sender.run(campaigns.resume, "default", id_, None, True, sender.now)
     assert sender.get(id_).job_id != job
     sender.send_all(id_)

@@ -6,7 +6,7 @@ import pytest
 
 from timebell.ids import new_id
 from timebell.model.job import CancelOutcome, Hold
-from timebell.store.sql import endings, ledger
+from timebell.store.jobs import complete, repository
 
 from .helpers import (
     T0,
@@ -28,7 +28,7 @@ from .helpers import (
 
 
 async def cancel(store: Store, id_: str, tenant: str | None = None) -> CancelOutcome | None:
-    answer = await store.run(ledger.cancel, tenant, id_, after(seconds=9))
+    answer = await store.run(repository.cancel, tenant, id_, after(seconds=9))
     return None if answer is None else answer.outcome
 
 
@@ -50,7 +50,7 @@ async def test_a_job_on_hold_can_be_cancelled(store: Store, hold: Hold) -> None:
 @stored
 async def test_cancel_of_a_job_waiting_for_its_retry_prevents_it_and_keeps_its_history(store: Store) -> None:
     attempt = await started(store)
-    await store.hot(endings.retry, [again(attempt, after(hours=1), errors='[{"attempt":1}]')])
+    await store.hot(complete.retry, [again(attempt, after(hours=1), errors='[{"attempt":1}]')])
     assert await cancel(store, attempt.id) == "prevented"
     seen = await get(store, attempt.id)
     assert (seen.state, seen.tries, seen.attempts) == (JobState.CANCELLED, 1, [{"attempt": 1}])
@@ -59,10 +59,10 @@ async def test_cancel_of_a_job_waiting_for_its_retry_prevents_it_and_keeps_its_h
 @stored
 async def test_cancel_of_a_running_job_is_in_flight_and_leaves_it_running(store: Store) -> None:
     attempt = await started(store)
-    answer = await store.run(ledger.cancel, None, attempt.id, T0)
+    answer = await store.run(repository.cancel, None, attempt.id, T0)
     assert answer is not None
     assert (answer.outcome, answer.job.state) == ("in_flight", JobState.RUNNING)
-    assert await store.hot(endings.beat, [(attempt.id, 1)]) == {attempt.id}
+    assert await store.hot(complete.beat, [(attempt.id, 1)]) == {attempt.id}
 
 
 @stored
@@ -89,7 +89,7 @@ async def test_anything_but_a_success_ends_it_cancelled(store: Store, state: Job
 async def test_no_further_attempt_starts_after_a_cancel(store: Store) -> None:
     attempt = await started(store)
     await cancel(store, attempt.id)
-    assert await store.hot(endings.retry, [again(attempt, T0)]) == set()
+    assert await store.hot(complete.retry, [again(attempt, T0)]) == set()
     assert await claim(store, after(days=1)) == []
 
 
@@ -98,7 +98,7 @@ async def test_one_cancelled_job_of_a_batch_does_not_keep_the_others_from_their_
     await create(store, job(), job())
     first, second = await claim(store)
     await cancel(store, first.id)
-    assert await store.hot(endings.retry, [again(first, T0), again(second, T0)]) == {second.id}
+    assert await store.hot(complete.retry, [again(first, T0), again(second, T0)]) == {second.id}
 
 
 @pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.FAILED, JobState.SKIPPED])
@@ -143,4 +143,4 @@ async def test_the_job_of_another_tenant_is_unknown_and_untouched(store: Store) 
 async def test_a_running_job_of_another_tenant_is_not_marked(store: Store) -> None:
     attempt = await started(store, tenant_id="acme")
     assert await cancel(store, attempt.id, "bolt") is None
-    assert await store.hot(endings.retry, [again(attempt, T0)]) == {attempt.id}
+    assert await store.hot(complete.retry, [again(attempt, T0)]) == {attempt.id}

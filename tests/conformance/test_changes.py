@@ -10,9 +10,9 @@ from sqlalchemy import select
 from timebell.errors import Conflict
 from timebell.ids import new_id
 from timebell.model.job import CancelOutcome, Hold, Job
+from timebell.store.jobs import dead_letters, erasure, repository, serial
 from timebell.store.schema import finished, requests, revisions
 from timebell.store.schema import jobs as live_jobs
-from timebell.store.sql import dead, erasure, ledger, turns
 
 from .helpers import (
     T0,
@@ -42,7 +42,7 @@ LATER = after(hours=5)
 
 async def _move(store: Store, id_: str, to: datetime = LATER) -> str | None:
     when = {"run_at": to}
-    new = await store.run(ledger.reschedule, None, id_, new_id(T0), lambda zone: {**when, "timezone": zone}, T0)
+    new = await store.run(repository.reschedule, None, id_, new_id(T0), lambda zone: {**when, "timezone": zone}, T0)
     return None if new is None else new.id
 
 
@@ -61,7 +61,7 @@ async def test_a_moved_job_is_a_new_one_and_both_name_each_other(store: Store) -
     assert new.expires_at == after(hours=5, minutes=30)
     same = ("payload", "metadata", "owner_id", "key", "queue", "priority", "timeout", "timezone", "topic")
     assert [getattr(new, name) for name in same] == [getattr(old, name) for name in same]
-    cancelled = await store.run(ledger.cancel, None, old.id, LATER)
+    cancelled = await store.run(repository.cancel, None, old.id, LATER)
     assert cancelled is not None
     assert cancelled.outcome is CancelOutcome.PREVENTED
 
@@ -87,7 +87,7 @@ async def test_a_refused_time_leaves_the_job_as_it_was(store: Store) -> None:
         raise ValueError("past")
 
     with pytest.raises(ValueError, match="past"):
-        await store.run(ledger.reschedule, None, id_, new_id(T0), refuse, T0)
+        await store.run(repository.reschedule, None, id_, new_id(T0), refuse, T0)
     assert (await get(store, id_)).state is JobState.PENDING
 
 
@@ -110,8 +110,8 @@ async def test_cancelling_many_stops_what_waits_and_asks_what_runs(store: Store)
     await create(store, *mine, *others)
     running = await started(store, owner_id="ana", queue="q")
     where = {"owner_id": "ana", "tenant_id": "default"}
-    first, at = await store.run(ledger.sweep, where, T0, None, 2)
-    second, end_of_it = await store.run(ledger.sweep, where, T0, at, 100)
+    first, at = await store.run(repository.sweep, where, T0, None, 2)
+    second, end_of_it = await store.run(repository.sweep, where, T0, at, 100)
     assert (first.prevented, second.prevented, second.in_flight, end_of_it) == (2, 1, 1, None)
     states = {found.id: found.state for found in await everything(store)}
     assert {states[one.id] for one in mine} == {JobState.CANCELLED}
@@ -127,7 +127,7 @@ async def test_cancelling_many_lets_the_next_in_turn_go(store: Store) -> None:
     await fire(store, after(minutes=2))
     first, second = await everything(store)
     assert second.hold is Hold.OVERLAP
-    await store.run(ledger.sweep, {"id": first.id}, T0, None, 10)
+    await store.run(repository.sweep, {"id": first.id}, T0, None, 10)
     assert (await get(store, second.id)).hold is None
 
 
@@ -140,7 +140,7 @@ async def _dead(store: Store, **fields: object) -> Job:
 @stored
 async def test_a_replayed_job_is_pending_again_with_a_fresh_budget(store: Store) -> None:
     lost = await _dead(store, expires_at=after(minutes=1), payload='{"a":1}')
-    assert await store.run(dead.replay, None, lost.id, LATER) is True
+    assert await store.run(dead_letters.replay, None, lost.id, LATER) is True
     again = await get(store, lost.id)
     assert (again.state, again.run_at, again.tries, again.attempt) == (JobState.PENDING, LATER, 0, 1)
     assert (again.payload, again.attempts, again.expires_at) == ({"a": 1}, [{"attempt": 1}], None)
@@ -152,9 +152,9 @@ async def test_a_replayed_job_is_pending_again_with_a_fresh_budget(store: Store)
 @stored
 async def test_only_what_has_failed_is_replayed(store: Store) -> None:
     id_ = await one(store)
-    assert await store.run(dead.replay, None, id_, LATER) is False
-    assert await store.run(dead.replay, "acme", id_, LATER) is None
-    assert await store.run(dead.replay, None, new_id(T0), LATER) is None
+    assert await store.run(dead_letters.replay, None, id_, LATER) is False
+    assert await store.run(dead_letters.replay, "acme", id_, LATER) is None
+    assert await store.run(dead_letters.replay, None, new_id(T0), LATER) is None
 
 
 @stored
@@ -162,7 +162,7 @@ async def test_a_replay_does_not_take_a_key_from_its_new_holder(store: Store) ->
     lost = await _dead(store, key="k")
     holder = await one(store, key="k")
     with pytest.raises(Conflict) as conflict:
-        await store.run(dead.replay, None, lost.id, LATER)
+        await store.run(dead_letters.replay, None, lost.id, LATER)
     assert (conflict.value.code, conflict.value.existing) == ("KEY_IN_USE", holder)
     assert (await get(store, lost.id)).state is JobState.FAILED
 
@@ -173,9 +173,9 @@ async def test_a_replayed_occurrence_waits_for_its_turn(store: Store) -> None:
     await fire(store, after(minutes=1))
     (attempt,) = await claim(store, after(minutes=1))
     failed = ending(attempt, JobState.FAILED, schedule_id=attempt.schedule_id)
-    await store.run(turns.end_in_turn, [failed], [str(attempt.schedule_id)])
+    await store.run(serial.end_in_turn, [failed], [str(attempt.schedule_id)])
     await fire(store, after(minutes=2))
-    await store.run(dead.replay, None, attempt.id, LATER)
+    await store.run(dead_letters.replay, None, attempt.id, LATER)
     assert (await get(store, attempt.id)).hold is Hold.OVERLAP
 
 

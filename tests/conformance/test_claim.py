@@ -10,7 +10,8 @@ import pytest
 from timebell.ids import new_id
 from timebell.model.job import Ending, Hold
 from timebell.model.limits import Limits
-from timebell.store.sql import endings, jobs, ledger, limits, queues
+from timebell.store.jobs import claim as job_claim
+from timebell.store.jobs import complete, queue_limits, queues, repository
 
 from .helpers import (
     ANYONE,
@@ -36,7 +37,7 @@ from .helpers import (
 
 
 async def _lanes(store: Store, routes: Routes = ANYONE, now: datetime = T0) -> list[tuple[str, int]]:
-    return [(found.queue, found.priority) for found in await store.hot(jobs.lanes, routes, now)]
+    return [(found.queue, found.priority) for found in await store.hot(job_claim.lanes, routes, now)]
 
 
 @stored
@@ -74,7 +75,7 @@ async def test_a_claim_starts_the_job_and_raises_its_fence(store: Store) -> None
     assert (seen.state, seen.attempt, seen.tries, seen.node_id) == (JobState.RUNNING, 1, 0, NODE)
     assert seen.started_at == attempt.started_at == after(seconds=2)
     assert attempt.number == 1
-    await store.hot(endings.retry, [again(attempt, T0)])
+    await store.hot(complete.retry, [again(attempt, T0)])
     (second,) = await claim(store)
     assert second.number == 2
 
@@ -121,8 +122,8 @@ async def test_a_claim_takes_only_its_own_lane(store: Store) -> None:
 @stored
 async def test_what_was_looked_at_before_is_not_claimed_once_its_queue_is_paused(store: Store, paused: str) -> None:
     id_ = await one(store, queue="mail")
-    (seen,) = await store.hot(jobs.lanes, ANYONE, T0)
-    claim_seen = (jobs.claim, seen, ANYONE, NODE, 10, T0)
+    (seen,) = await store.hot(job_claim.lanes, ANYONE, T0)
+    claim_seen = (job_claim.claim, seen, ANYONE, NODE, 10, T0)
     await store.run(queues.pause, paused, None)
     assert await store.hot(*claim_seen, unchanged=True) == []
     await store.run(queues.resume, paused)
@@ -136,8 +137,8 @@ async def test_what_was_looked_at_before_is_not_claimed_once_its_queue_is_paused
 async def test_nor_once_it_has_a_limit_but_those_of_other_queues_matter_not(store: Store, limited: Limits) -> None:
     for _ in range(2):
         await one(store, queue="mail")
-    (seen,) = await store.hot(jobs.lanes, ANYONE, T0)
-    claim_seen = (jobs.claim, seen, ANYONE, NODE, 1, T0)
+    (seen,) = await store.hot(job_claim.lanes, ANYONE, T0)
+    claim_seen = (job_claim.claim, seen, ANYONE, NODE, 1, T0)
     await store.run(queues.put, "post", limited)
     await store.run(queues.pause, "post", None)
     assert len(await store.hot(*claim_seen, unchanged=True)) == 1
@@ -165,7 +166,7 @@ async def test_every_lane_is_listed_once_most_urgent_first(store: Store) -> None
 async def test_a_lane_says_when_its_first_job_is_due(store: Store) -> None:
     await one(store, run_at=after(hours=2))
     await one(store, run_at=after(hours=1, microseconds=1))
-    (found,) = await store.hot(jobs.lanes, ANYONE, T0)
+    (found,) = await store.hot(job_claim.lanes, ANYONE, T0)
     assert (found.next_due, found.room, found.limited) == (after(hours=1, microseconds=1), None, False)
 
 
@@ -173,7 +174,7 @@ async def test_a_lane_says_when_its_first_job_is_due(store: Store) -> None:
 async def test_a_lane_looks_past_jobs_that_the_routes_cannot_take(store: Store) -> None:
     await one(store, topic="deaf")
     await one(store, topic="mine", run_at=after(hours=1))
-    (found,) = await store.hot(jobs.lanes, Routes(frozenset({"mine"})), T0)
+    (found,) = await store.hot(job_claim.lanes, Routes(frozenset({"mine"})), T0)
     assert found.next_due == after(hours=1)
     assert await _lanes(store, Routes(frozenset({"other"})), after(hours=2)) == []
 
@@ -185,7 +186,7 @@ async def test_a_lane_with_only_others_jobs_says_when_to_look_again(store: Store
     await one(store, topic="mine", run_at=after(hours=2))
     mine = Routes(frozenset({"mine"}))
     for now, look in [(T0, after(hours=1)), (after(hours=1), after(hours=2)), (after(hours=3), after(hours=2))]:
-        (found,) = await store.hot(jobs.lanes, mine, now)
+        (found,) = await store.hot(job_claim.lanes, mine, now)
         assert found.next_due == look
 
 
@@ -198,14 +199,14 @@ async def test_a_look_may_begin_where_the_last_one_found_something(store: Store)
     await one(store, topic="mine", queue="paused", run_at=T0)
     await store.run(queues.pause, "paused", None)
     mine = Routes(frozenset({"mine"}))
-    seen = await store.hot(jobs.seen, mine, T0)
-    moment = T0 - jobs.LAPSE
+    seen = await store.hot(job_claim.seen, mine, T0)
+    moment = T0 - job_claim.LAPSE
     assert seen.since == {("default", 0): after(minutes=-1), ("later", 0): moment, ("paused", 0): moment}
-    assert await store.hot(jobs.seen, mine, T0, seen.since) == seen
+    assert await store.hot(job_claim.seen, mine, T0, seen.since) == seen
     await one(store, topic="mine", queue="later", run_at=moment)
     await one(store, topic="mine", queue="new", run_at=T0)
     await one(store, topic="mine", priority=1, run_at=T0)
-    again = await store.hot(jobs.seen, mine, T0, seen.since)
+    again = await store.hot(job_claim.seen, mine, T0, seen.since)
     assert [(found.queue, found.next_due) for found in again.lanes] == [
         ("default", after(minutes=-1)), ("later", moment)
     ]  # fmt: skip
@@ -214,9 +215,9 @@ async def test_a_look_may_begin_where_the_last_one_found_something(store: Store)
 @stored
 async def test_a_look_that_begins_later_does_not_see_what_is_before(store: Store) -> None:
     await one(store, run_at=after(minutes=-1))
-    since = {("default", 0): T0 - jobs.LAPSE}
-    assert await store.hot(jobs.seen, ANYONE, T0, since) == ([], since)
-    assert await store.hot(jobs.seen, ANYONE, T0, {}) == ([], {})
+    since = {("default", 0): T0 - job_claim.LAPSE}
+    assert await store.hot(job_claim.seen, ANYONE, T0, since) == ([], since)
+    assert await store.hot(job_claim.seen, ANYONE, T0, {}) == ([], {})
 
 
 @stored
@@ -271,7 +272,7 @@ async def test_two_claimers_never_share_a_job(store: Store) -> None:
 async def test_a_claim_and_a_cancel_at_the_same_time_have_one_winner(store: Store) -> None:
     for _ in range(15):
         id_ = await one(store)
-        answer, attempts = await asyncio.gather(store.run(ledger.cancel, None, id_, T0), claim(store))
+        answer, attempts = await asyncio.gather(store.run(repository.cancel, None, id_, T0), claim(store))
         assert answer is not None
         state = (await get(store, id_)).state
         if attempts:
@@ -284,7 +285,7 @@ async def test_a_claim_and_a_cancel_at_the_same_time_have_one_winner(store: Stor
 
 
 async def _claim_limited(store: Store, most: int = 100, node: str = NODE) -> list[str]:
-    taken = await store.run(limits.claim_limited, lane("q"), ANYONE, node, most, T0)
+    taken = await store.run(queue_limits.claim_limited, lane("q"), ANYONE, node, most, T0)
     return [attempt.id for attempt in taken]
 
 
@@ -304,7 +305,7 @@ async def test_a_queue_keeps_its_limit_when_many_claim_at_once(store: Store) -> 
     await create(store, *(job(queue="q", priority=n % 2) for n in range(40)))
     taken = await asyncio.gather(
         *(
-            store.run(limits.claim_limited, lane("q", n % 2), ANYONE, NODE if n < 4 else OTHER_NODE, 3, T0)
+            store.run(queue_limits.claim_limited, lane("q", n % 2), ANYONE, NODE if n < 4 else OTHER_NODE, 3, T0)
             for n in range(8)
         )
     )
@@ -325,7 +326,7 @@ async def test_lanes_tell_the_room_left_in_a_queue(store: Store) -> None:
     await store.run(queues.put, "q", Limits(concurrency=2))
     await started(store, queue="q")
     await one(store, queue="q")
-    (found,) = await store.hot(jobs.lanes, ANYONE, T0)
+    (found,) = await store.hot(job_claim.lanes, ANYONE, T0)
     assert (found.room, found.limited) == (1, True)
 
 
@@ -335,7 +336,7 @@ async def test_a_limit_can_be_lowered_below_what_runs_and_lifted(store: Store) -
     await create(store, *(job(queue="q") for _ in range(9)))
     assert len(await _claim_limited(store)) == 3
     await store.run(queues.put, "q", Limits(concurrency=1))
-    (found,) = await store.hot(jobs.lanes, ANYONE, T0)
+    (found,) = await store.hot(job_claim.lanes, ANYONE, T0)
     assert found.room == 0
     assert await _claim_limited(store) == []
     await store.run(queues.put, "q", Limits())
@@ -346,7 +347,7 @@ async def test_a_limit_can_be_lowered_below_what_runs_and_lifted(store: Store) -
 async def test_a_retrying_job_leaves_its_place_in_the_queue(store: Store) -> None:
     await store.run(queues.put, "q", Limits(concurrency=1))
     attempt = await started(store, queue="q")
-    await store.hot(endings.retry, [again(attempt, after(hours=1))])
+    await store.hot(complete.retry, [again(attempt, after(hours=1))])
     other = await one(store, queue="q")
     assert await _claim_limited(store) == [other]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from timebell.model.gated import Gated, kept
-from timebell.store.sql import gates, ledger, months, tenants
-from timebell.store.sql.gates import Asked, Found
+from timebell.model.preconditions import Gated, kept
+from timebell.store.jobs import pre_delivery_check, repository
+from timebell.store.jobs.pre_delivery_check import Asked, Found
+from timebell.store.tenancy import monthly_quota, tenants
 
 from .helpers import T0, Store, after, claim, create, end, ending, get, job, stored
 
@@ -21,7 +22,7 @@ async def test_a_job_keeps_its_condition_through_claim_move_and_end(store: Store
     await create(store, made, plain)
     assert ((await get(store, made.id)).condition, (await get(store, plain.id)).condition) == (PRO, [])
     moved = await store.run(
-        ledger.reschedule, "default", made.id, job().id,
+        repository.reschedule, "default", made.id, job().id,
         lambda zone: {"run_at": after(hours=1), "timezone": zone, "local_time": None, "tzdata": None}, T0,
     )  # fmt: skip
     assert moved is not None
@@ -45,10 +46,10 @@ async def test_what_does_not_hold_or_is_found_is_skipped_and_charged_to_nobody(s
         for one, plan in zip(attempts, plans, strict=True)
     ]
     found = {attempts[1].id: Found(True, {"shift": 7}), attempts[3].id: Found(False, {"shift": 8})}
-    ruled = await store.run(gates.rule, asked, T0, found)
+    ruled = await store.run(pre_delivery_check.rule, asked, T0, found)
     assert [ruled[one.id].reason for one in attempts] == ["condition", "condition", "condition", None, None, "quota"]
     assert ruled[attempts[1].id].verdict == {
         "holds": False, "failed": None, "inputs": {"plan": "pro"},
         "unless": {"found": True, "parameters": {"shift": 7}},
     }  # fmt: skip
-    assert (await store.run(months.of, "default", T0)).used == 2
+    assert (await store.run(monthly_quota.of, "default", T0)).used == 2

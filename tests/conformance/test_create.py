@@ -10,9 +10,9 @@ from sqlalchemy import func, select
 from timebell.errors import Conflict
 from timebell.model.job import Kind
 from timebell.model.payload import MAX_BYTES, encode
+from timebell.store.jobs import complete, repository
 from timebell.store.open import open_store
 from timebell.store.schema import requests, tenants
-from timebell.store.sql import endings, ledger
 
 from .helpers import (
     T0,
@@ -201,14 +201,14 @@ async def test_replace_cancels_the_pending_one_and_links_both(store: Store) -> N
     was, is_ = await get(store, old), await get(store, new.id)
     assert (was.state, was.replaced_by, is_.state, is_.replaces) == (JobState.CANCELLED, new.id, JobState.PENDING, old)
     assert [attempt.id for attempt in await claim(store)] == [new.id]
-    answer = await store.run(ledger.cancel, None, old, T0)
+    answer = await store.run(repository.cancel, None, old, T0)
     assert answer is not None and answer.outcome == "prevented"
 
 
 @stored
 async def test_replace_of_a_job_that_waits_for_its_retry_is_fine(store: Store) -> None:
     attempt = await started(store, key="k")
-    assert await store.hot(endings.retry, [again(attempt, after(minutes=5))])
+    assert await store.hot(complete.retry, [again(attempt, after(minutes=5))])
     await create(store, job(key="k"), on_conflict="replace")
     assert (await get(store, attempt.id)).state is JobState.CANCELLED
 
@@ -245,7 +245,7 @@ async def test_a_request_id_is_refused_for_ever_naming_its_job(store: Store) -> 
 async def test_a_request_id_is_kept_when_retention_has_forgotten_its_job(store: Store) -> None:
     attempt = await started(store, request_id="r")
     await end(store, ending(attempt))
-    await store.run(ledger.prune, after(days=1), 10)
+    await store.run(repository.prune, after(days=1), 10)
     new = job(request_id="r")
     assert await create(store, new, on_conflict="keep") == {new.id: attempt.id}
     assert await everything(store) == []

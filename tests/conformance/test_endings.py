@@ -6,8 +6,9 @@ import pytest
 
 from timebell.model.job import Ending, Hold, Kind
 from timebell.model.payload import encode
-from timebell.store.sql import endings as ending_ops
-from timebell.store.sql import jobs, ledger, turns
+from timebell.store.jobs import claim as job_claim
+from timebell.store.jobs import complete as ending_ops
+from timebell.store.jobs import repository, serial
 
 from .helpers import (
     NODE,
@@ -206,7 +207,7 @@ async def test_a_beat_renews_exactly_the_attempts_that_are_still_ours(store: Sto
     batch = [(attempt.id, attempt.number) for attempt in (mine, taken, done, back)]
     assert await store.hot(ending_ops.beat, batch) == {mine.id}
     assert await store.hot(ending_ops.beat, batch) == {mine.id}
-    assert await store.hot(jobs.running) == {(mine.id, 1): (2, False), (taken.id, 2): (0, False)}
+    assert await store.hot(job_claim.running) == {(mine.id, 1): (2, False), (taken.id, 2): (0, False)}
 
 
 @stored
@@ -220,7 +221,7 @@ async def test_running_lists_every_running_attempt_and_nothing_else(store: Store
     await one(store)
     await one(store, hold=Hold.UNHEARD)
     await end(store, ending(await started(store, queue="q")))
-    assert await store.hot(jobs.running) == {(attempt.id, 1): (0, False)}
+    assert await store.hot(job_claim.running) == {(attempt.id, 1): (0, False)}
 
 
 @stored
@@ -232,7 +233,7 @@ async def test_abandoned_gives_the_attempts_whole_if_they_still_run(store: Store
     done = await started(store, queue="q")
     await end(store, ending(done))
     keys = [(first.id, 1), (second.id, 2), (done.id, 1)]
-    (found,) = await store.run(jobs.abandoned, keys, after(minutes=1))
+    (found,) = await store.run(job_claim.abandoned, keys, after(minutes=1))
     assert (found.id, found.number, found.tries, found.errors) == (second.id, 2, 1, errors)
     assert (found.payload, found.retry) == ("[1]", encode({"attempts": 2}))
 
@@ -256,7 +257,7 @@ async def _chain(store: Store, count: int, **fields: object) -> list[str]:
 
 async def _end_in_turn(store: Store, schedule_id: str | None, *endings: Ending) -> set[str]:
     assert schedule_id is not None
-    return (await store.run(turns.end_in_turn, endings, [schedule_id])).ids
+    return (await store.run(serial.end_in_turn, endings, [schedule_id])).ids
 
 
 @stored
@@ -303,14 +304,14 @@ async def test_a_retry_keeps_its_turn(store: Store) -> None:
 @stored
 async def test_cancelling_the_first_of_a_chain_lets_the_next_go(store: Store) -> None:
     first, second, _ = await _chain(store, 3)
-    await store.run(ledger.cancel, None, first, T0)
+    await store.run(repository.cancel, None, first, T0)
     assert [one.id for one in await claim(store, after(hours=1))] == [second]
 
 
 @stored
 async def test_cancelling_one_that_waits_its_turn_takes_it_out_of_the_chain(store: Store) -> None:
     first, second, third = await _chain(store, 3)
-    await store.run(ledger.cancel, None, second, T0)
+    await store.run(repository.cancel, None, second, T0)
     (attempt,) = await claim(store, after(hours=1))
     assert attempt.id == first
     await _end_in_turn(store, attempt.schedule_id, ending(attempt))
@@ -322,7 +323,7 @@ async def test_two_schedules_do_not_wait_for_each_other(store: Store) -> None:
     await _chain(store, 2)
     await _chain(store, 2)
     a, b = await claim(store, after(hours=1))
-    ended = await store.run(turns.end_in_turn, [ending(a), ending(b)], [str(a.schedule_id), str(b.schedule_id)])
+    ended = await store.run(serial.end_in_turn, [ending(a), ending(b)], [str(a.schedule_id), str(b.schedule_id)])
     assert ended.ids == {a.id, b.id}
     assert len(await claim(store, after(hours=1), node=NODE)) == 2
 

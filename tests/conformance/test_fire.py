@@ -13,10 +13,11 @@ from timebell.ids import new_id
 from timebell.model.job import Hold, Kind, NewJob, Reason
 from timebell.model.policy import Retry
 from timebell.recurrence import Dates, Every
+from timebell.store.jobs import claim as job_claim
+from timebell.store.jobs import complete, repository, serial
+from timebell.store.schedules import schedules as verbs
+from timebell.store.schedules.rows import row_of
 from timebell.store.schema import revisions, schedules
-from timebell.store.sql import endings, jobs, ledger, turns
-from timebell.store.sql import schedules as verbs
-from timebell.store.sql.schedule_rows import row_of
 from timebell.store.transaction import Transaction
 
 from .helpers import (
@@ -230,7 +231,7 @@ async def test_under_skip_an_occurrence_is_skipped_with_a_row_while_an_earlier_o
     assert (fired.jobs, fired.skips) == (0, 1)
     (attempt,) = await claim(store, after(minutes=2))
     await fire(store, after(minutes=3))
-    await store.hot(endings.retry, [ending(attempt, JobState.PENDING, run_at=after(hours=1))])
+    await store.hot(complete.retry, [ending(attempt, JobState.PENDING, run_at=after(hours=1))])
     await fire(store, after(minutes=4))
     assert (await _pending(store), await _skipped(store)) == ([1], {2: "overlap", 3: "overlap", 4: "overlap"})
     (attempt,) = await claim(store, after(hours=1))
@@ -300,7 +301,7 @@ async def test_catch_up_all_runs_one_after_another_under_skip(store: Store) -> N
     for _ in range(5):
         (attempt,) = await claim(store, after(hours=1))
         order.append(attempt.scheduled_at)
-        await store.run(turns.end_in_turn, [ending(attempt)], [str(attempt.schedule_id)])
+        await store.run(serial.end_in_turn, [ending(attempt)], [str(attempt.schedule_id)])
     assert order == list(minutes(1, 5))
 
 
@@ -552,7 +553,7 @@ async def test_a_cancelled_occurrence_does_not_come_back(store: Store) -> None:
     await put(store, schedule())
     await fire(store, after(minutes=1))
     (made,) = await everything(store)
-    await store.run(ledger.cancel, None, made.id, after(minutes=1))
+    await store.run(repository.cancel, None, made.id, after(minutes=1))
     assert (await fire(store, after(minutes=1, seconds=30))).jobs == 0
     assert (await fire(store, after(minutes=2))).jobs == 1
 
@@ -581,13 +582,13 @@ async def test_what_runs_is_asked_and_its_successor_waits_for_it(store: Store) -
     assert (await fire(store, after(minutes=2))).stopping == 1
     third = await fire(store, after(minutes=3))
     assert (third.jobs, third.stopping) == (1, 1)
-    assert await store.hot(jobs.running) == {(attempt.id, 1): (0, True)}
+    assert await store.hot(job_claim.running) == {(attempt.id, 1): (0, True)}
     first, second, last = await everything(store)
     assert (first.state, second.state, second.replaced_by) == (JobState.RUNNING, JobState.CANCELLED, last.id)
     assert last.hold is Hold.OVERLAP
     assert await claim(store, after(minutes=3)) == []
     failed = ending(attempt, JobState.FAILED, after(minutes=3), schedule_id=attempt.schedule_id)
-    await store.run(turns.end_in_turn, [failed], [str(attempt.schedule_id)])
+    await store.run(serial.end_in_turn, [failed], [str(attempt.schedule_id)])
     assert (await everything(store))[0].state is JobState.CANCELLED
     assert [one.id for one in await claim(store, after(minutes=3))] == [last.id]
 
@@ -599,4 +600,4 @@ async def test_one_that_was_asked_to_stop_is_not_tried_again(store: Store) -> No
     (attempt,) = await claim(store, after(minutes=1))
     await fire(store, after(minutes=2))
     again = ending(attempt, JobState.PENDING, run_at=after(minutes=9))
-    assert await store.hot(endings.retry, [again]) == set()
+    assert await store.hot(complete.retry, [again]) == set()

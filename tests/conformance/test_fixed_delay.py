@@ -12,9 +12,10 @@ from sqlalchemy import update
 from timebell.model.job import Ending, Hold, Kind
 from timebell.recurrence import Every, Spec
 from timebell.store import transaction
+from timebell.store.jobs import complete, repository, serial
+from timebell.store.schedules import schedules
 from timebell.store.schema import finished, revisions
 from timebell.store.schema import schedules as table
-from timebell.store.sql import endings, ledger, schedules, turns
 from timebell.store.transaction import Transaction
 
 from .helpers import (
@@ -51,7 +52,7 @@ def made(spec: Spec = FROM_END, **fields: Any) -> Any:
 
 async def end(store: Store, *endings: Ending) -> set[str]:
     (id_,) = {one.schedule_id for one in await everything(store) if one.schedule_id}
-    return (await store.run(turns.end_in_turn, endings, [str(id_)])).ids
+    return (await store.run(serial.end_in_turn, endings, [str(id_)])).ids
 
 
 async def cursor(store: Store) -> datetime | None:
@@ -74,8 +75,8 @@ async def test_firing_leaves_no_next_instant_and_the_end_sets_it(store: Store) -
     assert (fired.jobs, fired.next_fire_at, await cursor(store)) == (1, None, None)
     (attempt,) = await claim(store, after(minutes=11))
     assert (attempt.scheduled_at, attempt.serial) == (after(minutes=10), True)
-    ended = await store.run(turns.end_in_turn, [ending(attempt, at=after(minutes=15))], [str(attempt.schedule_id)])
-    assert ended == turns.Ended({attempt.id}, let_go=0, put_off=True)
+    ended = await store.run(serial.end_in_turn, [ending(attempt, at=after(minutes=15))], [str(attempt.schedule_id)])
+    assert ended == serial.Ended({attempt.id}, let_go=0, put_off=True)
     assert await cursor(store) == await store.run(schedules.next_fire) == after(minutes=25)
     await fire(store, after(minutes=25))
     assert at_minutes(await everything(store)) == [10, 25]
@@ -100,7 +101,7 @@ async def test_however_a_run_ends_the_next_is_set(store: Store, state: JobState)
 @stored
 async def test_a_retry_and_an_old_attempt_are_no_end(store: Store) -> None:
     old = await running(store)
-    await store.hot(endings.retry, [again(old, after(minutes=30))])
+    await store.hot(complete.retry, [again(old, after(minutes=30))])
     assert await end(store, ending(old, at=after(minutes=11))) == set()
     assert await cursor(store) is None
     (new,) = await claim(store, after(minutes=30))
@@ -116,7 +117,7 @@ async def test_cancelling_what_never_started_is_an_end(store: Store, spec: Spec)
     await put(store, made(spec))
     await fire(store, after(minutes=10))
     (waiting,) = await everything(store)
-    await store.run(ledger.cancel, None, waiting.id, after(minutes=14))
+    await store.run(repository.cancel, None, waiting.id, after(minutes=14))
     assert await cursor(store) == after(minutes=24)
 
 
@@ -126,7 +127,7 @@ async def test_a_crash_while_the_end_is_written_leaves_the_run_and_no_next_insta
     attempt = await running(store, spec)
 
     def crash(tx: Transaction) -> None:
-        turns.end_in_turn(tx, [ending(attempt, at=after(minutes=12))], [str(attempt.schedule_id)])
+        serial.end_in_turn(tx, [ending(attempt, at=after(minutes=12))], [str(attempt.schedule_id)])
         raise ConnectionAbortedError
 
     with pytest.raises(Exception):  # noqa: B017 - what a crash looks like differs
@@ -141,7 +142,7 @@ async def test_other_jobs_cost_no_further_statement(store: Store, monkeypatch: p
     counted: list[int] = []
 
     def count(tx: Any, attempt: Any) -> None:
-        turns.end_in_turn(tx, [ending(attempt)], [str(attempt.schedule_id)])
+        serial.end_in_turn(tx, [ending(attempt)], [str(attempt.schedule_id)])
 
     for name, spec in (("grid", Cron("* * * * *")), ("delay", FROM_END)):
         await put(store, made(spec, name=name))
@@ -213,7 +214,7 @@ async def test_jobs_that_ran_side_by_side_before_an_edit_hold_nothing_up(store: 
     assert await cursor(store) == after(minutes=21)
     fired = await fire(store, after(minutes=21))
     assert (fired.jobs, fired.skips, await cursor(store)) == (0, 1, after(minutes=31))
-    await store.run(endings.end, [ending(beside, at=after(minutes=25))])
+    await store.run(complete.end, [ending(beside, at=after(minutes=25))])
     assert (await fire(store, after(minutes=31))).jobs == 1
 
 

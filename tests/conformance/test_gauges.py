@@ -12,7 +12,9 @@ from timebell.model.routes import Routes
 from timebell.observe.watchdog import Unrecorded
 from timebell.recurrence import Every
 from timebell.store import transaction
-from timebell.store.sql import doubles, gauges, nodes, queues, told
+from timebell.store.audit import duplicate_runs
+from timebell.store.cluster import gauges, nodes
+from timebell.store.jobs import outcome_notices, queues
 
 from .helpers import (
     T0,
@@ -119,13 +121,13 @@ async def test_an_occurrence_with_two_jobs_that_ran_is_found(store: Store) -> No
     await fire(store, after(minutes=1))
     (attempt,) = await claim(store, after(minutes=1))
     await end(store, ending(attempt, at=after(minutes=1)))
-    assert await store.hot(doubles.found, T0) == set()
+    assert await store.hot(duplicate_runs.found, T0) == set()
     twin = job(schedule_id=attempt.schedule_id, kind="planned", scheduled_at=attempt.scheduled_at)
     await create(store, twin)
     (again,) = await claim(store, after(minutes=2))
     await end(store, ending(again, at=after(minutes=2)))
-    assert await store.hot(doubles.found, T0) == {(attempt.schedule_id, attempt.scheduled_at)}
-    assert await store.hot(doubles.found, after(minutes=3)) == set()
+    assert await store.hot(duplicate_runs.found, T0) == {(attempt.schedule_id, attempt.scheduled_at)}
+    assert await store.hot(duplicate_runs.found, after(minutes=3)) == set()
 
 
 async def listen(store: Store, *topics: str, everything: bool = False) -> None:
@@ -135,7 +137,7 @@ async def listen(store: Store, *topics: str, everything: bool = False) -> None:
 
 async def fail(store: Store, *, error: str = "it broke", **fields: object) -> str:
     attempt = await started(store, **fields)
-    await store.run(told.end_told, [ending(attempt, JobState.FAILED, error=error, code="BROKE")])
+    await store.run(outcome_notices.end_told, [ending(attempt, JobState.FAILED, error=error, code="BROKE")])
     return attempt.id
 
 
@@ -146,10 +148,10 @@ async def of_topic(store: Store, topic: str) -> list[Job]:
 @stored
 async def test_a_dead_letter_is_told_to_who_listens_for_it(store: Store) -> None:
     await fail(store)
-    assert await of_topic(store, told.DEAD) == []  # nobody listens
-    await listen(store, told.DEAD)
+    assert await of_topic(store, outcome_notices.DEAD) == []  # nobody listens
+    await listen(store, outcome_notices.DEAD)
     id_ = await fail(store, topic="mail.send", owner_id="ana", tenant_id="acme")
-    (event,) = await of_topic(store, told.DEAD)
+    (event,) = await of_topic(store, outcome_notices.DEAD)
     assert (event.state, event.run_at, event.tenant_id, event.owner_id) == (JobState.PENDING, T0, "acme", "ana")
     assert event.payload == {
         "jobId": id_, "topic": "mail.send", "error": "it broke", "code": "BROKE", "attempt": 1, "scheduleId": None,
@@ -162,27 +164,27 @@ async def test_a_dead_letter_is_told_to_who_listens_for_it(store: Store) -> None
 async def test_who_observes_everything_does_not_make_it_heard(store: Store) -> None:
     await listen(store)
     await fail(store)
-    assert await of_topic(store, told.DEAD) == []
+    assert await of_topic(store, outcome_notices.DEAD) == []
 
 
 @stored
 async def test_a_failing_dead_letter_handler_does_not_recurse(store: Store) -> None:
-    await listen(store, told.DEAD)
-    await fail(store, topic=told.DEAD)
-    assert len(await of_topic(store, told.DEAD)) == 1
+    await listen(store, outcome_notices.DEAD)
+    await fail(store, topic=outcome_notices.DEAD)
+    assert len(await of_topic(store, outcome_notices.DEAD)) == 1
 
 
 @stored
 async def test_an_attempt_that_was_taken_over_or_cancelled_makes_no_dead_letter(store: Store) -> None:
-    from timebell.store.sql import ledger
+    from timebell.store.jobs import repository
 
-    await listen(store, told.DEAD)
+    await listen(store, outcome_notices.DEAD)
     attempt = await started(store)
     stale = Ending(attempt.id, attempt.number + 1, JobState.FAILED, T0)
-    assert (await store.run(told.end_told, [stale])).ids == set()
-    await store.run(ledger.cancel, None, attempt.id, T0)
-    assert (await store.run(told.end_told, [ending(attempt, JobState.FAILED)])).ids == {attempt.id}
-    assert await of_topic(store, told.DEAD) == []
+    assert (await store.run(outcome_notices.end_told, [stale])).ids == set()
+    await store.run(repository.cancel, None, attempt.id, T0)
+    assert (await store.run(outcome_notices.end_told, [ending(attempt, JobState.FAILED)])).ids == {attempt.id}
+    assert await of_topic(store, outcome_notices.DEAD) == []
 
 
 class Struck(Exception):
@@ -191,7 +193,7 @@ class Struck(Exception):
 
 @stored
 async def test_the_failing_end_and_its_event_are_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    await listen(store, told.DEAD)
+    await listen(store, outcome_notices.DEAD)
     attempt = await started(store)
     points: list[str] = []
     struck: set[str] = set()
@@ -205,14 +207,14 @@ async def test_the_failing_end_and_its_event_are_one(store: Store, monkeypatch: 
     monkeypatch.setattr(transaction, "probe", strike)
     for _ in range(20):
         try:
-            await store.run(told.end_told, [ending(attempt, JobState.FAILED)])
+            await store.run(outcome_notices.end_told, [ending(attempt, JobState.FAILED)])
             break
         except Struck:
             found = await everything(store)
             assert [one.state for one in found] == [JobState.RUNNING]
     assert len(struck) >= 6
     assert "end_told.commit" in struck
-    assert len(await of_topic(store, told.DEAD)) == 1
+    assert len(await of_topic(store, outcome_notices.DEAD)) == 1
 
 
 @stored
@@ -222,8 +224,8 @@ async def test_the_owner_of_a_schedule_is_told_of_the_first_failure_and_of_the_e
     for n, state in enumerate(states, start=1):
         await fire(store, after(minutes=n))
         (attempt,) = [one for one in await claim(store, after(minutes=n)) if one.topic == "t"]
-        await store.run(told.end_told, [ending(attempt, state, after(minutes=n), error="no", code="NO")])
-    notices = await of_topic(store, told.ALERT)
+        await store.run(outcome_notices.end_told, [ending(attempt, state, after(minutes=n), error="no", code="NO")])
+    notices = await of_topic(store, outcome_notices.ALERT)
     assert [(one.payload["resolved"], one.payload["to"]) for one in notices] == [
         (False, ["ops", "ana"]), (True, ["ops", "ana"]), (False, ["ops", "ana"]),
     ]  # fmt: skip
@@ -236,8 +238,8 @@ async def test_schedules_that_name_nobody_tell_nobody(store: Store) -> None:
     await put(store, schedule())
     await fire(store, after(minutes=1))
     (attempt,) = await claim(store, after(minutes=1))
-    await store.run(told.end_told, [ending(attempt, JobState.FAILED, error="no")])
-    assert await of_topic(store, told.ALERT) == []
+    await store.run(outcome_notices.end_told, [ending(attempt, JobState.FAILED, error="no")])
+    assert await of_topic(store, outcome_notices.ALERT) == []
 
 
 def test_counting_is_done_in_indexes(store: Store, runner: asyncio.Runner) -> None:

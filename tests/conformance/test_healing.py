@@ -9,13 +9,14 @@ from typing import Any
 from sqlalchemy import delete, update
 
 from tests.zone_data import MEXICO, SUMMER_TIME, release
-from timebell.model.healed import Healed
 from timebell.model.job import Hold
+from timebell.model.repair_report import Healed
 from timebell.recurrence import Every
-from timebell.recurrence.zone_changes import under
+from timebell.recurrence.tzdata_diff import under
+from timebell.store.cluster import repair
+from timebell.store.schedules import actions
 from timebell.store.schema import jobs as table
 from timebell.store.schema import schedules
-from timebell.store.sql import healing, steering
 
 from .helpers import (
     T0,
@@ -47,10 +48,10 @@ FAR = after(days=900)
 
 async def look(store: Store, now: datetime, most: int = 100) -> Healed:
     """Every schedule, and the holds."""
-    since = healing.since_of(now, 30 * 86_400.0)
-    found, last = await store.run(healing.holds), None
+    since = repair.since_of(now, 30 * 86_400.0)
+    found, last = await store.run(repair.holds), None
     while True:
-        some, last = await store.run(healing.all_next, last, since, now, most)
+        some, last = await store.run(repair.all_next, last, since, now, most)
         found += some
         if last is None:
             return found
@@ -67,12 +68,12 @@ async def test_a_lost_next_instant_comes_back_and_nothing_is_missed_or_doubled(s
     await fire(store, after(minutes=3))
     await cursor(store, None)
     assert (await fire(store, after(minutes=5))).schedules == 0
-    found = await store.run(healing.without_next, after(days=-30), after(minutes=5), 100)
+    found = await store.run(repair.without_next, after(days=-30), after(minutes=5), 100)
     assert (found.scanned, found.healed, found.what) == (1, 1, {"schedule": 1})
     assert (await stored_schedule(store)).next_fire_at == after(minutes=4)
     await fire(store, after(minutes=6))
     assert at_minutes(await everything(store)) == [1, 2, 3, 4, 5, 6]
-    found = await store.run(healing.without_next, after(days=-30), after(minutes=6), 100)
+    found = await store.run(repair.without_next, after(days=-30), after(minutes=6), 100)
     assert found.scanned == 0
 
 
@@ -119,9 +120,9 @@ async def test_an_edit_decided_all_up_to_it(store: Store) -> None:
 @stored
 async def test_a_pause_stays_left_out(store: Store) -> None:
     made = await put(store, schedule())
-    await store.run(steering.pause, "default", made.id, None, job_of, T0)
+    await store.run(actions.pause, "default", made.id, None, job_of, T0)
     assert (await look(store, after(minutes=1))).reasons == {"paused": 1}
-    await store.run(steering.resume, "default", made.id, False, job_of, after(minutes=10))
+    await store.run(actions.resume, "default", made.id, False, job_of, after(minutes=10))
     await cursor(store, None)
     await look(store, after(minutes=10.5))
     assert (await stored_schedule(store)).next_fire_at == after(minutes=11)
@@ -160,10 +161,10 @@ async def test_a_turn_that_nobody_hands_on_is_handed_on(store: Store) -> None:
         await fire(store, after(minutes=minute))
     first, second, third = await everything(store)
     assert (first.hold, second.hold, third.hold) == (None, Hold.OVERLAP, Hold.OVERLAP)
-    found = await store.run(healing.holds)
+    found = await store.run(repair.holds)
     assert (found.healed, found.reasons) == (0, {"overlap": 2})
     await execute(store, delete(table).where(table.c.id == first.id))
-    found = await store.run(healing.holds)
+    found = await store.run(repair.holds)
     assert (found.what, found.reasons) == ({"turn": 1, "hold": 0}, {"overlap": 1})
     assert ((await get(store, second.id)).hold, (await get(store, third.id)).hold) == (None, Hold.OVERLAP)
 
@@ -175,7 +176,7 @@ async def test_a_hold_that_nobody_will_end_is_ended(store: Store) -> None:
         await execute(store, update(table).where(table.c.id == id_).values(hold=hold))
     running = await started(store, queue="other")
     await execute(store, update(table).where(table.c.id == running.id).values(hold="stopping"))
-    found = await store.run(healing.holds)
+    found = await store.run(repair.holds)
     assert (found.what["hold"], found.reasons) == (2, {"unheard": 1, "stopping": 1})
     assert {attempt.id for attempt in await claim(store)} == {alone, unknown}
 
@@ -186,7 +187,7 @@ async def test_a_backlog_that_waits_for_recover_is_left_waiting(store: Store) ->
     await fire(store, after(minutes=30))
     waiting = [job for job in await everything(store) if job.hold == Hold.RECOVER]
     assert waiting
-    found = await store.run(healing.holds)
+    found = await store.run(repair.holds)
     assert (found.healed, found.reasons["recover"]) == (0, len(waiting))
 
 

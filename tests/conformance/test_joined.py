@@ -20,7 +20,8 @@ from sqlalchemy.orm import Session
 
 from timebell.errors import Conflict, InvalidInput
 from timebell.ids import new_id
-from timebell.store.sql import ledger, schedules
+from timebell.store.jobs import repository
+from timebell.store.schedules import schedules
 
 from .helpers import (
     NODE,
@@ -189,7 +190,7 @@ async def _say(connection: Any, statement: str) -> None:
 
 
 async def _create(store: Store, connection: Any, *new: Any, on_conflict: str = "error") -> dict[str, str]:
-    return await store.join(connection, ledger.create, new, on_conflict, SOON)
+    return await store.join(connection, repository.create, new, on_conflict, SOON)
 
 
 async def _ids(store: Store) -> list[str]:
@@ -277,12 +278,12 @@ async def test_a_cancel_holds_if_and_only_if_the_caller_commits(store: Store, wa
     with pytest.raises(Rollback):
         async with WAYS[way](store.url) as connection:
             for id_, outcome in ((pending, "prevented"), (running.id, "in_flight"), (new_id(T0), None)):
-                answer = await store.join(connection, ledger.cancel, None, id_, T0)
+                answer = await store.join(connection, repository.cancel, None, id_, T0)
                 assert (answer and answer.outcome) == outcome
             raise Rollback
     assert ((await get(store, pending)).state, await end(store, ending(running))) == ("pending", {running.id})
     async with WAYS[way](store.url) as connection:
-        await store.join(connection, ledger.cancel, None, pending, T0)
+        await store.join(connection, repository.cancel, None, pending, T0)
     assert (await get(store, pending)).state == "cancelled"
 
 
@@ -334,7 +335,7 @@ async def test_what_was_lent_is_as_it_was(store: Store, way: str) -> None:
     """Not closed, not committed, its own rows as its owner has them; instants that it gives are UTC."""
     id_ = await one(store)
     async with WAYS[way](store.url) as connection:
-        cancelled = await store.join(connection, ledger.cancel, None, id_, T0)
+        cancelled = await store.join(connection, repository.cancel, None, id_, T0)
         assert cancelled is not None
         assert cancelled.job.run_at == T0
         assert cancelled.job.run_at.tzinfo is UTC

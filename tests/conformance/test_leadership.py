@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from timebell.ids import new_id
-from timebell.store.sql import nodes
+from timebell.store.cluster import nodes
 
 from .helpers import NODE, OTHER_NODE, T0, Routes, Store, after, replace, stored
 

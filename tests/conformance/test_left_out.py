@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from timebell.errors import Conflict
-from timebell.model.sending import Sending
-from timebell.store.sql import campaigns, devices
+from timebell.model.campaign_plan import Sending
+from timebell.store.campaigns import campaigns, devices
 
 from .test_campaigns import S, Sender, sender
 

@@ -16,9 +16,22 @@ from sqlalchemy import delete
 from timebell.ids import new_id
 from timebell.model.job import Attempt, Hold
 from timebell.model.limits import Limits
+from timebell.store.cluster import repair
+from timebell.store.jobs import (
+    claim as job_claim,
+)
+from timebell.store.jobs import (
+    complete,
+    dead_letters,
+    queue_limits,
+    queues,
+    repository,
+    serial,
+    unhandled_topics,
+)
 from timebell.store.schema import finished
 from timebell.store.schema import jobs as table_of_jobs
-from timebell.store.sql import admission, dead, endings, healing, jobs, ledger, limits, queues, tenants, turns, unheard
+from timebell.store.tenancy import tenant_limits, tenants
 
 from .helpers import (
     ANYONE,
@@ -56,11 +69,11 @@ async def _limit(store: Store, **given: Any) -> None:
 async def _take(
     store: Store, at: datetime = T0, *, most: int = 100, node: str = NODE, routes: Routes = ANYONE, priority: int = 0
 ) -> list[Attempt]:
-    return await store.run(limits.claim_limited, lane("q", priority), routes, node, most, at)
+    return await store.run(queue_limits.claim_limited, lane("q", priority), routes, node, most, at)
 
 
-async def _lane(store: Store, at: datetime = T0) -> jobs.Lane:
-    (found,) = await store.hot(jobs.lanes, ANYONE, at)
+async def _lane(store: Store, at: datetime = T0) -> job_claim.Lane:
+    (found,) = await store.hot(job_claim.lanes, ANYONE, at)
     return found
 
 
@@ -98,7 +111,7 @@ async def test_a_lane_says_when_its_rate_lets_the_next_one_start(store: Store) -
     assert found.next_due is not None
     assert found.next_due < T0
     await create(store, job(queue="q", run_at=after(minutes=1), priority=1))
-    later = {found.priority: found.starts_at for found in await store.hot(jobs.lanes, ANYONE, after(seconds=1))}
+    later = {found.priority: found.starts_at for found in await store.hot(job_claim.lanes, ANYONE, after(seconds=1))}
     assert later == {0: after(seconds=10), 1: after(minutes=1)}
 
 
@@ -107,7 +120,7 @@ async def test_a_rate_counts_every_attempt_of_every_priority_and_goes_on_after_a
     await _limit(store, rate=2, per=10.0)
     (id_,) = await _add(store)
     (attempt,) = await _take(store)
-    await store.hot(endings.retry, [again(attempt, T0)])
+    await store.hot(complete.retry, [again(attempt, T0)])
     await _add(store, 3, priority=1)
     assert [one.number for one in await _take(store, after(seconds=1))] == [2]
     assert await _take(store, after(seconds=2), priority=1) == []
@@ -119,8 +132,8 @@ async def test_a_rate_counts_every_attempt_of_every_priority_and_goes_on_after_a
     assert (await get(store, id_)).state == JobState.RUNNING
 
 
-async def _lane_or_none(store: Store) -> jobs.Lane | None:
-    found = await store.hot(jobs.lanes, ANYONE, T0)
+async def _lane_or_none(store: Store) -> job_claim.Lane | None:
+    found = await store.hot(job_claim.lanes, ANYONE, T0)
     return found[0] if found else None
 
 
@@ -165,7 +178,7 @@ async def test_a_group_runs_so_many_at_once_and_the_next_is_let_go_by_the_one_th
 
 async def _end(store: Store, *attempts: Attempt, state: JobState = JobState.COMPLETED) -> None:
     ends = [replace(ending(one, state), grouped="q") for one in attempts]
-    assert await store.run(turns.end_in_turn, ends, []) == ({one.id for one in attempts}, len(ends), False)
+    assert await store.run(serial.end_in_turn, ends, []) == ({one.id for one in attempts}, len(ends), False)
 
 
 @stored
@@ -175,7 +188,7 @@ async def test_groups_are_told_apart_by_queue_and_tenant(store: Store) -> None:
     for fields in ({}, {"tenant_id": "acme"}, {"group": "b"}, {"queue": "r"}):
         await _add(store, 2, **{"group": "a", **fields})
     assert len(await _take(store)) == 3
-    assert len(await store.run(limits.claim_limited, lane("r"), ANYONE, NODE, 9, T0)) == 1
+    assert len(await store.run(queue_limits.claim_limited, lane("r"), ANYONE, NODE, 9, T0)) == 1
 
 
 @stored
@@ -195,16 +208,16 @@ Way = Callable[[Store, Attempt], Awaitable[Any]]
 
 async def _retried(store: Store, attempt: Attempt) -> None:
     back = replace(again(attempt, after(hours=1)), grouped="q")
-    assert await store.run(turns.retry_in_group, [back]) == {attempt.id}
+    assert await store.run(serial.retry_in_group, [back]) == {attempt.id}
 
 
 async def _cancelled(store: Store, attempt: Attempt) -> None:
-    assert (await store.run(ledger.cancel, None, attempt.id, T0)).outcome == "in_flight"  # type: ignore[union-attr]
+    assert (await store.run(repository.cancel, None, attempt.id, T0)).outcome == "in_flight"  # type: ignore[union-attr]
     await _end(store, attempt, state=JobState.FAILED)
 
 
 async def _within(store: Store, attempt: Attempt) -> None:
-    assert await store.run(turns.complete, replace(ending(attempt), grouped="q")) == ({attempt.id}, 1, False)
+    assert await store.run(serial.complete, replace(ending(attempt), grouped="q")) == ({attempt.id}, 1, False)
 
 
 WAYS: dict[str, Way] = {
@@ -227,16 +240,16 @@ async def test_however_a_run_ends_the_next_of_its_group_may_start(store: Store, 
 
 
 async def _cancel(store: Store, id_: str) -> None:
-    await store.run(ledger.cancel, None, id_, T0)
+    await store.run(repository.cancel, None, id_, T0)
 
 
 async def _sweep(store: Store, id_: str) -> None:
-    await store.run(ledger.sweep, {"key": "k"}, T0, None, 10)
+    await store.run(repository.sweep, {"key": "k"}, T0, None, 10)
 
 
 async def _reschedule(store: Store, id_: str) -> None:
     when = {"run_at": after(hours=1), "timezone": "UTC"}
-    new = await store.run(ledger.reschedule, None, id_, new_id(T0), lambda _: when, T0)
+    new = await store.run(repository.reschedule, None, id_, new_id(T0), lambda _: when, T0)
     assert new is not None
     assert (new.group, new.hold) == ("a", None)
 
@@ -246,7 +259,7 @@ async def _replace(store: Store, id_: str) -> None:
 
 
 async def _unheard(store: Store, id_: str) -> None:
-    settled = await store.run(unheard.settle, Routes(frozenset({"t"})), after(seconds=1))
+    settled = await store.run(unhandled_topics.settle, Routes(frozenset({"t"})), after(seconds=1))
     assert settled.held == 1
 
 
@@ -300,10 +313,10 @@ async def test_who_waits_for_nobody_is_let_go_all_the_same(store: Store) -> None
         await _add(store, 2, hold=Hold.GROUP, **fields)
     await _add(store, group="c", run_at=after(seconds=-9))
     assert [one.group for one in await _take(store)] == ["c"]
-    assert (await store.run(healing.holds)).what["turn"] == 3
+    assert (await store.run(repair.holds)).what["turn"] == 3
     taken = await _take(store)
     assert sorted((one.tenant_id, one.group) for one in taken) == [("acme", "a"), ("default", "a"), ("default", "b")]
-    assert (await store.run(healing.holds)).healed == 0
+    assert (await store.run(repair.holds)).healed == 0
 
 
 @stored
@@ -324,7 +337,7 @@ async def test_jobs_of_a_group_without_a_limit_and_of_none_start_as_ever(store: 
     taken = await claim(store)
     assert [attempt.group for attempt in taken] == ["a"] * 4
     assert (await get(store, taken[0].id)).group == "a"
-    await store.run(endings.end, [ending(taken[0])])
+    await store.run(complete.end, [ending(taken[0])])
     assert (await get(store, taken[0].id)).group == "a"
 
 
@@ -346,7 +359,7 @@ async def test_a_replayed_job_is_of_its_group_again(store: Store) -> None:
     (attempt,) = await _take(store)
     await _end(store, attempt, state=JobState.FAILED)
     assert [one.id for one in await _take(store)] == [second]
-    await store.run(dead.replay, None, first, T0)
+    await store.run(dead_letters.replay, None, first, T0)
     assert await _take(store) == []
     assert (await get(store, first)).hold == Hold.GROUP
 
@@ -391,25 +404,25 @@ class _Walk:
             case "end" if picked:
                 self.running.remove(picked)
                 state = JobState.FAILED if n else JobState.COMPLETED
-                await store.run(turns.end_in_turn, [replace(ending(picked, state), grouped="q")], [])
+                await store.run(serial.end_in_turn, [replace(ending(picked, state), grouped="q")], [])
             case "retry" if picked:
                 self.running.remove(picked)
                 later = self.now + timedelta(seconds=n)
-                await store.run(turns.retry_in_group, [replace(again(picked, later), grouped="q")])
+                await store.run(serial.retry_in_group, [replace(again(picked, later), grouped="q")])
             case "cancel" if chosen:
-                await store.run(ledger.cancel, None, chosen, self.now)
+                await store.run(repository.cancel, None, chosen, self.now)
             case "reschedule" if chosen:
                 when = {"run_at": self.now, "timezone": "UTC"}
-                await store.run(ledger.reschedule, None, chosen, new_id(self.now), lambda _: when, self.now)
+                await store.run(repository.reschedule, None, chosen, new_id(self.now), lambda _: when, self.now)
             case "limit":
                 await _limit(store, concurrency_per_group=1 + n // 3)
             case "settle":
                 heard = Routes(frozenset({"t"} if n else {"t", "nobody"}))
-                await store.run(unheard.settle, heard, self.now)
+                await store.run(unhandled_topics.settle, heard, self.now)
             case "replay":
                 failed = [one for one in await everything(store) if one.state == JobState.FAILED]
                 if failed:
-                    await store.run(dead.replay, None, failed[n % len(failed)].id, self.now)
+                    await store.run(dead_letters.replay, None, failed[n % len(failed)].id, self.now)
 
     async def check(self) -> None:
         found = await everything(self.store)
@@ -446,7 +459,7 @@ async def test_whatever_happens_nobody_in_a_group_waits_for_ever(store: Store) -
             walk.running = []
             if not taken:
                 break
-            await store.run(turns.end_in_turn, [replace(ending(one_), grouped="q") for one_ in taken], [])
+            await store.run(serial.end_in_turn, [replace(ending(one_), grouped="q") for one_ in taken], [])
         left = [one_ for one_ in await everything(store) if one_.state in (JobState.PENDING, JobState.RUNNING)]
         assert not [one_ for one_ in left if one_.hold != Hold.UNHEARD]
 
@@ -455,11 +468,11 @@ async def test_whatever_happens_nobody_in_a_group_waits_for_ever(store: Store) -
 
 
 async def _tenants(store: Store, after_: str = "", most: int = 100, at: datetime = T0) -> tuple[list[str], str]:
-    return await store.hot(limits.turns_of, lane("q"), after_, most, at)
+    return await store.hot(queue_limits.turns_of, lane("q"), after_, most, at)
 
 
 async def _share(store: Store, tenants: list[str], most: int, at: datetime = T0) -> Counter[str]:
-    taken = await store.run(limits.claim_shares, lane("q"), ANYONE, NODE, most, at, tenants)
+    taken = await store.run(queue_limits.claim_shares, lane("q"), ANYONE, NODE, most, at, tenants)
     assert len(taken) <= most
     return Counter(one.tenant_id for one in taken)
 
@@ -538,9 +551,9 @@ async def test_shares_keep_to_routes_due_times_and_limits(store: Store) -> None:
     for fields in ({"topic": "deaf"}, {"run_at": after(hours=1)}, {"hold": Hold.OVERLAP}):
         await create(store, *(job(queue="q", tenant_id="b", **fields) for _ in range(5)))
     what = (lane("q"), Routes(frozenset({"t"})), NODE, 50)
-    taken = await store.run(limits.claim_limited, *what, T0, ["a", "b"])
+    taken = await store.run(queue_limits.claim_limited, *what, T0, ["a", "b"])
     assert Counter(one.tenant_id for one in taken) == {"a": 2, "b": 2}
-    taken = await store.run(limits.claim_limited, *what, after(seconds=60), ["a", "b"])
+    taken = await store.run(queue_limits.claim_limited, *what, after(seconds=60), ["a", "b"])
     assert Counter(one.tenant_id for one in taken) == {"a": 1, "b": 1}
 
 
@@ -550,7 +563,7 @@ async def test_groups_are_shared_between_tenants_too(store: Store) -> None:
     for n in range(600):
         await create(store, *(job(queue="q", tenant_id="a", group=f"g{n % 50}") for _ in range(1)), bulk=True)
     await create(store, *(job(queue="q", tenant_id="b", group="g", run_at=after(seconds=9)) for _ in range(3)))
-    taken = await store.run(limits.claim_limited, lane("q"), ANYONE, NODE, 6, after(seconds=10), ["a", "b"])
+    taken = await store.run(queue_limits.claim_limited, lane("q"), ANYONE, NODE, 6, after(seconds=10), ["a", "b"])
     assert Counter(one.tenant_id for one in taken)["b"] == 1
     assert len(taken) == 6
 
@@ -563,19 +576,19 @@ async def test_a_claim_puts_back_what_its_tenant_may_not_start_and_lets_it_go_wh
     await store.run(tenants.put, "acme", {"jobs_at_once": 2}, T0)
     mine = await _add(store, 5, tenant_id="acme")
     others = await _add(store, 2, tenant_id="beta")
-    assert await store.run(admission.limited) == {"acme"}
-    given = (limits.claim_shares, lane("q"), ANYONE, NODE, 100, T0, [])
-    taken, put_back = await store.run(admission.claim_admitted, {"acme"}, T0, *given)
+    assert await store.run(tenant_limits.limited) == {"acme"}
+    given = (queue_limits.claim_shares, lane("q"), ANYONE, NODE, 100, T0, [])
+    taken, put_back = await store.run(tenant_limits.claim_admitted, {"acme"}, T0, *given)
     assert {one.id for one in taken} == {*mine[:2], *others}
     assert put_back == 3
     waits = await get(store, mine[2])
     assert (waits.state, waits.hold, waits.attempt, waits.node_id) == (JobState.PENDING, Hold.TENANT, 0, None)
-    assert await store.run(admission.let_go, T0) == 0
-    await store.hot(endings.end, [ending(next(one for one in taken if one.id == mine[0]))])
-    assert await store.run(admission.let_go, T0) == 1
-    assert (await store.run(admission.claim_admitted, {"acme"}, T0, *given))[0][0].id == mine[2]
+    assert await store.run(tenant_limits.let_go, T0) == 0
+    await store.hot(complete.end, [ending(next(one for one in taken if one.id == mine[0]))])
+    assert await store.run(tenant_limits.let_go, T0) == 1
+    assert (await store.run(tenant_limits.claim_admitted, {"acme"}, T0, *given))[0][0].id == mine[2]
     await store.run(tenants.put, "acme", {"jobs_at_once": None}, T0)
-    assert await store.run(admission.limited) == set()
+    assert await store.run(tenant_limits.limited) == set()
     assert {one.id for one in await claim(store, at=T0, queue="q")} == set(mine[3:])
 
 
@@ -585,13 +598,13 @@ async def test_nodes_that_claim_at_once_do_not_pass_the_limit_of_a_tenant_togeth
     await _add(store, 40, tenant_id="acme")
 
     async def take(node: str) -> list[Attempt]:
-        given = (limits.claim_shares, lane("q"), ANYONE, node, 4, T0, [])
-        return list((await store.run(admission.claim_admitted, {"acme"}, T0, *given))[0])
+        given = (queue_limits.claim_shares, lane("q"), ANYONE, node, 4, T0, [])
+        return list((await store.run(tenant_limits.claim_admitted, {"acme"}, T0, *given))[0])
 
     async def end(attempts: list[Attempt]) -> None:
-        await store.hot(endings.end, [ending(attempt) for attempt in attempts])
+        await store.hot(complete.end, [ending(attempt) for attempt in attempts])
 
     first = [attempt for taken in await asyncio.gather(*map(take, [NODE, OTHER_NODE] * 4)) for attempt in taken]
     assert len(first) == 3
     await end(first)
-    assert await store.run(admission.let_go, T0) == 2  # so many more in this minute
+    assert await store.run(tenant_limits.let_go, T0) == 2  # so many more in this minute

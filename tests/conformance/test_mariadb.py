@@ -16,12 +16,12 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.servers import MariaDB
 from timebell.errors import Refused, StoreUnreachable
-from timebell.store.dialects import mariadb as dialect
-from timebell.store.dialects.lending import nothing_more
-from timebell.store.dialects.mariadb import MariaStore
+from timebell.store.audit import audit
+from timebell.store.dialects.handler_transactions import nothing_more
+from timebell.store.dialects.mariadb import store as dialect
+from timebell.store.dialects.mariadb.store import MariaStore
 from timebell.store.open import open_store
 from timebell.store.schema import jobs as table
-from timebell.store.sql import audit
 
 from .helpers import T0, Store, claim, create, end, ending, everything, get, job, stored
 

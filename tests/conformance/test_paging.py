@@ -10,10 +10,10 @@ import pytest
 from tests.servers import Postgres
 from timebell.ids import new_id
 from timebell.model.job import Hold, Job, JobState
+from timebell.store.jobs import complete as ending_ops
+from timebell.store.jobs import repository
 from timebell.store.open import open_store, upgrade
-from timebell.store.sql import endings as ending_ops
-from timebell.store.sql import ledger
-from timebell.store.sql import schedules as verbs
+from timebell.store.schedules import schedules as verbs
 
 from .helpers import (
     T0,
@@ -38,7 +38,7 @@ async def _walk(store: Store, limit: int, *, meanwhile: object = None, **equal: 
     seen: list[str] = []
     cursor = None
     for _ in range(200):
-        page = await store.run(ledger.page, equal, (), limit, cursor)
+        page = await store.run(repository.page, equal, (), limit, cursor)
         assert len(page) <= limit
         seen += [found.id for found in page]
         if meanwhile is not None:
@@ -67,14 +67,14 @@ async def test_pages_hold_every_job_once_newest_first(store: Store, limit: int) 
 
 @stored
 async def test_an_empty_store_has_one_empty_page(store: Store) -> None:
-    page = await store.run(ledger.page, {}, (), 10, None)
+    page = await store.run(repository.page, {}, (), 10, None)
     assert (page.items, page.next_cursor) == ([], None)
 
 
 @stored
 async def test_a_full_last_page_says_that_it_is_the_last(store: Store) -> None:
     await _some(store, 6)
-    page = await store.run(ledger.page, {}, (), 6, None)
+    page = await store.run(repository.page, {}, (), 6, None)
     assert (len(page), page.next_cursor) == (6, None)
 
 
@@ -126,16 +126,16 @@ async def test_states_narrow_the_page(store: Store, states: tuple[JobState, ...]
     await create(store, *(job() for _ in range(4)))
     completed, failed, _ = await claim(store, most=3)
     await end(store, ending(completed), ending(failed, JobState.FAILED))
-    page = await store.run(ledger.page, {}, states, 10, None)
+    page = await store.run(repository.page, {}, states, 10, None)
     assert {found.state for found in page} == expected
 
 
 @stored
 async def test_a_cursor_of_a_job_that_is_gone_still_leads_on(store: Store) -> None:
     ids = await _some(store, 10)
-    page = await store.run(ledger.page, {}, (), 3, ids[5])
+    page = await store.run(repository.page, {}, (), 3, ids[5])
     assert [found.id for found in page] == ids[2:5][::-1]
-    page = await store.run(ledger.page, {}, (), 3, new_id(T0))
+    page = await store.run(repository.page, {}, (), 3, new_id(T0))
     assert [found.id for found in page] == ids[7:][::-1]
 
 
@@ -143,11 +143,11 @@ async def test_a_cursor_of_a_job_that_is_gone_still_leads_on(store: Store) -> No
 async def test_a_job_is_found_live_and_finished_and_only_in_its_tenant(store: Store) -> None:
     attempt = await started(store, tenant_id="acme")
     for tenant, is_there in ((None, True), ("acme", True), ("bolt", False)):
-        assert (await store.run(ledger.find, tenant, attempt.id) is not None) is is_there
+        assert (await store.run(repository.find, tenant, attempt.id) is not None) is is_there
     await end(store, ending(attempt))
     for tenant, is_there in ((None, True), ("acme", True), ("bolt", False)):
-        assert (await store.run(ledger.find, tenant, attempt.id) is not None) is is_there
-    assert await store.run(ledger.find, None, new_id(T0)) is None
+        assert (await store.run(repository.find, tenant, attempt.id) is not None) is is_there
+    assert await store.run(repository.find, None, new_id(T0)) is None
 
 
 @stored
@@ -155,7 +155,7 @@ async def test_the_latest_finished_come_first(store: Store) -> None:
     await create(store, *(job() for _ in range(3)))
     a, b, c = await claim(store)
     await end(store, ending(a, at=after(seconds=2)), ending(b, at=after(seconds=3)), ending(c, at=after(seconds=1)))
-    assert [found.id for found in await store.run(ledger.latest, 2)] == [b.id, a.id]
+    assert [found.id for found in await store.run(repository.latest, 2)] == [b.id, a.id]
 
 
 @stored
@@ -164,16 +164,16 @@ async def test_what_runs_next_is_listed_soonest_first_over_all_lanes(store: Stor
         await one(store, run_at=after(minutes=minute), queue=queue, priority=minute)
     await one(store, hold=Hold.UNHEARD)
     await started(store, queue="d")
-    listed: list[Job] = await store.run(ledger.next_pending, 4)
+    listed: list[Job] = await store.run(repository.next_pending, 4)
     assert [found.run_at for found in listed] == [after(minutes=minute) for minute in (1, 2, 3, 4)]
 
 
 @stored
 async def test_live_jobs_are_counted_by_how_they_stand(store: Store) -> None:
-    assert await store.run(ledger.counts) == {"pending": 0, "running": 0, "held": 0}
+    assert await store.run(repository.counts) == {"pending": 0, "running": 0, "held": 0}
     await create(store, job(), job(), job(hold=Hold.UNHEARD), job(hold=Hold.OVERLAP), job(hold=Hold.UNHEARD))
     await started(store, queue="q")
-    assert await store.run(ledger.counts) == {"pending": 2, "running": 1, "held": 3}
+    assert await store.run(repository.counts) == {"pending": 2, "running": 1, "held": 3}
 
 
 @stored
@@ -195,7 +195,7 @@ async def test_a_page_of_a_moment_in_which_a_job_finishes_shows_it_once(store: S
                 ending_ops.end(tx, [ending(attempt)])  # type: ignore[arg-type]
                 return tx.execute(statement)  # type: ignore[attr-defined]
 
-        return ledger.page(Moving(), {}, (), 5, None).items  # type: ignore[arg-type]
+        return repository.page(Moving(), {}, (), 5, None).items  # type: ignore[arg-type]
 
     (seen,) = await store.run(page_while_it_moves)
     assert (seen.id, seen.state) == (row.id, JobState.COMPLETED)

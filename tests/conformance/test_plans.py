@@ -18,12 +18,14 @@ from sqlalchemy import func, literal_column, select
 from tests.servers import Postgres
 from timebell.model.job import JobState
 from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
-from timebell.store.dialects.postgres import HOT, SETTINGS, PostgresStore
-from timebell.store.dialects.postgres_words import PostgresWords
-from timebell.store.dialects.sqlite import SqliteStore
-from timebell.store.dialects.sqlite_words import SqliteWords
+from timebell.store.cluster import repair
+from timebell.store.dialects.postgres.macros import PostgresWords
+from timebell.store.dialects.postgres.store import HOT, SETTINGS, PostgresStore
+from timebell.store.dialects.sqlite.macros import SqliteWords
+from timebell.store.dialects.sqlite.store import SqliteStore
+from timebell.store.jobs import claim, complete, groups, queue_limits, repository, serial, unhandled_topics
 from timebell.store.open import upgrade
-from timebell.store.sql import endings, groups, healing, jobs, ledger, limits, schedules, turns, unheard
+from timebell.store.schedules import schedules
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 from timebell.store.types import EPOCH, to_micros
@@ -81,42 +83,42 @@ def _statements(to_db: Any) -> dict[str, tuple[Statement, dict[str, Any], list[d
     return {
         "LIVE": (schedules.LIVE, {}, of_schedules),
         "ADVANCE": (schedules.ADVANCE, {}, [{**one, **advance} for one in of_schedules]),
-        "LOCK_SCHEDULES": (turns.LOCK_SCHEDULES, {}, of_schedules),
-        "NEXT_IN_TURN": (turns.NEXT_IN_TURN, {}, of_schedules),
-        "OVERDUE": (jobs.OVERDUE, {"until": to_micros(after(minutes=1)), "most": BATCH}, []),
-        "DISPATCH": (endings.DISPATCH, {}, dispatched),
-        "DISPATCH_UNLOCKED": (endings.DISPATCH_UNLOCKED, {}, dispatched),
-        "LANES": (jobs.LANES, {"now": at, "late": at, **HEARD.params()}, []),
-        "THESE_LANES": (jobs.THESE_LANES, {"now": at, "late": at, **HEARD.params()}, known),
-        "CLAIM": (jobs.CLAIM, {**start, "since": to_db(EPOCH), "most": BATCH}, []),
-        "COMING": (jobs.COMING, {**lane, **HEARD.params(), "now": at, "until": to_db(after(days=9)), "most": 50}, []),
-        "CLAIM_UNCHANGED": (jobs.CLAIM_UNCHANGED, {**start, "since": to_db(EPOCH), "most": BATCH}, []),
-        "TENANTS": (limits.TENANTS, {**lane, "after": "tenant500", "now": at}, []),
-        "CLAIM_SHARES": (limits.CLAIM_SHARES, {**start, "most": BATCH // 10}, tenants),
-        "SEE": (limits.SEE, {**lane, **HEARD.params(), "now": at, "most": BATCH}, []),
-        "SEE_SHARES": (limits.SEE_SHARES, {**lane, **HEARD.params(), "now": at, "most": BATCH // 10}, tenants),
-        "START_THESE": (limits.START_THESE, {"node": NODE, "now": at}, pending),
-        "HOLD_THESE": (limits.HOLD_THESE, {}, pending),
-        "RUNNING_GROUPS": (limits.RUNNING_GROUPS, {"queue": "queue1"}, []),
+        "LOCK_SCHEDULES": (serial.LOCK_SCHEDULES, {}, of_schedules),
+        "NEXT_IN_TURN": (serial.NEXT_IN_TURN, {}, of_schedules),
+        "OVERDUE": (claim.OVERDUE, {"until": to_micros(after(minutes=1)), "most": BATCH}, []),
+        "DISPATCH": (complete.DISPATCH, {}, dispatched),
+        "DISPATCH_UNLOCKED": (complete.DISPATCH_UNLOCKED, {}, dispatched),
+        "LANES": (claim.LANES, {"now": at, "late": at, **HEARD.params()}, []),
+        "THESE_LANES": (claim.THESE_LANES, {"now": at, "late": at, **HEARD.params()}, known),
+        "CLAIM": (claim.CLAIM, {**start, "since": to_db(EPOCH), "most": BATCH}, []),
+        "COMING": (claim.COMING, {**lane, **HEARD.params(), "now": at, "until": to_db(after(days=9)), "most": 50}, []),
+        "CLAIM_UNCHANGED": (claim.CLAIM_UNCHANGED, {**start, "since": to_db(EPOCH), "most": BATCH}, []),
+        "TENANTS": (queue_limits.TENANTS, {**lane, "after": "tenant500", "now": at}, []),
+        "CLAIM_SHARES": (queue_limits.CLAIM_SHARES, {**start, "most": BATCH // 10}, tenants),
+        "SEE": (queue_limits.SEE, {**lane, **HEARD.params(), "now": at, "most": BATCH}, []),
+        "SEE_SHARES": (queue_limits.SEE_SHARES, {**lane, **HEARD.params(), "now": at, "most": BATCH // 10}, tenants),
+        "START_THESE": (queue_limits.START_THESE, {"node": NODE, "now": at}, pending),
+        "HOLD_THESE": (queue_limits.HOLD_THESE, {}, pending),
+        "RUNNING_GROUPS": (queue_limits.RUNNING_GROUPS, {"queue": "queue1"}, []),
         "NEXT_IN_GROUP": (groups.NEXT_IN_GROUP, {}, waiting),
         "STUCK_GROUPS": (groups.STUCK, {"queue": "queue1"}, []),
         "DUE": (schedules.DUE, {"now": at, "most": BATCH}, []),
         "NEXT": (schedules.NEXT, {}, []),
-        "BEAT": (endings.BEAT, {}, running),
-        "BEAT_UNLOCKED": (endings.BEAT_UNLOCKED, {}, running),
-        "RETRY": (endings.RETRY, {}, [{**row, **optional, **retry} for row in running]),
-        "RETRY_UNLOCKED": (endings.RETRY_UNLOCKED, {}, [{**row, **optional, **retry} for row in running]),
-        "END": (endings.END, {}, [{**row, **optional, **end} for row in running]),
-        "END_UNLOCKED": (endings.END_UNLOCKED, {}, [{**row, **optional, **end} for row in running]),
-        "STILL": (endings.STILL, {}, [{**row, "was": "running"} for row in running]),
-        "LOCK_UNLOCKED": (turns.LOCK_UNLOCKED, {}, of_schedules),
-        "RUNNING": (jobs.RUNNING, {}, []),
-        "HOLD_UNHEARD": (unheard.HOLD, deaf, []),
-        "COMPLETE_UNHEARD": (unheard.COMPLETABLE, deaf, []),
-        "STUCK": (healing.STUCK, {}, []),
-        "RELEASE": (healing.RELEASE, {}, []),
-        "HELD": (healing.HELD, {"most": healing.COUNTED}, []),
-        "WITHOUT_NEXT": (healing.WITHOUT_NEXT, {"most": BATCH}, []),
+        "BEAT": (complete.BEAT, {}, running),
+        "BEAT_UNLOCKED": (complete.BEAT_UNLOCKED, {}, running),
+        "RETRY": (complete.RETRY, {}, [{**row, **optional, **retry} for row in running]),
+        "RETRY_UNLOCKED": (complete.RETRY_UNLOCKED, {}, [{**row, **optional, **retry} for row in running]),
+        "END": (complete.END, {}, [{**row, **optional, **end} for row in running]),
+        "END_UNLOCKED": (complete.END_UNLOCKED, {}, [{**row, **optional, **end} for row in running]),
+        "STILL": (complete.STILL, {}, [{**row, "was": "running"} for row in running]),
+        "LOCK_UNLOCKED": (serial.LOCK_UNLOCKED, {}, of_schedules),
+        "RUNNING": (claim.RUNNING, {}, []),
+        "HOLD_UNHEARD": (unhandled_topics.HOLD, deaf, []),
+        "COMPLETE_UNHEARD": (unhandled_topics.COMPLETABLE, deaf, []),
+        "STUCK": (repair.STUCK, {}, []),
+        "RELEASE": (repair.RELEASE, {}, []),
+        "HELD": (repair.HELD, {"most": repair.COUNTED}, []),
+        "WITHOUT_NEXT": (repair.WITHOUT_NEXT, {"most": BATCH}, []),
     }
 
 
@@ -437,7 +439,7 @@ def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_invariant_12_a_hot_statement_is_an_index_look_up_on_sqlite(filled_file: Path, name: str) -> None:
     statements = _statements(SQLITE.to_db)
     _, params, rows = statements.get(name) or statements["END"]
-    statement: Statement = statements[name][0] if name in statements else getattr(endings, name)
+    statement: Statement = statements[name][0] if name in statements else getattr(complete, name)
     given = {key: orjson.dumps(value).decode() if isinstance(value, list) else value for key, value in params.items()}
     given["rows"] = orjson.dumps(rows).decode()
     text = statement.named(SQLITE)
@@ -493,7 +495,7 @@ def test_a_page_of_jobs_is_an_index_look_up_on_sqlite(
 
         def look(tx: Any) -> None:
             tx.driver.set_progress_handler(step, 100)
-            ledger.page(tx, {"tenant_id": "default", **equal}, states, 50, None)
+            repository.page(tx, {"tenant_id": "default", **equal}, states, 50, None)
             tx.driver.set_progress_handler(None, 0)
 
         await store.run(look)

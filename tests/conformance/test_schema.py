@@ -116,12 +116,12 @@ def test_an_empty_database_has_no_version_and_says_what_to_do(postgres: Any, mar
         assert asyncio.run(version(url)) is None
 
         async def use(url: str = url) -> None:
-            from timebell.store.sql import ledger
+            from timebell.store.jobs import repository
 
             store = open_store(url, lambda: T0)
             await store.open()
             try:
-                await store.run(ledger.counts)
+                await store.run(repository.counts)
             finally:
                 await store.close()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from timebell.ids import new_id
-from timebell.store.sql import answers, audit_log
-from timebell.store.sql.answers import Answer
-from timebell.store.sql.audit_log import AuditRecord
+from timebell.store.audit import audit_log
+from timebell.store.audit.audit_log import AuditRecord
+from timebell.store.tenancy import idempotency
+from timebell.store.tenancy.idempotency import Answer
 
 from .helpers import T0, Store, stored
 
@@ -25,7 +26,7 @@ async def test_a_record_comes_back_as_it_was_written(store: Store) -> None:
 @stored
 async def test_a_key_is_taken_once_and_its_answer_kept_for_a_while(store: Store) -> None:
     given = Answer("r", 201, {"Location": "/x"}, '{"a":1}')
-    assert await store.run(answers.take, "default", "k", "r", T0) is None
-    await store.run(answers.keep, "default", "k", given)
-    assert await store.run(answers.take, "default", "k", "other", T0 + timedelta(minutes=1)) == given
-    assert await store.run(answers.take, "default", "k", "r", T0 + answers.KEPT) is None
+    assert await store.run(idempotency.take, "default", "k", "r", T0) is None
+    await store.run(idempotency.keep, "default", "k", given)
+    assert await store.run(idempotency.take, "default", "k", "other", T0 + timedelta(minutes=1)) == given
+    assert await store.run(idempotency.take, "default", "k", "r", T0 + idempotency.KEPT) is None

@@ -12,9 +12,10 @@ from timebell.clock import wall
 from timebell.model.limits import Limits
 from timebell.recurrence import Every
 from timebell.store.dialects.base import Store
+from timebell.store.jobs import queue_limits, queues
+from timebell.store.jobs.start_on_insert import Room
 from timebell.store.open import open_store
-from timebell.store.sql import limits, queues, schedules
-from timebell.store.sql.at_once import Room
+from timebell.store.schedules import schedules
 
 from .helpers import (
     ANYONE,
@@ -60,7 +61,7 @@ def test_S1_F1_a_node_an_hour_ahead_claims_nothing_early(nodes_url: str) -> None
         await create(store, due, later)
         assert [attempt.id for attempt in await claim(store, now + HOUR)] == [due.id]
         await store.run(queues.put, "default", Limits(concurrency=5))
-        assert await store.run(limits.claim_limited, lane(), ANYONE, NODE, 5, now + HOUR) == []
+        assert await store.run(queue_limits.claim_limited, lane(), ANYONE, NODE, 5, now + HOUR) == []
 
     _by_the_server(nodes_url, test)
 

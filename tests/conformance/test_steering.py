@@ -11,7 +11,8 @@ from timebell.errors import InvalidInput
 from timebell.ids import new_id
 from timebell.model.job import Hold, Kind
 from timebell.recurrence import Every
-from timebell.store.sql import dead, ledger, overrides, queues, schedules, steering, turns
+from timebell.store.jobs import dead_letters, queues, repository, serial
+from timebell.store.schedules import actions, overrides, schedules
 
 from .helpers import (
     T0,
@@ -50,7 +51,7 @@ async def _rows(store: Store) -> list[tuple[int, str, str | None]]:
 @stored
 async def test_a_pause_decides_what_is_due_and_then_nothing_fires(store: Store) -> None:
     await put(store, schedule())
-    paused = await steer(store, steering.pause, after(minutes=1, seconds=5), "a bad release")
+    paused = await steer(store, actions.pause, after(minutes=1, seconds=5), "a bad release")
     assert (paused.enabled, paused.pause_reason, paused.paused_at) == (
         False,
         "a bad release",
@@ -63,8 +64,8 @@ async def test_a_pause_decides_what_is_due_and_then_nothing_fires(store: Store) 
 @stored
 async def test_what_fell_into_the_pause_is_skipped_and_firing_goes_on(store: Store) -> None:
     await put(store, schedule(overlap=Overlap.ALLOW))
-    await steer(store, steering.pause, after(seconds=30), None)
-    resumed = await steer(store, steering.resume, after(minutes=3), False)
+    await steer(store, actions.pause, after(seconds=30), None)
+    resumed = await steer(store, actions.resume, after(minutes=3), False)
     assert (resumed.enabled, resumed.paused_at, resumed.next_fire_at) == (True, None, after(minutes=4))
     assert await _rows(store) == [(minute, "skipped", "paused") for minute in (1, 2, 3)]
     await fire(store, after(minutes=4))
@@ -74,8 +75,8 @@ async def test_what_fell_into_the_pause_is_skipped_and_firing_goes_on(store: Sto
 @stored
 async def test_a_long_pause_is_one_row(store: Store) -> None:
     await put(store, schedule())
-    await steer(store, steering.pause, T0, None)
-    await steer(store, steering.resume, after(minutes=500), False)
+    await steer(store, actions.pause, T0, None)
+    await steer(store, actions.resume, after(minutes=500), False)
     (row,) = await everything(store)
     assert (row.skipped_count, row.skipped_to, row.reason) == (500, after(minutes=500), "paused")
 
@@ -83,8 +84,8 @@ async def test_a_long_pause_is_one_row(store: Store) -> None:
 @stored
 async def test_on_request_catch_up_decides_on_what_fell_into_the_pause(store: Store) -> None:
     await put(store, schedule(catch_up=CatchUp.ALL))
-    await steer(store, steering.pause, T0, None)
-    await steer(store, steering.resume, after(minutes=3), True)
+    await steer(store, actions.pause, T0, None)
+    await steer(store, actions.resume, after(minutes=3), True)
     await fire(store, after(minutes=3))
     assert await _rows(store) == [(minute, "pending", None) for minute in (1, 2, 3)]
 
@@ -92,11 +93,11 @@ async def test_on_request_catch_up_decides_on_what_fell_into_the_pause(store: St
 @stored
 async def test_pausing_and_resuming_twice_changes_nothing_more(store: Store) -> None:
     await put(store, schedule())
-    await steer(store, steering.pause, after(seconds=1), "first")
-    again = await steer(store, steering.pause, after(minutes=2), "second")
+    await steer(store, actions.pause, after(seconds=1), "first")
+    again = await steer(store, actions.pause, after(minutes=2), "second")
     assert (again.pause_reason, again.paused_at) == ("second", after(seconds=1))
-    await steer(store, steering.resume, after(minutes=2, seconds=30), False)
-    await steer(store, steering.resume, after(minutes=5), False)
+    await steer(store, actions.resume, after(minutes=2, seconds=30), False)
+    await steer(store, actions.resume, after(minutes=5), False)
     assert (await stored_schedule(store)).next_fire_at == after(minutes=3)
 
 
@@ -104,11 +105,11 @@ async def test_pausing_and_resuming_twice_changes_nothing_more(store: Store) -> 
 async def test_an_edit_of_a_paused_schedule_loses_nothing_and_leaves_it_paused(store: Store) -> None:
     made = schedule(overlap=Overlap.ALLOW)
     await put(store, made)
-    await steer(store, steering.pause, after(seconds=1), "wait")
+    await steer(store, actions.pause, after(seconds=1), "wait")
     await put(store, schedule(Every("PT30S", T0), overlap=Overlap.ALLOW), after(minutes=2, seconds=10), replace=True)
     edited = await stored_schedule(store)
     assert (edited.enabled, edited.pause_reason, edited.revision) == (False, "wait", 2)
-    await steer(store, steering.resume, after(minutes=3), False)
+    await steer(store, actions.resume, after(minutes=3), False)
     skipped = [one.scheduled_at for one in await everything(store)]
     assert skipped == [*minutes(1, 2), after(seconds=150), after(minutes=3)]
 
@@ -119,9 +120,9 @@ async def test_an_edit_of_a_paused_schedule_loses_nothing_and_leaves_it_paused(s
 @stored
 async def test_a_trigger_is_one_more_occurrence_and_moves_nothing(store: Store) -> None:
     await put(store, schedule(overlap=Overlap.ALLOW))
-    job = await steer(store, steering.trigger, after(seconds=10))
+    job = await steer(store, actions.trigger, after(seconds=10))
     assert (job.kind, job.scheduled_at, job.state) == (Kind.MANUAL, after(seconds=10), JobState.PENDING)
-    second = await steer(store, steering.trigger, after(seconds=10))
+    second = await steer(store, actions.trigger, after(seconds=10))
     assert second.occurrence_key != job.occurrence_key
     assert second.run_at == second.scheduled_at, "it does not start before its instant"
     assert (await stored_schedule(store)).next_fire_at == after(minutes=1)
@@ -131,10 +132,10 @@ async def test_a_trigger_is_one_more_occurrence_and_moves_nothing(store: Store) 
 @stored
 async def test_a_trigger_has_a_key_of_its_own_also_when_the_one_of_that_instant_is_over(store: Store) -> None:
     await put(store, schedule())
-    first = await steer(store, steering.trigger, after(seconds=10))
+    first = await steer(store, actions.trigger, after(seconds=10))
     (attempt,) = await claim(store, after(seconds=10))
     await end(store, ending(attempt))
-    second = await steer(store, steering.trigger, after(seconds=10))
+    second = await steer(store, actions.trigger, after(seconds=10))
     assert second.occurrence_key != first.occurrence_key
 
 
@@ -144,8 +145,8 @@ async def test_a_trigger_obeys_overlap(store: Store) -> None:
     for policy in Overlap:
         made = schedule(name=policy.value, overlap=policy)
         await put(store, made)
-        await steer(store, steering.trigger, after(seconds=1), id_=made.id)
-        second = await steer(store, steering.trigger, after(seconds=2), id_=made.id)
+        await steer(store, actions.trigger, after(seconds=1), id_=made.id)
+        second = await steer(store, actions.trigger, after(seconds=2), id_=made.id)
         outcomes[policy] = (second.state.value, second.hold, second.reason)
     assert outcomes == {
         Overlap.SKIP: ("skipped", None, "overlap"),
@@ -158,8 +159,8 @@ async def test_a_trigger_obeys_overlap(store: Store) -> None:
 @stored
 async def test_a_paused_schedule_can_be_triggered(store: Store) -> None:
     await put(store, schedule())
-    await steer(store, steering.pause, T0, None)
-    assert (await steer(store, steering.trigger, after(seconds=1))).state is JobState.PENDING
+    await steer(store, actions.pause, T0, None)
+    assert (await steer(store, actions.trigger, after(seconds=1))).state is JobState.PENDING
 
 
 # Backfill.
@@ -167,7 +168,7 @@ async def test_a_paused_schedule_can_be_triggered(store: Store) -> None:
 
 async def _backfill(store: Store, first: int, last: int, at: datetime, **options: Any) -> Any:
     edges = (after(minutes=first), after(minutes=last) + timedelta(seconds=1))
-    return await steer(store, steering.backfill, at, *edges, options.get("overlap"), options.get("dry_run", False))
+    return await steer(store, actions.backfill, at, *edges, options.get("overlap"), options.get("dry_run", False))
 
 
 @stored
@@ -175,7 +176,7 @@ async def test_a_backfill_runs_what_was_skipped_and_nothing_twice(store: Store) 
     await put(store, schedule(catch_up=CatchUp.SKIP, missed_after=0.0))
     await fire(store, after(minutes=3))  # 1 and 2 are missed, 3 runs
     (attempt,) = await claim(store, after(minutes=3))
-    await store.run(turns.end_in_turn, [ending(attempt, schedule_id=attempt.schedule_id)], [str(attempt.schedule_id)])
+    await store.run(serial.end_in_turn, [ending(attempt, schedule_id=attempt.schedule_id)], [str(attempt.schedule_id)])
     dry = await _backfill(store, 1, 3, after(minutes=3, seconds=30), dry_run=True)
     assert (dry.instants, dry.kept, len(await everything(store))) == (list(minutes(1, 2)), 1, 3)
     done = await _backfill(store, 1, 3, after(minutes=3, seconds=30))
@@ -210,11 +211,11 @@ async def test_a_backfill_waits_behind_what_is_live(store: Store) -> None:
 @stored
 async def test_what_a_backfill_made_up_for_in_a_pause_is_not_caught_up_again(store: Store) -> None:
     await put(store, schedule(overlap=Overlap.ALLOW, catch_up=CatchUp.ALL))
-    await steer(store, steering.pause, after(seconds=30), None)
+    await steer(store, actions.pause, after(seconds=30), None)
     await _backfill(store, 2, 3, after(minutes=5, seconds=30), dry_run=True)
     assert await everything(store) == []
     await _backfill(store, 2, 3, after(minutes=5, seconds=30))
-    await steer(store, steering.resume, after(minutes=5, seconds=40), True)
+    await steer(store, actions.resume, after(minutes=5, seconds=40), True)
     await fire(store, after(minutes=5, seconds=40))
     assert sorted((at_minutes([one])[0], one.kind.value, one.state.value) for one in await everything(store)) == [
         (1, "planned", "skipped"), (2, "backfill", "pending"), (2, "planned", "skipped"), (3, "backfill", "pending"),
@@ -241,10 +242,10 @@ async def test_a_large_backlog_waits_until_somebody_recovers_it(store: Store) ->
     assert {one.hold for one in await everything(store)} == {Hold.RECOVER, None}
     attempts = await claim(store, after(minutes=5))
     assert [one.scheduled_at for one in attempts] == [after(minutes=4)]
-    assert await store.run(steering.recover, "acme", None, False, after(minutes=5)) == 0
-    assert await store.run(steering.recover, "default", None, False, after(minutes=5)) == 3
+    assert await store.run(actions.recover, "acme", None, False, after(minutes=5)) == 0
+    assert await store.run(actions.recover, "default", None, False, after(minutes=5)) == 3
     done = [ending(one, schedule_id=one.schedule_id) for one in attempts]
-    await store.run(turns.end_in_turn, done, [str(attempts[0].schedule_id)])
+    await store.run(serial.end_in_turn, done, [str(attempts[0].schedule_id)])
     (following,) = await claim(store, after(minutes=5))
     assert following.scheduled_at == after(minutes=1)  # in order, one at a time
 
@@ -259,7 +260,7 @@ async def test_what_waits_for_a_job_that_was_to_run_beside_others_is_let_go_as_i
     assert await claim(store, after(minutes=2)) == []
     done = ending(attempt, at=after(minutes=3))  # its node knows it as it was
     assert done.schedule_id is None
-    assert (await store.run(turns.complete, done)).let_go == 1
+    assert (await store.run(serial.complete, done)).let_go == 1
     (following,) = await claim(store, after(minutes=3))
     assert following.scheduled_at == after(minutes=2)
 
@@ -270,7 +271,7 @@ async def test_what_waits_for_a_backfill_beside_others_is_let_go_when_it_is_canc
     await _backfill(store, -2, -2, after(seconds=30), overlap=Overlap.ALLOW)
     await fire(store, after(minutes=1))
     (beside,) = [one for one in await everything(store) if one.kind is Kind.BACKFILL]
-    await store.run(ledger.cancel, "default", beside.id, after(minutes=1))
+    await store.run(repository.cancel, "default", beside.id, after(minutes=1))
     (following,) = await claim(store, after(minutes=1))
     assert following.scheduled_at == after(minutes=1)
 
@@ -285,7 +286,7 @@ async def test_what_waits_does_not_wait_for_those_that_came_later_to_run_beside_
     await fire(store, after(minutes=3))
     assert len(await claim(store, after(minutes=3))) == 1
     done = ending(attempt, at=after(minutes=3), schedule_id=attempt.schedule_id)
-    assert (await store.run(turns.complete, done)).let_go == 1
+    assert (await store.run(serial.complete, done)).let_go == 1
     assert [one.scheduled_at for one in await claim(store, after(minutes=3))] == [after(minutes=2)]
 
 
@@ -297,10 +298,10 @@ async def test_a_job_that_waited_for_recover_and_is_moved_takes_its_turn(store: 
     waiting = next(one for one in await everything(store) if one.hold is Hold.RECOVER)
     at = {"run_at": after(minutes=5), "timezone": "UTC"}
     new = new_id(T0)
-    await store.run(ledger.reschedule, "default", waiting.id, new, lambda _: at, after(minutes=5))
+    await store.run(repository.reschedule, "default", waiting.id, new, lambda _: at, after(minutes=5))
     assert await claim(store, after(minutes=5)) == [], "another job of the schedule runs"
     done = [ending(one, schedule_id=one.schedule_id) for one in attempts]
-    await store.run(turns.end_in_turn, done, [str(attempts[0].schedule_id)])
+    await store.run(serial.end_in_turn, done, [str(attempts[0].schedule_id)])
     assert [one.id for one in await claim(store, after(minutes=5))] == [new]
 
 
@@ -310,7 +311,7 @@ async def test_a_replayed_job_does_not_wait_behind_what_waits_for_recover(store:
     await fire(store, after(minutes=5))
     (attempt,) = await claim(store, after(minutes=5))
     await end(store, ending(attempt, JobState.FAILED))
-    assert await store.run(dead.replay, "default", attempt.id, after(minutes=5))
+    assert await store.run(dead_letters.replay, "default", attempt.id, after(minutes=5))
     assert [one.id for one in await claim(store, after(minutes=5))] == [attempt.id]
 
 
@@ -319,7 +320,7 @@ async def test_a_backlog_may_be_discarded(store: Store) -> None:
     made = schedule(catch_up=CatchUp.ALL, hold_above=1, overlap=Overlap.ALLOW)
     await put(store, made)
     await fire(store, after(minutes=4))
-    assert await store.run(steering.recover, "default", made.id, True, after(minutes=5)) == 2
+    assert await store.run(actions.recover, "default", made.id, True, after(minutes=5)) == 2
     assert await _rows(store) == [
         (1, "cancelled", "discarded"),
         (2, "cancelled", "discarded"),
@@ -334,7 +335,7 @@ async def test_a_backlog_that_waits_does_not_stop_what_is_new(store: Store) -> N
     await fire(store, after(minutes=3))
     while attempts := await claim(store, after(minutes=3)):
         done = [ending(one, schedule_id=one.schedule_id) for one in attempts]
-        await store.run(turns.end_in_turn, done, [str(attempts[0].schedule_id)])
+        await store.run(serial.end_in_turn, done, [str(attempts[0].schedule_id)])
     fired = await fire(store, after(minutes=4))
     assert (fired.jobs, fired.skips) == (1, 0)
 
@@ -347,15 +348,15 @@ async def test_a_revert_is_an_edit_like_any_other(store: Store) -> None:
     made = schedule(payload="old")
     await put(store, made)
     await put(store, schedule(Every("PT30S", T0), payload="new"), after(seconds=1), replace=True)
-    before = await store.run(steering.history, "default", made.id)
+    before = await store.run(actions.history, "default", made.id)
     assert [(one.number, one.action.payload) for one in before] == [(2, "new"), (1, "old")]
-    reverted, known = await steer(store, steering.revert, after(seconds=40), 1)
+    reverted, known = await steer(store, actions.revert, after(seconds=40), 1)
     assert (known, reverted.revision, reverted.action.payload) == (True, 3, "old")
     assert reverted.next_fire_at == after(minutes=1)
     assert await _rows(store) == [(0, "pending", None)]  # what was due at 30 s under revision 2 was not lost
-    same, known = await steer(store, steering.revert, after(seconds=41), 3)
+    same, known = await steer(store, actions.revert, after(seconds=41), 3)
     assert (known, same.revision) == (True, 3)
-    assert await steer(store, steering.revert, after(seconds=41), 9) == (same, False)
+    assert await steer(store, actions.revert, after(seconds=41), 9) == (same, False)
 
 
 @stored
@@ -365,7 +366,7 @@ async def test_deleting_stops_what_waits_and_keeps_the_history(store: Store) -> 
     await fire(store, after(minutes=1))
     (attempt,) = await claim(store, after(minutes=1))
     await fire(store, after(minutes=2))
-    swept = await steer(store, steering.delete, after(minutes=3, seconds=1))
+    swept = await steer(store, actions.delete, after(minutes=3, seconds=1))
     assert (swept.prevented, swept.in_flight) == (2, 1)
     assert await _rows(store) == [
         (1, "running", None),
@@ -375,7 +376,7 @@ async def test_deleting_stops_what_waits_and_keeps_the_history(store: Store) -> 
     assert (await fire(store, after(minutes=9))).schedules == 0
     await end(store, ending(attempt, JobState.FAILED, after(minutes=4)))
     assert (await everything(store))[0].state is JobState.CANCELLED
-    kept = await store.run(steering.history, "default", made.id)
+    kept = await store.run(actions.history, "default", made.id)
     assert [one.number for one in kept] == [2, 1]
     assert kept[0].recurrence.next(after(minutes=3, seconds=1)) is None
     await put(store, replace(schedule(), id=new_id(T0)))  # its name is free
@@ -389,7 +390,7 @@ async def test_an_edit_that_read_the_time_before_an_instant_does_not_decide_it_a
     early = after(minutes=2) - timedelta(milliseconds=5)
     edited = await put(store, schedule(overlap=Overlap.ALLOW), early, replace=True)
     assert edited.next_fire_at == after(minutes=3)
-    (newest, _) = await store.run(steering.history, "default", edited.id)
+    (newest, _) = await store.run(actions.history, "default", edited.id)
     assert newest.effective_at == after(minutes=2)
     with pytest.raises(InvalidInput, match="has passed"):
         await steer(store, overrides.override, after(minutes=3) - timedelta(seconds=62), "skip", after(minutes=2), None)
@@ -400,7 +401,7 @@ async def test_a_schedule_holds_from_when_it_was_drafted(store: Store) -> None:
     made = schedule()
     await put(store, made, after(seconds=61))  # its transaction began a while later
     await fire(store, after(seconds=62))
-    (only,) = await store.run(steering.history, "default", made.id)
+    (only,) = await store.run(actions.history, "default", made.id)
     assert (only.effective_at, at_minutes(await everything(store))) == (T0, [1])
 
 
@@ -408,22 +409,22 @@ async def test_a_schedule_holds_from_when_it_was_drafted(store: Store) -> None:
 async def test_a_schedule_that_is_deleted_before_it_begins_has_nothing_to_come(store: Store) -> None:
     made = schedule(start=after(minutes=10), max_runs=3)
     await put(store, made)
-    await steer(store, steering.delete, after(minutes=3))
-    kept = await store.run(steering.history, "default", made.id)
+    await steer(store, actions.delete, after(minutes=3))
+    kept = await store.run(actions.history, "default", made.id)
     assert kept[0].recurrence.next(after(minutes=3)) is None
 
 
 @stored
 async def test_an_unknown_schedule_is_none_to_every_verb(store: Store) -> None:
     stranger = new_id(T0)
-    assert await steer(store, steering.pause, T0, None, id_=stranger) is None
-    assert await steer(store, steering.resume, T0, False, id_=stranger) is None
-    assert await steer(store, steering.trigger, T0, id_=stranger) is None
-    assert await steer(store, steering.revert, T0, 1, id_=stranger) is None
-    assert await steer(store, steering.delete, T0, id_=stranger) is None
+    assert await steer(store, actions.pause, T0, None, id_=stranger) is None
+    assert await steer(store, actions.resume, T0, False, id_=stranger) is None
+    assert await steer(store, actions.trigger, T0, id_=stranger) is None
+    assert await steer(store, actions.revert, T0, 1, id_=stranger) is None
+    assert await steer(store, actions.delete, T0, id_=stranger) is None
     theirs = schedule(tenant_id="acme")
     await put(store, theirs)
-    assert await steer(store, steering.pause, T0, None, id_=theirs.id) is None
+    assert await steer(store, actions.pause, T0, None, id_=theirs.id) is None
 
 
 # What is to come.
@@ -435,7 +436,7 @@ async def test_what_fires_before_an_instant_leaves_out_the_paused_the_broken_and
     second = await put(store, schedule(Every("PT2M"), name="b"))
     paused = await put(store, schedule(name="c"))
     await put(store, replace(schedule(name="d"), tenant_id="other"))
-    await steer(store, steering.pause, T0, None, id_=paused.id)
+    await steer(store, actions.pause, T0, None, id_=paused.id)
     assert [one.id for one in await store.run(schedules.firing, "default", after(minutes=5))] == [first.id, second.id]
     assert len(await store.run(schedules.firing, None, after(minutes=5))) == 3
     assert [one.id for one in await store.run(schedules.firing, "default", after(minutes=2))] == [first.id]

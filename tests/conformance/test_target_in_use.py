@@ -13,7 +13,7 @@ from timebell.model.payload import encode
 from timebell.model.routes import named
 from timebell.store import transaction
 from timebell.store.schema import targets as table
-from timebell.store.sql import targets
+from timebell.store.tenancy import targets
 from timebell.store.transaction import Transaction
 
 from .helpers import T0, Store, claim, create, job, stored

@@ -13,9 +13,12 @@ from timebell.model.job import Kind
 from timebell.model.operation import OperationState
 from timebell.model.schedule import Action
 from timebell.model.trigger import Change, Observed, Rule, Source, Trigger, offsets_of
+from timebell.store.cluster import operations
+from timebell.store.jobs import pre_delivery_check
+from timebell.store.jobs.pre_delivery_check import Asked, Ruling
 from timebell.store.schema import jobs as jobs_table
-from timebell.store.sql import firings, gates, months, operations, sources, tenants, triggers
-from timebell.store.sql.gates import Asked, Ruling
+from timebell.store.tenancy import monthly_quota, tenants
+from timebell.store.triggers import planned_firings, sources, triggers
 
 from .helpers import T0, Store, after, claim, end, ending, everything, execute, get, started, stored
 
@@ -48,7 +51,7 @@ async def say(
 ) -> Observed:
     value = start.isoformat() if isinstance(start, datetime) else start
     fields = None if start == "gone" else {"start_at": value, **more}
-    return await store.run(firings.observe, home, [Change(key, version, fields)], at)
+    return await store.run(planned_firings.observe, home, [Change(key, version, fields)], at)
 
 
 async def pending(store: Store) -> list[tuple[str | None, datetime]]:
@@ -57,7 +60,7 @@ async def pending(store: Store) -> list[tuple[str | None, datetime]]:
 
 
 async def ruled(store: Store, *ids: str, at: datetime = HOUR) -> dict[str, Ruling]:
-    return await store.run(gates.rule, [Asked(id_, "default", Kind.TRIGGER, False) for id_ in ids], at)
+    return await store.run(pre_delivery_check.rule, [Asked(id_, "default", Kind.TRIGGER, False) for id_ in ids], at)
 
 
 @stored
@@ -93,8 +96,8 @@ async def test_what_is_not_newer_changes_nothing_whatever_its_order(store: Store
     changes = [Change("42", version, {"start_at": after(hours=version).isoformat()}) for version in range(1, 21)]
     for shuffled in (changes[::-1], changes, changes[10:] + changes[:10]):
         for change in shuffled:
-            await store.run(firings.observe, home, [change], T0)
-        await store.run(firings.observe, home, shuffled, T0)
+            await store.run(planned_firings.observe, home, [change], T0)
+        await store.run(planned_firings.observe, home, shuffled, T0)
     assert [at for _, at in await pending(store)] == [after(hours=20)]
     assert len(await everything(store)) == 1
     assert (await say(store, home, 3, "gone")).stale == 1
@@ -205,7 +208,7 @@ async def test_a_deleted_trigger_takes_its_jobs_along(store: Store) -> None:
     assert (await ruled(store, attempt.id))[attempt.id].state == "cancelled"
     await scanned(store)
     assert await pending(store) == [(None, HOUR)] * 2  # both run: their gates cancel them
-    assert await execute(store, select(firings.firings)) == []
+    assert await execute(store, select(planned_firings.firings)) == []
 
 
 @stored
@@ -256,22 +259,22 @@ async def test_paused_and_orphaned_ones_are_skipped_until_they_are_back(store: S
 async def test_a_month_has_room_for_its_limit_and_not_for_one_more(store: Store) -> None:
     """S3-40, S3-41, S3-44: reserved at fire time, and skips cost nothing."""
     await store.run(tenants.put, "default", {"jobs_per_month": 50}, T0)
-    assert await store.run(months.metered) == {"default"}
+    assert await store.run(monthly_quota.metered) == {"default"}
     ids = [(await started(store)).id for _ in range(100)]
     asked = [[Asked(id_, "default", "once", False) for id_ in ids[at : at + 10]] for at in range(0, 100, 10)]
     rulings: dict[str, Ruling] = {}
-    for found in await asyncio.gather(*(store.run(gates.rule, some, T0) for some in asked)):
+    for found in await asyncio.gather(*(store.run(pre_delivery_check.rule, some, T0) for some in asked)):
         rulings |= found
     assert sum(one.state is None for one in rulings.values()) == 50
     refused = [one for one in rulings.values() if one.state is not None]
     assert {(one.state, one.reason, one.error) for one in refused} == {
         ("skipped", "quota", "Monthly limit reached (50/50)")
     }
-    assert (await store.run(months.of, "default", T0)).used == 50
+    assert (await store.run(monthly_quota.of, "default", T0)).used == 50
     passed = next(id_ for id_, one in rulings.items() if one.state is None)
-    again = await store.run(gates.rule, [Asked(passed, "default", "once", False)], T0)
+    again = await store.run(pre_delivery_check.rule, [Asked(passed, "default", "once", False)], T0)
     assert again[passed].state is None  # charged once, however often it is tried
-    assert (await store.run(months.of, "default", T0)).used == 50
+    assert (await store.run(monthly_quota.of, "default", T0)).used == 50
 
 
 @stored
@@ -281,12 +284,12 @@ async def test_a_month_begins_in_the_zone_of_the_tenant(store: Store) -> None:
     late, early = datetime.fromisoformat("2027-03-31T10:59:59Z"), datetime.fromisoformat("2027-03-31T11:00:00Z")
     for at, month in ((late, "2027-03"), (early, "2027-04")):
         attempt = await started(store)
-        assert (await store.run(gates.rule, [Asked(attempt.id, "default", "once", False)], at))[
+        assert (await store.run(pre_delivery_check.rule, [Asked(attempt.id, "default", "once", False)], at))[
             attempt.id
         ].state is None
-        found = await store.run(months.of, "default", at)
+        found = await store.run(monthly_quota.of, "default", at)
         assert (found.month, found.used, found.timezone) == (month, 1, "Pacific/Auckland")
-    assert (await store.run(months.of, "default", late)).ends_at == early
+    assert (await store.run(monthly_quota.of, "default", late)).ends_at == early
 
 
 @stored
@@ -306,8 +309,10 @@ async def test_what_was_over_long_ago_is_forgotten_and_what_is_to_come_is_not(st
     await say(store, home, 2, "gone", key="44")
     (attempt,) = await claim(store, HOUR)
     await end(store, ending(attempt, at=HOUR))
-    assert await store.run(firings.prune, after(days=59), 100) == 1  # 44 had nothing fired, and is planned no more
-    assert await store.run(firings.prune, after(days=61), 100) == 2
+    assert (
+        await store.run(planned_firings.prune, after(days=59), 100) == 1
+    )  # 44 had nothing fired, and is planned no more
+    assert await store.run(planned_firings.prune, after(days=61), 100) == 2
     assert {one.key for one in await store.run(sources.page_of_items, home.id, 10, None)} == {"42", "43"}
     assert await say(store, home, 2, HOUR, title="edited", at=after(days=61)) == Observed(changed=1, late=1)
     assert len(await pending(store)) == 1
@@ -315,7 +320,7 @@ async def test_what_was_over_long_ago_is_forgotten_and_what_is_to_come_is_not(st
 
 @stored
 async def test_a_person_who_is_erased_is_gone_from_items_and_firings(store: Store) -> None:
-    from timebell.store.sql import erasure
+    from timebell.store.jobs import erasure
 
     home, _ = await source(store), await trigger(store, recipients="users")
     await say(store, home, 1, HOUR, users=["ana", "bo"], note="both")
@@ -327,7 +332,9 @@ async def test_a_person_who_is_erased_is_gone_from_items_and_firings(store: Stor
     assert known["42"] == {"start_at": HOUR.isoformat(), "users": ["bo"], "note": "both"}
     assert known["43"] is None
     assert (known["44"] or {})["users"] == ["joana"]
-    left = await execute(store, select(firings.firings.c.recipient).order_by(firings.firings.c.recipient))
+    left = await execute(
+        store, select(planned_firings.firings.c.recipient).order_by(planned_firings.firings.c.recipient)
+    )
     assert [row.recipient for row in left] == ["bo", "joana"]
     assert (await say(store, home, 1, HOUR, key="43", users="ana")).stale == 1
     assert not [one for one in await everything(store) if one.owner_id == "ana" or one.payload == "ana"]
@@ -336,11 +343,11 @@ async def test_a_person_who_is_erased_is_gone_from_items_and_firings(store: Stor
 
 @stored
 async def test_a_job_of_a_trigger_that_is_moved_by_hand_is_a_one_shot(store: Store) -> None:
-    from timebell.store.sql import ledger
+    from timebell.store.jobs import repository
 
     home, _ = await source(store), await trigger(store)
     await say(store, home, 1, HOUR)
     (planned,) = await everything(store)
     moved = new_id(T0)
-    await store.run(ledger.reschedule, None, planned.id, moved, lambda zone: {"run_at": HOUR, "timezone": zone}, T0)
+    await store.run(repository.reschedule, None, planned.id, moved, lambda zone: {"run_at": HOUR, "timezone": zone}, T0)
     assert (await get(store, moved)).kind is Kind.ONCE

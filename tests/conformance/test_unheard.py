@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from timebell.model.job import Hold, Kind
 from timebell.model.routes import COMPLETES_TEXT
-from timebell.store.sql import endings, unheard
+from timebell.store.jobs import complete, unhandled_topics
 
 from .helpers import (
     T0,
@@ -30,7 +30,7 @@ MAIL = Routes(frozenset({"mail"}), frozenset({"billing."}))
 
 async def look(store: Store, heard: Routes, minutes: float = 0) -> tuple[int, int]:
     """(held, let go)."""
-    settled = await store.run(unheard.settle, heard, after(minutes=minutes))
+    settled = await store.run(unhandled_topics.settle, heard, after(minutes=minutes))
     return settled.held, settled.freed
 
 
@@ -97,7 +97,7 @@ async def test_a_thousand_deaf_jobs_do_not_hide_the_deaf_ones_behind_them(store:
 
 
 async def completed(store: Store, heard: Routes) -> int:
-    return (await store.run(unheard.settle, heard, T0)).completed
+    return (await store.run(unhandled_topics.settle, heard, T0)).completed
 
 
 @stored
@@ -114,7 +114,7 @@ async def test_S2_22_a_job_that_wants_no_listener_is_completed_with_none(store: 
 @stored
 async def test_a_job_that_was_tried_before_is_held_whatever_it_wants(store: Store) -> None:
     attempt = await started(store, topic="fax", target=COMPLETES_TEXT)
-    await store.run(endings.retry, [again(attempt, T0)])
+    await store.run(complete.retry, [again(attempt, T0)])
     assert await look(store, MAIL) == (1, 0)
     assert (await get(store, attempt.id)).hold is Hold.UNHEARD
 

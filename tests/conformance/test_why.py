@@ -14,9 +14,11 @@ from timebell.model.job import JobState
 from timebell.model.policy import Retry
 from timebell.model.why import Why, explain
 from timebell.recurrence import Calendar, Every
+from timebell.store.audit import audit_log, occurrence_facts
+from timebell.store.audit.audit_log import AuditRecord
+from timebell.store.jobs import complete
+from timebell.store.schedules import actions, overrides
 from timebell.store.schema import finished, nodes, queues
-from timebell.store.sql import audit_log, endings, overrides, steering, why
-from timebell.store.sql.audit_log import AuditRecord
 
 from .helpers import (
     NODE,
@@ -43,7 +45,7 @@ from .helpers import (
 async def ask(store: Store, minute: float, now: datetime = T0 + timedelta(hours=1), id_: str | None = None) -> Why:
     id_ = id_ or (await stored_schedule(store)).id
     at = after(minutes=minute)
-    return explain(await store.run(why.facts, "default", id_, at), at, now)
+    return explain(await store.run(occurrence_facts.facts, "default", id_, at), at, now)
 
 
 def says(found: Why, *parts: str) -> None:
@@ -72,7 +74,7 @@ async def test_one_that_ran_has_its_attempts_its_node_and_how_long_it_took(store
     await fire(store, after(minutes=1, seconds=2))
     (first,) = await claim(store, after(minutes=1, seconds=3))
     errors = '[{"attempt": 1, "error": "no route to host"}]'
-    await store.run(endings.retry, [again(first, after(minutes=2), errors=errors)])
+    await store.run(complete.retry, [again(first, after(minutes=2), errors=errors)])
     (second,) = await claim(store, after(minutes=2))
     await end(store, ending(second, at=after(minutes=2, seconds=4), errors=errors))
     found = await ask(store, 1)
@@ -96,7 +98,7 @@ async def test_none_that_is_none_has_the_nearest_ones(store: Store) -> None:
 async def test_before_it_was_made_and_after_it_was_deleted(store: Store) -> None:
     made = await put(store, schedule())
     says(await ask(store, -5), "did not exist then", "made at 2027-03-01T12:00:00Z")
-    await steer(store, steering.delete, after(minutes=3))
+    await steer(store, actions.delete, after(minutes=3))
     says(await ask(store, 9, id_=made.id), "was deleted at 2027-03-01T12:03:00Z")
 
 
@@ -115,9 +117,9 @@ async def test_an_edit_took_it_away(store: Store) -> None:
 @stored
 async def test_a_pause_and_who_paused(store: Store) -> None:
     await put(store, schedule())
-    await steer(store, steering.pause, after(seconds=30), "a bad release", actor="bob", action="schedule.pause")
+    await steer(store, actions.pause, after(seconds=30), "a bad release", actor="bob", action="schedule.pause")
     says(await ask(store, 2), "not decided yet", "paused since", "by bob", "because: a bad release")
-    await steer(store, steering.resume, after(minutes=9), False, actor="carol", action="schedule.resume")
+    await steer(store, actions.resume, after(minutes=9), False, actor="carol", action="schedule.resume")
     found = await ask(store, 2)
     assert found.outcome == "paused"
     says(
@@ -135,7 +137,7 @@ async def test_a_lease_that_ended_and_who_took_the_job_back(store: Store) -> Non
     ending = decide.after_failure(
         lost.id, lost.number, lost.tries, Retry(), back, "LEASE_LOST", "It stopped answering."
     )
-    await store.run(endings.retry, [mark(lost, ending, NODE)])
+    await store.run(complete.retry, [mark(lost, ending, NODE)])
     says(
         await ask(store, 1), "Attempt 1 began at 2027-03-01T12:01:00", "its lease was not renewed any more",
         f"node {NODE} took the job back at 2027-03-01T12:01:20",

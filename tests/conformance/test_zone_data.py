@@ -12,13 +12,15 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from tests.zone_data import MEXICO, SUMMER_TIME, release
-from timebell.engine.auditing import audit
+from timebell.engine.leader.continuous_audit import audit
 from timebell.model.job import Ending, JobState, NewJob
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Override, Release, Spec, installed
-from timebell.recurrence.zone_changes import under
+from timebell.recurrence.tzdata_diff import under
 from timebell.store import schema, transaction
-from timebell.store.sql import endings, recurrences, schedule_rows, steering, zone_changes
+from timebell.store.jobs import complete
+from timebell.store.schedules import actions, recurrence_column, tzdata_replan
+from timebell.store.schedules import rows as schedule_rows
 
 from .helpers import (
     T0,
@@ -86,10 +88,10 @@ async def place(store: Store, data: Release, now: datetime = T0, most: int = 500
     rounds, after_id = 0, None
     while True:
         rounds += 1
-        after_id = await store.run(zone_changes.place_schedules, data, after_id, now, most)
+        after_id = await store.run(tzdata_replan.place_schedules, data, after_id, now, most)
         if after_id is None:
             break
-    while await store.run(zone_changes.place_jobs, data, now, most):
+    while await store.run(tzdata_replan.place_jobs, data, now, most):
         rounds += 1
     return rounds
 
@@ -98,7 +100,7 @@ async def moved(store: Store, data: Release | None = None) -> list[tuple[str, in
     version = (data or installed()).version
     return [
         (one.timezone, one.offset_before, one.offset_after, one.looked_at, one.schedules, one.jobs)
-        for one in await store.run(zone_changes.recorded, version)
+        for one in await store.run(tzdata_replan.recorded, version)
     ]
 
 
@@ -279,7 +281,7 @@ async def test_jobs_that_are_due_or_run_or_wait_to_be_tried_again_do_not_move(st
     running = await started(store, now, **_fields(at_nine(old)))
     failed = await started(store, now, **_fields(at_nine(old)))
     later = now + 3 * HOUR
-    await store.run(endings.retry, [Ending(failed.id, failed.number, JobState.PENDING, now, run_at=later)])
+    await store.run(complete.retry, [Ending(failed.id, failed.number, JobState.PENDING, now, run_at=later)])
     await place(store, installed(), now)
     assert [(await get(store, id_)).run_at for id_ in (due.id, running.id, failed.id)] == [now, now, later]
     assert await moved(store) == []
@@ -369,7 +371,7 @@ async def test_work_is_done_in_batches(store: Store, old: Release) -> None:
         await put(store, made_by(old, at=july, name=f"s{n}"))
     await create(store, *[at_nine(old) for _ in range(5)], bulk=True)
     assert await place(store, installed(), july, most=2) == 3 + 3
-    (change,) = [one for one in await store.run(zone_changes.recorded, installed().version) if one.moves]
+    (change,) = [one for one in await store.run(tzdata_replan.recorded, installed().version) if one.moves]
     assert change.since == utc("2027-07-01T14:00")
     words = "5 schedules and 5 jobs in America/Mexico_City move by one hour"
     assert change.sentence() == f"{words} (from 2027-07-01, UTC-05:00 becomes UTC-06:00)"
@@ -393,7 +395,7 @@ async def test_an_audit_knows_what_new_zone_data_moved(
         return at
 
     with monkeypatch.context() as before:
-        real = recurrences.recurrence_of
+        real = recurrence_column.recurrence_of
         before.setattr(schedule_rows, "recurrence_of", lambda text: under(real(text), old))
         await until(july)
     await place(store, installed(), july)
@@ -420,8 +422,8 @@ async def test_an_audit_knows_what_was_due_when_new_zone_data_came(
     made = replace(made, created_at=began)
     await put(store, made)
     if pause:
-        await store.run(steering.pause, "default", made.id, None, job_of, began)
-        await store.run(steering.resume, "default", made.id, False, job_of, up)
+        await store.run(actions.pause, "default", made.id, None, job_of, began)
+        await store.run(actions.resume, "default", made.id, False, job_of, up)
     at = up
     while (at := (await fire(store, at)).next_fire_at or end) < end:
         pass
@@ -438,8 +440,8 @@ async def test_a_pause_before_the_instant_takes_nothing_from_new_data(store: Sto
     await put(store, made)
     old = await stored_schedule(store)
     await execute(store, update(schema.schedules).values(tzdata="2020a", utc_offset=CST))
-    await store.run(steering.pause, "default", made.id, None, job_of, began)
-    await store.run(steering.resume, "default", made.id, False, job_of, began)
+    await store.run(actions.pause, "default", made.id, None, job_of, began)
+    await store.run(actions.resume, "default", made.id, False, job_of, began)
     found = await stored_schedule(store)
     assert (found.tzdata, found.utc_offset, found.next_fire_at) == ("2020a", CST, old.next_fire_at)
     await place(store, newer, began)

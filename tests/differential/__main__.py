@@ -18,7 +18,7 @@ from itertools import islice
 
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Cron, Recurrence
-from timebell.recurrence.door import upcoming
+from timebell.recurrence.preview import upcoming
 from timebell.recurrence.zone_names import names
 
 from . import cases, oracle

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Cron
-from timebell.recurrence.door import upcoming
+from timebell.recurrence.preview import upcoming
 from timebell.recurrence.zone_names import names
 
 from . import cases, oracle

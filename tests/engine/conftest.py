@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from timebell.engine import reconciling
+from timebell.engine.leader import broker_reconciler
 
 
 @pytest.fixture(params=["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.slow)])
@@ -24,4 +24,4 @@ def nodes_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def _nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test here has jobs in a queue outside, and the looks for them in all the hours that pass would take long."""
-    monkeypatch.setattr(reconciling, "EVERY", 86_400.0)
+    monkeypatch.setattr(broker_reconciler, "EVERY", 86_400.0)

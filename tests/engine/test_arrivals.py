@@ -14,10 +14,10 @@ import pytest
 
 from tests.servers import Redis
 from timebell import Arrived, Timebell
-from timebell.engine import arrivals as hints
+from timebell.engine import arrival_stream as hints
 from timebell.errors import InvalidInput, Refused, StoreUnreachable
-from timebell.store import bridges
-from timebell.store.bridges import packed, unpacked
+from timebell.store import notifications
+from timebell.store.notifications import packed, unpacked
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def redis() -> Iterator[Redis]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridges, "ASK_EVERY", 0.2)
+    monkeypatch.setattr(notifications, "ASK_EVERY", 0.2)
     monkeypatch.setattr(hints, "ASK_EVERY", 0.2)
     monkeypatch.setattr(hints, "PAUSE", 0.1)
 
@@ -123,7 +123,7 @@ def test_nothing_is_told_while_nobody_listens(postgres_url: str, monkeypatch: py
     async def tell(self: Any, texts: list[str]) -> None:
         told.extend(texts)
 
-    monkeypatch.setattr(bridges.PostgresBridge, "tell", tell)
+    monkeypatch.setattr(notifications.PostgresBridge, "tell", tell)
 
     async def main() -> None:
         worker = node(postgres_url)
@@ -244,7 +244,7 @@ def test_a_bridge_that_cannot_be(sqlite_url: str, monkeypatch: pytest.MonkeyPatc
 def test_a_database_that_is_away_is_said(postgres_url: str) -> None:
     async def main() -> None:
         with pytest.raises(StoreUnreachable):
-            await bridges.PostgresBridge(None, "postgresql://nobody@127.0.0.1:1/x").connect(print)  # type: ignore[arg-type]
+            await notifications.PostgresBridge(None, "postgresql://nobody@127.0.0.1:1/x").connect(print)  # type: ignore[arg-type]
 
     run(main())
 

@@ -13,8 +13,8 @@ import pytest
 
 from timebell import Arrived, Cron, JobSpec, Timebell
 from timebell.errors import InvalidInput, NotFound
-from timebell.model.gated import look_up
-from timebell.store.sql import months, tenants
+from timebell.model.preconditions import look_up
+from timebell.store.tenancy import monthly_quota, tenants
 
 from .world import QUIET, START, Log, World, after, engine, jobs, offset, outcomes, virtual
 
@@ -64,12 +64,12 @@ async def test_a_skip_costs_nothing_of_the_month_and_why_says_what_it_saw(world:
                        {"field": "payload.age", "op": "ge", "value": 18}],
         )  # fmt: skip
         await world.advance(hours=5, minutes=1)
-        used = await app.store.run(months.of, "default", world.clock.now())
+        used = await app.store.run(monthly_quota.of, "default", world.clock.now())
         assert (log.events, used.used) == ([], 0)
         for _ in range(3):
             await app.schedule_at("mail.send", payload={"plan": "pro"}, condition=PRO)
         await world.advance(minutes=1)
-        used = await app.store.run(months.of, "default", world.clock.now())
+        used = await app.store.run(monthly_quota.of, "default", world.clock.now())
     assert (len(log.events), used.used) == (2, 2)
     told = await app.why(made.id, after(hours=1))
     assert told.outcome == "condition"

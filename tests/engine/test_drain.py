@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 
 from timebell import Arrived, Timebell
-from timebell.store.sql import nodes
+from timebell.store.cluster import nodes
 
 
 def test_a_node_that_is_asked_to_drain_finishes_and_leaves(store_url: str) -> None:

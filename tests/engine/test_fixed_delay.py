@@ -13,8 +13,8 @@ from timebell.engine.planner import job_of
 from timebell.errors import InvalidInput
 from timebell.ids import new_id
 from timebell.model.routes import ANYONE
-from timebell.store.sql import jobs as statements
-from timebell.store.sql import schedules
+from timebell.store.jobs import claim as statements
+from timebell.store.schedules import schedules
 
 from .world import QUIET, START, Log, World, after, engine, jobs, offset, outcomes, raises, virtual
 

@@ -10,7 +10,7 @@ import pytest
 
 from timebell import Arrived, Timebell
 from timebell.store import transaction
-from timebell.store.sql import jobs, queues
+from timebell.store.jobs import claim, queues
 
 from .world import World, after, engine, virtual
 
@@ -53,8 +53,8 @@ async def test_a_dense_stretch_takes_a_few_looks_and_each_job_its_own_claim(
         statements.clear()
         await world.advance(seconds=2)
     assert starts == [(at, at) for at in due]
-    assert statements[jobs.claim.__name__] >= 90
-    assert statements[jobs.seen.__name__] <= 10
+    assert statements[claim.claim.__name__] >= 90
+    assert statements[claim.seen.__name__] <= 10
 
 
 @virtual

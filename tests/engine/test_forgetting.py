@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from timebell.engine import leader
+from timebell.engine.leader import leader
 
 from .world import Log, World, engine, jobs, virtual
 

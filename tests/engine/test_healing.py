@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from timebell import Arrived, Every, Timebell
-from timebell.model.healed import Healed
+from timebell.model.repair_report import Healed
 
 from .world import Log, World, after, engine, jobs, virtual
 

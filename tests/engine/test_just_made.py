@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from timebell import JobSpec
-from timebell.client import made as reading
+from timebell.client import created as reading
 from timebell.model.job import Job
 
 from .world import World, virtual

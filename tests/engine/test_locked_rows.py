@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from timebell import Arrived, Every, JobSpec, Timebell
 from timebell.engine.service import Service
 from timebell.model.job import JobState
-from timebell.store.sql import silent as silence
+from timebell.store.cluster import stalled_sessions as silence
 
 PATIENCE = 20.0
 DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}

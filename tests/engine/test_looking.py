@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from timebell import Timebell
-from timebell.engine import looking
+from timebell.engine import queue_scanner
 from timebell.errors import StoreUnreachable
-from timebell.store.sql import jobs
+from timebell.store.jobs import claim
 
 from .world import Log, World, after, engine, virtual
 
 TAKES = 0.1  # seconds of a whole look
-WITHIN = (1 + looking.REST + 1) * TAKES  # for the one that has begun, its rest, and the next
+WITHIN = (1 + queue_scanner.REST + 1) * TAKES  # for the one that has begun, its rest, and the next
 
 
 class Looks:
@@ -32,7 +32,7 @@ class Looks:
 
     async def _delayed(self, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         found = await self._hot(operation, *args, **kwargs)
-        if operation is jobs.seen and len(args) == 2:
+        if operation is claim.seen and len(args) == 2:
             await self._world.advance(seconds=self.takes)
             self.ended.append(self._world.clock.now())
             if self.fails:
@@ -102,7 +102,7 @@ async def test_whole_looks_rest_and_end_where_nobody_looks(world: World) -> None
     async with engine(app, heartbeat=3600.0, lease=10_800.0, poll=0.01):
         await world.advance(seconds=10)
         assert len(log.events) == 1000
-        assert 8 <= len(looks.ended) <= 10 / ((1 + looking.REST) * TAKES) + 2
+        assert 8 <= len(looks.ended) <= 10 / ((1 + queue_scanner.REST) * TAKES) + 2
 
 
 @virtual
@@ -132,7 +132,7 @@ async def test_after_a_look_that_an_outage_held_up_the_next_is_soon(world: World
 @virtual
 async def test_looks_are_whole_again_once_they_are_quick(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async with _slow(world) as (app, log, looks):
-        monkeypatch.setattr(looking, "SLOW", 2 * TAKES)
+        monkeypatch.setattr(queue_scanner, "SLOW", 2 * TAKES)
         await app.schedule_at("t", world.clock.now())
         await world.advance(seconds=WITHIN)
         del looks.ended[:]

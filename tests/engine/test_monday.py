@@ -14,7 +14,7 @@ from tests.monday_stand_in import board as served
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput, SourceFailed, SourceGone
 from timebell.model.trigger import Said
-from timebell.store.sql import hearsay
+from timebell.store.triggers import webhook_changes
 from timebell.triggers import adapter
 from timebell.triggers.monday import Board, value_of
 
@@ -209,7 +209,7 @@ def test_nobody_asks_before_the_time_that_was_named(monday: Monday, tmp_path: Pa
                 # A webhook tells of an item, and the leader steps: nobody asks.
                 source, service = await app.triggers.source("board"), app.service
                 assert service is not None
-                await app.store.run(hearsay.hear, source, [Said(key="1")], app.clock.now())
+                await app.store.run(webhook_changes.hear, source, [Said(key="1")], app.clock.now())
                 for _ in range(3):
                     before = service.turned["sources"]
                     service.operate()

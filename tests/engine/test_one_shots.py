@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from timebell import Arrived, Cancel, JobSpec, Retry, Snooze
-from timebell.client.made import shown
+from timebell.client.created import shown
 from timebell.errors import Conflict, NotFound, StoreInUse
 from timebell.model.job import JobState
 

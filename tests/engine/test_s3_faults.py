@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from timebell import Arrived, Timebell
-from timebell.store.sql import tenants
+from timebell.store.tenancy import tenants
 
 from .world import QUIET, Log, World, after, engine, jobs, offset, outcomes, virtual
 

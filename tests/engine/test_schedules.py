@@ -654,7 +654,7 @@ async def test_S2_F2_what_a_dead_node_left_behind_is_healed_without_a_restart(wo
     """A job left running by nobody, while the engine runs: its lease is seen to stand still, and it is taken back."""
     from timebell.ids import new_id
     from timebell.model.routes import ANYONE
-    from timebell.store.sql import jobs as statements
+    from timebell.store.jobs import claim as statements
 
     app, log = listening(world)
     job = await app.schedule_at("t", after(seconds=0.5))

@@ -21,7 +21,7 @@ import pytest
 
 from tests.servers import Postgres
 from timebell import Arrived, Timebell
-from timebell.engine.adapters import Adapters
+from timebell.engine.triggers.source_adapters import Adapters
 from timebell.errors import InvalidInput, SourceFailed
 from timebell.model.payload import encode
 from timebell.model.trigger import Source

@@ -21,9 +21,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from timebell import Arrived, Every, JobSpec, Timebell
-from timebell.blocking import Blocking, BlockingSchedules
 from timebell.client.schedules import Schedules
 from timebell.errors import Conflict, InvalidInput, NotFound, StoreError, TimebellError
+from timebell.sync import Blocking, BlockingSchedules
 from timebell.testing.kit import Kit
 
 PATIENCE = 30.0

@@ -10,7 +10,7 @@ import pytest
 from timebell import Arrived, JobSpec, Timebell
 from timebell.model.job import JobState
 from timebell.sim.world import World as Simulation
-from timebell.store.sql import tenants
+from timebell.store.tenancy import tenants
 
 from .test_queue_limits import SIMULATED, Busy
 from .world import START, Log, World, after, engine, jobs, virtual

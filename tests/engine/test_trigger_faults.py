@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from timebell import Arrived, Timebell
-from timebell.store.sql import months, tenants
+from timebell.store.tenancy import monthly_quota, tenants
 
 from .test_triggers import item, shifts
 from .world import QUIET, Log, World, after, engine, jobs, outcomes, virtual
@@ -132,7 +132,7 @@ def test_a_thousand_on_two_nodes_against_a_month_of_five_hundred_are_five_hundre
             assert {(job.reason, job.error, job.tries) for job in skipped} == {
                 ("quota", "Monthly limit reached (500/500)", 0)
             }
-            assert (await app.store.run(months.of, "default", app.clock.now())).used == 500
+            assert (await app.store.run(monthly_quota.of, "default", app.clock.now())).used == 500
         finally:
             for one in apps:
                 await one.close()

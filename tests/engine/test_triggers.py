@@ -110,7 +110,7 @@ async def test_paused_skips_and_deleted_cancels(world: World) -> None:
 @virtual
 async def test_a_thousand_at_once_against_a_month_of_five_hundred_are_five_hundred(world: World) -> None:
     """S3-38 to S3-45; S3-F5."""
-    from timebell.store.sql import months, tenants
+    from timebell.store.tenancy import monthly_quota, tenants
 
     app = world.app()
     log = app.on("shift.remind")(Log())
@@ -120,7 +120,7 @@ async def test_a_thousand_at_once_against_a_month_of_five_hundred_are_five_hundr
         await shifts(app)
         await app.triggers.put_items("shifts", [item(str(n), 1, after(hours=1)) for n in range(1000)])
         await world.advance(hours=2)
-        used = await app.store.run(months.of, "default", world.clock.now())
+        used = await app.store.run(monthly_quota.of, "default", world.clock.now())
     assert len(log.events) == used.used == 500
     skipped = [job for job in await jobs(app) if job.state == "skipped"]
     assert len(skipped) == 500

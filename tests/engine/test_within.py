@@ -20,7 +20,7 @@ from timebell import Arrived, Cancel, Cron, Every, Retry, Snooze, Timebell
 from timebell.engine.service import Service
 from timebell.errors import TimebellError
 from timebell.model.job import Ending, Job, JobState
-from timebell.store.sql import endings
+from timebell.store.jobs import complete
 from timebell.testing.kit import Kit
 
 PATIENCE = 40.0
@@ -231,7 +231,7 @@ def test_an_attempt_that_was_taken_over_writes_nothing(shop: Shop, plain: bool) 
     async def take_over(job_id: str) -> None:
         """As another node does, for which this one is dead."""
         gone = Ending(job_id, 1, JobState.PENDING, shop.app.clock.now(), run_at=shop.app.clock.now())
-        assert await shop.app.store.run(endings.retry, [gone]) == {job_id}
+        assert await shop.app.store.run(complete.retry, [gone]) == {job_id}
         taken.set()
 
     if plain:

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from tests.engine.world import QUIET, Log, World, engine
 from timebell import Cron
-from timebell.engine import reconciling
+from timebell.engine.leader import broker_reconciler
 from timebell.recurrence import tzdata_version
 from timebell.sim.loop import run_virtual
 
@@ -34,7 +34,7 @@ async def run(url: str, start: datetime, until: datetime, plan: dict[str, str]) 
 
 if __name__ == "__main__":
     url, start, until, *plan = sys.argv[1:]
-    reconciling.EVERY = 86_400.0  # nothing is in a queue outside, and days pass
+    broker_reconciler.EVERY = 86_400.0  # nothing is in a queue outside, and days pass
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
     run_virtual(
         run(url, datetime.fromisoformat(start), datetime.fromisoformat(until), json.loads(plan[0] if plan else "{}"))

@@ -24,7 +24,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["tests.faults.node", "timebell.store.dialects.postgres", "timebell.store.dialects.sqlite", "uvloop"]
+    ["tests.faults.node", "timebell.store.dialects.postgres.store", "timebell.store.dialects.sqlite.store", "uvloop"]
 )
 
 

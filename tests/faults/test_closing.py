@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 from sqlalchemy import text
 
-from timebell.store.dialects.postgres import PostgresStore
+from timebell.store.dialects.postgres.store import PostgresStore
 from timebell.store.transaction import Transaction
 
 LOCK = "SELECT pg_advisory_xact_lock(1)"

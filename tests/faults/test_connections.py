@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.monday_stand_in import board
 from timebell import Timebell
-from timebell.engine.tokens import ConnectionToken
+from timebell.engine.triggers.connection_tokens import ConnectionToken
 from timebell.observe.counters import Counters
 
 SECRET = "a secret key of the tests, long enough"
@@ -23,16 +23,16 @@ import asyncio, sys
 from datetime import timedelta
 from types import SimpleNamespace
 from timebell import Timebell
-from timebell.engine import tokens
+from timebell.engine.triggers import connection_tokens
 from timebell.observe.counters import Counters
 
-tokens.LEASE = timedelta(seconds=3)
+connection_tokens.LEASE = timedelta(seconds=3)
 
 async def main():
     app = Timebell(sys.argv[1])
     await app.open()
     node = SimpleNamespace(store=app.store, clock=app.clock, secret_key={SECRET!r}, counters=Counters())
-    await tokens.ConnectionToken(node, "default", "monday")()
+    await connection_tokens.ConnectionToken(node, "default", "monday")()
 
 asyncio.run(main())
 """

@@ -40,7 +40,7 @@ async def _work(app: Timebell) -> None:
     schedules on a grid and of a fixed delay."""
     await app.open()
     from timebell.model.limits import Limits
-    from timebell.store.sql import queues
+    from timebell.store.jobs import queues
 
     await app.store.run(queues.put, "narrow", Limits(concurrency=20, rate=1000, concurrency_per_group=1))
     now = app.clock.now() + timedelta(seconds=1)

@@ -8,9 +8,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from timebell.errors import StoreUnreachable
-from timebell.store.dialects import mariadb, postgres
-from timebell.store.dialects.mariadb import MariaStore
-from timebell.store.dialects.postgres import PostgresStore
+from timebell.store.dialects.mariadb import store as mariadb
+from timebell.store.dialects.mariadb.store import MariaStore
+from timebell.store.dialects.postgres import store as postgres
+from timebell.store.dialects.postgres.store import PostgresStore
 
 
 def test_requests_do_not_take_the_connections_of_the_engine(nodes_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

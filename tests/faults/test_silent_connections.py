@@ -8,7 +8,7 @@ from datetime import datetime
 from urllib.parse import urlsplit, urlunsplit
 
 from timebell.errors import StoreUnreachable
-from timebell.store.dialects.postgres import PostgresStore
+from timebell.store.dialects.postgres.store import PostgresStore
 
 COUNT = 6
 PATIENCE = 10.0  # seconds; to end each silent one in good order takes longer

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from timebell.errors import StoreUnreachable
-from timebell.store.dialects import mariadb, pooler
-from timebell.store.dialects.mariadb import MariaStore
-from timebell.store.dialects.postgres import PostgresStore
+from timebell.store.dialects.mariadb import store as mariadb
+from timebell.store.dialects.mariadb.store import MariaStore
+from timebell.store.dialects.postgres import pooler
+from timebell.store.dialects.postgres.store import PostgresStore
 
 
 @asynccontextmanager

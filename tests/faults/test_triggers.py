@@ -16,7 +16,7 @@ ROWS = 3000
 APP = f"""
 import asyncio, os
 from timebell import Timebell
-from timebell.engine.watching import Watching
+from timebell.engine.triggers.source_poller import Watching
 
 take_in = Watching._take_in
 

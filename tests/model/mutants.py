@@ -65,12 +65,12 @@ FENCE = " AND j.attempt = d.attempt"
 MUTANTS = [
     Mutant(
         "a claim takes what is not due",
-        (("store.sql.jobs:CLAIM", "$due", "true"), ("store.sql.jobs:CLAIM_UNCHANGED", "$due", "true")),
+        (("store.jobs.claim:CLAIM", "$due", "true"), ("store.jobs.claim:CLAIM_UNCHANGED", "$due", "true")),
     ),
     Mutant(
         "the cursor moves in a transaction before the jobs",
         ((
-            "store.sql.schedules:_fire", "    if new:\n",
+            "store.schedules.schedules:_fire", "    if new:\n",
             "    tx.fetch(ADVANCE, advances)\n    tx.driver.execute('COMMIT')\n"
             "    tx.driver.execute('BEGIN IMMEDIATE')\n    if new:\n",
         ),),
@@ -85,73 +85,73 @@ MUTANTS = [
     ),
     Mutant(
         "due is what lies in a window",
-        (("store.sql.schedules:DUE", "$due_schedule", "next_fire_at BETWEEN :now - 60000000 AND :now"),),
+        (("store.schedules.schedules:DUE", "$due_schedule", "next_fire_at BETWEEN :now - 60000000 AND :now"),),
     ),
     Mutant(
         "an ending has no fence",
-        (("store.sql.endings:COPY_ENDED", FENCE, ""), ("store.sql.endings:END", FENCE, "")),
+        (("store.jobs.complete:COPY_ENDED", FENCE, ""), ("store.jobs.complete:END", FENCE, "")),
     ),
-    Mutant("a retry has no fence", (("store.sql.endings:RETRY", FENCE, ""),)),
+    Mutant("a retry has no fence", (("store.jobs.complete:RETRY", FENCE, ""),)),
     Mutant(
         "a handler's transaction has no fence",
-        (("engine.within:Within._completing", "if ending.id not in ended[-1][1].ids:", "if False:"),),
+        (("engine.transactional_completion:Within._completing", "if ending.id not in ended[-1][1].ids:", "if False:"),),
     ),
     Mutant(
         "attempts have no numbers",
         (
-            ("store.sql.jobs:CLAIM", "attempt = attempt + 1", "attempt = 1"),
-            ("store.sql.jobs:CLAIM_UNCHANGED", "attempt = attempt + 1", "attempt = 1"),
+            ("store.jobs.claim:CLAIM", "attempt = attempt + 1", "attempt = 1"),
+            ("store.jobs.claim:CLAIM_UNCHANGED", "attempt = attempt + 1", "attempt = 1"),
         ),
     ),
     Mutant(
         "a cancel does not look whether it runs",
         (
-            ("store.sql.ledger:cancel", "row is not None and row.state == JobState.PENDING", "row is not None"),
+            ("store.jobs.repository:cancel", "row is not None and row.state == JobState.PENDING", "row is not None"),
         ),
     ),
     Mutant(
         "a cancel ends what runs, and says prevented",
         (
-            ("store.sql.ledger:cancel", "row is not None and row.state == JobState.PENDING", "row is not None"),
-            ("store.sql.ledger:cancel", "was=JobState.PENDING", "was=JobState(row.state)"),
+            ("store.jobs.repository:cancel", "row is not None and row.state == JobState.PENDING", "row is not None"),
+            ("store.jobs.repository:cancel", "was=JobState.PENDING", "was=JobState(row.state)"),
         ),
     ),
-    Mutant("a cancelled job is tried again", (("store.sql.endings:RETRY", " AND NOT j.cancel_asked", ""),)),
-    Mutant("a job that was moved stays", (("store.sql.ledger:reschedule", "or not end(tx, [ending])", ""),)),
-    Mutant("a request twice is two jobs", (("store.sql.ledger:_requested", "return existing", "return {}"),)),
+    Mutant("a cancelled job is tried again", (("store.jobs.complete:RETRY", " AND NOT j.cancel_asked", ""),)),
+    Mutant("a job that was moved stays", (("store.jobs.repository:reschedule", "or not end(tx, [ending])", ""),)),
+    Mutant("a request twice is two jobs", (("store.jobs.repository:_requested", "return existing", "return {}"),)),
     Mutant("leases are judged by the wall clock", ((
-        "engine.pulse:Pulse._watch", "now = node.clock.monotonic()", "import time; now = time.time()",
+        "engine.heartbeat:Pulse._watch", "now = node.clock.monotonic()", "import time; now = time.time()",
     ),)),
     Mutant("leases are judged by the database's clock", ((
-        "engine.pulse:Pulse._watch", "now = node.clock.monotonic()", "now = node.clock.now().timestamp()",
+        "engine.heartbeat:Pulse._watch", "now = node.clock.monotonic()", "now = node.clock.now().timestamp()",
     ),)),
     Mutant("a lease of one's own is judged by the wall clock", ((
-        "engine.pulse:Pulse._drop_lapsed", "now = self.node.clock.monotonic()",
+        "engine.heartbeat:Pulse._drop_lapsed", "now = self.node.clock.monotonic()",
         "import time; now = time.time() - self.__dict__.setdefault('_wall', time.time() - self.node.clock.monotonic())",
     ),)),
-    Mutant("lost attempts are not taken back", (("engine.pulse:Pulse._rescue", "if not keys:", "if True:"),)),
+    Mutant("lost attempts are not taken back", (("engine.heartbeat:Pulse._rescue", "if not keys:", "if True:"),)),
     Mutant(
         "no look at the lease before delivering",
         (("engine.runner:Runner._delivered", "if self.node.clock.monotonic() >= held.lease_until:", "if False:"),),
     ),
     Mutant(
         "an attempt goes on without its lease",
-        (("engine.pulse:Pulse._drop_lapsed", "if held.lease_until <= now:", "if False:"),),
+        (("engine.heartbeat:Pulse._drop_lapsed", "if held.lease_until <= now:", "if False:"),),
     ),
     Mutant(
         "completed before it is delivered",
         ((
             "engine.worker:Worker._attempt", "            if self.runner.at_once",
-            "            from timebell.store.sql import turns\n"
+            "            from timebell.store.jobs import serial\n"
             "            for one in [one.attempt for one in waiting]:\n"
-            "                await self.node.store.run(turns.complete, self.runner._completed(one, one.number))\n"
+            "                await self.node.store.run(serial.complete, self.runner._completed(one, one.number))\n"
             "            if self.runner.at_once",
         ),),
     ),
     Mutant("keys are random", (("ids:occurrence_key", "{instant}Z", "{os.urandom(4).hex()}Z"),)),
     Mutant(
         "a retry moves the nominal instant",
-        (("store.sql.endings:RETRY", "run_at = d.run_at,", "run_at = d.run_at, scheduled_at = d.run_at,"),),
+        (("store.jobs.complete:RETRY", "run_at = d.run_at,", "run_at = d.run_at, scheduled_at = d.run_at,"),),
     ),
     Mutant(
         "a retry does not wait",
@@ -159,24 +159,27 @@ MUTANTS = [
     ),
     Mutant(
         "two runs asked for at once are one occurrence",
-        (("store.sql.steering:_made_by_hand", "return True", "return False"),),
+        (("store.schedules.actions:_made_by_hand", "return True", "return False"),),
     ),
-    Mutant("a pause leaves no rows", (("store.sql.schedules:pass_over", "if planned.skips:", "if False:"),)),
-    Mutant("a resume fires what was paused", (("store.sql.steering:resume", "if not catch_up:", "if False:"),)),
+    Mutant("a pause leaves no rows", (("store.schedules.schedules:pass_over", "if planned.skips:", "if False:"),)),
+    Mutant("a resume fires what was paused", (("store.schedules.actions:resume", "if not catch_up:", "if False:"),)),
     Mutant(
-        "an edit forgets what is due", (("store.sql.schedules:edit", "settle(tx, old, build, now)", "pass"),)
+        "an edit forgets what is due", (("store.schedules.schedules:edit", "settle(tx, old, build, now)", "pass"),)
     ),
     Mutant(
         "a deleted schedule's jobs run",
-        (("store.sql.steering:delete", 'ledger.sweep(tx, {"schedule_id": id_}, now, after, 1000, reason=DELETED)',
-          "(ledger.Swept(), None)"),),
+        ((
+            "store.schedules.actions:delete",
+            'repository.sweep(tx, {"schedule_id": id_}, now, after, 1000, reason=DELETED)',
+            "(repository.Swept(), None)",
+        ),),
     ),
     Mutant(
         "a backfill repeats what ran",
-        (("store.sql.steering:backfill", "[at for at in instants if at not in done]", "instants"),),
+        (("store.schedules.actions:backfill", "[at for at in instants if at not in done]", "instants"),),
     ),
-    Mutant("overlap sees no live job", (("store.sql.schedules:live_of", "if ids else []", "if False else []"),)),
-    Mutant("turns are not handed on", (("store.sql.turns:let_go", "if schedules else 0", "if False else 0"),)),
+    Mutant("overlap sees no live job", (("store.schedules.schedules:live_of", "if ids else []", "if False else []"),)),
+    Mutant("turns are not handed on", (("store.jobs.serial:let_go", "if schedules else 0", "if False else 0"),)),
     Mutant("catch-up `skip` leaves no rows", (
         ("model.decide:_catch_up", "return [], list(_skips(recurrence, cursor, end, Reason.MISSED))", "return [], []"),
     )),
@@ -185,40 +188,49 @@ MUTANTS = [
         (("model.decide:_catch_up", "min(max(cursor, now - schedule.catch_up_from), end)", "cursor"),),
     ),
     Mutant("catch-up forgets its limit", (("model.decide:_catch_up", "policies.catch_up_limit", "10**6"),)),
-    Mutant("a retry does not count", (("store.sql.endings:RETRY", "j.tries + d.counts", "j.tries"),)),
+    Mutant("a retry does not count", (("store.jobs.complete:RETRY", "j.tries + d.counts", "j.tries"),)),
     Mutant(
         "overlap ignores waiting retries",
-        (("store.sql.schedules:LIVE", "WHERE j.hold", "WHERE (j.state = 'running' OR j.attempt = 0) AND j.hold"),),
+        (
+            (
+                "store.schedules.schedules:LIVE", "WHERE j.hold",
+                "WHERE (j.state = 'running' OR j.attempt = 0) AND j.hold",
+            ),
+        ),
     ),
     Mutant(
         "who was to run beside others hands no turn on",
-        (("store.sql.jobs:TAKE_TURNS", "NOT j.serial", "false AND NOT j.serial"),),
+        (("store.jobs.claim:TAKE_TURNS", "NOT j.serial", "false AND NOT j.serial"),),
     ),
     Mutant("a queue lets one too many run", (
-        ("store.sql.limits:claim_limited", 'queue["concurrency"] - tx', 'queue["concurrency"] + 1 - tx'),
+        ("store.jobs.queue_limits:claim_limited", 'queue["concurrency"] - tx', 'queue["concurrency"] + 1 - tx'),
     )),
     Mutant("a rate is forgotten", (
-        ("store.sql.limits:claim_limited", "most = min(most, allowed(starts, rate, per, at))", "pass"),
+        ("store.jobs.queue_limits:claim_limited", "most = min(most, allowed(starts, rate, per, at))", "pass"),
     )),
     Mutant("what has expired uses up the rate", (
-        ("store.sql.limits:claim_limited", "sum(one.expires_at is None or one.expires_at > now for", "sum(1 for"),
+        (
+            "store.jobs.queue_limits:claim_limited",
+            "sum(one.expires_at is None or one.expires_at > now for",
+            "sum(1 for",
+        ),
     )),
     Mutant("a group has no limit", (
-        ("store.sql.limits:claim_limited", 'queue["concurrency_per_group"] is None', "True"),
+        ("store.jobs.queue_limits:claim_limited", 'queue["concurrency_per_group"] is None', "True"),
     )),
-    Mutant("who ends lets nobody of its group go", (("store.sql.groups:let_go", "while counts:", "while False:"),)),
+    Mutant("who ends lets nobody of its group go", (("store.jobs.groups:let_go", "while counts:", "while False:"),)),
     Mutant("a paused queue goes on", (
-        ("store.sql.jobs:seen", ' or row["paused"]', ""),
-        ("store.sql.limits:claim_limited", 'if queue["paused"]:', "if False:"),
+        ("store.jobs.claim:seen", ' or row["paused"]', ""),
+        ("store.jobs.queue_limits:claim_limited", 'if queue["paused"]:', "if False:"),
     )),
     Mutant("who hears nothing does not look", (
-        ("engine.pulse:Pulse.step", "node.working.poke()", "pass"),
-        ("engine.pulse:Pulse.step", "node.planning.poke()", "pass"),
+        ("engine.heartbeat:Pulse.step", "node.working.poke()", "pass"),
+        ("engine.heartbeat:Pulse.step", "node.planning.poke()", "pass"),
     )),
     Mutant("a moved occurrence also fires where it was", (("model.decide:plan", "if overridden:", "if False:"),)),
     Mutant("a range counts too few", (("model.decide:_skips", "recurrence.count(start, end)", "len(few)"),)),
     Mutant(
         "what is lost heals at the start only",
-        (("engine.healing:Healing.step", "monotonic - self._looked < EVERY", "True"),),
+        (("engine.leader.repair:Healing.step", "monotonic - self._looked < EVERY", "True"),),
     ),
 ]  # fmt: skip

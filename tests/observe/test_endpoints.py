@@ -18,7 +18,7 @@ from timebell.clock import wall
 from timebell.engine.planner import Planner
 from timebell.engine.worker import Worker
 from timebell.store import open as opening
-from timebell.store.sql import gauges
+from timebell.store.cluster import gauges
 
 __all__ = ["start"]
 

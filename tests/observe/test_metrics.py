@@ -19,8 +19,8 @@ from timebell.ids import new_id
 from timebell.observe.counters import MOST, Counters, Spread, Tally
 from timebell.observe.exposition import Family, Sample, exposed
 from timebell.observe.metrics import METRICS, NodeFacts, Snapshot
+from timebell.store.cluster import gauges
 from timebell.store.schema import finished
-from timebell.store.sql import gauges
 from timebell.store.transaction import Transaction
 from timebell.targets.base import Delivery, Outcome
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timebell.targets.push.answers import answer_of
+from timebell.targets.push.fcm_errors import answer_of
 from timebell.targets.push.pace import BURST, SHARE, Pace
 from timebell.targets.push.provider import Answer, Fate
 from timebell.testing.push_providers import NOW

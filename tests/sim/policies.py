@@ -20,7 +20,7 @@ from timebell.client.schedules import Schedules
 from timebell.model.policy import Backoff, CatchUp, Lateness, Overlap, Unheard
 from timebell.model.schedule import Action, Policies
 from timebell.recurrence import Recurrence
-from timebell.recurrence.base import Roll, Since
+from timebell.recurrence.core import Roll, Since
 from timebell.targets import handler
 
 from .scene import Scene, at

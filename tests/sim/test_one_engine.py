@@ -15,11 +15,11 @@ import pytest
 from timebell import Arrived, Calendar, Cron, Dates, Every, Hours, RRule, Timebell
 from timebell.api import server, v1
 from timebell.clock import VirtualClock
-from timebell.engine.auditing import Audit
+from timebell.engine.leader.continuous_audit import Audit
 from timebell.model.job import Job
 from timebell.recurrence import Recurrence, Spec
-from timebell.recurrence.door import next_fires
 from timebell.recurrence.instants import format_instant
+from timebell.recurrence.preview import next_fires
 from timebell.sim.loop import run_virtual
 from timebell.sim.world import World
 

@@ -71,7 +71,9 @@ QUIET = Aim("no faults")
 HARD = Aim("long and failing", rate=20, seconds=(60, 5, 4), sets={"sink": LONG | {"timebell.torture.sink:FAILS": 0.5}})
 PAUSES = Aim(
     "pauses", rate=30, seconds=(30, 5, 4),
-    sets={"driver": {"timebell.engine.auditing:GRACE": 3.0, "timebell.torture.driver:BETWEEN": [1.0, 6.0]}},
+    sets={
+        "driver": {"timebell.engine.leader.continuous_audit:GRACE": 3.0, "timebell.torture.driver:BETWEEN": [1.0, 6.0]}
+    },
 )  # fmt: skip
 KILLS = Aim("kills", faults=("kill",), seconds=(6, 22, 8))
 # Too short for a node to be cut off: the driver is, when it has connected, and loses the answers to its commits.

@@ -12,7 +12,7 @@ import httpx2
 from tests.api.web import Web
 from timebell import Timebell
 from timebell.ids import new_id
-from timebell.store.sql import users
+from timebell.store.tenancy import users
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role
 from timebell.tenancy.users import User

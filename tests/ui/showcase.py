@@ -14,15 +14,16 @@ from sqlalchemy import insert, update
 from tests.api.web import Web
 from timebell import Timebell
 from timebell.ids import new_id
-from timebell.model.months import month_of
+from timebell.model.billing_months import month_of
 from timebell.model.operation import Operation, OperationKind
 from timebell.model.routes import Routes
 from timebell.model.trigger import UNAUTHORISED
 from timebell.store import schema
-from timebell.store.push_schema import campaigns, chunks
-from timebell.store.sql import nodes, operations, sources
+from timebell.store.campaigns.tables import campaigns, chunks
+from timebell.store.cluster import nodes, operations
 from timebell.store.transaction import Transaction
-from timebell.store.trigger_tables import months
+from timebell.store.triggers import sources
+from timebell.store.triggers.tables import months
 
 from .browsing import Browser
 

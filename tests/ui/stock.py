@@ -13,7 +13,7 @@ from tests.api.web import NIGHTLY, Web
 from timebell import Arrived, Retry, Timebell
 from timebell.model.trigger import UNAUTHORISED
 from timebell.recurrence.instants import format_instant
-from timebell.store.sql import sources
+from timebell.store.triggers import sources
 from timebell.targets.base import Delivery, Outcome
 
 from .browsing import Browser

@@ -11,11 +11,12 @@ from sqlalchemy import event, insert
 
 from tests.api.web import NIGHTLY
 from timebell.ids import new_id
-from timebell.model.months import first_of, month_of
+from timebell.model.billing_months import first_of, month_of
 from timebell.model.routes import Routes
-from timebell.store.sql import nodes, overview
+from timebell.store.audit import overview
+from timebell.store.cluster import nodes
 from timebell.store.transaction import Transaction
-from timebell.store.trigger_tables import months
+from timebell.store.triggers.tables import months
 
 from .browsing import Browser
 from .test_job_pages import ended, write

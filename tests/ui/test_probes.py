@@ -15,8 +15,8 @@ from sqlalchemy import text
 
 from timebell import Timebell, errors
 from timebell.api import health, server
-from timebell.dashboard import looks, site
-from timebell.dashboard.words import local, milliseconds, relative
+from timebell.dashboard import rendering, site
+from timebell.formatting import local, milliseconds, relative
 
 
 @asynccontextmanager
@@ -102,7 +102,7 @@ def test_lags_and_local_times() -> None:
 def test_templates_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process finds what the one before has compiled; where nothing can be written, it compiles again."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    first, second, third = (looks.templates.__wrapped__() for _ in range(3))
+    first, second, third = (rendering.templates.__wrapped__() for _ in range(3))
     for one, folder in ((first, tmp_path), (second, tmp_path), (third, tmp_path / "none")):
         one.bytecode_cache.directory = str(folder)
     first.get_template("frame.html")

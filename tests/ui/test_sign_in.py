@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from timebell.api import door
+from timebell.api import authentication
 from timebell.clock import VirtualClock
-from timebell.store.sql import audit_log, users
+from timebell.store.audit import audit_log
+from timebell.store.tenancy import users
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role
 from timebell.tenancy.users import lock_after
@@ -69,7 +70,7 @@ async def test_s08_a_session_ends_when_idle_and_after_half_a_day(make: Make) -> 
 
 
 async def test_s08_wrong_passwords_lock_with_back_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "WRONG_A_MINUTE", 100)  # of the address; here it is about the name
+    monkeypatch.setattr(authentication, "WRONG_A_MINUTE", 100)  # of the address; here it is about the name
     clock = VirtualClock(START)
     async with make(clock=clock) as browser:
         await browser.user()

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from timebell.store.dialects.postgres import PostgresStore
+from timebell.store.dialects.postgres.store import PostgresStore
 
 
 class Refusing:

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, changes, reads
-from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
+from timebell.api.route import Guarded, Let, changes, reads
+from timebell.api.schemas import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
 from timebell.model.audience import Filters
-from timebell.store.sql import devices as device_rows
-from timebell.store.sql.audiences import Audience
+from timebell.store.campaigns import devices as device_rows
+from timebell.store.campaigns.audiences import Audience
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=Guarded, tags=["audiences"])

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, reads
-from timebell.api.shapes import Id, Instant, Shown, answer, aware, utc
+from timebell.api.route import Guarded, Let, reads
+from timebell.api.schemas import Id, Instant, Shown, answer, aware, utc
 
 MOST = 1_000_000  # occurrences that one request compares
 KEPT = 1_000  # differences that one answer has

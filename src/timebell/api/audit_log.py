@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, reads
-from timebell.api.shapes import Cursor, Instant, Limit, Shown, aware, paged, utc
+from timebell.api.route import Guarded, Let, reads
+from timebell.api.schemas import Cursor, Instant, Limit, Shown, aware, paged, utc
 from timebell.model import page
-from timebell.store.sql import audit_log
-from timebell.store.sql.audit_log import AuditRecord
+from timebell.store.audit import audit_log
+from timebell.store.audit.audit_log import AuditRecord
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=Guarded, tags=["audit log"])

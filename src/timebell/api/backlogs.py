@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, changes, reads
-from timebell.api.shapes import Body, Instant, Shown, answer, utc
-from timebell.client.checks import uuid_of
+from timebell.api.route import Guarded, Let, changes, reads
+from timebell.api.schemas import Body, Instant, Shown, answer, utc
+from timebell.client.validation import uuid_of
 from timebell.errors import NotFound
-from timebell.store.sql import backlogs as rows
-from timebell.store.sql import steering
+from timebell.store.jobs import backlogs as rows
+from timebell.store.schedules import actions
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=Guarded, tags=["backlogs"])
@@ -71,11 +71,11 @@ async def _recover(let: Let, body: RecoverIn | None, *, discard: bool) -> Respon
     given = None if body is None else body.schedule_id
     id_ = None if given is None else uuid_of(given)
     waiting: list[rows.Backlog] = await let.run(rows.waiting, let.tenant_id)
-    if given is not None and (id_ is None or not await let.run(steering.history, let.tenant_id, id_)):
+    if given is not None and (id_ is None or not await let.run(actions.history, let.tenant_id, id_)):
         raise NotFound(f"There is no schedule {given!s:.60}.", code="SCHEDULE_NOT_FOUND")
     let.subject = id_ or "*"
     let.before = [_shown(one) for one in waiting if id_ in (None, one.schedule_id)]
-    return answer({"jobs": await let.run(steering.recover, let.tenant_id, id_, discard, let.now)})
+    return answer({"jobs": await let.run(actions.recover, let.tenant_id, id_, discard, let.now)})
 
 
 def _shown(one: rows.Backlog) -> dict[str, Any]:

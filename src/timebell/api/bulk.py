@@ -12,16 +12,17 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
-from timebell.api.guard import Guarded, Let, MediaTypeUnsupported, changes, record
 from timebell.api.jobs import tenant_of
 from timebell.api.operations import OperationOut, new, shown
-from timebell.api.shapes import answer
+from timebell.api.route import Guarded, Let, MediaTypeUnsupported, changes, record
+from timebell.api.schemas import answer
 from timebell.client.job_lines import LONGEST, Batch, Line, Reader
 from timebell.client.jobs import SOON
 from timebell.errors import StoreError
 from timebell.model.operation import Operation, OperationKind, OperationState
 from timebell.recurrence import zone
-from timebell.store.sql import operations, usage
+from timebell.store.cluster import operations
+from timebell.store.tenancy import usage
 from timebell.store.transaction import Transaction
 from timebell.tenancy.limits import LimitReached
 from timebell.tenancy.roles import Role

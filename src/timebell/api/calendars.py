@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.shapes import Body, Cursor, Id, Instant, Limit, Shown, answer, paged, utc
+from timebell.api.route import Guarded, Let, changes, missing, reads
+from timebell.api.schemas import Body, Cursor, Id, Instant, Limit, Shown, answer, paged, utc
 from timebell.errors import InvalidInput
 from timebell.recurrence import Calendar
-from timebell.recurrence.calendars import MOST
-from timebell.store.sql import calendars as rows
-from timebell.store.sql.calendars import SavedCalendar, Version
+from timebell.recurrence.calendar.calendar import MOST
+from timebell.store.schedules import calendars as rows
+from timebell.store.schedules.calendars import SavedCalendar, Version
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=Guarded, tags=["calendars"])

@@ -8,15 +8,15 @@ from fastapi import APIRouter, Query, Response
 from pydantic import ConfigDict, Field
 
 from timebell.api.devices import DevicePage, shown_device
-from timebell.api.guard import Guarded, Let, changes, missing, reads
+from timebell.api.route import Guarded, Let, changes, missing, reads
 from timebell.api.schedule_fields import Interval, ScheduleIn
 from timebell.api.schedule_fields import read as read_schedule
 from timebell.api.schedules import Match
-from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged, utc
+from timebell.api.schemas import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged, utc
 from timebell.client.campaigns import known_id
 from timebell.errors import RevisionMissing, RevisionStale
-from timebell.model.sending import OPTIONS, Campaign
-from timebell.store.sql import campaigns as rows
+from timebell.model.campaign_plan import OPTIONS, Campaign
+from timebell.store.campaigns import campaigns as rows
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=Guarded, tags=["campaigns"])

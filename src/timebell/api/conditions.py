@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from timebell.api.guard import Let
-from timebell.api.shapes import Body, Json, Name, Shown
+from timebell.api.route import Let
+from timebell.api.schemas import Body, Json, Name, Shown
 from timebell.tenancy.roles import Role, require
 
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
-from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.shapes import Body, Cursor, Id, Instant, Limit, Name, Shown, answer, paged, utc
+from timebell.api.route import Guarded, Let, changes, missing, reads
+from timebell.api.schemas import Body, Cursor, Id, Instant, Limit, Name, Shown, answer, paged, utc
 from timebell.client.connections import LONGEST, MOST
 from timebell.model.connection import Connection
-from timebell.store.sql import connections as rows
+from timebell.store.triggers import connections as rows
 from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["connections"])

@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, changes, reads
 from timebell.api.job_fields import JobOut, shown_job
 from timebell.api.operations import Counted, OperationOut, Rate, begin, counted
-from timebell.api.shapes import Body, Instant, Limit, Name, Shown, answer, aware, paged, utc
-from timebell.client.checks import uuid_of
+from timebell.api.route import Guarded, Let, changes, reads
+from timebell.api.schemas import Body, Instant, Limit, Name, Shown, answer, aware, paged, utc
+from timebell.client.validation import uuid_of
 from timebell.errors import InvalidInput
 from timebell.model.job import Job
 from timebell.model.operation import OperationKind
-from timebell.store.sql import dead
+from timebell.store.jobs import dead_letters
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=Guarded, tags=["dead letters"])
@@ -78,11 +78,11 @@ class DiscardIn(Body):
 
 def which(
     topic: str | None, schedule_id: str | None, error_code: str | None, start: str | None, end: str | None
-) -> dead.Which:
+) -> dead_letters.Which:
     """Which dead letters are meant. Raises InvalidInput."""
     if schedule_id is not None and (schedule_id := uuid_of(schedule_id)) is None:
         raise InvalidInput("scheduleId is no id.", code="INVALID_FILTER", fix="Give the id of a schedule.")
-    return dead.Which(
+    return dead_letters.Which(
         topic=topic, schedule_id=schedule_id, error_code=error_code,
         start=None if start is None else aware(start, "from"), end=None if end is None else aware(end, "to"),
     )  # fmt: skip
@@ -105,15 +105,15 @@ async def list_dead_letters(
     """A page of dead letters, those that failed last first; or how many there are by topic or by error code."""
     chosen = which(topic, schedule_id, error_code, from_, to)
     if group_by is None:
-        page = await let.run(dead.page, let.tenant_id, chosen, limit, cursor)
+        page = await let.run(dead_letters.page, let.tenant_id, chosen, limit, cursor)
         return paged(page, [shown(job) for job in page])
-    found = await let.run(dead.groups, let.tenant_id, chosen, COLUMNS[group_by], limit)
+    found = await let.run(dead_letters.groups, let.tenant_id, chosen, COLUMNS[group_by], limit)
     groups = [
         {group_by: one.value, "count": one.count, "lastFailedAt": utc(one.latest.finished_at),
          "errorMessage": one.latest.error, "latest": shown(one.latest)}
         for one in found
     ]  # fmt: skip
-    total = await let.run(dead.count, let.tenant_id, chosen)
+    total = await let.run(dead_letters.count, let.tenant_id, chosen)
     return answer({"items": groups, "total": total, "nextCursor": None})
 
 
@@ -137,7 +137,7 @@ async def discard_dead_letters(body: DiscardIn, let: Let) -> Response:
 
 async def _operate(let: Let, kind: OperationKind, given: Filter, dry_run: bool, rate: float | None) -> Response:
     chosen = which(given.topic, given.schedule_id, given.error_code, given.from_, given.to)
-    count = await let.run(dead.count, let.tenant_id, chosen)
+    count = await let.run(dead_letters.count, let.tenant_id, chosen)
     if dry_run:
         return counted(let, count)
     return await begin(let, kind, {"which": chosen.to_json(), "rate": rate}, count)

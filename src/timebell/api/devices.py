@@ -15,16 +15,16 @@ from pydantic import Field
 from starlette.requests import ClientDisconnect
 
 from timebell.api.bulk import NDJSON, PATIENCE, batches
-from timebell.api.guard import Guarded, Let, MediaTypeUnsupported, changes, reads, record
 from timebell.api.operations import OperationOut, new, shown
-from timebell.api.shapes import Body, Cursor, Id, Json, Limit, Name, Shown, answer, paged
+from timebell.api.route import Guarded, Let, MediaTypeUnsupported, changes, reads, record
+from timebell.api.schemas import Body, Cursor, Id, Json, Limit, Name, Shown, answer, paged
 from timebell.client import devices as verbs
 from timebell.client.job_lines import Line
 from timebell.errors import InvalidInput, TimebellError
 from timebell.model.audience import Device
 from timebell.model.operation import Operation, OperationKind, OperationState, Step
-from timebell.store.sql import devices as rows
-from timebell.store.sql import operations
+from timebell.store.campaigns import devices as rows
+from timebell.store.cluster import operations
 from timebell.store.transaction import Transaction
 from timebell.tenancy.roles import Role
 

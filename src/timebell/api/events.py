@@ -27,15 +27,15 @@ from fastapi.sse import format_sse_event
 
 from timebell.alarm import Alarm
 from timebell.api.executions import execution
-from timebell.api.guard import Asked, Guarded, Let, reads
-from timebell.api.shapes import utc
+from timebell.api.route import Asked, Guarded, Let, reads
+from timebell.api.schemas import utc
 from timebell.api.streams import EventStream
-from timebell.client.checks import uuid_of
 from timebell.client.job_fields import metadata_json
+from timebell.client.validation import uuid_of
 from timebell.errors import InvalidInput, StoreError
 from timebell.ids import new_id
-from timebell.store.sql import events as rows
-from timebell.store.sql.events import Event, Place, Wanted
+from timebell.store.audit import events as rows
+from timebell.store.audit.events import Event, Place, Wanted
 from timebell.store.types import from_micros, to_micros
 from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, arrived_event_name, check_pattern
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from timebell.api.job_fields import duration_ms
-from timebell.api.shapes import Instant, Json, Shown, utc
+from timebell.api.schemas import Instant, Json, Shown, utc
 from timebell.model.job import Job
 
 

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, reads
-from timebell.api.shapes import Instant, Shown, answer, aware, utc
+from timebell.api.route import Guarded, Let, reads
+from timebell.api.schemas import Instant, Shown, answer, aware, utc
 from timebell.errors import InvalidInput
 from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
-from timebell.store.sql import forecast as rows
+from timebell.store.schedules import forecast as rows
 
 LONGEST = timedelta(days=7)
 AHEAD = timedelta(hours=24)

@@ -16,7 +16,7 @@ from timebell.app import Timebell
 from timebell.clock import wall
 from timebell.engine.service import Service
 from timebell.errors import SchemaOutdated, StoreError, StoreUnreachable
-from timebell.model.healed import Healed
+from timebell.model.repair_report import Healed
 from timebell.recurrence import tzdata_version
 from timebell.settings import package_version
 from timebell.store.open import HEAD, VERSION_TABLE, outdated, works

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from timebell.api.conditions import ComparisonOut, Condition, UnlessIn, UnlessOut
-from timebell.api.shapes import Body, Instant, Json, Name, Shown, utc
+from timebell.api.schemas import Body, Instant, Json, Name, Shown, utc
 from timebell.client.job_fields import metadata_json, target_json
 from timebell.model.job import Job
 

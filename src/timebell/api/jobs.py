@@ -8,19 +8,19 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from timebell.api.conditions import may_ask
-from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.job_fields import JobIn, JobOut, RequestOut, shown_job
 from timebell.api.operations import Counted, OperationOut, begin, counted
-from timebell.api.shapes import Body, Cursor, Id, Json, Limit, Name, Shown, answer, paged
-from timebell.client.checks import uuid_of
+from timebell.api.route import Guarded, Let, changes, missing, reads
+from timebell.api.schemas import Body, Cursor, Id, Json, Limit, Name, Shown, answer, paged
+from timebell.client.created import shown
 from timebell.client.job_fields import spec_of
 from timebell.client.jobs import SOON
-from timebell.client.made import shown
+from timebell.client.validation import uuid_of
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
 from timebell.model.job import Job
 from timebell.model.operation import OperationKind
-from timebell.store.sql import ledger
+from timebell.store.jobs import repository
 from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["jobs"])
@@ -141,7 +141,7 @@ async def cancel_jobs(body: CancelIn, let: Let) -> Response:
         )  # fmt: skip
     if "schedule_id" in equal:
         equal["schedule_id"] = uuid_of(equal["schedule_id"]) or new_id(let.now)  # what is no id fits nothing
-    count = await let.run(ledger.live, {**equal, "tenant_id": let.tenant_id})
+    count = await let.run(repository.live, {**equal, "tenant_id": let.tenant_id})
     if body.dry_run:
         return counted(let, count)
     return await begin(let, OperationKind.CANCEL, {"equal": equal}, count)
@@ -174,7 +174,7 @@ async def get_job(id: Id, let: Let) -> Response:
 async def cancel_job(id: Id, let: Let) -> Response:
     """Keep it from starting; one that runs is not tried again. Asking again gives the first answer."""
     await _before(let, id)
-    cancelled: ledger.Cancelled = await let.app.cancel(id, tenant_id=let.tenant_id, connection=let.connection)
+    cancelled: repository.Cancelled = await let.app.cancel(id, tenant_id=let.tenant_id, connection=let.connection)
     return answer({"outcome": cancelled.outcome.value, "job": shown_job(cancelled.job)})
 
 
@@ -218,7 +218,7 @@ async def resend_job(id: Id, let: Let) -> Response:
 async def find(let: Let, id_: str) -> Job:
     """The caller's job. Raises NotFound."""
     known = uuid_of(id_)
-    found: Job | None = None if known is None else await let.run(ledger.find, let.tenant_id, known)
+    found: Job | None = None if known is None else await let.run(repository.find, let.tenant_id, known)
     if found is None:
         raise missing("job", id_)
     return found

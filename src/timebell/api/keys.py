@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.door import Caller
-from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.shapes import Body, Cursor, Id, Instant, Limit, Name, Shown, answer, aware, paged, utc
-from timebell.client.checks import text
+from timebell.api.authentication import Caller
+from timebell.api.route import Guarded, Let, changes, missing, reads
+from timebell.api.schemas import Body, Cursor, Id, Instant, Limit, Name, Shown, answer, aware, paged, utc
+from timebell.client.validation import text
 from timebell.errors import InThePast, Refused
-from timebell.store.sql import keys as rows
+from timebell.store.tenancy import api_keys as rows
 from timebell.tenancy import keys
 from timebell.tenancy.keys import SCOPES, Key, check_networks, check_scopes
 from timebell.tenancy.roles import Role

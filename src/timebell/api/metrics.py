@@ -20,7 +20,7 @@ from timebell.observe.metrics import NodeFacts, Snapshot
 from timebell.observe.watchdog import GRACE
 from timebell.recurrence import tzdata_version
 from timebell.settings import package_version
-from timebell.store.sql import gauges
+from timebell.store.cluster import gauges
 
 log = logging.getLogger("timebell.metrics")
 

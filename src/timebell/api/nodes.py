@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.shapes import Cursor, Id, Instant, Limit, Shown, answer, utc
-from timebell.client.checks import uuid_of
-from timebell.store.sql import nodes as rows
-from timebell.store.sql.nodes import Lease, Node
+from timebell.api.route import Guarded, Let, changes, missing, reads
+from timebell.api.schemas import Cursor, Id, Instant, Limit, Shown, answer, utc
+from timebell.client.validation import uuid_of
+from timebell.store.cluster import nodes as rows
+from timebell.store.cluster.nodes import Lease, Node
 from timebell.tenancy.roles import Role
 
 LED = 20

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.shapes import Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
-from timebell.client.checks import uuid_of
+from timebell.api.route import Guarded, Let, changes, missing, reads
+from timebell.api.schemas import Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
+from timebell.client.validation import uuid_of
 from timebell.ids import new_id
 from timebell.model import page as pages
 from timebell.model.operation import Operation, OperationKind, OperationState
-from timebell.store.sql import operations as rows
+from timebell.store.cluster import operations as rows
 from timebell.store.types import from_micros
 from timebell.tenancy.roles import Role
 

@@ -13,9 +13,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from timebell.api.door import TooManyWrongKeys, Unauthorized
-from timebell.api.guard import BodyTooLarge, BodyTooSlow, MediaTypeUnsupported
-from timebell.api.shapes import UnknownField
+from timebell.api.authentication import TooManyWrongKeys, Unauthorized
+from timebell.api.route import BodyTooLarge, BodyTooSlow, MediaTypeUnsupported
+from timebell.api.schemas import UnknownField
 from timebell.errors import (
     Conflict,
     InThePast,

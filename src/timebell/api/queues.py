@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, changes, reads
+from timebell.api.route import Guarded, Let, changes, reads
 from timebell.api.schedules import PauseIn
-from timebell.api.shapes import Body, Id, Shown, answer
-from timebell.client.checks import queue_name
+from timebell.api.schemas import Body, Id, Shown, answer
+from timebell.client.validation import queue_name
 from timebell.model.limits import Limits
-from timebell.store.sql import queues as rows
+from timebell.store.jobs import queues as rows
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=Guarded, tags=["queues"])

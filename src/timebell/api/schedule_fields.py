@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from timebell.api.conditions import ComparisonOut, Condition, UnlessIn, UnlessOut
-from timebell.api.shapes import Body, Instant, Json, Name, Shown, utc
+from timebell.api.schemas import Body, Instant, Json, Name, Shown, utc
 from timebell.client.job_fields import labels_of, metadata_json, retry_of, target_json
 from timebell.errors import InvalidInput
 from timebell.model.policy import Retry
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Cron, Dates, Every, OnCalendar, RRule, Spec, parse_cron, resolve_local, zone
+from timebell.recurrence.codec import spec_from_json, spec_to_json
 from timebell.recurrence.instants import format_instant, parse_instant
-from timebell.recurrence.parse import spec_from_json, spec_to_json
 from timebell.settings import duration
 
 TIMEOUT = 3600.0  # seconds, of an occurrence that says nothing else

@@ -11,18 +11,19 @@ from pydantic import Field, ValidationError
 
 from timebell.api.conditions import may_ask
 from timebell.api.executions import ExecutionPage, execution
-from timebell.api.guard import Guarded, Let, changes, missing, reads
 from timebell.api.job_fields import JobOut, RequestOut, shown_job
+from timebell.api.route import Guarded, Let, changes, missing, reads
 from timebell.api.schedule_fields import ALIASES, RECURRENCES, ScheduleIn, ScheduleOut, given_of, read, shown
-from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, aware, paged, utc
-from timebell.client.checks import uuid_of
+from timebell.api.schemas import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, aware, paged, utc
+from timebell.client.validation import uuid_of
 from timebell.engine.runner import UPCOMING
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
 from timebell.ids import occurrence_key
 from timebell.model.schedule import Schedule
-from timebell.recurrence.door import dst_notes, next_fires
-from timebell.store.sql import audit_log, steering
-from timebell.store.sql import schedules as rows
+from timebell.recurrence.preview import dst_notes, next_fires
+from timebell.store.audit import audit_log
+from timebell.store.schedules import actions
+from timebell.store.schedules import schedules as rows
 from timebell.tenancy.roles import Role
 
 YEAR = timedelta(days=366)
@@ -127,7 +128,7 @@ async def expect(let: Let, id_: str, match: str | None) -> Schedule:
     Raises NotFound, RevisionMissing, RevisionStale.
     """
     known = uuid_of(id_)
-    found: Schedule | None = None if known is None else await let.run(steering.locked, let.tenant_id, known)
+    found: Schedule | None = None if known is None else await let.run(actions.locked, let.tenant_id, known)
     if found is None:
         raise missing("schedule", id_)
     let.subject, let.before = found.id, shown(found)

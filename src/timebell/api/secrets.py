@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
-from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.shapes import Body, Cursor, Id, Instant, Limit, Name, Shown, answer, paged, utc
+from timebell.api.route import Guarded, Let, changes, missing, reads
+from timebell.api.schemas import Body, Cursor, Id, Instant, Limit, Name, Shown, answer, paged, utc
 from timebell.client.secrets import MOST
 from timebell.model.target import Secret
-from timebell.store.sql import secrets as rows
+from timebell.store.tenancy import secrets as rows
 from timebell.tenancy.roles import Role
 
 routes = APIRouter(route_class=Guarded, tags=["secrets"])

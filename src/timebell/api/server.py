@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from timebell import tracing
-from timebell.api.door import Door
+from timebell.api.authentication import Door
 from timebell.api.problems import install, problem
 from timebell.app import Timebell
 from timebell.errors import Conflict, InvalidInput, Refused

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.hook_door import HOOKS, token_part
-from timebell.api.matching import Match, expect
-from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
+from timebell.api.if_match import Match, expect
+from timebell.api.inbound_webhook_authentication import HOOKS, token_part
+from timebell.api.route import Guarded, Let, changes, missing, reads
+from timebell.api.schemas import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
 from timebell.errors import InvalidInput, NotFound
 from timebell.model.target import MASK
 from timebell.model.trigger import Item, Observed, Source, micros
-from timebell.store.sql import sources as rows
+from timebell.store.triggers import sources as rows
 from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["sources"])

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from timebell.api.door import Door
+from timebell.api.authentication import Door
 
 
 class EventStream(StreamingResponse):

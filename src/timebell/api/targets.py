@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
-from timebell.api.guard import Guarded, Let, changes, missing, reads, record
-from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged, utc
+from timebell.api.route import Guarded, Let, changes, missing, reads, record
+from timebell.api.schemas import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged, utc
 from timebell.client.targets import LONGEST_OVERLAP, OVERLAP, Tested
 from timebell.model.target import NamedTarget, secret_names
-from timebell.store.sql import targets as rows
+from timebell.store.tenancy import targets as rows
 from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["targets"])

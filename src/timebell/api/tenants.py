@@ -7,15 +7,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.shapes import Body, Cursor, Id, Instant, Limit, Shown, answer, paged, utc
+from timebell.api.route import Guarded, Let, changes, missing, reads
+from timebell.api.schemas import Body, Cursor, Id, Instant, Limit, Shown, answer, paged, utc
 from timebell.errors import Conflict
 from timebell.model.page import Page
 from timebell.recurrence import zone
-from timebell.store.sql import months, usage
-from timebell.store.sql import tenants as rows
-from timebell.store.sql.months import MonthUsed
-from timebell.store.sql.tenants import Tenant
+from timebell.store.tenancy import monthly_quota, usage
+from timebell.store.tenancy import tenants as rows
+from timebell.store.tenancy.monthly_quota import MonthUsed
+from timebell.store.tenancy.tenants import Tenant
 from timebell.tenancy.limits import Limits
 from timebell.tenancy.roles import Role
 
@@ -145,7 +145,7 @@ async def get_usage(id: Id, let: Let) -> Response:
     """What a tenant uses."""
     tenant = await find(let, id)
     used = await let.run(usage.of, id, let.now)
-    month: MonthUsed = await let.run(months.of, id, let.now)
+    month: MonthUsed = await let.run(monthly_quota.of, id, let.now)
     return answer({
         "tenantId": id, "day": usage.day_of(let.now), "schedules": used.schedules, "pendingJobs": used.pending_jobs,
         "payloadBytes": used.payload_bytes, "requests": used.requests + let.door.unwritten(id),

@@ -8,17 +8,17 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from timebell.api.conditions import ComparisonIn, ComparisonOut
-from timebell.api.guard import Guarded, Let, changes, missing, reads
-from timebell.api.matching import Match, expect
+from timebell.api.if_match import Match, expect
 from timebell.api.operations import OperationOut
 from timebell.api.operations import shown as operation_shown
-from timebell.api.shapes import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged, utc
+from timebell.api.route import Guarded, Let, changes, missing, reads
+from timebell.api.schemas import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged, utc
 from timebell.client.job_fields import labels_of, metadata_json, retry_of, target_json
 from timebell.errors import InvalidInput, NotFound
 from timebell.model.operation import Operation
 from timebell.model.trigger import Trigger
-from timebell.store.sql import sources as rows
-from timebell.store.sql import triggers
+from timebell.store.triggers import sources as rows
+from timebell.store.triggers import triggers
 from timebell.tenancy.roles import Role, require
 
 routes = APIRouter(route_class=Guarded, tags=["triggers"])

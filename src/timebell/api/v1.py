@@ -22,14 +22,14 @@ from timebell.api import (
     dead_letters,
     devices,
     events,
+    external_workers,
     forecast,
-    hooks,
+    inbound_webhooks,
     jobs,
     keys,
     nodes,
     operations,
     queues,
-    reports,
     schedules,
     secrets,
     sources,
@@ -37,13 +37,14 @@ from timebell.api import (
     tenants,
     triggers,
 )
-from timebell.api.guard import PREFIX, Guarded
-from timebell.api.shapes import PROBLEMS, Problem, answer
+from timebell.api.route import PREFIX, Guarded
+from timebell.api.schemas import PROBLEMS, Problem, answer
 
 PARTS = (  # those first that are asked for most, as a request looks for its route from the first on
-    bulk, jobs, reports, schedules, audit, backlogs, dead_letters, operations, queues, keys, tenants, nodes, audit_log,
+    bulk, jobs, external_workers, schedules, audit, backlogs, dead_letters, operations, queues, keys, tenants, nodes,
+    audit_log,
     calendars, forecast, events, targets, secrets,
-    connections, sources, hooks, triggers, devices, audiences, campaigns,
+    connections, sources, inbound_webhooks, triggers, devices, audiences, campaigns,
 )  # fmt: skip
 KEPT = (
     "methods", "name", "description", "tags", "status_code", "response_model", "response_class", "responses",

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from timebell.model.sending import Campaign, Sending
+from timebell.model.campaign_plan import Campaign, Sending
 from timebell.targets.push import message
 from timebell.targets.push.message import LONGEST_TAG, Content, Encoded, Message
 

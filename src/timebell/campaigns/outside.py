@@ -19,10 +19,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.model.audience import KNOWN, checked
-from timebell.model.source import Source
+from timebell.model.audience_source import Source
+from timebell.store.campaigns import audiences
+from timebell.store.campaigns.audiences import Audience
 from timebell.store.dialects.base import Store
-from timebell.store.sql import audiences, secrets
-from timebell.store.sql.audiences import Audience
+from timebell.store.tenancy import secrets
 from timebell.targets.push import message
 from timebell.tenancy.secrets import Keyring
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
+from timebell.store.campaigns import devices
 from timebell.store.dialects.base import Store
-from timebell.store.sql import devices
 
 
 class StoredRegistry:

@@ -13,11 +13,11 @@ from typing import Any
 from timebell.campaigns.content import content_of
 from timebell.campaigns.outside import Outside
 from timebell.errors import InvalidInput, NotFound, Refused, StoreError
-from timebell.model.sending import Campaign, Sending
+from timebell.model.campaign_plan import Campaign, Sending
 from timebell.observe.counters import Tally
+from timebell.store.campaigns import campaigns, chunks, devices
+from timebell.store.campaigns.chunks import Opened, Recipient, Told
 from timebell.store.dialects.base import Store
-from timebell.store.sql import campaigns, chunks, devices
-from timebell.store.sql.chunks import Opened, Recipient, Told
 from timebell.targets.base import Delivery, Outcome, only
 from timebell.targets.handler import Snooze
 from timebell.targets.push.message import Encoded, Message

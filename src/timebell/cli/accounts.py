@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from timebell.app import Timebell
-from timebell.cli.asking import listed
+from timebell.cli.inputs import listed
 from timebell.cli.keyring import ACTOR, _form, _pages, _recorded, _run
 from timebell.cli.output import say
-from timebell.client.checks import text
+from timebell.client.validation import text
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.recurrence.instants import format_instant
-from timebell.store.sql import users as rows
+from timebell.store.tenancy import users as rows
 from timebell.store.transaction import Transaction
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role

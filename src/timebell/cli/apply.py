@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import DIFFERENT, FAILED, say, show
 
 if TYPE_CHECKING:
@@ -36,14 +36,20 @@ class Plan:
 
 
 def apply_(
-    file: Annotated[Path, typed.Option("--file", "-f", help="A YAML or JSON file, or a folder of them; - for stdin.")],
-    diff: Annotated[bool, typed.Option("--diff", help="Only show what differs; exit 7 if anything.")] = False,
-    dry_run: Annotated[bool, typed.Option("--dry-run", help="Only show what would be done.")] = False,
-    prune: Annotated[bool, typed.Option("--prune", help="Delete schedules that no file has; none of code.")] = False,
-    yes: Annotated[bool, typed.Option("--yes", "-y", help="Do not ask before deleting.")] = False,
+    file: Annotated[
+        Path, click_signatures.Option("--file", "-f", help="A YAML or JSON file, or a folder of them; - for stdin.")
+    ],
+    diff: Annotated[
+        bool, click_signatures.Option("--diff", help="Only show what differs; exit 7 if anything.")
+    ] = False,
+    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Only show what would be done.")] = False,
+    prune: Annotated[
+        bool, click_signatures.Option("--prune", help="Delete schedules that no file has; none of code.")
+    ] = False,
+    yes: Annotated[bool, click_signatures.Option("--yes", "-y", help="Do not ask before deleting.")] = False,
 ) -> None:
     """Make schedules and targets what files say. Each schedule is checked before anything is written."""
-    from timebell.cli.asking import confirmed
+    from timebell.cli.inputs import confirmed
     from timebell.cli.schedule import remote_of
 
     remote = remote_of()
@@ -55,9 +61,9 @@ def apply_(
     counts = f"{changed} to change, {created} to create, {len(plan.delete)} to delete"
     if diff or dry_run:
         say(f"{counts}. Nothing done ({'--diff' if diff else '--dry-run'}).")
-        raise typed.Exit(DIFFERENT if diff and plan else 0)
+        raise click_signatures.Exit(DIFFERENT if diff and plan else 0)
     if plan.delete and not confirmed(f"Delete {', '.join(one['name'] for one in plan.delete)}?", yes=yes):
-        raise typed.Exit(FAILED)
+        raise click_signatures.Exit(FAILED)
     for body, _ in plan.targets:
         made = remote.ask(
             "PUT", f"/targets/{_quoted(body['name'])}", {"kind": body["type"], "options": body["options"]}
@@ -74,8 +80,10 @@ def apply_(
 
 
 def export(
-    label: Annotated[list[str] | None, typed.Option(metavar="NAME=VALUE", help="Only those with it.")] = None,
-    topic: Annotated[str | None, typed.Option(help="Only of this topic.")] = None,
+    label: Annotated[
+        list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="Only those with it.")
+    ] = None,
+    topic: Annotated[str | None, click_signatures.Option(help="Only of this topic.")] = None,
 ) -> None:
     """Print targets and schedules as apply reads them. Schedules of code are left out: their code says what they are.
 
@@ -114,7 +122,7 @@ def documents(path: Path, kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, d
 def _read(path: Path, kinds: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     import yaml
 
-    from timebell.cli.asking import contents
+    from timebell.cli.inputs import contents
     from timebell.errors import InvalidInput
 
     try:
@@ -258,7 +266,7 @@ def told(plan: Plan, *, prune: bool) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    from timebell.cli.asking import brief
+    from timebell.cli.inputs import brief
 
     return "none" if value is None else brief(value)
 

@@ -13,9 +13,9 @@ from timebell.cli.database import missing, shown
 from timebell.cli.output import DIFFERENT, OK, Format, emit, emit_one, say, show, table
 from timebell.cli.progress import EVERY
 from timebell.clock import SystemClock
-from timebell.engine.auditing import Audit
+from timebell.engine.leader.continuous_audit import Audit
 from timebell.errors import InvalidInput, StoreUnreachable
-from timebell.model.audited import Counts, Difference
+from timebell.model.audit_findings import Counts, Difference
 from timebell.recurrence.instants import format_instant, parse_instant
 
 R = TypeVar("R")

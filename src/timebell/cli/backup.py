@@ -12,17 +12,18 @@ from sqlalchemy import make_url
 
 from timebell import settings as configuration
 from timebell.app import Timebell
-from timebell.cli.asking import confirmed
 from timebell.cli.database import missing, shown
+from timebell.cli.inputs import confirmed
 from timebell.cli.output import FAILED, OK, Format, emit_one, say
 from timebell.clock import wall
 from timebell.engine.planner import job_of
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
 from timebell.store import backup as copies
+from timebell.store.cluster import nodes
 from timebell.store.dialects.base import Store
 from timebell.store.open import HEAD, KINDS, open_store, upgrade
-from timebell.store.sql import nodes, restoring
-from timebell.store.sql.restoring import HeldBack
+from timebell.store.schedules import after_restore
+from timebell.store.schedules.after_restore import HeldBack
 
 QUIET = timedelta(seconds=15)  # a node that was seen within so long runs
 
@@ -120,8 +121,8 @@ async def _held_back(url: str) -> HeldBack:
         else:
             await app.store.lock_engine()
         now = app.clock.now()
-        held = await app.store.run(restoring.hold_jobs, now)
-        while (more := await app.store.run(restoring.hold_occurrences, job_of, now)).schedules:
+        held = await app.store.run(after_restore.hold_jobs, now)
+        while (more := await app.store.run(after_restore.hold_occurrences, job_of, now)).schedules:
             held = dataclasses.replace(
                 held, occurrences=held.occurrences + more.occurrences, schedules=held.schedules + more.schedules
             )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import Output, Yes, remote_of
 
-campaign = typed.Group("Campaigns: a push to many devices.")
-Named = Annotated[str, typed.Argument(metavar="ID", help="Its id.")]
-Why = Annotated[str | None, typed.Option("--reason", metavar="TEXT", help="Why, for the others.")]
+campaign = click_signatures.Group("Campaigns: a push to many devices.")
+Named = Annotated[str, click_signatures.Argument(metavar="ID", help="Its id.")]
+Why = Annotated[str | None, click_signatures.Option("--reason", metavar="TEXT", help="Why, for the others.")]
 OVER = ("completed", "stopped", "paused")
 WATCHED = 1.0  # seconds between two looks
 
@@ -19,22 +19,23 @@ WATCHED = 1.0  # seconds between two looks
 @campaign.command()
 def create(
     message: Annotated[
-        str | None, typed.Argument(metavar="[JSON]", help="A body of POST /campaigns, or @file; - for stdin.")
+        str | None,
+        click_signatures.Argument(metavar="[JSON]", help="A body of POST /campaigns, or @file; - for stdin."),
     ] = None,
-    title: Annotated[str | None, typed.Option(metavar="TEXT")] = None,
-    body: Annotated[str | None, typed.Option(metavar="TEXT")] = None,
-    data: Annotated[str | None, typed.Option(metavar="JSON", help="What the app reads.")] = None,
+    title: Annotated[str | None, click_signatures.Option(metavar="TEXT")] = None,
+    body: Annotated[str | None, click_signatures.Option(metavar="TEXT")] = None,
+    data: Annotated[str | None, click_signatures.Option(metavar="JSON", help="What the app reads.")] = None,
     filters: Annotated[
-        list[str] | None, typed.Option("--filter", metavar="NAME=VALUE", help="Who: platform=ios; several.")
+        list[str] | None, click_signatures.Option("--filter", metavar="NAME=VALUE", help="Who: platform=ios; several.")
     ] = None,
-    at: Annotated[str | None, typed.Option(metavar="TIME", help="When.  [default: now]")] = None,
-    timezone: Annotated[str | None, typed.Option("--timezone", "--tz", metavar="ZONE")] = None,
-    cron: Annotated[str | None, typed.Option(metavar="EXPR", help="Again and again; needs --name.")] = None,
-    name: Annotated[str | None, typed.Option(metavar="NAME")] = None,
+    at: Annotated[str | None, click_signatures.Option(metavar="TIME", help="When.  [default: now]")] = None,
+    timezone: Annotated[str | None, click_signatures.Option("--timezone", "--tz", metavar="ZONE")] = None,
+    cron: Annotated[str | None, click_signatures.Option(metavar="EXPR", help="Again and again; needs --name.")] = None,
+    name: Annotated[str | None, click_signatures.Option(metavar="NAME")] = None,
     output: Output = None,
 ) -> None:
     """Make a campaign, to be sent now, at a time, or by a cron expression."""
-    from timebell.cli.asking import json_of, pairs
+    from timebell.cli.inputs import json_of, pairs
 
     remote = remote_of(output)
     given = json_of("@-" if message == "-" else message, "campaign") or {}
@@ -50,12 +51,12 @@ def create(
 
 @campaign.command("list")
 def list_(
-    state: Annotated[str | None, typed.Option(metavar="STATE", help="pending, running, paused, ...")] = None,
-    limit: Annotated[int, typed.Option(metavar="N")] = 50,
+    state: Annotated[str | None, click_signatures.Option(metavar="STATE", help="pending, running, paused, ...")] = None,
+    limit: Annotated[int, click_signatures.Option(metavar="N")] = 50,
     output: Output = None,
 ) -> None:
     """List campaigns, newest first."""
-    from timebell.cli.asking import listed
+    from timebell.cli.inputs import listed
 
     remote = remote_of(output)
     rows = remote.pages("/campaigns", {"state": state}, limit)
@@ -67,7 +68,7 @@ def list_(
 @campaign.command()
 def status(
     id: Named,
-    watch: Annotated[bool, typed.Option("--watch", "-w", help="Until it is over or pauses.")] = False,
+    watch: Annotated[bool, click_signatures.Option("--watch", "-w", help="Until it is over or pauses.")] = False,
     output: Output = None,
 ) -> None:
     """Show how far it is; with --watch exit 1 if it did not complete."""
@@ -83,7 +84,7 @@ def status(
         found = remote.ask("GET", f"/campaigns/{id}")
     _show(found, remote.settings.output)
     if watch and found["state"] != "completed":
-        raise typed.Exit(FAILED)
+        raise click_signatures.Exit(FAILED)
 
 
 @campaign.command()
@@ -110,8 +111,10 @@ def preview(id: Named, output: Output = None) -> None:
 @campaign.command("test")
 def try_(
     id: Named,
-    token: Annotated[list[str] | None, typed.Option(metavar="TOKEN", help="A test device; several.")] = None,
-    user: Annotated[list[str] | None, typed.Option(metavar="ID", help="A person's devices; several.")] = None,
+    token: Annotated[list[str] | None, click_signatures.Option(metavar="TOKEN", help="A test device; several.")] = None,
+    user: Annotated[
+        list[str] | None, click_signatures.Option(metavar="ID", help="A person's devices; several.")
+    ] = None,
     output: Output = None,
 ) -> None:
     """Send it now to test devices alone."""
@@ -153,17 +156,17 @@ def approve(id: Named, output: Output = None) -> None:
 @campaign.command()
 def stop(id: Named, reason: Why = None, yes: Yes = False, output: Output = None) -> None:
     """Send to nobody else, for good."""
-    from timebell.cli.asking import confirmed
+    from timebell.cli.inputs import confirmed
 
     if not confirmed(f"Stop the campaign {id} for good?", yes=yes):
-        raise typed.Exit(FAILED)
+        raise click_signatures.Exit(FAILED)
     _steer(id, "stop", {"reason": reason}, output)
 
 
 @campaign.command()
 def retry(
     id: Named,
-    unknown: Annotated[bool, typed.Option("--unknown", help="Also to those of whom nobody knows.")] = False,
+    unknown: Annotated[bool, click_signatures.Option("--unknown", help="Also to those of whom nobody knows.")] = False,
     output: Output = None,
 ) -> None:
     """Once more to those who were not reached; never to those it was accepted for."""
@@ -198,7 +201,7 @@ def _counts(found: Mapping[str, Any]) -> str:
 def _show(found: Mapping[str, Any], form: str) -> None:
     import sys
 
-    from timebell.cli.asking import brief
+    from timebell.cli.inputs import brief
     from timebell.cli.output import Format, emit_one, paint
     from timebell.cli.output import show as line
 

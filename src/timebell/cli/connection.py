@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import Output, Yes, remote_of
 from timebell.cli.trigger import trigger
 
-connection = typed.Group("Connections: tokens with which sources are read.")
-Named = Annotated[str, typed.Argument(metavar="NAME", help="Its name.")]
+connection = click_signatures.Group("Connections: tokens with which sources are read.")
+Named = Annotated[str, click_signatures.Argument(metavar="NAME", help="Its name.")]
 From = Annotated[
-    str, typed.Option("--from", metavar="FILE", help="File with the tokens; - for stdin.")
+    str, click_signatures.Option("--from", metavar="FILE", help="File with the tokens; - for stdin.")
 ]  # never in an argument, which everyone on the machine can read
 
 
 @connection.command()
 def add(
-    name: Annotated[str, typed.Argument(metavar="NAME", help="What sources will call it.")],
+    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="What sources will call it.")],
     given: From = "-",
-    token_url: Annotated[str | None, typed.Option(metavar="URL", help="Where tokens are renewed.")] = None,
-    client_id: Annotated[str | None, typed.Option(metavar="ID", help="Of the app.")] = None,
+    token_url: Annotated[str | None, click_signatures.Option(metavar="URL", help="Where tokens are renewed.")] = None,
+    client_id: Annotated[str | None, click_signatures.Option(metavar="ID", help="Of the app.")] = None,
     output: Output = None,
 ) -> None:
     """Keep tokens under a name. Reads a token endpoint's JSON (also client_secret), or an access token alone."""
@@ -36,7 +36,7 @@ def add(
 @connection.command("list")
 def list_(output: Output = None) -> None:
     """List connections by name; their tokens are shown to nobody."""
-    from timebell.cli.asking import listed
+    from timebell.cli.inputs import listed
 
     remote = remote_of(output)
     head = ("NAME", "STATE", "EXPIRES", "FAULT")
@@ -58,18 +58,18 @@ def reauthorize(name: Named, given: From = "-", output: Output = None) -> None:
 @connection.command()
 def delete(name: Named, yes: Yes = False) -> None:
     """Forget one that no source uses, and its tokens."""
-    from timebell.cli.asking import confirmed
+    from timebell.cli.inputs import confirmed
     from timebell.cli.output import say
 
     if not confirmed(f"Delete the connection {name}?", yes=yes):
-        raise typed.Exit(FAILED)
+        raise click_signatures.Exit(FAILED)
     remote_of().ask("DELETE", f"/connections/{_quoted(name)}")
     say("Deleted.")
 
 
 @trigger.command("reauthorize")
 def reauthorize_trigger(
-    name: Annotated[str, typed.Argument(metavar="NAME", help="A trigger that needs new tokens.")],
+    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="A trigger that needs new tokens.")],
     given: From = "-",
     output: Output = None,
 ) -> None:
@@ -105,7 +105,7 @@ _FIELDS = {
 
 def _tokens(path: str) -> dict[str, Any]:
     """What a token endpoint said (RFC 6749, section 5.1), or an access token. Raises InvalidInput."""
-    from timebell.cli.asking import contents
+    from timebell.cli.inputs import contents
     from timebell.errors import InvalidInput
     from timebell.model.payload import read_json
 

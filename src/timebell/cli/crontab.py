@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from timebell.recurrence.fields import MACROS
+from timebell.recurrence.cron.parser import MACROS
 
 ASSIGNMENT = re.compile(r"""\s*(?P<name>"[^"]*"|'[^']*'|[A-Za-z_]\w*)\s*=\s*(?P<value>.*?)\s*""", re.ASCII)
 USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\$?")

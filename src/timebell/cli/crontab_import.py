@@ -15,8 +15,8 @@ from typing import Any
 from timebell.app import Timebell
 from timebell.cli.crontab import Crontab, Entry, has_user_column, parse
 from timebell.cli.output import FAILED, OK, emit, say, table
-from timebell.dashboard.words import local, relative
 from timebell.errors import InvalidInput, Refused, TimebellError
+from timebell.formatting import local, relative
 from timebell.model.policy import Retry
 from timebell.model.schedule import Schedule
 from timebell.recurrence import Cron

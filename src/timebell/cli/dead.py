@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import Format
 from timebell.cli.schedule import Output, Yes, remote_of
 
-dead = typed.Group("Dead letters: jobs that failed for good.")
-Topic = Annotated[str | None, typed.Option(help="Only of this topic.")]
-Code = Annotated[str | None, typed.Option("--error", help="Only with this error code.")]
-Schedule = Annotated[str | None, typed.Option(help="Only of this schedule, by name or id.")]
+dead = click_signatures.Group("Dead letters: jobs that failed for good.")
+Topic = Annotated[str | None, click_signatures.Option(help="Only of this topic.")]
+Code = Annotated[str | None, click_signatures.Option("--error", help="Only with this error code.")]
+Schedule = Annotated[str | None, click_signatures.Option(help="Only of this schedule, by name or id.")]
 
 
 def _filter(remote: Any, topic: str | None, error: str | None, schedule: str | None) -> dict[str, Any]:
@@ -25,13 +25,14 @@ def list_(
     error: Code = None,
     schedule: Schedule = None,
     group: Annotated[
-        str | None, typed.Option("--group-by", metavar="topic|error", help="Count them instead of listing each.")
+        str | None,
+        click_signatures.Option("--group-by", metavar="topic|error", help="Count them instead of listing each."),
     ] = None,
-    limit: Annotated[int, typed.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, click_signatures.Option(min=1, help="At most so many.")] = 50,
     output: Output = None,
 ) -> None:
     """List dead letters, newest first."""
-    from timebell.cli.asking import brief, listed, sooner
+    from timebell.cli.inputs import brief, listed, sooner
 
     remote = remote_of(output)
     params = _filter(remote, topic, error, schedule)
@@ -50,7 +51,7 @@ def list_(
 
 
 @dead.command()
-def show(id_: Annotated[str, typed.Argument(metavar="JOB", help="Its id.")], output: Output = None) -> None:
+def show(id_: Annotated[str, click_signatures.Argument(metavar="JOB", help="Its id.")], output: Output = None) -> None:
     """Show one with its attempts."""
     from timebell.cli.job_views import show_job
 
@@ -63,7 +64,9 @@ def replay(
     topic: Topic = None,
     error: Code = None,
     schedule: Schedule = None,
-    rate: Annotated[float | None, typed.Option(min=0.01, help="So many a second.  [default: at once]")] = None,
+    rate: Annotated[
+        float | None, click_signatures.Option(min=0.01, help="So many a second.  [default: at once]")
+    ] = None,
     yes: Yes = False,
     output: Output = None,
 ) -> None:
@@ -83,7 +86,7 @@ def _all(
     verb: str, topic: str | None, error: str | None, schedule: str | None, more: dict[str, Any], yes: bool,
     output: Format | None,
 ) -> None:  # fmt: skip
-    from timebell.cli.asking import confirmed
+    from timebell.cli.inputs import confirmed
     from timebell.cli.operations import watched
 
     remote = remote_of(output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import Format
 from timebell.cli.schedule import (
     Condition,
@@ -21,26 +21,29 @@ from timebell.cli.schedule import (
     remote_of,
 )
 
-job = typed.Group("Jobs: make, look, cancel, try again.")
-Id = Annotated[str, typed.Argument(metavar="JOB", help="Its id.")]
-Status = Annotated[list[str] | None, typed.Option(help="Only these: pending, running, failed, ...")]
-At = Annotated[str | None, typed.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")]
+job = click_signatures.Group("Jobs: make, look, cancel, try again.")
+Id = Annotated[str, click_signatures.Argument(metavar="JOB", help="Its id.")]
+Status = Annotated[list[str] | None, click_signatures.Option(help="Only these: pending, running, failed, ...")]
+At = Annotated[
+    str | None, click_signatures.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")
+]
 
 
 @job.command()
 def create(
-    topic: Annotated[str, typed.Argument(help="What it is about: mail.send.")],
+    topic: Annotated[str, click_signatures.Argument(help="What it is about: mail.send.")],
     at: At = None,
     timezone: Zone = None,
     payload: Payload = None,
-    key: Annotated[str | None, typed.Option(help="At most one live job has it.")] = None,
+    key: Annotated[str | None, click_signatures.Option(help="At most one live job has it.")] = None,
     on_conflict: Annotated[
-        str | None, typed.Option("--on-conflict", metavar="error|keep|replace", help="If one has it already.")
+        str | None,
+        click_signatures.Option("--on-conflict", metavar="error|keep|replace", help="If one has it already."),
     ] = None,
     request_id: Annotated[
-        str | None, typed.Option("--request-id", help="The same again makes no second job, ever.")
+        str | None, click_signatures.Option("--request-id", help="The same again makes no second job, ever.")
     ] = None,
-    owner: Annotated[str | None, typed.Option(help="Whom it is for.")] = None,
+    owner: Annotated[str | None, click_signatures.Option(help="Whom it is for.")] = None,
     retries: Retries = None,
     timeout: Timeout = None,
     queue: Queue = None,
@@ -48,11 +51,13 @@ def create(
     condition: Condition = None,
     unless: Unless = None,
     target: Target = None,
-    dry_run: Annotated[bool, typed.Option("--dry-run", help="Show what it would send; make nothing.")] = False,
+    dry_run: Annotated[
+        bool, click_signatures.Option("--dry-run", help="Show what it would send; make nothing.")
+    ] = False,
     output: Output = None,
 ) -> None:
     """Make a job, due at a time or now."""
-    from timebell.cli.asking import json_of
+    from timebell.cli.inputs import json_of
     from timebell.cli.job_views import preview, show_job
     from timebell.cli.schedule import target_of
 
@@ -76,11 +81,11 @@ def create(
 @job.command("list")
 def list_(
     status: Status = None,
-    topic: Annotated[str | None, typed.Option(help="Only of this topic.")] = None,
-    owner: Annotated[str | None, typed.Option(help="Only of this owner.")] = None,
-    schedule: Annotated[str | None, typed.Option(help="Only of this schedule, by name or id.")] = None,
-    key: Annotated[str | None, typed.Option(help="Only with this key.")] = None,
-    limit: Annotated[int, typed.Option(min=1, help="At most so many.")] = 50,
+    topic: Annotated[str | None, click_signatures.Option(help="Only of this topic.")] = None,
+    owner: Annotated[str | None, click_signatures.Option(help="Only of this owner.")] = None,
+    schedule: Annotated[str | None, click_signatures.Option(help="Only of this schedule, by name or id.")] = None,
+    key: Annotated[str | None, click_signatures.Option(help="Only with this key.")] = None,
+    limit: Annotated[int, click_signatures.Option(min=1, help="At most so many.")] = 50,
     output: Output = None,
 ) -> None:
     """List jobs, newest first."""
@@ -104,7 +109,7 @@ def show(id_: Id, output: Output = None) -> None:
 
 @job.command()
 def tail(
-    topic: Annotated[str | None, typed.Option(help="Only of this topic.")] = None,
+    topic: Annotated[str | None, click_signatures.Option(help="Only of this topic.")] = None,
     output: Output = None,
 ) -> None:
     """Print what becomes of jobs, as it happens, until Ctrl-C. With -o json: a line each."""
@@ -151,7 +156,9 @@ OUTCOMES = {
 @job.command()
 def reschedule(
     id_: Id,
-    at: Annotated[str, typed.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")],
+    at: Annotated[
+        str, click_signatures.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")
+    ],
     timezone: Zone = None,
     output: Output = None,
 ) -> None:
@@ -168,13 +175,17 @@ def _do(id_: str, verb: str, body: dict[str, Any] | None, output: Format | None)
 
 @job.command("import")
 def import_(
-    file: Annotated[Path, typed.Argument(help="One job a line, with the fields of POST /jobs.")],
-    past: Annotated[str, typed.Option(metavar="refuse|skip|now", help="What becomes of jobs in the past.")] = "refuse",
+    file: Annotated[Path, click_signatures.Argument(help="One job a line, with the fields of POST /jobs.")],
+    past: Annotated[
+        str, click_signatures.Option(metavar="refuse|skip|now", help="What becomes of jobs in the past.")
+    ] = "refuse",
     timezone: Zone = None,
-    database: Annotated[str | None, typed.Option(metavar="URL", help="sqlite:///file or postgresql://...")] = None,
+    database: Annotated[
+        str | None, click_signatures.Option(metavar="URL", help="sqlite:///file or postgresql://...")
+    ] = None,
     output: Output = None,
 ) -> None:
     """Make jobs from a file of JSON lines, straight in the database. Safe to repeat: nothing is made twice."""
     from timebell.cli import job_import as importing
 
-    raise typed.Exit(importing.take(file, past, timezone, database, output))
+    raise click_signatures.Exit(importing.take(file, past, timezone, database, output))

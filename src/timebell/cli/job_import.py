@@ -18,7 +18,7 @@ from timebell.client import job_lines
 from timebell.client.job_lines import Line, Reader
 from timebell.errors import InvalidInput, StoreError, TimebellError
 from timebell.settings import load
-from timebell.store.sql.named import no_such_target
+from timebell.store.jobs.bind_targets import no_such_target
 
 BATCH = 5000
 

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 
-from timebell.cli.asking import Row, brief, listed, sooner
+from timebell.cli.inputs import Row, brief, listed, sooner
 from timebell.cli.output import Format, emit_one, paint, say, show
 
 HEAD = ("ID", "TOPIC", "STATUS", "RUN AT", "ATTEMPT", "WHY")

@@ -8,19 +8,20 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from timebell.app import Timebell
-from timebell.cli.asking import listed
+from timebell.cli.inputs import listed
 from timebell.cli.output import Format, emit_one, say, show
-from timebell.client.checks import text
+from timebell.client.validation import text
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model.page import MAX_LIMIT, Page
 from timebell.recurrence import zone
 from timebell.recurrence.instants import format_instant
 from timebell.settings import duration
-from timebell.store.sql import audit_log, tenants
-from timebell.store.sql import keys as rows
-from timebell.store.sql.audit_log import AuditRecord
-from timebell.store.sql.tenants import Tenant
+from timebell.store.audit import audit_log
+from timebell.store.audit.audit_log import AuditRecord
+from timebell.store.tenancy import api_keys as rows
+from timebell.store.tenancy import tenants
+from timebell.store.tenancy.tenants import Tenant
 from timebell.store.transaction import Transaction
 from timebell.tenancy import keys
 from timebell.tenancy.keys import Key

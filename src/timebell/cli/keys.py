@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import Format
 
-Output = Annotated[Format | None, typed.Option("--output", "-o", help="How to print.  [default: table]")]
+Output = Annotated[Format | None, click_signatures.Option("--output", "-o", help="How to print.  [default: table]")]
 Database = Annotated[
-    str | None, typed.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name.")
+    str | None,
+    click_signatures.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name."),
 ]
-key = typed.Group("API keys, on the database itself.")
-tenant = typed.Group("Tenants, on the database itself.")
-Most = Annotated[int | None, typed.Option(min=0, metavar="N", help="At most so many; 0: no limit.")]
+key = click_signatures.Group("API keys, on the database itself.")
+tenant = click_signatures.Group("Tenants, on the database itself.")
+Most = Annotated[int | None, click_signatures.Option(min=0, metavar="N", help="At most so many; 0: no limit.")]
 
 
 @key.command("create")
 def key_create(
-    name: Annotated[str, typed.Argument(help="Who will use it.")],
+    name: Annotated[str, click_signatures.Argument(help="Who will use it.")],
     role: Annotated[
-        str, typed.Option(metavar="ROLE", help="viewer, operator, editor, admin, or platform: all tenants.")
+        str, click_signatures.Option(metavar="ROLE", help="viewer, operator, editor, admin, or platform: all tenants.")
     ] = "viewer",
-    tenant: Annotated[str, typed.Option(help="Whose data it opens.")] = "default",
-    scope: Annotated[list[str] | None, typed.Option(help="Only this part of the API: schedules, jobs, ...")] = None,
-    network: Annotated[list[str] | None, typed.Option(metavar="CIDR", help="Only from there: 192.0.2.0/24.")] = None,
-    expires_in: Annotated[str | None, typed.Option(metavar="D", help="Only for so long: 90d.")] = None,
+    tenant: Annotated[str, click_signatures.Option(help="Whose data it opens.")] = "default",
+    scope: Annotated[
+        list[str] | None, click_signatures.Option(help="Only this part of the API: schedules, jobs, ...")
+    ] = None,
+    network: Annotated[
+        list[str] | None, click_signatures.Option(metavar="CIDR", help="Only from there: 192.0.2.0/24.")
+    ] = None,
+    expires_in: Annotated[str | None, click_signatures.Option(metavar="D", help="Only for so long: 90d.")] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -37,7 +42,7 @@ def key_create(
 
 @key.command("list")
 def key_list(
-    tenant: Annotated[str | None, typed.Option(help="Only of this tenant.")] = None,
+    tenant: Annotated[str | None, click_signatures.Option(help="Only of this tenant.")] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -49,7 +54,7 @@ def key_list(
 
 @key.command("revoke")
 def key_revoke(
-    id_: Annotated[str, typed.Argument(metavar="ID", help="The id, which is the third part of a key.")],
+    id_: Annotated[str, click_signatures.Argument(metavar="ID", help="The id, which is the third part of a key.")],
     database: Database = None,
 ) -> None:
     """Make a key useless for ever, within 5 s on every node."""
@@ -60,7 +65,7 @@ def key_revoke(
 
 @tenant.command("create")
 def tenant_create(
-    name: Annotated[str, typed.Argument()], database: Database = None, output: Output = None
+    name: Annotated[str, click_signatures.Argument()], database: Database = None, output: Output = None
 ) -> None:  # fmt: skip
     """Make a tenant. It is no error if there is one."""
     from timebell.cli import keyring
@@ -78,7 +83,7 @@ def tenant_list(database: Database = None, output: Output = None) -> None:
 
 @tenant.command("quota")
 def tenant_quota(
-    name: Annotated[str, typed.Argument()],
+    name: Annotated[str, click_signatures.Argument()],
     schedules: Most = None,
     pending_jobs: Most = None,
     payload_bytes_per_day: Most = None,
@@ -86,7 +91,7 @@ def tenant_quota(
     jobs_at_once: Most = None,
     starts_per_minute: Most = None,
     jobs_per_month: Most = None,
-    timezone: Annotated[str | None, typed.Option(metavar="ZONE", help="In which its months begin.")] = None,
+    timezone: Annotated[str | None, click_signatures.Option(metavar="ZONE", help="In which its months begin.")] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:

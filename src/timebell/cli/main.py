@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 try:
-    from timebell.cli import typed
+    from timebell.cli import click_signatures
 except ModuleNotFoundError:  # the library alone is installed
     sys.exit('The command line needs more than the library: pip install "timebell[server]"')
 
@@ -21,7 +21,7 @@ from timebell.cli.keys import key, tenant
 from timebell.cli.observe import observe
 from timebell.cli.operate import api, calendar, config, node
 from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
-from timebell.cli.recover import recover
+from timebell.cli.release import recover
 from timebell.cli.schedule import schedule
 from timebell.cli.target import secret, target
 from timebell.cli.torture import torture
@@ -34,9 +34,9 @@ HELP = """Things that must happen at a time: once, on time, in the right time zo
 Data goes to stdout, talk to stderr. Exit codes: 0 fine, 1 failed, 2 usage, 3 not found, 4 refused, 5 conflict,
 6 unreachable, 7 differences found, 130 interrupted. Settings: flag, TIMEBELL_* variable, timebell.toml, default."""
 
-root = typed.Group(HELP)
-db = typed.Group("The tables: bring them up to date, or look.")
-imports = typed.Group("Take over what other schedulers have.")
+root = click_signatures.Group(HELP)
+db = click_signatures.Group("The tables: bring them up to date, or look.")
+imports = click_signatures.Group("Take over what other schedulers have.")
 root.add_command(db, "db")
 root.add_command(imports, "import")
 root.add_command(schedule, "schedule")
@@ -57,14 +57,19 @@ root.add_command(observe, "observe")
 for command in (apply_, export, calendar, api, recover, torture):
     root.command(command.__name__.rstrip("_"))(command)
 
-App = Annotated[str | None, typed.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")]
-Host = Annotated[str | None, typed.Option(help="Address to listen on.  [default: 127.0.0.1]")]
-Port = Annotated[int | None, typed.Option(min=1, max=65535, help="Port to listen on.  [default: 8700]")]
-Database = Annotated[
-    str | None, typed.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name.")
+App = Annotated[
+    str | None, click_signatures.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")
 ]
-Output = Annotated[Format | None, typed.Option("--output", "-o", help="How to print.  [default: table]")]
-Zone = Annotated[str | None, typed.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")]
+Host = Annotated[str | None, click_signatures.Option(help="Address to listen on.  [default: 127.0.0.1]")]
+Port = Annotated[int | None, click_signatures.Option(min=1, max=65535, help="Port to listen on.  [default: 8700]")]
+Database = Annotated[
+    str | None,
+    click_signatures.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name."),
+]
+Output = Annotated[Format | None, click_signatures.Option("--output", "-o", help="How to print.  [default: table]")]
+Zone = Annotated[
+    str | None, click_signatures.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")
+]
 
 
 @root.command()
@@ -72,7 +77,7 @@ def dev(
     app: App = None,
     host: Host = None,
     port: Port = None,
-    reload: Annotated[bool, typed.Option(help="Start anew when a file of the app changes.")] = True,
+    reload: Annotated[bool, click_signatures.Option(help="Start anew when a file of the app changes.")] = True,
 ) -> None:
     """Run all in one process and show each fire.
 
@@ -88,7 +93,7 @@ def run(
     app: App = None,
     roles: Annotated[
         str | None,
-        typed.Option(
+        click_signatures.Option(
             metavar="LIST",
             help="Some of planner,worker,api,ui (default all). planner and worker go together so far;"
             " api is /livez and /readyz, ui is the dashboard.",
@@ -96,7 +101,9 @@ def run(
     ] = None,
     host: Host = None,
     port: Port = None,
-    until_idle: Annotated[bool, typed.Option("--until-idle", help="End when nothing is due any more.")] = False,
+    until_idle: Annotated[
+        bool, click_signatures.Option("--until-idle", help="End when nothing is due any more.")
+    ] = False,
 ) -> None:
     """Run a production process.
 
@@ -109,20 +116,28 @@ def run(
 
 @root.command("next")
 def next_(
-    expression: Annotated[str | None, typed.Argument(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')] = None,
+    expression: Annotated[
+        str | None, click_signatures.Argument(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')
+    ] = None,
     timezone: Zone = None,
-    count: Annotated[int, typed.Option("--count", "-n", min=1, max=10_000, help="How many fires.")] = 5,
-    start: Annotated[str | None, typed.Option("--from", metavar="T", help="After this time.  [default: now]")] = None,
+    count: Annotated[int, click_signatures.Option("--count", "-n", min=1, max=10_000, help="How many fires.")] = 5,
+    start: Annotated[
+        str | None, click_signatures.Option("--from", metavar="T", help="After this time.  [default: now]")
+    ] = None,
     every: Annotated[
-        str | None, typed.Option(metavar="D", help="An interval instead: PT90M, P1D, R/<anchor>/P1D.")
+        str | None, click_signatures.Option(metavar="D", help="An interval instead: PT90M, P1D, R/<anchor>/P1D.")
     ] = None,
     rrule: Annotated[
-        str | None, typed.Option(metavar="RULE", help="An RRULE instead, or DTSTART, RRULE, EXDATE and RDATE lines.")
+        str | None,
+        click_signatures.Option(metavar="RULE", help="An RRULE instead, or DTSTART, RRULE, EXDATE and RDATE lines."),
     ] = None,
     since: Annotated[
-        str | None, typed.Option(metavar="last_end|last_start", help="Count the interval from each run instead.")
+        str | None,
+        click_signatures.Option(metavar="last_end|last_start", help="Count the interval from each run instead."),
     ] = None,
-    stdin: Annotated[bool, typed.Option("--stdin", help="Answer JSON lines {kind, spec, tz, start, count}.")] = False,
+    stdin: Annotated[
+        bool, click_signatures.Option("--stdin", help="Answer JSON lines {kind, spec, tz, start, count}.")
+    ] = False,
     output: Output = None,
 ) -> None:
     """Show what an expression means and when it fires.
@@ -139,13 +154,15 @@ def next_(
 
 @db.command("upgrade")
 def db_upgrade(
-    check: Annotated[bool, typed.Option("--check", help="Only look; exit 7 if an upgrade is needed.")] = False,
+    check: Annotated[
+        bool, click_signatures.Option("--check", help="Only look; exit 7 if an upgrade is needed.")
+    ] = False,
     database: Database = None,
 ) -> None:
     """Bring the tables up to this version. Safe to repeat."""
     from timebell.cli import database as tables
 
-    raise typed.Exit(tables.upgrade_tables(database, check=check))
+    raise click_signatures.Exit(tables.upgrade_tables(database, check=check))
 
 
 @db.command("status")
@@ -153,14 +170,16 @@ def db_status(database: Database = None, output: Output = None) -> None:
     """Show the version of the tables and the one this release needs."""
     from timebell.cli import database as tables
 
-    raise typed.Exit(tables.show_status(database, output))
+    raise click_signatures.Exit(tables.show_status(database, output))
 
 
 @db.command("zones")
 def db_zones(
     against: Annotated[
         Path | None,
-        typed.Option(metavar="FOLDER", help="Zone data of another release: what differs in the coming year."),
+        click_signatures.Option(
+            metavar="FOLDER", help="Zone data of another release: what differs in the coming year."
+        ),
     ] = None,
     database: Database = None,
     output: Output = None,
@@ -171,22 +190,22 @@ def db_zones(
     """
     from timebell.cli import zones
 
-    raise typed.Exit(zones.preview(database, against, output))
+    raise click_signatures.Exit(zones.preview(database, against, output))
 
 
 @db.command("roles")
 def db_roles(
-    prefix: Annotated[str, typed.Option(metavar="NAME", help="What their names begin with.")] = "timebell",
+    prefix: Annotated[str, click_signatures.Option(metavar="NAME", help="What their names begin with.")] = "timebell",
 ) -> None:
     """Print the SQL of roles with the least privileges (PostgreSQL): node, client, reader."""
     from timebell.cli import privileges
 
-    raise typed.Exit(privileges.print_roles(prefix))
+    raise click_signatures.Exit(privileges.print_roles(prefix))
 
 
 @root.command("backup")
 def backup_(
-    file: Annotated[Path, typed.Argument(help="Where to put it; it must not exist.")],
+    file: Annotated[Path, click_signatures.Argument(help="Where to put it; it must not exist.")],
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -196,13 +215,15 @@ def backup_(
     """
     from timebell.cli import backup
 
-    raise typed.Exit(backup.backup(file, database, output))
+    raise click_signatures.Exit(backup.backup(file, database, output))
 
 
 @root.command("restore")
 def restore_(
-    file: Annotated[Path | None, typed.Argument(help="A backup; left out, the database has been restored.")] = None,
-    yes: Annotated[bool, typed.Option("--yes", "-y", help="Do not ask.")] = False,
+    file: Annotated[
+        Path | None, click_signatures.Argument(help="A backup; left out, the database has been restored.")
+    ] = None,
+    yes: Annotated[bool, click_signatures.Option("--yes", "-y", help="Do not ask.")] = False,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -213,21 +234,23 @@ def restore_(
     """
     from timebell.cli import backup
 
-    raise typed.Exit(backup.restore(file, database, output, yes=yes))
+    raise click_signatures.Exit(backup.restore(file, database, output, yes=yes))
 
 
 @root.command()
 def doctor(database: Database = None, output: Output = None) -> None:
     """Find what is set up wrongly: database, settings, machine; and what stands still."""
-    from timebell.cli import doctor as doctors
+    from timebell.cli.doctor import report as doctors
 
-    raise typed.Exit(doctors.examine(database, output))
+    raise click_signatures.Exit(doctors.examine(database, output))
 
 
 @root.command()
 def watch(
-    every: Annotated[float, typed.Option(min=0.5, max=10, metavar="SECONDS", help="How often to look.")] = 2.0,
-    fail: Annotated[bool, typed.Option("--fail", help="End with exit code 1 at the first alarm.")] = False,
+    every: Annotated[
+        float, click_signatures.Option(min=0.5, max=10, metavar="SECONDS", help="How often to look.")
+    ] = 2.0,
+    fail: Annotated[bool, click_signatures.Option("--fail", help="End with exit code 1 at the first alarm.")] = False,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -238,15 +261,21 @@ def watch(
     """
     from timebell.cli import watch as watching
 
-    raise typed.Exit(watching.watch(database, every, output, fail=fail))
+    raise click_signatures.Exit(watching.watch(database, every, output, fail=fail))
 
 
 @root.command("audit")
 def audit_(
-    start: Annotated[str, typed.Option("--from", metavar="T", help="Where it begins: 2027-03-14T07:00:00Z.")],
-    end: Annotated[str, typed.Option("--to", metavar="T", help="Where it ends.")],
-    schedule: Annotated[str | None, typed.Option(metavar="NAME", help="Only this one, by name or id.")] = None,
-    tenant: Annotated[str | None, typed.Option(metavar="T", help="Only of this tenant.  [default: all]")] = None,
+    start: Annotated[
+        str, click_signatures.Option("--from", metavar="T", help="Where it begins: 2027-03-14T07:00:00Z.")
+    ],
+    end: Annotated[str, click_signatures.Option("--to", metavar="T", help="Where it ends.")],
+    schedule: Annotated[
+        str | None, click_signatures.Option(metavar="NAME", help="Only this one, by name or id.")
+    ] = None,
+    tenant: Annotated[
+        str | None, click_signatures.Option(metavar="T", help="Only of this tenant.  [default: all]")
+    ] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
@@ -256,30 +285,35 @@ def audit_(
     """
     from timebell.cli import audit
 
-    raise typed.Exit(audit.audit(start, end, schedule, tenant, database, output))
+    raise click_signatures.Exit(audit.audit(start, end, schedule, tenant, database, output))
 
 
 @root.command("why")
 def why_(
-    schedule: Annotated[str, typed.Argument(help="Its name or id.")],
-    instant: Annotated[str, typed.Argument(help="The occurrence: 2027-03-14T07:00:00Z.")],
-    tenant: Annotated[str, typed.Option(metavar="T", help="Whose schedule it is.")] = "default",
+    schedule: Annotated[str, click_signatures.Argument(help="Its name or id.")],
+    instant: Annotated[str, click_signatures.Argument(help="The occurrence: 2027-03-14T07:00:00Z.")],
+    tenant: Annotated[str, click_signatures.Option(metavar="T", help="Whose schedule it is.")] = "default",
     database: Database = None,
     output: Output = None,
 ) -> None:
     """Say what became of one occurrence, and why."""
     from timebell.cli import audit
 
-    raise typed.Exit(audit.why(schedule, instant, tenant, database, output))
+    raise click_signatures.Exit(audit.why(schedule, instant, tenant, database, output))
 
 
 @imports.command("crontab")
 def import_crontab(
-    file: Annotated[Path | None, typed.Argument(help="A crontab, or - for stdin.  [default: crontab -l]")] = None,
+    file: Annotated[
+        Path | None, click_signatures.Argument(help="A crontab, or - for stdin.  [default: crontab -l]")
+    ] = None,
     timezone: Zone = None,
-    dry_run: Annotated[bool, typed.Option("--dry-run", help="Show what would be made; write nothing.")] = False,
+    dry_run: Annotated[
+        bool, click_signatures.Option("--dry-run", help="Show what would be made; write nothing.")
+    ] = False,
     system: Annotated[
-        bool | None, typed.Option("--system/--user", help="With or without a user column.  [default: found out]")
+        bool | None,
+        click_signatures.Option("--system/--user", help="With or without a user column.  [default: found out]"),
     ] = None,
     database: Database = None,
     output: Output = None,
@@ -287,16 +321,18 @@ def import_crontab(
     """Make a schedule of each entry of a crontab. Safe to repeat."""
     from timebell.cli import crontab_import
 
-    raise typed.Exit(crontab_import.take(file, timezone, database, output, system=system, dry_run=dry_run))
+    raise click_signatures.Exit(crontab_import.take(file, timezone, database, output, system=system, dry_run=dry_run))
 
 
 @root.command("simulate")
 def simulate_(
-    file: Annotated[Path, typed.Argument(help="YAML: schedules as for apply, jobs, and what goes wrong.")],
-    start: Annotated[str, typed.Option("--from", metavar="T", help="When it begins.")],
-    end: Annotated[str, typed.Option("--to", metavar="T", help="When it ends.")],
-    outage: Annotated[list[str] | None, typed.Option(metavar="T/T", help="All nodes are down then.")] = None,
-    late: Annotated[str | None, typed.Option(metavar="D", help="Later starts are listed.  [default: 60s]")] = None,
+    file: Annotated[Path, click_signatures.Argument(help="YAML: schedules as for apply, jobs, and what goes wrong.")],
+    start: Annotated[str, click_signatures.Option("--from", metavar="T", help="When it begins.")],
+    end: Annotated[str, click_signatures.Option("--to", metavar="T", help="When it ends.")],
+    outage: Annotated[list[str] | None, click_signatures.Option(metavar="T/T", help="All nodes are down then.")] = None,
+    late: Annotated[
+        str | None, click_signatures.Option(metavar="D", help="Later starts are listed.  [default: 60s]")
+    ] = None,
     timezone: Zone = None,
     output: Output = None,
 ) -> None:
@@ -306,12 +342,12 @@ def simulate_(
     """
     from timebell.cli import simulate
 
-    raise typed.Exit(simulate.simulate(file, start, end, outage or [], late, output, timezone))
+    raise click_signatures.Exit(simulate.simulate(file, start, end, outage or [], late, output, timezone))
 
 
 @root.command()
 def completion(
-    shell: Annotated[str, typed.Argument(metavar="bash|zsh|fish", help="Yours.")],
+    shell: Annotated[str, click_signatures.Argument(metavar="bash|zsh|fish", help="Yours.")],
 ) -> None:
     """Print the script that completes commands and flags: source <(timebell completion bash)."""
     from click.shell_completion import get_completion_class
@@ -345,7 +381,7 @@ def version(output: Output = None) -> None:
 def main() -> None:
     """The program: errors of users become two lines and an exit code."""
     try:
-        typed.run(root, "timebell")
+        click_signatures.run(root, "timebell")
     except TimebellError as error:
         complain(error)
         sys.exit(exit_code(error))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import show
 
-observe = typed.Group("What comes along for Prometheus and Grafana.")
+observe = click_signatures.Group("What comes along for Prometheus and Grafana.")
 
 
 @observe.command()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import Format, emit, show
 from timebell.cli.schedule import Output, remote_of
 
-node = typed.Group("Nodes: the processes that run.")
-config = typed.Group("Settings.")
+node = click_signatures.Group("Nodes: the processes that run.")
+config = click_signatures.Group("Settings.")
 
 
 @node.command("list")
 def node_list(output: Output = None) -> None:
     """List nodes, and who leads since when."""
-    from timebell.cli.asking import listed, sooner
+    from timebell.cli.inputs import listed, sooner
 
     remote = remote_of(output)
     listed(remote.pages("/nodes"), remote.settings.output, ("NAME", "STATE", "VERSION", "ZONE DATA", "STARTED"),
@@ -27,7 +27,7 @@ def node_list(output: Output = None) -> None:
 
 
 @node.command("drain")
-def node_drain(named: Annotated[str, typed.Argument(metavar="NODE", help="Its name or id.")]) -> None:
+def node_drain(named: Annotated[str, click_signatures.Argument(metavar="NODE", help="Its name or id.")]) -> None:
     """Ask a node to finish what runs there, and leave. Within a heartbeat it claims nothing more."""
     from timebell.cli.output import say
     from timebell.errors import NotFound
@@ -42,17 +42,17 @@ def node_drain(named: Annotated[str, typed.Argument(metavar="NODE", help="Its na
 
 
 def calendar(
-    days: Annotated[int, typed.Option(min=1, max=366, help="So many days from now.")] = 7,
-    ics: Annotated[bool, typed.Option("--ics", help="As iCalendar, for a calendar program.")] = False,
-    topic: Annotated[str | None, typed.Option(help="Only of this topic.")] = None,
-    limit: Annotated[int, typed.Option(min=1, max=1000, help="At most so many of a schedule.")] = 100,
+    days: Annotated[int, click_signatures.Option(min=1, max=366, help="So many days from now.")] = 7,
+    ics: Annotated[bool, click_signatures.Option("--ics", help="As iCalendar, for a calendar program.")] = False,
+    topic: Annotated[str | None, click_signatures.Option(help="Only of this topic.")] = None,
+    limit: Annotated[int, click_signatures.Option(min=1, max=1000, help="At most so many of a schedule.")] = 100,
     output: Output = None,
 ) -> None:
     """Show what fires in the coming days, across all schedules."""
     from datetime import timedelta
 
-    from timebell.cli.asking import instant
     from timebell.cli.calendars import ics_of, show_days
+    from timebell.cli.inputs import instant
     from timebell.clock import wall
 
     remote = remote_of(output)
@@ -78,11 +78,11 @@ def calendar(
 
 @config.command("show")
 def config_show(
-    origin: Annotated[bool, typed.Option("--origin", help="Where each value comes from.")] = False,
+    origin: Annotated[bool, click_signatures.Option("--origin", help="Where each value comes from.")] = False,
     output: Output = None,
 ) -> None:
     """Show the settings; secrets are not shown."""
-    from timebell.cli.asking import listed
+    from timebell.cli.inputs import listed
     from timebell.settings import explained, load
 
     rows = [
@@ -95,13 +95,15 @@ def config_show(
 
 
 def api(
-    method: Annotated[str, typed.Argument(help="GET, POST, ...")],
-    path: Annotated[str, typed.Argument(help="Under /api/v1: /schedules?limit=2")],
-    data: Annotated[str | None, typed.Option("--data", "-d", metavar="JSON", help="The body; @file reads it.")] = None,
-    match: Annotated[str | None, typed.Option("--if-match", help="The ETag of what is changed.")] = None,
+    method: Annotated[str, click_signatures.Argument(help="GET, POST, ...")],
+    path: Annotated[str, click_signatures.Argument(help="Under /api/v1: /schedules?limit=2")],
+    data: Annotated[
+        str | None, click_signatures.Option("--data", "-d", metavar="JSON", help="The body; @file reads it.")
+    ] = None,
+    match: Annotated[str | None, click_signatures.Option("--if-match", help="The ETag of what is changed.")] = None,
 ) -> None:
     """Call the API with your key, and print the answer."""
-    from timebell.cli.asking import json_of
+    from timebell.cli.inputs import json_of
 
     remote = remote_of()
     path = path.removeprefix("/api/v1")

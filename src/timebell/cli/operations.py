@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import FAILED, Format, emit_one, say
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def watched(remote: Remote, operation: dict[str, Any]) -> None:
     else:
         say(line(operation))
     if operation["state"] == "failed":
-        raise typed.Exit(FAILED)
+        raise click_signatures.Exit(FAILED)
 
 
 def line(operation: dict[str, Any]) -> str:

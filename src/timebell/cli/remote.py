@@ -100,7 +100,7 @@ class Remote:
         if at.hostname and at.scheme == "http":
             return HTTPConnection(at.hostname, at.port or 80, timeout=PATIENCE)
         if at.hostname and at.scheme == "https":
-            from timebell.wire import trusted
+            from timebell.http_client import trusted
 
             return HTTPSConnection(at.hostname, at.port or 443, timeout=PATIENCE, context=trusted())
         raise ValueError("it is no address of http or https")

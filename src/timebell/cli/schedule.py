@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import Format
 
 if TYPE_CHECKING:
     from timebell.cli.remote import Remote
 
-schedule = typed.Group("Schedules: make, look, steer.")
-Output = Annotated[Format | None, typed.Option("--output", "-o", help="How to print.  [default: table]")]
+schedule = click_signatures.Group("Schedules: make, look, steer.")
+Output = Annotated[Format | None, click_signatures.Option("--output", "-o", help="How to print.  [default: table]")]
 
 
 def _names(incomplete: str) -> list[str]:
@@ -25,30 +25,41 @@ def _names(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-Named = Annotated[str, typed.Argument(metavar="SCHEDULE", help="Its name or id.", offer=_names)]
-Zone = Annotated[str | None, typed.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")]
-Cron = Annotated[str | None, typed.Option(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')]
-Every = Annotated[str | None, typed.Option(metavar="D", help="An interval: PT90M, P1D.")]
-Rrule = Annotated[str | None, typed.Option(metavar="RULE", help="An RRULE.")]
-Topic = Annotated[str | None, typed.Option(metavar="TOPIC", help="What its jobs are about: reports.build.")]
-Payload = Annotated[str | None, typed.Option(metavar="JSON", help="Given to each job; @file reads it from there.")]
-Overlap = Annotated[str | None, typed.Option(metavar="skip|queue|cancel_previous|allow", help="While one still runs.")]
-CatchUp = Annotated[str | None, typed.Option("--catch-up", metavar="latest|all|skip", help="What was missed.")]
-Retries = Annotated[int | None, typed.Option(help="Tries after the first.")]
-Timeout = Annotated[float | None, typed.Option(metavar="SECONDS", help="Of one try.")]
-Queue = Annotated[str | None, typed.Option(help="The queue of its jobs.")]
-Priority = Annotated[int | None, typed.Option(help="The lower, the sooner.")]
+Named = Annotated[str, click_signatures.Argument(metavar="SCHEDULE", help="Its name or id.", offer=_names)]
+Zone = Annotated[
+    str | None, click_signatures.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")
+]
+Cron = Annotated[str | None, click_signatures.Option(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')]
+Every = Annotated[str | None, click_signatures.Option(metavar="D", help="An interval: PT90M, P1D.")]
+Rrule = Annotated[str | None, click_signatures.Option(metavar="RULE", help="An RRULE.")]
+Topic = Annotated[str | None, click_signatures.Option(metavar="TOPIC", help="What its jobs are about: reports.build.")]
+Payload = Annotated[
+    str | None, click_signatures.Option(metavar="JSON", help="Given to each job; @file reads it from there.")
+]
+Overlap = Annotated[
+    str | None, click_signatures.Option(metavar="skip|queue|cancel_previous|allow", help="While one still runs.")
+]
+CatchUp = Annotated[
+    str | None, click_signatures.Option("--catch-up", metavar="latest|all|skip", help="What was missed.")
+]
+Retries = Annotated[int | None, click_signatures.Option(help="Tries after the first.")]
+Timeout = Annotated[float | None, click_signatures.Option(metavar="SECONDS", help="Of one try.")]
+Queue = Annotated[str | None, click_signatures.Option(help="The queue of its jobs.")]
+Priority = Annotated[int | None, click_signatures.Option(help="The lower, the sooner.")]
 Condition = Annotated[
-    str | None, typed.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
+    str | None, click_signatures.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
 ]
 Unless = Annotated[
-    str | None, typed.Option(metavar="JSON", help='Not if this finds something: {"source": ..., "query": ...}.')
+    str | None,
+    click_signatures.Option(metavar="JSON", help='Not if this finds something: {"source": ..., "query": ...}.'),
 ]
-Target = Annotated[str | None, typed.Option(metavar="NAME|URL|JSON", help="Where jobs go, if not to handlers.")]
-Calendar = Annotated[str | None, typed.Option(help="Business days: the name of a calendar.")]
-Label = Annotated[list[str] | None, typed.Option(metavar="NAME=VALUE", help="May be given several times.")]
-Description = Annotated[str | None, typed.Option(help="What people should know.")]
-Yes = Annotated[bool, typed.Option("--yes", "-y", help="Do not ask.")]
+Target = Annotated[
+    str | None, click_signatures.Option(metavar="NAME|URL|JSON", help="Where jobs go, if not to handlers.")
+]
+Calendar = Annotated[str | None, click_signatures.Option(help="Business days: the name of a calendar.")]
+Label = Annotated[list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="May be given several times.")]
+Description = Annotated[str | None, click_signatures.Option(help="What people should know.")]
+Yes = Annotated[bool, click_signatures.Option("--yes", "-y", help="Do not ask.")]
 
 
 def remote_of(output: Format | None = None) -> Remote:
@@ -61,7 +72,7 @@ def remote_of(output: Format | None = None) -> Remote:
 
 def target_of(text: str | None) -> Any:
     """A target of a flag: a URL, JSON, or a name. Raises InvalidInput."""
-    from timebell.cli.asking import json_of
+    from timebell.cli.inputs import json_of
 
     if text is not None and text.startswith(("http://", "https://")):
         return {"kind": "http", "url": text}
@@ -70,7 +81,7 @@ def target_of(text: str | None) -> Any:
 
 def _body(**given: Any) -> dict[str, Any]:
     """The fields that flags give, by the names of the API. Raises InvalidInput."""
-    from timebell.cli.asking import json_of, pairs
+    from timebell.cli.inputs import json_of, pairs
     from timebell.recurrence import parse_interval
     from timebell.recurrence.instants import format_instant
 
@@ -96,7 +107,7 @@ def _body(**given: Any) -> dict[str, Any]:
 
 @schedule.command()
 def create(
-    name: Annotated[str, typed.Argument(help="Unique in the tenant.")],
+    name: Annotated[str, click_signatures.Argument(help="Unique in the tenant.")],
     topic: Topic = None,
     cron: Cron = None,
     every: Every = None,
@@ -115,8 +126,8 @@ def create(
     calendar: Calendar = None,
     label: Label = None,
     description: Description = None,
-    paused: Annotated[bool, typed.Option("--paused", help="Make it, but fire nothing yet.")] = False,
-    dry_run: Annotated[bool, typed.Option("--dry-run", help="Show what it would do; make nothing.")] = False,
+    paused: Annotated[bool, click_signatures.Option("--paused", help="Make it, but fire nothing yet.")] = False,
+    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Show what it would do; make nothing.")] = False,
     output: Output = None,
 ) -> None:
     """Make a schedule."""
@@ -139,10 +150,10 @@ def create(
 
 @schedule.command("list")
 def list_(
-    enabled: Annotated[bool | None, typed.Option("--enabled/--paused", help="Only those.")] = None,
+    enabled: Annotated[bool | None, click_signatures.Option("--enabled/--paused", help="Only those.")] = None,
     topic: Topic = None,
     label: Label = None,
-    limit: Annotated[int | None, typed.Option(min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, click_signatures.Option(min=1, help="At most so many.")] = None,
     output: Output = None,
 ) -> None:
     """List schedules, newest first."""
@@ -186,7 +197,9 @@ def edit(
     calendar: Calendar = None,
     label: Label = None,
     description: Description = None,
-    revision: Annotated[int | None, typed.Option(help="Only if it is still at this one.  [default: as it is]")] = None,
+    revision: Annotated[
+        int | None, click_signatures.Option(help="Only if it is still at this one.  [default: as it is]")
+    ] = None,
     output: Output = None,
 ) -> None:
     """Change some of a schedule. An edit fires nothing and loses nothing."""
@@ -210,7 +223,7 @@ def edit(
 @schedule.command()
 def pause(
     named: Named,
-    reason: Annotated[str | None, typed.Option("--reason", "-r", help="For those who ask later.")] = None,
+    reason: Annotated[str | None, click_signatures.Option("--reason", "-r", help="For those who ask later.")] = None,
     output: Output = None,
 ) -> None:
     """Fire nothing until it is resumed."""
@@ -221,7 +234,7 @@ def pause(
 def resume(
     named: Named,
     catch_up: Annotated[
-        bool, typed.Option("--catch-up", help="Let its catch-up decide on what fell into the pause.")
+        bool, click_signatures.Option("--catch-up", help="Let its catch-up decide on what fell into the pause.")
     ] = False,
     output: Output = None,
 ) -> None:
@@ -255,15 +268,17 @@ def trigger(named: Named, output: Output = None) -> None:
 @schedule.command()
 def backfill(
     named: Named,
-    start: Annotated[str, typed.Option("--from", metavar="T", help="From this time, local in its zone or with Z.")],
-    end: Annotated[str, typed.Option("--to", metavar="T", help="Up to this time.")],
+    start: Annotated[
+        str, click_signatures.Option("--from", metavar="T", help="From this time, local in its zone or with Z.")
+    ],
+    end: Annotated[str, click_signatures.Option("--to", metavar="T", help="Up to this time.")],
     overlap: Overlap = None,
-    dry_run: Annotated[bool, typed.Option("--dry-run", help="Only say what would run.")] = False,
+    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Only say what would run.")] = False,
     yes: Yes = False,
     output: Output = None,
 ) -> None:
     """Run what was skipped or never was; never what has run."""
-    from timebell.cli.asking import confirmed
+    from timebell.cli.inputs import confirmed
     from timebell.cli.output import emit_one, say
     from timebell.cli.schedule_views import absolute, plan
 
@@ -285,9 +300,11 @@ def backfill(
 @schedule.command()
 def history(
     named: Named,
-    status: Annotated[list[str] | None, typed.Option(help="Only these: failed, skipped, ...")] = None,
-    limit: Annotated[int, typed.Option(min=1, help="At most so many.")] = 20,
-    revisions: Annotated[bool, typed.Option("--revisions", help="Its revisions instead of its runs.")] = False,
+    status: Annotated[list[str] | None, click_signatures.Option(help="Only these: failed, skipped, ...")] = None,
+    limit: Annotated[int, click_signatures.Option(min=1, help="At most so many.")] = 20,
+    revisions: Annotated[
+        bool, click_signatures.Option("--revisions", help="Its revisions instead of its runs.")
+    ] = False,
     output: Output = None,
 ) -> None:
     """Show its runs, newest first."""
@@ -306,7 +323,7 @@ def history(
 @schedule.command()
 def revert(
     named: Named,
-    revision: Annotated[int, typed.Argument(help="As shown by history --revisions.")],
+    revision: Annotated[int, click_signatures.Argument(help="As shown by history --revisions.")],
     output: Output = None,
 ) -> None:
     """Make it again what it was at a revision."""
@@ -316,7 +333,7 @@ def revert(
 @schedule.command()
 def delete(named: Named, yes: Yes = False) -> None:
     """Forget it: jobs that wait are cancelled, history stays."""
-    from timebell.cli.asking import confirmed
+    from timebell.cli.inputs import confirmed
     from timebell.cli.output import say
 
     remote = remote_of()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from timebell.cli.asking import Row, brief, instant, listed, sooner
+from timebell.cli.inputs import Row, brief, instant, listed, sooner
 from timebell.cli.job_views import show_request
 from timebell.cli.output import Format, emit, emit_one, paint, say, show, table
-from timebell.dashboard.words import local
 from timebell.errors import InvalidInput
+from timebell.formatting import local
 from timebell.recurrence import resolve_local, zone
 from timebell.recurrence.instants import format_instant, parse_instant
 

@@ -20,17 +20,17 @@ from sqlalchemy import make_url
 from timebell import settings as configuration
 from timebell.alarm import Alarm
 from timebell.api import health, metrics, server
-from timebell.api.door import LOOPBACK
+from timebell.api.authentication import LOOPBACK
 from timebell.app import Timebell
 from timebell.cli import demo, systemd
-from timebell.cli.fires import shown
+from timebell.cli.dev_output import shown
 from timebell.cli.loading import load_app, sources
 from timebell.cli.logs import configure
 from timebell.cli.output import say
 from timebell.clock import Clock
-from timebell.dashboard.words import milliseconds
 from timebell.engine.signals import stopped_by_signals
 from timebell.errors import StoreError
+from timebell.formatting import milliseconds
 from timebell.recurrence import tzdata_version
 
 log = logging.getLogger("timebell.run")

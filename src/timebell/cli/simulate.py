@@ -22,11 +22,11 @@ from timebell.clock import Clock, SystemClock
 from timebell.errors import InvalidInput
 from timebell.recurrence.instants import format_instant, parse_instant
 from timebell.settings import duration, load
-from timebell.setup import KINDS
 from timebell.sim.report import Report, report
 from timebell.sim.scenario import Handling, Outage, Scenario, outage
 from timebell.sim.world import World
 from timebell.targets.base import Delivery, Outcome
+from timebell.wiring import KINDS
 
 DAY = timedelta(days=1)
 STEPS = 100  # looks at how far it has come

@@ -5,30 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import Output, Yes, remote_of
 
-target = typed.Group("Targets: where jobs go, under a name.")
-secret = typed.Group("Secrets that targets need: kept encrypted, never shown.")
-Named = Annotated[str, typed.Argument(metavar="NAME", help="Its name.")]
-File = Annotated[str | None, typed.Option(metavar="FILE", help="Sign with the whsec_... in it; - for stdin.")]
+target = click_signatures.Group("Targets: where jobs go, under a name.")
+secret = click_signatures.Group("Secrets that targets need: kept encrypted, never shown.")
+Named = Annotated[str, click_signatures.Argument(metavar="NAME", help="Its name.")]
+File = Annotated[
+    str | None, click_signatures.Option(metavar="FILE", help="Sign with the whsec_... in it; - for stdin.")
+]
 
 
 @target.command()
 def add(
-    name: Annotated[str, typed.Argument(metavar="NAME", help="What jobs and schedules will call it.")],
-    where: Annotated[str, typed.Argument(metavar="URL|JSON", help='A URL, or {"kind": ..., options}; @file.')],
-    header: Annotated[list[str] | None, typed.Option(metavar="NAME=VALUE", help="Sent along; several.")] = None,
+    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="What jobs and schedules will call it.")],
+    where: Annotated[
+        str, click_signatures.Argument(metavar="URL|JSON", help='A URL, or {"kind": ..., options}; @file.')
+    ],
+    header: Annotated[
+        list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="Sent along; several.")
+    ] = None,
     secret_header: Annotated[
-        list[str] | None, typed.Option(metavar="NAME=SECRET", help="The same, with the value of a secret.")
+        list[str] | None, click_signatures.Option(metavar="NAME=SECRET", help="The same, with the value of a secret.")
     ] = None,
     signing_secret: File = None,
-    replace: Annotated[bool, typed.Option("--replace", help="Change the one that there is.")] = False,
+    replace: Annotated[bool, click_signatures.Option("--replace", help="Change the one that there is.")] = False,
     output: Output = None,
 ) -> None:
     """Make a target. A signing secret is made too, and printed this once."""
-    from timebell.cli.asking import pairs
+    from timebell.cli.inputs import pairs
     from timebell.cli.schedule import target_of
 
     remote = remote_of(output)
@@ -49,7 +55,7 @@ def add(
 @target.command("list")
 def list_(output: Output = None) -> None:
     """List targets by name."""
-    from timebell.cli.asking import brief, listed
+    from timebell.cli.inputs import brief, listed
 
     remote = remote_of(output)
     listed(remote.pages("/targets"), remote.settings.output, ("NAME", "KIND", "STATE", "OPTIONS"), lambda row: (
@@ -76,13 +82,15 @@ def try_(name: Named, output: Output = None) -> None:
     else:
         _show_test(name, found)
     if not found["delivered"]:
-        raise typed.Exit(FAILED)
+        raise click_signatures.Exit(FAILED)
 
 
 @target.command("rotate-secret")
 def rotate_secret(
     name: Named,
-    overlap: Annotated[str, typed.Option(metavar="D", help="For so long the old one signs too, or 0.")] = "24h",
+    overlap: Annotated[
+        str, click_signatures.Option(metavar="D", help="For so long the old one signs too, or 0.")
+    ] = "24h",
     signing_secret: File = None,
     output: Output = None,
 ) -> None:
@@ -112,11 +120,11 @@ def enable(name: Named, output: Output = None) -> None:
 @target.command()
 def delete(name: Named, yes: Yes = False) -> None:
     """Forget one that nothing uses."""
-    from timebell.cli.asking import confirmed
+    from timebell.cli.inputs import confirmed
     from timebell.cli.output import say
 
     if not confirmed(f"Delete the target {name}?", yes=yes):
-        raise typed.Exit(FAILED)
+        raise click_signatures.Exit(FAILED)
     remote_of().ask("DELETE", f"/targets/{_quoted(name)}")
     say("Deleted.")
 
@@ -124,7 +132,9 @@ def delete(name: Named, yes: Yes = False) -> None:
 @secret.command("set")
 def secret_set(
     name: Named,
-    value: Annotated[str, typed.Option("--from", metavar="FILE", help="File with the value; - for stdin.")] = "-",
+    value: Annotated[
+        str, click_signatures.Option("--from", metavar="FILE", help="File with the value; - for stdin.")
+    ] = "-",
     output: Output = None,
 ) -> None:
     """Keep a value under a name, or another one in its place. Reads it from stdin, without the line's end."""
@@ -144,7 +154,7 @@ def secret_set(
 @secret.command("list")
 def secret_list(output: Output = None) -> None:
     """List secrets by name; their values are shown to nobody."""
-    from timebell.cli.asking import listed
+    from timebell.cli.inputs import listed
 
     remote = remote_of(output)
     listed(remote.pages("/secrets"), remote.settings.output, ("NAME", "VERSION", "UPDATED"), lambda row: (
@@ -155,11 +165,11 @@ def secret_list(output: Output = None) -> None:
 @secret.command("delete")
 def secret_delete(name: Named, yes: Yes = False) -> None:
     """Forget one that no target refers to."""
-    from timebell.cli.asking import confirmed
+    from timebell.cli.inputs import confirmed
     from timebell.cli.output import say
 
     if not confirmed(f"Delete the secret {name}?", yes=yes):
-        raise typed.Exit(FAILED)
+        raise click_signatures.Exit(FAILED)
     remote_of().ask("DELETE", f"/secrets/{_quoted(name)}")
     say("Deleted.")
 
@@ -176,7 +186,7 @@ def _object(given: Any) -> Mapping[str, Any]:
 
 def _from_file(path: str | None) -> str | None:
     """The text of a file, or of stdin, without its line's end. Raises InvalidInput."""
-    from timebell.cli.asking import contents
+    from timebell.cli.inputs import contents
 
     return None if path is None else contents(path).decode("utf-8", "surrogateescape").rstrip("\r\n")
 
@@ -188,7 +198,7 @@ def _state(row: Mapping[str, Any]) -> str:
 def _show(found: Mapping[str, Any], form: str) -> None:
     import sys
 
-    from timebell.cli.asking import brief
+    from timebell.cli.inputs import brief
     from timebell.cli.output import Format, emit_one, paint, say
     from timebell.cli.output import show as line
 

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import say, show
 
 
 def torture(
-    minutes: Annotated[float, typed.Option(min=0.5, max=1440, help="How long in all.")] = 3.0,
-    seed: Annotated[int, typed.Option(help="Of what is asked and what is broken.")] = 1,
-    nodes: Annotated[int | None, typed.Option(min=1, max=9, help="How many.  [default: 3, on sqlite 1]")] = None,
+    minutes: Annotated[float, click_signatures.Option(min=0.5, max=1440, help="How long in all.")] = 3.0,
+    seed: Annotated[int, click_signatures.Option(help="Of what is asked and what is broken.")] = 1,
+    nodes: Annotated[
+        int | None, click_signatures.Option(min=1, max=9, help="How many.  [default: 3, on sqlite 1]")
+    ] = None,
     store: Annotated[
-        str, typed.Option(help="postgres (one of its own is started), pgbouncer, mariadb or sqlite.")
+        str, click_signatures.Option(help="postgres (one of its own is started), pgbouncer, mariadb or sqlite.")
     ] = "postgres",
-    rate: Annotated[float, typed.Option(min=1, max=1000, help="About so many occurrences a second.")] = 20.0,
+    rate: Annotated[float, click_signatures.Option(min=1, max=1000, help="About so many occurrences a second.")] = 20.0,
     faults: Annotated[
-        str, typed.Option(help="all, or some of those in docs/guides/torture.md: kill,freeze,dbstop,...")
+        str, click_signatures.Option(help="all, or some of those in docs/guides/torture.md: kill,freeze,dbstop,...")
     ] = "all",
     out: Annotated[
-        str | None, typed.Option(metavar="DIR", help="For ledgers and report.  [default: a new one]")
+        str | None, click_signatures.Option(metavar="DIR", help="For ledgers and report.  [default: a new one]")
     ] = None,
-    selftest: Annotated[bool, typed.Option("--selftest", help="Test the checker instead: nothing is started.")] = False,
-    check: Annotated[str | None, typed.Option(metavar="DIR", help="Judge the ledgers of an earlier run again.")] = None,
+    selftest: Annotated[
+        bool, click_signatures.Option("--selftest", help="Test the checker instead: nothing is started.")
+    ] = False,
+    check: Annotated[
+        str | None, click_signatures.Option(metavar="DIR", help="Judge the ledgers of an earlier run again.")
+    ] = None,
 ) -> None:
     """Break a Timebell of its own, and check what it promised.
 
@@ -34,7 +40,7 @@ def torture(
     from timebell.torture import run as runs
 
     if selftest:
-        raise typed.Exit(_selftest(seed))
+        raise click_signatures.Exit(_selftest(seed))
     if check is not None:
         found, folder = checker.look(check), check
     else:
@@ -64,7 +70,7 @@ def torture(
     show(f"again: {found['again']}")
     show(f"report: {folder}/report.html")
     show(found["verdict"])
-    raise typed.Exit({"VALID": 0, "INVALID": 1, "UNKNOWN": 2}[found["verdict"]])
+    raise click_signatures.Exit({"VALID": 0, "INVALID": 1, "UNKNOWN": 2}[found["verdict"]])
 
 
 def _selftest(seed: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.output import FAILED
 from timebell.cli.schedule import (
     Condition,
@@ -21,35 +21,41 @@ from timebell.cli.schedule import (
     remote_of,
 )
 
-trigger = typed.Group("Triggers: fire at a column of somebody else's rows.")
-source = typed.Group("Sources: where dated rows are.")
-Named = Annotated[str, typed.Argument(metavar="NAME", help="Its name.")]
+trigger = click_signatures.Group("Triggers: fire at a column of somebody else's rows.")
+source = click_signatures.Group("Sources: where dated rows are.")
+Named = Annotated[str, click_signatures.Argument(metavar="NAME", help="Its name.")]
 
 
 @trigger.command()
 def create(
-    name: Annotated[str, typed.Argument(metavar="NAME", help="What it is called.")],
-    of: Annotated[str, typed.Option("--source", metavar="NAME", help="Where the rows are.")],
-    column: Annotated[str, typed.Option(metavar="FIELD", help="The instant it fires at.")],
-    topic: Annotated[str, typed.Option(metavar="TOPIC", help="What its jobs are about.")],
-    offset: Annotated[list[str] | None, typed.Option(metavar="-15m|0|+1d", help="From the column; several.")] = None,
+    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="What it is called.")],
+    of: Annotated[str, click_signatures.Option("--source", metavar="NAME", help="Where the rows are.")],
+    column: Annotated[str, click_signatures.Option(metavar="FIELD", help="The instant it fires at.")],
+    topic: Annotated[str, click_signatures.Option(metavar="TOPIC", help="What its jobs are about.")],
+    offset: Annotated[
+        list[str] | None, click_signatures.Option(metavar="-15m|0|+1d", help="From the column; several.")
+    ] = None,
     timezone: Zone = None,
-    recipients: Annotated[str | None, typed.Option(metavar="FIELD", help="Whom it is for: one job a person.")] = None,
+    recipients: Annotated[
+        str | None, click_signatures.Option(metavar="FIELD", help="Whom it is for: one job a person.")
+    ] = None,
     condition: Condition = None,
-    unless: Annotated[str | None, typed.Option(metavar="SQL", help="Not if this query finds something.")] = None,
-    grace: Annotated[float | None, typed.Option(metavar="SECONDS", help="So late it still fires.")] = None,
+    unless: Annotated[
+        str | None, click_signatures.Option(metavar="SQL", help="Not if this query finds something.")
+    ] = None,
+    grace: Annotated[float | None, click_signatures.Option(metavar="SECONDS", help="So late it still fires.")] = None,
     payload: Payload = None,
     target: Target = None,
     retries: Retries = None,
     timeout: Timeout = None,
     queue: Queue = None,
     priority: Priority = None,
-    replace: Annotated[bool, typed.Option("--replace", help="Change the one that there is.")] = False,
-    no_wait: Annotated[bool, typed.Option("--no-wait", help="Do not watch the scan.")] = False,
+    replace: Annotated[bool, click_signatures.Option("--replace", help="Change the one that there is.")] = False,
+    no_wait: Annotated[bool, click_signatures.Option("--no-wait", help="Do not watch the scan.")] = False,
     output: Output = None,
 ) -> None:
     """Make a trigger, and plan for the rows that are there."""
-    from timebell.cli.asking import json_of
+    from timebell.cli.inputs import json_of
     from timebell.cli.schedule import target_of
 
     remote = remote_of(output)
@@ -74,7 +80,7 @@ def create(
 @trigger.command("list")
 def list_(output: Output = None) -> None:
     """List triggers by name."""
-    from timebell.cli.asking import listed
+    from timebell.cli.inputs import listed
 
     remote = remote_of(output)
     head = ("NAME", "SOURCE", "FIRES AT", "TOPIC", "STATE")
@@ -93,7 +99,7 @@ def show(name: Named, output: Output = None) -> None:
 @trigger.command()
 def scan(
     name: Named,
-    no_wait: Annotated[bool, typed.Option("--no-wait", help="Do not watch it.")] = False,
+    no_wait: Annotated[bool, click_signatures.Option("--no-wait", help="Do not watch it.")] = False,
     output: Output = None,
 ) -> None:
     """Go through every row once more, and plan what is missing."""
@@ -104,7 +110,9 @@ def scan(
 
 
 @trigger.command()
-def install(name: Annotated[str, typed.Argument(metavar="SOURCE", help="A source that is a table.")]) -> None:
+def install(
+    name: Annotated[str, click_signatures.Argument(metavar="SOURCE", help="A source that is a table.")],
+) -> None:
     """Print the SQL with which the table of a source says what changes: review it, then run it."""
     from timebell.cli.output import show as line
     from timebell.model.target import secret_of
@@ -120,7 +128,7 @@ def install(name: Annotated[str, typed.Argument(metavar="SOURCE", help="A source
 @trigger.command()
 def pause(
     name: Named,
-    reason: Annotated[str | None, typed.Option(help="Why.")] = None,
+    reason: Annotated[str | None, click_signatures.Option(help="Why.")] = None,
     output: Output = None,
 ) -> None:
     """Fire nothing: what becomes due is skipped until it is resumed."""
@@ -139,24 +147,28 @@ def resume(name: Named, output: Output = None) -> None:
 @trigger.command()
 def delete(name: Named, yes: Yes = False, output: Output = None) -> None:
     """Forget one, and cancel its jobs."""
-    from timebell.cli.asking import confirmed
+    from timebell.cli.inputs import confirmed
 
     if not confirmed(f"Delete the trigger {name}, and cancel its jobs?", yes=yes):
-        raise typed.Exit(FAILED)
+        raise click_signatures.Exit(FAILED)
     remote = remote_of(output)
     _watch(remote, remote.ask("DELETE", f"/triggers/{_quoted(name)}"))
 
 
 @source.command()
 def add(
-    name: Annotated[str, typed.Argument(metavar="NAME", help="What triggers will call it.")],
-    kind: Annotated[str, typed.Option(metavar="webhook|sql|monday", help="How its rows come here.")] = "webhook",
-    options: Annotated[str | None, typed.Option(metavar="JSON", help="Of kind sql: url, table, ...; @file.")] = None,
-    replace: Annotated[bool, typed.Option("--replace", help="Change the one that there is.")] = False,
+    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="What triggers will call it.")],
+    kind: Annotated[
+        str, click_signatures.Option(metavar="webhook|sql|monday", help="How its rows come here.")
+    ] = "webhook",
+    options: Annotated[
+        str | None, click_signatures.Option(metavar="JSON", help="Of kind sql: url, table, ...; @file.")
+    ] = None,
+    replace: Annotated[bool, click_signatures.Option("--replace", help="Change the one that there is.")] = False,
     output: Output = None,
 ) -> None:
     """Make a source: a database that is read, or systems say at its hook what has changed."""
-    from timebell.cli.asking import json_of
+    from timebell.cli.inputs import json_of
 
     remote = remote_of(output)
     body = {"kind": kind, "options": json_of(options, "--options") or {}}
@@ -172,7 +184,7 @@ def add(
 @source.command("list")
 def list_sources(output: Output = None) -> None:
     """List sources by name."""
-    from timebell.cli.asking import listed
+    from timebell.cli.inputs import listed
 
     remote = remote_of(output)
     listed(remote.pages("/sources"), remote.settings.output, ("NAME", "KIND", "STATE", "HOOK"), lambda row: (
@@ -190,7 +202,7 @@ def show_source(name: Named, output: Output = None) -> None:
 @source.command("items")
 def items(name: Named, output: Output = None) -> None:
     """List its rows by key, as they were last heard of."""
-    from timebell.cli.asking import brief, listed
+    from timebell.cli.inputs import brief, listed
 
     remote = remote_of(output)
     rows = remote.pages(f"/sources/{_quoted(name)}/items")
@@ -202,11 +214,11 @@ def items(name: Named, output: Output = None) -> None:
 @source.command("delete")
 def delete_source(name: Named, yes: Yes = False) -> None:
     """Forget one that has no trigger, and its rows."""
-    from timebell.cli.asking import confirmed
+    from timebell.cli.inputs import confirmed
     from timebell.cli.output import say
 
     if not confirmed(f"Delete the source {name}?", yes=yes):
-        raise typed.Exit(FAILED)
+        raise click_signatures.Exit(FAILED)
     remote_of().ask("DELETE", f"/sources/{_quoted(name)}")
     say("Deleted.")
 
@@ -222,7 +234,7 @@ def _source_state(row: Mapping[str, Any]) -> str:
 def _show(found: Mapping[str, Any], form: str) -> None:
     import sys
 
-    from timebell.cli.asking import brief
+    from timebell.cli.inputs import brief
     from timebell.cli.output import Format, emit_one, paint
     from timebell.cli.output import show as line
 

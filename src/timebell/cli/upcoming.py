@@ -10,11 +10,11 @@ from typing import Any, TextIO
 from timebell import settings
 from timebell.cli.output import emit, paint, say, show, table
 from timebell.clock import wall
-from timebell.dashboard.words import relative
 from timebell.errors import InvalidInput, InvalidRecurrence
+from timebell.formatting import relative
 from timebell.recurrence import Every, RRule, Spec, parse_cron, parse_interval, resolve_local, zone
-from timebell.recurrence.door import answer_line, dst_notes, next_fires, then
 from timebell.recurrence.instants import parse_instant
+from timebell.recurrence.preview import answer_line, dst_notes, next_fires, then
 
 YEAR = timedelta(days=366)
 NOTES = {"gap": "moved: the clock skips this time", "fold": "the clock shows this time twice"}

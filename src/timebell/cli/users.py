@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.keys import Database, Output
 
-user = typed.Group("Who signs in to the dashboard, on the database itself.")
-Name = Annotated[str, typed.Argument(help="The name to sign in with.")]
+user = click_signatures.Group("Who signs in to the dashboard, on the database itself.")
+Name = Annotated[str, click_signatures.Argument(help="The name to sign in with.")]
 
 
 @user.command("create")
 def user_create(
     name: Name,
     role: Annotated[
-        str, typed.Option(metavar="ROLE", help="viewer, operator, editor, admin, or platform: all tenants.")
+        str, click_signatures.Option(metavar="ROLE", help="viewer, operator, editor, admin, or platform: all tenants.")
     ] = "viewer",
-    tenant: Annotated[str, typed.Option(help="Whose data is shown.")] = "default",
+    tenant: Annotated[str, click_signatures.Option(help="Whose data is shown.")] = "default",
     database: Database = None,
 ) -> None:
     """Make a user. Asks for the password; without a terminal it is the first line of standard input."""

@@ -18,8 +18,8 @@ from timebell.errors import TimebellError
 from timebell.observe.alerts import Channels, Desk, Message
 from timebell.observe.watchdog import GRACE, Problem, Seen, Watch
 from timebell.settings import Settings
+from timebell.store.cluster import gauges, nodes
 from timebell.store.open import open_store
-from timebell.store.sql import gauges, nodes
 from timebell.targets.base import instant
 
 PATIENCE = 5.0  # seconds for one look

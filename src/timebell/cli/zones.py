@@ -14,13 +14,13 @@ from timebell.cli.database import found_version, shown
 from timebell.cli.output import DIFFERENT, OK, emit, say, show
 from timebell.clock import wall
 from timebell.errors import InvalidInput
-from timebell.model.zone_change import Change, Tally, many
+from timebell.model.tzdata_change import Change, Tally, many
 from timebell.recurrence import Release, installed, open_release
 from timebell.recurrence.instants import format_instant
-from timebell.recurrence.zone_changes import differences, moved_to, resolve_again
+from timebell.recurrence.tzdata_diff import differences, moved_to, resolve_again
 from timebell.store.dialects.base import Store
 from timebell.store.open import HEAD, open_store, outdated, works
-from timebell.store.sql import zone_changes, zone_moves
+from timebell.store.schedules import tzdata_log, tzdata_replan
 
 YEAR = timedelta(days=365)
 PAGE = 1000
@@ -60,13 +60,13 @@ class _Comparison:
     def add_schedule(self, row: Any) -> None:
         """Count what moves of it: in the coming year, or without an earlier release its next occurrence."""
         self.schedules += 1
-        new = zone_changes.recurrence_by(self.after, row.recurrence)
+        new = tzdata_replan.recurrence_by(self.after, row.recurrence)
         if self.before is None:
             if (row.tzdata is None or row.tzdata < self.after.version) and row.next_fire_at > self.now:
                 at = moved_to(new, row.next_fire_at, row.utc_offset)
-                zone_moves.count_schedule(self.tally, new, row, at)
+                tzdata_log.count_schedule(self.tally, new, row, at)
             return
-        old = zone_changes.recurrence_by(self.before, row.recurrence)
+        old = tzdata_replan.recurrence_by(self.before, row.recurrence)
         for one in differences(old, new, self.now, self.now + YEAR):
             self.tally.add(
                 new.timezone, one.offset_before, one.offset_after, one.since, schedules=1, occurrences=one.occurrences
@@ -80,7 +80,7 @@ class _Comparison:
             run_at = resolve_again(row.local_time, run_at, self.before.zone(row.timezone))
         elif row.tzdata >= self.after.version:
             return
-        zone_changes.count_job(self.tally, row.timezone, row.local_time, run_at, self.after)
+        tzdata_replan.count_job(self.tally, row.timezone, row.local_time, run_at, self.after)
 
     def summary(self, moves: bool) -> str:
         """What was compared."""
@@ -99,10 +99,10 @@ async def _compare(url: str, other: Release | None) -> _Comparison:
     await store.open()
     try:
         comparison = _Comparison(releases[0], releases[1] or ours, await store.reading())
-        async for row in _pages(store, zone_changes.page_of_schedules):
+        async for row in _pages(store, tzdata_replan.page_of_schedules):
             with suppress(InvalidInput):  # what cannot be read does not fire either, and its schedule says so
                 comparison.add_schedule(row)
-        async for row in _pages(store, zone_changes.page_of_jobs, comparison.now):
+        async for row in _pages(store, tzdata_replan.page_of_jobs, comparison.now):
             with suppress(InvalidInput):
                 comparison.add_job(row)
     finally:

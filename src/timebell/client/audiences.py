@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from timebell.client.checks import text
 from timebell.client.secrets import named
+from timebell.client.validation import text
 from timebell.clock import Clock
 from timebell.model import page
+from timebell.model.audience_source import Source
 from timebell.model.page import Page
-from timebell.model.source import Source
+from timebell.store.campaigns import audiences, campaigns
+from timebell.store.campaigns.audiences import Audience, no_such
 from timebell.store.dialects.base import Store
-from timebell.store.sql import audiences, campaigns
-from timebell.store.sql.audiences import Audience, no_such
 from timebell.tenancy.secrets import Keyring
 
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from timebell.client.checks import uuid_of
+from timebell.client.validation import uuid_of
 from timebell.clock import Clock
-from timebell.engine.auditing import Audit, Progress, audit
+from timebell.engine.leader.continuous_audit import Audit, Progress, audit
 from timebell.errors import InvalidInput, NotFound
 from timebell.model.why import Why, explain
 from timebell.recurrence.instants import from_us, to_us
+from timebell.store.audit import audit as rows
+from timebell.store.audit import occurrence_facts
 from timebell.store.dialects.base import Store
-from timebell.store.sql import audit as rows
-from timebell.store.sql import why
 
 
 class Audits:
@@ -68,7 +68,9 @@ class Audits:
         instant = from_us(to_us(at, "the instant"))
         await self._opened()
         (id_,) = await self._ids(schedule, tenant_id, one=True)
-        return explain(await self._store.run(why.facts, tenant_id, id_, instant), instant, self._clock.now())
+        return explain(
+            await self._store.run(occurrence_facts.facts, tenant_id, id_, instant), instant, self._clock.now()
+        )
 
     async def _ids(self, named: str, tenant_id: str | None, *, one: bool = False) -> list[str]:
         """By name, also of several tenants; or by id, also of one that was deleted."""

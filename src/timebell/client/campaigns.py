@@ -9,10 +9,10 @@ from typing import Any
 
 from timebell.alarm import Alarm
 from timebell.campaigns import content
-from timebell.client import instants
-from timebell.client.checks import text, uuid_of
+from timebell.client import datetimes
 from timebell.client.jobs import SOON, Jobs, JobSpec
 from timebell.client.schedules import Schedules
+from timebell.client.validation import text, uuid_of
 from timebell.clock import Clock
 from timebell.errors import InvalidInput
 from timebell.ids import new_id
@@ -20,14 +20,14 @@ from timebell.model import page
 from timebell.model.audience import Device
 from timebell.model.campaign import CampaignState, Timetable, timetable
 from timebell.model.campaign import Throttle as _Throttle
+from timebell.model.campaign_plan import Campaign, Sending, zone_of
 from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
-from timebell.model.sending import Campaign, Sending, zone_of
 from timebell.recurrence import Spec
+from timebell.store.campaigns import campaigns, devices
+from timebell.store.campaigns.campaigns import no_such
 from timebell.store.dialects.base import Store
-from timebell.store.sql import campaigns, devices
-from timebell.store.sql.campaigns import no_such
 
 MOST_TESTED = 100
 
@@ -254,10 +254,10 @@ class Campaigns:
                     "sendAt is one instant for all, localTime one for each.", code="CAMPAIGN_INVALID",
                     fix="Give one of them.",
                 )  # fmt: skip
-            when = instants.read(sending.local, timezone or self._default_timezone or "UTC", None, now)
+            when = datetimes.read(sending.local, timezone or self._default_timezone or "UTC", None, now)
         else:
             default = self._default_timezone or ("UTC" if send_at is None else None)
-            when = instants.read(send_at, timezone, default, now)
+            when = datetimes.read(send_at, timezone, default, now)
         return when.at, when.timezone
 
     async def _moved(self, connection: Any, operation: Callable[..., Campaign | None], *args: Any) -> Campaign:

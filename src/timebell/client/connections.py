@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from timebell.client.checks import text
 from timebell.client.secrets import named
+from timebell.client.validation import text
 from timebell.clock import Clock
 from timebell.errors import InvalidInput
 from timebell.model import page
@@ -16,7 +16,7 @@ from timebell.model.connection import TOKEN_URL, Connection, Tokens
 from timebell.model.page import Page
 from timebell.model.policy import seconds
 from timebell.store.dialects.base import Store
-from timebell.store.sql import connections
+from timebell.store.triggers import connections
 from timebell.tenancy.secrets import Keyring
 
 R = TypeVar("R")

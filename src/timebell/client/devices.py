@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from timebell.client.checks import text
+from timebell.client.validation import text
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
 from timebell.model import page
 from timebell.model.audience import Device, Filters, checked
 from timebell.model.page import Page
+from timebell.store.campaigns import devices
 from timebell.store.dialects.base import Store
-from timebell.store.sql import devices
 from timebell.targets.push import message
 
 MOST = 1000

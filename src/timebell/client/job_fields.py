@@ -9,7 +9,7 @@ from typing import Any
 from timebell import tracing
 from timebell.client.jobs import JobSpec
 from timebell.errors import InvalidInput
-from timebell.model.gated import SPELT as LABELS
+from timebell.model.preconditions import SPELT as LABELS
 from timebell.model.routes import COMPLETES
 
 # Field of JSON -> field of a JobSpec.

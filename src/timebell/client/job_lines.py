@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from timebell.client import instants
+from timebell.client import datetimes
 from timebell.client.job_fields import spec_of
 from timebell.client.jobs import Jobs, JobSpec
 from timebell.errors import InThePast, InvalidInput, TimebellError
@@ -98,5 +98,5 @@ class Reader:
             if self._past == "skip":
                 return None
         given = (spec.run_at, spec.timezone, self._timezone, _LONG_AGO, spec.on_gap, spec.on_fold)
-        at_once = dataclasses.replace(spec, run_at=None, timezone=instants.read(*given).timezone)
+        at_once = dataclasses.replace(spec, run_at=None, timezone=datetimes.read(*given).timezone)
         return self._jobs.draft(at_once, id_, now)

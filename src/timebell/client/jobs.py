@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from timebell import tracing
 from timebell.alarm import Alarm
-from timebell.client import instants
-from timebell.client.checks import (
+from timebell.client import datetimes
+from timebell.client.validation import (
     Accepted,
     group_name,
     job_uuid,
@@ -27,14 +27,14 @@ from timebell.client.checks import (
 from timebell.clock import Clock
 from timebell.errors import Conflict, InThePast, InvalidInput, InvalidPayload
 from timebell.ids import new_ids
-from timebell.model import gated, page
+from timebell.model import page, preconditions
 from timebell.model.job import STATE_WORDS, Alike, Job, JobState, Kind, NewJob
 from timebell.model.page import Page
 from timebell.model.payload import encode
 from timebell.model.policy import Retry, seconds
 from timebell.model.routes import route
 from timebell.store.dialects.base import Store
-from timebell.store.sql import dead, erasure, ledger, named
+from timebell.store.jobs import bind_targets, dead_letters, erasure, repository
 from timebell.targets.handler import check_topic
 from timebell.targets.payloads import VERSION, plain
 
@@ -167,8 +167,8 @@ class Jobs:
         """Write drafts, as `ledger.create`."""
         if not len(new):
             return {}
-        existing: dict[str, str] = await call(ledger.create, new, on_conflict, soon, bulk=bulk)
-        if ledger.soonest(new) <= soon:
+        existing: dict[str, str] = await call(repository.create, new, on_conflict, soon, bulk=bulk)
+        if repository.soonest(new) <= soon:
             self._working.poke_threadsafe()
         return existing
 
@@ -178,13 +178,13 @@ class Jobs:
         if (request_id := labels.get("client_request_id")) is None:
             return None
         tenant_id = "default" if spec.tenant_id is None else text(spec.tenant_id, "tenant_id")
-        found: str | None = await call(ledger.requested, tenant_id, request_id, on_conflict)
+        found: str | None = await call(repository.requested, tenant_id, request_id, on_conflict)
         return found
 
     def draft(self, spec: JobSpec, id_: str, now: datetime, default_timezone: str | None = None) -> NewJob:
         """A spec, checked, as a row to write. Raises InvalidInput, Refused."""
         default = default_timezone or self._default_timezone
-        when = instants.read(spec.run_at, spec.timezone, default, now, spec.on_gap, spec.on_fold)
+        when = datetimes.read(spec.run_at, spec.timezone, default, now, spec.on_gap, spec.on_fold)
         target = self._check_target(spec.target)
         by_name = None if target is None else target.get("name")
         given = {
@@ -208,7 +208,7 @@ class Jobs:
             target=encode(target, "target") if target else None, named=by_name,
             route=route(topic, target) if by_name is None else "",
             queue=queue_name(spec.queue), priority=urgency(spec.priority),
-            group=group_name(spec.group), conditions=gated.kept(spec.condition, spec.unless),
+            group=group_name(spec.group), conditions=preconditions.kept(spec.condition, spec.unless),
             retry=encode(retry.to_json()) if retry else None,
             timeout=None if spec.timeout is None else seconds(spec.timeout, "timeout", least=0.001),
             expires_at=expires,
@@ -219,7 +219,7 @@ class Jobs:
         if not _like(spec, pattern.spec):
             return None
         like = pattern.job
-        when = instants.read(spec.run_at, spec.timezone, self._default_timezone, now, spec.on_gap, spec.on_fold)
+        when = datetimes.read(spec.run_at, spec.timezone, self._default_timezone, now, spec.on_gap, spec.on_fold)
         payload, metadata = self._accepted(like.topic, spec.payload, {})
         if metadata:
             return None
@@ -235,7 +235,7 @@ class Jobs:
         first = specs[0]
         if len(specs) == 1 or not all(map(_like, specs, repeat(first))):
             return None
-        times = instants.read_alike([spec.run_at for spec in specs], now)
+        times = datetimes.read_alike([spec.run_at for spec in specs], now)
         if times is None:
             return None
         like = self.draft(first, ids[0], now)
@@ -248,28 +248,28 @@ class Jobs:
         if not any(job.named for job in new):
             return set()
         await self._opened()
-        return await self._store.run(named.unknown, new)
+        return await self._store.run(bind_targets.unknown, new)
 
     async def take_in(self, new: Sequence[NewJob]) -> int:
         """Write drafts of which each has a client request id; how many of them were there already."""
         await self._opened()
         soon = self._clock.now() + SOON
-        existing = await self._store.run(ledger.create, new, "keep", soon) if new else {}
+        existing = await self._store.run(repository.create, new, "keep", soon) if new else {}
         if any(job.run_at <= soon for job in new):
             self._working.poke_threadsafe()
         return len(existing)
 
-    async def cancel(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> ledger.Cancelled:
+    async def cancel(self, job_id: str, tenant_id: str | None = None, connection: Any = None) -> repository.Cancelled:
         """Keep a job from starting, if that is still possible. Raises NotFound for an unknown id."""
         await self._opened()
         id_ = job_uuid(job_id)
         call: Any = self._store.run if connection is None else _joined(self._store, connection)
-        result = await call(ledger.cancel, tenant_id, id_, self._clock.now())
+        result = await call(repository.cancel, tenant_id, id_, self._clock.now())
         if result is None:
             raise no_such_job(job_id)
         return result  # type: ignore[no-any-return]
 
-    async def sweep(self, equal: Mapping[str, Any], tenant_id: str) -> ledger.Swept:
+    async def sweep(self, equal: Mapping[str, Any], tenant_id: str) -> repository.Swept:
         """Cancel all live jobs with these values, a thousand a transaction. Raises InvalidInput (FILTER_MISSING)."""
         await self._opened()
         wanted = {name: value for name, value in equal.items() if value is not None}
@@ -279,17 +279,17 @@ class Jobs:
                 fix="Give at least one of key, owner_id, topic, schedule_id, queue.",
             )  # fmt: skip
         if "schedule_id" in wanted and (id_ := uuid_of(wanted["schedule_id"])) is None:
-            return ledger.Swept()
+            return repository.Swept()
         if "schedule_id" in wanted:
             wanted["schedule_id"] = id_
         prevented = in_flight = 0
         after: str | None = None
         while True:
             where = wanted | {"tenant_id": tenant_id}
-            swept, after = await self._store.run(ledger.sweep, where, self._clock.now(), after, 1000)
+            swept, after = await self._store.run(repository.sweep, where, self._clock.now(), after, 1000)
             prevented, in_flight = prevented + swept.prevented, in_flight + swept.in_flight
             if after is None:
-                return ledger.Swept(prevented, in_flight)
+                return repository.Swept(prevented, in_flight)
 
     async def reschedule(
         self, job_id: str, run_at: datetime | str | None, timezone: str | None, tenant_id: str | None,
@@ -300,11 +300,11 @@ class Jobs:
         now = self._clock.now()
 
         def read_time(own: str) -> dict[str, Any]:
-            return instants.read(run_at, timezone, own, now).fields()
+            return datetimes.read(run_at, timezone, own, now).fields()
 
         call: Any = self._store.run if connection is None else _joined(self._store, connection)
         new: NewJob | None = await call(
-            ledger.reschedule, tenant_id, job_uuid(job_id), new_ids(now, 1)[0], read_time, now
+            repository.reschedule, tenant_id, job_uuid(job_id), new_ids(now, 1)[0], read_time, now
         )
         if new is None:
             raise no_such_job(job_id)
@@ -315,7 +315,7 @@ class Jobs:
         """A failed job pending again. Raises NotFound, Conflict (JOB_NOT_FAILED, KEY_IN_USE)."""
         await self._opened()
         call: Any = self._store.run if connection is None else _joined(self._store, connection)
-        replayed = await call(dead.replay, tenant_id, job_uuid(job_id), self._clock.now())
+        replayed = await call(dead_letters.replay, tenant_id, job_uuid(job_id), self._clock.now())
         if replayed is None:
             raise no_such_job(job_id)
         job = await self.get(job_id, tenant_id, connection)
@@ -344,7 +344,7 @@ class Jobs:
             return written, encode(metadata, "metadata") if metadata else None
 
         call: Any = self._store.run if connection is None else _joined(self._store, connection)
-        new: NewJob | None = await call(dead.edited, tenant_id, job_uuid(job_id), new_ids(now, 1)[0], fit, now)
+        new: NewJob | None = await call(dead_letters.edited, tenant_id, job_uuid(job_id), new_ids(now, 1)[0], fit, now)
         if new is None:
             raise no_such_job(job_id)
         self._working.poke_threadsafe()
@@ -354,7 +354,7 @@ class Jobs:
         """A finished job pending again, to be sent once more. Raises NotFound, Conflict (JOB_NOT_SENT, KEY_IN_USE)."""
         await self._opened()
         call: Any = self._store.run if connection is None else _joined(self._store, connection)
-        again = await call(dead.replay, tenant_id, job_uuid(job_id), self._clock.now(), sent=True)
+        again = await call(dead_letters.replay, tenant_id, job_uuid(job_id), self._clock.now(), sent=True)
         if again is None:
             raise no_such_job(job_id)
         job = await self.get(job_id, tenant_id, connection)
@@ -376,7 +376,7 @@ class Jobs:
         """One job, live or finished. Raises NotFound."""
         await self._opened()
         call: Any = self._store.run if connection is None else _joined(self._store, connection)
-        job: Job | None = await call(ledger.find, tenant_id, job_uuid(job_id))
+        job: Job | None = await call(repository.find, tenant_id, job_uuid(job_id))
         if job is None:
             raise no_such_job(job_id)
         return job
@@ -404,7 +404,7 @@ class Jobs:
             return Page([], None)
         if "schedule_id" in wanted:
             wanted["schedule_id"] = id_
-        return await self._store.run(ledger.page, wanted, states, limit, after, min_attempts or 0)
+        return await self._store.run(repository.page, wanted, states, limit, after, min_attempts or 0)
 
 
 class _Pattern(NamedTuple):

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from timebell import tracing
 from timebell.alarm import Alarm
-from timebell.client.checks import (
+from timebell.client.upcoming import page_of, read_cursor
+from timebell.client.validation import (
     Accepted,
     group_name,
     labelled,
@@ -21,12 +22,11 @@ from timebell.client.checks import (
     urgency,
     uuid_of,
 )
-from timebell.client.upcoming import page_of, read_cursor
 from timebell.clock import Clock
 from timebell.engine.planner import job_of
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
 from timebell.ids import new_id
-from timebell.model import gated, page
+from timebell.model import page, preconditions
 from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode, legible
@@ -35,9 +35,10 @@ from timebell.model.schedule import Action, Policies, Revision, Schedule, Upcomi
 from timebell.recurrence import Calendar, OnCalendar, Spec, zone
 from timebell.recurrence.instants import from_us, to_us
 from timebell.store.dialects.base import Store
-from timebell.store.sql import backlogs, calendars, overrides, schedules, steering
-from timebell.store.sql.backlogs import Backlog
-from timebell.store.sql.ledger import Swept
+from timebell.store.jobs import backlogs
+from timebell.store.jobs.backlogs import Backlog
+from timebell.store.jobs.repository import Swept
+from timebell.store.schedules import actions, calendars, overrides, schedules
 from timebell.targets.handler import check_topic
 
 R = TypeVar("R")
@@ -190,7 +191,7 @@ class Schedules:
             topic=topic, payload=decode(payload), metadata=metadata, owner_id=metadata.get("owner_id"), target=target,
             queue=queue_name(given.pop("queue", "default")), priority=urgency(given.pop("priority", 0)),
             group=group_name(given.pop("group", None)),
-            **gated.read(given.pop("condition", None), given.pop("unless", None)),
+            **preconditions.read(given.pop("condition", None), given.pop("unless", None)),
             retry=Retry.read(given.pop("retry", None)),
             timeout=_optional(given.pop("timeout", None), "timeout"),
             expires_after=_optional(given.pop("expires_after", None), "expires_after"),
@@ -232,23 +233,23 @@ class Schedules:
     ) -> Schedule:
         """Fire nothing more, until `resume`. A pause outlives deploys. Raises NotFound."""
         reason = None if reason is None else text(reason, "reason", 500)
-        return await self._steer(connection, steering.pause, tenant_id, id_, reason)
+        return await self._steer(connection, actions.pause, tenant_id, id_, reason)
 
     async def resume(
         self, id_: str, *, catch_up: bool = False, tenant_id: str = "default", connection: Any = None
     ) -> Schedule:
         """Fire again. What fell into the pause is skipped, reason `paused`, unless `catch_up` lets the
         schedule's catch-up decide on it. Raises NotFound."""
-        return await self._steer(connection, steering.resume, tenant_id, id_, catch_up)
+        return await self._steer(connection, actions.resume, tenant_id, id_, catch_up)
 
     async def trigger(self, id_: str, *, tenant_id: str = "default", connection: Any = None) -> Job:
         """One more run, now: obeys overlap, moves nothing; `skipped` if overlap says so. Raises NotFound."""
-        return await self._steer(connection, steering.trigger, tenant_id, id_)
+        return await self._steer(connection, actions.trigger, tenant_id, id_)
 
     async def backfill(
         self, id_: str, start: datetime, end: datetime, *, overlap: str | None = None, dry_run: bool = False,
         tenant_id: str = "default", connection: Any = None,
-    ) -> steering.Backfilled:  # fmt: skip
+    ) -> actions.Backfilled:  # fmt: skip
         """Run what was skipped or never was in [start, end), aware datetimes of the past; never what has run.
 
         One after another, unless overlap (by default the schedule's) is `allow`. With `dry_run` nothing is
@@ -261,7 +262,7 @@ class Schedules:
                 f"{start!s:.40} to {end!s:.40} is no time to backfill.", code="INVALID_RANGE",
                 fix="Give two datetimes with a time zone, the first before the second, none in the future.",
             )  # fmt: skip
-        return await self._steer(connection, steering.backfill, tenant_id, id_, start, end, policy, dry_run)
+        return await self._steer(connection, actions.backfill, tenant_id, id_, start, end, policy, dry_run)
 
     async def backlogs(self, *, tenant_id: str = "default") -> list[Backlog]:
         """What waits for `recover`, by schedule, the most first."""
@@ -275,7 +276,7 @@ class Schedules:
         known = None if id_ is None else uuid_of(id_)
         if id_ is not None and known is None:
             raise _no_such_schedule(id_)
-        count = await self._store.run(steering.recover, tenant_id, known, discard, self._clock.now())
+        count = await self._store.run(actions.recover, tenant_id, known, discard, self._clock.now())
         self._working.poke_threadsafe()
         return count
 
@@ -307,14 +308,14 @@ class Schedules:
         """Every revision, the newest first; those of a schedule that was deleted too. Raises NotFound."""
         await self._opened()
         known = uuid_of(id_)
-        found = [] if known is None else await self._store.run(steering.history, tenant_id, known)
+        found = [] if known is None else await self._store.run(actions.history, tenant_id, known)
         if not found:
             raise _no_such_schedule(id_)
         return found
 
     async def revert(self, id_: str, revision: int, *, tenant_id: str = "default", connection: Any = None) -> Schedule:
         """Make it again what it was at a revision: an edit, so it fires nothing and loses nothing. Raises NotFound."""
-        schedule, known = await self._steer(connection, steering.revert, tenant_id, id_, revision)
+        schedule, known = await self._steer(connection, actions.revert, tenant_id, id_, revision)
         if not known:
             raise NotFound(
                 f"The schedule has no revision {revision!r:.20}.", code="REVISION_NOT_FOUND",
@@ -325,7 +326,7 @@ class Schedules:
     async def delete(self, id_: str, *, tenant_id: str = "default", connection: Any = None) -> Swept:
         """Forget it. Its jobs that wait are cancelled (`prevented`), those that run (`in_flight`) not tried again;
         finished jobs and revisions stay. Raises NotFound."""
-        return await self._steer(connection, steering.delete, tenant_id, id_)
+        return await self._steer(connection, actions.delete, tenant_id, id_)
 
     async def upcoming(
         self,
@@ -437,10 +438,10 @@ def _policies(given: dict[str, Any]) -> Policies:
 
 def _jobs(value: Any, field: str) -> int:
     """A number of jobs that one outage may leave, at most as many as a backfill makes. Raises InvalidInput."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= steering.MOST_BACKFILLED:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= actions.MOST_BACKFILLED:
         raise InvalidInput(
             f"{field} is {value!r:.60}.", code="INVALID_CATCH_UP",
-            fix=f"Give a whole number from 0 to {steering.MOST_BACKFILLED:,}.",
+            fix=f"Give a whole number from 0 to {actions.MOST_BACKFILLED:,}.",
         )  # fmt: skip
     return value
 

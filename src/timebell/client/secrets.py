@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from timebell.client.checks import text
+from timebell.client.validation import text
 from timebell.clock import Clock
 from timebell.errors import InvalidInput
 from timebell.model import page
 from timebell.model.page import Page
 from timebell.model.target import Secret
 from timebell.store.dialects.base import Store
-from timebell.store.sql import secrets
+from timebell.store.tenancy import secrets
 from timebell.tenancy.secrets import Keyring
 
 R = TypeVar("R")

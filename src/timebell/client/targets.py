@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from timebell.client.checks import text
 from timebell.client.secrets import named as plain_name
+from timebell.client.validation import text
 from timebell.clock import Clock
-from timebell.engine import named
+from timebell.engine import named_targets
 from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.ids import new_id
 from timebell.model import page
@@ -20,8 +20,8 @@ from timebell.model.payload import encode
 from timebell.model.policy import seconds
 from timebell.model.target import NamedTarget, filled, masked, secret_names
 from timebell.store.dialects.base import Store
-from timebell.store.sql import secrets, targets
-from timebell.store.sql.named import no_such_target
+from timebell.store.jobs.bind_targets import no_such_target
+from timebell.store.tenancy import secrets, targets
 from timebell.targets.base import Delivery, Outcome, Target
 from timebell.tenancy.secrets import Keyring
 
@@ -158,7 +158,7 @@ class Targets:
         began = self._clock.monotonic()
         try:
             async with asyncio.timeout(TEST_WITHIN):
-                outcome = await named.deliver(self._find(found.kind), found, delivery, anyway=True)
+                outcome = await named_targets.deliver(self._find(found.kind), found, delivery, anyway=True)
         except TimeoutError:
             outcome = Outcome.failed("TIMEOUT", f"It took longer than {TEST_WITHIN:g} s.")
         took = self._clock.monotonic() - began

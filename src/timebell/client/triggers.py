@@ -8,21 +8,21 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
-from timebell.client.checks import text, unknown_options, uuid_of
 from timebell.client.jobs import Jobs, JobSpec
 from timebell.client.secrets import named as plain_name
+from timebell.client.validation import text, unknown_options, uuid_of
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model import condition as conditions
 from timebell.model import page
+from timebell.model.audience_source import has_password
 from timebell.model.connection import connection_of
 from timebell.model.operation import Operation
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.model.policy import Retry, seconds
 from timebell.model.schedule import Action
-from timebell.model.source import has_password
 from timebell.model.target import secret_of
 from timebell.model.trigger import (
     GRACE,
@@ -37,10 +37,11 @@ from timebell.model.trigger import (
     version_of,
 )
 from timebell.recurrence import zone
+from timebell.store.cluster import operations
 from timebell.store.dialects.base import Store
-from timebell.store.sql import firings, operations, sources, triggers
-from timebell.store.sql.firings import payload_of
-from timebell.store.sql.sources import no_such_source, no_such_trigger
+from timebell.store.triggers import planned_firings, sources, triggers
+from timebell.store.triggers.planned_firings import payload_of
+from timebell.store.triggers.sources import no_such_source, no_such_trigger
 from timebell.triggers import adapter
 
 R = TypeVar("R")
@@ -127,7 +128,7 @@ class Triggers:
         total = Observed()
         for start in range(0, len(read), BATCH):
             batch = read[start : start + BATCH]
-            total.add(await self._run(connection, firings.observe, home, batch, self._clock.now()))
+            total.add(await self._run(connection, planned_firings.observe, home, batch, self._clock.now()))
         if total.made:
             self._working.poke_threadsafe()
         return total

@@ -7,7 +7,7 @@ from datetime import datetime
 from heapq import merge
 from itertools import islice
 
-from timebell.client.checks import uuid_of
+from timebell.client.validation import uuid_of
 from timebell.errors import InvalidInput
 from timebell.model.decide import upcoming
 from timebell.model.page import Page

@@ -10,15 +10,15 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from timebell.campaigns import content
-from timebell.client import instants
+from timebell.client import datetimes
+from timebell.dashboard.api_client import part
 from timebell.dashboard.fields import default_zone, from_json, number, problem, sent, texts
-from timebell.dashboard.inside import part
-from timebell.dashboard.now import Now
+from timebell.dashboard.overview_data import Now
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput, TimebellError
 from timebell.ids import new_id
 from timebell.model.campaign import CampaignState, Throttle, timetable
-from timebell.model.sending import OPTIONS, Campaign, Sending, zone_of
+from timebell.model.campaign_plan import OPTIONS, Campaign, Sending, zone_of
 from timebell.recurrence.zone_names import names as zone_names
 
 FIRES = 6
@@ -125,7 +125,7 @@ def _when(view: View, body: Mapping[str, Any], message: Sending) -> tuple[dateti
     """The instant and its zone, as for the API. Raises InvalidInput, InThePast."""
     default = view.app.settings.default_timezone or "UTC"
     given = message.local if message.local is not None else body.get("sendAt")
-    found = instants.read(given, body.get("timezone"), default if message.local or not given else None, view.now)
+    found = datetimes.read(given, body.get("timezone"), default if message.local or not given else None, view.now)
     return found.at, found.timezone
 
 

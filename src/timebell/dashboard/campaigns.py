@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from timebell.dashboard.inside import part
-from timebell.dashboard.now import LATELY, Now
+from timebell.dashboard.api_client import part
+from timebell.dashboard.overview_data import LATELY, Now
 from timebell.dashboard.views import Page, See, View
 
 STATES = {

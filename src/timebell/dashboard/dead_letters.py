@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from timebell.dashboard.inside import part
+from timebell.dashboard.api_client import part
 from timebell.dashboard.views import Page, See, View
-from timebell.store.sql import overview as rows
+from timebell.store.audit import overview as rows
 
 FILTERS = {"topic": "topic", "errorCode": "errorCode", "scheduleId": "scheduleId"}
 DONE = {"replay": "replaying", "discard": "discarding"}

@@ -15,8 +15,8 @@ from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
 from timebell.alarm import Alarm
+from timebell.dashboard.api_client import Answer, Refusal, part
 from timebell.dashboard.dead_letters import FILTERS
-from timebell.dashboard.inside import Answer, Refusal, part
 from timebell.dashboard.jobs import wanted_of
 from timebell.dashboard.views import Page, See, View
 

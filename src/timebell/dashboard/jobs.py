@@ -10,15 +10,15 @@ from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
 from timebell.api.job_fields import shown_job
-from timebell.client.checks import uuid_of
-from timebell.dashboard.inside import part
-from timebell.dashboard.looks import HOLDS, instant, lag, pretty, span
+from timebell.client.validation import uuid_of
+from timebell.dashboard.api_client import part
+from timebell.dashboard.rendering import HOLDS, instant, lag, pretty, span
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput
 from timebell.model.job import STATE_WORDS
 from timebell.model.payload import read_json
 from timebell.settings import duration
-from timebell.store.sql import overview as rows
+from timebell.store.audit import overview as rows
 from timebell.tenancy.roles import Role, require
 
 STATES = ("pending", "running", "failed", "completed", "skipped", "cancelled")

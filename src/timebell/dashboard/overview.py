@@ -10,8 +10,8 @@ from fastapi.responses import RedirectResponse
 
 from timebell.alarm import Alarm
 from timebell.api.streams import EventStream
-from timebell.dashboard.looks import Times, render
-from timebell.dashboard.now import Now, Tiles
+from timebell.dashboard.overview_data import Now, Tiles
+from timebell.dashboard.rendering import Times, render
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import StoreError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from timebell.dashboard.api_client import Answer, part
 from timebell.dashboard.fields import default_zone, from_json, number, plain, sent
 from timebell.dashboard.fields import problem as problem_of
-from timebell.dashboard.inside import Answer, part
 from timebell.dashboard.schedules import FIRES, body_of_revision, differences
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput

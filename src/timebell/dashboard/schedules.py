@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from timebell.dashboard.inside import part
+from timebell.dashboard.api_client import part
 from timebell.dashboard.views import Page, See
 
 RECENT = 28

@@ -16,14 +16,15 @@ from urllib.parse import unquote
 
 from fastapi import Request, Response
 
-from timebell.api.door import TENANT_HEADER, Caller, Door, Unauthorized
+from timebell.api.authentication import TENANT_HEADER, Caller, Door, Unauthorized
 from timebell.app import Timebell
-from timebell.client.checks import text as name_text
+from timebell.client.validation import text as name_text
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
-from timebell.store.sql import audit_log, users
-from timebell.store.sql import keys as key_rows
-from timebell.store.sql.audit_log import AuditRecord
+from timebell.store.audit import audit_log
+from timebell.store.audit.audit_log import AuditRecord
+from timebell.store.tenancy import api_keys as key_rows
+from timebell.store.tenancy import users
 from timebell.store.transaction import Transaction
 from timebell.tenancy import passwords
 from timebell.tenancy.keys import Key

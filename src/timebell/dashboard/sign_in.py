@@ -7,8 +7,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from timebell.api.door import TooManyWrongKeys
-from timebell.dashboard.looks import render
+from timebell.api.authentication import TooManyWrongKeys
+from timebell.dashboard.rendering import render
 from timebell.dashboard.sessions import TENANT, Sessions, give
 from timebell.dashboard.views import ZONES, Page, See, inside_only
 from timebell.errors import TimebellError

@@ -8,27 +8,27 @@ from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
 from timebell.dashboard import (
+    admin_pages,
+    audit_pages,
+    bulk_actions,
     campaign_form,
     campaigns,
     dead_letters,
     exports,
     jobs,
     overview,
-    places,
-    proof,
     schedule_form,
     schedules,
-    several,
     sign_in,
     trigger_form,
     triggers,
 )
-from timebell.dashboard.looks import STATIC, templates
+from timebell.dashboard.rendering import STATIC, templates
 from timebell.dashboard.views import HEADERS
 
 PAGES = (
-    sign_in, overview, schedule_form, several, exports, schedules, jobs, dead_letters, campaign_form, campaigns,
-    trigger_form, triggers, proof, places,
+    sign_in, overview, schedule_form, bulk_actions, exports, schedules, jobs, dead_letters, campaign_form, campaigns,
+    trigger_form, triggers, audit_pages, admin_pages,
 )  # fmt: skip
 # Now, and not when the first page is asked for: an engine runs beside.
 for each_name in templates().list_templates():

@@ -9,8 +9,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from timebell.dashboard.api_client import part
 from timebell.dashboard.fields import default_zone, from_json, number, problem, sent, texts
-from timebell.dashboard.inside import part
 from timebell.dashboard.triggers import words
 from timebell.dashboard.views import Page, See, View
 from timebell.errors import InvalidInput, TimebellError

@@ -9,9 +9,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from timebell.dashboard.inside import part
+from timebell.dashboard.api_client import part
 from timebell.dashboard.views import Page, See
-from timebell.store.sql import progress
+from timebell.store.campaigns import progress
 
 UNITS = {"s": "s", "m": "min", "h": "h", "d": "days", "w": "weeks"}
 SIGNS = {

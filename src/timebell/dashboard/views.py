@@ -19,11 +19,11 @@ from fastapi import Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 
-from timebell.api.door import Caller, Door
+from timebell.api.authentication import Caller, Door
 from timebell.app import Timebell
-from timebell.dashboard.inside import Answer, Inside, Refusal
-from timebell.dashboard.looks import render
-from timebell.dashboard.now import Now
+from timebell.dashboard.api_client import Answer, Inside, Refusal
+from timebell.dashboard.overview_data import Now
+from timebell.dashboard.rendering import render
 from timebell.dashboard.sessions import Seen, Sessions, check_origin, check_token
 from timebell.errors import InvalidInput, StoreError, TimebellError
 from timebell.tenancy.roles import Role

@@ -9,7 +9,7 @@ from timebell.targets.base import Delivery, Outcome, only
 
 
 class AlertTarget:
-    """Sends what `store/sql/told.py` writes. Users' jobs cannot name it."""
+    """Sends what `store/jobs/outcome_notices.py` writes. Users' jobs cannot name it."""
 
     kind = "alert"
 

@@ -12,11 +12,11 @@ import dataclasses
 import logging
 from collections.abc import Collection
 
-from timebell.engine.context import Node
+from timebell.engine.node import Node
 from timebell.errors import StoreError
 from timebell.model.job import Ending, JobState
-from timebell.store.sql import endings, reports, turns
-from timebell.store.sql.told import end_told
+from timebell.store.jobs import complete, external_reports, serial
+from timebell.store.jobs.outcome_notices import end_told
 
 log = logging.getLogger("timebell.completer")
 
@@ -111,18 +111,18 @@ class Completer:
         again, handed, final = _by_state(batch)
         locked: set[str] = set()
         if handed:
-            out = await store.hot(endings.dispatch, handed, skip=skip)
+            out = await store.hot(complete.dispatch, handed, skip=skip)
             left = [ending for ending in handed if ending.id not in out]
             locked |= (await self._still(left)).keys()
             for ending in left:
                 if ending.id not in locked and ending.errors is not None:  # its receiver has reported: as it said
-                    await store.run(reports.record, ending)
+                    await store.run(external_reports.record, ending)
         if again:
             grouped = [ending for ending in again if ending.grouped is not None]
             lone = [ending for ending in again if ending.grouped is None]
-            kept = await store.hot(endings.retry, lone, skip=skip) if lone else set()
+            kept = await store.hot(complete.retry, lone, skip=skip) if lone else set()
             if grouped:
-                kept |= await store.run(turns.retry_in_group, grouped)
+                kept |= await store.run(serial.retry_in_group, grouped)
             left = [ending for ending in again if ending.id not in kept]
             locked |= {id_ for id_, asked in (await self._still(left)).items() if not asked}
             # Not back to pending: its cancel was asked meanwhile (then it ends here), or the fence is old.
@@ -133,14 +133,14 @@ class Completer:
         told, plain, in_turn = _by_way(final)
         written: set[str] = set()
         if plain:
-            ended = await (store.hot if store.dialect.delete_in_cte else store.run)(endings.end, plain, skip=skip)
+            ended = await (store.hot if store.dialect.delete_in_cte else store.run)(complete.end, plain, skip=skip)
             whole = len(ended) == len(plain)  # as almost always
             written |= {one.id for one in plain} if whole else {str(row["id"]) for row in ended}
             if any(row["serial"] for row in ended):
-                self._turned(await store.run(turns.hand_on, ended, plain))
+                self._turned(await store.run(serial.hand_on, ended, plain))
         if in_turn:
             schedules = [ending.schedule_id for ending in in_turn if ending.schedule_id]
-            written |= self._turned(await store.run(turns.end_in_turn, in_turn, schedules, skip=skip))
+            written |= self._turned(await store.run(serial.end_in_turn, in_turn, schedules, skip=skip))
         if told:
             written |= self._turned(await store.run(end_told, told, skip=skip))
             self.node.working.poke()
@@ -154,14 +154,14 @@ class Completer:
         """Of what was not written the ids whose fence holds, and whether their cancel was asked."""
         if not left or not self.skip:
             return {}
-        return await self.node.store.hot(endings.still, [(ending.id, ending.attempt, ending.was) for ending in left])
+        return await self.node.store.hot(complete.still, [(ending.id, ending.attempt, ending.was) for ending in left])
 
     def _came_too_late(self, stale: list[str]) -> None:
         if stale:
             self.node.counters.fenced += len(stale)
             log.warning("%d endings came too late and changed nothing: %s", len(stale), ", ".join(stale[:5]))
 
-    def _turned(self, ended: turns.Ended) -> set[str]:
+    def _turned(self, ended: serial.Ended) -> set[str]:
         """Wake those for whom there is something to do now; the ids whose fence held."""
         if ended.let_go:
             self.node.working.poke()

@@ -9,16 +9,16 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from timebell.engine.context import Known, Node
+from timebell.engine.node import Known, Node
 from timebell.engine.worker import Worker
 from timebell.ids import new_id
-from timebell.model.gated import kept
 from timebell.model.job import Hold, Kind, NewJob
 from timebell.model.payload import encode
 from timebell.model.policy import Lateness, Overlap
+from timebell.model.preconditions import kept
 from timebell.model.routes import route
 from timebell.model.schedule import Action, Schedule
-from timebell.store.sql import schedules
+from timebell.store.schedules import schedules
 
 BATCH = 250
 REMEMBERED = 10_000  # schedules of which it knows what their jobs say

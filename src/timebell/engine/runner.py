@@ -12,12 +12,12 @@ from types import CoroutineType
 from typing import Any
 
 from timebell import tracing
-from timebell.engine import named
-from timebell.engine.begun import Begun
-from timebell.engine.context import DEFAULT_SCHEDULE_TIMEOUT, DEFAULT_TIMEOUT, Call, Held, Known, Node
-from timebell.engine.gate import Gate
-from timebell.engine.named import Found, Names, unusable
-from timebell.engine.within import Within
+from timebell.engine import named_targets
+from timebell.engine.first_step import Begun
+from timebell.engine.named_targets import Found, Names, unusable
+from timebell.engine.node import DEFAULT_SCHEDULE_TIMEOUT, DEFAULT_TIMEOUT, Call, Held, Known, Node
+from timebell.engine.pre_delivery_check import Gate
+from timebell.engine.transactional_completion import Within
 from timebell.errors import InvalidPayload, TimebellError
 from timebell.model import attempts, decide
 from timebell.model.job import Attempt, Ending, JobState, Kind
@@ -25,7 +25,7 @@ from timebell.model.payload import decode, encode, legible
 from timebell.model.schedule import Policies
 from timebell.recurrence import Recurrence
 from timebell.targets.base import Delivery, Outcome, message_id
-from timebell.targets.blocked import TOO_LONG, Timed, warn
+from timebell.targets.event_loop_watch import TOO_LONG, Timed, warn
 from timebell.targets.handler import Cancel, Lone, Snooze, event_of, outcome_of
 
 log = logging.getLogger("timebell.runner")
@@ -275,7 +275,7 @@ class Runner:
                 outcome = unusable(found)
             else:
                 attempt.used = found.used
-                sending = named.deliver(self.node.named[kind], found, delivery)
+                sending = named_targets.deliver(self.node.named[kind], found, delivery)
                 outcome = await self._limited(timeout, began, kind, sending, attempt.id)
                 if outcome.gone:
                     await self.names.gone(attempt.tenant_id, found, outcome.error or "")

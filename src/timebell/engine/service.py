@@ -11,16 +11,18 @@ from datetime import datetime, timedelta
 from zlib import crc32
 
 from timebell.alarm import Alarm
-from timebell.engine import healing
 from timebell.engine.completer import Completer
-from timebell.engine.context import Node
-from timebell.engine.leader import Leader
+from timebell.engine.heartbeat import Pulse
+from timebell.engine.leader import repair
+from timebell.engine.leader.leader import Leader
+from timebell.engine.node import Node
 from timebell.engine.planner import Planner
-from timebell.engine.pulse import Pulse
 from timebell.engine.worker import Worker
 from timebell.errors import StoreError
-from timebell.model.healed import Healed
-from timebell.store.sql import jobs, nodes, schedules
+from timebell.model.repair_report import Healed
+from timebell.store.cluster import nodes
+from timebell.store.jobs import claim
+from timebell.store.schedules import schedules
 
 log = logging.getLogger("timebell.engine")
 
@@ -97,7 +99,7 @@ class Service:
             # Before the look: what is claimed or ends meanwhile may let others go.
             now, started = node.clock.now(), node.counters.started
             busy = bool(node.held) or self.worker.starting
-            lanes = await node.store.hot(jobs.lanes, self.worker.routes, now)
+            lanes = await node.store.hot(claim.lanes, self.worker.routes, now)
             fire_at = await node.store.run(schedules.next_fire)
             due = any(lane.next_due is not None and lane.next_due <= now for lane in lanes)
             busy = busy or bool(node.held) or self.worker.starting or node.counters.started != started
@@ -116,9 +118,9 @@ class Service:
         """Look at everything now, as the node does bit by bit; what that came to."""
         node = self.node
         found = await self.pulse.look()
-        found += await healing.look(node.store.run, node.clock.now(), node.options.retention)
+        found += await repair.look(node.store.run, node.clock.now(), node.options.retention)
         found += await self.leader.reconciling.look()
-        healing.report(node, found)
+        repair.report(node, found)
         return found
 
     async def _keep(self, name: str, step: Callable[[], Awaitable[datetime | None]], alarm: Alarm) -> None:

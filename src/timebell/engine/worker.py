@@ -16,13 +16,16 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from timebell.engine.completer import Completer
-from timebell.engine.context import Held, Known, Node
-from timebell.engine.foresight import Foresight
-from timebell.engine.looking import Looking
+from timebell.engine.node import Held, Known, Node
+from timebell.engine.queue_scanner import Looking
 from timebell.engine.runner import Runner
+from timebell.engine.upcoming_claims import Foresight
 from timebell.model.job import Attempt, Ending
 from timebell.model.routes import Routes, route_by_name
-from timebell.store.sql import admission, at_once, jobs, limits, schedules
+from timebell.store.jobs import claim as job_claim
+from timebell.store.jobs import queue_limits, start_on_insert
+from timebell.store.schedules import schedules
+from timebell.store.tenancy import tenant_limits
 
 log = logging.getLogger("timebell.worker")
 
@@ -89,7 +92,7 @@ class Worker:
         return self.claiming or self.lent > 0
 
     @contextmanager
-    def room(self) -> Iterator[at_once.Room]:
+    def room(self) -> Iterator[start_on_insert.Room]:
         """Places that are kept for jobs which start as they are made: up to half of those that are free, as others may
         come due meanwhile, and who makes them may have to wait for somebody's lock; none while some wait for a place,
         or where only a claim can tell whether they may start."""
@@ -99,7 +102,7 @@ class Worker:
         hands.free -= most
         self.lent += most
         try:
-            yield at_once.Room(node.id, hands.routes, most)
+            yield start_on_insert.Room(node.id, hands.routes, most)
         finally:
             self.lent -= most
             hands.free += most
@@ -119,7 +122,7 @@ class Worker:
             return await self._claim_foreseen(foreseen, free)
         self.foresight.forget()
         if node.limited:
-            await node.store.run(admission.let_go, node.clock.now())
+            await node.store.run(tenant_limits.let_go, node.clock.now())
         looked_at = node.clock.now()
         lanes = await self.looking.lanes(routes, looked_at)
         now = node.clock.now()
@@ -140,7 +143,7 @@ class Worker:
             later += [now + timedelta(seconds=1), *(lane.later for lane in due if lane.later is not None)]
         return min([*later, look_by] if look_by else later, default=None)
 
-    async def _claim_foreseen(self, foreseen: list[jobs.Lane], free: list[Hands]) -> datetime | None:
+    async def _claim_foreseen(self, foreseen: list[job_claim.Lane], free: list[Hands]) -> datetime | None:
         """Claim, without a look, from the lanes in which so many are due; when to go on."""
         lanes = list({id(lane): lane for lane in foreseen}.values())
         try:
@@ -153,7 +156,9 @@ class Worker:
             return self.node.clock.now()
         return self.foresight.next
 
-    async def _claim_all(self, due: list[jobs.Lane], free: list[Hands], *, foreseen: bool = False) -> tuple[int, bool]:
+    async def _claim_all(
+        self, due: list[job_claim.Lane], free: list[Hands], *, foreseen: bool = False
+    ) -> tuple[int, bool]:
         """Claim what fits from lanes in order; how many, and whether that was all."""
         claimed, behind = 0, False
         again_until = self.node.clock.monotonic() + AT_ONCE
@@ -175,9 +180,9 @@ class Worker:
             self._pause = SHORTEST
         return claimed, not behind
 
-    def _due(self, lanes: Sequence[jobs.Lane], now: datetime) -> tuple[list[jobs.Lane], list[datetime]]:
+    def _due(self, lanes: Sequence[job_claim.Lane], now: datetime) -> tuple[list[job_claim.Lane], list[datetime]]:
         """The lanes with something to start, in order; and when something is to start in the others."""
-        due: list[jobs.Lane] = []
+        due: list[job_claim.Lane] = []
         later: list[datetime] = []
         for lane in lanes:
             if (starts_at := lane.starts_at) is not None:
@@ -187,14 +192,14 @@ class Worker:
                     later.append(starts_at)
         return self._in_order(due), later
 
-    def _in_order(self, due: list[jobs.Lane]) -> list[jobs.Lane]:
+    def _in_order(self, due: list[job_claim.Lane]) -> list[job_claim.Lane]:
         """Those of one priority share the hands; who was served longest ago goes first, if they are too few for all."""
         if len(due) > 1:
             due.sort(key=lambda lane: (lane.priority, self._served.get((lane.queue, lane.priority), (0, ""))[0]))
         return due
 
     async def _claim(
-        self, lane: jobs.Lane, hands: Hands, beside: int, until: float, *, foreseen: bool
+        self, lane: job_claim.Lane, hands: Hands, beside: int, until: float, *, foreseen: bool
     ) -> tuple[int, bool]:
         """Claim and start jobs of a lane, one of so many that share the hands; how many, and whether there may be more.
 
@@ -217,7 +222,7 @@ class Worker:
             asyncio.get_running_loop().call_soon(self._begin, taken, hands)  # after its statement has gone off
             taken = await taking
 
-    async def _take(self, lane: jobs.Lane, hands: Hands, most: int, *, unchanged: bool) -> Taken:
+    async def _take(self, lane: job_claim.Lane, hands: Hands, most: int, *, unchanged: bool) -> Taken:
         """Claim up to so many jobs of a lane; with `unchanged` only if it is as it was seen."""
         node = self.node
         if most < 1 or node.stopping:
@@ -226,14 +231,14 @@ class Worker:
         tenants = await self._turns(lane, most)
         sent = node.clock.monotonic()
         now, put_back = node.clock.now(), 0
-        take = limits.claim_limited if lane.limited else limits.claim_shares
+        take = queue_limits.claim_limited if lane.limited else queue_limits.claim_shares
         if node.limited:
             claim = (take, *what, now, tenants)
-            attempts, put_back = await store.run(admission.claim_admitted, node.limited, now, *claim)
+            attempts, put_back = await store.run(tenant_limits.claim_admitted, node.limited, now, *claim)
         elif lane.limited or tenants:
             attempts = await store.run(take, *what, now, tenants)
         else:
-            attempts = await store.hot(jobs.claim, *what, now, unchanged=unchanged)
+            attempts = await store.hot(job_claim.claim, *what, now, unchanged=unchanged)
         await self._learn(attempts)
         return Taken(attempts, put_back, sent + node.options.lease)
 
@@ -252,7 +257,7 @@ class Worker:
         self._give_tasks(started, hands)
         node.counters.started += len(started)
 
-    async def _turns(self, lane: jobs.Lane, most: int) -> list[str]:
+    async def _turns(self, lane: job_claim.Lane, most: int) -> list[str]:
         """The tenants that share a late lane, those first whose turn is next; none where nobody has to."""
         self._rounds += 1
         key = lane.queue, lane.priority
@@ -260,7 +265,7 @@ class Worker:
         after = self._served.get(key, (0, ""))[1]
         if lane.crowded:
             now = self.node.clock.now()
-            tenants, after = await self.node.store.hot(limits.turns_of, lane, after, most, now)
+            tenants, after = await self.node.store.hot(queue_limits.turns_of, lane, after, most, now)
         if len(self._served) > 10_000:
             self._served.clear()
         self._served[key] = self._rounds, after

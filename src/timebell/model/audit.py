@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from itertools import groupby, islice
 
 from timebell.errors import InvalidRecurrence
-from timebell.model.audited import STARTED, Counts, Difference, Finding, History, Recorded, Revised, ZoneMove
+from timebell.model.audit_findings import STARTED, Counts, Difference, Finding, History, Recorded, Revised, ZoneMove
 from timebell.model.job import JobState, Kind
 from timebell.recurrence import Recurrence
 from timebell.recurrence.instants import SECOND, from_us, to_us

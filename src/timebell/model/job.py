@@ -265,7 +265,7 @@ class Attempt:
     replays: int = 0
     """How often it was replayed after it had failed for good."""
     conditions: str | None = None
-    """What it asks before it is delivered: see `model/gated.py`."""
+    """What it asks before it is delivered: see `model/preconditions.py`."""
     verdict: dict[str, Any] | None = None
     """Of one with a condition: that it held, and of which values."""
     trace_id: str | None = None

@@ -37,7 +37,7 @@ class Policies:
 class Action:
     """What each occurrence of a schedule becomes: the job's own settings; and what people say of it.
 
-    `condition` and `unless` are what is asked before its delivery, as JSON: see `model/gated.py`.
+    `condition` and `unless` are what is asked before its delivery, as JSON: see `model/preconditions.py`.
     """
 
     topic: str

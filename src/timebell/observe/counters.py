@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from timebell.model.audited import Finding
+from timebell.model.audit_findings import Finding
 from timebell.model.job import Ending, JobState, Reason
 from timebell.model.trigger import Observed
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from timebell.observe.counters import Counters, Spread, Tally
 from timebell.observe.exposition import Family, Kind, Sample
-from timebell.store.sql.gauges import Gauges
+from timebell.store.cluster.gauges import Gauges
 
 
 class Named(NamedTuple):

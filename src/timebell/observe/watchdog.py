@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Recurrence
-from timebell.store.sql.gauges import Overdue
-from timebell.store.sql.recurrences import recurrence_of
+from timebell.store.cluster.gauges import Overdue
+from timebell.store.schedules.recurrence_column import recurrence_of
 
 GRACE = 10.0
 """Seconds after its instant from which an occurrence without any row is overdue."""

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, NoReturn, Self
 
 from timebell.errors import InvalidRecurrence
-from timebell.recurrence.base import JSON, Rule, Spec
-from timebell.recurrence.explain import describe_dates
+from timebell.recurrence.core import JSON, Rule, Spec
+from timebell.recurrence.describe import describe_dates
 from timebell.recurrence.instants import SECOND, format_instant, parse_instant, to_us, wall_us
 from timebell.recurrence.zones import Zone
 

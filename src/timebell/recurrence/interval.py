@@ -17,9 +17,9 @@ from math import gcd
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self, get_args
 
 from timebell.errors import InvalidRecurrence
-from timebell.recurrence.base import JSON, Delay, Fold, Gap, Rule, Since, Spec
+from timebell.recurrence.core import JSON, Delay, Fold, Gap, Rule, Since, Spec
 from timebell.recurrence.dates import DatesRule
-from timebell.recurrence.explain import describe_delay, describe_interval
+from timebell.recurrence.describe import describe_delay, describe_interval
 from timebell.recurrence.instants import (
     DAY_S,
     MAX,
@@ -31,7 +31,7 @@ from timebell.recurrence.instants import (
     to_us,
     wall_us,
 )
-from timebell.recurrence.walls import WallRule, Walls
+from timebell.recurrence.local_times import WallRule, Walls
 from timebell.recurrence.zones import Zone
 
 _ISO = re.compile(

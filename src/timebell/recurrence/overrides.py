@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from timebell.recurrence.base import Override, Recurrence, Rule
+from timebell.recurrence.combined_rules import Composed
+from timebell.recurrence.core import Override, Recurrence, Rule
 from timebell.recurrence.dates import DatesRule
-from timebell.recurrence.leaves import Composed
-from timebell.recurrence.sets import ExceptRule, UnionRule
+from timebell.recurrence.operators import ExceptRule, UnionRule
 
 
 class Bounded(Composed):

@@ -20,11 +20,12 @@ from timebell.model.routes import ANYONE
 from timebell.sim.loop import VirtualLoop
 from timebell.store import transaction
 from timebell.store.dialects.base import Finish, Operation, P, R
-from timebell.store.dialects.lending import lend_here, nothing_more
-from timebell.store.dialects.shared import Shared, shared_engine
-from timebell.store.dialects.sqlite import SqliteStore, SqliteTransaction, engine_for, translate
+from timebell.store.dialects.handler_transactions import lend_here, nothing_more
+from timebell.store.dialects.sqlite.async_driver import Shared, shared_engine
+from timebell.store.dialects.sqlite.store import SqliteStore, SqliteTransaction, engine_for, translate
+from timebell.store.jobs import claim
 from timebell.store.open import migrate
-from timebell.store.sql import jobs, schedules
+from timebell.store.schedules import schedules
 from timebell.store.transaction import Dialect, Transaction
 from timebell.store.types import from_micros
 
@@ -139,7 +140,7 @@ class Database(SqliteStore):
         if reported_by:
             due.append(from_micros(reported_by))
         if pending:
-            lanes = jobs.lanes(self._transaction(), ANYONE, now)
+            lanes = claim.lanes(self._transaction(), ANYONE, now)
             due += [lane.starts_at or _NEVER for lane in lanes if lane.room != 0]
         until = min(due)
         return until if until > now else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from timebell.model.job import JobState
 from timebell.recurrence.instants import format_instant
-from timebell.sim.runs import Run
+from timebell.sim.run_log import Run
 from timebell.sim.scenario import Outage
 
 MINUTE = timedelta(minutes=1)

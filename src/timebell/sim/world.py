@@ -31,11 +31,11 @@ from timebell.model.schedule import Schedule
 from timebell.sim.database import Database, Link
 from timebell.sim.faults import Befell, Fault, point
 from timebell.sim.frozen import Frozen, here
+from timebell.sim.idle_skip import Heart, RestingClock
 from timebell.sim.loop import VirtualLoop
-from timebell.sim.rest import Heart, RestingClock
-from timebell.sim.runs import Run, in_order, jobs_since, mark
+from timebell.sim.run_log import Run, in_order, jobs_since, mark
+from timebell.store.schedules import schedules as store_schedules
 from timebell.store.schema import finished, jobs, revisions, schedules
-from timebell.store.sql import schedules as store_schedules
 
 log = logging.getLogger("timebell.sim")
 

@@ -12,8 +12,10 @@ from sqlalchemy import URL, Connection, inspect, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from timebell.errors import InvalidInput, SchemaOutdated, StoreUnreachable
-from timebell.store.dialects import mariadb, postgres, sqlite
 from timebell.store.dialects.base import Store
+from timebell.store.dialects.mariadb import store as mariadb
+from timebell.store.dialects.postgres import store as postgres
+from timebell.store.dialects.sqlite import store as sqlite
 
 R = TypeVar("R")
 

@@ -27,8 +27,9 @@ from sqlalchemy import (
     true,
 )
 
-from timebell.store import trigger_tables  # noqa: F401 - its tables are of the same metadata
+from timebell.store.campaigns import tables as campaign_tables  # noqa: F401 - registers its tables
 from timebell.store.metadata import metadata as metadata
+from timebell.store.triggers import tables as trigger_tables  # noqa: F401 - registers its tables
 from timebell.store.types import Id, Instant
 
 tenants = Table(
@@ -152,7 +153,7 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
         Column("group_name", String(200)),
         # How often it was replayed from the dead letters; no two replays send a message with the same id.
         Column("replays", Integer, nullable=False, server_default="0"),
-        # What it asks before it is delivered, as JSON: see model/gated.py.
+        # What it asks before it is delivered, as JSON: see model/preconditions.py.
         Column("conditions", Text),
     ]
 
@@ -559,4 +560,3 @@ sessions = Table(
     Column("seen_at", Instant, nullable=False),
     Index("timebell_sessions_created_at", "created_at"),
 )
-from timebell.store import push_schema as push_schema  # noqa: E402 - its tables are of this metadata

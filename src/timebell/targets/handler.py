@@ -24,7 +24,7 @@ from timebell.model.policy import Retry, seconds
 from timebell.model.routes import Routes
 from timebell.targets import payloads
 from timebell.targets.base import Block, Completion, Delivery, Outcome
-from timebell.targets.blocked import Timed
+from timebell.targets.event_loop_watch import Timed
 from timebell.targets.payloads import PayloadType
 
 if TYPE_CHECKING:

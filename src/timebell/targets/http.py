@@ -4,7 +4,9 @@ What counts (Standard Webhooks, "Delivery success and failure"; Svix does the sa
 other status fails and is tried again, 4xx too, since most are a deploy gone wrong; 410 Gone alone is final.
 Redirects are never followed, so a signature goes to no host but the one that was registered.
 
-`timebell.wire` does the talking; the address guard sits where it connects. Host, SNI and certificate go by the name in
+`timebell.http_client` does the talking; the address guard sits where it connects. Host, SNI and certificate go by
+the name
+in
 the URL; only the TCP connection goes by the checked address. One attempt is one connection: no tenant gets another's,
 and none that the receiver has dropped while it idled.
 """
@@ -24,7 +26,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from timebell import tracing, wire
+from timebell import http_client, tracing
 from timebell.errors import InvalidInput, InvalidPayload, Refused
 from timebell.targets import bodies
 from timebell.targets.address import AddressGuard, Place
@@ -84,7 +86,7 @@ class HttpTarget:
         self._now = now
         self._secret_key = secret_key
         self._guard = guard or AddressGuard()
-        self._dial: wire.Network = wire.Network()
+        self._dial: http_client.Network = http_client.Network()
         self._tls = tls  # the system's authorities take a while to load: not before they are needed
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -142,11 +144,11 @@ class HttpTarget:
             outcome = Outcome.failed("TIMEOUT", f"No full answer from the receiver within {self._timeout:g} s.")
         except Refused as error:
             outcome = Outcome.failed("ADDRESS_REFUSED", str(error))
-        except wire.ConnectError:
+        except http_client.ConnectError:
             outcome = Outcome.failed("CONNECT_FAILED", f"No connection to {place.authority}.")
-        except wire.TLSError:
+        except http_client.TLSError:
             outcome = Outcome.failed("TLS_FAILED", f"{place.host} does not speak TLS with a certificate to trust.")
-        except wire.Broken:
+        except http_client.Broken:
             outcome = Outcome.failed("RESPONSE_UNREADABLE", "The receiver's answer broke off or is not HTTP.")
         outcome.sent = {"method": "POST", "url": place.url, "headers": headers, "body": body}
         return outcome
@@ -189,17 +191,19 @@ class HttpTarget:
         stream = await self._connect(place)
         try:
             if place.scheme == "https":
-                self._tls = self._tls or wire.trusted()
+                self._tls = self._tls or http_client.trusted()
                 await stream.open(self._tls, place.host)
             else:
                 await stream.open()
             about = {"host": place.authority, **headers}
-            answer = await wire.exchange(stream, "POST", place.target, about, body, most=BODY_BYTES, kept=KEPT_BYTES)
+            answer = await http_client.exchange(
+                stream, "POST", place.target, about, body, most=BODY_BYTES, kept=KEPT_BYTES
+            )
         finally:
             stream.close()
         return _judge(answer, self._now())
 
-    async def _connect(self, place: Place) -> wire.Stream:
+    async def _connect(self, place: Place) -> http_client.Stream:
         """To a checked address, and to nothing else. Each gets an equal share of the time, so that one dead route does
         not use it up.
 
@@ -212,24 +216,24 @@ class HttpTarget:
                 try:
                     addresses = (await self._guard.addresses(place))[:ADDRESSES_TRIED]
                     for address in addresses:
-                        with suppress(wire.ConnectError):
+                        with suppress(http_client.ConnectError):
                             return await self._dialled(address, place.port, CONNECT_SECONDS / len(addresses))
                 except Refused as why:
                     refused = why
                 await asyncio.Event().wait()
         except TimeoutError as error:
-            raise refused or wire.ConnectError from error
+            raise refused or http_client.ConnectError from error
         raise AssertionError("waiting has no end but the timeout")
 
-    async def _dialled(self, address: str, port: int, timeout: float) -> wire.Stream:
+    async def _dialled(self, address: str, port: int, timeout: float) -> http_client.Stream:
         stream = await self._dial.connect(address, port, timeout)
         if stream.peer is not None and ipaddress.ip_address(stream.peer) == ipaddress.ip_address(address):
             return stream
         stream.close()
-        raise wire.ConnectError("the other end is not the address that was checked")
+        raise http_client.ConnectError("the other end is not the address that was checked")
 
 
-def _judge(answer: wire.Answer, now: datetime) -> Outcome:
+def _judge(answer: http_client.Answer, now: datetime) -> Outcome:
     status = answer.status
     result = {"status": status, "body": text(answer.body)}
     if 200 <= status < 300:

@@ -15,7 +15,7 @@ from timebell.errors import InvalidInstant
 from timebell.model.job import JobState
 from timebell.recurrence import resolve_local, zone
 from timebell.recurrence.instants import format_instant, parse_instant
-from timebell.sim.runs import Run
+from timebell.sim.run_log import Run
 from timebell.sim.world import World
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from timebell import wire
+from timebell import http_client
 from timebell.errors import Refused
 
 WITHIN = 6.0  # seconds for an answer
@@ -29,8 +29,10 @@ class Door:
         }  # fmt: skip
         url = f"http://127.0.0.1:{port}/api/v1{path}"
         try:
-            answer = await wire.ask("POST", url, headers, json.dumps(dict(body)).encode(), within=WITHIN, most=MOST)
-        except wire.WireError as lost:
+            answer = await http_client.ask(
+                "POST", url, headers, json.dumps(dict(body)).encode(), within=WITHIN, most=MOST
+            )
+        except http_client.WireError as lost:
             raise OSError(f"{type(lost).__name__} at {port}") from lost
         if answer.status >= 500:
             raise OSError(f"{answer.status} {answer.body[:200].decode(errors='replace')}")

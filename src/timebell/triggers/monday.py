@@ -118,7 +118,7 @@ class Board:
 
     async def _post(self, token: str, query: str, variables: Mapping[str, Any]) -> tuple[list[_Wrong], dict[str, Any]]:
         try:
-            from timebell import wire
+            from timebell import http_client
         except ImportError as missing:
             raise Refused(
                 "A source of kind monday needs the library h11.", code="EXTRA_MISSING",
@@ -127,8 +127,10 @@ class Board:
         headers = {"authorization": token, "content-type": "application/json", "api-version": VERSION}
         body = json.dumps({"query": query, "variables": variables}).encode()
         try:
-            answer = await wire.ask("POST", self._url, headers, body, within=ALL_WITHIN, most=LONGEST, quiet=WITHIN)
-        except wire.WireError as failed:
+            answer = await http_client.ask(
+                "POST", self._url, headers, body, within=ALL_WITHIN, most=LONGEST, quiet=WITHIN
+            )
+        except http_client.WireError as failed:
             raise SourceFailed(f"monday.com does not answer: {type(failed).__name__}.") from failed
         if not answer.whole:
             raise SourceFailed(f"monday.com answers with more than {LONGEST:,} bytes.")

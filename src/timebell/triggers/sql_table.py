@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from timebell.errors import InvalidInput, SourceFailed
 from timebell.model.policy import seconds
-from timebell.store.dialects import postgres
+from timebell.store.dialects.postgres import store as postgres
 from timebell.store.open import KINDS
 from timebell.triggers import mysql_source
 from timebell.triggers.base import Read

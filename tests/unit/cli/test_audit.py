@@ -13,8 +13,8 @@ from timebell import Every, Timebell
 from timebell.clock import wall
 from timebell.engine.planner import job_of
 from timebell.recurrence.instants import format_instant
+from timebell.store.schedules import schedules
 from timebell.store.schema import finished
-from timebell.store.sql import schedules
 
 
 async def _made(url: str, damaged: bool) -> list[str]:

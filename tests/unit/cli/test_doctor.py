@@ -23,9 +23,9 @@ from sqlalchemy import text
 from tests.docs.pages import DOCS, code_words, rows
 from tests.servers import Postgres, free_port
 from timebell import Cron, Timebell
-from timebell.cli import doctor_database, doctor_settings
-from timebell.cli.doctor_database import Server
-from timebell.cli.findings import WHY
+from timebell.cli.doctor import database, settings
+from timebell.cli.doctor.database import Server
+from timebell.cli.doctor.findings import WHY
 from timebell.clock import wall
 from timebell.store.open import open_store, upgrade
 
@@ -64,7 +64,7 @@ def lacks(package: str) -> Provoke:
 
     def provoke(patch: pytest.MonkeyPatch, _: Path) -> None:
         patch.setenv("TIMEBELL_ALERT_URLS", "json://localhost")
-        patch.setattr(doctor_settings, "find_spec", lambda name: None if name == package else real(name))
+        patch.setattr(settings, "find_spec", lambda name: None if name == package else real(name))
 
     return provoke
 
@@ -85,7 +85,7 @@ def open_file(patch: pytest.MonkeyPatch, folder: Path) -> None:
 def mounted(kind: str) -> Provoke:
     def provoke(patch: pytest.MonkeyPatch, folder: Path) -> None:
         (folder / "mounts").write_text(f"/dev/sda / {kind} rw 0 0\nx {folder}/elsewhere proc rw 0 0\n")
-        patch.setattr(doctor_settings, "MOUNTS", folder / "mounts")
+        patch.setattr(settings, "MOUNTS", folder / "mounts")
 
     return provoke
 
@@ -104,12 +104,12 @@ def ancient(patch: pytest.MonkeyPatch, _: Path) -> None:
 
 
 def lax(patch: pytest.MonkeyPatch, _: Path) -> None:
-    patch.setattr("timebell.cli.doctor._durability", lambda tx: {"journal_mode": "wal", "synchronous": "0"})
+    patch.setattr("timebell.cli.doctor.report._durability", lambda tx: {"journal_mode": "wal", "synchronous": "0"})
 
 
 def skewed(patch: pytest.MonkeyPatch, _: Path) -> None:
     patch.setattr(
-        "timebell.cli.doctor.open_store", lambda url, _: open_store(url, lambda: wall() + timedelta(seconds=3))
+        "timebell.cli.doctor.report.open_store", lambda url, _: open_store(url, lambda: wall() + timedelta(seconds=3))
     )
 
 
@@ -171,8 +171,8 @@ def test_a_taken_port(file_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) 
      ("POOLER_WITHOUT_IDLE_LIMIT", {"pooled": True, "idle_timeout": 0})],
 )  # fmt: skip
 def test_how_a_server_is_set_up(code: str, fault: dict[str, Any]) -> None:
-    assert list(doctor_database.judge(SOUND)) == []
-    (found,) = doctor_database.judge(replace(SOUND, **fault))
+    assert list(database.judge(SOUND)) == []
+    (found,) = database.judge(replace(SOUND, **fault))
     assert (found.code, found.why) == (code, WHY[code])
     FOUND.add(code)
 
@@ -180,7 +180,7 @@ def test_how_a_server_is_set_up(code: str, fault: dict[str, Any]) -> None:
 def test_a_real_server_says_how_it_is_set_up(
     postgres: Postgres, postgres_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("timebell.cli.doctor.PATIENCE", 60.0)
+    monkeypatch.setattr("timebell.cli.doctor.report.PATIENCE", 60.0)
     name = postgres_url.rpartition("/")[2]
 
     async def alter(*statements: str) -> None:
@@ -205,8 +205,8 @@ def test_a_real_server_says_how_it_is_set_up(
 
 
 def test_a_notify_that_does_not_arrive(postgres_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timebell.cli.doctor._notify", lambda tx: None)
-    monkeypatch.setattr("timebell.cli.doctor.PATIENCE", 0.05)
+    monkeypatch.setattr("timebell.cli.doctor.report._notify", lambda tx: None)
+    monkeypatch.setattr("timebell.cli.doctor.report.PATIENCE", 0.05)
     assert "NOTIFY_UNHEARD" in findings(cli, "--database", postgres_url)
 
 
@@ -255,7 +255,7 @@ def test_what_stands_still(sqlite_url: str, cli: Cli, monkeypatch: pytest.Monkey
     }  # fmt: skip
     assert "crm" in found["TARGETS_DISABLED"]["detail"]
     assert "EXTRA_MISSING" not in found
-    monkeypatch.setattr(doctor_database, "find_spec", lambda _: None)
+    monkeypatch.setattr(database, "find_spec", lambda _: None)
     assert "timebell[secrets]" in findings(cli, "--database", sqlite_url)["EXTRA_MISSING"]["fix"]
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from timebell.clock import wall
+from timebell.store.audit import audit_log
 from timebell.store.open import open_store
-from timebell.store.sql import audit_log, keys
+from timebell.store.tenancy import api_keys
 from timebell.tenancy.keys import digest
 
 from .conftest import Cli
@@ -44,7 +45,7 @@ def test_s09_the_first_admin_is_made_here_and_there_is_no_default(ask: Cli, stor
     assert (done.code, "not shown again" in done.err) == (0, True)
     text = done.out.strip()
     assert text.startswith("tb_live_")
-    key, kept = _stored(store_url, keys.find, text.split("_")[2])
+    key, kept = _stored(store_url, api_keys.find, text.split("_")[2])
     assert kept == digest(SECRET, text)
     assert (key.role, key.tenant_id, key.name, key.created_by) == ("admin", "default", "ops", "command line")
     (listed,) = json.loads(ask("key", "list", "-o", "json").out)

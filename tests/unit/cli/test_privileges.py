@@ -15,7 +15,7 @@ from tests.servers import Postgres
 from timebell import Arrived, Every, Timebell
 from timebell.cli.privileges import statements
 from timebell.clock import wall
-from timebell.store.sql import retention
+from timebell.store.jobs import retention
 
 from .conftest import Cli
 

@@ -11,7 +11,7 @@ import pytest
 
 from timebell import Arrived, JobSpec
 from timebell.recurrence import Cron
-from timebell.recurrence.door import next_fires
+from timebell.recurrence.preview import next_fires
 from timebell.sim.report import report
 from timebell.sim.scenario import Outage
 from timebell.sim.world import World

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from timebell.cli import typed
+from timebell.cli import click_signatures
 from timebell.cli.main import main, root
 
 
@@ -17,24 +17,24 @@ class Size(StrEnum):
     LARGE = "large"
 
 
-Named = Annotated[str, typed.Argument(metavar="NAME", help="What it is called.")]
+Named = Annotated[str, click_signatures.Argument(metavar="NAME", help="What it is called.")]
 seen: list[dict[str, Any]] = []
-shop = typed.Group("A shop.")
-shelf = typed.Group("What is on a shelf.")
+shop = click_signatures.Group("A shop.")
+shelf = click_signatures.Group("What is on a shelf.")
 shop.add_command(shelf, "shelf")
 
 
 @shop.command()
 def open_shop(
     name: Named,
-    place: Annotated[Path | None, typed.Argument(help="Where it is.")] = None,
-    count: Annotated[int, typed.Option("--count", "-n", min=1, max=9, help="How many.")] = 5,
-    size: Annotated[Size | None, typed.Option(help="How large.")] = None,
-    label: Annotated[list[str] | None, typed.Option(metavar="N=V", help="More than one.")] = None,
-    light: Annotated[bool, typed.Option(help="With light.")] = True,
-    quiet: Annotated[bool, typed.Option("--quiet", help="Say nothing.")] = False,
-    system: Annotated[bool | None, typed.Option("--system/--user", help="Whose.")] = None,
-    within: Annotated[float | None, typed.Option("--from", min=0.5, metavar="SECONDS", help="When.")] = None,
+    place: Annotated[Path | None, click_signatures.Argument(help="Where it is.")] = None,
+    count: Annotated[int, click_signatures.Option("--count", "-n", min=1, max=9, help="How many.")] = 5,
+    size: Annotated[Size | None, click_signatures.Option(help="How large.")] = None,
+    label: Annotated[list[str] | None, click_signatures.Option(metavar="N=V", help="More than one.")] = None,
+    light: Annotated[bool, click_signatures.Option(help="With light.")] = True,
+    quiet: Annotated[bool, click_signatures.Option("--quiet", help="Say nothing.")] = False,
+    system: Annotated[bool | None, click_signatures.Option("--system/--user", help="Whose.")] = None,
+    within: Annotated[float | None, click_signatures.Option("--from", min=0.5, metavar="SECONDS", help="When.")] = None,
 ) -> None:
     """Open it.
 
@@ -43,9 +43,9 @@ def open_shop(
 
 
 @shelf.command("list")
-def list_(since: Annotated[str, typed.Option("--since", metavar="T", help="From then.")]) -> None:
+def list_(since: Annotated[str, click_signatures.Option("--since", metavar="T", help="From then.")]) -> None:
     """Show it."""
-    raise typed.Exit({"never": 3, "now": 0}[since])
+    raise click_signatures.Exit({"never": 3, "now": 0}[since])
 
 
 @shelf.command()
@@ -57,7 +57,7 @@ def wait() -> None:
 def ran(*words: str) -> int:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr("sys.argv", ["shop", *words])
-        typed.run(shop, "shop")
+        click_signatures.run(shop, "shop")
     return int(ended.value.code or 0)
 
 
@@ -114,7 +114,7 @@ def test_exit_codes_are_those_that_were_raised() -> None:
     assert ran("shelf", "list", "--since", "now") == 0
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("sys.argv", ["shop", "shelf", "wait"])
-        typed.run(shop, "shop")
+        click_signatures.run(shop, "shop")
 
 
 def test_who_interrupts_a_command_gets_130(monkeypatch: pytest.MonkeyPatch) -> None:

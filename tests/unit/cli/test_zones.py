@@ -16,8 +16,8 @@ from timebell import Cron, Every, JobSpec, Timebell
 from timebell.clock import wall
 from timebell.model.routes import Routes
 from timebell.recurrence import tzdata_version, zone
+from timebell.store.cluster import nodes
 from timebell.store.schema import jobs, schedules
-from timebell.store.sql import nodes
 
 from .conftest import Cli
 

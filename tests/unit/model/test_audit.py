@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from timebell.model import audit
 from timebell.model.audit import Comparison
-from timebell.model.audited import Counts, Difference, History, Recorded, Revised
+from timebell.model.audit_findings import Counts, Difference, History, Recorded, Revised
 from timebell.recurrence import Cron, Every, Override, Recurrence, Spec
 
 START = datetime(2027, 3, 1, 12, tzinfo=UTC)

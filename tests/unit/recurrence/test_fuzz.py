@@ -13,7 +13,7 @@ import pytest
 from tests.cpu import within
 from timebell.errors import InvalidInput
 from timebell.recurrence import RRule, parse_cron, parse_interval, spec_from_json
-from timebell.recurrence.door import answer_line
+from timebell.recurrence.preview import answer_line
 
 CREATED = datetime(2027, 1, 1, tzinfo=UTC)
 INPUTS = 50_000

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.cpu import within
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Cron, Dates, Every, Recurrence
-from timebell.recurrence.door import dst_notes, next_fires
+from timebell.recurrence.preview import dst_notes, next_fires
 
 CREATED = datetime(2027, 1, 1, tzinfo=UTC)
 FAR = datetime(2199, 12, 1, tzinfo=UTC)

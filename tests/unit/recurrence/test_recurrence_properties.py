@@ -15,7 +15,7 @@ from tests.cpu import within
 from tests.unit.recurrence.cron_texts import crons, dst
 from timebell.errors import InvalidRecurrence, InvalidTimezone
 from timebell.recurrence import Dates, Every, Recurrence, RRule, Spec, parse_cron, parse_interval, zone
-from timebell.recurrence.door import answer_line, dst_notes
+from timebell.recurrence.preview import answer_line, dst_notes
 
 ZONES = [
     "UTC",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from timebell.recurrence import Cron, Dates, Every, Spec
-from timebell.recurrence.door import answer_line, dst_notes, next_fires
+from timebell.recurrence.preview import answer_line, dst_notes, next_fires
 
 CREATED = datetime(2027, 1, 1, tzinfo=UTC)
 YEAR = datetime(2028, 1, 1, tzinfo=UTC)

@@ -12,8 +12,8 @@ import pytest
 from tests.zone_data import MEXICO, SUMMER_TIME, Rules, release
 from timebell.errors import InvalidInput, InvalidTimezone
 from timebell.recurrence import Cron, Dates, Every, Recurrence, RRule, Spec, installed, open_release, zone
-from timebell.recurrence.door import upcoming
-from timebell.recurrence.zone_changes import carried, differences, moved_to, offset_at, resolve_again, under
+from timebell.recurrence.preview import upcoming
+from timebell.recurrence.tzdata_diff import carried, differences, moved_to, offset_at, resolve_again, under
 from timebell.recurrence.zones import Release
 
 HOUR = timedelta(hours=1)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Recurrence, RRule
-from timebell.recurrence.door import answer_line, dst_notes, upcoming
+from timebell.recurrence.preview import answer_line, dst_notes, upcoming
 
 CREATED = datetime(1997, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

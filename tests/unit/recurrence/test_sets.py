@@ -15,8 +15,8 @@ from tests.cpu import within
 from timebell import Calendar, Cron, Dates, Every, Hours
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Override, Recurrence, Spec, Union, spec_from_json, spec_to_json
-from timebell.recurrence.door import dst_notes, next_fires
 from timebell.recurrence.overrides import carried
+from timebell.recurrence.preview import dst_notes, next_fires
 
 ZONES = ["UTC", "America/New_York", "Australia/Lord_Howe", "Africa/Cairo", "Pacific/Apia"]
 START, END = datetime(2027, 2, 20, tzinfo=UTC), datetime(2027, 4, 10, tzinfo=UTC)

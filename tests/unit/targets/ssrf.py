@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.unit.targets.sink import NOW, SECRET
 from tests.unit.targets.vectors import REFUSED_V4, REFUSED_V6, SPELLINGS
-from timebell import wire
+from timebell import http_client
 from timebell.targets.address import AddressGuard
 from timebell.targets.http import HttpTarget
 
@@ -71,23 +71,23 @@ ANSWERS = [  # of resolvers, to harmless names
     *(["fe80::1%1"], ["fe80::1%lo"], ["::1%1"], ["2606:4700:4700::1111%lo"], ["127.0.0.1", "::1"]),
     *([], [""], ["garbage"], ["127.1"], ["localhost"], ["127.0.0.1/8"], ["93.184.216.34", "not an address"]),
 ]  # fmt: skip
-TLS = wire.trusted()  # made once: it takes a while
+TLS = http_client.trusted()  # made once: it takes a while
 CLASSES = {"HTTP_STATUS", "CONNECT_FAILED", "TLS_FAILED", "TIMEOUT", "ADDRESS_REFUSED", "RESPONSE_UNREADABLE"}
 
 
 @dataclass
-class Canary(wire.Network):
+class Canary(http_client.Network):
     """Listens on loopback and counts who connects; notes each address that is dialled, and dials loopback alone."""
 
     port: int = 0
     hits: int = 0
     dialled: list[str] = field(default_factory=list)
 
-    async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
+    async def connect(self, address: str, port: int, timeout: float) -> http_client.Stream:
         self.dialled.append(address)
         if ipaddress.ip_address(address).is_loopback:
             return await super().connect(address, port, timeout)
-        raise wire.ConnectError
+        raise http_client.ConnectError
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.hits += 1
@@ -105,7 +105,7 @@ async def canary() -> AsyncIterator[Canary]:
         yield made
 
 
-def target_for(network: wire.Network, guard: AddressGuard, timeout: float = 10.0) -> HttpTarget:
+def target_for(network: http_client.Network, guard: AddressGuard, timeout: float = 10.0) -> HttpTarget:
     """A webhook target that makes its connections by `network`."""
     made = HttpTarget(SECRET, timeout, now=lambda: NOW, guard=guard, tls=TLS)
     made._dial = network

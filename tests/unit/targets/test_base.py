@@ -93,7 +93,7 @@ def test_retry_after(value: str, seconds: float | None) -> None:
 
 
 def test_importing_the_base_is_light() -> None:
-    heavy = ("h11", "timebell.wire", "cryptography")
+    heavy = ("h11", "timebell.http_client", "cryptography")
     code = f"import sys, timebell.targets.base; print([m for m in {heavy} if m in sys.modules])"
     seen = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert seen.strip() == "[]"

@@ -44,7 +44,8 @@ def test_an_outage_uses_up_no_try_and_is_looked_at_again_soon() -> None:
 def test_nothing_of_the_queues_is_imported_before_it_is_used() -> None:
     heavy = {"bullmq", "celery", "kombu", "redis", "aio_pika", "aiokafka", "nats", "aiobotocore"}
     code = (
-        "import sys, timebell, timebell.setup, timebell.targets.brokers as b; timebell.Timebell; b.installed('bullmq');"
+        "import sys, timebell, timebell.wiring, timebell.targets.brokers as b;"
+        " timebell.Timebell; b.installed('bullmq');"
         f" print([m for m in {heavy} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

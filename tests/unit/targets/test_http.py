@@ -14,7 +14,7 @@ import standardwebhooks.webhooks
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from tests.unit.targets.sink import NOW, OLDER, SECRET, Post, Request, Run, local, resolver, sink
-from timebell import wire
+from timebell import http_client
 from timebell.targets import http
 from timebell.targets.address import AddressGuard
 from timebell.targets.base import Delivery, Outcome, cloudevent, facts
@@ -170,18 +170,18 @@ def test_answers_that_cannot_be_read(post: Post, path: str) -> None:
 @pytest.mark.parametrize("path", ["/big", "/chunks"])
 def test_s18_long_bodies_are_cut(post: Post, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     seen: list[int] = []
-    read = wire.Stream.read
+    read = http_client.Stream.read
 
-    async def counted(self: wire.Stream, most: int) -> bytes:
+    async def counted(self: http_client.Stream, most: int) -> bytes:
         data = await read(self, most)
         seen.append(len(data))
         return data
 
-    monkeypatch.setattr(wire.Stream, "read", counted)
+    monkeypatch.setattr(http_client.Stream, "read", counted)
     outcome, _ = post(path, local(timeout=25.0))
     assert outcome.delivered
     assert outcome.result == {"status": 200, "body": "x" * 4096}
-    assert sum(seen) <= wire.HEAD_BYTES + http.BODY_BYTES
+    assert sum(seen) <= http_client.HEAD_BYTES + http.BODY_BYTES
 
 
 def test_s18_nothing_is_decompressed(post: Post) -> None:

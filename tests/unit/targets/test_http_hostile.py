@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.targets.sink import Run, resolver
 from tests.unit.targets.ssrf import CLASSES, Canary, target_for
-from timebell import wire
+from timebell import http_client
 from timebell.errors import InvalidInput
 from timebell.sim.loop import run_virtual
 from timebell.targets import http
@@ -26,14 +26,14 @@ OPEN = AddressGuard(True, True, resolve=resolver("127.0.0.1"))
 BOMB = bytes(10 * 1024 * 1024)
 
 
-class Counting(wire.Network):
+class Counting(http_client.Network):
     """Dials loopback, and counts the bytes that are read and keeps those that are sent."""
 
     def __init__(self) -> None:
         self.read = 0
         self.sent = b""
 
-    async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
+    async def connect(self, address: str, port: int, timeout: float) -> http_client.Stream:
         stream = await super().connect(address, port, timeout)
         read, write = stream.read, stream.write
 
@@ -186,7 +186,7 @@ LARGE: list[tuple[str, Script, str | None]] = [
 def test_s18_no_more_is_read_than_80_kib(run: Run, delivery: Delivery, script: Script, code: str | None) -> None:
     outcome, network, took = run(against(script, delivery))
     assert outcome.code == code
-    assert network.read <= wire.HEAD_BYTES + http.BODY_BYTES == 80 * 1024
+    assert network.read <= http_client.HEAD_BYTES + http.BODY_BYTES == 80 * 1024
     assert took < 9
     assert b"accept-encoding: identity\r\n" in network.sent
     if outcome.result:
@@ -228,23 +228,23 @@ def test_s19_a_request_has_the_headers_it_should_and_no_others(run: Run, deliver
     assert b"\r\n" not in body
 
 
-class Silent(wire.Network):
+class Silent(http_client.Network):
     """A firewall that answers nothing."""
 
-    async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
+    async def connect(self, address: str, port: int, timeout: float) -> http_client.Stream:
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.Event().wait()
         except TimeoutError:
-            raise wire.ConnectError from None
+            raise http_client.ConnectError from None
         raise AssertionError
 
 
-class Closed(wire.Network):
+class Closed(http_client.Network):
     """Nobody listens there."""
 
-    async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
-        raise wire.ConnectError("Connection refused")
+    async def connect(self, address: str, port: int, timeout: float) -> http_client.Stream:
+        raise http_client.ConnectError("Connection refused")
 
 
 async def _fails(target: HttpTarget, delivery: Delivery) -> tuple[Outcome, float]:

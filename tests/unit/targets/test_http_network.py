@@ -15,7 +15,7 @@ import pytest
 
 from tests.tls import Authority
 from tests.unit.targets.sink import NOW, SECRET, Post, Run, Sink, local, resolver, sink
-from timebell import wire
+from timebell import http_client
 from timebell.errors import Refused
 from timebell.targets import http
 from timebell.targets.address import AddressGuard, Place
@@ -90,7 +90,7 @@ def test_s10_an_answer_that_flips_between_check_and_use_has_no_effect(
     assert len(server.requests) == 100
 
 
-class Public(wire.Stream):
+class Public(http_client.Stream):
     """A connection to a public receiver, which takes everything with a 200."""
 
     def __init__(self, address: str) -> None:
@@ -127,8 +127,8 @@ def test_s10_a_thousand_rounds_of_rebinding_reach_nobody_inside(
         await asyncio.sleep(0)  # as a look-up does, it lets the others go on
         return answer
 
-    class Dial(wire.Network):
-        async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
+    class Dial(http_client.Network):
+        async def connect(self, address: str, port: int, timeout: float) -> http_client.Stream:
             dialled.append(address)
             if address == "93.184.216.34":
                 return Public(address)
@@ -166,10 +166,10 @@ def test_s10_only_checked_addresses_are_dialled_and_none_by_name(run: Run, deliv
     async def resolve(host: str, port: int) -> list[str]:
         return next(answers)
 
-    class Recorder(wire.Network):
-        async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
+    class Recorder(http_client.Network):
+        async def connect(self, address: str, port: int, timeout: float) -> http_client.Stream:
             dialled.append(address)
-            raise wire.ConnectError
+            raise http_client.ConnectError
 
     target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolve))
     target._dial = Recorder()
@@ -195,7 +195,7 @@ def test_s10_the_system_is_never_asked_for_a_name_again(
 def test_s10_a_connection_to_another_address_is_dropped_before_a_byte_is_sent(run: Run, delivery: Delivery) -> None:
     closed: list[bool] = []
 
-    class Elsewhere(wire.Stream):
+    class Elsewhere(http_client.Stream):
         @property
         def peer(self) -> str:
             return "10.0.0.1"
@@ -206,8 +206,8 @@ def test_s10_a_connection_to_another_address_is_dropped_before_a_byte_is_sent(ru
         def close(self) -> None:
             closed.append(True)
 
-    class Backend(wire.Network):
-        async def connect(self, address: str, port: int, timeout: float) -> wire.Stream:
+    class Backend(http_client.Network):
+        async def connect(self, address: str, port: int, timeout: float) -> http_client.Stream:
             return Elsewhere()
 
     target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolver("93.184.216.34")))

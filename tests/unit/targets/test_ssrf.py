@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.targets.sink import Run, local, sink
 from tests.unit.targets.ssrf import ANSWERS, HOSTS, PUBLIC, URLS, as_the_system_reads, canary, target_for
 from tests.unit.targets.vectors import SPELLINGS
-from timebell import setup
+from timebell import wiring
 from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.settings import Settings
 from timebell.targets import address
@@ -178,10 +178,10 @@ def test_s16_the_settings_say_what_is_own(database: str, url: str) -> None:
         database_url=database, webhook_allow_private=True, webhook_signing_secret="whsec_" + "QUJD" * 8
     )  # fmt: skip
     with pytest.raises(Refused) as caught:
-        setup.target("http", chosen, lambda: None).check({"url": url})  # type: ignore[arg-type, return-value]
+        wiring.target("http", chosen, lambda: None).check({"url": url})  # type: ignore[arg-type, return-value]
     assert caught.value.code == "PORT_REFUSED"
     elsewhere = dataclasses.replace(chosen, database_url="sqlite:///x.db", http_port=8701)
-    setup.target("http", elsewhere, lambda: None).check({"url": url})  # type: ignore[arg-type, return-value]
+    wiring.target("http", elsewhere, lambda: None).check({"url": url})  # type: ignore[arg-type, return-value]
 
 
 # --- S19: the operator's list ---------------------------------------------------------------------------

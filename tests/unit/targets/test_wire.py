@@ -17,13 +17,15 @@ import pytest
 
 from tests.tls import Authority, served
 from tests.unit.targets.sink import Run, sink
-from timebell import wire
+from timebell import http_client
 
 TO = {"x-own": "a: b"}
 
 
-async def ask(url: str, body: bytes = b"", *, within: float = 60.0, most: int = 10**6, **more: Any) -> wire.Answer:
-    return await wire.ask("POST", url, more.pop("headers", TO), body, within=within, most=most, **more)
+async def ask(
+    url: str, body: bytes = b"", *, within: float = 60.0, most: int = 10**6, **more: Any
+) -> http_client.Answer:
+    return await http_client.ask("POST", url, more.pop("headers", TO), body, within=within, most=most, **more)
 
 
 @asynccontextmanager
@@ -58,7 +60,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 
 def test_a_request_has_what_it_should(run: Run) -> None:
-    async def main() -> tuple[str, dict[str, str], wire.Answer]:
+    async def main() -> tuple[str, dict[str, str], http_client.Answer]:
         async with sink() as server:
             url = f"http://ana:s%C3%A9same@127.0.0.1:{server.port}/echo/ä b?q=ü&r=%20#part"
             answer = await ask(url, b"body")
@@ -77,7 +79,7 @@ def test_a_request_has_what_it_should(run: Run) -> None:
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6")
 def test_an_address_of_ipv6_is_asked_by_its_number(run: Run) -> None:
-    async def main() -> tuple[bytes, wire.Answer]:
+    async def main() -> tuple[bytes, http_client.Answer]:
         async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", host="::1") as (port, heads):
             answer = await ask(f"http://[::1]:{port}")
             return await heads.get(), answer
@@ -101,7 +103,7 @@ def test_an_address_of_ipv6_is_asked_by_its_number(run: Run) -> None:
     ids=["chunks", "redirect", "one answer", "compressed", "until it closes", "nothing"],
 )  # fmt: skip
 def test_what_is_an_answer(run: Run, parts: tuple[bytes, ...], status: int, body: bytes) -> None:
-    async def main() -> wire.Answer:
+    async def main() -> http_client.Answer:
         async with answering(*parts, closes=True) as (port, _):
             return await ask(f"http://localhost:{port}/")
 
@@ -123,14 +125,14 @@ def test_what_is_an_answer(run: Run, parts: tuple[bytes, ...], status: int, body
 def test_what_is_none(run: Run, parts: tuple[bytes, ...]) -> None:
     async def main() -> None:
         async with answering(*parts, closes=True) as (port, _):
-            with pytest.raises(wire.Broken):
+            with pytest.raises(http_client.Broken):
                 await ask(f"http://127.0.0.1:{port}/")
 
     run(main())
 
 
 def test_a_long_answer_is_cut(run: Run) -> None:
-    async def main() -> wire.Answer:
+    async def main() -> http_client.Answer:
         async with sink() as server:
             return await ask(f"http://127.0.0.1:{server.port}/big", most=100_000)
 
@@ -143,7 +145,7 @@ def test_a_long_answer_is_cut(run: Run) -> None:
 def test_who_is_too_slow_is_hung_up_on(run: Run, path: str, limits: dict[str, float]) -> None:
     async def main() -> None:
         async with sink() as server:
-            with pytest.raises(wire.TooSlow):
+            with pytest.raises(http_client.TooSlow):
                 await ask(f"http://127.0.0.1:{server.port}{path}", **limits)
             if path == "/hang":
                 await server.gone.wait()
@@ -169,7 +171,7 @@ def test_who_gives_up_hangs_up(run: Run) -> None:
 def test_a_header_cannot_be_two(run: Run, headers: dict[str, str]) -> None:
     async def main() -> bytes:
         async with answering() as (port, heads):
-            with pytest.raises(wire.Broken):
+            with pytest.raises(http_client.Broken):
                 await ask(f"http://127.0.0.1:{port}/", headers=headers)
             return bytes(await heads.get())
 
@@ -181,14 +183,14 @@ def test_a_header_cannot_be_two(run: Run, headers: dict[str, str]) -> None:
             "http://straße.example/"],
 )  # fmt: skip
 def test_what_is_no_url_is_not_asked(run: Run, url: str) -> None:
-    with pytest.raises(wire.ConnectError):
+    with pytest.raises(http_client.ConnectError):
         run(ask(url))
 
 
 def test_nobody_listens(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         port = there.getsockname()[1]
-    with pytest.raises(wire.ConnectError):
+    with pytest.raises(http_client.ConnectError):
         run(ask(f"http://127.0.0.1:{port}/"))
 
 
@@ -201,7 +203,7 @@ def test_who_hangs_up_early_may_have_said_why(run: Run) -> None:
         await writer.drain()
         reset(writer)
 
-    async def main() -> wire.Answer:
+    async def main() -> http_client.Answer:
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
         try:
             return await ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", bytes(32 * 2**20))
@@ -218,12 +220,12 @@ def test_what_is_lost_is_not_written_to(run: Run) -> None:
 
     async def main() -> None:
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-        stream = await wire.Network().connect("127.0.0.1", server.sockets[0].getsockname()[1], 60)
+        stream = await http_client.Network().connect("127.0.0.1", server.sockets[0].getsockname()[1], 60)
         try:
             await stream.open()
-            with pytest.raises(wire.Broken):
+            with pytest.raises(http_client.Broken):
                 await stream.read(1)
-            with pytest.raises(wire.Broken):
+            with pytest.raises(http_client.Broken):
                 await stream.write(b"x")
         finally:
             stream.close()
@@ -240,9 +242,9 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Autho
     """One that nobody knows yet."""
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     monkeypatch.delenv("SSL_CERT_DIR", raising=False)
-    wire.trusted.cache_clear()
+    http_client.trusted.cache_clear()
     yield Authority(tmp_path)
-    wire.trusted.cache_clear()
+    http_client.trusted.cache_clear()
 
 
 async def over_tls(authority: Authority) -> int:
@@ -253,17 +255,17 @@ async def over_tls(authority: Authority) -> int:
 def test_certificates_are_believed_by_the_system_or_by_a_file_alone(
     run: Run, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(wire.TLSError):
+    with pytest.raises(http_client.TLSError):
         run(over_tls(authority))
-    wire.trusted.cache_clear()
+    http_client.trusted.cache_clear()
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.root))
     assert run(over_tls(authority)) == 204
-    assert wire.trusted().cert_store_stats()["x509_ca"] == 1
-    assert wire.trusted().verify_mode is ssl.CERT_REQUIRED
-    assert wire.trusted().check_hostname
-    wire.trusted.cache_clear()
+    assert http_client.trusted().cert_store_stats()["x509_ca"] == 1
+    assert http_client.trusted().verify_mode is ssl.CERT_REQUIRED
+    assert http_client.trusted().check_hostname
+    http_client.trusted.cache_clear()
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
-    with pytest.raises(wire.TLSError, match="authorities"):
+    with pytest.raises(http_client.TLSError, match="authorities"):
         run(over_tls(authority))
 
 
@@ -272,5 +274,5 @@ def test_authorities_are_found_where_openssl_does_not_look(
 ) -> None:
     nothing = ssl.DefaultVerifyPaths(None, None, "", "", "", "")
     monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: nothing)
-    monkeypatch.setattr(wire, "AUTHORITIES", ("/nowhere.pem", str(authority.root)))
+    monkeypatch.setattr(http_client, "AUTHORITIES", ("/nowhere.pem", str(authority.root)))
     assert run(over_tls(authority)) == 204

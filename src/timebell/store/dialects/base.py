@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from timebell.errors import InvalidInput
-from timebell.store.dialects import drivers
+from timebell.store.dialects import caller_connections
 from timebell.store.transaction import Dialect, SqlTransaction, Steps, Transaction
 
 LAST_SUCCESS = (
@@ -108,9 +108,9 @@ async def join_callers(
     A synchronous one is used by the thread that brought it. Raises InvalidInput (CONNECTION_INVALID,
     TRANSACTION_MISSING).
     """
-    driver = drivers.driver_of(connection)
-    django, there = drivers.is_django(connection), callers_thread.get()
-    is_async = not django and (hasattr(connection, "run_sync") or driver in drivers.ASYNC)
+    driver = caller_connections.driver_of(connection)
+    django, there = caller_connections.is_django(connection), callers_thread.get()
+    is_async = not django and (hasattr(connection, "run_sync") or driver in caller_connections.ASYNC)
     named = type(connection).__name__
     if not (driver or django or is_async or isinstance(connection, Connection) or _is_session(connection)):
         raise InvalidInput(
@@ -135,15 +135,15 @@ async def join_callers(
         return join(connection, dialect, operation, args, kwargs)
 
     def joined() -> tuple[R, str]:
-        own = drivers.of_django(connection) if django else connection
-        its = drivers.driver_of(own)
+        own = caller_connections.of_django(connection) if django else connection
+        its = caller_connections.driver_of(own)
         if its is None:
             return on(own if isinstance(own, Connection) else own.connection())
-        drivers.check_transaction(its, own)
-        return drivers.lent(its, own, on)
+        caller_connections.check_transaction(its, own)
+        return caller_connections.lent(its, own, on)
 
-    if driver in drivers.ASYNC:
-        return await drivers.awaited(joined)
+    if driver in caller_connections.ASYNC:
+        return await caller_connections.awaited(joined)
     if is_async:
         return await connection.run_sync(  # type: ignore[no-any-return]
             lambda inner: on(inner if isinstance(inner, Connection) else inner.connection())

@@ -11,7 +11,7 @@ The option `ack` says when a job is done. `published` (default): when the queue 
 the job is `completed`, with what the queue said as its result. `reported`: the outcome `reports`, so the job stays
 `dispatched`, with its place in overlap policies and limits, until the worker calls /complete or /fail over HTTP, or its
 timeout runs out. Then the body holds `report: {url, token}`: POST to `<url>/complete`, `/fail` or `/heartbeat` with the
-token, as for webhooks (`api/reports.py`). The URL is built on TIMEBELL_URL.
+token, as for webhooks (`api/external_workers.py`). The URL is built on TIMEBELL_URL.
 
 The connection is the operator's alone: TIMEBELL_BROKER_<KIND>_URL, which may hold several, with names. A target under a
 name may say which (`connection`), a job may not; none says a URL, as one of a tenant's own would let them reach into
@@ -26,7 +26,9 @@ A missing extra is refused when a job is made (EXTRA_MISSING, with what to insta
 well (BROKER_NOT_CONFIGURED); a node without the extra does not offer the kind, so its jobs wait for one that does.
 
 A target that can say what its queue still knows has `lost` (`base.Finds`), which the reconciler asks of jobs that
-reports are awaited of (`engine/reconciling.py`); what is gone is delivered again, with the same id, attempt and token.
+reports are awaited of (`engine/leader/broker_reconciler.py`); what is gone is delivered again, with the same id,
+attempt and
+token.
 """
 
 from __future__ import annotations

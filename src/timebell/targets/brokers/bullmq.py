@@ -15,7 +15,7 @@ from bullmq import Job, Queue
 
 from timebell.model.policy import Backoff
 from timebell.targets.base import Delivery, Outcome, message_id
-from timebell.targets.brokers import over_redis
+from timebell.targets.brokers import redis_connection
 from timebell.targets.brokers.broker import Broker, Message, invalid, word
 
 KEPT_SECONDS = 86_400
@@ -30,7 +30,7 @@ class BullmqTarget(Broker):
 
     def __init__(self, url: str | None, *, server: str, secret_key: str | None) -> None:
         super().__init__(url, server=server, secret_key=secret_key)
-        self._connections = over_redis.Connections()
+        self._connections = redis_connection.Connections()
         self._queues: dict[tuple[str, str, str], Queue] = {}
 
     def read(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class BullmqTarget(Broker):
         return {"queue": options["queue"]}
 
     def failure(self, error: Exception) -> Outcome | None:
-        return over_redis.failure(error)
+        return redis_connection.failure(error)
 
     async def lost(self, sent: Sequence[tuple[Delivery, dict[str, Any]]]) -> set[str]:
         """Those whose job is gone; also finished jobs are kept for a while."""

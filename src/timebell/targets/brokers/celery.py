@@ -80,9 +80,11 @@ class CeleryTarget(Broker):
         self._threads = self._threads or ThreadPoolExecutor(THREADS, thread_name_prefix="timebell-celery")
         await asyncio.get_running_loop().run_in_executor(self._threads, send)
         if options.get("ack") == "reported" and url.startswith(OVER_REDIS):
-            from timebell.targets.brokers import over_redis
+            from timebell.targets.brokers import redis_connection
 
-            await self._redis(url).set(over_redis.mark_of(message.delivery), task, ex=over_redis.MARK_SECONDS)
+            await self._redis(url).set(
+                redis_connection.mark_of(message.delivery), task, ex=redis_connection.MARK_SECONDS
+            )
         return {"task": task}
 
     def failure(self, error: Exception) -> Outcome | None:
@@ -108,11 +110,11 @@ class CeleryTarget(Broker):
             by_url[self._connection(options)].append(delivery)
         if not all(url.startswith(OVER_REDIS) for url in by_url):
             return None
-        from timebell.targets.brokers import over_redis
+        from timebell.targets.brokers import redis_connection
 
         gone: set[str] = set()
         for url, deliveries in by_url.items():
-            gone |= await over_redis.unmarked(self._redis(url), deliveries)
+            gone |= await redis_connection.unmarked(self._redis(url), deliveries)
         return gone
 
     async def close(self) -> None:
@@ -140,9 +142,9 @@ class CeleryTarget(Broker):
         return self._apps[url]
 
     def _redis(self, url: str) -> Any:
-        from timebell.targets.brokers import over_redis
+        from timebell.targets.brokers import redis_connection
 
-        self._marks = self._marks or over_redis.Connections()
+        self._marks = self._marks or redis_connection.Connections()
         return self._marks.to(url)
 
 

@@ -24,7 +24,7 @@ from timebell.targets.brokers.broker import (
     unreachable,
     word,
 )
-from timebell.targets.brokers.lines import Lines
+from timebell.targets.brokers.connection_pool import Lines
 
 ANSWER_SECONDS = 6.0
 """How long one publish may take: less than `CONFIRM_SECONDS`, so that the library can say itself what is missing."""

@@ -24,7 +24,7 @@ from timebell.targets.brokers.broker import (
     unreachable,
     word,
 )  # fmt: skip
-from timebell.targets.brokers.lines import CONNECT_SECONDS, Lines
+from timebell.targets.brokers.connection_pool import CONNECT_SECONDS, Lines
 
 log = logging.getLogger("timebell.targets.nats")
 

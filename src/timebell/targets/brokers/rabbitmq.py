@@ -21,7 +21,7 @@ from timebell.targets.brokers.broker import (
     unreachable,
     word,
 )  # fmt: skip
-from timebell.targets.brokers.lines import Lines
+from timebell.targets.brokers.connection_pool import Lines
 
 LONGEST_NAME = 255  # bytes of a short string (AMQP 0-9-1, 4.2.5.3)
 HEARTBEAT = 10  # seconds; the URL may say another: ?heartbeat=60

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from timebell.targets.base import Delivery, Outcome
-from timebell.targets.brokers import over_redis
+from timebell.targets.brokers import redis_connection
 from timebell.targets.brokers.broker import Broker, Message, invalid, word
 
 LONGEST = 1_000_000_000
@@ -38,7 +38,7 @@ class RedisStreamTarget(Broker):
 
     def __init__(self, url: str | None, *, server: str, secret_key: str | None) -> None:
         super().__init__(url, server=server, secret_key=secret_key)
-        self._connections = over_redis.Connections()
+        self._connections = redis_connection.Connections()
 
     def read(self, options: dict[str, Any]) -> dict[str, Any]:
         read: dict[str, Any] = {"stream": word(options, "stream")}
@@ -58,15 +58,15 @@ class RedisStreamTarget(Broker):
         }  # fmt: skip
         if options.get("ack") == "reported":
             words = [part for field in fields.items() for part in field]
-            mark = over_redis.mark_of(message.delivery)
-            given = (options["stream"], mark, over_redis.MARK_SECONDS, most or 0, *words)
+            mark = redis_connection.mark_of(message.delivery)
+            given = (options["stream"], mark, redis_connection.MARK_SECONDS, most or 0, *words)
             entry = await client.register_script(ADD_ONCE)(keys=list(given[:2]), args=list(given[2:]))
         else:
             entry = await client.xadd(options["stream"], fields, maxlen=most, approximate=True)
         return {"stream": options["stream"], "entry": entry}
 
     def failure(self, error: Exception) -> Outcome | None:
-        return over_redis.failure(error)
+        return redis_connection.failure(error)
 
     async def lost(self, sent: Sequence[tuple[Delivery, dict[str, Any]]]) -> set[str]:
         """Those whose mark is gone."""
@@ -75,7 +75,7 @@ class RedisStreamTarget(Broker):
             by_url[self._connection(options)].append(delivery)
         gone: set[str] = set()
         for url, deliveries in by_url.items():
-            gone |= await over_redis.unmarked(self._connections.to(url), deliveries)
+            gone |= await redis_connection.unmarked(self._connections.to(url), deliveries)
         return gone
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from timebell.targets.brokers.broker import (
     unreachable,
     word,
 )
-from timebell.targets.brokers.lines import Lines
+from timebell.targets.brokers.connection_pool import Lines
 from timebell.targets.brokers.sqs_client import Client
 
 CONNECTIONS = 50

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from botocore import exceptions as aws
 
-from timebell.targets.brokers.lines import Lines
+from timebell.targets.brokers.connection_pool import Lines
 
 MOST = 10
 """Messages in a request, says SQS."""

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from timebell.errors import InvalidInput
-from timebell.targets.push.answers import answer_of
+from timebell.targets.push.fcm_errors import answer_of
 from timebell.targets.push.google import ServiceAccount, TokenUnavailable
 from timebell.targets.push.http2 import UNPROCESSED, Broken, Headers, Line
 from timebell.targets.push.message import Message
