@@ -7,6 +7,8 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 # in one of them.
 BESIDE := -n $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Separate distributions of this repository, which the tests and the benchmarks use.
+PACKAGES := packages/timebell-fcm-emulator packages/timebell-torture
 UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet --extra server --extra secrets pyproject.toml requirements/build.in
 
 # Hundreds of processes start in the tests: what one of them has compiled, the next need not.
@@ -25,17 +27,18 @@ $(BIN)/python:
 define install
 $(PIP) install --require-hashes -r requirements/$(1).txt
 $(PIP) install --no-deps --no-build-isolation -e .
+$(if $(2),$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(2)))
 @touch $@
 endef
 
 $(VENV)/.run: requirements/run.txt pyproject.toml | $(BIN)/python
 	$(call install,run)
 
-$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
-	$(call install,dev)
+$(VENV)/.dev: requirements/dev.txt pyproject.toml $(PACKAGES:%=%/pyproject.toml) | $(BIN)/python
+	$(call install,dev,$(PACKAGES))
 
-$(VENV)/.bench: requirements/bench.txt pyproject.toml | $(BIN)/python
-	$(call install,bench)
+$(VENV)/.bench: requirements/bench.txt pyproject.toml $(PACKAGES:%=%/pyproject.toml) | $(BIN)/python
+	$(call install,bench,$(PACKAGES))
 
 run: $(VENV)/.run ## install into .venv and start the demo: real jobs within seconds, page on port 8700
 	$(BIN)/timebell dev examples/quickstart.py
@@ -49,19 +52,21 @@ test-all: $(VENV)/.dev ## also the soaks, full sweeps and ten-million-row tables
 screens: $(VENV)/.dev ## pictures of every page into .cache/screens/pages: light and dark, desktop and phone
 	$(BIN)/python -m tests.ui.screens
 
-check: $(VENV)/.dev ## format, lint, types, import directions
+check: $(VENV)/.dev ## format, lint, types, import directions, language
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/style.py
 	@echo "check: all fine"
 
 format: $(VENV)/.dev ## put the code into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-openapi: $(VENV)/.dev ## write docs/reference/openapi.json from the code
-	$(BIN)/python -m timebell.api.v1 > docs/reference/openapi.json
+openapi: $(VENV)/.dev ## write the OpenAPI document to build/openapi.json
+	mkdir -p build
+	$(BIN)/python -m timebell.api.v1 > build/openapi.json
 
 docs: $(VENV)/.dev ## the documentation as a site, into build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict -f docs-site/mkdocs.yml

@@ -1,1 +1,1 @@
-"""The figures of Timebell beside a peer's: `python -m benchmarks`; see README.md."""
+"""Benchmarks of Timebell and of other systems: `python -m benchmarks`; see README.md."""

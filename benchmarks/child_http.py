@@ -1,6 +1,6 @@
-"""A node that answers HTTP, and a client that asks it, for `benchmarks/over_http.py`.
+"""Processes for `benchmarks/over_http.py`: a node with its API, and clients that send requests.
 
-The client speaks HTTP/1.1 over sockets of its own, so that it costs little beside what it measures.
+The clients use plain sockets, so that they need little CPU compared with the server.
 """
 
 from __future__ import annotations
@@ -20,71 +20,73 @@ CHUNK = 65_536
 
 
 async def serve(url: str, _: dict[str, Any]) -> None:
-    """One node with its API, until standard input closes."""
+    """Run a node with its API until standard input closes."""
     app = Timebell(url, timezone="UTC")
     listening = server.bind("127.0.0.1", 0)
-    web = server.Site(app, [health.router(app), v1.routes], open_here=True)
+    web = server.HttpApp(app, [health.router(app), v1.routes], allow_local=True)
     async with server.serving(web, listening), app.running():
-        child.tell(port=listening.getsockname()[1])
+        child.print_json(port=listening.getsockname()[1])
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         await reader.read()
     await app.close()
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+async def _read_response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
     return int(head[9:12]), await reader.readexactly(length)
 
 
 def _request(method: str, path: str, body: bytes = b"") -> bytes:
-    kind = b"Content-Type: application/json\r\n" if body else b""
+    content_type = b"Content-Type: application/json\r\n" if body else b""
     return (
         f"{method} /api/v1{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n".encode()
-        + kind + b"\r\n" + body
+        + content_type + b"\r\n" + body
     )  # fmt: skip
 
 
-async def ask(url: str, spec: dict[str, Any]) -> None:
-    """`n` requests over `connections` at once; `paths` in turn, or with `jobs` a POST /jobs each."""
-    took: list[float] = []
-    wrong = 0
+async def send_requests(url: str, spec: dict[str, Any]) -> None:
+    """Send `n` requests over `connections` concurrent connections: GET `paths` in turn, or without paths POST /jobs."""
+    durations: list[float] = []
+    failures = 0
     numbers = iter(range(spec["first"], spec["first"] + spec["n"]))
-    far = (datetime.now(UTC) + timedelta(days=300)).isoformat()
+    run_at = (datetime.now(UTC) + timedelta(days=300)).isoformat()
 
     def job(n: int) -> bytes:
         owner = {"ownerId": f"o{n % 500}", "clientRequestId": f"r-{n}"}
-        return json.dumps({"topic": "http", "runAt": far, "payload": child.payload(n, 0), "metadata": owner}).encode()
+        return json.dumps(
+            {"topic": "http", "runAt": run_at, "payload": child.payload(n, 0), "metadata": owner}
+        ).encode()
 
     async def connection() -> None:
-        nonlocal wrong
+        nonlocal failures
         reader, writer = await asyncio.open_connection("127.0.0.1", spec["port"])
         for n in numbers:
             paths = spec["paths"]
-            text = _request("POST", "/jobs", job(n)) if not paths else _request("GET", paths[n % len(paths)])
-            sent = time.perf_counter()
-            writer.write(text)
-            status, _ = await _answer(reader)
-            took.append(time.perf_counter() - sent)
-            wrong += status not in (200, 201)
+            request = _request("POST", "/jobs", job(n)) if not paths else _request("GET", paths[n % len(paths)])
+            sent_at = time.perf_counter()
+            writer.write(request)
+            status, _ = await _read_response(reader)
+            durations.append(time.perf_counter() - sent_at)
+            failures += status not in (200, 201)
         writer.close()
 
     begin = time.perf_counter()
     await asyncio.gather(*(connection() for _ in range(spec["connections"])))
     seconds = time.perf_counter() - begin
-    took.sort()
-    child.tell(
-        requests_s=spec["n"] / seconds, p50_ms=took[len(took) // 2] * 1e3, p99_ms=took[int(len(took) * 0.99)] * 1e3,
-        wrong=wrong,
+    durations.sort()
+    child.print_json(
+        requests_s=spec["n"] / seconds, p50_ms=durations[len(durations) // 2] * 1e3,
+        p99_ms=durations[int(len(durations) * 0.99)] * 1e3, wrong=failures,
     )  # fmt: skip
 
 
 async def bulk(url: str, spec: dict[str, Any]) -> None:
-    """`n` lines to /jobs/bulk in one request, made before the clock starts."""
-    far = (datetime.now(UTC) + timedelta(days=300)).isoformat()
+    """Send `n` lines to /jobs/bulk in one request, which is built before the measurement."""
+    run_at = (datetime.now(UTC) + timedelta(days=300)).isoformat()
     body = b"".join(
-        json.dumps({"topic": "bulk", "runAt": far, "payload": child.payload(n, 0)}).encode() + b"\n"
+        json.dumps({"topic": "bulk", "runAt": run_at, "payload": child.payload(n, 0)}).encode() + b"\n"
         for n in range(spec["n"])
     )
     reader, writer = await asyncio.open_connection("127.0.0.1", spec["port"])
@@ -96,11 +98,11 @@ async def bulk(url: str, spec: dict[str, Any]) -> None:
     for at in range(0, len(body), CHUNK):
         writer.write(body[at : at + CHUNK])
         await writer.drain()
-    status, answered = await _answer(reader)
+    status, response = await _read_response(reader)
     seconds = time.perf_counter() - begin
-    done = json.loads(answered)["progress"]["done"] if status == 201 else 0
-    child.tell(lines_s=spec["n"] / seconds, seconds=seconds, wrong=spec["n"] - done)
+    done = json.loads(response)["progress"]["done"] if status == 201 else 0
+    child.print_json(lines_s=spec["n"] / seconds, seconds=seconds, wrong=spec["n"] - done)
 
 
 if __name__ == "__main__":
-    child.main({"serve": serve, "ask": ask, "bulk": bulk})
+    child.main({"serve": serve, "send_requests": send_requests, "bulk": bulk})

@@ -1,5 +1,7 @@
-"""A node under a steady rate, and who makes its jobs, for `benchmarks/steady.py`. Neither keeps anything by job, so
-that what grows is Timebell's."""
+"""Processes for `benchmarks/steady.py`: a node under a constant load, and the producer of its jobs.
+
+Neither stores anything per job, so that any growth of memory is caused by Timebell.
+"""
 
 from __future__ import annotations
 
@@ -18,100 +20,109 @@ from benchmarks.machine import rss_mb
 from timebell.app import Timebell
 from timebell.client.jobs import JobSpec
 from timebell.engine.leader import leader
-from timebell.observe.counters import Spread
+from timebell.observe.counters import Histogram
+from timebell.store.jobs.claim import claim_batch
 from timebell.targets.handler import Arrived
 
-LEAD, SLICE = 3.0, 0.25  # seconds from making a job to its due instant; of jobs that are made at once
-LEAST, STEP, MOST = 0.01, 1.05, 400  # ms; the buckets of a histogram, each so many times the one before
+LEAD_SECONDS = 3.0  # from creating a job to its due instant
+SLICE_SECONDS = 0.25  # the jobs due in one slice are created together
+FIRST_BUCKET_MS, BUCKET_FACTOR, BUCKETS = 0.01, 1.05, 400
 
 
-class Times:
-    """How values in milliseconds are distributed, within 5 %, in room that does not grow."""
+class TimeHistogram:
+    """Histogram of values in milliseconds with an error of 5 % and constant memory."""
 
     def __init__(self) -> None:
-        self.buckets, self.count, self.most = [0] * MOST, 0, 0.0
+        self.buckets, self.count, self.maximum = [0] * BUCKETS, 0, 0.0
 
     def add(self, ms: float) -> None:
-        """Take a value in."""
-        at = 0 if ms <= LEAST else min(MOST - 1, int(math.log(ms / LEAST, STEP)) + 1)
-        self.buckets[at] += 1
+        """Add a value."""
+        bucket = 0
+        if ms > FIRST_BUCKET_MS:
+            bucket = min(BUCKETS - 1, int(math.log(ms / FIRST_BUCKET_MS, BUCKET_FACTOR)) + 1)
+        self.buckets[bucket] += 1
         self.count += 1
-        self.most = max(self.most, ms)
+        self.maximum = max(self.maximum, ms)
 
-    def told(self, name: str) -> dict[str, float]:
-        """Its figures; then it is empty."""
-        found = {f"{name}_p50_ms": self._share(0.5), f"{name}_p99_ms": self._share(0.99), f"{name}_max_ms": self.most}
+    def pop_figures(self, name: str) -> dict[str, float]:
+        """Return the quantiles and the maximum, and clear the histogram."""
+        figures = {
+            f"{name}_p50_ms": self._quantile(0.5), f"{name}_p99_ms": self._quantile(0.99),
+            f"{name}_max_ms": self.maximum,
+        }  # fmt: skip
         self.__init__()  # type: ignore[misc]
-        return found
+        return figures
 
-    def _share(self, share: float) -> float:
-        left = self.count * share
-        for at, count in enumerate(self.buckets):
-            left -= count
-            if left <= 0:
-                return LEAST * STEP**at
-        return self.most
+    def _quantile(self, share: float) -> float:
+        remaining = self.count * share
+        for bucket, count in enumerate(self.buckets):
+            remaining -= count
+            if remaining <= 0:
+                return FIRST_BUCKET_MS * BUCKET_FACTOR**bucket
+        return self.maximum
 
 
-class Claims:
-    """Where a store's times go: those of claims here as well."""
+class ClaimRecorder:
+    """Replacement for the histogram of a store that also records the durations of claims."""
 
-    def __init__(self, spread: Spread, times: Times) -> None:
-        self.spread, self.times = spread, times
+    def __init__(self, histogram: Histogram, claims: TimeHistogram) -> None:
+        self.histogram, self.claims = histogram, claims
 
-    def observe(self, took: float, name: str) -> None:
-        """As in Spread."""
-        if name == "claim":
-            self.times.add(took * 1000)
-        self.spread.observe(took, name)
+    def observe(self, seconds: float, name: str) -> None:
+        """Record the duration of an operation, like `Histogram.observe`."""
+        if name == claim_batch.__name__:
+            self.claims.add(seconds * 1000)
+        self.histogram.observe(seconds, name)
 
 
 async def work(url: str, spec: dict[str, Any]) -> None:
-    """One node, that says every `every` seconds how it goes."""
-    app, lags, claims = Timebell(url, timezone="UTC"), Times(), Times()
-    leader.TIDY_EVERY = spec["tidy"]
+    """Run one node; print its figures every `every` seconds."""
+    app, lags, claims = Timebell(url, timezone="UTC"), TimeHistogram(), TimeHistogram()
+    leader.CLEANUP_INTERVAL_SECONDS = spec["tidy"]
 
     @app.on("bench")
     async def handle(event: Arrived) -> None:
         lags.add(time.time() * 1000 - event.payload["due"])
 
-    gc.freeze()  # as `timebell run` does
+    gc.freeze()  # the same settings as `timebell run`
     gc.set_threshold(50_000, 20, 100)
     sys.setswitchinterval(0.0005)
     async with app.running(retention=spec["retention"]) as service:
         store: Any = service.node.store
-        store.spread = Claims(store.spread, claims)
-        child.tell(ready=True)
+        store.histogram = ClaimRecorder(store.histogram, claims)
+        child.print_json(ready=True)
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         closing = asyncio.ensure_future(reader.read())
         while not closing.done():
             await asyncio.wait([closing], timeout=spec["every"])
             counts = {"jobs": lags.count, "claims": claims.count, "mb": rss_mb(os.getpid())}
-            child.tell(**counts, **lags.told("lag"), **claims.told("claim"))
+            child.print_json(**counts, **lags.pop_figures("lag"), **claims.pop_figures("claim"))
     await app.close()
 
 
-async def make(url: str, spec: dict[str, Any]) -> None:
-    """`rate` jobs a second for so many `seconds`; how many there were, and how often it was behind."""
-    app, chance = Timebell(url, timezone="UTC"), random.Random(1)
+async def produce(url: str, spec: dict[str, Any]) -> None:
+    """Create `rate` jobs per second for `seconds`; print their number and how often the producer was behind."""
+    app, generator = Timebell(url, timezone="UTC"), random.Random(1)
     await app.open()
-    each, made, behind = max(1, round(spec["rate"] * SLICE)), 0, 0
+    batch_size, created, behind = max(1, round(spec["rate"] * SLICE_SECONDS)), 0, 0
     begin = time.time()
-    for turn in range(round(spec["seconds"] / SLICE)):
-        since = begin + turn * SLICE
-        if (early := since - time.time()) > 0:
-            await asyncio.sleep(early)
-        behind += time.time() - since > LEAD / 2
-        dues = [int((since + LEAD + chance.random() * SLICE) * 1000) for _ in range(each)]
+    for number in range(round(spec["seconds"] / SLICE_SECONDS)):
+        slice_start = begin + number * SLICE_SECONDS
+        if (wait := slice_start - time.time()) > 0:
+            await asyncio.sleep(wait)
+        behind += time.time() - slice_start > LEAD_SECONDS / 2
+        dues = [
+            int((slice_start + LEAD_SECONDS + generator.random() * SLICE_SECONDS) * 1000) for _ in range(batch_size)
+        ]
         await app.schedule_many(
-            JobSpec(topic="bench", run_at=datetime.fromtimestamp(due / 1000, UTC), payload=child.payload(made, due))
+            JobSpec(topic="bench", run_at=datetime.fromtimestamp(due / 1000, UTC), payload=child.payload(created, due))
             for due in dues
         )
-        made += each
-    child.tell(made=made, behind=behind, seconds=time.time() - begin)
+        created += batch_size
+    child.print_json(made=created, behind=behind, seconds=time.time() - begin)
     await app.close()
 
 
 if __name__ == "__main__":
-    child.main({"work": work, "make": make})
+    child.main({"work": work, "produce": produce})

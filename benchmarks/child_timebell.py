@@ -1,4 +1,4 @@
-"""Timebell's side of the workloads, through its public API."""
+"""Timebell's processes of the workloads, which use its public API."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from timebell.store.jobs import retention
 from timebell.store.open import upgrade
 from timebell.targets.handler import Arrived
 
-passes: list[float] = []
-"""Of the planner, those that fired something; in ms."""
+planner_passes: list[float] = []
+"""Durations in ms of the planner passes that fired something."""
 
 
 async def setup(url: str, _: dict[str, Any]) -> None:
-    """An empty database gets its tables, and the partitions that its first node would make in its first second."""
+    """Create the tables of an empty database, and the partitions that its first node would create when it starts."""
     await upgrade(url)
     app = Timebell(url, timezone="UTC")
     await app.open()
-    await app.store.run(retention.prepare, datetime.now(UTC))
+    await app.store.run(retention.create_partitions, datetime.now(UTC))
     await app.close()
-    child.tell(ready=True)
+    child.print_json(ready=True)
 
 
 async def create(url: str, spec: dict[str, Any]) -> None:
-    """One-shots, by schedule_many."""
+    """Create one-shots with schedule_many."""
     app = Timebell(url, timezone="UTC")
     await app.open()
-    now = spec["lead"] <= 0
+    due_now = spec["lead"] <= 0
 
     async def write(batch: list[dict[str, Any]]) -> None:
         await app.schedule_many(
             JobSpec(
                 topic="bench",
-                run_at=None if now else datetime.fromtimestamp(each["due"] / 1000, UTC),
+                run_at=None if due_now else datetime.fromtimestamp(each["due"] / 1000, UTC),
                 payload=each,
                 tenant_id=spec.get("tenant"),
             )
@@ -54,48 +54,49 @@ async def create(url: str, spec: dict[str, Any]) -> None:
 
 
 async def repeat(url: str, spec: dict[str, Any]) -> None:
-    """Schedules that fire at every minute."""
+    """Create schedules that fire every minute."""
     app = Timebell(url, timezone="UTC")
     await app.open()
     begin = time.perf_counter()
     for number in range(spec["n"]):
         await app.schedule_repeat("bench", Cron("* * * * *"), name=f"s{number}", payload=child.payload(number, 0))
-    child.tell(seconds=time.perf_counter() - begin, created=time.time())
+    child.print_json(seconds=time.perf_counter() - begin, created=time.time())
     await app.close()
 
 
 async def work(url: str, spec: dict[str, Any]) -> None:
-    """One node with one async handler that does nothing."""
+    """Run one node with an async handler that only records its start."""
     if spec.get("schedules"):
         _time_planner()
     app = Timebell(url, timezone="UTC")
 
     @app.on("bench")
     async def handle(event: Arrived) -> None:
-        child.mark(event.payload["i"], event.payload["due"] / 1000)
+        child.record_start(event.payload["i"], event.payload["due"] / 1000)
 
     @app.on("flood")
-    async def pass_by(_: Arrived) -> None:
+    async def do_nothing(_: Arrived) -> None:
         pass
 
-    gc.freeze()  # as `timebell run` does
+    gc.freeze()  # the same settings as `timebell run`
     gc.set_threshold(50_000, 20, 100)
     sys.setswitchinterval(0.0005)
     async with app.running():
-        await asyncio.sleep(1)  # past its first heartbeat
-        await child.working(spec["out"])
-        child.tell(passes_ms=passes)
+        await asyncio.sleep(1)  # until after its first heartbeat
+        await child.report_until_closed(spec["out"])
+        child.print_json(passes_ms=planner_passes)
     await app.close()
 
 
 def _time_planner() -> None:
+    """Record the durations of planner passes in `planner_passes`."""
     step = Planner.step
 
     async def timed(self: Planner) -> datetime | None:
         before, began = self.node.counters.fired, time.perf_counter()
         until = await step(self)
         if self.node.counters.fired > before:
-            passes.append((time.perf_counter() - began) * 1000)
+            planner_passes.append((time.perf_counter() - began) * 1000)
         return until
 
     Planner.step = timed  # type: ignore[method-assign]

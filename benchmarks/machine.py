@@ -1,4 +1,4 @@
-"""What a figure must be read beside: the machine, the versions, and who used the processors meanwhile."""
+"""Context of every figure: the machine, the versions, and the CPU use of other processes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ TICK = os.sysconf("SC_CLK_TCK")
 PACKAGES = ("asyncpg", "sqlalchemy", "orjson", "uvloop", "pgqueuer", "croniter", "cronsim", "tzdata")
 
 
-def tree(pid: int) -> list[int]:
-    """A process and all below it."""
-    found = [pid]
+def process_tree(pid: int) -> list[int]:
+    """Return a process id and those of all its descendants."""
+    pids = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             for child in task.read_text().split():
-                found += tree(int(child))
+                pids += process_tree(int(child))
         except OSError:
-            pass  # it ended meanwhile
-    return found
+            pass  # the process ended meanwhile
+    return pids
 
 
-def cpu(pid: int | None) -> float:
-    """CPU seconds of a process tree so far, ended children included."""
-    return sum(map(_cpu, tree(pid))) if pid is not None else 0.0
+def cpu_seconds(pid: int | None) -> float:
+    """Return the CPU seconds of a process tree so far, including ended children; 0 without a process."""
+    return sum(map(_cpu, process_tree(pid))) if pid is not None else 0.0
 
 
 def _cpu(pid: int) -> float:
@@ -36,25 +36,26 @@ def _cpu(pid: int) -> float:
         stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return 0.0
-    ended = int(stat[13]) + int(stat[14])  # children that were waited for, in ticks
+    ended = int(stat[13]) + int(stat[14])  # children that were reaped, in ticks
     return sum(own) / 1e9 + ended / TICK
 
 
 def rss_mb(pid: int) -> float:
-    """Resident memory of a process, in MB."""
+    """Return the resident memory of a process in MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):
             return int(line.split()[1]) / 1024
     return 0.0
 
 
-def _busy() -> float:
-    spent = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(spent) - spent[3] - spent[4]) / TICK
+def _busy_seconds() -> float:
+    """Return the CPU seconds of all processors since boot, without idle and I/O wait."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / TICK
 
 
 class Meter:
-    """CPU of the server, of ours, and of everybody else, over a with-block."""
+    """Measure the CPU use of the server, of the benchmark and of all other processes during a with-block."""
 
     def __init__(self, server: int | None) -> None:
         self.server = server
@@ -70,14 +71,14 @@ class Meter:
         self.figures = {"wall_s": wall, "server_cpu_s": server, "our_cpu_s": ours, "foreign_cores": foreign}
 
     def _read(self) -> tuple[float, float, float, float]:
-        server, ours, everybody = cpu(self.server), cpu(os.getpid()), tree(os.getpid())
-        if self.server in everybody:  # a Redis is a child of ours
+        server, ours = cpu_seconds(self.server), cpu_seconds(os.getpid())
+        if self.server in process_tree(os.getpid()):  # Redis is a child of the benchmark
             ours -= server
-        return time.monotonic(), _busy(), server, ours
+        return time.monotonic(), _busy_seconds(), server, ours
 
 
-def facts() -> dict[str, Any]:
-    """The machine and the versions of what is measured."""
+def describe() -> dict[str, Any]:
+    """Return the facts about the machine, and the versions of packages."""
     model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory = Path("/proc/meminfo").read_text().split()[1]
     return {
@@ -85,7 +86,7 @@ def facts() -> dict[str, Any]:
         "processor": model[0].split(":", 1)[1].strip() if model else platform.machine(),
         "memory_gb": round(int(memory) / 2**20, 1),
         "kernel": platform.release(),
-        "fdatasync_us": _fdatasync(),
+        "fdatasync_us": _fdatasync_us(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
     }
@@ -98,8 +99,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _fdatasync(times: int = 100) -> int:
-    """Microseconds that a durable write of 8 KiB takes where temporary files are."""
+def _fdatasync_us(times: int = 100) -> int:
+    """Return the microseconds of a durable write of 8 KiB in the folder of temporary files."""
     import tempfile
 
     with tempfile.TemporaryFile() as file:
@@ -110,8 +111,8 @@ def _fdatasync(times: int = 100) -> int:
         return round((time.monotonic() - start) / times * 1e6)
 
 
-def line() -> str:
-    """What a figure depends on, in one line."""
-    found = facts()
+def summary_line() -> str:
+    """Return the machine, its load and the time of a durable write in one line."""
+    facts = describe()
     load = os.getloadavg()[0]
-    return f"{found['processor']}, {found['cores']} cores, load {load:.1f}, fdatasync {found['fdatasync_us']} us"
+    return f"{facts['processor']}, {facts['cores']} cores, load {load:.1f}, fdatasync {facts['fdatasync_us']} us"

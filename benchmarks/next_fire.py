@@ -1,7 +1,7 @@
-"""Next-fire evaluations a second from random starts: ours beside croniter, cronsim and dateutil.
+"""Next-fire evaluations per second from random starts, compared with croniter, cronsim and dateutil.
 
-`compiled` asks one recurrence; `fresh` makes it anew from text each time, as croniter and cronsim must for a
-new start (with the caches that make that cheap for us).
+`compiled` uses one recurrence; `fresh` creates it from text each time, as croniter and cronsim require for a new
+start (Timebell caches parsed expressions).
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ CASES = (
     ("FREQ=HOURLY;INTERVAL=6;BYDAY=MO,TU", "America/New_York"),
 )
 DTSTART = datetime(2015, 1, 1, 9)
-LEAST = 0.2  # seconds a figure is measured for, at least
+MIN_SECONDS = 0.2  # minimum duration of each measurement
 
 
 def measure() -> list[dict[str, Any]]:
-    """Evaluations a second for each case; None where a library does not know the expression."""
-    chance = random.Random(1)
-    starts = [chance.randrange(1_750_000_000, 2_000_000_000) for _ in range(2000)]
+    """Return the evaluations per second of each case; None if a library does not support the expression."""
+    generator = random.Random(1)
+    starts = [generator.randrange(1_750_000_000, 2_000_000_000) for _ in range(2000)]
     rows = []
     for expression, name in CASES:
-        place, rule = ZoneInfo(name), expression.startswith("FREQ=")
+        zone, is_rrule = ZoneInfo(name), expression.startswith("FREQ=")
         utc = [datetime.fromtimestamp(start, UTC) for start in starts]
-        local = [datetime.fromtimestamp(start, place) for start in starts]
+        local = [datetime.fromtimestamp(start, zone) for start in starts]
         rows.append(
             {
                 "expression": expression,
                 "timezone": name,
                 "compiled": _rate(lambda e=expression, n=name: _compiled(e, n), utc),
                 "fresh": _rate(lambda e=expression, n=name: _fresh(e, n), utc),
-                "croniter": None if rule else _rate(lambda e=expression: _croniter(e), local),
-                "cronsim": None if rule else _rate(lambda e=expression: _cronsim(e), local),
-                "dateutil": _rate(lambda e=expression, n=name: _dateutil(e, n), local) if rule else None,
+                "croniter": None if is_rrule else _rate(lambda e=expression: _croniter(e), local),
+                "cronsim": None if is_rrule else _rate(lambda e=expression: _cronsim(e), local),
+                "dateutil": _rate(lambda e=expression, n=name: _dateutil(e, n), local) if is_rrule else None,
             }
         )
     return rows
@@ -93,11 +93,11 @@ def _rate(make: Callable[[], Evaluate], starts: list[datetime]) -> float | None:
     try:
         evaluate = make()
         evaluate(starts[0])
-    except Exception:  # not every library knows every expression
+    except Exception:  # not every library supports every expression
         return None
     count, begin = 0, time.perf_counter()
-    while (spent := time.perf_counter() - begin) < LEAST:
+    while (seconds := time.perf_counter() - begin) < MIN_SECONDS:
         for start in starts[count % len(starts) :][:20]:
             evaluate(start)
         count += 20
-    return count / spent
+    return count / seconds

@@ -1,4 +1,4 @@
-"""`python -m benchmarks http [options]`: what one node answers over HTTP, asked by a process of its own."""
+"""`python -m benchmarks http [options]`: requests per second of one node, sent by a separate process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks import machine, processes, report
 from benchmarks.machine import rss_mb
-from benchmarks.systems import chosen
+from benchmarks.systems import open_systems
 
-PAGES = {
+LISTS = {
     "newest first": ["/jobs"],
     "pending": ["/jobs?status=pending"],
     "failed (none)": ["/jobs?status=failed"],
@@ -26,66 +26,69 @@ PAGES = {
 }
 
 
-def _arguments(given: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks http", description=__doc__, allow_abbrev=False)
     parser.add_argument("--stores", default="sqlite,postgres")
-    parser.add_argument("--jobs", type=int, default=5_000, help="by POST /jobs")
-    parser.add_argument("--lines", type=int, default=100_000, help="by POST /jobs/bulk")
-    parser.add_argument("--backlog", type=int, default=1_000_000, help="pending jobs under the pages")
-    parser.add_argument("--pages", type=int, default=300, help="requests of each page")
+    parser.add_argument("--jobs", type=int, default=5_000, help="jobs created by POST /jobs")
+    parser.add_argument("--lines", type=int, default=100_000, help="jobs created by POST /jobs/bulk")
+    parser.add_argument("--backlog", type=int, default=1_000_000, help="pending jobs during the list requests")
+    parser.add_argument("--pages", type=int, default=300, help="requests of each list")
     parser.add_argument("--connections", type=int, default=16)
-    return parser.parse_args(given)
+    return parser.parse_args(argv)
 
 
 @asynccontextmanager
 async def _node(system: Any) -> AsyncIterator[tuple[int, int]]:
-    """One node with its API: its port and process id."""
+    """Run one node with its API; yield its port and process id."""
     async with processes.child("child_http", "serve", system.url, {}) as node:
         assert node.stdout is not None
         yield json.loads(await asyncio.wait_for(node.stdout.readline(), 60))["port"], node.pid
 
 
-async def _measure(system: Any, given: argparse.Namespace) -> list[list[str]]:
-    """A row of (what, jobs in the store, a second, p50 ms, p99 ms, wrong) for each thing asked."""
+async def _measure(system: Any, args: argparse.Namespace) -> list[list[str]]:
+    """Return a row (label, jobs in the store, per second, p50 ms, p99 ms, failures) for each kind of request."""
     rows: list[list[str]] = []
 
-    async def ask(what: str, there: int, n: int, paths: list[str], port: int, connections: int = 1) -> None:
-        spec = {"port": port, "n": n, "paths": paths, "connections": connections, "first": there}
-        found = await processes.call("child_http", "ask", system.url, **spec)
-        figures = [report.number(found[name]) for name in ("requests_s", "p50_ms", "p99_ms")]
-        rows.append([f"{system.store}: {what}", f"{there:,}", *figures, str(found["wrong"])])
+    async def request(label: str, jobs: int, n: int, paths: list[str], port: int, connections: int = 1) -> None:
+        spec = {"port": port, "n": n, "paths": paths, "connections": connections, "first": jobs}
+        result = await processes.run_client("child_http", "send_requests", system.url, **spec)
+        figures = [report.format_number(result[name]) for name in ("requests_s", "p50_ms", "p99_ms")]
+        rows.append([f"{system.store}: {label}", f"{jobs:,}", *figures, str(result["wrong"])])
 
     async with _node(system) as (port, pid):
-        await ask("POST /jobs, 1 connection", 0, given.jobs // 5, [], port)
-        await ask(
-            f"POST /jobs, {given.connections} connections", given.jobs // 5, given.jobs, [], port, given.connections
+        await request("POST /jobs, 1 connection", 0, args.jobs // 5, [], port)
+        await request(
+            f"POST /jobs, {args.connections} connections", args.jobs // 5, args.jobs, [], port, args.connections
         )
-        before, there = rss_mb(pid), given.jobs // 5 + given.jobs
-        found = await processes.call("child_http", "bulk", system.url, port=port, n=given.lines)
-        rate, grown = report.number(found["lines_s"]), report.number(max(0.0, rss_mb(pid) - before))
-        rows.append([f"{system.store}: lines of /jobs/bulk", f"{there:,}", rate, "", "", str(found["wrong"])])
-        rows.append([f"{system.store}: MB of memory that took", "", grown, "", "", "0"])
-    await system.backlog(given.backlog)
-    there += given.lines + given.backlog
+        memory_before, jobs = rss_mb(pid), args.jobs // 5 + args.jobs
+        result = await processes.run_client("child_http", "bulk", system.url, port=port, n=args.lines)
+        rate, growth = (
+            report.format_number(result["lines_s"]),
+            report.format_number(max(0.0, rss_mb(pid) - memory_before)),
+        )
+        rows.append([f"{system.store}: lines of /jobs/bulk", f"{jobs:,}", rate, "", "", str(result["wrong"])])
+        rows.append([f"{system.store}: memory growth, MB", "", growth, "", "", "0"])
+    await system.backlog(args.backlog)
+    jobs += args.lines + args.backlog
     async with _node(system) as (port, pid):
-        await ask(f"POST /jobs, {given.connections} connections", there, given.jobs // 5, [], port, given.connections)
-        for what, paths in PAGES.items():
-            await ask(what, there, given.pages, paths, port)
+        await request(f"POST /jobs, {args.connections} connections", jobs, args.jobs // 5, [], port, args.connections)
+        for label, paths in LISTS.items():
+            await request(label, jobs, args.pages, paths, port)
     return rows
 
 
-async def _main(given: argparse.Namespace) -> bool:
-    rows = [["", "jobs there", "a second", "p50 ms", "p99 ms", "wrong"]]
+async def _main(args: argparse.Namespace) -> bool:
+    rows = [["", "jobs", "per second", "p50 ms", "p99 ms", "failed"]]
     try:
-        async with chosen(given.stores) as systems:
+        async with open_systems(args.stores) as systems:
             for system in systems:
                 async with system:
-                    rows += await _measure(system, given)
+                    rows += await _measure(system, args)
     finally:
-        print(machine.line(), report.table(rows), sep="\n\n")
+        print(machine.summary_line(), report.format_table(rows), sep="\n\n")
     return all(row[-1] == "0" for row in rows[1:])
 
 
-def main(given: Sequence[str]) -> int:
-    """The exit status: 0 if every answer was a success."""
-    return 0 if asyncio.run(_main(_arguments(given))) else 1
+def main(argv: Sequence[str]) -> int:
+    """Return the exit status: 0 if every request succeeded."""
+    return 0 if asyncio.run(_main(_parse_arguments(argv))) else 1

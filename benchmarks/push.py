@@ -1,7 +1,7 @@
-"""`python -m benchmarks push [options]`: messages a second to a stand-in for FCM, beside firebase-admin's send_each.
+"""`python -m benchmarks push [options]`: messages per second to an FCM emulator, compared with firebase-admin.
 
-Both send the same messages, in chunks of 500, each from a process of its own, to the same server in one run. The server
-is a process too: what is compared is the sender's CPU, "per core", as a core is what the sender is given.
+Both send the same messages in chunks of 500 to the same server in one run, firebase-admin with `send_each`. Sender and
+server are separate processes; "per core" is the number of messages per CPU second of the sender.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from statistics import median
 from typing import Any
 
 from benchmarks import machine, report
-from timebell.testing.fcm import FakeFcm
+from timebell_fcm_emulator import FakeFcm
 
 CHUNK = 500
 DATA = {"division": "bible", "version": "0", "bibleCode": "3", "chapter": "22", "section": "29"}
 TITLE, BODY = "Today's reading", "Psalm 22 is waiting for you."
 
 
-def _arguments(given: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks push", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--messages", type=int, default=100_000, help="by Timebell")
-    parser.add_argument("--peer-messages", type=int, default=5_000, help="by firebase-admin; 0 leaves it out")
+    parser.add_argument("--messages", type=int, default=100_000, help="messages by Timebell")
+    parser.add_argument("--peer-messages", type=int, default=5_000, help="messages by firebase-admin; 0 for none")
     parser.add_argument("--connections", type=int, default=4)
-    parser.add_argument("--runs", type=int, default=3, help="of each, interleaved; medians are shown")
-    return parser.parse_args(given)
+    parser.add_argument("--runs", type=int, default=3, help="runs of each, interleaved; the output has medians")
+    return parser.parse_args(argv)
 
 
 def tokens(run: str, at: int, n: int) -> list[str]:
-    """Those of the chunk that begins at `at`, of `n` in all; as long as real ones."""
-    return [f"{run}{place:09d}:{'APA91b' * 23}" for place in range(at, min(at + CHUNK, n))]
+    """Return the tokens of the chunk at `at`, of `n` in total; they are as long as real ones."""
+    return [f"{run}{number:09d}:{'APA91b' * 23}" for number in range(at, min(at + CHUNK, n))]
 
 
 def _timebell(spec: dict[str, Any]) -> Callable[[str, int], int]:
     import uvloop
 
     from timebell.targets.push.fcm import FcmProvider
-    from timebell.targets.push.message import Content, Encoded, Message
-    from timebell.targets.push.provider import Answer, Fate
+    from timebell.targets.push.message import Content, EncodedContent, Message
+    from timebell.targets.push.provider import Fate, PushResult
 
     async def send(run: str, n: int) -> int:
         now = datetime.now(UTC)
@@ -58,19 +58,19 @@ def _timebell(spec: dict[str, Any]) -> Callable[[str, int], int]:
         )  # fmt: skip
         accepted = 0
 
-        def told(_: int, answer: Answer) -> None:
+        def on_result(_: int, result: PushResult) -> None:
             nonlocal accepted
-            accepted += answer.fate is Fate.ACCEPTED
+            accepted += result.fate is Fate.ACCEPTED
 
-        async def chunk(at: int) -> None:
-            content = Encoded(Content(TITLE, BODY, DATA), now)
-            await provider.send([Message("token", each, content) for each in tokens(run, at, n)], told)
+        async def send_chunk(at: int) -> None:
+            content = EncodedContent(Content(TITLE, BODY, DATA), now)
+            await provider.send([Message("token", each, content) for each in tokens(run, at, n)], on_result)
 
         chunks = iter(range(0, n, CHUNK))
 
         async def worker() -> None:
             for at in chunks:
-                await chunk(at)
+                await send_chunk(at)
 
         await asyncio.gather(*(worker() for _ in range(4)))
         await provider.close()
@@ -80,7 +80,7 @@ def _timebell(spec: dict[str, Any]) -> Callable[[str, int], int]:
 
 
 def _firebase_admin(spec: dict[str, Any]) -> Callable[[str, int], int]:
-    warnings.simplefilter("ignore")  # `token` is deprecated there in favour of `fid`
+    warnings.simplefilter("ignore")  # firebase-admin deprecates `token` in favor of `fid`
     import firebase_admin
     from firebase_admin import credentials, messaging
 
@@ -89,9 +89,9 @@ def _firebase_admin(spec: dict[str, Any]) -> Callable[[str, int], int]:
 
     def send(run: str, n: int) -> int:
         accepted = 0
-        shown = messaging.Notification(title=TITLE, body=BODY)
+        notification = messaging.Notification(title=TITLE, body=BODY)
         for at in range(0, n, CHUNK):
-            batch = [messaging.Message(token=each, notification=shown, data=DATA) for each in tokens(run, at, n)]
+            batch = [messaging.Message(token=each, notification=notification, data=DATA) for each in tokens(run, at, n)]
             accepted += messaging.send_each(batch).success_count
         return accepted
 
@@ -102,7 +102,7 @@ SENDERS = {"timebell": _timebell, "firebase-admin": _firebase_admin}
 
 
 def child() -> None:
-    """Send, and print what it took: started with the name of a sender, and the rest on stdin."""
+    """Send messages and print the figures; argv has the name of a sender, stdin the spec."""
     spec = json.load(sys.stdin)
     send = SENDERS[sys.argv[1]](spec)
     send(f"{spec['run']}warm", CHUNK)
@@ -123,43 +123,45 @@ def _run(name: str, fcm: FakeFcm, n: int, run: str, connections: int) -> dict[st
         "connections": connections,
     }
     environment = {**os.environ, "REQUESTS_CA_BUNDLE": fcm.ca, "SSL_CERT_FILE": fcm.ca}
-    before = machine.cpu(fcm.pid)
-    done = subprocess.run(
+    before = machine.cpu_seconds(fcm.pid)
+    result = subprocess.run(
         [sys.executable, "-c", "from benchmarks import push; push.child()", name], input=json.dumps(spec),
         capture_output=True, text=True, env=environment,
     )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout)
+    if result.returncode:
+        raise SystemExit(result.stderr)
+    figures: dict[str, Any] = json.loads(result.stdout)
     counts = fcm.counts()
-    wrong = abs(counts["accepted"] - n - CHUNK) + counts["twice"] + n - found["accepted"]
-    return {**found, "server_per_core": (n + CHUNK) / (machine.cpu(fcm.pid) - before), "wrong": wrong}
+    wrong = abs(counts["accepted"] - n - CHUNK) + counts["twice"] + n - figures["accepted"]
+    return {**figures, "server_per_core": (n + CHUNK) / (machine.cpu_seconds(fcm.pid) - before), "wrong": wrong}
 
 
-def main(given: Sequence[str]) -> int:
-    """The exit status: 0 if every message was accepted once."""
-    asked = _arguments(given)
+def main(argv: Sequence[str]) -> int:
+    """Return the exit status: 0 if every message was accepted exactly once."""
+    args = _parse_arguments(argv)
     runs: dict[str, list[dict[str, Any]]] = {"timebell": []}
-    if asked.peer_messages:
+    if args.peer_messages:
         if importlib.util.find_spec("firebase_admin") is None:
-            raise SystemExit("The peer is not installed: pip install firebase-admin, or say --peer-messages 0.")
+            raise SystemExit("The peer is not installed: pip install firebase-admin, or use --peer-messages 0.")
         runs["firebase-admin"] = []
-    for run in range(asked.runs):
-        for name, found in runs.items():
-            n = asked.messages if name == "timebell" else asked.peer_messages
+    for run in range(args.runs):
+        for name, results in runs.items():
+            n = args.messages if name == "timebell" else args.peer_messages
             with FakeFcm() as fcm:
-                found.append(_run(name, fcm, n, f"r{run}", asked.connections))
-            print(f"run {run + 1}: {name}: {found[-1]}", file=sys.stderr, flush=True)
+                results.append(_run(name, fcm, n, f"r{run}", args.connections))
+            print(f"run {run + 1}: {name}: {results[-1]}", file=sys.stderr, flush=True)
     rows = [["", "messages/s", "messages/s per core of the sender", "MB", "messages/s per core of the server", "wrong"]]
-    middle = {name: {key: median(each[key] for each in found) for key in found[0]} for name, found in runs.items()}
-    for name, figures in middle.items():
-        shown = [report.number(figures[key]) for key in ("per_s", "per_core", "mb", "server_per_core")]
-        rows.append([name, *shown, str(sum(each["wrong"] for each in runs[name]))])
-    if "firebase-admin" in middle:
-        ours, theirs = middle["timebell"], middle["firebase-admin"]
-        ratios = [f"{ours[key] / theirs[key]:.1f} x" for key in ("per_s", "per_core", "mb")]
+    medians = {
+        name: {key: median(each[key] for each in results) for key in results[0]} for name, results in runs.items()
+    }
+    for name, figures in medians.items():
+        cells = [report.format_number(figures[key]) for key in ("per_s", "per_core", "mb", "server_per_core")]
+        rows.append([name, *cells, str(sum(each["wrong"] for each in runs[name]))])
+    if "firebase-admin" in medians:
+        ours, peer = medians["timebell"], medians["firebase-admin"]
+        ratios = [f"{ours[key] / peer[key]:.1f} x" for key in ("per_s", "per_core", "mb")]
         rows.append(["ratio", *ratios, "", ""])
-    facts = machine.facts()
+    facts = machine.describe()
     print(f"{facts['processor']}, {facts['cores']} cores, load {os.getloadavg()[0]:.1f}\n")
-    print(report.table(rows))
+    print(report.format_table(rows))
     return 0 if all(row[-1] in ("0", "") for row in rows[1:]) else 1

@@ -1,4 +1,4 @@
-"""Runs into medians, and medians into tables with the ratio to the best peer beside ours."""
+"""Medians of runs, and tables of medians with the ratio to the best peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-# Per workload: (figure, heading, whether more is better), in the order shown.
+# By workload: (figure, heading, whether more is better), in display order.
 COLUMNS: dict[str, list[tuple[str, str, bool | None]]] = {
     "W1": [("jobs_s", "jobs/s", True)],
     "W2": [
@@ -35,37 +35,39 @@ TITLES = {
     "W2": "burst: all due at one instant",
     "W3": "steady: due at random milliseconds",
     "W4": "steady with a backlog, then idle",
-    "W5": "schedules due at one top of a minute",
+    "W5": "schedules due at the same full minute",
     "W6": "due now, to durable completion",
-    "W7": "a tenant's jobs beside another's flood",
+    "W7": "jobs of one tenant during a flood of another's jobs",
 }
-SUMMED = ("lost", "dup", "early", "not_completed")
+SUMMED_FIGURES = ("lost", "dup", "early", "not_completed")
 
 
 def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of each figure over runs; of the counts of faults, the sum. An error of any run is kept."""
-    good = [run for run in runs if "error" not in run]
-    found: dict[str, Any] = {}
-    for name in dict.fromkeys(name for run in good for name in run):
-        values = [run[name] for run in good if run.get(name) is not None]
-        if name in SUMMED:
-            found[name] = sum(values)
+    """Return the median of each figure, the sum of each count of errors, and the first error of a run."""
+    valid = [run for run in runs if "error" not in run]
+    figures: dict[str, Any] = {}
+    for name in dict.fromkeys(name for run in valid for name in run):
+        values = [run[name] for run in valid if run.get(name) is not None]
+        if name in SUMMED_FIGURES:
+            figures[name] = sum(values)
         elif values and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-            found[name] = median(values)
+            figures[name] = median(values)
         elif values:
-            found[name] = any(values) if isinstance(values[0], bool) else values[0]
+            figures[name] = any(values) if isinstance(values[0], bool) else values[0]
     errors = [run["error"] for run in runs if "error" in run]
-    return found | ({"error": errors[0]} if errors else {})
+    return figures | ({"error": errors[0]} if errors else {})
 
 
 def workload_table(workload: str, cells: Sequence[dict[str, Any]]) -> str:
-    """The cells of one workload as text."""
-    return f"{workload}  {TITLES[workload]}\n\n{table(workload_lines(workload, cells))}"
+    """Return the cells of one workload as text."""
+    return f"{workload}  {TITLES[workload]}\n\n{format_table(workload_lines(workload, cells))}"
 
 
 def workload_lines(workload: str, cells: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A heading, and a line for each cell {system, store, processes, median} of a workload; one without figures has but
-    its name, and why."""
+    """Return the header and a line for each cell {system, store, processes, median} of a workload.
+
+    The line of a cell without figures has only its label and the error.
+    """
     columns = COLUMNS[workload]
     heading = ["", "jobs", *(title for _, title, _ in columns), "lost/dup/early", "foreign cores"]
     lines = [heading]
@@ -75,27 +77,36 @@ def workload_lines(workload: str, cells: Sequence[dict[str, Any]]) -> list[list[
         if "jobs" not in figures:
             lines.append([label, figures.get("error", "not run")])
             continue
-        shown = [_with_ratio(figures.get(name), _best(cell, cells, name, more), more) for name, _, more in columns]
-        lines.append([label, number(figures["jobs"]), *shown, _faults(figures), number(figures["foreign_cores"])])
+        cells_text = [_with_ratio(figures.get(name), _best(cell, cells, name, more), more) for name, _, more in columns]
+        lines.append(
+            [
+                label,
+                format_number(figures["jobs"]),
+                *cells_text,
+                _format_errors(figures),
+                format_number(figures["foreign_cores"]),
+            ]
+        )
     return lines
 
 
 def _best(cell: dict[str, Any], cells: Sequence[dict[str, Any]], name: str, more: bool | None) -> float | None:
-    """What to compare a figure of ours with: the best of the peers with as many processes. A peer has none."""
-    same = (each for each in cells if each["system"] != "Timebell" and each["processes"] == cell["processes"])
-    said = [each["median"] for each in same if not each["median"].get("created_late")]  # or it says nothing
-    found = [figures[name] for figures in said if figures.get(name)]
-    return (max if more else min)(found) if found and cell["system"] == "Timebell" else None
+    """Return the best figure of the peers with the same number of processes, to compare Timebell with; else None."""
+    comparable = (each for each in cells if each["system"] != "Timebell" and each["processes"] == cell["processes"])
+    # Figures of runs whose jobs were created late are meaningless.
+    medians_ = [each["median"] for each in comparable if not each["median"].get("created_late")]
+    values = [figures[name] for figures in medians_ if figures.get(name)]
+    return (max if more else min)(values) if values and cell["system"] == "Timebell" else None
 
 
 def _with_ratio(ours: float | None, peers: float | None, more: bool | None) -> str:
-    """A figure, and how many times better it is than the best peer's (above 1 is better, whichever way is up)."""
+    """Return a figure with its ratio to the best peer (above 1 is better, also if lower values are better)."""
     if not ours or not peers or more is None:
-        return number(ours)
-    return f"{number(ours)} ({number(ours / peers if more else peers / ours)}x)"
+        return format_number(ours)
+    return f"{format_number(ours)} ({format_number(ours / peers if more else peers / ours)}x)"
 
 
-def _faults(figures: dict[str, Any]) -> str:
+def _format_errors(figures: dict[str, Any]) -> str:
     if "lost" not in figures:
         return "-"
     text = "/".join(str(figures.get(name, 0)) for name in ("lost", "dup", "early"))
@@ -104,32 +115,32 @@ def _faults(figures: dict[str, Any]) -> str:
 
 
 def next_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Evaluations a second."""
+    """Return the table of evaluations per second."""
     peers = ("croniter", "cronsim", "dateutil")
     lines = [["expression", "zone", "compiled", "fresh", *peers, *(f"x {peer}" for peer in peers)]]
     for row in rows:
         ratios = [f"{row['compiled'] / row[peer]:.1f}" if row["compiled"] and row[peer] else "-" for peer in peers]
-        rates = [number(row[name]) for name in ("compiled", "fresh", *peers)]
+        rates = [format_number(row[name]) for name in ("compiled", "fresh", *peers)]
         lines.append([row["expression"], row["timezone"], *rates, *ratios])
-    return f"next  evaluations a second\n\n{table(lines)}"
+    return f"next  evaluations per second\n\n{format_table(lines)}"
 
 
 def verbs_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Statements of each verb, then jobs a second; a column for each store."""
+    """Return the tables of statements per verb and of jobs per second, with a column for each store."""
     stores = list(dict.fromkeys(row["store"] for row in rows))
     parts = []
-    for name, title in (("statements", "verbs  statements of one call"), ("jobs_s", "verbs  jobs a second")):
-        found = {(row["verb"], row["store"]): row[name] for row in rows if name in row}
+    for name, title in (("statements", "verbs  statements of one call"), ("jobs_s", "verbs  jobs per second")):
+        values = {(row["verb"], row["store"]): row[name] for row in rows if name in row}
         lines = [["", *stores]]
-        for verb in dict.fromkeys(verb for verb, _ in found):
-            lines.append([verb, *(number(found[verb, store]) for store in stores)])
-        parts.append(f"{title}\n\n{table(lines)}")
+        for verb in dict.fromkeys(verb for verb, _ in values):
+            lines.append([verb, *(format_number(values[verb, store]) for store in stores)])
+        parts.append(f"{title}\n\n{format_table(lines)}")
     return "\n\n".join(parts)
 
 
-def facts(machine: dict[str, Any], server: dict[str, str]) -> str:
-    """Two lines on where this was measured."""
-    versions = ", ".join(f"{name} {found}" for name, found in machine["packages"].items() if found)
+def format_machine(machine: dict[str, Any], server: dict[str, str]) -> str:
+    """Return two lines about the machine and the versions."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
     postgres = f"; PostgreSQL {', '.join(f'{k} {v}' for k, v in server.items())}" if server else ""
     return (
         f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gb']} GB, Linux {machine['kernel']},"
@@ -137,33 +148,33 @@ def facts(machine: dict[str, Any], server: dict[str, str]) -> str:
     )
 
 
-def table(lines: Sequence[Sequence[str]]) -> str:
-    """Columns aligned, the first to the left; a short line is one without figures."""
+def format_table(lines: Sequence[Sequence[str]]) -> str:
+    """Align columns, the first to the left; short lines have no figures."""
     full = [line for line in lines if len(line) == len(lines[0])]
     widths = [max(len(line[at]) for line in full) for at in range(len(lines[0]))]
     widths[0] = max(len(line[0]) for line in lines)
 
-    def show(line: Sequence[str]) -> str:
+    def format_line(line: Sequence[str]) -> str:
         cells = [text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=False)]
         return "  ".join([line[0].ljust(widths[0]), *cells]).rstrip()
 
-    return "\n".join(map(show, lines))
+    return "\n".join(map(format_line, lines))
 
 
-def number(value: float | None) -> str:
-    """With as many digits as are worth reading."""
+def format_number(value: float | None) -> str:
+    """Format with at most three significant digits, or as a whole number from 100 on."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Reads an argument with some of these words, separated by commas."""
+def subset_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return an argparse type for a comma-separated list of known words."""
 
-    def read(text: str) -> list[str]:
+    def parse(text: str) -> list[str]:
         chosen = text.split(",")
         if unknown := set(chosen) - set(known):
             raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: choose from {','.join(known)}")
         return [each for each in known if each in chosen]
 
-    return read
+    return parse

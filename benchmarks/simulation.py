@@ -1,8 +1,8 @@
-"""A year of a hundred schedules on virtual time: `python -m benchmarks.simulation [DAYS]`.
+"""Simulate a year of a hundred schedules on virtual time: `python -m benchmarks.simulation [DAYS]`.
 
-The mix is that of a company's crontabs: 45 daily and 30 on weekdays at quarters of an hour, 15 weekly, 5 monthly,
-3 hourly through office hours, intervals of 8 hours and of a day; over eight zones, six of which change their clocks.
-Handlers do nothing. Exit status 1 if a schedule's year is not what its recurrence says.
+The mix resembles the crontabs of a company: 45 daily and 30 weekday schedules at quarters of an hour, 15 weekly, 5
+monthly, 3 hourly during office hours, and intervals of 8 hours and of a day, in eight zones, six of which have daylight
+saving time. Handlers do nothing. The exit status is 1 if a schedule fires more or less often than its recurrence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUARTERS = (0, 0, 30, 0, 15, 0, 30, 45)
 
 
 def mix() -> list[Spec]:
-    """The hundred."""
+    """Return the hundred recurrences."""
     return [
         *(Cron(f"{QUARTERS[n % 8]} {n * 5 % 24} * * *") for n in range(45)),
         *(Cron(f"{QUARTERS[n % 8]} {7 + n % 12} * * 1-5") for n in range(30)),
@@ -38,39 +38,40 @@ def mix() -> list[Spec]:
 
 
 def simulate(days: float) -> tuple[int, float, float]:
-    """Occurrences, real seconds, and seconds of CPU."""
+    """Simulate `days`; return the number of occurrences, the elapsed seconds and the CPU seconds."""
     with World(start=START, seed=1) as world:
         app = world.new_app()
-        seen: Counter[str | None] = Counter()
+        fired: Counter[str | None] = Counter()
 
         @app.on("*", handles=True)
         async def count(event: Arrived) -> None:
-            seen[event.schedule_id] += 1
+            fired[event.schedule_id] += 1
 
-        async def make() -> dict[str, int]:
+        async def create_schedules() -> dict[str, int]:
             expected = {}
             for number, spec in enumerate(mix()):
-                made = await app.schedule_repeat(f"job.{number}", spec, timezone=ZONES[number % 8])
-                instants = made.recurrence.count(START, START + timedelta(days=days, microseconds=1))
-                expected[made.id] = instants - (made.recurrence.next(START - timedelta(microseconds=1)) == START)
+                schedule = await app.schedule_repeat(f"job.{number}", spec, timezone=ZONES[number % 8])
+                instants = schedule.recurrence.count(START, START + timedelta(days=days, microseconds=1))
+                starts_now = schedule.recurrence.next(START - timedelta(microseconds=1)) == START
+                expected[schedule.id] = instants - starts_now
             return expected
 
-        expected = world.run(make())
-        began, worked = time.perf_counter(), time.process_time()
+        expected = world.run(create_schedules())
+        began, cpu_began = time.perf_counter(), time.process_time()
         world.run(world.advance(days=days))
-        spent, worked = time.perf_counter() - began, time.process_time() - worked
-        if seen != {id_: count for id_, count in expected.items() if count}:
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+        if fired != {id_: count for id_, count in expected.items() if count}:
             raise SystemExit("a schedule did not fire as often as its recurrence says")
-        return sum(seen.values()), spent, worked
+        return sum(fired.values()), seconds, cpu_seconds
 
 
 def main() -> None:
-    """Print occurrences a second."""
-    gc.freeze()  # as a process of its own does: see Timebell.run
+    """Print the occurrences per second."""
+    gc.freeze()  # the same settings as Timebell.run
     gc.set_threshold(50_000, 20, 100)
     days = float(sys.argv[1]) if len(sys.argv) > 1 else 365.0
-    count, spent, worked = simulate(days)
-    rate = f"{count:,} occurrences in {spent:.1f} s ({worked:.1f} s of CPU), {count / spent:,.0f} a second"
+    count, seconds, cpu_seconds = simulate(days)
+    rate = f"{count:,} occurrences in {seconds:.1f} s ({cpu_seconds:.1f} s of CPU), {count / seconds:,.0f} per second"
     print(f"{days:g} days of {len(mix())} schedules: {rate}")
 
 

@@ -1,12 +1,11 @@
-"""`python -m benchmarks soak [options]`: twenty minutes at half the rate at which due jobs go, with retention on; is
-memory flat, is the lag, are the tables?
+"""`python -m benchmarks soak [options]`: check that memory, lag and tables do not grow in a run of twenty minutes.
 
-`python -m benchmarks pinned [options]`: the same with a session of REPEATABLE READ that stays open for ten minutes, so
-that PostgreSQL keeps every row that goes meanwhile; what becomes of the time of a claim?
+The load is half of the maximum rate, and retention is on. `python -m benchmarks pinned [options]` holds a REPEATABLE
+READ transaction open for ten minutes, so that PostgreSQL cannot remove dead rows, and compares the duration of claims.
 
-Time is cut into twenty slices, with a line for each. The exit status is 0 only if it is flat, or the p99 of claims at
-most four times what it was. A run of full length is kept in benchmarks/results and shown in docs/performance.md; any
-other only where `--folder` says.
+Both print a line for each of twenty slices of the time. The exit status is 0 only if nothing grows, or if the p99 of
+claims is at most four times the initial one. The result of a run of full length is stored in benchmarks/results and
+shown in docs/performance.md; that of other runs is stored only in `--folder`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from typing import Any
 import asyncpg
 
 from benchmarks import machine, performance, processes, report, workloads
-from benchmarks.systems import chosen
+from benchmarks.systems import open_systems
 
 SLICES = 20
-PINNED_MOST = 4.0
-SOAKED, HELD = 20.0, 10.0  # minutes of a full run of each
-JUDGED = {  # how many times what it was a figure may become, and what more is no growth
+PINNED_MAX_RATIO = 4.0
+FULL_SOAK_MINUTES, FULL_PIN_MINUTES = 20.0, 10.0
+GROWTH_LIMITS = {  # allowed growth: factor, and absolute increase
     "mb": (1.1, 5.0), "lag_p99_ms": (1.5, 2.0), "jobs_mb": (1.2, 16.0), "finished_mb": (1.2, 32.0),
 }  # fmt: skip
 COLUMNS = ("jobs", "lag_p50_ms", "lag_p99_ms", "lag_max_ms", "claim_p50_ms", "claim_p99_ms", "mb", "jobs_mb",
@@ -37,43 +36,46 @@ SIZES = (
     "SELECT pg_total_relation_size('timebell_jobs') / 1048576.0, (SELECT sum(pg_total_relation_size(relid)) FROM"
     " pg_partition_tree('timebell_finished')) / 1048576.0"
 )
-DRAIN = 20_000  # jobs to find the peak with
+PEAK_JOBS = 20_000  # to measure the maximum rate
 
 Sample = dict[str, float]
 
 
 def growth(samples: Sequence[Sample], name: str) -> tuple[float, float]:
-    """The median of a figure in the second quarter of the time, and in the last one: what comes first is warming up."""
+    """Return the medians of a figure in the second and in the last quarter; the first quarter is warm-up."""
     values = [sample[name] for sample in samples]
     quarter = max(1, len(values) // 4)
     return median(values[quarter : 2 * quarter] or values), median(values[-quarter:])
 
 
-def judged(samples: Sequence[Sample]) -> list[str]:
-    """What is not flat."""
-    wrong = []
-    for name, (times, more) in JUDGED.items():
-        was, became = growth(samples, name)
-        if became > was * times + more:
-            wrong.append(f"{name} grew from {report.number(was)} to {report.number(became)}")
-    return wrong
+def find_growth(samples: Sequence[Sample]) -> list[str]:
+    """Return a message for each figure that grew more than allowed."""
+    messages = []
+    for name, (factor, increase) in GROWTH_LIMITS.items():
+        before, after = growth(samples, name)
+        if after > before * factor + increase:
+            messages.append(f"{name} grew from {report.format_number(before)} to {report.format_number(after)}")
+    return messages
 
 
-async def _line(process: asyncio.subprocess.Process, patience: float) -> dict[str, Any]:
+async def _read_line(process: asyncio.subprocess.Process, timeout: float) -> dict[str, Any]:
+    """Read the next JSON line of a measured process."""
     assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), patience)
+    line = await asyncio.wait_for(process.stdout.readline(), timeout)
     if not line:
-        raise RuntimeError("a measured process ended")
-    found: dict[str, Any] = json.loads(line)
-    return found
+        raise RuntimeError("a measured process stopped")
+    message: dict[str, Any] = json.loads(line)
+    return message
 
 
-async def _sizes(url: str) -> dict[str, float]:
-    """Of the tables; on SQLite of the whole file, and of what is not in it yet."""
+async def _table_sizes(url: str) -> dict[str, float]:
+    """Return the sizes of the tables in MB; on SQLite those of the WAL file and of the database file."""
     if url.startswith("sqlite"):
         path = url.removeprefix("sqlite:///")
-        file, beside = (os.path.getsize(one) / 2**20 if os.path.exists(one) else 0.0 for one in (path, f"{path}-wal"))
-        return {"jobs_mb": beside, "finished_mb": file}
+        database, wal = (
+            os.path.getsize(file) / 2**20 if os.path.exists(file) else 0.0 for file in (path, f"{path}-wal")
+        )
+        return {"jobs_mb": wal, "finished_mb": database}
     connection = await asyncpg.connect(url)
     try:
         jobs, finished = await connection.fetchrow(SIZES)
@@ -82,123 +84,132 @@ async def _sizes(url: str) -> dict[str, float]:
     return {"jobs_mb": float(jobs), "finished_mb": float(finished)}
 
 
-async def _steady(
+async def _run_load(
     system: Any, rate: float, seconds: float, slices: int, pinned: range | None = None
 ) -> tuple[list[Sample], str]:
-    """A line printed and kept for each slice, in some of which an old snapshot is pinned."""
-    every, samples, holding = seconds / slices, list[Sample](), None
-    spec = {"every": every, "retention": seconds / 10, "tidy": seconds / 100}
+    """Run a constant load; print and return a sample for each slice, and a summary.
+
+    During the slices of `pinned`, a snapshot is held open.
+    """
+    interval, samples, snapshot = seconds / slices, list[Sample](), None
+    spec = {"every": interval, "retention": seconds / 10, "tidy": seconds / 100}
     async with processes.child("child_steady", "work", system.url, spec) as node:
-        await _line(node, 60)
-        making = {"rate": rate, "seconds": seconds + every}
-        async with processes.child("child_steady", "make", system.url, making) as maker:
-            while not (started := (await _line(node, 3 * every + 60))["jobs"]):
+        await _read_line(node, 60)
+        producer_spec = {"rate": rate, "seconds": seconds + interval}
+        async with processes.child("child_steady", "produce", system.url, producer_spec) as producer:
+            while not (started := (await _read_line(node, 3 * interval + 60))["jobs"]):
                 pass  # the first jobs are not due yet
             for at in range(slices):
                 if pinned is not None and at == pinned.start:
-                    holding = await _pin(system.url)
-                sample = {**await _line(node, 3 * every + 60), **await _sizes(system.url)}
+                    snapshot = await _hold_snapshot(system.url)
+                sample = {**await _read_line(node, 3 * interval + 60), **await _table_sizes(system.url)}
                 samples.append(sample)
-                print("  ".join(f"{report.number(sample[name]):>12}" for name in COLUMNS), flush=True)
-                if holding is not None and pinned is not None and at == pinned.stop - 1:
-                    await holding.close()
-            told = await _line(maker, 60 + seconds)
-        while rest := (await _line(node, 3 * every + 60))["jobs"]:
+                print("  ".join(f"{report.format_number(sample[name]):>12}" for name in COLUMNS), flush=True)
+                if snapshot is not None and pinned is not None and at == pinned.stop - 1:
+                    await snapshot.close()
+            produced = await _read_line(producer, 60 + seconds)
+        while rest := (await _read_line(node, 3 * interval + 60))["jobs"]:
             started += rest
     started += sum(sample["jobs"] for sample in samples)
-    count = f"{told['made']:,} jobs made, {started:,.0f} started; the maker was behind {told['behind']} times"
-    print(count)
-    if started != told["made"]:
-        raise RuntimeError(f"{told['made'] - started:,.0f} jobs did not start")
-    return samples, count
+    created, behind = produced["made"], produced["behind"]
+    summary = f"{created:,} jobs created, {started:,.0f} started; the producer was behind {behind} times"
+    print(summary)
+    if started != created:
+        raise RuntimeError(f"{created - started:,.0f} jobs did not start")
+    return samples, summary
 
 
-async def _pin(url: str) -> asyncpg.Connection[Any]:
-    """A session whose snapshot is from now on, until it is closed."""
+async def _hold_snapshot(url: str) -> asyncpg.Connection[Any]:
+    """Open a transaction with a snapshot of now; it lasts until the connection is closed."""
     connection = await asyncpg.connect(url)
     await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     await connection.fetchval("SELECT count(*) FROM timebell_nodes")
     return connection
 
 
-async def _peak(system: Any) -> float:
+async def _measure_peak(system: Any) -> float:
+    """Return the jobs per second of W6."""
     async with system:
-        figures = await workloads.w6(system, 1, workloads.Sizes(drain=DRAIN))
-    print(f"{system.store}: {report.number(figures['jobs_s'])} jobs/s when {DRAIN:,} are due", flush=True)
+        figures = await workloads.w6(system, 1, workloads.Sizes(drain=PEAK_JOBS))
+    print(f"{system.store}: {report.format_number(figures['jobs_s'])} jobs/s when {PEAK_JOBS:,} are due", flush=True)
     return float(figures["jobs_s"])
 
 
-def _lines(samples: Sequence[Sample], every: float) -> list[list[str]]:
-    """A table of them, with the minutes that had passed."""
+def _sample_table(samples: Sequence[Sample], interval: float) -> list[list[str]]:
+    """Return the table of the samples, with the elapsed minutes."""
     rows = [
-        [f"{at * every / 60:.3g}", *(report.number(one[name]) for name in COLUMNS)] for at, one in enumerate(samples, 1)
+        [f"{at * interval / 60:.3g}", *(report.format_number(sample[name]) for name in COLUMNS)]
+        for at, sample in enumerate(samples, 1)
     ]
     return [["minutes", *COLUMNS], *rows]
 
 
-def _heading() -> None:
+def _print_header() -> None:
     print("  ".join(f"{name:>12}" for name in COLUMNS), flush=True)
 
 
-async def _soak(given: argparse.Namespace) -> bool:
-    good = True
-    async with chosen(given.stores) as systems:
+async def _soak(args: argparse.Namespace) -> bool:
+    passed = True
+    async with open_systems(args.stores) as systems:
         for system in systems:
-            rate = given.rate or await _peak(system) / 2
+            rate = args.rate or await _measure_peak(system) / 2
             async with system:
-                said = [f"{system.store}: {rate:,.0f} jobs/s for {given.minutes:g} minutes"]
-                print(f"\n{said[0]}")
-                _heading()
-                samples, count = await _steady(system, rate, 60 * given.minutes, SLICES)
-            wrong = judged(samples)
-            for name in JUDGED:
-                was, became = growth(samples, name)
-                said.append(f"{name}: {report.number(was)} in the second quarter, {report.number(became)} in the last")
-            said.append(f"NOT FLAT: {'; '.join(wrong)}" if wrong else "flat")
-            print(*said[1:], sep="\n")
-            if folder := given.folder or (performance.RESULTS if given.minutes >= SOAKED else None):
-                lines = _lines(samples, 60 * given.minutes / SLICES)
-                performance.keep(folder, f"soak-{system.store}", [said[0], count, *said[1:]], [lines])
-            good = good and not wrong
-    print(machine.line())
-    return good
+                output = [f"{system.store}: {rate:,.0f} jobs/s for {args.minutes:g} minutes"]
+                print(f"\n{output[0]}")
+                _print_header()
+                samples, count = await _run_load(system, rate, 60 * args.minutes, SLICES)
+            problems = find_growth(samples)
+            for name in GROWTH_LIMITS:
+                before, after = map(report.format_number, growth(samples, name))
+                output.append(f"{name}: {before} in the second quarter, {after} in the last")
+            output.append(f"NOT FLAT: {'; '.join(problems)}" if problems else "flat")
+            print(*output[1:], sep="\n")
+            if folder := args.folder or (performance.RESULTS if args.minutes >= FULL_SOAK_MINUTES else None):
+                rows = _sample_table(samples, 60 * args.minutes / SLICES)
+                performance.save_long_run(folder, f"soak-{system.store}", [output[0], count, *output[1:]], [rows])
+            passed = passed and not problems
+    print(machine.summary_line())
+    return passed
 
 
-async def _pinned(given: argparse.Namespace) -> bool:
-    async with chosen("postgres") as (system,), system:
-        before = max(3, SLICES // 4)
-        each = 60 * given.minutes / SLICES
-        slices = range(before, before + SLICES)
-        said = [f"{given.rate:,.0f} jobs/s; pinned in slices {slices.start + 1} to {slices.stop} of {each:g} s"]
-        print(said[0])
-        _heading()
-        samples, count = await _steady(system, given.rate, each * slices.stop, slices.stop, slices)
-    was, became = (
-        median(sample["claim_p99_ms"] for sample in samples[:before]),
+async def _pinned(args: argparse.Namespace) -> bool:
+    async with open_systems("postgres") as (system,), system:
+        unpinned_slices = max(3, SLICES // 4)
+        interval = 60 * args.minutes / SLICES
+        slices = range(unpinned_slices, unpinned_slices + SLICES)
+        output = [f"{args.rate:,.0f} jobs/s; pinned in slices {slices.start + 1} to {slices.stop} of {interval:g} s"]
+        print(output[0])
+        _print_header()
+        samples, count = await _run_load(system, args.rate, interval * slices.stop, slices.stop, slices)
+    before, after = (
+        median(sample["claim_p99_ms"] for sample in samples[:unpinned_slices]),
         median(sample["claim_p99_ms"] for sample in samples[-SLICES // 4 :]),
     )
-    times = f"{became / was:.1f} times"
-    said += [count, f"claim p99: {report.number(was)} ms before, {report.number(became)} ms at the end: {times}"]
-    print(said[-1], machine.line(), sep="\n")
-    if folder := given.folder or (performance.RESULTS if given.minutes >= HELD else None):
-        performance.keep(folder, "pinned", said, [_lines(samples, each)])
-    return became <= PINNED_MOST * was
+    ratio = f"{after / before:.1f} times"
+    output += [
+        count,
+        f"claim p99: {report.format_number(before)} ms before, {report.format_number(after)} ms at the end: {ratio}",
+    ]
+    print(output[-1], machine.summary_line(), sep="\n")
+    if folder := args.folder or (performance.RESULTS if args.minutes >= FULL_PIN_MINUTES else None):
+        performance.save_long_run(folder, "pinned", output, [_sample_table(samples, interval)])
+    return after <= PINNED_MAX_RATIO * before
 
 
-def soak(given: Sequence[str]) -> int:
-    """The exit status: 0 if it is flat."""
+def soak(argv: Sequence[str]) -> int:
+    """Return the exit status: 0 if nothing grows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks soak", description=__doc__, allow_abbrev=False)
     parser.add_argument("--stores", default="postgres", help="sqlite, postgres or both")
-    parser.add_argument("--minutes", type=float, default=SOAKED)
-    parser.add_argument("--rate", type=float, help="jobs a second, instead of half of what is measured first")
-    parser.add_argument("--folder", type=Path, help="keep what was measured there")
-    return 0 if asyncio.run(_soak(parser.parse_args(given))) else 1
+    parser.add_argument("--minutes", type=float, default=FULL_SOAK_MINUTES)
+    parser.add_argument("--rate", type=float, help="jobs per second; default: half of the measured maximum")
+    parser.add_argument("--folder", type=Path, help="store the results in this folder")
+    return 0 if asyncio.run(_soak(parser.parse_args(argv))) else 1
 
 
-def pinned(given: Sequence[str]) -> int:
-    """The exit status: 0 if claims take at most four times as long."""
+def pinned(argv: Sequence[str]) -> int:
+    """Return the exit status: 0 if claims take at most four times as long."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks pinned", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--minutes", type=float, default=HELD, help="for which the snapshot is pinned")
-    parser.add_argument("--rate", type=float, default=1000.0, help="jobs a second")
-    parser.add_argument("--folder", type=Path, help="keep what was measured there")
-    return 0 if asyncio.run(_pinned(parser.parse_args(given))) else 1
+    parser.add_argument("--minutes", type=float, default=FULL_PIN_MINUTES, help="duration of the snapshot")
+    parser.add_argument("--rate", type=float, default=1000.0, help="jobs per second")
+    parser.add_argument("--folder", type=Path, help="store the results in this folder")
+    return 0 if asyncio.run(_pinned(parser.parse_args(argv))) else 1

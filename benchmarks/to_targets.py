@@ -1,8 +1,8 @@
-"""`python -m benchmarks targets [options]`: how many jobs a second a node publishes to each queue, and how late.
+"""`python -m benchmarks targets [options]`: jobs per second that a node publishes to each queue, and their lag.
 
-The queues run on this machine, durable, with nothing consuming; `handler` is a function that does nothing, to compare.
-What answers for Kafka and SQS are emulators: their figures say what a node does, not what those queues do. Each row is
-said on stderr when it is known. What a queue has not taken `PATIENCE` after it was due counts as lost.
+The queues run on this machine, durable and without consumers; `handler` is an empty function, for comparison. Kafka and
+SQS are emulators: their figures show the speed of the node, not of those queues. Each row is also printed to stderr
+when it is known. Jobs that a queue has not accepted PUBLISH_TIMEOUT_SECONDS after they were due count as lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from benchmarks import machine, report
-from benchmarks.systems import chosen
+from benchmarks.systems import open_systems
 from timebell import Arrived, JobSpec, Timebell
 from timebell.model.job import Job
 
@@ -32,74 +32,76 @@ TARGETS: dict[str, dict[str, Any] | None] = {
     "kafka": {"kind": "kafka", "topic": "mails"},
     "sqs": {"kind": "sqs", "queue": "mails"},
 }
-SLOW = {"sqs": (500, 20)}
-"""Jobs at one instant, and a second, that an emulator can bear: that of SQS takes about a hundred a second."""
-PATIENCE = 60.0  # seconds
+LIMITED = {"sqs": (500, 20)}
+"""Maximum jobs at one instant and per second by target: the SQS emulator accepts about a hundred per second."""
+PUBLISH_TIMEOUT_SECONDS = 60.0
 
 
-def _arguments(given: Sequence[str]) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks targets", description=__doc__, allow_abbrev=False)
     parser.add_argument("--stores", default="sqlite,postgres")
     parser.add_argument("--targets", default=",".join(TARGETS))
-    parser.add_argument("--jobs", type=int, default=5_000, help="due at one instant")
-    parser.add_argument("--rate", type=int, default=100, help="jobs a second, for the lag")
+    parser.add_argument("--jobs", type=int, default=5_000, help="jobs due at one instant")
+    parser.add_argument("--rate", type=int, default=100, help="jobs per second, for the lag")
     parser.add_argument("--seconds", type=int, default=20)
-    return parser.parse_args(given)
+    return parser.parse_args(argv)
 
 
-async def _run(app: Timebell, target: dict[str, Any] | None, number: int, over: float) -> list[Job]:
-    """So many jobs, due from 2 s on; those that were done, as they are when all have ended or patience has."""
-    begin = app.clock.now() + timedelta(seconds=2 + number / 5_000)
-    due = [begin + timedelta(seconds=over * n / number) for n in range(number)]
+async def _run(app: Timebell, target: dict[str, Any] | None, count: int, span: float) -> list[Job]:
+    """Run jobs that are due over `span` seconds; return those that completed before the timeout."""
+    begin = app.clock.now() + timedelta(seconds=2 + count / 5_000)
+    due = [begin + timedelta(seconds=span * n / count) for n in range(count)]
     specs = [JobSpec(topic="bench", run_at=at, target=target, payload={"n": n}) for n, at in enumerate(due)]
-    made = {job.id for job in await app.schedule_many(specs)}
-    until = due[-1] + timedelta(seconds=PATIENCE)
+    ids = {job.id for job in await app.schedule_many(specs)}
+    until = due[-1] + timedelta(seconds=PUBLISH_TIMEOUT_SECONDS)
     while app.clock.now() < until and (await app.list(status=["pending", "running"], limit=1)).items:
         await asyncio.sleep(0.1)
-    found: list[Job] = []
+    completed: list[Job] = []
     cursor = None
-    while len(found) < number:
+    while len(completed) < count:
         page = await app.list(status=["completed"], limit=500, cursor=cursor)
-        found += [job for job in page.items if job.id in made]
+        completed += [job for job in page.items if job.id in ids]
         if (cursor := page.next_cursor) is None:
             break
-    return found
+    return completed
 
 
-async def _measure(system: Any, name: str, url: str, given: argparse.Namespace) -> list[str]:
+async def _measure(system: Any, name: str, url: str, args: argparse.Namespace) -> list[str]:
+    """Return the row of one store and target."""
     app = Timebell(system.url, timezone="UTC")
     if name != "handler":
         app.settings = replace(app.settings, **{f"broker_{name.replace('-', '_')}_url": url})
 
     @app.on("bench")
-    async def nothing(event: Arrived) -> None: ...
+    async def do_nothing(event: Arrived) -> None: ...
 
-    jobs, rate = map(min, (given.jobs, given.rate), SLOW.get(name, (given.jobs, given.rate)))
+    jobs, rate = map(min, (args.jobs, args.rate), LIMITED.get(name, (args.jobs, args.rate)))
     async with app.running():
         burst = await _run(app, TARGETS[name], jobs, 0.0)
-        paced = await _run(app, TARGETS[name], rate * given.seconds, float(given.seconds))
+        paced = await _run(app, TARGETS[name], rate * args.seconds, float(args.seconds))
     await app.close()
-    lost = jobs + rate * given.seconds - len(burst) - len(paced)
+    lost = jobs + rate * args.seconds - len(burst) - len(paced)
     row = f"{system.store}: {name}"
-    if not burst or len(paced) < 2:  # as quantiles need
+    if not burst or len(paced) < 2:  # quantiles need two values
         return [row, *["-"] * 5, str(lost)]
     begin, end = burst[0].scheduled_at, max(job.finished_at for job in burst if job.finished_at)
     lags = _milliseconds(paced, lambda job: job.scheduled_at)
-    own = _milliseconds(paced, lambda job: job.started_at)
-    figures = [len(burst) / (end - begin).total_seconds(), _at(lags, 50), _at(lags, 99), _at(own, 50), _at(own, 99)]
-    return [row, *map(report.number, figures), str(lost)]
+    publish_ms = _milliseconds(paced, lambda job: job.started_at)
+    figures = [len(burst) / (end - begin).total_seconds(), _percentile(lags, 50), _percentile(lags, 99)]
+    figures += [_percentile(publish_ms, 50), _percentile(publish_ms, 99)]
+    return [row, *map(report.format_number, figures), str(lost)]
 
 
 def _milliseconds(jobs: list[Job], since: Any) -> list[float]:
     return [(job.finished_at - since(job)).total_seconds() * 1000 for job in jobs if job.finished_at is not None]
 
 
-def _at(values: list[float], percent: int) -> float:
+def _percentile(values: list[float], percent: int) -> float:
     return statistics.quantiles(values, n=100)[percent - 1]
 
 
-async def _queue(name: str) -> Any:
-    """A server for this target, with the place that is published to."""
+async def _start_queue(name: str) -> Any:
+    """Start the server of a target, with the queue or topic to publish to."""
     from tests.brokers.conformance import Conformance
     from tests.servers import Redis
 
@@ -112,25 +114,25 @@ async def _queue(name: str) -> Any:
     return server
 
 
-async def _main(given: argparse.Namespace) -> bool:
-    rows = [["", "published a second", "lag p50 ms", "lag p99 ms", "of it the publish p50", "p99", "lost"]]
+async def _main(args: argparse.Namespace) -> bool:
+    rows = [["", "published per second", "lag p50 ms", "lag p99 ms", "of which publish p50", "p99", "lost"]]
     try:
-        async with chosen(given.stores) as systems:
-            for name in given.targets.split(","):
+        async with open_systems(args.stores) as systems:
+            for name in args.targets.split(","):
                 for system in systems:
                     print(f"{system.store}: {name} ...", file=sys.stderr, flush=True)
-                    queue = await _queue(name)
+                    queue = await _start_queue(name)
                     try:
                         async with system:
-                            rows.append(await _measure(system, name, queue.url, given))
+                            rows.append(await _measure(system, name, queue.url, args))
                             print("  ".join(rows[-1]), file=sys.stderr, flush=True)
                     finally:
                         await asyncio.to_thread(queue.close)
     finally:
-        print(machine.line(), report.table(rows), sep="\n\n")
+        print(machine.summary_line(), report.format_table(rows), sep="\n\n")
     return all(row[-1] == "0" for row in rows[1:])
 
 
-def main(given: Sequence[str]) -> int:
-    """0 if nothing was lost."""
-    return 0 if asyncio.run(_main(_arguments(given))) else 1
+def main(argv: Sequence[str]) -> int:
+    """Return the exit status: 0 if no job was lost."""
+    return 0 if asyncio.run(_main(_parse_arguments(argv))) else 1

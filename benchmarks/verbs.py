@@ -1,4 +1,4 @@
-"""What each verb costs: its statements, counted where the store runs them; and jobs a second, through one client."""
+"""Cost of each verb: statements, counted where the store runs them, and jobs per second with one client."""
 
 from __future__ import annotations
 
@@ -19,41 +19,46 @@ from timebell.store import transaction
 from timebell.store.open import upgrade
 
 PAYLOAD = {"i": 1, "pad": "x" * 80}
-ONE_BY_ONE, IN_BULK, BATCH, TOGETHER = 500, 20_000, 5_000, 100
+SINGLE_JOBS, BULK_JOBS, BATCH, JOBS_PER_TRANSACTION = 500, 20_000, 5_000, 100
 Row = dict[str, Any]
 
 
 async def measure(stores: list[str], server: Server | None) -> list[Row]:
-    """A row for each verb and store: statements, or jobs a second."""
+    """Return a row for each verb and store, with statements or jobs per second."""
     rows: list[Row] = []
     for store in stores:
         if store == "postgres":
             assert server is not None
             name = f"timebell_bench_{os.getpid()}"
             try:
-                rows += await _of_store(store, await server.fresh(name))
+                rows += await _measure_store(store, await server.create_database(name))
             finally:
-                await server.drop(name)
+                await server.drop_database(name)
         else:
             with tempfile.TemporaryDirectory() as folder:
-                rows += await _of_store(store, f"sqlite:///{folder}/bench.db")
+                rows += await _measure_store(store, f"sqlite:///{folder}/bench.db")
     return rows
 
 
-async def _of_store(store: str, url: str) -> list[Row]:
+async def _measure_store(store: str, url: str) -> list[Row]:
     await upgrade(url)
     app = Timebell(url, timezone="UTC")
     try:
-        await app.schedule_at("bench")  # opens the store, makes the tenant
-        counted = [{"verb": verb, "store": store, "statements": count} for verb, count in (await _costs(app)).items()]
-        rates = [{"verb": verb, "store": store, "jobs_s": rate} for verb, rate in (await _rates(app, url)).items()]
-        return counted + rates
+        await app.schedule_at("bench")  # opens the store, creates the tenant
+        counts = [
+            {"verb": verb, "store": store, "statements": count}
+            for verb, count in (await _count_statements(app)).items()
+        ]
+        rates = [
+            {"verb": verb, "store": store, "jobs_s": rate} for verb, rate in (await _measure_rates(app, url)).items()
+        ]
+        return counts + rates
     finally:
         await app.close()
 
 
-async def _costs(app: Timebell) -> dict[str, int]:
-    """Statements of each verb, BEGIN and COMMIT left out."""
+async def _count_statements(app: Timebell) -> dict[str, int]:
+    """Return the number of statements of each verb, without BEGIN and COMMIT."""
     later = app.clock.now() + timedelta(days=1)
     spec = JobSpec(topic="bench", run_at=later, payload=PAYLOAD)
     job = await app.schedule_at("bench", later)
@@ -76,46 +81,47 @@ async def _costs(app: Timebell) -> dict[str, int]:
         "schedules.resume": lambda: app.schedules.resume(schedule.id),
         "schedules.trigger": lambda: app.schedules.trigger(schedule.id),
     }
-    costs = {}
+    counts = {}
     for verb, call in verbs.items():
-        passed: list[str] = []
-        transaction.probe = passed.append
+        points: list[str] = []
+        transaction.probe = points.append
         try:
             await call()
         finally:
             transaction.probe = None
-        costs[verb] = sum(point.rpartition(".")[2].isdigit() for point in passed)
-    return costs
+        counts[verb] = sum(point.rpartition(".")[2].isdigit() for point in points)
+    return counts
 
 
-async def _rates(app: Timebell, url: str) -> dict[str, float]:
+async def _measure_rates(app: Timebell, url: str) -> dict[str, float]:
+    """Return the jobs per second of each way to create and to complete jobs."""
     later = app.clock.now() + timedelta(days=1)
 
-    async def one(connection: Any = None) -> None:
+    async def schedule(connection: Any = None) -> None:
         await app.schedule_at("bench", later, payload=PAYLOAD, connection=connection)
 
-    rates = {}
-    async with _timed(rates, "schedule_at, one after another", ONE_BY_ONE):
-        for _ in range(ONE_BY_ONE):
-            await one()
-    async with _timed(rates, f"schedule_many, {BATCH:,} at once", IN_BULK):
-        for _ in range(IN_BULK // BATCH):
+    rates: dict[str, float] = {}
+    async with _timed(rates, "schedule_at, one after another", SINGLE_JOBS):
+        for _ in range(SINGLE_JOBS):
+            await schedule()
+    async with _timed(rates, f"schedule_many, {BATCH:,} jobs per call", BULK_JOBS):
+        for _ in range(BULK_JOBS // BATCH):
             await app.schedule_many([JobSpec(topic="bench", run_at=later, payload=PAYLOAD)] * BATCH)
-    for size in (1, TOGETHER):
-        async with _timed(rates, f"schedule_at(connection=), {size} a transaction", ONE_BY_ONE):
-            for _ in range(ONE_BY_ONE // size):
+    for size in (1, JOBS_PER_TRANSACTION):
+        async with _timed(rates, f"schedule_at(connection=), {size} per transaction", SINGLE_JOBS):
+            for _ in range(SINGLE_JOBS // size):
                 async with _transaction(url) as connection:
                     for _ in range(size):
-                        await one(connection)
-    closed = _engines.pop(url).dispose()
-    if closed is not None:
-        await closed
-    rates |= await _handled(app)
+                        await schedule(connection)
+    disposal = _engines.pop(url).dispose()
+    if disposal is not None:  # of an async engine
+        await disposal
+    rates |= await _measure_completion(app)
     return rates
 
 
-async def _handled(app: Timebell) -> dict[str, float]:
-    """Jobs a second that end as ever, and in a transaction of the handler's that writes a row."""
+async def _measure_completion(app: Timebell) -> dict[str, float]:
+    """Return the jobs per second completed by the engine, and in a transaction of the handler that writes a row."""
     rates: dict[str, float] = {}
     await app.store.run(lambda tx: tx.execute(text("CREATE TABLE bench_rows (job VARCHAR(40))")) and None)
 
@@ -123,19 +129,19 @@ async def _handled(app: Timebell) -> dict[str, float]:
     async def plain(_: Arrived) -> None:
         pass
 
-    @app.on("bench.within")
-    async def within(event: Arrived) -> None:
+    @app.on("bench.transactional")
+    async def transactional(event: Arrived) -> None:
         async with event.transaction() as connection:
             await connection.execute(text("INSERT INTO bench_rows VALUES (:id)"), {"id": event.job_id})
 
     for topic, verb in (
         ("bench.plain", "completed by the engine"),
-        ("bench.within", "completed in event.transaction()"),
+        ("bench.transactional", "completed in event.transaction()"),
     ):
-        await app.schedule_many([JobSpec(topic=topic)] * ONE_BY_ONE)
-        async with _timed(rates, verb, ONE_BY_ONE), app.running() as service:
-            while service.node.counters.ended < ONE_BY_ONE:
-                await service.idle()
+        await app.schedule_many([JobSpec(topic=topic)] * SINGLE_JOBS)
+        async with _timed(rates, verb, SINGLE_JOBS), app.running() as service:
+            while service.node.counters.ended < SINGLE_JOBS:
+                await service.wait_until_idle()
     return rates
 
 
@@ -151,7 +157,7 @@ _engines: dict[str, Any] = {}
 
 @asynccontextmanager
 async def _transaction(url: str) -> AsyncIterator[Any]:
-    """One of the caller's own, on a pool as a program would have it."""
+    """Begin a transaction on a pooled connection of the caller."""
     if url.startswith("postgres"):
         if url not in _engines:
             _engines[url] = create_async_engine(make_url(url).set(drivername="postgresql+asyncpg"))

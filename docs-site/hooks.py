@@ -1,6 +1,6 @@
-"""What MkDocs does with our pages: the ones that are written from the code, links as they are on the site, and fences.
+"""MkDocs hooks: pages generated from the code, links between folders, and fences with file names.
 
-The pages are read on their own as well (in an editor, in a forge), so they follow those habits and not MkDocs'.
+The pages are also read in editors and on code hosting sites, so they use the Markdown of these, not that of MkDocs.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from timebell.api import v1
+
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(\w+) ([^\n{=]+)$", re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
 CODE_IN_TABLE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
-# Files that are no page of the folder, and the page that they are on the site.
-ELSEWHERE = {"benchmarks/README.md": "reference/benchmarks.md", "CHANGELOG.md": "reference/changes.md"}
-TABS = {"start": "Start", "reference": "Reference", "internals": "Internals", "promises": "Promises",
-        "guides": "Scheduler service"}  # fmt: skip
-# What the theme would ask for diagrams, for the stars of a repository, and in browsers of before 2020.
-ASKED = re.compile(rb"https://(?:unpkg\.com/[^\"'`]*|api\.github\.com)")
+# Files outside of the documentation folder, and their pages on the site.
+EXTERNAL_PAGES = {"benchmarks/README.md": "reference/benchmarks.md", "CHANGELOG.md": "reference/changes.md"}
+TABS = {"start": "Start", "reference": "Reference", "internals": "Internals", "guides": "Scheduler service"}
+# Addresses from which the theme loads diagrams, repository statistics, and polyfills for browsers from before 2020.
+REMOTE_ADDRESSES = re.compile(rb"https://(?:unpkg\.com/[^\"'`]*|api\.github\.com)")
 log = logging.getLogger("mkdocs.timebell")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Headings are named as forges name them."""
+    """Generate anchors of headings like code hosting sites do."""
     config.mdx_configs.setdefault("toc", {}).update(slugify=_slug, permalink=True)
     return config
 
@@ -40,44 +41,45 @@ def _slug(text: str, _: str) -> str:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Pages written from the code, and those that lie elsewhere; and a place for each that the navigation forgot."""
-    written = {where: (ROOT / source).read_text() for source, where in ELSEWHERE.items()}
-    written |= {"reference/commands.md": commands(), "reference/operations.md": operations()}
-    for where, text in written.items():
-        files.append(File.generated(config, where, content=text))
-    named = set(_leaves(config.nav))
+    """Add generated and external pages, and add pages that the navigation does not list to the tab of their folder."""
+    added = {uri: (ROOT / source).read_text() for source, uri in EXTERNAL_PAGES.items()}
+    added |= {"reference/commands.md": commands(), "reference/operations.md": operations()}
+    added["reference/openapi.json"] = v1.render_openapi().decode()
+    for uri, text in added.items():
+        files.append(File.generated(config, uri, content=text))
+    listed = set(_list_pages(config.nav))
     for file in files.documentation_pages():
-        if file.src_uri not in named:
+        if file.src_uri not in listed:
             tab = TABS[PurePosixPath(file.src_uri).parts[0]]
             next(part[tab] for part in config.nav if tab in part).append(file.src_uri)
     return files
 
 
-def _leaves(nav: Any) -> Iterator[str]:
+def _list_pages(nav: Any) -> Iterator[str]:
     if isinstance(nav, str):
         yield nav
     else:
         for each in nav.values() if isinstance(nav, dict) else nav:
-            yield from _leaves(each)
+            yield from _list_pages(each)
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fences with a file's name, links out of the folder, and pipes in tables, as MkDocs wants them."""
-    source = {where: given for given, where in ELSEWHERE.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
-    here = (ROOT / source).parent
-    at = PurePosixPath(page.file.src_uri).parent
+    """Convert fences with file names, links out of the folder, and pipes in tables to the syntax of MkDocs."""
+    source = {uri: path for path, uri in EXTERNAL_PAGES.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    source_folder = (ROOT / source).parent
+    page_folder = PurePosixPath(page.file.src_uri).parent
 
     def link(match: re.Match[str]) -> str:
         before, path, anchor, after = match.groups()
-        target = (here / path).resolve()
+        target = (source_folder / path).resolve()
         if not target.is_relative_to(ROOT) or (target.is_relative_to(ROOT / "docs") and source.startswith("docs/")):
             return match[0]
         name = str(target.relative_to(ROOT))
-        inside = ELSEWHERE.get(name) or (name.removeprefix("docs/") if name.startswith("docs/") else None)
-        if inside is None:
+        uri = EXTERNAL_PAGES.get(name) or (name.removeprefix("docs/") if name.startswith("docs/") else None)
+        if uri is None:
             return match[0]
-        up = "../" * len(at.parts)
-        return f"{before}{up}{inside}{anchor or ''}{after}"
+        up = "../" * len(page_folder.parts)
+        return f"{before}{up}{uri}{anchor or ''}{after}"
 
     markdown = FENCE.sub(lambda match: f'```{match[1]} title="{match[2].strip()}"', markdown)
     lines = [
@@ -88,19 +90,19 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """Nothing that is built can load anything from elsewhere; and no search in languages that there are no pages in."""
+    """Remove remote addresses from scripts, and the search indexes of unused languages."""
     shutil.rmtree(Path(config.site_dir) / "assets" / "javascripts" / "lunr", ignore_errors=True)
     for path in Path(config.site_dir).rglob("*.js"):
         text = path.read_bytes()
-        if (without := ASKED.sub(b"", text)) != text:
-            path.write_bytes(without)
+        if (cleaned := REMOTE_ADDRESSES.sub(b"", text)) != text:
+            path.write_bytes(cleaned)
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as `--help` says them."""
+    """Return the page of all commands with their arguments and options, from their help texts."""
     from timebell.cli.main import root
 
-    lines = ["# Every command", "", "What `--help` says, written from the code when this site was built.", ""]
+    lines = ["# Every command", "", "The output of `--help` of every command, generated from the code.", ""]
     lines += _command(root, "timebell", None)
     return "\n".join(lines)
 
@@ -111,38 +113,36 @@ def _command(command: Any, name: str, parent: Any) -> Iterator[str]:
     if children is None:
         yield f"## {name}"
         yield ""
-        yield _plain(command.help or "")
+        yield _escape(command.help or "")
         yield ""
         yield f"```text\n{name} {' '.join(command.collect_usage_pieces(context))}\n```"
         yield ""
-        told = [record for each in command.get_params(context) if (record := each.get_help_record(context)) is not None]
-        told = [record for record in told if record[0] != "--help"]
-        if told:
+        records = [each.get_help_record(context) for each in command.get_params(context)]
+        options = [record for record in records if record is not None and record[0] != "--help"]
+        if options:
             yield "| | |"
             yield "|---|---|"
-            for what, help_ in told:
-                said = _plain(help_ or "").replace("|", "\\|")
-                yield f"| `{what}` | {said} |"
+            for option, help_ in options:
+                description = _escape(help_ or "").replace("|", "\\|")
+                yield f"| `{option}` | {description} |"
             yield ""
         return
     for each in sorted(children):
         yield from _command(children[each], f"{name} {each}", context)
 
 
-def _plain(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[").strip()
 
 
 def operations() -> str:
-    """Every operation of the API with its fields, from the OpenAPI document."""
-    from timebell.api import v1
-
-    document = v1.openapi()
-    lines = ["# Every operation", "", "Written from the [OpenAPI document](openapi.json) when this site was built.", ""]
+    """Return the page of all operations of the API with their fields, from the OpenAPI document."""
+    document = v1.build_openapi()
+    lines = ["# Every operation", "", "Generated from the [OpenAPI document](openapi.json).", ""]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             lines += [f"## {method.upper()} {path.removeprefix('/api/v1')}", ""]
-            lines += [_plain(operation.get("description") or operation.get("summary") or ""), ""]
+            lines += [_escape(operation.get("description") or operation.get("summary") or ""), ""]
             lines += [f"Role: `{operation['x-role']}`.", ""]
             lines += _fields(document, operation)
     return "\n".join(lines)
@@ -154,15 +154,15 @@ def _fields(document: dict[str, Any], operation: dict[str, Any]) -> Iterator[str
         for each in operation.get("parameters", [])
     ]
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    about = document["components"]["schemas"].get(body.get("$ref", "").rpartition("/")[2], body)
-    for name, schema in about.get("properties", {}).items():
-        rows.append(("body", name, _type(schema), schema.get("description", ""), name in about.get("required", [])))
+    body = document["components"]["schemas"].get(body.get("$ref", "").rpartition("/")[2], body)
+    for name, schema in body.get("properties", {}).items():
+        rows.append(("body", name, _type(schema), schema.get("description", ""), name in body.get("required", [])))
     if rows:
         yield "| in | name | type | |"
         yield "|---|---|---|---|"
-        for where, name, kind, says, needed in rows:
-            said = _plain(says).replace("|", "\\|").replace("\n", " ")
-            yield f"| {where} | `{name}` | {kind} | {'required. ' if needed else ''}{said} |"
+        for location, name, kind, description, required in rows:
+            text = _escape(description).replace("|", "\\|").replace("\n", " ")
+            yield f"| {location} | `{name}` | {kind} | {'required. ' if required else ''}{text} |"
         yield ""
 
 

@@ -1,7 +1,7 @@
-"""The software bill of materials of `timebell[server]`: CycloneDX 1.6 as JSON, from the lock.
+"""Generate the software bill of materials of `timebell[server]` from the lock file: CycloneDX 1.6 in JSON.
 
-`python scripts/sbom.py > sbom.json` (or `make sbom`). What is listed is what requirements/run.txt pins, without what
-only the build needs; licences are those that the installed packages declare, where they are installed.
+`python scripts/sbom.py > sbom.json` (or `make sbom`). It lists the runtime packages pinned in requirements/run.txt,
+with the licenses declared by the installed packages.
 """
 
 from __future__ import annotations
@@ -21,56 +21,55 @@ ROOT = Path(__file__).parents[1]
 _PIN = re.compile(
     r"^(?P<name>[\w.-]+)==(?P<version>[^\s;\\]+)(?: ;[^\\\n]+)?(?P<hashes>(?: ?\\\n    --hash=\S+)*)", re.MULTILINE
 )
-_NAMES = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")  # of ISO OIDs (RFC 9562), as any fixed one would do
+_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")  # the OID namespace of RFC 9562; any fixed value works
 
 
 def canonical(name: str) -> str:
-    """A name as the package index compares it (PEP 503)."""
+    """Return the normalized form of a package name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def needed(extra: str = "server") -> dict[str, set[str]]:
-    """What `timebell[extra]` needs at run time on this system, by name, and what each of them needs itself.
+def dependency_graph(extra: str = "server") -> dict[str, set[str]]:
+    """Return the runtime dependencies of `timebell[extra]` on this system: package name -> its direct dependencies.
 
-    Raises PackageNotFoundError for what is not installed.
+    Raises PackageNotFoundError for a package that is not installed.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"][extra]]
-    found: dict[str, set[str]] = {"timebell": set()}
-    waiting = [("timebell", Requirement(one)) for one in wanted]
-    seen: set[tuple[str, str]] = set()
-    while waiting:
-        parent, one = waiting.pop()
-        name = canonical(one.name)
-        found[parent].add(name)
-        found.setdefault(name, set())
-        for chosen in (*one.extras, ""):
-            if (name, chosen) in seen:
+    direct = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    graph: dict[str, set[str]] = {"timebell": set()}
+    pending = [("timebell", Requirement(line)) for line in direct]
+    visited: set[tuple[str, str]] = set()
+    while pending:
+        parent, requirement = pending.pop()
+        name = canonical(requirement.name)
+        graph[parent].add(name)
+        graph.setdefault(name, set())
+        for active_extra in (*requirement.extras, ""):
+            if (name, active_extra) in visited:
                 continue
-            seen.add((name, chosen))
+            visited.add((name, active_extra))
             requires = [Requirement(each) for each in metadata.requires(name) or ()]
-            waiting += [
-                (name, each) for each in requires if each.marker is None or each.marker.evaluate({"extra": chosen})
-            ]
-    return found
+            environment = {"extra": active_extra}
+            pending += [(name, each) for each in requires if each.marker is None or each.marker.evaluate(environment)]
+    return graph
 
 
 def sbom() -> dict[str, Any]:
-    """The whole document; the same for the same lock, installed packages and version."""
+    """Return the document; it is identical for the same lock file, installed packages and version."""
     sys.path.insert(0, str(ROOT))
     from hatch_version import version
 
-    needs = needed()
+    graph = dependency_graph()
     pinned = {canonical(pin["name"]): pin for pin in _PIN.finditer((ROOT / "requirements" / "run.txt").read_text())}
     release = version()
-    components = [_component(name, pinned[name]) for name in sorted(needs.keys() - {"timebell"})]
-    refs = {one["name"]: one["bom-ref"] for one in components} | {"timebell": f"pkg:pypi/timebell@{release}"}
+    components = [_component(name, pinned[name]) for name in sorted(graph.keys() - {"timebell"})]
+    refs = {each["name"]: each["bom-ref"] for each in components} | {"timebell": f"pkg:pypi/timebell@{release}"}
     identity = json.dumps([release, components], sort_keys=True)
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMES, identity)}",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, identity)}",
         "version": 1,
         "metadata": {
             "component": {
@@ -80,30 +79,31 @@ def sbom() -> dict[str, Any]:
         },
         "components": components,
         "dependencies": [
-            {"ref": refs[name], "dependsOn": sorted(refs[one] for one in needs[name])} for name in sorted(needs)
+            {"ref": refs[name], "dependsOn": sorted(refs[each] for each in graph[name])} for name in sorted(graph)
         ],
     }  # fmt: skip
 
 
 def _component(name: str, pin: re.Match[str]) -> dict[str, Any]:
     purl = f"pkg:pypi/{name}@{pin['version']}"
-    made: dict[str, Any] = {
+    component: dict[str, Any] = {
         "type": "library", "bom-ref": purl, "name": name, "version": pin["version"], "purl": purl, "scope": "required",
     }  # fmt: skip
     digests = re.findall(r"sha256:([0-9a-f]{64})", pin["hashes"])
-    # One hash a file of the release, of which each system takes another: they belong to the places to get it from.
-    made["externalReferences"] = [
+    # The release has one file with its own hash for each platform, so the hashes belong to the distribution references,
+    # not to the component.
+    component["externalReferences"] = [
         {"type": "distribution", "url": f"https://pypi.org/project/{name}/{pin['version']}/",
          "hashes": [{"alg": "SHA-256", "content": digest}]}
         for digest in digests
     ]  # fmt: skip
-    about = metadata.metadata(name)
-    declared = about.get("License-Expression") or about.get("License")
+    package = metadata.metadata(name)
+    declared = package.get("License-Expression") or package.get("License")
     if declared and len(declared) < 100:
-        made["licenses"] = [{"expression": declared}] if about.get("License-Expression") else [
+        component["licenses"] = [{"expression": declared}] if package.get("License-Expression") else [
             {"license": {"name": declared}}
         ]  # fmt: skip
-    return made
+    return component
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every test may ask for: fresh databases on both stores. Each PostgreSQL one is a copy of a migrated template."""
+"""Fixtures for all tests: fresh databases on each store. PostgreSQL databases are copies of a migrated template."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from hypothesis import settings
 
 from tests.servers import MariaDB, Postgres
 
-# How long an example takes says more about the machine; what must be quick has tests that say so.
+# The time per example depends on the machine; separate tests verify the speed of time-critical code.
 settings.register_profile("timebell", deadline=None)
 settings.load_profile("timebell")
 
 pytest_plugins = ["timebell.testing"]
 
-# Files that take minutes start first, so that none is left to run alone at the end.
-LONG = ("torture", "test_watch.py", "test_policy_pairs.py", "test_kill.py", "test_schemathesis.py", "faults", "brokers",
-        "test_snippets.py", "test_serve.py", "test_ssrf.py")  # fmt: skip
+# Slow files start first, so that none of them runs alone at the end.
+SLOW_FILES = (
+    "torture", "test_watch.py", "test_policy_pairs.py", "test_kill.py", "test_schemathesis.py", "faults", "brokers",
+    "test_snippets.py", "test_serve.py", "test_address_ssrf.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of `LONG` in its order, then the rest as they are."""
-    items.sort(key=lambda item: next((at for at, part in enumerate(LONG) if part in item.path.parts), len(LONG)))
+    """Sort tests of SLOW_FILES first, in its order, and keep the order of the rest."""
+    items.sort(
+        key=lambda item: next((at for at, part in enumerate(SLOW_FILES) if part in item.path.parts), len(SLOW_FILES))
+    )
 
 
 def pytest_collection_finish() -> None:
-    """What lives as long as the process is looked through no more: tests that time something rely on it."""
+    """Exclude permanent objects from garbage collection, for tests that measure time."""
     gc.collect()
     gc.freeze()
 
@@ -76,10 +80,10 @@ def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite file that nobody opens: those of the tests are copies of it."""
+    """A migrated SQLite file that is never opened; tests use copies of it."""
     file = tmp_path_factory.mktemp("migrated") / "timebell.db"
     _migrate(f"sqlite:///{file}")
-    assert [one.name for one in file.parent.iterdir()] == [file.name]  # nothing of it is in a log beside it
+    assert [one.name for one in file.parent.iterdir()] == [file.name]  # no write-ahead log is left
     return file
 
 
@@ -98,14 +102,14 @@ def store_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests see the defaults, whatever the machine has set."""
+    """Remove TIMEBELL_ variables, so that tests see the default settings."""
     for name in list(os.environ):
         if name.startswith("TIMEBELL_") and not name.startswith("TIMEBELL_TEST_"):
             monkeypatch.delenv(name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What passed without the real thing is told: a printed line would be captured."""
+    """Report tests that ran against an emulator; printed output would be captured."""
     if any("test_kafka.py" in report.nodeid for report in terminalreporter.getreports("passed")):
-        said = "the target kafka was tested against a stand-in that speaks the protocol, not a Kafka broker"
-        terminalreporter.write_line(f"*** {said} ***", yellow=True, bold=True)
+        message = "the target kafka was tested against an emulator of the protocol, not a Kafka broker"
+        terminalreporter.write_line(f"*** {message} ***", yellow=True, bold=True)

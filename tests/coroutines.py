@@ -1,4 +1,4 @@
-"""Tests that are coroutines: a folder's conftest.py imports the hook, and each of them gets its own event loop."""
+"""Coroutine tests: a conftest.py imports the hook, and each test runs on its own event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine function with the fixtures that it names."""
+    """Run a coroutine test with its fixtures."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters

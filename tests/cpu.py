@@ -1,4 +1,4 @@
-"""What may take so much time of the processor and no more, however busy the machine is."""
+"""Limits of CPU time, independent of the load of the machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def within(seconds: float, what: object = "") -> Iterator[None]:
-    """The block takes this thread less than so many seconds; what others do, and the collector of what others left
-    behind, is not its doing."""
+    """Assert that the block uses less than this many seconds of CPU time in this thread.
+
+    Garbage collection is disabled meanwhile, because it would count the garbage of other tests.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:

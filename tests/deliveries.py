@@ -1,4 +1,4 @@
-"""A delivery, for the tests of targets."""
+"""A delivery for the tests of targets."""
 
 from __future__ import annotations
 

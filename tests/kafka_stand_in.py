@@ -1,15 +1,14 @@
-"""A stand-in that speaks the protocol, not a Kafka broker: `python tests/kafka_stand_in.py PORT FOLDER`.
+"""An emulator of the Kafka protocol, not a Kafka broker: `python tests/kafka_stand_in.py PORT FOLDER`.
 
-What an idempotent producer asks for, on one node: who leads a topic, a producer id, SASL (PLAIN and SCRAM), and record
-batches, whose checksum, producer id, epoch and sequence are checked. What it has confirmed is in a file for each
-partition, from which it also knows after it was killed what it has seen. It has no replicas, consumers or transactions,
-and proves nothing about Kafka's own durability, elections or timing.
+It supports the requests of an idempotent producer on one node: topic metadata, producer ids, SASL (PLAIN and SCRAM),
+and record batches, whose checksum, producer id, epoch and sequence are checked. Confirmed records are in one file per
+partition, from which the state is restored after a kill. It has no replicas, consumers or transactions, and proves
+nothing about the durability, elections or timing of Kafka.
 
-Where Kafka lets things pass, it is stricter: it makes no topics by itself, takes only `acks=all` and numbered batches,
-and counts from 0 for a producer that it does not know. It is laxer in one: who does not sign in is let in beside those
-who do.
+It is stricter than Kafka: it creates no topics automatically, accepts only `acks=all` and numbered batches, and expects
+sequence 0 from unknown producers. It is laxer in one point: unauthenticated clients are accepted, too.
 
-A test says in `rules.json` which topic there is and what is refused (`Rules`), and reads what was written: `ledger`.
+Tests set the topic and the refused requests in `rules.json` (`Rules`), and read the written records with `ledger`.
 """
 
 from __future__ import annotations
@@ -56,18 +55,18 @@ _MECHANISMS = {"PLAIN": None, "SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha51
 
 
 class Rules:
-    """What the stand-in in this folder shall do, set from another process. `make` also takes back what was set."""
+    """The behavior of the emulator in a folder, set from another process. `make` also resets it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def make(self, topic: str, partitions: int = 3, **rules: Any) -> None:
-        """The only topic, empty."""
+        """Create the only topic, empty."""
         self.set(topic=topic, partitions=partitions, log=secrets.token_hex(8), **rules)
 
     def set(self, **rules: Any) -> None:
-        """`hidden`, `write`, `producer`: error codes for reading a topic's metadata, writing, and asking for an id.
-        `largest`: bytes of a batch. `hang_up`: once, in the midst of the request, or after what it writes is kept.
+        """`hidden`, `write`, `producer`: error codes for topic metadata, writes, and producer ids.
+        `largest`: bytes of a batch. `hang_up`: disconnect once, during the request or after the write is stored.
         """
         kept = {} if "topic" in rules else self.read()
         new = self._folder / "rules.new"
@@ -82,7 +81,7 @@ class Rules:
         return rules
 
     def hang_up(self, when: str) -> bool:
-        """Whether it is to be done now; then not again."""
+        """Return whether to disconnect now; true only once."""
         if self.read().get("hang_up") != when:
             return False
         self.set(hang_up=None)
@@ -93,7 +92,7 @@ class Rules:
 
 
 def ledger(folder: Path) -> list[Any]:
-    """All records of the topic, in order within a partition: `key`, `value`, `headers`, `offset`."""
+    """Return all records of the topic, ordered per partition: `key`, `value`, `headers`, `offset`."""
     rules = Rules(folder)
     logs = [rules.log(number) for number in range(rules.read()["partitions"])]
     return [
@@ -105,7 +104,7 @@ def ledger(folder: Path) -> list[Any]:
 
 
 def batches(data: bytes) -> Iterator[bytes]:
-    """The whole record batches; what a crash has cut off is left out."""
+    """Yield the complete record batches, without a partial one at the end."""
     while len(data) >= 12 and len(data) >= (size := 12 + int.from_bytes(data[8:12])):
         yield data[:size]
         data = data[size:]
@@ -118,7 +117,7 @@ class Batch(
         "first records",
     )
 ):
-    """The head of a record batch, as it is on the wire."""
+    """The header of a record batch in wire format."""
 
     @property
     def last(self) -> int:
@@ -126,10 +125,10 @@ class Batch(
 
 
 class Partition:
-    """One log, and whose numbers it has seen."""
+    """One log with the sequences of its producers."""
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - for as long as it runs
+        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - open while the server runs
         self._file.seek(0)
         self.end = kept = 0
         self._seen: dict[int, deque[Batch]] = {}
@@ -139,7 +138,7 @@ class Partition:
         self._file.truncate(kept)
 
     def append(self, data: bytes, largest: int) -> tuple[int, int]:
-        """Error code and offset. What was written before has the offset that it had."""
+        """Append a batch; return (error code, offset). A repeated batch gets its original offset."""
         if len(data) > largest:
             return TOO_LARGE, -1
         if [data] != list(batches(data)) or len(data) < DefaultRecordBase.HEADER_STRUCT.size:
@@ -220,7 +219,7 @@ class StandIn:
             writer.close()
 
     def _answer(self, request: Any) -> tuple[Any, ...]:
-        """The fields of the response."""
+        """Return the fields of the response."""
         rules = self._rules.read()
         if isinstance(request, ApiVersionRequest_v0):
             return OK, [(key, kind.API_VERSION, kind.API_VERSION) for key, kind in _REQUESTS.items()]
@@ -259,7 +258,7 @@ class StandIn:
 
 
 def sign_in(mechanism: str) -> Generator[bytes, bytes, None]:
-    """Is sent what the client says and gives the answers (RFC 4616, RFC 5802). Raises PermissionError."""
+    """Receive client messages and yield the responses (RFC 4616, RFC 5802). Raises PermissionError."""
     said = yield b""
     if mechanism == "PLAIN":
         if said.decode().split("\0")[1:] != [USER, PASSWORD]:

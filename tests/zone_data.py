@@ -1,4 +1,4 @@
-"""Releases of the zone data that never were: compiled files (RFC 8536) with the rules that a test wants."""
+"""Artificial tzdata releases: compiled files (RFC 8536) with rules chosen by a test."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from timebell.recurrence.zones import Release
 
 MEXICO = "America/Mexico_City"
 SUMMER_TIME = "CST6CDT,M4.1.0,M10.5.0"
-"""As Mexico had until 2022: an hour ahead from April to October."""
+"""The rules of Mexico until 2022: summer time from April to October."""
 
 
 class Rules(NamedTuple):
-    """A POSIX TZ rule for ever; before `change` (epoch seconds), if given, one fixed offset (seconds)."""
+    """A permanent POSIX TZ rule; before `change` (epoch seconds), if set, one fixed offset (seconds)."""
 
     footer: str
     change: int | None = None
@@ -26,7 +26,7 @@ class Rules(NamedTuple):
 
 
 def compiled(rules: Rules) -> bytes:
-    """A TZif file of version 2."""
+    """Return a TZif file of version 2."""
 
     def block(times: Sequence[int], types: Sequence[int], size: str) -> bytes:
         names = b"LMT\0"
@@ -41,13 +41,13 @@ def compiled(rules: Rules) -> bytes:
 
 
 def release(folder: Path, version: str, zones: Mapping[str, Rules | str]) -> Release:
-    """A release with these zones alone, and UTC."""
+    """Return a release with only these zones and UTC."""
     _write(folder, version, {"Etc/UTC": "UTC0", "UTC": "UTC0", **zones})
     return Release(folder, version)
 
 
 def package(folder: Path, version: str, zones: Mapping[str, Rules | str]) -> Path:
-    """A folder to put on a process's PYTHONPATH: its `tzdata` is ours but for the version and these zones."""
+    """Return a folder for PYTHONPATH whose `tzdata` differs only in the version and these zones."""
     with resources.as_file(resources.files("tzdata")) as ours:
         shutil.copytree(ours, folder / "tzdata", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "tzdata" / "__init__.py").write_text(f'IANA_VERSION = "{version}"\n')

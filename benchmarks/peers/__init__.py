@@ -1,1 +1,1 @@
-"""The peers that Timebell is measured beside, each with its processes, in its best documented configuration."""
+"""The other measured systems, each with its processes, in its best documented configuration."""

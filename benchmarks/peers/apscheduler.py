@@ -1,5 +1,8 @@
-"""APScheduler's side: a store in PostgreSQL, 20 threads, nothing dropped for being late. It has no call for many, and
-does not notice what other processes make, so its worker starts after them."""
+"""Processes of APScheduler: a store in PostgreSQL, 20 threads, no misfire limit.
+
+It cannot add jobs in bulk. A running scheduler does not see jobs that other processes add, so the worker starts after
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ NAME = "benchmarks.peers.apscheduler"
 
 
 def tick(i: int, due: int, pad: str) -> None:
-    """A one-shot."""
-    child.mark(i, due / 1000)
+    """Run a one-shot."""
+    child.record_start(i, due / 1000)
 
 
 def fire(i: int) -> None:
-    """A schedule."""
-    child.mark(i, 0)
+    """Run a job of a schedule."""
+    child.record_start(i, 0)
 
 
 def _scheduler(url: str) -> BackgroundScheduler:
@@ -36,15 +39,15 @@ def _scheduler(url: str) -> BackgroundScheduler:
 
 
 async def setup(url: str, _: dict[str, Any]) -> None:
-    """An empty database gets its table."""
+    """Create the table of an empty database."""
     scheduler = _scheduler(url)
     scheduler.start(paused=True)
     scheduler.shutdown()
-    child.tell(ready=True)
+    child.print_json(ready=True)
 
 
 async def create(url: str, spec: dict[str, Any]) -> None:
-    """One-shots."""
+    """Create one-shots."""
     scheduler = _scheduler(url)
     scheduler.start(paused=True)
 
@@ -58,21 +61,21 @@ async def create(url: str, spec: dict[str, Any]) -> None:
 
 
 async def repeat(url: str, spec: dict[str, Any]) -> None:
-    """Schedules of every minute."""
+    """Create schedules that fire every minute."""
     scheduler = _scheduler(url)
     scheduler.start(paused=True)
     begin = time.perf_counter()
     for number in range(spec["n"]):
         scheduler.add_job(f"{NAME}:fire", "cron", minute="*", second="0", args=[number], id=f"s{number}")
-    child.tell(seconds=time.perf_counter() - begin, created=time.time())
+    child.print_json(seconds=time.perf_counter() - begin, created=time.time())
     scheduler.shutdown()
 
 
 async def work(url: str, spec: dict[str, Any]) -> None:
-    """One scheduler, which is its own worker."""
+    """Run one scheduler, which also executes the jobs."""
     scheduler = _scheduler(url)
     scheduler.start()
-    await child.working(spec["out"])
+    await child.report_until_closed(spec["out"])
     await asyncio.to_thread(scheduler.shutdown, wait=False)
 
 

@@ -1,7 +1,7 @@
-"""Celery's side: a Redis broker, two prefork children, a prefetch of four each, no results. It has no call for many;
-its schedules are defined in code and fired by an embedded beat.
+"""Processes of Celery: a Redis broker, two prefork children with a prefetch of four each, no results.
 
-Its handlers run in forked children, so each appends its records to a file of its own.
+It cannot publish in bulk. Schedules are defined in code and fired by an embedded beat. Handlers run in forked children,
+so each child appends its records to its own file.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from celery.schedules import crontab
 
 from benchmarks import child
 
-DAYS = 86_400
-GIVING_BACK = 20.0  # seconds to give back, one by one, what it holds; by now all its records are in files
+DAY_SECONDS = 86_400
+STOP_TIMEOUT_SECONDS = 20.0  # for requeuing its unacknowledged jobs one by one; all records are in files by then
 
 app = Celery("bench")
 app.conf.update(
-    broker_connection_retry_on_startup=True, broker_transport_options={"visibility_timeout": 3 * DAYS}, enable_utc=True,
-    task_ignore_result=True, timezone="UTC", worker_hijack_root_logger=False, worker_prefetch_multiplier=4,
-    worker_redirect_stdouts=False,
+    broker_connection_retry_on_startup=True, broker_transport_options={"visibility_timeout": 3 * DAY_SECONDS},
+    enable_utc=True, task_ignore_result=True, timezone="UTC", worker_hijack_root_logger=False,
+    worker_prefetch_multiplier=4, worker_redirect_stdouts=False,
 )  # fmt: skip
 _out = ""
 _file: int | None = None
@@ -38,7 +38,7 @@ _file: int | None = None
 
 @app.task(name="bench")
 def bench(i: int, due: int, pad: str) -> None:
-    """A job, or a schedule's (then `due` is 0)."""
+    """Record the start of a job; `due` is 0 for jobs of schedules."""
     global _file
     if _file is None:
         _file = os.open(f"{_out}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -46,12 +46,12 @@ def bench(i: int, due: int, pad: str) -> None:
 
 
 async def setup(_url: str, _: dict[str, Any]) -> None:
-    """Nothing is needed."""
-    child.tell(ready=True)
+    """Do nothing; Redis needs no setup."""
+    child.print_json(ready=True)
 
 
 async def create(url: str, spec: dict[str, Any]) -> None:
-    """One-shots."""
+    """Create one-shots."""
     app.conf.broker_url = url
     with app.producer_pool.acquire(block=True) as producer:
 
@@ -64,7 +64,7 @@ async def create(url: str, spec: dict[str, Any]) -> None:
 
 
 def work(url: str, spec: dict[str, Any]) -> None:
-    """One worker."""
+    """Run one worker."""
     global _out
     _out = spec["out"]
     app.conf.broker_url = url
@@ -79,7 +79,7 @@ def work(url: str, spec: dict[str, Any]) -> None:
 
     @signals.worker_ready.connect(weak=False)
     def ready(**_: Any) -> None:
-        child.tell(ready=True)
+        child.print_json(ready=True)
         threading.Thread(target=_watch, daemon=True).start()
 
     with tempfile.TemporaryDirectory(prefix="timebell-bench-beat-") as folder:
@@ -88,21 +88,21 @@ def work(url: str, spec: dict[str, Any]) -> None:
 
 
 def _watch() -> None:
-    """Report the number of starts until standard input closes; then end."""
+    """Print the number of starts until standard input closes; then stop."""
     closed = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), closed.set()), daemon=True).start()
-    told = 0
-    while not closed.wait(child.LOOK_EVERY if told else 0.2):
+    reported = 0
+    while not closed.wait(child.REPORT_INTERVAL_SECONDS if reported else 0.2):
         count = sum(os.path.getsize(path) for path in glob(f"{_out}-*")) // 24
-        if count != told:
-            told = count
-            child.tell(count=count)
+        if count != reported:
+            reported = count
+            child.print_json(count=count)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GIVING_BACK)
+    time.sleep(STOP_TIMEOUT_SECONDS)
     os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "work":  # in the main thread, which its signals need
+    if sys.argv[1] == "work":  # in the main thread, because it installs signal handlers
         work(sys.argv[2], json.loads(sys.argv[3]))
     child.main({"setup": setup, "create": create})

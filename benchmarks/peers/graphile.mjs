@@ -1,8 +1,10 @@
-// Graphile Worker, tuned: 24 jobs at once, a local queue, batched completion, a poll every 100 ms; addJobs.
-// Its schedules are defined in code.
-import { command, create, mark, need, payload, spec, tell, url, working } from "./child.mjs";
+// Graphile Worker, tuned: 24 concurrent jobs, a local queue, batched completion, polling every 100 ms; addJobs.
+// Schedules are defined in code.
+import {
+  command, create, payload, printJson, recordStart, reportUntilClosed, requirePackage, spec, url,
+} from "./child.mjs";
 
-const { run, makeWorkerUtils, parseCronItems, Logger } = need("graphile-worker");
+const { run, makeWorkerUtils, parseCronItems, Logger } = requirePackage("graphile-worker");
 const connectionString = url;
 const logger = new Logger(() => () => {});
 
@@ -17,7 +19,7 @@ if (command === "work") {
     connectionString,
     logger,
     noHandleSignals: true,
-    taskList: { bench: async (job) => mark(job.i, job._cron ? Date.parse(job._cron.ts) : job.due) },
+    taskList: { bench: async (job) => recordStart(job.i, job._cron ? Date.parse(job._cron.ts) : job.due) },
     parsedCronItems: parseCronItems(schedules),
     preset: {
       worker: {
@@ -30,12 +32,12 @@ if (command === "work") {
       },
     },
   });
-  working(() => runner.stop());
+  reportUntilClosed(() => runner.stop());
 } else {
   const utils = await makeWorkerUtils({ connectionString, logger });
   if (command === "setup") {
     await utils.migrate();
-    tell({ ready: true });
+    printJson({ ready: true });
   }
   if (command === "create") {
     const at = (job) => (spec.lead > 0 ? { runAt: new Date(job.due) } : {});

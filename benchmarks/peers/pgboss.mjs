@@ -1,21 +1,23 @@
-// pg-boss: batches of 500 twice at once, LISTEN/NOTIFY, the shortest poll it allows; insert; its own schedules.
-import { command, create, mark, need, payload, repeat, spec, tell, url, working } from "./child.mjs";
+// pg-boss: two concurrent batches of 500, LISTEN/NOTIFY, the minimum polling interval; insert; its own schedules.
+import {
+  command, create, payload, printJson, recordStart, repeat, reportUntilClosed, requirePackage, spec, url,
+} from "./child.mjs";
 
-const { PgBoss } = need("pg-boss");
-const works = command === "work";
-const often = works ? { cronMonitorIntervalSeconds: 1, cronWorkerIntervalSeconds: 1 } : {};
+const { PgBoss } = requirePackage("pg-boss");
+const isWorker = command === "work";
+const cronIntervals = isWorker ? { cronMonitorIntervalSeconds: 1, cronWorkerIntervalSeconds: 1 } : {};
 const boss = new PgBoss({
   connectionString: url,
   max: 12,
-  useListenNotify: works,
-  supervise: works,
-  schedule: works,
-  ...often,
+  useListenNotify: isWorker,
+  supervise: isWorker,
+  schedule: isWorker,
+  ...cronIntervals,
 });
-boss.on("error", (failed) => console.error(failed.message));
+boss.on("error", (error) => console.error(error.message));
 await boss.start();
 
-if (works) {
+if (isWorker) {
   const options = {
     batchSize: 500,
     localConcurrency: 2,
@@ -24,13 +26,13 @@ if (works) {
     burstWhenBatchFull: true,
   };
   await boss.work("bench", options, async (jobs) => {
-    for (const job of jobs) mark(job.data.i, job.data.due);
+    for (const job of jobs) recordStart(job.data.i, job.data.due);
   });
-  working(() => boss.stop({ graceful: true, timeout: 3000 }));
+  reportUntilClosed(() => boss.stop({ graceful: true, timeout: 3000 }));
 } else {
   if (command === "setup") {
     await boss.createQueue("bench", { notify: true });
-    tell({ ready: true });
+    printJson({ ready: true });
   }
   if (command === "create") {
     const at = (job) => (spec.lead > 0 ? { startAfter: new Date(job.due) } : {});

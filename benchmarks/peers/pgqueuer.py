@@ -1,6 +1,6 @@
-"""PgQueuer's side of the workloads, in its best documented configuration: asyncpg pool, uvloop, batches.
+"""Processes of PgQueuer in its best documented configuration: asyncpg pool, uvloop, batches.
 
-It takes a delay, not an instant, so its lags include the moment between computing the delay and the insert.
+It accepts delays, not instants, so its lags include the time between computing the delay and the insert.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from benchmarks import child
 
 
 async def setup(url: str, _: dict[str, Any]) -> None:
-    """An empty database gets its tables."""
+    """Create the tables of an empty database."""
     async with asyncpg.create_pool(url) as pool:
         await Queries.from_asyncpg_pool(pool).install()
-    child.tell(ready=True)
+    child.print_json(ready=True)
 
 
 async def create(url: str, spec: dict[str, Any]) -> None:
-    """One-shots, by enqueue."""
+    """Create one-shots with enqueue."""
     async with asyncpg.create_pool(url, min_size=2, max_size=10) as pool:
         queries = Queries.from_asyncpg_pool(pool)
 
@@ -42,25 +42,25 @@ async def create(url: str, spec: dict[str, Any]) -> None:
 
 
 async def work(url: str, spec: dict[str, Any]) -> None:
-    """One worker; `schedules` of them are defined in code, as it has no other way."""
+    """Run one worker; schedules can only be defined in code."""
     async with asyncpg.create_pool(url, min_size=2, max_size=10) as pool:
         queue = PgQueuer.from_asyncpg_pool(pool)
 
         @queue.entrypoint("bench")
         async def handle(job: Any) -> None:
             each = orjson.loads(job.payload)
-            child.mark(each["i"], each["due"] / 1000)
+            child.record_start(each["i"], each["due"] / 1000)
 
         def schedule(number: int) -> None:
             @queue.schedule(f"s{number}", "* * * * *")
             async def fire(_: Any) -> None:
-                child.mark(number, 0)
+                child.record_start(number, 0)
 
         for number in range(spec.get("schedules", 0)):
             schedule(number)
         running = asyncio.create_task(queue.run(batch_size=250))
         await asyncio.sleep(1)
-        await child.working(spec["out"])
+        await child.report_until_closed(spec["out"])
         queue.shutdown.set()
         await asyncio.wait([running], timeout=5)
 

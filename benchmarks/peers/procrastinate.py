@@ -1,5 +1,7 @@
-"""Procrastinate's side: 20 jobs at once, a look every 0.1 s (the default is 5 s) besides LISTEN/NOTIFY; batches of
-`batch_defer_jobs`. Its schedules are defined in code."""
+"""Processes of Procrastinate: 20 concurrent jobs, LISTEN/NOTIFY and polling every 0.1 s (default: 5 s).
+
+Jobs are created with `batch_defer_jobs`. Schedules are defined in code.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,20 @@ def _app(url: str) -> procrastinate.App:
 
     @app.task(name="bench")
     async def bench(i: int, due: int, pad: str, timestamp: int | None = None) -> None:
-        child.mark(i, due / 1000 if timestamp is None else timestamp)
+        child.record_start(i, due / 1000 if timestamp is None else timestamp)
 
     return app
 
 
 async def setup(url: str, _: dict[str, Any]) -> None:
-    """An empty database gets its tables."""
+    """Create the tables of an empty database."""
     async with _app(url).open_async() as app:
         await app.schema_manager.apply_schema_async()
-    child.tell(ready=True)
+    child.print_json(ready=True)
 
 
 async def create(url: str, spec: dict[str, Any]) -> None:
-    """One-shots."""
+    """Create one-shots."""
     async with _app(url).open_async() as app:
 
         def job(each: dict[str, Any]) -> Job:
@@ -47,7 +49,7 @@ async def create(url: str, spec: dict[str, Any]) -> None:
 
 
 async def work(url: str, spec: dict[str, Any]) -> None:
-    """One worker."""
+    """Run one worker."""
     app = _app(url)
     for number in range(spec.get("schedules", 0)):
         app.periodic_registry.register_task(
@@ -62,7 +64,7 @@ async def work(url: str, spec: dict[str, Any]) -> None:
             )
         )  # fmt: skip
         await asyncio.sleep(1)
-        await child.working(spec["out"])
+        await child.report_until_closed(spec["out"])
         running.cancel()
         await asyncio.wait([running], timeout=5)
 

@@ -1,11 +1,11 @@
-"""A Django shop with Timebell: orders in a model, reminders in the same transaction, `manage.py timebell ...`.
+"""A Django shop with Timebell: orders and their reminders in one transaction; commands are `manage.py timebell ...`.
 
 pip install "timebell[server]" django "psycopg[binary]"
-export SHOP_DATABASE=shop                            # a PostgreSQL; without it a file of SQLite
+export SHOP_DATABASE=shop                            # a PostgreSQL database; by default a SQLite file
 python manage.py migrate
 python manage.py timebell db upgrade
-python manage.py runserver                          # the web: makes jobs
-python manage.py timebell run                       # the engine: runs them
+python manage.py runserver                          # the web server: creates jobs
+python manage.py timebell run                       # the engine: runs jobs
 """
 
 import os

@@ -1,12 +1,12 @@
-"""A FastAPI application with Timebell in it: the engine in its event loop, API and dashboard under /bell.
+"""A FastAPI application that embeds Timebell: the engine in its event loop, API and dashboard under /bell.
 
     pip install "timebell[server]" gunicorn
     export TIMEBELL_DATABASE_URL=postgresql://timebell@localhost/reminders TIMEBELL_SECRET_KEY=...
     timebell db upgrade
-    timebell user create ana --role admin               # who signs in at /bell/ui/
+    timebell user create ana --role admin               # signs in at /bell/ui/
     gunicorn --workers 4 --preload --worker-class asgi app:web    # or: uvicorn app:web --workers 4
 
-Every worker process is a node; however many there are, each occurrence fires once. On SQLite only one process can be.
+Every worker process is a node; each occurrence fires once, whatever their number. SQLite supports only one process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 from fastapi import FastAPI
 
 from timebell import Arrived, Timebell
-from timebell.integrations.asgi import mounted
+from timebell.integrations.asgi import asgi_app
 
 bell = Timebell(timezone="UTC")
 
@@ -33,7 +33,7 @@ async def remind(event: Arrived) -> str:
 
 
 web = FastAPI(lifespan=bell.lifespan)  # the engine starts and drains with the application
-web.mount("/bell", mounted(bell))  # /bell/ui/ and /bell/api/v1
+web.mount("/bell", asgi_app(bell))  # /bell/ui/ and /bell/api/v1
 
 
 @web.post("/orders/{order}")

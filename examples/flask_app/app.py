@@ -1,9 +1,9 @@
-"""A Flask application: views that make jobs, handlers that have the application's context, `flask timebell ...`.
+"""A Flask application: views create jobs, handlers run in the application context; commands are `flask timebell ...`.
 
 pip install "timebell[server]" flask
 flask --app app timebell db upgrade
-flask --app app run                                 # the web: makes jobs
-flask --app app timebell run                        # the engine: runs them, in a process of its own
+flask --app app run                                 # the web server: creates jobs
+flask --app app timebell run                        # the engine, in a separate process: runs jobs
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def create_app() -> Flask:
 
     @web.get("/jobs/<job>")
     def job(job: str) -> dict[str, str | None]:
-        found = bell.sync.get(job)
-        return {"state": found.state, "result": found.result}
+        status = bell.sync.get(job)
+        return {"state": status.state, "result": status.result}
 
     return web
 

@@ -1,12 +1,13 @@
-"""Automations of monday.com at the exact date and time in a column of a board.
+"""monday.com automations that run at the exact date and time in a column of a board.
 
-Give an item a date, and at that second its person is notified; change the date, and it moves; clear it, and nothing
-comes. Run it, with a monday.com of its own to try it on, in one command:
+Set the date of an item, and a user is notified at that second; change the date, and the notification moves; clear it,
+and the notification is cancelled. Run it with a simulated monday.com (`monday.py`):
 
     timebell dev examples/precise_triggers/app.py
 
-and set a date with: curl -X PUT $MONDAY/items/1 -d '{"date": "2027-06-20", "time": "15:00:00"}' (dates are in UTC;
-it prints $MONDAY). With MONDAY_URL it uses one that runs already, and TIMEBELL_URL is where that finds this app.
+and set a date with: curl -X PUT $MONDAY/items/1 -d '{"date": "2027-06-20", "time": "15:00:00"}' (in UTC; the app
+prints the value of $MONDAY). Set MONDAY_URL to use a running server instead; TIMEBELL_URL is the address at which that
+server reaches this app.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ NOTIFY = (
 
 @app.lifespan
 async def board() -> AsyncIterator[None]:
-    """The account's tokens, its board, and what fires there."""
+    """Store the tokens of the account, the board as a source, and the trigger on its dates."""
     process = None
     if "MONDAY_URL" not in os.environ:
-        there = str(Path(__file__).with_name("monday.py"))
-        process = await asyncio.create_subprocess_exec(sys.executable, there, stdout=asyncio.subprocess.PIPE)
+        script = str(Path(__file__).with_name("monday.py"))
+        process = await asyncio.create_subprocess_exec(sys.executable, script, stdout=asyncio.subprocess.PIPE)
         assert process.stdout is not None
         os.environ["MONDAY_URL"] = (await process.stdout.readline()).decode().strip()
         print(f"monday.com is at {os.environ['MONDAY_URL']}", flush=True)
     monday = os.environ["MONDAY_URL"]
-    if "monday" not in [one.name for one in await app.connections.list()]:  # those that were renewed are kept
+    # Do not overwrite an existing connection: its tokens may have been renewed.
+    if "monday" not in [connection.name for connection in await app.connections.list()]:
         await app.connections.put(
             "monday", "access-0", "refresh-0", expires_in=float(os.environ.get("MONDAY_LASTS", "3600")),
             token_url=f"{monday}/oauth2/token", client_id="precise-triggers",
@@ -70,11 +72,11 @@ async def board() -> AsyncIterator[None]:
 
 
 async def register(hook: str) -> None:
-    """Ask for webhooks, as soon as this app answers their challenge."""
+    """Register the webhooks; retry until this app can answer their challenge."""
     for event in ("change_column_value", "item_deleted", "item_archived"):
         while True:
             try:
-                await asyncio.to_thread(ask, REGISTER % event, {"board": BOARD, "url": hook})
+                await asyncio.to_thread(execute, REGISTER % event, {"board": BOARD, "url": hook})
                 break
             except (OSError, RuntimeError):
                 await asyncio.sleep(0.5)
@@ -82,20 +84,20 @@ async def register(hook: str) -> None:
 
 @app.on("item.due")
 def run(event: Arrived) -> None:
-    """Do what the trigger says. It comes again if this fails, and is a dead letter after the third time."""
-    said = event.payload
-    text = f"Item {said['itemId']} is due ({said['scheduledAt']})"
-    ask(NOTIFY, {"user": said["action"]["user"], "target": said["itemId"], "text": text})
+    """Run the action of the trigger. A failure is retried; after the third attempt the job is a dead letter."""
+    payload = event.payload
+    text = f"Item {payload['itemId']} is due ({payload['scheduledAt']})"
+    execute(NOTIFY, {"user": payload["action"]["user"], "target": payload["itemId"], "text": text})
     print(text, flush=True)
 
 
-def ask(query: str, variables: dict[str, Any]) -> Any:
-    """One question to monday.com, which says what is wrong inside of a 200."""
+def execute(query: str, variables: dict[str, Any]) -> Any:
+    """Execute a GraphQL query on monday.com, which reports errors in a response with status 200."""
     body = json.dumps({"query": query, "variables": variables}).encode()
-    head = {"Content-Type": "application/json", "Authorization": APP_TOKEN}
-    request = urllib.request.Request(f"{os.environ['MONDAY_URL']}/v2", body, head)
-    with urllib.request.urlopen(request, timeout=15) as answer:
-        said = json.load(answer)
-    if "errors" in said:
-        raise RuntimeError(said["errors"])
-    return said["data"]
+    headers = {"Content-Type": "application/json", "Authorization": APP_TOKEN}
+    request = urllib.request.Request(f"{os.environ['MONDAY_URL']}/v2", body, headers)
+    with urllib.request.urlopen(request, timeout=15) as response:
+        result = json.load(response)
+    if "errors" in result:
+        raise RuntimeError(result["errors"])
+    return result["data"]

@@ -1,10 +1,11 @@
-"""A push 15 minutes before a shift starts, to each of its people who has not checked in by then, and one at its end.
+"""Send a push to each assignee 15 minutes before a shift unless checked in, and at its end unless checked out.
 
-The shifts are rows of a PostgreSQL database (`schema.sql`) that says itself what changes (`install.sql`). Run it with
+The shifts are rows of a PostgreSQL database (`schema.sql`), whose trigger notifies of changes (`install.sql`). Run it
+with
 
     SHIFTS_DATABASE_URL=postgresql://... timebell dev examples/shift_reminders/app.py
 
-Pushes go to SEND_PUSH_URL as {user_id, title, body, data, notification_id}; without it they are printed.
+Pushes are sent to SEND_PUSH_URL as {user_id, title, body, data, notification_id}; without it they are printed.
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ async def shifts() -> AsyncIterator[None]:
 
 @app.on("shift.push")
 def push(event: Arrived) -> None:
-    """Hand a push to whoever sends it. The id is the same for every try, and another one after the shift was moved."""
-    said = event.payload
-    shift, user, kind = said["itemId"], said["recipient"], said["action"]["type"]
+    """Post a push to the push service.
+
+    The notification id is the same for every attempt, and a different one after the shift was moved.
+    """
+    payload = event.payload
+    shift, user, kind = payload["itemId"], payload["recipient"], payload["action"]["type"]
     body = {
-        "user_id": user, "title": said["action"]["title"], "body": f"Shift {shift}",
-        "data": {"scheduleId": shift, "scheduledAt": said["scheduledAt"]},
+        "user_id": user, "title": payload["action"]["title"], "body": f"Shift {shift}",
+        "data": {"scheduleId": shift, "scheduledAt": payload["scheduledAt"]},
         "notification_id": f"shift-{shift}-{user}-{kind}-{event.scheduled_at:%Y%m%dT%H%M%SZ}",
     }  # fmt: skip
     url = os.environ.get("SEND_PUSH_URL")
@@ -59,5 +63,5 @@ def push(event: Arrived) -> None:
         print(json.dumps(body), flush=True)
         return
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        answer.read()
+    with urllib.request.urlopen(request, timeout=10) as response:
+        response.read()

@@ -1,4 +1,4 @@
--- Says on the channel shifts which rows of duty_schedules change. Review it, then run it as the owner.
+-- Notifies channel shifts of changed rows of duty_schedules. Review it, then run it as the owner.
 CREATE OR REPLACE FUNCTION shifts_duty_schedules() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP <> 'INSERT' THEN
@@ -12,4 +12,4 @@ END
 $$;
 DROP TRIGGER IF EXISTS shifts_duty_schedules ON duty_schedules;
 CREATE TRIGGER shifts_duty_schedules AFTER INSERT OR UPDATE OR DELETE ON duty_schedules FOR EACH ROW EXECUTE FUNCTION shifts_duty_schedules();
--- To take it back: DROP TRIGGER shifts_duty_schedules ON duty_schedules; DROP FUNCTION shifts_duty_schedules();
+-- To remove it: DROP TRIGGER shifts_duty_schedules ON duty_schedules; DROP FUNCTION shifts_duty_schedules();

@@ -1,4 +1,4 @@
--- Two tables of an attendance system: they know nothing of Timebell.
+-- Two tables of an attendance system, independent of Timebell.
 CREATE TABLE duty_schedules (
     id bigserial PRIMARY KEY,
     title text NOT NULL,

@@ -1,11 +1,13 @@
-"""A job that exists if and only if a row does: on connections of SQLAlchemy, psycopg and asyncpg.
+"""Create jobs in the application's own transaction, on connections of SQLAlchemy, psycopg and asyncpg.
+
+The job exists if and only if the transaction, which also inserts a row, commits.
 
     pip install timebell "psycopg[binary]"
     export TIMEBELL_DATABASE_URL=postgresql://timebell@localhost/reminders
     timebell db upgrade
     python app.py
 
-Django's connection is in `examples/django_app`.
+For Django, see `examples/django_app`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ bell = Timebell(URL, timezone="UTC")
 
 
 class Oops(Exception):
-    """Something else in the transaction fails."""
+    """Another step of the transaction failed."""
 
 
 def with_sqlalchemy(order: str, *, fail: bool) -> None:
@@ -60,8 +62,8 @@ async def with_asyncpg(order: str, *, fail: bool) -> None:
         await bell.close()
 
 
-def tried(order: str, *, fail: bool) -> None:
-    """Each of the three, with an order that says which."""
+def create_orders(order: str, *, fail: bool) -> None:
+    """Create one order with each of the three libraries; its name contains the library."""
     with suppress(Oops):
         with_sqlalchemy(f"{order}-sqlalchemy", fail=fail)
     with suppress(Oops):
@@ -73,8 +75,8 @@ def tried(order: str, *, fail: bool) -> None:
 if __name__ == "__main__":
     with psycopg.connect(URL) as setup:
         setup.execute("CREATE TABLE orders (name text PRIMARY KEY)")
-    tried("kept", fail=False)
-    tried("gone", fail=True)
-    with psycopg.connect(URL) as look:
-        print("orders:", *sorted(name for (name,) in look.execute("SELECT name FROM orders")))
+    create_orders("kept", fail=False)
+    create_orders("gone", fail=True)
+    with psycopg.connect(URL) as connection:
+        print("orders:", *sorted(name for (name,) in connection.execute("SELECT name FROM orders")))
     print("jobs:", *sorted(job.key for job in bell.sync.list(topic="orders.remind").items))

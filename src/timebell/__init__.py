@@ -1,4 +1,4 @@
-"""Timebell: things that must happen at a time happen once, on time, in the right zone, whatever crashes."""
+"""Timebell: a durable job scheduler that runs each job at its time, in the right time zone, despite crashes."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ __all__ = [
     "errors",
 ]
 
-# Imported when first asked for, so that `timebell next` does not wait for database drivers.
-_HOMES = {
+# Imported on first access, so that commands such as `timebell next` do not load database drivers.
+_EXPORTS = {
     "timebell.app": ("Timebell",),
     "timebell.client.jobs": ("JobSpec",),
     "timebell.model.policy": ("Retry",),
     "timebell.recurrence": ("Calendar", "Cron", "Dates", "Every", "Hours", "RRule"),
     "timebell.targets.handler": ("SCHEDULE_ARRIVED", "Arrived", "CallNext", "Cancel", "Snooze", "arrived_event_name"),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_BY_NAME = {name: module for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'timebell' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(_MODULE_BY_NAME[name]), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Waiting until an instant or a poke: the one way to wait for time to pass."""
+"""Wait until an instant or a wake-up call. All engine loops wait for time through this module."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from timebell.clock import Clock, Timer
 
 
 class Alarm:
-    """Wakes one waiter at an instant, less than a millisecond late and never early, or sooner when poked.
+    """Wakes one waiter at an instant, less than a millisecond late and never early, or earlier by `wake`.
 
-    May be made and poked before there is an event loop; the first wait binds it to the running one. Close it:
-    it may hold a descriptor.
+    Can be created and woken before there is an event loop; the first wait binds it to the running one. Must be closed:
+    it may own a file descriptor.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -22,44 +22,44 @@ class Alarm:
         self._timer: Timer | None = None
         self._until: datetime | None = None
         self._waiter: asyncio.Future[bool] | None = None
-        self._poked = self._was_poked = False
+        self._wake_pending = self._last_wait_woken = False
 
     @property
-    def poked(self) -> bool:
-        """Whether a poke ended the last wait, or has come since."""
-        return self._was_poked or self._poked
+    def was_woken(self) -> bool:
+        """True if `wake` ended the last wait, or was called since."""
+        return self._last_wait_woken or self._wake_pending
 
     async def wait(self, until: datetime | None) -> bool:
-        """Wait for a poke, at most until the aware instant `until` (None: for a poke only).
+        """Wait until `wake` is called or the aware instant `until` is reached (None: until `wake` is called).
 
-        True when poked, now or since the last wait; False when the instant came, that is `clock.now() >=
-        until`, also if the clock was corrected meanwhile. Returns at once, without yielding, when there is
-        nothing to wait for. RuntimeError when someone waits already.
+        Returns True if woken, now or since the last wait; False once `clock.now() >= until`, even if the clock was
+        corrected in the meantime. Returns immediately, without yielding, if there is nothing to wait for. Raises
+        RuntimeError if another task is waiting.
         """
         if self._waiter is not None:
-            raise RuntimeError("Someone waits on this alarm already, and it has room for one.")
+            raise RuntimeError("Another task is already waiting on this alarm.")
         loop, timer = asyncio.get_running_loop(), self._timer
         if timer is None or self._loop is not loop:
             timer = self._bind(loop)
-        if self._poked:
-            self._poked = False
-            self._was_poked = True
+        if self._wake_pending:
+            self._wake_pending = False
+            self._last_wait_woken = True
             return True
-        self._was_poked = False
+        self._last_wait_woken = False
         if until is not None and self._clock.now() >= until:
             return False
         self._until = until
         waiter: asyncio.Future[bool] = loop.create_future()
         self._waiter = waiter
-        unwatch = None if until is None else self._clock.watch(self._look)
+        unwatch = None if until is None else self._clock.watch(self._check_deadline)
         try:
             if until is not None:
                 timer.arm(self._clock.deadline(until))
-            self._was_poked = await waiter
-            return self._was_poked
+            self._last_wait_woken = await waiter
+            return self._last_wait_woken
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.result():
-                self._poked = True  # the poke and the cancellation met: the next waiter gets the poke
+                self._wake_pending = True  # woken and cancelled simultaneously: keep the wake-up for the next waiter
             raise
         finally:
             if unwatch is not None:
@@ -67,27 +67,29 @@ class Alarm:
                 timer.disarm()
             self._waiter = None
 
-    def poke(self) -> None:
-        """Wake the waiter, or the next one at once: a poke nobody waited for is remembered, any number of
-        them once. From the event loop's thread only."""
+    def wake(self) -> None:
+        """Wake the waiter; without one, the next wait returns immediately. Event loop thread only.
+
+        Several calls without a waiter count as one.
+        """
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(True)
         elif waiter is None or waiter.cancelled() or not waiter.result():
-            self._poked = True  # else the poke before woke a waiter that has not run yet, and will see this one too
+            # Otherwise an earlier call has woken a waiter that has not run yet, and that covers this call as well.
+            self._wake_pending = True
 
-    def poke_threadsafe(self) -> None:
-        """Like `poke`, from any thread. Does nothing when the event loop is closed."""
+    def wake_threadsafe(self) -> None:
+        """Call `wake` from any thread. Does nothing if the event loop is closed."""
         if self._loop is None:
-            self._poked = True
-        # Asked again: a first wait that has not seen the poke has bound the loop by now.
+            self._wake_pending = True
+        # Check again: a first wait that missed the flag has bound the loop by now.
         if (loop := self._loop) is not None:
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self.poke)
+                loop.call_soon_threadsafe(self.wake)
 
     def close(self) -> None:
-        """Give back the timer; someone who still waits is poked. May be called again, and a later wait opens
-        the alarm again, on the event loop of then."""
+        """Release the timer and wake the waiter, if any. Idempotent; a later wait binds to the then running loop."""
         if self._timer is not None:
             self._timer.close()
             self._timer = self._loop = None
@@ -96,10 +98,10 @@ class Alarm:
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> Timer:
         self.close()
-        self._loop, self._timer = loop, self._clock.timer(self._look)
+        self._loop, self._timer = loop, self._clock.timer(self._check_deadline)
         return self._timer
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         if self._until is None or self._waiter is None or self._waiter.done() or self._timer is None:
             return
         if self._clock.now() >= self._until:

@@ -1,4 +1,4 @@
-"""`Timebell`: wires store, clock, handlers, engine and verbs together; no behaviour of its own."""
+"""The `Timebell` class: connects store, clock, handlers, engine and client functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from timebell import settings as configuration
 from timebell import tracing, wiring
@@ -26,45 +26,44 @@ from timebell.client.schedules import Schedules, code_hash
 from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
 from timebell.client.triggers import Triggers
-from timebell.clock import Clock, SystemClock, wall
-from timebell.decorators import Declared
-from timebell.engine.arrival_stream import Arrivals
+from timebell.clock import Clock, SystemClock, system_now
+from timebell.decorators import DecoratorMixin
+from timebell.engine.arrival_stream import ArrivalHub
 from timebell.engine.node import Node
 from timebell.engine.service import Service
 from timebell.engine.signals import stopped_by_signals
 from timebell.errors import StoreError
-from timebell.facade import Verbs
+from timebell.facade import FacadeMixin
 from timebell.ids import new_id
 from timebell.model.limits import Limits
-from timebell.model.policy import Unheard, choice
+from timebell.model.policy import OnUnhandled, parse_choice
 from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
 from timebell.observe.timed_store import TimedStore
 from timebell.recurrence import Spec, tzdata_version, zone
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import queues
-from timebell.store.notifications import bridge_of
-from timebell.store.open import HEAD, open_store, outdated, upgrade, version, works
+from timebell.store.notifications import channel_for
+from timebell.store.open import is_compatible, open_store, schema_version, upgrade
+from timebell.store.version import HEAD, schema_outdated
+from timebell.sync import Blocking
 from timebell.targets.base import Target
-from timebell.targets.bodies import sample
+from timebell.targets.bodies import sample_delivery
 from timebell.targets.handler import Handlers
 from timebell.tenancy.secrets import Keyring, keyring
 
-if TYPE_CHECKING:
-    from timebell.sync import Blocking
-
-MEASURED = 5.0
-"""Seconds for which a program that runs no engine trusts what it last measured of the database's clock."""
+CLOCK_MEASUREMENT_TTL_SECONDS = 5.0
+"""A program without an engine measures the database's clock again after this time."""
 
 
-class Timebell(Declared, Verbs):
-    """A scheduler: handlers, the verbs that make work, and the engine that runs it.
+class Timebell(DecoratorMixin, FacadeMixin):
+    """A scheduler: handlers, methods that create jobs and schedules, and the engine that runs them.
 
-    `url` is `sqlite:///file`, `postgresql://user@host/name` or `mariadb://...` (else TIMEBELL_DATABASE_URL, else
-    `sqlite:///timebell.db`); `timezone` is the IANA zone of calls that give none. `unheard`
-    says what becomes of due jobs whose topic no live node listens to: `hold` them until one does, or `complete` them
-    with `listeners: 0`. `targets` are kinds of your own, beside `http` and the others; `clock` is for virtual time.
-    Making one costs little: it opens no connection, starts no thread. Raises InvalidInput.
+    `url` is `sqlite:///file`, `postgresql://user@host/name` or `mariadb://...` (default: TIMEBELL_DATABASE_URL, then
+    `sqlite:///timebell.db`). `timezone` is the default IANA zone. `on_unhandled` applies to due jobs whose topic no
+    live node handles: `hold` them until one does, or `complete` them with `listeners: 0`. `targets` are custom target
+    kinds, in addition to `http` and the other built-in ones. `clock` is for virtual time. The constructor opens no
+    connection and starts no thread. Raises InvalidInput.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Timebell(Declared, Verbs):
         url: str | None = None,
         *,
         timezone: str | None = None,
-        unheard: str = "hold",
+        on_unhandled: str = "hold",
         targets: Iterable[Target] = (),
         clock: Clock | None = None,
     ) -> None:
@@ -81,231 +80,243 @@ class Timebell(Declared, Verbs):
             zone(self.settings.default_timezone)
         if self.settings.otel_enabled:
             tracing.start(configuration.package_version())
-        self._unheard = choice(Unheard, unheard, "unheard")
-        self._virtual = clock is not None
+        self._on_unhandled = parse_choice(OnUnhandled, on_unhandled, "on_unhandled")
+        self._virtual_time = clock is not None
         self.handlers = Handlers()
-        self._own_targets = wiring.own_targets(targets)
-        self.kinds: dict[str, Target] = {"handler": self.handlers, **self._own_targets}
-        self.by_name: dict[str, Target] = {}
+        self._custom_targets = wiring.validate_custom_targets(targets)
+        self.targets_by_kind: dict[str, Target] = {"handler": self.handlers, **self._custom_targets}
+        self.named_targets_by_kind: dict[str, Target] = {}
         self._schedules: list[tuple[str, Spec, dict[str, Any]]] = []
         self._queues: dict[str, Limits] = {}
-        self._resources: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext
+        self._lifespan: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext
         clock = clock or SystemClock()
         self._bind(self._new_store(clock), clock)
-        self._given = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._store_provided = False
+        self._simulation_loop: asyncio.AbstractEventLoop | None = None
 
     def _new_store(self, clock: Clock) -> Store:
-        now = clock.now if self._virtual else wall
-        return open_store(self.settings.database_url, now, server_clock=not self._virtual)
+        now = clock.now if self._virtual_time else system_now
+        return open_store(self.settings.database_url, now, server_clock=not self._virtual_time)
 
     def _bind(
         self,
         store: Store,
         clock: Clock,
-        beating: Alarm | None = None,
-        working: Alarm | None = None,
-        planning: Alarm | None = None,
+        heartbeat_alarm: Alarm | None = None,
+        worker_alarm: Alarm | None = None,
+        planner_alarm: Alarm | None = None,
     ) -> None:
-        """Be on a store and a clock."""
+        """Bind the app and its clients to a store and a clock."""
         self.store, self.clock = store, clock
-        self._beating = beating or Alarm(clock)
-        self._working, self._planning = working or Alarm(clock), planning or Alarm(clock)
-        self._opening: asyncio.Task[None] | None = None
-        self._measured = 0.0
+        self._heartbeat_alarm = heartbeat_alarm or Alarm(clock)
+        self._worker_alarm, self._planner_alarm = worker_alarm or Alarm(clock), planner_alarm or Alarm(clock)
+        self._open_task: asyncio.Task[None] | None = None
+        self._clock_measured_at = 0.0
         self.service: Service | None = None
-        self._arrivals: Arrivals | None = None
-        shared = (self.open, self._check_target, self.handlers.accepted, self.settings.default_timezone)
-        self.jobs = Jobs(store, clock, self._working, *shared, self.handlers.typed)
-        self.schedules = Schedules(store, clock, self._planning, self._working, *shared)
-        self.secrets = Secrets(store, clock, self.open, self._ring)
-        self.connections = Connections(store, clock, self.open, self._ring, self._operate)
-        self.targets = Targets(store, clock, self.open, self._ring, self._find_target)
-        self.triggers = Triggers(store, clock, self._working, self.open, self.jobs, self._operate)
+        self._arrival_hub: ArrivalHub | None = None
+        shared = (self.open, self._normalize_target, self.handlers.encode_payload, self.settings.default_timezone)
+        self.jobs = Jobs(store, clock, self._worker_alarm, *shared, self.handlers.has_payload_type)
+        self.schedules = Schedules(store, clock, self._planner_alarm, self._worker_alarm, *shared)
+        self.secrets = Secrets(store, clock, self.open, self._keyring)
+        self.connections = Connections(store, clock, self.open, self._keyring, self._wake_operations)
+        self.targets = Targets(store, clock, self.open, self._keyring, self._find_target)
+        self.triggers = Triggers(store, clock, self._worker_alarm, self.open, self.jobs, self._wake_operations)
         self.audits = Audits(store, clock, self.open, self.settings.retention_done)
-        self.audiences = Audiences(store, clock, self.open, self._ring)
+        self.audiences = Audiences(store, clock, self.open, self._keyring)
         self.devices = Devices(store, clock, self.open)
         self.campaigns = Campaigns(
-            store, clock, self._working, self.open, self.jobs, self.schedules, self.settings.default_timezone
+            store, clock, self._worker_alarm, self.open, self.jobs, self.schedules, self.settings.default_timezone
         )  # fmt: skip
 
-    def _operate(self) -> None:
-        """There may be a new operation."""
+    def _wake_operations(self) -> None:
+        """Wake the engine, if one runs here, for a new operation."""
         if self.service is not None:
-            self.service.operate()
+            self.service.wake_operations()
 
-    def _ring(self) -> Keyring:
+    def _keyring(self) -> Keyring:
         return keyring(self.settings.secret_key)
 
     @contextmanager
-    def _elsewhere(self, store: Store, clock: Clock, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Be on an open store, a clock and a loop of someone else's, until the block ends: for simulation."""
+    def _bound_to(self, store: Store, clock: Clock, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Bind the app to an open store, a clock and an event loop until the block ends. Used by simulations."""
         before = dict(self.__dict__)
         self._bind(store, clock)
-        self._virtual = self._given = True
-        self._loop = loop
+        self._virtual_time = self._store_provided = True
+        self._simulation_loop = loop
         try:
             yield
         finally:
             self.__dict__.update(before)
 
-    def _twin(self, store: Store, clock: Clock, beating: Alarm) -> Timebell:
-        """Another node of the same program (handlers, schedules, queues, settings), on an open store: for simulation.
+    def _clone_for_node(self, store: Store, clock: Clock, heartbeat_alarm: Alarm) -> Timebell:
+        """Return another node of the same program on an open store. Used by simulations.
 
-        Its heart beats when `beating` says so.
+        It has the same handlers, schedules, queues and settings. `heartbeat_alarm` determines its heartbeats.
         """
         twin = copy.copy(self)
         twin.handlers = self.handlers.copy()
-        twin.kinds = {**self.kinds, "handler": twin.handlers}  # also those that only pretend
-        twin.by_name = dict(self.by_name)
-        twin._bind(store, clock, beating)
-        twin._virtual = twin._given = True
+        twin.targets_by_kind = {**self.targets_by_kind, "handler": twin.handlers}  # includes simulated targets
+        twin.named_targets_by_kind = dict(self.named_targets_by_kind)
+        twin._bind(store, clock, heartbeat_alarm)
+        twin._virtual_time = twin._store_provided = True
         return twin
 
     @functools.cached_property
     def sync(self) -> Blocking:
-        """The same verbs, blocking: for scripts, Flask and Django. See `timebell.sync`."""
-        from timebell.sync import Blocking
-
-        return self.__dict__.setdefault("sync", Blocking(self))  # type: ignore[no-any-return]  # one, whoever is first
+        """The same methods, blocking: for scripts, Flask and Django. See `timebell.sync`."""
+        # setdefault, because two threads may get here simultaneously and must share one object.
+        return self.__dict__.setdefault("sync", Blocking(self))  # type: ignore[no-any-return]
 
     async def open(self) -> None:
-        """Open the store; done by every verb. A new SQLite file gets its tables, other databases are checked.
+        """Open the store; every method does so itself.
 
-        Raises StoreUnreachable, SchemaOutdated.
+        Creates the tables of a new SQLite file; for other databases checks the schema version. Raises
+        StoreUnreachable, SchemaOutdated.
         """
-        if self._opening is None or (self._opening.done() and not self._opened_well()):
-            self._opening = asyncio.create_task(self._open())
-        await asyncio.shield(self._opening)
-        if self.service is None and not self._virtual and self.clock.monotonic() - self._measured >= MEASURED:
-            with contextlib.suppress(StoreError):  # the verb itself says so
-                await self._measure()
+        if self._open_task is None or (self._open_task.done() and not self._is_open()):
+            self._open_task = asyncio.create_task(self._open())
+        await asyncio.shield(self._open_task)
+        if (
+            self.service is None
+            and not self._virtual_time
+            and self.clock.monotonic() - self._clock_measured_at >= CLOCK_MEASUREMENT_TTL_SECONDS
+        ):
+            with contextlib.suppress(StoreError):  # the calling method reports an unreachable store itself
+                await self._measure_clock()
 
-    def _opened_well(self) -> bool:
-        task = self._opening
+    def _is_open(self) -> bool:
+        task = self._open_task
         return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
     async def _open(self) -> None:
         url = self.settings.database_url
-        if self._given:
+        if self._store_provided:
             return
-        found = await version(url)
-        if found != HEAD and (self.settings.database_auto_upgrade or (found is None and url.startswith("sqlite"))):
+        version = await schema_version(url)
+        if version != HEAD and (self.settings.database_auto_upgrade or (version is None and url.startswith("sqlite"))):
             await upgrade(url)
-        elif found != HEAD and not await works(url, found):
-            raise outdated(url, found)
+        elif version != HEAD and not await is_compatible(url, version):
+            raise schema_outdated(url, version)
         await self.store.open()
-        if not self._virtual:
-            await self._measure()
+        if not self._virtual_time:
+            await self._measure_clock()
 
-    async def _measure(self) -> None:
-        """Have "now" be the database's, also for those who only make jobs."""
-        sent = self._measured = self.clock.monotonic()
-        self.clock.discipline(await self.store.reading(), sent, self.clock.monotonic())
+    async def _measure_clock(self) -> None:
+        """Measure the database's clock, so that "now" agrees with it even without an engine."""
+        sent = self._clock_measured_at = self.clock.monotonic()
+        self.clock.discipline(await self.store.read_clock(), sent, self.clock.monotonic())
 
     async def close(self) -> None:
-        """Let go of the store and the targets. The app can be opened again."""
-        for target in {*self.kinds.values(), *self.by_name.values()}:
+        """Close the store and the targets. The app can be opened again."""
+        for target in {*self.targets_by_kind.values(), *self.named_targets_by_kind.values()}:
             await target.close()
-        if self._arrivals is not None:
-            await self._arrivals.close()
-            self._arrivals = None
-        if self._opened_well() and not self._given:
+        if self._arrival_hub is not None:
+            await self._arrival_hub.close()
+            self._arrival_hub = None
+        if self._is_open() and not self._store_provided:
             await self.store.close()
-        self._opening = None
+        self._open_task = None
 
     @asynccontextmanager
     async def running(self, **options: Any) -> AsyncIterator[Service]:
-        """Plan and work inside another asyncio program, until the block ends; then drain.
+        """Run the engine inside another asyncio program until the block ends, then drain.
 
-        `options` are fields of `engine.context.Options`. Raises StoreError (StoreInUse, SchemaOutdated, ...).
+        `options` override fields of `engine.node.NodeOptions`. Raises StoreError (StoreInUse, SchemaOutdated, ...).
         """
         await self.open()
         self._add_targets()
         now = self.clock.now()
-        chosen = dataclasses.replace(wiring.options(self.settings), **options)
+        node_options = dataclasses.replace(wiring.node_options(self.settings), **options)
         counters = Counters()
-        wiring.count_messages(self.kinds, counters)
-        if self._arrivals is None:
-            self._arrivals = Arrivals(bridge_of(self.settings.arrivals_url, self.store), self.clock)
+        wiring.attach_message_counter(self.targets_by_kind, counters)
+        if self._arrival_hub is None:
+            self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
         node = Node(
-            id=new_id(now), store=TimedStore(self.store, self.clock, counters.database), clock=self.clock,
-            options=chosen, handlers=self.handlers, targets=self.kinds, planning=self._planning,
-            named=self.by_name, secret_key=self.settings.secret_key,
-            working=self._working, beating=self._beating, counters=counters,
-            channels=Channels(self.settings.alert_urls), arrivals=self._arrivals,
+            id=new_id(now), store=TimedStore(self.store, self.clock, counters.database_durations), clock=self.clock,
+            options=node_options, handlers=self.handlers, targets=self.targets_by_kind,
+            planner_alarm=self._planner_alarm, named_targets=self.named_targets_by_kind,
+            secret_key=self.settings.secret_key,
+            worker_alarm=self._worker_alarm, heartbeat_alarm=self._heartbeat_alarm, counters=counters,
+            alert_channels=Channels(self.settings.alert_urls), arrivals=self._arrival_hub,
         )  # fmt: skip
         service = Service(node, configuration.package_version(), tzdata_version())
         for name, limits in self._queues.items():
-            await self.store.run(queues.put, name, limits)
-        async with self._resources() as self.handlers.state, service.running():
+            await self.store.run(queues.set_limits, name, limits)
+        async with self._lifespan() as self.handlers.state, service.running():
             self.service = service
             try:
                 await self._sync_schedules()
                 yield service
             finally:
                 self.service = None
-                await self._arrivals.flush()
+                await self._arrival_hub.flush()
 
     async def run(self, *, until_idle: bool = False) -> None:
-        """Plan and work until SIGTERM, SIGINT or `timebell node drain` (then drain), or with `until_idle` until nothing
-        is due."""
-        # A process of our own: jobs come and go by the thousand, and what is loaded by now stays.
+        """Run the engine until SIGTERM, SIGINT or `timebell node drain`, then drain.
+
+        With `until_idle`, also stop when nothing is due.
+        """
+        # The process is dedicated to the engine: everything loaded so far stays, and jobs allocate in large numbers.
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        # For so long, else 5 ms, SQLite's thread may wait for a busy loop, ten times a batch.
+        # SQLite's thread may wait this long (default: 5 ms) for a busy event loop, ten times per batch.
         sys.setswitchinterval(0.0005)
         try:
             with stopped_by_signals() as stop:
                 async with self.running() as service:
-                    ends = (stop.wait(), service.node.drain_asked.wait())
-                    waits: list[asyncio.Task[Any]] = [asyncio.create_task(end) for end in ends]
+                    stop_conditions = (stop.wait(), service.node.drain_requested.wait())
+                    waits: list[asyncio.Task[Any]] = [asyncio.create_task(condition) for condition in stop_conditions]
                     if until_idle:
-                        waits.append(asyncio.create_task(service.idle()))
+                        waits.append(asyncio.create_task(service.wait_until_idle()))
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await self.close()
 
     async def _sync_schedules(self) -> None:
-        """Write the schedules defined in code, where the code changed."""
+        """Write the schedules defined in code whose code hash changed."""
         for topic, spec, options in self._schedules:
-            since = await self.schedules.since(options)
-            calendar = await self.schedules.calendar_of(options)
+            since = await self.schedules.find_created_at(options)
+            calendar = await self.schedules.find_calendar(options)
             draft = self.schedules.draft(topic, spec, options, self.clock.now(), since, calendar)
-            hashed = dataclasses.replace(draft, code_hash=code_hash(spec, topic, options))
-            await self.schedules.put(hashed, replace=True)
+            draft_with_hash = dataclasses.replace(draft, code_hash=code_hash(spec, topic, options))
+            await self.schedules.put(draft_with_hash, replace=True)
 
     def _add_targets(self) -> None:
-        """The targets this node is set up for; jobs for others it leaves to nodes that are."""
-        for kind in wiring.offered(self.settings):
+        """Create the targets for which this node is configured; it does not claim jobs for other targets."""
+        for kind in wiring.configured_target_kinds(self.settings):
             with contextlib.suppress(ImportError):  # http needs the `server` extra
-                self.kinds.setdefault(kind, wiring.target(kind, self.settings, self.clock.now))
-        if (push := self.kinds.get("push")) is not None and "campaign" not in self.kinds:
-            self.kinds["campaign"] = wiring.campaign_target(
-                self.store, push, self._ring, self._working.poke, self.clock.now
+                self.targets_by_kind.setdefault(kind, wiring.create_target(kind, self.settings, self.clock.now))
+        if (push := self.targets_by_kind.get("push")) is not None and "campaign" not in self.targets_by_kind:
+            self.targets_by_kind["campaign"] = wiring.create_campaign_target(
+                self.store, push, self._keyring, self._worker_alarm.wake, self.clock.now
             )
-        for kind in wiring.nameable(self.settings):
+        for kind in wiring.named_target_kinds(self.settings):
             with contextlib.suppress(ImportError):
-                self.by_name.setdefault(kind, self._find_target(kind))
+                self.named_targets_by_kind.setdefault(kind, self._find_target(kind))
 
     def _find_target(self, kind: str) -> Target:
-        """What delivers to a kind, whether or not this node is set up for it. Raises InvalidInput (TARGET_UNKNOWN)."""
-        known = self.by_name.get(kind) or self.kinds.get(kind)
-        return known or wiring.target(wiring.known_kind(kind), self.settings, self.clock.now)
+        """Return the target of a kind, even if this node is not configured for it.
 
-    def _target(self, kind: str) -> Target:
-        """The target of a kind that this node delivers to, or one as it would be. Raises Refused."""
-        return self.kinds.get(kind) or wiring.target(kind, self.settings, self.clock.now)
-
-    def _check_target(self, given: Any, unheard: Unheard | None = None) -> dict[str, Any] | None:
-        """A target as it is stored. Raises InvalidInput, Refused."""
-        return wiring.check_target(given, unheard or self._unheard, self._target, self._own_targets)
-
-    def request_of(self, target: Mapping[str, Any] | None, **known: Any) -> dict[str, Any] | None:
-        """What would be sent for a job or schedule with this target (as `Job.target` says it): `kind`, `body`
-        (text) and what goes with it, such as `url` and `headers`; None for handlers, and for targets under a name.
-        `known` are fields of a Delivery.
-
-        Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE).
+        Raises InvalidInput (TARGET_UNKNOWN).
         """
-        return wiring.request_of(target, sample(**known), self._target)
+        known = self.named_targets_by_kind.get(kind) or self.targets_by_kind.get(kind)
+        return known or wiring.create_target(wiring.validate_kind(kind), self.settings, self.clock.now)
+
+    def _target_for(self, kind: str) -> Target:
+        """Return this node's target of a kind, or create one for validation and rendering. Raises Refused."""
+        return self.targets_by_kind.get(kind) or wiring.create_target(kind, self.settings, self.clock.now)
+
+    def _normalize_target(self, target: Any, on_unhandled: OnUnhandled | None = None) -> dict[str, Any] | None:
+        """Return the stored form of a target. Raises InvalidInput, Refused."""
+        return wiring.normalize_target(
+            target, on_unhandled or self._on_unhandled, self._target_for, self._custom_targets
+        )
+
+    def render_request(self, target: Mapping[str, Any] | None, **fields: Any) -> dict[str, Any] | None:
+        """Return the request that would be sent for a job or schedule with this target (in the form of `Job.target`).
+
+        The result has `kind`, `body` (text) and kind-specific members such as `url` and `headers`; it is None for
+        handlers and for named targets. `fields` are fields of a Delivery. Raises InvalidPayload (INVALID_BODY,
+        MESSAGE_TOO_LARGE).
+        """
+        return wiring.render_request(target, sample_delivery(**fields), self._target_for)

@@ -1,4 +1,4 @@
-"""What a program declares before its app runs: handlers, schedules in code, queues, what opens with the engine."""
+"""Declarations of a program before its app runs: handlers, schedules in code, queue limits, middleware, lifespan."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from datetime import timedelta
 from typing import Any, TypeVar, overload
 
 from timebell.client.schedules import Schedules
-from timebell.client.validation import queue_name
+from timebell.client.validation import check_queue_name
 from timebell.clock import Clock
 from timebell.engine.service import Service
 from timebell.errors import InvalidInput
 from timebell.model.limits import Limits
-from timebell.model.policy import Retry, seconds
+from timebell.model.policy import Retry, parse_seconds
 from timebell.recurrence import Every, RRule, Spec, parse_cron
-from timebell.targets.handler import Function, Handler, Handlers, Middleware, check_pattern
-from timebell.targets.payloads import Upgrade, payload_type
+from timebell.targets.handler import Handler, HandlerFunction, Handlers, Middleware, check_pattern
+from timebell.targets.payloads import Upgrade
+from timebell.targets.signatures import payload_type_of
 
-F = TypeVar("F", bound=Function)
+F = TypeVar("F", bound=HandlerFunction)
 M = TypeVar("M", bound=Middleware)
 L = TypeVar("L", bound=Callable[[], AsyncIterator[Any] | AbstractAsyncContextManager[Any]])
 
 
-class Declared(ABC):
-    """The part of `Timebell` that decorates."""
+class DecoratorMixin(ABC):
+    """The decorators and other declarations of `Timebell`."""
 
     handlers: Handlers
     schedules: Schedules
     clock: Clock
     _schedules: list[tuple[str, Spec, dict[str, Any]]]
     _queues: dict[str, Limits]
-    _resources: Callable[[], AbstractAsyncContextManager[Any]]
+    _lifespan: Callable[[], AbstractAsyncContextManager[Any]]
 
     @abstractmethod
     def running(self, **options: Any) -> AbstractAsyncContextManager[Service]:
-        """Plan and work until the block ends."""
+        """Run the engine until the block ends."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the store and the targets."""
+        """Close the store and the targets."""
 
     def on(
         self,
@@ -54,24 +55,26 @@ class Declared(ABC):
         version: int = 1,
         upgrade: Mapping[int, Upgrade] | None = None,
     ) -> Callable[[F], F]:
-        """Listen to a topic, a prefix (`billing.*`) or everything (`*`, which alone makes no topic heard).
+        """Register the decorated function for a topic, a prefix (`billing.*`) or all topics (`*`).
 
-        The function takes an `Arrived`; async ones run on the event loop, plain ones in threads. `retry` and
-        `timeout` (seconds) hold for jobs that bring none of their own. One that takes `Arrived[Reminder]` has its
-        payloads checked, when jobs are made here and when they are due; `version` is that of the type as it is now,
-        and `upgrade` has a function for each step of older payloads: `{1: from_1_to_2}`. Raises InvalidInput.
+        The function takes an `Arrived`; async functions run on the event loop, others in threads. `retry` and `timeout`
+        (seconds or a timedelta) are the defaults of jobs without their own. `handles` is whether this node counts as
+        handling the topic; the default is True except for `*`. For a function that takes `Arrived[Reminder]`, payloads
+        are validated when jobs are created here and when they are due: `version` is the current version of that type,
+        and `upgrade` maps each older version to a function that converts its payloads to the next one, such as
+        `{1: from_1_to_2}`. Raises InvalidInput.
         """
         check_pattern(topic)
-        handler_retry = Retry.read(retry)
-        limit = None if timeout is None else seconds(timeout, "timeout", least=0.001)
-        heard = topic != "*" if handles is None else handles
+        handler_retry = Retry.parse(retry)
+        timeout_seconds = None if timeout is None else parse_seconds(timeout, "timeout", minimum=0.001)
+        handles_topic = topic != "*" if handles is None else handles
 
-        def listen(function: F) -> F:
-            taken = payload_type(function, version, upgrade)
-            self.handlers.add(Handler(topic, function, handler_retry, limit, heard, taken))
+        def register(function: F) -> F:
+            payload_type = payload_type_of(function, version, upgrade)
+            self.handlers.add(Handler(topic, function, handler_retry, timeout_seconds, handles_topic, payload_type))
             return function
 
-        return listen
+        return register
 
     def schedule(
         self,
@@ -83,56 +86,58 @@ class Declared(ABC):
         topic: str | None = None,
         **options: Any,
     ) -> Callable[[F], F]:
-        """Define a schedule in code; it is written when the app starts, and again only when the code changed.
+        """Define a schedule in code; it is written when the engine starts, if the code changed since.
 
-        The decorated function listens to its topic (by default the schedule's name). Other options are those
-        of `schedule_repeat`. Code that is gone deletes nothing. Raises InvalidInput.
+        The decorated function handles its topic (by default the schedule's name). Other options are those of
+        `schedule_repeat`. Removing the code does not delete the schedule. Raises InvalidInput.
         """
-        if sum(given is not None for given in (cron, every, rrule)) != 1:
-            raise InvalidInput("A schedule needs one of cron, every and rrule.", code="RECURRENCE_MISSING")
+        if sum(value is not None for value in (cron, every, rrule)) != 1:
+            raise InvalidInput("A schedule needs exactly one of cron, every and rrule.", code="RECURRENCE_MISSING")
         spec: Spec
         if every is not None:
             spec = every if isinstance(every, Every) else Every(every)
         else:
             spec = RRule(rrule) if rrule is not None else parse_cron(cron or "")
-        heard = topic or name
-        self._schedules.append((heard, spec, {**options, "name": name}))
-        self.schedules.draft(heard, spec, {**options, "name": name}, self.clock.now())
+        schedule_topic = topic or name
+        self._schedules.append((schedule_topic, spec, {**options, "name": name}))
+        self.schedules.draft(schedule_topic, spec, {**options, "name": name}, self.clock.now())  # validates
 
-        def listen(function: F) -> F:
-            return self.on(heard)(function)
+        def register(function: F) -> F:
+            return self.on(schedule_topic)(function)
 
-        return listen
+        return register
 
     def middleware(self, function: M) -> M:
-        """Put `async def around(event, call_next)` around every call of a handler, in the order of registration:
-        it sees the event, what the handler returns and what it raises. Raises InvalidInput."""
-        self.handlers.wrap(function)
+        """Wrap every handler call in `async def middleware(event, call_next)`, in the order of registration.
+
+        The function sees the event, and the result or exception of the handler. Raises InvalidInput.
+        """
+        self.handlers.add_middleware(function)
         return function
 
     @overload
-    def lifespan(self, opens: L) -> L: ...  # type: ignore[overload-overlap]  # an application takes arguments
+    def lifespan(self, target: L) -> L: ...  # type: ignore[overload-overlap]  # an application takes arguments
     @overload
-    def lifespan(self, opens: object) -> AbstractAsyncContextManager[None]: ...
-    def lifespan(self, opens: Any) -> Any:
-        """Decorate an async generator that opens what handlers need, yields it once and closes it: `event.state`.
+    def lifespan(self, target: object) -> AbstractAsyncContextManager[None]: ...
+    def lifespan(self, target: Any) -> Any:
+        """Decorate an async generator that opens resources for handlers, yields them once and closes them.
 
-        It is entered before the engine starts and left after it has drained, on every node. Called with an ASGI
-        application, it is the lifespan of that one: `FastAPI(lifespan=app.lifespan)` runs the engine beside it.
-        Raises InvalidInput (LIFESPAN_INVALID).
+        The yielded value is `event.state`. The generator is entered before the engine starts and exited after it has
+        drained, on every node. Called with an ASGI application, this is that application's lifespan instead:
+        `FastAPI(lifespan=app.lifespan)` runs the engine in the same process. Raises InvalidInput (INVALID_LIFESPAN).
         """
-        if not inspect.isroutine(opens):
-            return self._hosted()
-        if not inspect.isasyncgenfunction(inspect.unwrap(opens)) or self._resources is not contextlib.nullcontext:
+        if not inspect.isroutine(target):
+            return self._run_in_host()
+        if not inspect.isasyncgenfunction(inspect.unwrap(target)) or self._lifespan is not contextlib.nullcontext:
             raise InvalidInput(
-                f"{opens.__name__} cannot be the lifespan of the app.", code="LIFESPAN_INVALID",
-                fix="Give one async generator function, which yields once.",
+                f"{target.__name__} cannot be the lifespan of the app.", code="INVALID_LIFESPAN",
+                fix="Use one async generator function that yields once.",
             )  # fmt: skip
-        self._resources = asynccontextmanager(opens) if inspect.isasyncgenfunction(opens) else opens
-        return opens
+        self._lifespan = asynccontextmanager(target) if inspect.isasyncgenfunction(target) else target
+        return target
 
     @asynccontextmanager
-    async def _hosted(self) -> AsyncIterator[None]:
+    async def _run_in_host(self) -> AsyncIterator[None]:
         try:
             async with self.running():
                 yield
@@ -148,9 +153,9 @@ class Declared(ABC):
         per: float | timedelta = 1.0,
         concurrency_per_group: int | None = None,
     ) -> None:
-        """Limit a queue over all nodes; written when the app starts. What is left out is not limited.
+        """Limit a queue over all nodes; written when the engine starts. None means no limit.
 
-        At most `concurrency` of its jobs run at once, and at most `concurrency_per_group` of those with the same
+        At most `concurrency` of its jobs run simultaneously, and at most `concurrency_per_group` of those with the same
         `group`; at most `rate` start in any `per` seconds (or timedelta). Raises InvalidInput.
         """
-        self._queues[queue_name(name)] = Limits.read(concurrency, rate, per, concurrency_per_group)
+        self._queues[check_queue_name(name)] = Limits.parse(concurrency, rate, per, concurrency_per_group)

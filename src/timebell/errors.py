@@ -1,10 +1,10 @@
-"""The exception tree. Every error says what, why and what to do, and carries a stable code.
+"""The exception hierarchy. Every error has a message, a fix and a stable code.
 
 TimebellError
-├── InvalidInput (also a ValueError)     cannot be parsed, or does not fit: nothing was written
+├── InvalidInput (also a ValueError)     invalid argument: nothing was written
 │   ├── InvalidTimezone                  INVALID_TIMEZONE
 │   ├── InvalidRecurrence                INVALID_CRON, INVALID_INTERVAL, INVALID_DATES, NEVER_FIRES, ...
-│   ├── InvalidInstant                   RUN_AT_WITHOUT_TIMEZONE, RUN_AT_INVALID, ...
+│   ├── InvalidInstant                   RUN_AT_WITHOUT_TIMEZONE, INVALID_RUN_AT, ...
 │   │   └── InThePast                    SCHEDULE_IN_THE_PAST
 │   ├── InvalidPayload                   PAYLOAD_NOT_JSON, PAYLOAD_TOO_DEEP, PAYLOAD_TOO_LARGE
 │   └── RevisionMissing                  REVISION_MISSING
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 
 class TimebellError(Exception):
-    """The root. `code` is stable UPPER_SNAKE; `fix` is what to do, in a sentence."""
+    """Base class. `code` is a stable UPPER_SNAKE name; `fix` is a sentence on how to resolve the error."""
 
     code: str = "TIMEBELL_ERROR"
 
@@ -42,49 +42,52 @@ class TimebellError(Exception):
 
 
 class InvalidInput(TimebellError, ValueError):
-    """What was given cannot be used; nothing was written."""
+    """An argument is invalid; nothing was written."""
 
     code = "INVALID_INPUT"
 
 
 class InvalidTimezone(InvalidInput):
-    """Not the exact key of an IANA time zone."""
+    """The name is not the exact key of an IANA time zone."""
 
     code = "INVALID_TIMEZONE"
 
 
 class InvalidRecurrence(InvalidInput):
-    """A cron expression, interval or list of dates that cannot be right."""
+    """A cron expression, interval, recurrence rule or list of dates is invalid or never fires."""
 
     code = "INVALID_RECURRENCE"
 
 
 class InvalidInstant(InvalidInput):
-    """A date and time that names no instant."""
+    """A date and time does not identify an instant."""
 
-    code = "RUN_AT_INVALID"
+    code = "INVALID_RUN_AT"
 
 
 class InThePast(InvalidInstant):
-    """More than 5 s before the database's now."""
+    """The instant is more than 5 s before the database's current time."""
 
     code = "SCHEDULE_IN_THE_PAST"
 
 
 class InvalidPayload(InvalidInput):
-    """A payload that is not JSON, or is over a limit."""
+    """A payload is not JSON, or exceeds a limit."""
 
     code = "PAYLOAD_NOT_JSON"
 
 
 class NotFound(TimebellError, LookupError):
-    """No such thing in this tenant."""
+    """The object does not exist in this tenant."""
 
     code = "NOT_FOUND"
 
 
 class Conflict(TimebellError):
-    """It exists already, or is not in a state that allows this. `existing` is the other one's id."""
+    """The object exists already, or its state does not allow the action.
+
+    `existing` is the id of the conflicting object, if any.
+    """
 
     code = "CONFLICT"
 
@@ -94,26 +97,28 @@ class Conflict(TimebellError):
 
 
 class RevisionStale(Conflict):
-    """Somebody has edited it since it was read."""
+    """The object was edited since the given revision."""
 
     code = "REVISION_STALE"
 
 
 class RevisionMissing(InvalidInput):
-    """An edit has to say of which revision."""
+    """An edit must specify the revision on which it is based."""
 
     code = "REVISION_MISSING"
 
 
 class Refused(TimebellError):
-    """Not allowed by the configuration."""
+    """The configuration does not allow the action."""
 
     code = "REFUSED"
 
 
 class SourceFailed(TimebellError):
-    """A source of a trigger cannot be read. What is known of its rows stays as it is. `retry_after`: it asks not to be
-    asked for so many seconds."""
+    """A trigger's source cannot be read; its stored items are unchanged.
+
+    `retry_after` is the delay in seconds requested by the source, if any.
+    """
 
     code = "SOURCE_FAILED"
 
@@ -125,42 +130,42 @@ class SourceFailed(TimebellError):
 
 
 class SourceGone(SourceFailed):
-    """What a source reads is there no more, or may not be read any more. It may come back."""
+    """The data of a source was removed, or access to it was revoked; either may be restored later."""
 
     code = "ORPHANED"
 
 
 class ServerUnreachable(TimebellError):
-    """The Timebell server does not answer. What was asked may or may not be done."""
+    """The Timebell server does not respond. The request may or may not have been executed."""
 
     code = "SERVER_UNREACHABLE"
 
 
 class ServerError(TimebellError):
-    """The Timebell server answered with a fault of its own."""
+    """The Timebell server responded with an internal error."""
 
     code = "SERVER_ERROR"
 
 
 class StoreError(TimebellError):
-    """The store cannot serve."""
+    """The store cannot execute the operation."""
 
     code = "STORE_ERROR"
 
 
 class StoreUnreachable(StoreError):
-    """The database does not answer. What was being written may or may not be there."""
+    """The database does not respond. A write in progress may or may not have been committed."""
 
     code = "DATABASE_UNREACHABLE"
 
 
 class SchemaOutdated(StoreError):
-    """The database's tables are not those of this version."""
+    """The database schema does not match this version."""
 
     code = "DATABASE_NOT_UPGRADED"
 
 
 class StoreInUse(StoreError):
-    """Another engine holds this SQLite file."""
+    """Another engine uses this SQLite file."""
 
     code = "SQLITE_IN_USE"

@@ -1,4 +1,4 @@
-"""What a program asks of its app: to make work, to change it, to show it."""
+"""The methods of an app that create, change and read jobs and schedules."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any
 from timebell import tracing
 from timebell.alarm import Alarm
 from timebell.client.audits import Audits
-from timebell.client.created import all_shown, shown
-from timebell.client.jobs import Jobs, JobSpec, spec_of
+from timebell.client.created import job_from_new, lazy_jobs
+from timebell.client.jobs import Jobs, JobSpec, build_spec
 from timebell.client.schedules import Schedules
-from timebell.client.validation import queue_name
+from timebell.client.validation import check_queue_name
 from timebell.clock import Clock
-from timebell.engine.arrival_stream import Arrivals, Heard
+from timebell.engine.arrival_stream import ArrivalHub, ArrivalStream
 from timebell.engine.leader import repair
-from timebell.engine.leader.continuous_audit import Audit
+from timebell.engine.leader.continuous_audit import AuditResult
 from timebell.engine.service import Service
 from timebell.errors import Refused
-from timebell.model.job import Alike, Job
+from timebell.model.job import Job, UniformJobs
 from timebell.model.page import Page
-from timebell.model.repair_report import Healed
+from timebell.model.repair_report import RepairReport
 from timebell.model.schedule import Schedule
-from timebell.model.why import Why
+from timebell.model.why import Explanation
 from timebell.recurrence import Calendar, Spec
 from timebell.settings import Settings
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import claim, queues
-from timebell.store.jobs.erasure import Erased
-from timebell.store.jobs.repository import Cancelled, Swept
-from timebell.store.notifications import bridge_of
+from timebell.store.jobs.erasure import ErasureResult
+from timebell.store.jobs.repository import BulkCancelResult, CancelResult
+from timebell.store.notifications import channel_for
 from timebell.store.schedules.calendars import SavedCalendar
 from timebell.targets.handler import Arrived, check_pattern
 
 
-class Verbs(ABC):
-    """The part of `Timebell` that asks, over the nouns of `timebell.client`."""
+class FacadeMixin(ABC):
+    """The methods of `Timebell` that delegate to the classes of `timebell.client`."""
 
     store: Store
     clock: Clock
@@ -47,9 +47,9 @@ class Verbs(ABC):
     schedules: Schedules
     audits: Audits
     service: Service | None
-    _planning: Alarm
-    _working: Alarm
-    _arrivals: Arrivals | None
+    _planner_alarm: Alarm
+    _worker_alarm: Alarm
+    _arrival_hub: ArrivalHub | None
 
     @abstractmethod
     async def open(self) -> None:
@@ -65,68 +65,72 @@ class Verbs(ABC):
         connection: Any = None,
         **fields: Any,
     ) -> Job:
-        """Make one job, due at `run_at` (None: now). The other arguments are the fields of `JobSpec`.
+        """Create one job, due at `run_at` (None: now). The other arguments are the fields of `JobSpec`.
 
-        With `connection` (a connection or session of SQLAlchemy, or one of psycopg, asyncpg, PyMySQL, sqlite3 or
-        Django) the job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast,
+        With `connection` (a connection or session of SQLAlchemy, or a connection of psycopg, asyncpg, PyMySQL, sqlite3
+        or Django) the job exists if and only if the caller's transaction commits. Raises InvalidInput, InThePast,
         Conflict, Refused, StoreError.
         """
-        spec = spec_of(topic=topic, run_at=run_at, **fields)
-        (made,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
-        if isinstance(made, str):
-            return await self.jobs.get(made, connection=connection)
-        return shown(made)
+        spec = build_spec(topic=topic, run_at=run_at, **fields)
+        (created,) = await self.jobs.create([spec], on_conflict=on_conflict, connection=connection)
+        if isinstance(created, str):  # the id of an existing job
+            return await self.jobs.get(created, connection=connection)
+        return job_from_new(created)
 
     async def schedule_many(
         self, specs: Iterable[JobSpec], *, on_conflict: str = "error", connection: Any = None
     ) -> list[Job]:
-        """Make many jobs in one transaction, all or none. Raises as `schedule_at`."""
-        made = await self.jobs.create(specs, on_conflict=on_conflict, connection=connection)
-        if isinstance(made, Alike):
-            return all_shown(made)
-        return [await self.jobs.get(job, connection=connection) if isinstance(job, str) else shown(job) for job in made]
+        """Create many jobs in one transaction, all or none. Raises the same errors as `schedule_at`."""
+        created = await self.jobs.create(specs, on_conflict=on_conflict, connection=connection)
+        if isinstance(created, UniformJobs):
+            return lazy_jobs(created)
+        return [
+            await self.jobs.get(job, connection=connection) if isinstance(job, str) else job_from_new(job)
+            for job in created
+        ]
 
     async def schedule_repeat(
         self, /, topic: str, recurrence: Spec, *, replace: bool = False, revision: int | None = None,
         connection: Any = None, **options: Any,
     ) -> Schedule:  # fmt: skip
-        """Make a schedule: a job of `topic` at each instant of `recurrence` in `timezone`.
+        """Create a schedule: a job of `topic` at each instant of `recurrence` in `timezone`.
 
         Options: timezone, name, payload, metadata, owner_id, tenant_id, correlation_id, target, queue,
         priority, group, condition, unless, retry, timeout, expires_after, overlap (skip, queue, cancel_previous,
         allow), catch_up (latest, all, skip), catch_up_window, catch_up_limit, catch_up_pace, hold_above, missed_after,
-        class_ (state, anchored), jitter, tolerance, notify, unheard (hold, complete), start, end, max_runs, enabled,
-        description, labels, created_by; and calendar (a Calendar, the name of a saved one, or a name and a version,
-        "kr@3") with roll (skip, next, previous). With `revision` it changes only what is at that revision still. Raises
-        InvalidInput, NotFound (CALENDAR_NOT_FOUND, SCHEDULE_NOT_FOUND), Conflict (SCHEDULE_EXISTS, unless `replace`;
-        REVISION_STALE).
+        when_late (run, expire), jitter, tolerance, notify, on_unhandled (hold, complete), start, end, max_runs,
+        enabled, description, labels, created_by; and calendar (a Calendar, the name of a saved one, or a name and a
+        version, "kr@3") with roll (skip, next, previous). With `revision`, replaces the schedule only if it still has
+        that revision. Raises InvalidInput, NotFound (CALENDAR_NOT_FOUND, SCHEDULE_NOT_FOUND), Conflict
+        (SCHEDULE_EXISTS, unless `replace`; REVISION_STALE).
         """
         await self.open()
-        since = await self.schedules.since(options, connection) if replace else None
-        calendar = await self.schedules.calendar_of(options, connection)
-        with tracing.creating([topic], []):
+        since = await self.schedules.find_created_at(options, connection) if replace else None
+        calendar = await self.schedules.find_calendar(options, connection)
+        with tracing.creation_span([topic], []):
             draft = self.schedules.draft(topic, recurrence, options, self.clock.now(), since, calendar)
             return await self.schedules.put(draft, replace=replace, revision=revision, connection=connection)
 
     async def save_calendar(
         self, name: str, calendar: Calendar, *, tenant_id: str = "default", connection: Any = None
     ) -> SavedCalendar:
-        """Save a calendar under a name, as a new `version` unless it is what the newest one is.
+        """Save a calendar under a name, as a new `version` unless it equals the latest one.
 
-        Schedules made with `calendar=name` get it at once, each as a new revision; how many is in `schedules`. A
-        calendar of the tenant `default` serves every tenant that has none of this name. Raises InvalidInput.
+        Schedules created with `calendar=name` use it immediately, each with a new revision; `schedules` in the result
+        is their number. A calendar of the tenant `default` applies to every tenant without a calendar of this name.
+        Raises InvalidInput.
         """
         return await self.schedules.save_calendar(name, calendar, tenant_id, connection)
 
     async def calendar(self, name: str, version: int | None = None, *, tenant_id: str = "default") -> Calendar:
-        """A saved calendar, the newest version unless one is given. Raises NotFound (CALENDAR_NOT_FOUND)."""
-        return await self.schedules.calendar(name, version, tenant_id)
+        """Return a saved calendar, by default its latest version. Raises NotFound (CALENDAR_NOT_FOUND)."""
+        return await self.schedules.get_calendar(name, version, tenant_id)
 
-    async def cancel(self, job_id: str, *, tenant_id: str | None = None, connection: Any = None) -> Cancelled:
-        """Keep a job from starting: `prevented`, `in_flight` or `already_done`; asking again changes nothing."""
+    async def cancel(self, job_id: str, *, tenant_id: str | None = None, connection: Any = None) -> CancelResult:
+        """Cancel a job: `prevented`, `in_flight` or `already_done`. Idempotent. Raises NotFound."""
         cancelled = await self.jobs.cancel(job_id, tenant_id, connection)
         if cancelled.job.schedule_id is not None:
-            self._planning.poke_threadsafe()  # its end may have set when a fixed delay fires
+            self._planner_alarm.wake_threadsafe()  # its completion may have set the next run of a fixed delay
         return cancelled
 
     async def cancel_all(
@@ -138,13 +142,16 @@ class Verbs(ABC):
         schedule_id: str | None = None,
         queue: str | None = None,
         tenant_id: str = "default",
-    ) -> Swept:
-        """Cancel every live job of a tenant that has all of these: how many were `prevented`, how many are
-        `in_flight`. None at all is no error. Raises InvalidInput (FILTER_MISSING) when nothing is named."""
-        named = {"key": key, "owner_id": owner_id, "topic": topic, "schedule_id": schedule_id, "queue": queue}
-        swept = await self.jobs.sweep(named, tenant_id)
-        self._planning.poke_threadsafe()
-        return swept
+    ) -> BulkCancelResult:
+        """Cancel every live job of a tenant that matches all given filters.
+
+        Returns how many were `prevented` and how many are `in_flight`; no match is no error. Raises InvalidInput
+        (FILTER_MISSING) without any filter.
+        """
+        filters = {"key": key, "owner_id": owner_id, "topic": topic, "schedule_id": schedule_id, "queue": queue}
+        result = await self.jobs.cancel_matching(filters, tenant_id)
+        self._planner_alarm.wake_threadsafe()
+        return result
 
     async def reschedule(
         self,
@@ -155,58 +162,66 @@ class Verbs(ABC):
         tenant_id: str | None = None,
         connection: Any = None,
     ) -> Job:
-        """A new job, with a new id, in place of a pending one, at another time; both name each other.
+        """Replace a pending job by a new one, with a new id, at another time; each refers to the other.
 
-        A naive `run_at` is wall time in `timezone`, else in the zone the job had. An `expires_after` moves along.
-        Raises InvalidInput, InThePast, NotFound, Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
+        A naive `run_at` is local time in `timezone`, by default in the zone of the job. An expiry moves by the same
+        amount. Raises InvalidInput, InThePast, NotFound, Conflict (JOB_IN_FLIGHT, JOB_FINISHED).
         """
-        return shown(await self.jobs.reschedule(job_id, run_at, timezone, tenant_id, connection))
+        return job_from_new(await self.jobs.reschedule(job_id, run_at, timezone, tenant_id, connection))
 
-    async def replay(self, job_id: str, *, tenant_id: str | None = None) -> Job:
-        """Try a failed job again: same id, fresh budget of tries. Raises NotFound, Conflict (JOB_NOT_FAILED)."""
-        return await self.jobs.replay(job_id, tenant_id)
+    async def retry(self, job_id: str, *, tenant_id: str | None = None) -> Job:
+        """Retry a failed job: same id, all attempts available again. Raises NotFound, Conflict (JOB_NOT_FAILED)."""
+        return await self.jobs.retry(job_id, tenant_id)
 
-    async def resend(self, job_id: str, *, tenant_id: str | None = None) -> Job:
-        """Send a completed or failed job to its webhook, command or queue once more: same job, fresh budget of tries,
-        and a message id with `.rN` at its end. Raises NotFound, Conflict (JOB_NOT_SENT)."""
-        return await self.jobs.resend(job_id, tenant_id)
+    async def redeliver(self, job_id: str, *, tenant_id: str | None = None) -> Job:
+        """Send a completed or failed job to its webhook, command or queue again.
 
-    async def erase(self, owner_id: str, *, tenant_id: str = "default") -> Erased:
-        """Erase a person's data: their jobs do not run, their schedules are switched off, and what all of them
-        carried is gone; ids, topics and times stay. Once more completes it if anything was `in_flight`."""
+        It is the same job, with all attempts available again and `.rN` appended to its message id. Raises NotFound,
+        Conflict (JOB_NOT_SENT).
+        """
+        return await self.jobs.redeliver(job_id, tenant_id)
+
+    async def erase(self, owner_id: str, *, tenant_id: str = "default") -> ErasureResult:
+        """Erase the data of an owner: cancel their jobs, disable their schedules, and delete payloads and metadata.
+
+        Ids, topics and times are kept. If the result has jobs `in_flight`, repeat the call once they have finished.
+        """
         return await self.jobs.erase(owner_id, tenant_id)
 
     @asynccontextmanager
     async def arrivals(
         self, topic: str = "*", *, tenant_id: str | None = None
     ) -> AsyncIterator[AsyncIterator[Arrived]]:
-        """Hear of jobs as they start, wherever they run: `async with app.arrivals("billing.*") as events:`, then
-        `async for event in events:`. `topic` is one, a prefix or `*`; `tenant_id` None: of all.
+        """Subscribe to jobs as they start, on any node.
 
-        Hints: each event comes once at most, and none that was missed comes later; nothing waits for it. On SQLite only
-        from the engine of this process, unless TIMEBELL_ARRIVALS_URL names a Redis. Raises InvalidInput, Refused
-        (ARRIVALS_OUT_OF_REACH), StoreUnreachable.
+        Use `async with app.arrivals("billing.*") as events:`, then `async for event in events:`. `topic` is a topic, a
+        prefix or `*`; `tenant_id` None means all tenants. Events are hints: each is delivered at most once, missed ones
+        are not repeated, and no job waits for a subscriber. With SQLite, only events of this process's engine arrive,
+        unless TIMEBELL_ARRIVALS_URL names a Redis server. Raises InvalidInput, Refused (ARRIVALS_OUT_OF_REACH),
+        StoreUnreachable.
         """
         check_pattern(topic)
         await self.open()
-        async with self.reach_arrivals().listening(topic, tenant_id) as listener:
-            yield Heard(listener, self.store)
+        async with self.require_arrivals().subscribe(topic, tenant_id) as listener:
+            yield ArrivalStream(listener, self.store)
 
-    def reach_arrivals(self) -> Arrivals:
-        """What tells this process of arrivals. Raises Refused (ARRIVALS_OUT_OF_REACH, EXTRA_MISSING), InvalidInput
-        (ARRIVALS_URL_INVALID)."""
-        if self._arrivals is None:
-            self._arrivals = Arrivals(bridge_of(self.settings.arrivals_url, self.store), self.clock)
-        if self._arrivals.bridge is None and self.service is None:
+    def require_arrivals(self) -> ArrivalHub:
+        """Return the hub that receives arrivals in this process.
+
+        Raises Refused (ARRIVALS_OUT_OF_REACH, EXTRA_MISSING), InvalidInput (INVALID_ARRIVALS_URL).
+        """
+        if self._arrival_hub is None:
+            self._arrival_hub = ArrivalHub(channel_for(self.settings.arrivals_url, self.store), self.clock)
+        if self._arrival_hub.channel is None and self.service is None:
             raise Refused(
-                "No engine runs in this process, and SQLite tells nothing to other processes.",
+                "No engine runs in this process, and SQLite cannot notify other processes.",
                 code="ARRIVALS_OUT_OF_REACH",
-                fix="Listen within app.running(), use PostgreSQL, or set TIMEBELL_ARRIVALS_URL to a Redis.",
+                fix="Subscribe within app.running(), use PostgreSQL, or set TIMEBELL_ARRIVALS_URL to a Redis server.",
             )
-        return self._arrivals
+        return self._arrival_hub
 
     async def get(self, job_id: str, *, tenant_id: str | None = None) -> Job:
-        """One job, live or finished. Raises NotFound."""
+        """Return one job, live or finished. Raises NotFound."""
         return await self.jobs.get(job_id, tenant_id)
 
     async def list(
@@ -221,47 +236,55 @@ class Verbs(ABC):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Job]:
-        """A page of jobs, newest first."""
-        equal = {"owner_id": owner_id, "tenant_id": tenant_id, "topic": topic, "schedule_id": schedule_id, "key": key}
-        return await self.jobs.list(equal, status, limit, cursor)
+        """Return a page of jobs that match all given filters, newest first.
+
+        `limit` is 1 to 500; `cursor` is `next_cursor` of the previous page. Raises InvalidInput.
+        """
+        filters = {"owner_id": owner_id, "tenant_id": tenant_id, "topic": topic, "schedule_id": schedule_id, "key": key}
+        return await self.jobs.list(filters, status, limit, cursor)
 
     async def pause_queue(self, name: str, reason: str | None = None) -> None:
-        """Claim no more jobs of a queue on any node; those that run go on."""
+        """Stop claiming jobs of a queue on all nodes; running jobs continue. Raises InvalidInput."""
         await self.open()
-        await self.store.run(queues.pause, queue_name(name), reason)
+        await self.store.run(queues.pause, check_queue_name(name), reason)
 
     async def resume_queue(self, name: str) -> None:
-        """Claim its jobs again."""
+        """Claim the jobs of a paused queue again. Raises InvalidInput."""
         await self.open()
-        await self.store.run(queues.resume, queue_name(name))
-        self._working.poke_threadsafe()
+        await self.store.run(queues.resume, check_queue_name(name))
+        self._worker_alarm.wake_threadsafe()
 
     async def pause_all(self, reason: str | None = None) -> None:
-        """Stop all firing, on every node, until `resume_all`: nothing is planned or claimed; what runs goes on."""
+        """Stop all firing on all nodes until `resume_all`: nothing is planned or claimed; running jobs continue."""
         await self.open()
-        await self.store.run(queues.pause, queues.EVERYTHING, reason)
+        await self.store.run(queues.pause, queues.ALL_QUEUES, reason)
 
     async def resume_all(self) -> None:
-        """Fire again. What was due meanwhile is treated as after an outage: jobs run late, and each schedule's
-        catch-up decides on its occurrences."""
-        await self.open()
-        await self.store.run(queues.resume, queues.EVERYTHING)
-        self._planning.poke_threadsafe()
-        self._working.poke_threadsafe()
+        """Resume firing after `pause_all`.
 
-    async def heal(self) -> Healed:
-        """Look for lost work now and put it right, as a running engine does all the time: so many `scanned`, `healed`,
-        `skipped`. Leases and what nobody hears are for a running engine: without one here, they are skipped."""
+        The pause is treated like an outage: due jobs run late, and the catch-up policy of each schedule applies to its
+        missed occurrences.
+        """
+        await self.open()
+        await self.store.run(queues.resume, queues.ALL_QUEUES)
+        self._planner_alarm.wake_threadsafe()
+        self._worker_alarm.wake_threadsafe()
+
+    async def repair(self) -> RepairReport:
+        """Scan for lost work and repair it immediately; a running engine does so periodically.
+
+        Without an engine in this process, leases and held jobs of unhandled topics are not repaired.
+        """
         await self.open()
         if self.service is not None:
-            return await self.service.heal()
-        found = await repair.look(self.store.run, self.clock.now(), self.settings.retention_done)
-        return found + Healed(reasons={"leased": len(await self.store.run(claim.running))})
+            return await self.service.repair_now()
+        report = await repair.repair_all(self.store.run, self.clock.now(), self.settings.retention_done)
+        return report + RepairReport(skip_reasons={"leased": len(await self.store.run(claim.list_running_attempts))})
 
-    async def audit(self, /, from_: datetime, to: datetime, **options: Any) -> Audit:
-        """Compare what should have happened with what is recorded: `client.audits.Audits.audit`."""
+    async def audit(self, /, from_: datetime, to: datetime, **options: Any) -> AuditResult:
+        """Compare expected occurrences with recorded jobs: see `client.audits.Audits.audit`."""
         return await self.audits.audit(from_, to, **options)
 
-    async def why(self, schedule: str, at: datetime, *, tenant_id: str = "default") -> Why:
-        """What became of one occurrence, and why: `client.audits.Audits.why`."""
+    async def why(self, schedule: str, at: datetime, *, tenant_id: str = "default") -> Explanation:
+        """Explain the outcome of one occurrence: see `client.audits.Audits.why`."""
         return await self.audits.why(schedule, at, tenant_id=tenant_id)

@@ -1,4 +1,4 @@
-"""Times as people read them."""
+"""Format times and durations for the CLI and the dashboard."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 from timebell.errors import InvalidTimezone
 from timebell.recurrence import zone
 
-UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+TIME_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def relative(span: timedelta) -> str:
-    """A distance from now in one or two units: `in 5 h 3 min`, `12 s ago`, `now`."""
+def format_relative(span: timedelta) -> str:
+    """Format a time relative to now in one or two units: `in 5 h 3 min`, `12 s ago`, `now`."""
     seconds = round(abs(span.total_seconds()))
     parts: list[str] = []
-    for size, unit in UNITS:
+    for size, unit in TIME_UNITS:
         if seconds >= size and len(parts) < 2:
             parts.append(f"{seconds // size} {unit}")
             seconds %= size
@@ -25,15 +25,15 @@ def relative(span: timedelta) -> str:
     return f"in {' '.join(parts)}" if span > timedelta(0) else f"{' '.join(parts)} ago"
 
 
-def local(instant: datetime, timezone: str) -> datetime:
-    """An instant in its zone; in UTC if the zone data here does not know that zone."""
+def to_local(instant: datetime, timezone: str) -> datetime:
+    """Convert an instant to local time in a zone; to UTC if the installed tzdata does not have the zone."""
     try:
         return zone(timezone).local(instant)
     except InvalidTimezone:
         return instant.astimezone(UTC)
 
 
-def milliseconds(span: timedelta) -> str:
-    """A lag: `0.8 ms`, `12 ms`, `3,012 ms`."""
+def format_milliseconds(span: timedelta) -> str:
+    """Format a lag in milliseconds: `0.8 ms`, `12 ms`, `3,012 ms`."""
     value = span.total_seconds() * 1000
     return f"{value:.1f} ms" if abs(value) < 10 else f"{value:,.0f} ms"

@@ -1,9 +1,9 @@
-"""HTTP/1.1, one connection an exchange: how webhooks are sent, and how services are asked for tokens and rows.
+"""A minimal HTTP/1.1 client with one connection per exchange, for webhooks and for the APIs of other services.
 
-It follows no redirect, decodes no body, keeps no cookie, takes no proxy from the environment, and reads no more than it
-is told to. h11 knows the protocol, and refuses headers that would be two. The network may be supplied, which is where
-the address guard of webhooks sits: host, SNI and certificate go by a name, the TCP connection goes by an address and
-nothing else. As no connection is used twice, none is met that its other end has given up.
+It follows no redirects, decodes no bodies, stores no cookies, ignores proxy settings of the environment, and reads a
+limited number of bytes. h11 implements the protocol and prevents header injection. `exchange` takes an open stream, so
+that the address guard of webhooks can choose the address: Host, SNI and certificate use the name, the TCP connection
+uses only the checked address. Since connections are not reused, none is stale.
 """
 
 from __future__ import annotations
@@ -22,156 +22,159 @@ from urllib.parse import quote, unquote, urlsplit
 
 import h11
 
-HEAD_BYTES = 16 * 1024
-AT_ONCE = 16 * 1024
-CONNECT_SECONDS = 3.0  # for each address of a service
-PORTS = {"http": 80, "https": 443}
-PLAIN = "%/:?[]@!$&'()*+,;="
-"""What a path and its query may have besides letters, digits and `-._~` (RFC 3986)."""
-AUTHORITIES = (
+MAX_HEAD_BYTES = 16 * 1024
+READ_SIZE_BYTES = 16 * 1024
+CONNECT_TIMEOUT_SECONDS = 3.0  # for each address of a service
+DEFAULT_PORTS = {"http": 80, "https": 443}
+URL_SAFE_CHARACTERS = "%/:?[]@!$&'()*+,;="
+"""Characters allowed in a path and query in addition to letters, digits and `-._~` (RFC 3986)."""
+CA_BUNDLE_PATHS = (
     "/etc/ssl/cert.pem",  # macOS, Alpine, BSD
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Arch
     "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
     "/etc/ssl/ca-bundle.pem",  # SUSE
 )
-"""Where systems have them; the OpenSSL of a Python that was built elsewhere may not look there."""
+"""System locations of CA bundles, which the OpenSSL of a Python built elsewhere may not search."""
 
 
-class WireError(OSError):
-    """There is no answer."""
+class HttpClientError(OSError):
+    """No complete response was received."""
 
 
-class ConnectError(WireError):
-    """No connection."""
+class ConnectError(HttpClientError):
+    """The TCP connection failed."""
 
 
-class TLSError(WireError):
-    """The TCP connection stood, the TLS handshake failed."""
+class TLSError(HttpClientError):
+    """The TCP connection succeeded, but the TLS handshake failed."""
 
 
-class Broken(WireError):
-    """The answer broke off, is too long, or is not HTTP; or the request cannot be said in HTTP."""
+class ProtocolError(HttpClientError):
+    """The response is incomplete, too long or not HTTP; or the request cannot be expressed in HTTP."""
 
 
-class TooSlow(WireError):
-    """The answer did not come in time."""
+class ResponseTimeout(HttpClientError):
+    """The response did not arrive in time."""
 
 
-class Answer(NamedTuple):
-    """What came back. Names of headers are in lower case; `whole` says whether the body is all there was."""
+class HttpResponse(NamedTuple):
+    """A response. Header names are lower case; `is_complete` is false if the body was truncated."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
-    whole: bool
+    is_complete: bool
 
     def header(self, name: bytes) -> str:
-        """The last of that name; empty if there is none."""
+        """Return the value of the last header of this lower-case name; empty if there is none."""
         return dict(self.headers).get(name, b"").decode("latin-1").strip()
 
 
 class Stream:
-    """A TCP connection, of which nothing is read before it is opened: plain, or with TLS."""
+    """A TCP connection, plain or with TLS; nothing is read or sent before `open`."""
 
     def __init__(self, connected: socket.socket | None = None) -> None:
         self._socket = connected
-        self._reader: _Reader | None = None
+        self._reader: _ResetTolerantReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     @property
-    def peer(self) -> str | None:
-        """The address of the other end; None if there is none any more."""
+    def peer_address(self) -> str | None:
+        """The IP address of the peer before `open`; None afterwards, or if the peer has disconnected."""
         with suppress(OSError):
             return None if self._socket is None else str(self._socket.getpeername()[0])
         return None
 
-    async def open(self, tls: ssl.SSLContext | None = None, name: str | None = None) -> None:
-        """With `tls` the other end shows a certificate of that name. Raises TLSError, Broken."""
+    async def open(self, tls: ssl.SSLContext | None = None, server_name: str | None = None) -> None:
+        """Start the stream; with `tls`, require a certificate for `server_name`. Raises TLSError, ProtocolError."""
         assert self._socket is not None
-        handed, self._socket = self._socket, None  # the event loop closes what it has
+        sock, self._socket = self._socket, None  # from here on the transport owns and closes it
         loop = asyncio.get_running_loop()
-        reader = _Reader(AT_ONCE, loop)
+        reader = _ResetTolerantReader(READ_SIZE_BYTES, loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
-            made, _ = await loop.create_connection(lambda: protocol, sock=handed, ssl=tls, server_hostname=name)
+            transport, _ = await loop.create_connection(
+                lambda: protocol, sock=sock, ssl=tls, server_hostname=server_name
+            )
         except OSError as error:
-            raise (Broken if tls is None else TLSError)(type(error).__name__) from error
-        self._reader, self._writer = reader, asyncio.StreamWriter(made, protocol, reader, loop)
+            raise (ProtocolError if tls is None else TLSError)(type(error).__name__) from error
+        self._reader, self._writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
-    async def read(self, most: int) -> bytes:
-        """What has come, at least a byte, or nothing at the end. Raises Broken."""
+    async def read(self, max_bytes: int) -> bytes:
+        """Return received data, at least one byte; empty at the end of the stream. Raises ProtocolError."""
         assert self._reader is not None
-        data = await self._reader.read(most)
-        if not data and self._reader.lost is not None:
-            raise Broken(type(self._reader.lost).__name__) from self._reader.lost
+        data = await self._reader.read(max_bytes)
+        if not data and self._reader.connection_error is not None:
+            raise ProtocolError(type(self._reader.connection_error).__name__) from self._reader.connection_error
         return data
 
     async def write(self, data: bytes) -> None:
-        """Raises Broken."""
+        """Send data. Raises ProtocolError."""
         assert self._writer is not None
         try:
             self._writer.write(data)
             await self._writer.drain()
-        except (OSError, RuntimeError) as error:  # uvloop's, of a connection that was lost just now
-            raise Broken(type(error).__name__) from error
+        except (OSError, RuntimeError) as error:  # uvloop raises RuntimeError for a connection lost just now
+            raise ProtocolError(type(error).__name__) from error
 
     def close(self) -> None:
-        """At once: nothing is waited for, whatever the other end does."""
+        """Abort the connection without waiting for the peer."""
         if self._writer is not None:
             self._writer.transport.abort()
         if self._socket is not None:
             self._socket.close()
 
 
-class _Reader(asyncio.StreamReader):
-    """Gives all that came before the connection was lost: who resets one may have said why."""
+class _ResetTolerantReader(asyncio.StreamReader):
+    """Returns all data received before a connection reset: it may contain the peer's error response."""
 
-    lost: Exception | None = None
+    connection_error: Exception | None = None
 
     def set_exception(self, exc: Exception) -> None:
-        self.lost = exc
+        self.connection_error = exc
         self.feed_eof()
 
 
 class Network:
-    """Makes connections."""
+    """Opens TCP connections."""
 
     async def connect(self, address: str, port: int, timeout: float) -> Stream:
-        """To an address, never to a name, within `timeout` seconds. Raises ConnectError."""
+        """Connect to an IP address (never a name) within `timeout` seconds. Raises ConnectError."""
         family = socket.AF_INET if ipaddress.ip_address(address).version == 4 else socket.AF_INET6
         try:
-            made = socket.socket(family, socket.SOCK_STREAM)
+            sock = socket.socket(family, socket.SOCK_STREAM)
             try:
-                made.setblocking(False)
-                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 async with asyncio.timeout(timeout):
-                    await asyncio.get_running_loop().sock_connect(made, (address, port))
+                    await asyncio.get_running_loop().sock_connect(sock, (address, port))
             except BaseException:
-                made.close()
+                sock.close()
                 raise
         except OSError as error:
             raise ConnectError(type(error).__name__) from error
-        return Stream(made)
+        return Stream(sock)
 
 
 @cache
-def trusted() -> ssl.SSLContext:
-    """What checks certificates: by the authorities of SSL_CERT_FILE and SSL_CERT_DIR alone, or by the system's.
+def tls_context() -> ssl.SSLContext:
+    """Return the TLS context, with the CAs of SSL_CERT_FILE and SSL_CERT_DIR only, or those of the system.
 
-    They take a while to load. Raises TLSError."""
+    Cached, because loading the CAs is slow. Raises TLSError if they cannot be read.
+    """
     file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
     try:
-        if file is None and folder is None and not _found_by_openssl():
-            file = next(filter(os.path.isfile, AUTHORITIES), None)
+        if file is None and folder is None and not _openssl_has_authorities():
+            file = next(filter(os.path.isfile, CA_BUNDLE_PATHS), None)
         context = ssl.create_default_context(cafile=file, capath=folder)
     except OSError as error:
-        raise TLSError(f"the authorities of certificates cannot be read: {error}") from error
+        raise TLSError(f"the CA certificates cannot be read: {error}") from error
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-def _found_by_openssl() -> bool:
-    paths = ssl.get_default_verify_paths()  # None for what does not exist
+def _openssl_has_authorities() -> bool:
+    paths = ssl.get_default_verify_paths()  # each is None if it does not exist
     hashed = os.listdir(paths.capath) if paths.capath is not None else []
     return paths.cafile is not None or any(name.endswith(".0") for name in hashed)
 
@@ -183,127 +186,143 @@ async def exchange(
     headers: Mapping[str, str],
     body: bytes,
     *,
-    most: int,
-    kept: int,
-    quiet: float | None = None,
-) -> Answer:
-    """A request and its answer: `most` bytes of the body are read, then the line is cut, and the first `kept` are kept.
+    max_bytes: int,
+    kept_bytes: int,
+    idle_timeout: float | None = None,
+) -> HttpResponse:
+    """Send a request and return its response.
 
-    `headers` names the host; `quiet` is how many seconds may pass in which nothing comes. Raises Broken, TooSlow."""
-    line = _Line(stream, quiet)
+    Reads at most `max_bytes` of the body and returns its first `kept_bytes`. `headers` must contain the host.
+    `idle_timeout` is the maximum time without received data, in seconds. Raises ProtocolError, ResponseTimeout.
+    """
+    connection = _HttpExchange(stream, idle_timeout)
     try:
-        request = line.request(method, target, headers, body)
-        with suppress(Broken):  # who hangs up early may have said why
+        request = connection.request(method, target, headers, body)
+        with suppress(ProtocolError):  # a peer that disconnects early may have sent an error response
             await stream.write(request)
-        while not isinstance(head := await line.next(), h11.Response):
-            pass  # 100 Continue and the like
-        line.allowance, line.cut = most, True
-        found, whole = bytearray(), True
-        while isinstance(part := await line.next(), h11.Data):
-            whole = whole and len(part.data) <= kept - len(found)
-            found += part.data[: kept - len(found)]
+        while not isinstance(head := await connection.next_event(), h11.Response):
+            pass  # 100 Continue and other informational responses
+        connection.remaining_bytes, connection.truncates = max_bytes, True
+        content, complete = bytearray(), True
+        while isinstance(part := await connection.next_event(), h11.Data):
+            complete = complete and len(part.data) <= kept_bytes - len(content)
+            content += part.data[: kept_bytes - len(content)]
     except (h11.ProtocolError, UnicodeError) as error:
-        raise Broken(str(error)) from error
-    return Answer(head.status_code, list(head.headers), bytes(found), whole and part is not None)
+        raise ProtocolError(str(error)) from error
+    return HttpResponse(head.status_code, list(head.headers), bytes(content), complete and part is not None)
 
 
-class _Line:
-    """What h11 makes of a stream."""
+class _HttpExchange:
+    """The h11 events of one exchange on a stream."""
 
-    def __init__(self, stream: Stream, quiet: float | None) -> None:
+    def __init__(self, stream: Stream, idle_timeout: float | None) -> None:
         self._stream = stream
-        self._quiet = quiet
-        self._state = h11.Connection(h11.CLIENT, max_incomplete_event_size=2 * HEAD_BYTES)
-        self.allowance = HEAD_BYTES
-        self.cut = False
-        """Whether there may be more than is read."""
+        self._idle_timeout = idle_timeout
+        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=2 * MAX_HEAD_BYTES)
+        self.remaining_bytes = MAX_HEAD_BYTES
+        self.truncates = False
+        """True while reading the body, which is truncated at the limit instead of being an error."""
 
     def request(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bytes:
-        """What to send. Raises h11.LocalProtocolError, UnicodeError."""
-        named = [*headers.items(), ("content-length", str(len(body)))]
-        events = (h11.Request(method=method, target=target, headers=named), h11.Data(data=body), h11.EndOfMessage())
-        return b"".join(self._state.send(event) or b"" for event in events)
+        """Return the encoded request. Raises h11.LocalProtocolError, UnicodeError."""
+        all_headers = [*headers.items(), ("content-length", str(len(body)))]
+        head = h11.Request(method=method, target=target, headers=all_headers)
+        events = (head, h11.Data(data=body), h11.EndOfMessage())
+        return b"".join(self._connection.send(event) or b"" for event in events)
 
-    async def next(self) -> h11.Event | None:
-        """The next event; None where the line is cut. Raises Broken, TooSlow, h11.RemoteProtocolError."""
-        while (event := self._state.next_event()) is h11.NEED_DATA:
-            if self.allowance <= 0:
-                if self.cut:
+    async def next_event(self) -> h11.Event | None:
+        """Return the next event; None where the body is truncated.
+
+        Raises ProtocolError, ResponseTimeout, h11.RemoteProtocolError.
+        """
+        while (event := self._connection.next_event()) is h11.NEED_DATA:
+            if self.remaining_bytes <= 0:
+                if self.truncates:
                     return None
-                raise Broken("too long")
+                raise ProtocolError("too long")
             data = await self._read()
-            self.allowance -= len(data)
-            self._state.receive_data(data)
+            self.remaining_bytes -= len(data)
+            self._connection.receive_data(data)
         if isinstance(event, h11.Event):
             return event
-        raise Broken("more than an answer")
+        raise ProtocolError("more than one response")
 
     async def _read(self) -> bytes:
         try:
-            async with asyncio.timeout(self._quiet):
-                return await self._stream.read(min(AT_ONCE, self.allowance))
+            async with asyncio.timeout(self._idle_timeout):
+                return await self._stream.read(min(READ_SIZE_BYTES, self.remaining_bytes))
         except TimeoutError as error:
-            raise TooSlow(f"nothing for {self._quiet:g} s") from error
+            raise ResponseTimeout(f"no data for {self._idle_timeout:g} s") from error
 
 
-async def ask(
+async def send_request(
     method: str,
     url: str,
     headers: Mapping[str, str],
     body: bytes = b"",
     *,
-    within: float,
-    most: int,
-    quiet: float | None = None,
-) -> Answer:
-    """The answer of a service, over a connection of its own, within so many seconds. Raises WireError.
+    timeout: float,
+    max_bytes: int,
+    idle_timeout: float | None = None,
+) -> HttpResponse:
+    """Send a request over a new connection and return the response. Raises HttpClientError.
 
-    Names of headers are in lower case. `quiet` is how many seconds may pass in which nothing comes. A body of more than
-    `most` bytes is cut, and `whole` says so."""
+    Header names must be lower case. `timeout` is the total time in seconds, `idle_timeout` the maximum time without
+    received data. A body of more than `max_bytes` is truncated, and `is_complete` is then false.
+    """
     try:
-        async with asyncio.timeout(within):
-            return await _ask(method, url, headers, body, most, quiet)
+        async with asyncio.timeout(timeout):
+            return await _send_request(method, url, headers, body, max_bytes, idle_timeout)
     except TimeoutError as error:
-        raise TooSlow(f"no answer within {within:g} s") from error
+        raise ResponseTimeout(f"no response within {timeout:g} s") from error
 
 
-async def _ask(
-    method: str, url: str, headers: Mapping[str, str], body: bytes, most: int, quiet: float | None
-) -> Answer:
+async def _send_request(
+    method: str, url: str, headers: Mapping[str, str], body: bytes, max_bytes: int, idle_timeout: float | None
+) -> HttpResponse:
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
-        if parts.scheme not in PORTS or not host or not host.isascii():
-            raise ValueError("it is no URL of http or https, with a name of another script in its xn-- form")
-        port = parts.port or PORTS[parts.scheme]
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:  # UnicodeError, of a name that is none, is a ValueError
+        if parts.scheme not in DEFAULT_PORTS or not host or not host.isascii():
+            raise ValueError("not an http or https URL with an ASCII host name (internationalized names as xn--)")
+        port = parts.port or DEFAULT_PORTS[parts.scheme]
+        resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:  # includes UnicodeError, raised for an invalid host name
         raise ConnectError(str(error)) from error
     authority = (f"[{host}]" if ":" in host else host) + ("" if parts.port is None else f":{port}")
-    named = {"host": authority, "user-agent": "timebell", "accept-encoding": "identity", "connection": "close"}
+    defaults = {"host": authority, "user-agent": "timebell", "accept-encoding": "identity", "connection": "close"}
     if parts.username is not None:
-        named["authorization"] = _basic(parts.username, parts.password or "")
-    target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=PLAIN)
-    stream = await _first([str(where[4][0]) for where in found], port)
+        defaults["authorization"] = _basic_auth(parts.username, parts.password or "")
+    target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=URL_SAFE_CHARACTERS)
+    stream = await _connect_first([str(address[4][0]) for address in resolved], port)
     try:
         tls = parts.scheme == "https"
-        await stream.open(trusted() if tls else None, host if tls else None)
-        return await exchange(stream, method, target, named | dict(headers), body, most=most, kept=most, quiet=quiet)
+        await stream.open(tls_context() if tls else None, host if tls else None)
+        return await exchange(
+            stream,
+            method,
+            target,
+            defaults | dict(headers),
+            body,
+            max_bytes=max_bytes,
+            kept_bytes=max_bytes,
+            idle_timeout=idle_timeout,
+        )
     finally:
         stream.close()
 
 
-async def _first(addresses: list[str], port: int) -> Stream:
-    """A connection to the first of them that takes one. Raises ConnectError."""
-    failed = ConnectError("no address")
+async def _connect_first(addresses: list[str], port: int) -> Stream:
+    """Connect to the first address that accepts a connection. Raises ConnectError."""
+    last_error = ConnectError("no address")
     for address in dict.fromkeys(addresses):
         try:
-            return await Network().connect(address, port, CONNECT_SECONDS)
-        except ConnectError as why:
-            failed = why
-    raise failed
+            return await Network().connect(address, port, CONNECT_TIMEOUT_SECONDS)
+        except ConnectError as error:
+            last_error = error
+    raise last_error
 
 
-def _basic(user: str, password: str) -> str:
-    """What a URL has before its @, as a header (RFC 7617)."""
+def _basic_auth(user: str, password: str) -> str:
+    """Return an Authorization header value for the credentials of a URL (RFC 7617)."""
     return "Basic " + base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()

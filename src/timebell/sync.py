@@ -1,4 +1,4 @@
-"""`app.sync`: the verbs for callers that block. Each is the app's own coroutine, run on an event loop in a thread."""
+"""`app.sync`: blocking variants of the app's methods, which run its coroutines on an event loop in a thread."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from timebell.app import Timebell
 from timebell.client.audiences import Audiences
 from timebell.client.campaigns import Campaigns
 from timebell.client.connections import Connections
@@ -26,320 +25,335 @@ from timebell.client.targets import Targets
 from timebell.client.triggers import Triggers
 from timebell.clock import SystemClock
 from timebell.errors import TimebellError
-from timebell.store.dialects.base import callers_thread
+from timebell.facade import FacadeMixin
+from timebell.store.dialects.base import caller_thread
+
+if TYPE_CHECKING:
+    from timebell.app import Timebell
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
-PATIENCE = 10.0  # seconds that closing waits for a database that does not answer
+CLOSE_TIMEOUT_SECONDS = 10.0  # limits the wait for a database that does not respond
 
 
 @dataclass(slots=True)
-class _Serving:
-    """The event loop of a portal, the app on it, and how to end it."""
+class _PortalThread:
+    """The thread of a portal with its event loop, its clone of the app, and the event that stops it."""
 
     loop: asyncio.AbstractEventLoop
     app: Timebell
-    over: asyncio.Event
+    stopped: asyncio.Event
     thread: threading.Thread
 
 
 class Portal:
-    """The way from threads that block to an event loop, which starts in a thread of its own when first needed.
+    """Runs coroutines for blocking threads on an event loop in a background thread, which is started on first use.
 
-    On it is a twin of the app, with connections of its own: the app itself may run on another loop meanwhile. Any
-    number of threads may call. After a fork the child starts anew.
+    The loop has a clone of the app with its own connections, because the app itself may run on another loop.
+    Thread-safe. After a fork, the child starts its own thread.
     """
 
     def __init__(self, app: Timebell) -> None:
         self._app = app
-        self._starting = threading.Lock()
-        self._serving: _Serving | None = None
+        self._start_lock = threading.Lock()
+        self._running: _PortalThread | None = None
         _portals.add(self)
 
-    def call(self, verb: Callable[[Timebell], Coroutine[Any, Any, R]]) -> R:
-        """Run a verb of the app to its end. Raises what it raises, and BLOCKING_IN_LOOP on an event loop's thread."""
+    def call(self, method: Callable[[Timebell], Coroutine[Any, Any, R]]) -> R:
+        """Run a coroutine method of the app and return its result.
+
+        Raises its exceptions, and TimebellError (BLOCKING_IN_LOOP) in a thread that runs an event loop.
+        """
         if asyncio._get_running_loop() is not None:
             raise TimebellError(
-                "app.sync blocks, and this thread runs an event loop, which would stand still.",
-                code="BLOCKING_IN_LOOP", fix="Use the verb itself: await app.schedule_at(...).",
+                "app.sync would block the event loop of this thread.",
+                code="BLOCKING_IN_LOOP", fix="Await the method of the app itself: await app.schedule_at(...).",
             )  # fmt: skip
-        app, loop = self._app, self._app._loop
-        if loop is not None and not loop.is_running():  # in a simulation time passes in this very thread
-            return loop.run_until_complete(verb(app))
+        app, loop = self._app, self._app._simulation_loop
+        if loop is not None and not loop.is_running():  # in a simulation this thread runs the loop
+            return loop.run_until_complete(method(app))
         if loop is None:
-            serving = self._start()
-            app, loop = serving.app, serving.loop
-        work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        done = asyncio.run_coroutine_threadsafe(_called(verb, app, work), loop)
-        done.add_done_callback(lambda _: work.put(None))
+            portal_thread = self._start()
+            app, loop = portal_thread.app, portal_thread.loop
+        # Calls on a connection owned by this thread come back through the queue; None ends it.
+        calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        result = asyncio.run_coroutine_threadsafe(_run_method(method, app, calls), loop)
+        result.add_done_callback(lambda _: calls.put(None))
         try:
-            while (task := work.get()) is not None:
-                task()
+            while (call := calls.get()) is not None:
+                call()
         except BaseException:
-            done.cancel()
+            result.cancel()
             raise
-        return done.result()
+        return result.result()
 
-    def _start(self) -> _Serving:
-        with self._starting:
-            if self._serving is None:
-                begun: Future[_Serving] = Future()
-                threading.Thread(target=self._serve, args=(begun,), name="timebell-sync", daemon=True).start()
-                self._serving = begun.result()
+    def _start(self) -> _PortalThread:
+        with self._start_lock:
+            if self._running is None:
+                started: Future[_PortalThread] = Future()
+                threading.Thread(target=self._serve, args=(started,), name="timebell-sync", daemon=True).start()
+                self._running = started.result()
                 atexit.register(self.close)
-            return self._serving
+            return self._running
 
-    def _serve(self, begun: Future[_Serving]) -> None:
-        """The thread: an event loop until `over`. At the interpreter's end nothing here needs a new thread."""
+    def _serve(self, started: Future[_PortalThread]) -> None:
+        """Run the event loop until it is stopped.
+
+        The executor is created here, because no thread can be started during interpreter shutdown.
+        """
         loop = asyncio.new_event_loop()
         pool = ThreadPoolExecutor(2, thread_name_prefix="timebell-sync")
         loop.set_default_executor(pool)
         try:
-            loop.run_until_complete(self._until_over(begun))
+            loop.run_until_complete(self._run_until_stopped(started))
         finally:
             pool.shutdown()
             loop.close()
 
-    async def _until_over(self, begun: Future[_Serving]) -> None:
-        app, over = _beside(self._app), asyncio.Event()
-        begun.set_result(_Serving(asyncio.get_running_loop(), app, over, threading.current_thread()))
-        await over.wait()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
+    async def _run_until_stopped(self, started: Future[_PortalThread]) -> None:
+        app, stopped = _clone_for_loop(self._app), asyncio.Event()
+        started.set_result(_PortalThread(asyncio.get_running_loop(), app, stopped, threading.current_thread()))
+        await stopped.wait()
+        remaining = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in remaining:
             task.cancel()
-        if left:
-            await asyncio.wait(left)
+        if remaining:
+            await asyncio.wait(remaining)
         await app.close()
 
     def close(self) -> None:
-        """End the loop and let go of its connections; the next call starts another. Also done at exit."""
-        with self._starting:
-            serving, self._serving = self._serving, None
-        if serving is not None:
+        """Stop the loop and close its connections; the next call starts another loop. Also runs at exit."""
+        with self._start_lock:
+            portal_thread, self._running = self._running, None
+        if portal_thread is not None:
             atexit.unregister(self.close)
-            serving.loop.call_soon_threadsafe(serving.over.set)
-            serving.thread.join(PATIENCE)
+            portal_thread.loop.call_soon_threadsafe(portal_thread.stopped.set)
+            portal_thread.thread.join(CLOSE_TIMEOUT_SECONDS)
 
-    def _forked(self) -> None:
-        """In a child process: the thread is not there, the connections are the parent's, the lock may be taken."""
-        if self._serving is not None:
-            _of_parents.append(self._serving)  # kept, as to let go of them would be to end them for the parent
-        self._serving, self._starting = None, threading.Lock()
+    def _reset_after_fork(self) -> None:
+        """Reset the state in a forked child: the thread does not exist there, and the lock may be held."""
+        if self._running is not None:
+            # Keep a reference: garbage collection would close the connections, which belong to the parent.
+            _inherited_threads.append(self._running)
+        self._running, self._start_lock = None, threading.Lock()
 
 
 _portals: weakref.WeakSet[Portal] = weakref.WeakSet()
-_of_parents: list[_Serving] = []
+_inherited_threads: list[_PortalThread] = []
 
 
 def _after_fork() -> None:
     for portal in list(_portals):
-        portal._forked()
+        portal._reset_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _beside(app: Timebell) -> Timebell:
-    """The same app with a store of its own, for another event loop: what it makes wakes this one's engine."""
+def _clone_for_loop(app: Timebell) -> Timebell:
+    """Return a copy of the app with its own store for another event loop; it shares the alarms that wake the engine."""
     other = copy.copy(app)
-    other.kinds, other.by_name = {"handler": app.handlers}, {}
-    clock = app.clock if app._virtual else SystemClock()
-    other._bind(other._new_store(clock), clock, app._beating, app._working, app._planning)
+    other.targets_by_kind, other.named_targets_by_kind = {"handler": app.handlers}, {}
+    clock = app.clock if app._virtual_time else SystemClock()
+    other._bind(other._new_store(clock), clock, app._heartbeat_alarm, app._worker_alarm, app._planner_alarm)
     return other
 
 
-async def _called(
-    verb: Callable[[Timebell], Coroutine[Any, Any, R]], app: Timebell, work: SimpleQueue[Callable[[], None] | None]
+async def _run_method(
+    method: Callable[[Timebell], Coroutine[Any, Any, R]], app: Timebell, calls: SimpleQueue[Callable[[], None] | None]
 ) -> R:
-    """Await a verb; what it does on a synchronous connection is done by the thread that brought the connection."""
+    """Await a method; its calls on a synchronous connection run in the thread that owns the connection."""
 
-    async def there(call: Callable[[], Any]) -> Any:
-        answer: Future[Any] = Future()
+    async def run_in_caller_thread(function: Callable[[], Any]) -> Any:
+        result: Future[Any] = Future()
 
-        def task() -> None:
+        def call() -> None:
             try:
-                answer.set_result(call())
-            except Exception as failed:
-                answer.set_exception(failed)
+                result.set_result(function())
+            except Exception as error:
+                result.set_exception(error)
 
-        work.put(task)
-        return await asyncio.wrap_future(answer)
+        calls.put(call)
+        return await asyncio.wrap_future(result)
 
-    callers_thread.set(there)
-    return await verb(app)
+    caller_thread.set(run_in_caller_thread)
+    return await method(app)
 
 
-class Verb(Generic[S, P, R]):
-    """A coroutine method as one that blocks: same arguments, same answer."""
+class BlockingMethod(Generic[S, P, R]):
+    """Descriptor that makes a coroutine method blocking, with the same arguments and result."""
 
     def __init__(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> None:
         self._method = method
         self.__doc__ = method.__doc__
 
-    def __get__(self, verbs: _Verbs[S], _: type | None = None) -> Callable[P, R]:
+    def __get__(self, owner: _BlockingNamespace[S], _: type | None = None) -> Callable[P, R]:
         @functools.wraps(self._method)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return verbs._portal.call(lambda app: self._method(verbs._of(app), *args, **kwargs))
+            return owner._portal.call(lambda app: self._method(owner._resolve(app), *args, **kwargs))
 
         return call
 
 
-class _Verbs(Generic[S_co]):
-    def __init__(self, portal: Portal, of: Callable[[Timebell], S_co]) -> None:
+class _BlockingNamespace(Generic[S_co]):
+    def __init__(self, portal: Portal, resolve: Callable[[Timebell], S_co]) -> None:
         self._portal = portal
-        self._of = of
+        self._resolve = resolve
 
 
-class BlockingSchedules(_Verbs[Schedules]):
+class BlockingSchedules(_BlockingNamespace[Schedules]):
     """`app.sync.schedules`."""
 
-    get = Verb(Schedules.get)
-    list = Verb(Schedules.list)
-    pause = Verb(Schedules.pause)
-    resume = Verb(Schedules.resume)
-    trigger = Verb(Schedules.trigger)
-    backfill = Verb(Schedules.backfill)
-    recover = Verb(Schedules.recover)
-    backlogs = Verb(Schedules.backlogs)
-    skip = Verb(Schedules.skip)
-    move = Verb(Schedules.move)
-    undo = Verb(Schedules.undo)
-    history = Verb(Schedules.history)
-    revert = Verb(Schedules.revert)
-    delete = Verb(Schedules.delete)
-    upcoming = Verb(Schedules.upcoming)
+    get = BlockingMethod(Schedules.get)
+    list = BlockingMethod(Schedules.list)
+    pause = BlockingMethod(Schedules.pause)
+    resume = BlockingMethod(Schedules.resume)
+    trigger = BlockingMethod(Schedules.trigger)
+    backfill = BlockingMethod(Schedules.backfill)
+    release = BlockingMethod(Schedules.release)
+    backlogs = BlockingMethod(Schedules.backlogs)
+    skip = BlockingMethod(Schedules.skip)
+    move = BlockingMethod(Schedules.move)
+    undo = BlockingMethod(Schedules.undo)
+    history = BlockingMethod(Schedules.history)
+    revert = BlockingMethod(Schedules.revert)
+    delete = BlockingMethod(Schedules.delete)
+    upcoming = BlockingMethod(Schedules.upcoming)
 
 
-class BlockingTargets(_Verbs[Targets]):
+class BlockingTargets(_BlockingNamespace[Targets]):
     """`app.sync.targets`."""
 
-    put = Verb(Targets.put)
-    get = Verb(Targets.get)
-    list = Verb(Targets.list)
-    delete = Verb(Targets.delete)
-    enable = Verb(Targets.enable)
-    rotate_secret = Verb(Targets.rotate_secret)
-    test = Verb(Targets.test)
+    put = BlockingMethod(Targets.put)
+    get = BlockingMethod(Targets.get)
+    list = BlockingMethod(Targets.list)
+    delete = BlockingMethod(Targets.delete)
+    enable = BlockingMethod(Targets.enable)
+    rotate_secret = BlockingMethod(Targets.rotate_secret)
+    test = BlockingMethod(Targets.test)
 
 
-class BlockingSecrets(_Verbs[Secrets]):
+class BlockingSecrets(_BlockingNamespace[Secrets]):
     """`app.sync.secrets`."""
 
-    put = Verb(Secrets.put)
-    get = Verb(Secrets.get)
-    list = Verb(Secrets.list)
-    delete = Verb(Secrets.delete)
+    put = BlockingMethod(Secrets.put)
+    get = BlockingMethod(Secrets.get)
+    list = BlockingMethod(Secrets.list)
+    delete = BlockingMethod(Secrets.delete)
 
 
-class BlockingConnections(_Verbs[Connections]):
+class BlockingConnections(_BlockingNamespace[Connections]):
     """`app.sync.connections`."""
 
-    put = Verb(Connections.put)
-    get = Verb(Connections.get)
-    list = Verb(Connections.list)
-    delete = Verb(Connections.delete)
+    put = BlockingMethod(Connections.put)
+    get = BlockingMethod(Connections.get)
+    list = BlockingMethod(Connections.list)
+    delete = BlockingMethod(Connections.delete)
 
 
-class BlockingTriggers(_Verbs[Triggers]):
+class BlockingTriggers(_BlockingNamespace[Triggers]):
     """`app.sync.triggers`."""
 
-    put_source = Verb(Triggers.put_source)
-    source = Verb(Triggers.source)
-    sources = Verb(Triggers.sources)
-    delete_source = Verb(Triggers.delete_source)
-    put_items = Verb(Triggers.put_items)
-    items = Verb(Triggers.items)
-    put = Verb(Triggers.put)
-    get = Verb(Triggers.get)
-    list = Verb(Triggers.list)
-    pause = Verb(Triggers.pause)
-    resume = Verb(Triggers.resume)
-    scan = Verb(Triggers.scan)
-    delete = Verb(Triggers.delete)
+    put_source = BlockingMethod(Triggers.put_source)
+    get_source = BlockingMethod(Triggers.get_source)
+    list_sources = BlockingMethod(Triggers.list_sources)
+    delete_source = BlockingMethod(Triggers.delete_source)
+    put_items = BlockingMethod(Triggers.put_items)
+    list_items = BlockingMethod(Triggers.list_items)
+    put = BlockingMethod(Triggers.put)
+    get = BlockingMethod(Triggers.get)
+    list = BlockingMethod(Triggers.list)
+    pause = BlockingMethod(Triggers.pause)
+    resume = BlockingMethod(Triggers.resume)
+    scan = BlockingMethod(Triggers.scan)
+    delete = BlockingMethod(Triggers.delete)
 
 
-class BlockingDevices(_Verbs[Devices]):
+class BlockingDevices(_BlockingNamespace[Devices]):
     """`app.sync.devices`."""
 
-    register = Verb(Devices.register)
-    register_many = Verb(Devices.register_many)
-    refresh = Verb(Devices.refresh)
-    get = Verb(Devices.get)
-    delete = Verb(Devices.delete)
-    delete_tokens = Verb(Devices.delete_tokens)
-    list = Verb(Devices.list)
-    count = Verb(Devices.count)
+    register = BlockingMethod(Devices.register)
+    register_many = BlockingMethod(Devices.register_many)
+    refresh = BlockingMethod(Devices.refresh)
+    get = BlockingMethod(Devices.get)
+    delete = BlockingMethod(Devices.delete)
+    delete_tokens = BlockingMethod(Devices.delete_tokens)
+    list = BlockingMethod(Devices.list)
+    count = BlockingMethod(Devices.count)
 
 
-class BlockingAudiences(_Verbs[Audiences]):
+class BlockingAudiences(_BlockingNamespace[Audiences]):
     """`app.sync.audiences`."""
 
-    put = Verb(Audiences.put)
-    get = Verb(Audiences.get)
-    list = Verb(Audiences.list)
-    refresh = Verb(Audiences.refresh)
-    delete = Verb(Audiences.delete)
+    put = BlockingMethod(Audiences.put)
+    get = BlockingMethod(Audiences.get)
+    list = BlockingMethod(Audiences.list)
+    refresh = BlockingMethod(Audiences.refresh)
+    delete = BlockingMethod(Audiences.delete)
 
 
-class BlockingCampaigns(_Verbs[Campaigns]):
+class BlockingCampaigns(_BlockingNamespace[Campaigns]):
     """`app.sync.campaigns`."""
 
-    create = Verb(Campaigns.create)
-    repeat = Verb(Campaigns.repeat)
-    edit = Verb(Campaigns.edit)
-    get = Verb(Campaigns.get)
-    list = Verb(Campaigns.list)
-    start = Verb(Campaigns.start)
-    pause = Verb(Campaigns.pause)
-    resume = Verb(Campaigns.resume)
-    stop = Verb(Campaigns.stop)
-    retry = Verb(Campaigns.retry)
-    test = Verb(Campaigns.test)
-    preview = Verb(Campaigns.preview)
-    timetable = Verb(Campaigns.timetable)
-    deliveries = Verb(Campaigns.deliveries)
-    left = Verb(Campaigns.left)
-    chunks = Verb(Campaigns.chunks)
+    create = BlockingMethod(Campaigns.create)
+    repeat = BlockingMethod(Campaigns.repeat)
+    edit = BlockingMethod(Campaigns.edit)
+    get = BlockingMethod(Campaigns.get)
+    list = BlockingMethod(Campaigns.list)
+    start = BlockingMethod(Campaigns.start)
+    pause = BlockingMethod(Campaigns.pause)
+    resume = BlockingMethod(Campaigns.resume)
+    stop = BlockingMethod(Campaigns.stop)
+    retry = BlockingMethod(Campaigns.retry)
+    test = BlockingMethod(Campaigns.test)
+    preview = BlockingMethod(Campaigns.preview)
+    timetable = BlockingMethod(Campaigns.timetable)
+    deliveries = BlockingMethod(Campaigns.deliveries)
+    remaining = BlockingMethod(Campaigns.remaining)
+    chunks = BlockingMethod(Campaigns.chunks)
 
 
-class Blocking(_Verbs[Timebell]):
-    """`app.sync`: for scripts, Flask and Django. Thread-safe; a verb in an event loop is refused (BLOCKING_IN_LOOP)."""
+class Blocking(_BlockingNamespace[FacadeMixin]):
+    """`app.sync`, for scripts, Flask and Django. Thread-safe; raises BLOCKING_IN_LOOP if called in an event loop."""
 
-    schedule_at = Verb(Timebell.schedule_at)
-    schedule_many = Verb(Timebell.schedule_many)
-    schedule_repeat = Verb(Timebell.schedule_repeat)
-    save_calendar = Verb(Timebell.save_calendar)
-    calendar = Verb(Timebell.calendar)
-    cancel = Verb(Timebell.cancel)
-    cancel_all = Verb(Timebell.cancel_all)
-    reschedule = Verb(Timebell.reschedule)
-    replay = Verb(Timebell.replay)
-    resend = Verb(Timebell.resend)
-    erase = Verb(Timebell.erase)
-    get = Verb(Timebell.get)
-    list = Verb(Timebell.list)
-    pause_queue = Verb(Timebell.pause_queue)
-    resume_queue = Verb(Timebell.resume_queue)
-    pause_all = Verb(Timebell.pause_all)
-    resume_all = Verb(Timebell.resume_all)
-    heal = Verb(Timebell.heal)
-    audit = Verb(Timebell.audit)
-    why = Verb(Timebell.why)
-    open = Verb(Timebell.open)
+    schedule_at = BlockingMethod(FacadeMixin.schedule_at)
+    schedule_many = BlockingMethod(FacadeMixin.schedule_many)
+    schedule_repeat = BlockingMethod(FacadeMixin.schedule_repeat)
+    save_calendar = BlockingMethod(FacadeMixin.save_calendar)
+    calendar = BlockingMethod(FacadeMixin.calendar)
+    cancel = BlockingMethod(FacadeMixin.cancel)
+    cancel_all = BlockingMethod(FacadeMixin.cancel_all)
+    reschedule = BlockingMethod(FacadeMixin.reschedule)
+    retry = BlockingMethod(FacadeMixin.retry)
+    redeliver = BlockingMethod(FacadeMixin.redeliver)
+    erase = BlockingMethod(FacadeMixin.erase)
+    get = BlockingMethod(FacadeMixin.get)
+    list = BlockingMethod(FacadeMixin.list)
+    pause_queue = BlockingMethod(FacadeMixin.pause_queue)
+    resume_queue = BlockingMethod(FacadeMixin.resume_queue)
+    pause_all = BlockingMethod(FacadeMixin.pause_all)
+    resume_all = BlockingMethod(FacadeMixin.resume_all)
+    repair = BlockingMethod(FacadeMixin.repair)
+    audit = BlockingMethod(FacadeMixin.audit)
+    why = BlockingMethod(FacadeMixin.why)
 
     def __init__(self, app: Timebell) -> None:
-        super().__init__(Portal(app), lambda on_its_loop: on_its_loop)
-        self.schedules = BlockingSchedules(self._portal, lambda on_its_loop: on_its_loop.schedules)
-        self.targets = BlockingTargets(self._portal, lambda on_its_loop: on_its_loop.targets)
-        self.triggers = BlockingTriggers(self._portal, lambda on_its_loop: on_its_loop.triggers)
-        self.connections = BlockingConnections(self._portal, lambda on_its_loop: on_its_loop.connections)
-        self.secrets = BlockingSecrets(self._portal, lambda on_its_loop: on_its_loop.secrets)
-        self.devices = BlockingDevices(self._portal, lambda on_its_loop: on_its_loop.devices)
-        self.audiences = BlockingAudiences(self._portal, lambda on_its_loop: on_its_loop.audiences)
-        self.campaigns = BlockingCampaigns(self._portal, lambda on_its_loop: on_its_loop.campaigns)
+        super().__init__(Portal(app), lambda clone: clone)
+        self.schedules = BlockingSchedules(self._portal, lambda clone: clone.schedules)
+        self.targets = BlockingTargets(self._portal, lambda clone: clone.targets)
+        self.triggers = BlockingTriggers(self._portal, lambda clone: clone.triggers)
+        self.connections = BlockingConnections(self._portal, lambda clone: clone.connections)
+        self.secrets = BlockingSecrets(self._portal, lambda clone: clone.secrets)
+        self.devices = BlockingDevices(self._portal, lambda clone: clone.devices)
+        self.audiences = BlockingAudiences(self._portal, lambda clone: clone.audiences)
+        self.campaigns = BlockingCampaigns(self._portal, lambda clone: clone.campaigns)
+
+    def open(self) -> None:
+        """Open the store; every method does so itself. Raises StoreUnreachable, SchemaOutdated."""
+        self._portal.call(lambda app: app.open())
 
     def close(self) -> None:
-        """Let go of the connections; the next verb opens them again. Done at exit by itself."""
+        """Close the connections; the next call opens them again. Also runs at exit."""
         self._portal.close()

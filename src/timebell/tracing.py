@@ -1,11 +1,12 @@
-"""Traces by OpenTelemetry: a span for what makes jobs, one for each delivery, and a link from the second to the first.
+"""OpenTelemetry traces: a span for the creation of jobs, and a linked span for each delivery.
 
-Names are those of the semantic conventions for messaging (https://opentelemetry.io/docs/specs/semconv/messaging/),
-which are not stable yet: all of them are in this file. A delivery is a trace of its own, as days may lie between it and
-what made the job; it is linked to that. The maker's context is kept with the job, in its metadata, as `traceparent`
+Names follow the semantic conventions for messaging (https://opentelemetry.io/docs/specs/semconv/messaging/), which are
+not stable yet; all of them are in this file. A delivery is a separate trace, because it may follow the creation by
+days; it has a link to the creation span. The creator's context is stored in the metadata of the job as `traceparent`
 (https://www.w3.org/TR/trace-context/).
 
-No attribute holds a payload, a header, an address or the text of an error. Off, and nothing is imported, until `start`.
+No attribute contains a payload, a header, an address or the text of an error. Tracing is off, and OpenTelemetry is not
+imported, until `start`.
 """
 
 from __future__ import annotations
@@ -21,76 +22,79 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 TRACEPARENT = "traceparent"
-SYSTEM = "timebell"
-_FORM = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_KEPT = re.compile(rf'"{TRACEPARENT}":"{_FORM.pattern}",?|,"{TRACEPARENT}":"{_FORM.pattern}"(?=}})')
+MESSAGING_SYSTEM = "timebell"
+_TRACEPARENT_PATTERN = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_STORED_TRACEPARENT = re.compile(
+    rf'"{TRACEPARENT}":"{_TRACEPARENT_PATTERN.pattern}",?|,"{TRACEPARENT}":"{_TRACEPARENT_PATTERN.pattern}"(?=}})'
+)
 _tracer: Tracer | None = None
 
 
 def start(version: str) -> None:
-    """Trace from now on, to the provider that the application has set, else over OTLP as the OTEL_* variables say.
+    """Start tracing, with the application's tracer provider or an OTLP exporter configured by the OTEL_* variables.
 
     Raises Refused (EXTRA_MISSING).
     """
-    global _tracer  # noqa: PLW0603 - OpenTelemetry's own provider is one a process, too
+    global _tracer  # noqa: PLW0603 - OpenTelemetry's own provider is process-wide, too
     if _tracer is not None:
         return
     try:
         from opentelemetry import trace
 
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            trace.set_tracer_provider(_exporting())
-    except ImportError as missing:
+            trace.set_tracer_provider(_otlp_provider())
+    except ImportError as error:
         raise Refused(
-            f"Traces need the package {missing.name}, which is not installed.", code="EXTRA_MISSING",
+            f"Traces need the package {error.name}, which is not installed.", code="EXTRA_MISSING",
             fix='Run: pip install "timebell[otel]", or unset TIMEBELL_OTEL_ENABLED.',
-        ) from missing  # fmt: skip
+        ) from error  # fmt: skip
     _tracer = trace.get_tracer("timebell", version)
 
 
-def _exporting() -> Any:
+def _otlp_provider() -> Any:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    named = Resource({SERVICE_NAME: SYSTEM}).merge(OTELResourceDetector().detect())
-    provider = TracerProvider(resource=named)
+    resource = Resource({SERVICE_NAME: MESSAGING_SYSTEM}).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
 
 
 def stop() -> None:
-    """Trace no more in this process."""
-    global _tracer  # noqa: PLW0603 - as in start
+    """Stop tracing in this process."""
+    global _tracer  # noqa: PLW0603
     _tracer = None
 
 
-def on() -> bool:
-    """Whether anything is traced."""
+def is_enabled() -> bool:
+    """Return whether tracing is on."""
     return _tracer is not None
 
 
-def creating(topics: Iterable[str], ids: list[str]) -> AbstractContextManager[Any]:
-    """While jobs with these ids are made, or a schedule, which has none: they keep this context."""
+def creation_span(topics: Iterable[str], ids: list[str]) -> AbstractContextManager[Any]:
+    """Open a span for the creation of jobs with these ids (empty for a schedule), which store its context."""
     if _tracer is None:
         return nullcontext()
     from opentelemetry.trace import SpanKind
 
     topic, *others = sorted(set(topics)) or ["?"]
     name = topic if not others else "(several)"
-    said = {**_said("create", "create" if len(ids) < 2 else "send"), "messaging.destination.name": name}
+    attributes = _operation_attributes("create", "create" if len(ids) < 2 else "send")
+    attributes["messaging.destination.name"] = name
     if len(ids) == 1:
-        said["messaging.message.id"] = ids[0]
+        attributes["messaging.message.id"] = ids[0]
     elif ids:
-        said["messaging.batch.message_count"] = len(ids)
+        attributes["messaging.batch.message_count"] = len(ids)
     return _tracer.start_as_current_span(
-        f"create {name}", kind=SpanKind.PRODUCER, attributes=said, record_exception=False
+        f"create {name}", kind=SpanKind.PRODUCER, attributes=attributes, record_exception=False
     )  # fmt: skip
 
 
-def context_to_keep() -> dict[str, str]:
-    """What a job or schedule that is made now keeps of its maker: its `traceparent`, if anything is traced."""
+def current_context() -> dict[str, str]:
+    """Return the current `traceparent` to store with a new job or schedule; empty if there is no trace."""
     if _tracer is None:
         return {}
     from opentelemetry import trace
@@ -101,26 +105,26 @@ def context_to_keep() -> dict[str, str]:
     return {TRACEPARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
 
 
-def trace_id() -> str | None:
-    """Of what is traced here and now, as logs tell it."""
-    kept = context_to_keep()
-    return kept[TRACEPARENT].split("-")[1] if kept else None
+def current_trace_id() -> str | None:
+    """Return the current trace id, for logs; None if there is no trace."""
+    context = current_context()
+    return context[TRACEPARENT].split("-")[1] if context else None
 
 
-def without_context(text: str) -> str:
-    """JSON of an action without the context of whoever made it, which is no part of what it does."""
-    return _KEPT.sub("", text) if TRACEPARENT in text else text
+def strip_context(text: str) -> str:
+    """Remove the creator's context from the JSON of an action, so that it does not affect comparisons."""
+    return _STORED_TRACEPARENT.sub("", text) if TRACEPARENT in text else text
 
 
-class Delivering:
-    """The span of a delivery; `trace_id` is told in logs."""
+class DeliverySpan:
+    """The span of a delivery; `trace_id` appears in logs."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
 
-    def ended(self, code: str | None, *, delivered: bool) -> None:
-        """What it came to: `code` is the stable one, never a text."""
+    def record_outcome(self, code: str | None, *, delivered: bool) -> None:
+        """Record the outcome; `code` is the stable error code, never a message."""
         from opentelemetry.trace import StatusCode
 
         if delivered:
@@ -131,45 +135,50 @@ class Delivering:
 
 
 @contextmanager
-def delivering(
-    kind: str, topic: str, job_id: str, metadata: Mapping[str, Any], known: Mapping[str, str | int | float | None]
-) -> Iterator[Delivering | None]:
-    """While an attempt is delivered to a target of this kind. `known` are more attributes, `timebell.` before them."""
+def delivery_span(
+    kind: str, topic: str, job_id: str, metadata: Mapping[str, Any], attributes: Mapping[str, str | int | float | None]
+) -> Iterator[DeliverySpan | None]:
+    """Open a span for the delivery of an attempt to a target of this kind; yields None if tracing is off.
+
+    `attributes` are added with the prefix `timebell.`, except those that are None.
+    """
     if _tracer is None:
         yield None
         return
     from opentelemetry.context import Context
     from opentelemetry.trace import SpanKind
 
-    here = kind == "handler"
-    verb = "process" if here else "send"
-    said = {
-        **_said(verb, verb), "messaging.destination.name": topic, "messaging.message.id": job_id,
-        "timebell.target": kind, **{f"timebell.{name}": value for name, value in known.items() if value is not None},
+    is_handler = kind == "handler"
+    operation = "process" if is_handler else "send"
+    span_attributes = {
+        **_operation_attributes(operation, operation), "messaging.destination.name": topic,
+        "messaging.message.id": job_id, "timebell.target": kind,
+        **{f"timebell.{name}": value for name, value in attributes.items() if value is not None},
     }  # fmt: skip
     with _tracer.start_as_current_span(
-        f"{verb} {topic}", context=Context(), kind=SpanKind.CONSUMER if here else SpanKind.PRODUCER, attributes=said,
-        links=_links(metadata.get(TRACEPARENT)), record_exception=False, set_status_on_exception=False,
+        f"{operation} {topic}", context=Context(), kind=SpanKind.CONSUMER if is_handler else SpanKind.PRODUCER,
+        attributes=span_attributes, links=_links(metadata.get(TRACEPARENT)), record_exception=False,
+        set_status_on_exception=False,
     ) as span:  # fmt: skip
-        yield Delivering(span)
+        yield DeliverySpan(span)
 
 
-def outgoing() -> dict[str, str]:
-    """The header that tells a receiver which delivery this is; none unless something is traced."""
-    return context_to_keep()
+def outgoing_headers() -> dict[str, str]:
+    """Return the `traceparent` header of a delivery; empty if there is no trace."""
+    return current_context()
 
 
 @contextmanager
-def incoming(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
-    """While a request is answered: what it makes belongs to the trace of its sender."""
-    found = [] if _tracer is None else [value.decode("latin1") for name, value in headers if name == b"traceparent"]
-    given = found[0] if found else ""
-    if not _FORM.fullmatch(given):
+def incoming_trace(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
+    """Continue the trace of a request's sender while the request is handled."""
+    values = [] if _tracer is None else [value.decode("latin1") for name, value in headers if name == b"traceparent"]
+    traceparent = values[0] if values else ""
+    if not _TRACEPARENT_PATTERN.fullmatch(traceparent):
         yield
         return
     from opentelemetry import context, trace
 
-    token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(_read(given))))
+    token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(_parse_traceparent(traceparent))))
     try:
         yield
     finally:
@@ -179,18 +188,18 @@ def incoming(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
 def _links(traceparent: Any) -> list[Any]:
     from opentelemetry.trace import Link
 
-    if not isinstance(traceparent, str) or not _FORM.fullmatch(traceparent):
+    if not isinstance(traceparent, str) or not _TRACEPARENT_PATTERN.fullmatch(traceparent):
         return []
-    context = _read(traceparent)
+    context = _parse_traceparent(traceparent)
     return [Link(context)] if context.is_valid else []
 
 
-def _read(traceparent: str) -> Any:
+def _parse_traceparent(traceparent: str) -> Any:
     from opentelemetry.trace import SpanContext, TraceFlags
 
     _, trace_id, span_id, flags = traceparent.split("-")
     return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))
 
 
-def _said(name: str, kind: str) -> dict[str, Any]:
-    return {"messaging.system": SYSTEM, "messaging.operation.name": name, "messaging.operation.type": kind}
+def _operation_attributes(name: str, kind: str) -> dict[str, Any]:
+    return {"messaging.system": MESSAGING_SYSTEM, "messaging.operation.name": name, "messaging.operation.type": kind}

@@ -1,4 +1,4 @@
-"""From settings to what a node is made of: its options and its targets."""
+"""Create a node's options and targets from the settings."""
 
 from __future__ import annotations
 
@@ -9,113 +9,119 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from timebell.client.validation import text
-from timebell.engine.node import Options
+from timebell.client.validation import check_text
+from timebell.engine.node import NodeOptions
 from timebell.errors import InvalidInput, Refused
 from timebell.model.payload import encode
-from timebell.model.policy import Unheard
-from timebell.model.routes import COMPLETES
+from timebell.model.policy import OnUnhandled
+from timebell.model.routes import COMPLETE_UNHANDLED
 from timebell.observe.counters import Counters
 from timebell.settings import Settings
 from timebell.store.campaigns.campaigns import TARGET as CAMPAIGN
 from timebell.store.dialects.base import Store
-from timebell.store.open import listening
+from timebell.store.open import server_addresses
 from timebell.targets import bodies, brokers
-from timebell.targets.base import Delivery, Target, only
+from timebell.targets.base import Delivery, Target, reject_unknown_options
 from timebell.tenancy.secrets import Keyring
 
-BUILT_IN = frozenset({"handler", "http", "command", "alert", "push", "campaign"})
+BUILT_IN_KINDS = frozenset({"handler", "http", "command", "alert", "push", "campaign"})
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,29}")
-log = logging.getLogger("timebell.setup")
+log = logging.getLogger("timebell.wiring")
 
-KINDS = ("http", "command", "push", *sorted(brokers.KINDS))
-"""The kinds of targets that a job may go to, besides handlers."""
+TARGET_KINDS = ("http", "command", "push", *sorted(brokers.KINDS))
+"""Built-in target kinds that a job can specify, other than handlers."""
 
 
-def options(chosen: Settings) -> Options:
-    """How a node works."""
-    return Options(
-        slots=chosen.worker_concurrency, threads=chosen.worker_threads, lease=chosen.scheduler_lease,
-        heartbeat=chosen.scheduler_heartbeat, drain=chosen.worker_drain_timeout,
-        retention=chosen.retention_done, name=chosen.node_name,
+def node_options(settings: Settings) -> NodeOptions:
+    """Return the node options of these settings."""
+    return NodeOptions(
+        slots=settings.worker_concurrency, threads=settings.worker_threads, lease=settings.scheduler_lease,
+        heartbeat=settings.scheduler_heartbeat, drain=settings.worker_drain_timeout,
+        retention=settings.retention_done, name=settings.node_name,
     )  # fmt: skip
 
 
-def nameable(chosen: Settings) -> list[str]:
-    """The kinds that a node can deliver to by name: what such a target needs is its own, under the secret key."""
-    kinds = ["http", "command"] if chosen.command_enabled else ["http"]
-    return [*kinds, *_queues(chosen)] if chosen.secret_key else []
+def named_target_kinds(settings: Settings) -> list[str]:
+    """Return the kinds of named targets that a node can deliver to.
+
+    Their credentials are stored with the target, encrypted with the secret key, so that is all the node needs.
+    """
+    kinds = ["http", "command"] if settings.command_enabled else ["http"]
+    return [*kinds, *_available_brokers(settings)] if settings.secret_key else []
 
 
-def offered(chosen: Settings) -> list[str]:
-    """The kinds of targets that a node is set up for, besides handlers."""
+def configured_target_kinds(settings: Settings) -> list[str]:
+    """Return the target kinds for which a node is configured, other than handlers."""
     configured = {
-        "http": chosen.webhook_signing_secret, "command": chosen.command_enabled, "alert": chosen.alert_urls,
-        "push": chosen.fcm_credentials,
+        "http": settings.webhook_signing_secret, "command": settings.command_enabled, "alert": settings.alert_urls,
+        "push": settings.fcm_credentials,
     }  # fmt: skip
-    return [*(kind for kind, value in configured.items() if value), *_queues(chosen)]
+    return [*(kind for kind, value in configured.items() if value), *_available_brokers(settings)]
 
 
-def _queues(chosen: Settings) -> list[str]:
-    """The kinds of outside queues that have a connection and their extra."""
-    found = []
+def _available_brokers(settings: Settings) -> list[str]:
+    """Return the broker kinds that have a URL and whose extra is installed."""
+    available = []
     for kind in sorted(brokers.KINDS):
-        if broker_url(kind, chosen) is None:
+        if broker_url(kind, settings) is None:
             continue
-        if brokers.installed(kind):
-            found.append(kind)
+        if brokers.is_installed(kind):
+            available.append(kind)
         else:
-            log.warning("target %s is configured, but its extra is not installed: this node leaves its jobs", kind)
-    return found
+            log.warning("target %s is configured, but its extra is not installed: not claiming its jobs", kind)
+    return available
 
 
-def broker_url(kind: str, chosen: Settings) -> str | None:
-    """The connection that the operator gave this kind of queue."""
-    url: str | None = getattr(chosen, f"broker_{kind.replace('-', '_')}_url")
+def broker_url(kind: str, settings: Settings) -> str | None:
+    """Return the configured URL of a broker kind, or None."""
+    url: str | None = getattr(settings, f"broker_{kind.replace('-', '_')}_url")
     return url
 
 
-def target(kind: str, chosen: Settings, now: Callable[[], datetime]) -> Target:
-    """A target of this kind. ImportError for http without the `server` extra; raises Refused (EXTRA_MISSING)."""
+def create_target(kind: str, settings: Settings, now: Callable[[], datetime]) -> Target:
+    """Create a target of this kind. Raises ImportError for http without the `server` extra, Refused (EXTRA_MISSING)."""
     if kind == "command":
         from timebell.targets.command import CommandTarget
 
-        return CommandTarget(enabled=chosen.command_enabled)
+        return CommandTarget(enabled=settings.command_enabled)
     if kind == "push":
-        return push_target(chosen, now)
+        return create_push_target(settings, now)
     if kind == "alert":
         from timebell.engine.alert_target import AlertTarget
         from timebell.observe.alerts import Channels
 
-        return AlertTarget(Channels(chosen.alert_urls))
+        return AlertTarget(Channels(settings.alert_urls))
     if kind != "http":
-        return brokers.broker(kind, broker_url(kind, chosen), server=chosen.url, secret_key=chosen.secret_key)
+        return brokers.create_broker(
+            kind, broker_url(kind, settings), server=settings.url, secret_key=settings.secret_key
+        )
     from timebell.targets.address import AddressGuard
     from timebell.targets.http import HttpTarget
 
     guard = AddressGuard(
-        chosen.webhook_allow_private, allow_http=chosen.webhook_allow_private,
-        allow=(chosen.webhook_allow or "").replace(",", " ").split(),
+        settings.webhook_allow_private, allow_http=settings.webhook_allow_private,
+        allow=(settings.webhook_allow or "").replace(",", " ").split(),
         listeners=[
-            (chosen.http_host, chosen.http_port), (chosen.metrics_host, chosen.metrics_port or chosen.http_port),
-            *listening(chosen.database_url),
+            (settings.http_host, settings.http_port),
+            (settings.metrics_host, settings.metrics_port or settings.http_port),
+            *server_addresses(settings.database_url),
         ],
     )  # fmt: skip
     return HttpTarget(
-        chosen.webhook_signing_secret, chosen.webhook_timeout, now=now, guard=guard, secret_key=chosen.secret_key
+        settings.webhook_signing_secret, settings.webhook_timeout, now=now, guard=guard, secret_key=settings.secret_key
     )
 
 
-def push_target(chosen: Settings, now: Callable[[], datetime]) -> Target:
-    """The target `push`. Raises Refused (FCM_CREDENTIALS_MISSING, EXTRA_MISSING)."""
+def create_push_target(settings: Settings, now: Callable[[], datetime]) -> Target:
+    """Create the target `push`. Raises Refused (FCM_CREDENTIALS_MISSING, EXTRA_MISSING)."""
     from timebell.targets.push.google import check_installed
     from timebell.targets.push.provider import Provider
     from timebell.targets.push.target import PushTarget
 
-    credentials = chosen.fcm_credentials
+    credentials = settings.fcm_credentials
     if credentials is None:
         raise Refused(
-            "There are no credentials of FCM to push with.", code="FCM_CREDENTIALS_MISSING",
+            "The FCM credentials are not configured.", code="FCM_CREDENTIALS_MISSING",
             fix="Set TIMEBELL_FCM_CREDENTIALS_FILE to the JSON key of a service account.",
         )  # fmt: skip
 
@@ -125,112 +131,122 @@ def push_target(chosen: Settings, now: Callable[[], datetime]) -> Target:
         from timebell.targets.push.fcm import FcmProvider
 
         return FcmProvider(
-            credentials, now=now, url=chosen.fcm_url, connections=chosen.fcm_connections,
-            per_minute=chosen.fcm_messages_per_minute,
+            credentials, now=now, url=settings.fcm_url, connections=settings.fcm_connections,
+            per_minute=settings.fcm_messages_per_minute,
         )  # fmt: skip
 
     return PushTarget(provider, now)
 
 
-def count_messages(kinds: Mapping[str, Target], counters: Counters) -> None:
-    """Have campaigns count what became of their messages."""
+def attach_message_counter(kinds: Mapping[str, Target], counters: Counters) -> None:
+    """Make the campaign target, if there is one, count the outcomes of its messages."""
     if "campaign" in kinds:
         from timebell.campaigns.target import CampaignTarget
 
         target = kinds["campaign"]
         if isinstance(target, CampaignTarget):
-            target.messages = counters.messages
+            target.messages = counters.campaign_messages
 
 
-def campaign_target(
-    store: Store, push: Target, ring: Callable[[], Keyring], poke: Callable[[], None], now: Callable[[], datetime]
+def create_campaign_target(
+    store: Store,
+    push: Target,
+    load_keyring: Callable[[], Keyring],
+    wake_worker: Callable[[], None],
+    now: Callable[[], datetime],
 ) -> Target:
-    """What sends the chunks of campaigns, over the provider of `push`, which learns whose which device is; `poke` wakes
-    the worker."""
-    from timebell.campaigns.outside import Outside
+    """Create the target that sends campaign chunks through the provider of `push`.
+
+    Also connects `push` to the device registry. `wake_worker` wakes the worker of this node.
+    """
+    from timebell.campaigns.outside import AudienceReader
     from timebell.campaigns.registry import StoredRegistry
     from timebell.campaigns.target import CampaignTarget
     from timebell.targets.push.target import PushTarget
 
     assert isinstance(push, PushTarget)
-    with suppress(InvalidInput, Refused):  # said by the first job that needs it
-        push.warm()  # what it imports takes longer than a first message may
+    with suppress(InvalidInput, Refused):  # reported by the first job that needs the provider
+        push.warm()  # its imports take longer than a first message should
     push.registry = StoredRegistry(store, now)
-    return CampaignTarget(store, push, Outside(store, ring, now), poke, now)
+    return CampaignTarget(store, push, AudienceReader(store, load_keyring, now), wake_worker, now)
 
 
-def own_targets(targets: Iterable[Target]) -> dict[str, Target]:
-    """An app's own kinds of targets. Raises InvalidInput (TARGET_INVALID)."""
-    found: dict[str, Target] = {}
-    for one in targets:
-        kind = getattr(one, "kind", None)
-        lacks = [name for name in ("check", "deliver", "close") if not callable(getattr(one, name, None))]
-        named = isinstance(kind, str) and _KIND.fullmatch(kind) and kind not in {*BUILT_IN, *brokers.KINDS, *found}
-        if lacks or not named or isinstance(one, type):
-            why = f"it has no {lacks[0]}" if lacks else f"its kind is {kind!r:.60}"
+def validate_custom_targets(targets: Iterable[Target]) -> dict[str, Target]:
+    """Return an app's custom targets by kind. Raises InvalidInput (INVALID_TARGET)."""
+    by_kind: dict[str, Target] = {}
+    for target in targets:
+        kind = getattr(target, "kind", None)
+        missing = [name for name in ("check", "deliver", "close") if not callable(getattr(target, name, None))]
+        reserved = {*BUILT_IN_KINDS, *brokers.KINDS, *by_kind}
+        is_kind_valid = isinstance(kind, str) and _KIND.fullmatch(kind) and kind not in reserved
+        if missing or not is_kind_valid or isinstance(target, type):
+            problem = f"it has no {missing[0]}" if missing else f"its kind is {kind!r:.60}"
             raise InvalidInput(
-                f"{one!r:.60} cannot be a target: {why}.", code="TARGET_INVALID",
-                fix="Give an object with check, deliver and close, and a kind of its own: small letters, digits and -.",
+                f"{target!r:.60} cannot be a target: {problem}.", code="INVALID_TARGET",
+                fix="Use an object with check, deliver, close and a unique kind (lower-case letters, digits and -).",
             )  # fmt: skip
-        found[str(kind)] = one
-    return found
+        by_kind[str(kind)] = target
+    return by_kind
 
 
-def check_target(
-    given: Any, unheard: Unheard | None, find: Callable[[str], Target], own: Mapping[str, Target]
+def normalize_target(
+    target: Any,
+    on_unhandled: OnUnhandled | None,
+    find_target: Callable[[str], Target],
+    custom_targets: Mapping[str, Target],
 ) -> dict[str, Any] | None:
-    """A target as it is stored: {kind, options}, or None for handlers, of which `unheard` says what happens without.
+    """Return the stored form of a target: {kind, options}, or None for handlers with `on_unhandled` `hold`.
 
-    Of one under a name, the name alone: its kind is looked up when it is written. `own` are the app's kinds.
-    Raises InvalidInput (TARGET_UNKNOWN, ...), Refused.
+    A named target is only its name here; its kind is looked up when the job is inserted. `custom_targets` are the
+    app's custom targets by kind. Raises InvalidInput (TARGET_UNKNOWN, ...), Refused.
     """
-    if given is CAMPAIGN:  # of a schedule of campaigns: nobody else has this very object
+    if target is CAMPAIGN:  # compared by identity, so that only schedules of campaigns can use this target
         return dict(CAMPAIGN)
-    if given is None:
-        return COMPLETES if unheard is Unheard.COMPLETE else None
-    if isinstance(given, str):
-        given = {"name": given}
-    if isinstance(given, Mapping) and "name" in given:
-        only(dict(given), ("name",))
-        return {"name": text(given["name"], "name")}
-    asked = dict(given) if isinstance(given, Mapping) else {"kind": given}
-    kind = asked.pop("kind", None)
+    if target is None:
+        return COMPLETE_UNHANDLED if on_unhandled is OnUnhandled.COMPLETE else None
+    if isinstance(target, str):
+        target = {"name": target}
+    if isinstance(target, Mapping) and "name" in target:
+        reject_unknown_options(dict(target), ("name",))
+        return {"name": check_text(target["name"], "name")}
+    options = dict(target) if isinstance(target, Mapping) else {"kind": target}
+    kind = options.pop("kind", None)
     if kind == "handler":
-        raise InvalidInput("The handler target is the default: leave target out.", code="TARGET_UNKNOWN")
-    known_kind(kind, own)
-    if "signingSecrets" in asked and kind not in own:
-        raise InvalidInput("Only targets under a name sign with secrets of their own.", code="TARGET_OPTIONS_INVALID")
-    if "connection" in asked and kind not in own:
+        raise InvalidInput("The handler target is the default: omit target.", code="TARGET_UNKNOWN")
+    validate_kind(kind, custom_targets)
+    if "signingSecrets" in options and kind not in custom_targets:
+        raise InvalidInput("Only named targets have their own signing secrets.", code="INVALID_TARGET_OPTIONS")
+    if "connection" in options and kind not in custom_targets:
         raise InvalidInput(
-            "A job does not say where its queue is.", code="TARGET_OPTIONS_INVALID",
-            fix="Leave connection out: the operator sets it.",
+            "A job cannot specify the connection of its queue.", code="INVALID_TARGET_OPTIONS",
+            fix="Omit connection: the operator configures it.",
         )  # fmt: skip
-    checked = {"kind": kind, "options": find(kind).check(asked)}
-    encode(checked, "target")  # of a kind of one's own nobody else has looked
+    checked = {"kind": kind, "options": find_target(kind).check(options)}
+    encode(checked, "target")  # validates the options of custom kinds as JSON
     return checked
 
 
-def request_of(
-    target: Mapping[str, Any] | None, delivery: Delivery, find: Callable[[str], Target]
+def render_request(
+    target: Mapping[str, Any] | None, delivery: Delivery, find_target: Callable[[str], Target]
 ) -> dict[str, Any] | None:
-    """What would be sent to a target as it is stored: its kind, its body and what goes with it; None for handlers.
+    """Return the request that a stored target would send: kind, body and kind-specific members; None for handlers.
 
-    Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE).
+    Raises InvalidPayload (INVALID_BODY, MESSAGE_TOO_LARGE).
     """
     if target is None or target.get("kind") in (None, "handler"):
         return None
-    preview = getattr(find(target["kind"]), "preview", None)
+    preview = getattr(find_target(target["kind"]), "preview", None)
     if preview is None:
         return {"kind": target["kind"], "body": bodies.render(delivery, target["options"], "plain").data.decode()}
     return {"kind": target["kind"], **preview(delivery, target["options"])}
 
 
-def known_kind(kind: Any, own: Collection[str] = ()) -> str:
-    """A kind that there is. Raises InvalidInput (TARGET_UNKNOWN)."""
-    kinds = (*KINDS, *own)
+def validate_kind(kind: Any, custom_kinds: Collection[str] = ()) -> str:
+    """Return `kind` if it exists. Raises InvalidInput (TARGET_UNKNOWN)."""
+    kinds = (*TARGET_KINDS, *custom_kinds)
     if not isinstance(kind, str) or kind not in kinds:
         raise InvalidInput(
             f"There is no target {kind!r:.60}.", code="TARGET_UNKNOWN",
-            fix=f'The kinds are {", ".join(kinds)}; {{"name": ...}} is one that was made before.',
+            fix=f'The kinds are {", ".join(kinds)}; use {{"name": ...}} for a named target.',
         )  # fmt: skip
     return kind

@@ -1,5 +1,8 @@
-"""How each operation of the API is called, in a world with two tenants. An operation that is not here fails the tests
-of isolation: whoever adds one says here how it is called, and what another tenant must not get of it."""
+"""One call of every API operation, in a world with two tenants.
+
+The isolation tests fail for an operation without an entry here. A new operation needs an entry that states how to call
+it and which of its objects other tenants must not see.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from typing import Any
 
 from timebell.api import v1
 from timebell.ids import new_id, new_ids
-from timebell.model.audience_source import Source
-from timebell.model.job import Ending, JobState, NewJob
-from timebell.model.routes import ANYONE, Routes
+from timebell.model.audience_source import AudienceSource
+from timebell.model.job import Completion, JobState, NewJob
+from timebell.model.routes import ALL_ROUTES, Routes
 from timebell.recurrence import tzdata_version
 from timebell.recurrence.instants import format_instant
 from timebell.store.campaigns import audiences, chunks
@@ -23,7 +26,7 @@ from timebell.store.tenancy import api_keys as key_rows
 from timebell.store.transaction import Transaction
 from timebell.targets.base import Delivery, Outcome
 from timebell.tenancy.roles import Role
-from timebell.tenancy.tokens import token_of
+from timebell.tenancy.tokens import attempt_token
 
 from .web import NIGHTLY, SECRET, Web
 
@@ -34,8 +37,11 @@ SPAN = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T05:00:00Z"}
 
 @dataclass(frozen=True)
 class Call:
-    """One way to call an operation. `{schedule}`, `{job}`, `{key}` and so on in the path are ours;
-    `object`: others get a 404 for it; `shared`: it is the same for all tenants."""
+    """A call of an operation.
+
+    `{schedule}`, `{job}`, `{key}` and so on in the path are objects of our tenant. `object`: other tenants get a 404
+    for it. `shared`: the response is the same for all tenants.
+    """
 
     path: str
     body: Any = None
@@ -47,7 +53,7 @@ class Call:
 
 LATER = "2040-01-01T00:00:00Z"
 LINES = b'{"topic": "t.t", "runAt": "2040-01-01T00:00:00Z"}\n'
-PHONES = b'{"token": "phone-of-somebody"}\n'
+PHONES = b'{"token": "phone-of-one"}\n'
 AUDIENCE = {"url": "sqlite:///:memory:", "query": "SELECT 1 AS id, 'phone-of-one' AS token", "key": "id"}
 PUSH = ("/devices", "/audiences", "/campaigns")
 TRIGGERS = ("/sources", "/hooks", "/triggers")
@@ -69,12 +75,12 @@ CALLS: dict[str, Call] = {
     "resumeSchedule": Call("/schedules/{schedule}/resume", {"catchUp": False}, object=True),
     "triggerSchedule": Call("/schedules/{schedule}/trigger", status=201, object=True),
     "backfillSchedule": Call("/schedules/{schedule}/backfill", SPAN, object=True),
-    "skipNext": Call("/schedules/{schedule}/skip-next", object=True),
+    "skipNextOccurrence": Call("/schedules/{schedule}/skip-next", object=True),
     "overrideOccurrence": Call("/schedules/{schedule}/overrides", {"at": "{next}", "action": "skip"}, object=True),
     "undoOverride": Call("/schedules/{skipping}/overrides?at={next}", object=True),
     "revertSchedule": Call("/schedules/{schedule}/revert", {"revision": 1}, object=True),
     "listExecutions": Call("/schedules/{schedule}/executions", object=True),
-    "nextOccurrences": Call("/schedules/{schedule}/next", object=True),
+    "listNextOccurrences": Call("/schedules/{schedule}/next", object=True),
     "listRevisions": Call("/schedules/{schedule}/revisions", object=True),
     "importJobs": Call("/jobs/bulk", LINES, 201, headers={"content_type": "application/x-ndjson"}),
     "createJob": Call("/jobs", {"topic": "t.t", "runAt": LATER}, 201),
@@ -84,13 +90,13 @@ CALLS: dict[str, Call] = {
     "getJob": Call("/jobs/{job}", object=True),
     "cancelJob": Call("/jobs/{job}/cancel", object=True),
     "rescheduleJob": Call("/jobs/{job}/reschedule", {"runAt": LATER}, 201, object=True),
-    "resendJob": Call("/jobs/{sent}/resend", object=True),
+    "redeliverJob": Call("/jobs/{sent}/redeliver", object=True),
     "retryJob": Call("/jobs/{dead}/retry", object=True),
     "completeJob": Call("/jobs/{held}/complete", {"token": "{token}"}, object=True),
     "failJob": Call("/jobs/{held}/fail", {"token": "{token}", "error": "x"}, object=True),
-    "beatJob": Call("/jobs/{held}/heartbeat", {"token": "{token}"}, object=True),
+    "recordJobHeartbeat": Call("/jobs/{held}/heartbeat", {"token": "{token}"}, object=True),
     "listDeadLetters": Call("/dead-letters?limit=500"),
-    "replayDeadLetters": Call("/dead-letters/replay", {"filter": {"topic": "secret.topic"}}, 202),
+    "retryDeadLetters": Call("/dead-letters/retry", {"filter": {"topic": "secret.topic"}}, 202),
     "discardDeadLetters": Call("/dead-letters/discard", {"filter": {"topic": "secret.topic"}}, 202),
     "listBacklogs": Call("/backlogs"),
     "releaseBacklogs": Call("/backlogs/release", {"scheduleId": "{schedule}"}, object=True),
@@ -104,8 +110,8 @@ CALLS: dict[str, Call] = {
     "resumeQueue": Call("/queues/narrow/resume"),
     "pauseAll": Call("/pause-all", {"reason": "x"}),
     "resumeAll": Call("/resume-all"),
-    "audit": Call("/audit?from={hour}&to={now}"),
-    "why": Call("/schedules/{schedule}/why?at={next}", object=True),
+    "getAudit": Call("/audit?from={hour}&to={now}"),
+    "explainOccurrence": Call("/schedules/{schedule}/why?at={next}", object=True),
     "createKey": Call("/keys", {"name": "k", "role": "viewer"}, 201),
     "listKeys": Call("/keys?limit=500"),
     "getKey": Call("/keys/{key}", object=True),
@@ -114,14 +120,14 @@ CALLS: dict[str, Call] = {
     "listTenants": Call("/tenants"),
     "getTenant": Call("/tenants/ours", object=True),
     "patchTenant": Call("/tenants/ours", {"limits": {"schedules": 9000}}, object=True),
-    "getUsage": Call("/tenants/ours/usage", object=True),
+    "getTenantUsage": Call("/tenants/ours/usage", object=True),
     "listNodes": Call("/nodes", shared=True),
     "drainNode": Call("/nodes/{node}/drain", shared=True),
     "listAuditLog": Call("/audit-log?limit=500"),
     "listCalendars": Call("/calendars"),
     "getCalendar": Call("/calendars/{calendar}", object=True),
     "putCalendar": Call("/calendars/{new}", {"holidays": ["2040-01-01"]}),
-    "listVersions": Call("/calendars/{calendar}/versions", object=True),
+    "listCalendarVersions": Call("/calendars/{calendar}/versions", object=True),
     "createSecret": Call("/secrets", {"name": "{new}", "value": "v"}, 201),
     "listSecrets": Call("/secrets"),
     "getSecret": Call("/secrets/{secret}", object=True),
@@ -133,7 +139,7 @@ CALLS: dict[str, Call] = {
     "putTarget": Call("/targets/{new}", HOOK),
     "deleteTarget": Call("/targets/{target}", object=True),
     "enableTarget": Call("/targets/{target}/enable", object=True),
-    "rotateSecret": Call("/targets/{target}/rotate-secret", {"overlapSeconds": 60}, object=True),
+    "rotateTargetSecret": Call("/targets/{target}/rotate-secret", {"overlapSeconds": 60}, object=True),
     "testTarget": Call("/targets/{target}/test", object=True),
     "createConnection": Call("/connections", {"name": "{new}", **TOKENS}, 201),
     "listConnections": Call("/connections"),
@@ -145,9 +151,9 @@ CALLS: dict[str, Call] = {
     "getSource": Call("/sources/{source}", object=True),
     "putSource": Call("/sources/{new}", {"kind": "webhook"}),
     "deleteSource": Call("/sources/{empty}", object=True),
-    "listItems": Call("/sources/{source}/items", object=True),
-    "putItems": Call("/sources/{source}/items", ITEMS, object=True),
-    "hook": Call("/hooks/{sourceId}", ITEMS, object=True),
+    "listSourceItems": Call("/sources/{source}/items", object=True),
+    "putSourceItems": Call("/sources/{source}/items", ITEMS, object=True),
+    "receiveWebhook": Call("/hooks/{sourceId}", ITEMS, object=True),
     "createTrigger": Call("/triggers", {"name": "{new}", **TRIGGER}, 201, object=True),
     "listTriggers": Call("/triggers"),
     "getTrigger": Call("/triggers/{trigger}", object=True),
@@ -161,7 +167,7 @@ CALLS: dict[str, Call] = {
     "getDevice": Call("/devices/{device}", object=True),
     "deleteDevice": Call("/devices/{device}", object=True),
     "refreshDevice": Call("/devices/refresh", {"oldToken": "{phone}", "token": "phone-of-{new}"}, object=True),
-    "deleteTokens": Call("/devices/delete", {"tokens": ["phone-of-nobody"]}),
+    "deleteDevices": Call("/devices/delete", {"tokens": ["phone-of-none"]}),
     "importDevices": Call("/devices/bulk", PHONES, 201, headers={"content_type": "application/x-ndjson"}),
     "countAudience": Call("/audiences/count", {}),
     "listAudiences": Call("/audiences"),
@@ -181,9 +187,9 @@ CALLS: dict[str, Call] = {
     "retryCampaign": Call("/campaigns/{stopped}/retry", {"unknown": True}, object=True),
     "testCampaign": Call("/campaigns/{campaign}/test", {"tokens": ["phone-of-a-tester"]}, 202, object=True),
     "previewCampaign": Call("/campaigns/{campaign}/preview", object=True),
-    "getTimetable": Call("/campaigns/{campaign}/timetable", object=True),
+    "getCampaignTimetable": Call("/campaigns/{campaign}/timetable", object=True),
     "listDeliveries": Call("/campaigns/{campaign}/deliveries", object=True),
-    "listLeft": Call("/campaigns/{campaign}/left", object=True),
+    "listRemainingRecipients": Call("/campaigns/{campaign}/remaining", object=True),
     "listChunks": Call("/campaigns/{campaign}/chunks", object=True),
     "getForecast": Call("/forecast"),
     "streamEvents": Call("/events"),
@@ -192,7 +198,7 @@ CALLS: dict[str, Call] = {
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation as the document describes it."""
+    """An operation of the OpenAPI document."""
 
     id: str
     method: str
@@ -201,43 +207,43 @@ class Operation:
     action: str | None
     scope: str
     takes: str | None
-    """The name of the model of its body."""
+    """The schema of its JSON body."""
 
 
 def operations() -> list[Operation]:
-    """Every operation of the API."""
+    """Return every operation of the API."""
     found = []
-    for path, methods in v1.openapi()["paths"].items():
-        for method, said in methods.items():
-            body = said.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+    for path, methods in v1.build_openapi()["paths"].items():
+        for method, details in methods.items():
+            body = details.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
             found.append(Operation(
-                said["operationId"], method.upper(), path, Role(said["x-role"]), said.get("x-action"),
+                details["operationId"], method.upper(), path, Role(details["x-role"]), details.get("x-action"),
                 path.removeprefix(f"{PREFIX}/").split("/")[0], None if body is None else str(body),
             ))  # fmt: skip
     return found
 
 
-def _tried(tx: Transaction, now: datetime) -> list[str]:
-    """A dead letter of ours, a job that runs, and a webhook that was sent."""
-    due = now - timedelta(minutes=1)  # by any clock, also where that of the database is a little behind
-    made = [
+def _create_attempted_jobs(tx: Transaction, now: datetime) -> list[str]:
+    """Create a dead letter, a running job and a sent webhook of our tenant; return their ids."""
+    due = now - timedelta(minutes=1)  # due even if the clock of the database is slightly behind
+    created = [
         NewJob(
             id=id_, tenant_id=OURS, topic="secret.topic", scheduled_at=due, run_at=due, timezone="UTC", created_at=now,
             route="@http" if target else "secret.topic", queue=f"q-{id_}", target=target,
         )
         for id_, target in zip(new_ids(now, 3), (None, None, '{"kind":"http","options":{}}'), strict=True)
     ]  # fmt: skip
-    repository.create(tx, made, "error", now)
-    for one in made:
-        lane = claim.Lane(one.queue, 0, None, None, limited=False)
-        assert len(claim.claim(tx, lane, ANYONE, new_id(now), 1, now)) == 1
-    complete.end(tx, [Ending(made[0].id, 1, JobState.FAILED, now, error="bad", code="ValueError")])
-    complete.end(tx, [Ending(made[2].id, 1, JobState.COMPLETED, now)])
-    return [one.id for one in made]
+    repository.create(tx, created, "error", now)
+    for one in created:
+        lane = claim.QueueLane(one.queue, 0, None, None, has_limits=False)
+        assert len(claim.claim_batch(tx, lane, ALL_ROUTES, new_id(now), 1, now)) == 1
+    complete.complete_jobs(tx, [Completion(created[0].id, 1, JobState.FAILED, now, error="bad", code="ValueError")])
+    complete.complete_jobs(tx, [Completion(created[2].id, 1, JobState.COMPLETED, now)])
+    return [one.id for one in created]
 
 
 class Receiver:
-    """Takes whatever is sent, without a network."""
+    """A target that accepts every delivery, without a network."""
 
     kind = "http"
 
@@ -248,45 +254,45 @@ class Receiver:
         return Outcome.ok({"status": 200, "body": ""})
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Close nothing: there are no connections."""
 
 
 class Phones(Receiver):
-    """Take whatever is sent, too."""
+    """The same for push."""
 
     kind = "push"
 
 
 @dataclass
 class World:
-    """Two tenants, and keys of all kinds."""
+    """Two tenants with keys of every role."""
 
     web: Web
     role: dict[Role, str]
-    """Ours, by role."""
+    """Our keys by role."""
     other: dict[Role, str]
-    """Those of the other tenant."""
+    """Keys of the other tenant by role."""
     revoked: str
     expired: str
     names: dict[str, str]
-    """What `{...}` stands for in paths and bodies."""
+    """Values of the `{...}` placeholders in paths and bodies."""
     count: int = 0
     called: str = ""
     """The path of the last call."""
 
     @classmethod
     async def make(cls, web: Web) -> World:
-        """Begin with keys and a node; `renew` makes what is called."""
+        """Create the keys, a node and the first objects."""
         now = web.app.clock.now()
         ours = {role: await web.key(role, None if role is Role.PLATFORM else OURS) for role in Role}
         others = {role: await web.key(role, THEIRS) for role in Role if role is not Role.PLATFORM}
         expired = await web.key("admin", OURS, expires_at=now - timedelta(seconds=1))
         revoked = await web.key("admin", OURS)
-        await web.app.store.run(key_rows.revoke, OURS, revoked.split("_")[2], now)
+        await web.app.store.run(key_rows.revoke_key, OURS, revoked.split("_")[2], now)
         node = nodes.Node(new_id(now), "node", "1", tzdata_version(), Routes(), 0, now, now)
         await web.app.store.run(nodes.announce, node)
-        web.app.kinds["http"] = Receiver()
-        web.app.kinds["push"] = Phones()
+        web.app.targets_by_kind["http"] = Receiver()
+        web.app.targets_by_kind["push"] = Phones()
         span = {"now": format_instant(now), "hour": format_instant(now - timedelta(hours=1))}
         world = cls(web, ours, others, revoked, expired, {"node": node.id, **span})
         await world.renew()
@@ -295,8 +301,7 @@ class World:
         return world
 
     async def renew(self) -> None:
-        """Fresh objects of ours, of the kinds that the last call was about, so that it does not change what the next
-        one finds."""
+        """Recreate the objects of our tenant that the last call may have changed, so that the next call finds them."""
         self.count += 1
         name, editor = f"secret-{self.count}", self.role[Role.EDITOR]
         if self.called.startswith(PUSH):
@@ -306,75 +311,75 @@ class World:
             await self._renew_triggers(name)
             return
         for which in ("schedule", "skipping"):
-            made = (await self.web.post("/schedules", {**NIGHTLY, "name": f"{name}-{which}"}, key=editor)).json()
-            self.names[which] = made["id"]
+            created = (await self.web.post("/schedules", {**NIGHTLY, "name": f"{name}-{which}"}, key=editor)).json()
+            self.names[which] = created["id"]
         skipped = await self.web.post(f"/schedules/{self.names['skipping']}/skip-next", key=editor)
-        self.names["next"] = made["nextFireAt"]
+        self.names["next"] = created["nextFireAt"]
         assert skipped.status_code == 200, skipped.text
         await self.web.ask("PUT", f"/calendars/{name}", {"holidays": ["2041-01-01"]}, key=editor)
         operator = self.role[Role.OPERATOR]
         job = {"topic": "secret.topic", "runAt": LATER, "timezone": "UTC"}
         self.names["job"] = (await self.web.post("/jobs", job, key=editor)).json()["id"]
         self.names["dead"], self.names["held"], self.names["sent"] = await self.web.app.store.run(
-            _tried, self.web.app.clock.now()
+            _create_attempted_jobs, self.web.app.clock.now()
         )
-        self.names["token"] = token_of(SECRET, self.names["held"], 1)
-        begun = {"filter": {"topic": f"none.{self.count}"}}
-        made = await self.web.post("/dead-letters/replay", begun, key=operator)
-        self.names["operation"] = made.json()["id"]
+        self.names["token"] = attempt_token(SECRET, self.names["held"], 1)
+        matches_none = {"filter": {"topic": f"none.{self.count}"}}
+        created = await self.web.post("/dead-letters/retry", matches_none, key=operator)
+        self.names["operation"] = created.json()["id"]
         key = await self.web.key("viewer", OURS)
         admin = self.role[Role.ADMIN]
         for path, body in (("/secrets", {"name": name, "value": "v"}), ("/targets", {"name": name, **HOOK})):
-            made = await self.web.post(path, body, key=admin)
-            assert made.status_code == 201, made.text
+            created = await self.web.post(path, body, key=admin)
+            assert created.status_code == 201, created.text
         self.names |= {"key": key.split("_")[2], "calendar": name, "new": f"new-{self.count}"}
-        made = await self.web.post("/connections", {"name": name, **TOKENS}, key=admin)
-        assert made.status_code == 201, made.text
+        created = await self.web.post("/connections", {"name": name, **TOKENS}, key=admin)
+        assert created.status_code == 201, created.text
         self.names |= {"secret": name, "target": name, "connection": name}
 
     async def _renew_triggers(self, name: str) -> None:
-        """A source with a trigger, and one without."""
+        """Create a source with a trigger, and one without."""
         admin, empty = self.role[Role.ADMIN], f"{name}-empty"
         source = await self.web.post("/sources", {"name": name}, key=admin)
         for path, body in (("/sources", {"name": empty}), ("/triggers", {"name": name, **TRIGGER, "source": name})):
-            made = await self.web.post(path, body, key=admin)
-            assert made.status_code == 201, made.text
+            created = await self.web.post(path, body, key=admin)
+            assert created.status_code == 201, created.text
         self.names |= {"source": name, "sourceId": source.json()["id"], "empty": empty, "trigger": name}
 
     async def _renew_push(self, name: str) -> None:
-        """Those of pushes."""
+        """Create a device, an audience and campaigns."""
         editor, operator = self.role[Role.EDITOR], self.role[Role.OPERATOR]
         self.names |= {"audience": name, "phone": f"handset-number-{self.count}"}
-        made = await self.web.post("/devices", {"token": self.names["phone"]}, key=operator)
-        self.names["device"] = made.json()["id"]
-        source = Source.read(AUDIENCE)
+        created = await self.web.post("/devices", {"token": self.names["phone"]}, key=operator)
+        self.names["device"] = created.json()["id"]
+        source = AudienceSource.from_json(AUDIENCE)
         now = self.web.app.clock.now()
-        await self.web.app.store.run(audiences.put, OURS, name, source, None, now)
+        await self.web.app.store.run(audiences.upsert_audience, OURS, name, source, None, now)
         for which in ("campaign", "going", "stopped"):
-            made = await self.web.post("/campaigns", {"title": "Hello", "sendAt": LATER, "name": name}, key=editor)
-            self.names[which] = made.json()["id"]
+            created = await self.web.post("/campaigns", {"title": "Hello", "sendAt": LATER, "name": name}, key=editor)
+            self.names[which] = created.json()["id"]
         await self.web.app.store.run(
             chunks.open_chunk, self.names["going"], 1, await self._job_of("going"), 1, self.web.app.clock.now()
         )
         await self.web.post(f"/campaigns/{self.names['stopped']}/stop", key=operator)
 
     async def _job_of(self, which: str) -> str:
-        """The job that goes on with a campaign."""
+        """Return the job that continues a campaign."""
         found = await self.web.app.campaigns.get(self.names[which], tenant_id=OURS)
         assert found.job_id is not None
         return found.job_id
 
-    def filled(self, given: Any, names: dict[str, str] | None = None) -> Any:
-        """A path or a body with the names in it."""
-        if isinstance(given, dict):
-            return {key: self.filled(value, names) for key, value in given.items()}
-        if isinstance(given, str):
+    def filled(self, template: Any, names: dict[str, str] | None = None) -> Any:
+        """Return a path or a body with its placeholders replaced."""
+        if isinstance(template, dict):
+            return {key: self.filled(value, names) for key, value in template.items()}
+        if isinstance(template, str):
             for name, value in (names or self.names).items():
-                given = given.replace(f"{{{name}}}", value)
-        return given
+                template = template.replace(f"{{{name}}}", value)
+        return template
 
     async def call(self, operation: Operation, key: str | None, *, more: Any = None, **headers: str) -> Any:
-        """Call an operation as its entry says. With `more`, these members are in the body too."""
+        """Call an operation as its entry specifies; `more` adds members to the body."""
         call = CALLS[operation.id]
         self.called = call.path
         self.count += 1
@@ -383,41 +388,41 @@ class World:
         body = body if more is None else {**(body or {}), **more}
         path = self.filled(call.path)
         if operation.id == "streamEvents" and key is not None:
-            return await begun(self.web, path, key, headers)
+            return await read_stream_start(self.web, path, key, headers)
         return await self.web.ask(operation.method, path, body, key=key, **{**call.headers, **headers})
 
 
 @dataclass
-class Begun:
-    """The beginning of an answer that does not end."""
+class StreamStart:
+    """The first part of a streamed response."""
 
     status_code: int
     text: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
     def json(self) -> Any:
-        """The body of a problem."""
+        """Return the body of a problem."""
         return json.loads(self.text)
 
 
-async def begun(web: Web, path: str, key: str, headers: dict[str, str]) -> Begun:
-    """Ask for a stream and hang up as soon as it begins."""
+async def read_stream_start(web: Web, path: str, key: str, headers: dict[str, str]) -> StreamStart:
+    """Request a stream and disconnect after its first part."""
     path, _, query = path.partition("?")
-    given = {"host": "127.0.0.1", "authorization": f"Bearer {key}", **headers}
+    all_headers = {"host": "127.0.0.1", "authorization": f"Bearer {key}", **headers}
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
         "path": PREFIX + path, "raw_path": (PREFIX + path).encode(), "query_string": query.encode(), "root_path": "",
-        "headers": [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in given.items()],
+        "headers": [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in all_headers.items()],
         "client": ("127.0.0.1", 50_000), "server": ("127.0.0.1", 8700),
     }  # fmt: skip
-    asked, hung_up, answer = False, asyncio.Event(), Begun(0)
+    is_request_sent, hung_up, answer = False, asyncio.Event(), StreamStart(0)
 
     async def receive() -> dict[str, Any]:
-        nonlocal asked
-        if asked:
+        nonlocal is_request_sent
+        if is_request_sent:
             await hung_up.wait()
             return {"type": "http.disconnect"}
-        asked = True
+        is_request_sent = True
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: Any) -> None:

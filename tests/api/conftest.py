@@ -1,4 +1,4 @@
-"""A Timebell behind its HTTP API, on each store in turn: `web` is open to this machine, `locked` wants keys."""
+"""Fixtures of the HTTP API tests: an app behind its API, on each store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from .web import SECRET, Web
 
 @pytest.fixture
 def make(store_url: str) -> Callable[..., Any]:
-    """`async with make() as web:` serves an app of this store; options go to the server."""
+    """Return a context manager: `async with make() as web:` serves an app of this store.
+
+    With `open_here`, clients on this machine need no key. Other options are passed to Timebell.
+    """
 
     @asynccontextmanager
     async def served(
@@ -28,7 +31,7 @@ def make(store_url: str) -> Callable[..., Any]:
     ) -> AsyncIterator[Web]:
         app = Timebell(store_url, clock=clock, **options)
         app.settings = replace(app.settings, secret_key=SECRET)
-        site = server.Site(app, [health.router(app), v1.routes], open_here=open_here)
+        site = server.HttpApp(app, [health.router(app), v1.routes], allow_local=open_here)
         transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 50_000))
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700/api/v1") as client:
             try:

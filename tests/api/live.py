@@ -1,4 +1,4 @@
-"""A real server on loopback, for what only a connection shows: streams, slow bodies, limits of headers."""
+"""A real server on loopback, for tests that need a connection: streams, slow bodies, header limits."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from .web import Web
 
 @dataclass
 class Live:
-    """Its port, and raw requests to it."""
+    """A running server: its port, and raw requests to it."""
 
     web: Web
     port: int
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection."""
+        """Open a connection."""
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def send(self, raw: bytes, seconds: float = 10) -> bytes:
-        """What is answered to these bytes, until the server closes or is silent."""
-        transport, heard = await asyncio.get_running_loop().create_connection(_Heard, "127.0.0.1", self.port)
+        """Send bytes and return the response, read until the server closes or `seconds` pass."""
+        transport, collector = await asyncio.get_running_loop().create_connection(_Collector, "127.0.0.1", self.port)
         transport.write(raw)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await heard.over.wait()
+                await collector.closed.wait()
         transport.close()
-        return heard.answer
+        return collector.received
 
 
-class _Heard(asyncio.Protocol):
-    """All that came before the connection was over, also if that was a reset; a StreamReader would forget it then."""
+class _Collector(asyncio.Protocol):
+    """Collect all received bytes; unlike a StreamReader, it keeps them after a connection reset."""
 
     def __init__(self) -> None:
-        self.answer, self.over = b"", asyncio.Event()
+        self.received, self.closed = b"", asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
-        self.answer += data
+        self.received += data
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.over.set()
+        self.closed.set()
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ class Listener:
     status: int
 
     async def next(self, seconds: float = 40) -> tuple[str, dict[str, Any]]:
-        """The next event: its id, and what it says."""
+        """Return the id and the body of the next event."""
         lines: dict[str, str] = {}
         async with asyncio.timeout(seconds):
             while True:
@@ -80,7 +80,7 @@ class Listener:
                     lines[name] = value
 
     async def ended(self, seconds: float = 40) -> bool:
-        """Whether the server ends it."""
+        """Wait until the server ends the stream."""
         async with asyncio.timeout(seconds):
             while await self.reader.readline():
                 pass
@@ -91,7 +91,7 @@ class Listener:
 async def listening(
     live: Live, query: str = "", *, key: str | None = None, last: str | None = None
 ) -> AsyncIterator[Listener]:
-    """Listen to /events while the block runs; chunked encoding is undone by asking in HTTP/1.0."""
+    """Listen to /events while the block runs; HTTP/1.0 avoids chunked encoding."""
     reader, writer = await live.connect()
     head = f"GET /api/v1/events{query} HTTP/1.0\r\nHost: 127.0.0.1\r\n"
     head += f"Authorization: Bearer {key}\r\n" if key else ""

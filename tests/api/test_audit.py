@@ -1,4 +1,4 @@
-"""`/audit`, and why, over HTTP."""
+"""`/audit` and `/schedules/{id}/why`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from timebell import Every
 from timebell.api import audit
 from timebell.clock import VirtualClock
-from timebell.engine.planner import job_of
+from timebell.engine.planner import build_job
 from timebell.recurrence.instants import format_instant
 from timebell.store.schedules import schedules
 
@@ -19,7 +19,7 @@ START = datetime(2027, 3, 1, tzinfo=UTC)
 
 
 class Hour:
-    """An hour of a clock that is set ahead by hand, and a schedule that fires each ten minutes of it."""
+    """An hour on a virtual clock, and a schedule that fires every ten minutes."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock(START)
@@ -40,31 +40,31 @@ class Hour:
         self.clock.step((self.began + timedelta(minutes=minutes) - self.clock.now()).total_seconds())
 
 
-async def test_an_audit_and_what_became_of_one(make: Callable[..., Any]) -> None:
+async def test_an_audit_and_the_explanation_of_an_occurrence(make: Callable[..., Any]) -> None:
     hour = Hour()
     async with make(clock=hour.clock) as web:
-        made = await hour.make(web)
+        created = await hour.make(web)
         hour.set(30)
-        await web.app.store.run(schedules.fire, job_of, hour.clock.now(), 10)
+        await web.app.store.run(schedules.fire_due_schedules, build_job, hour.clock.now(), 10)
         hour.set(35)
         found = (await web.get(f"{hour.query}&schedule=ten")).json()
-        audit.AuditOut.model_validate(found)
+        audit.AuditReport.model_validate(found)
         assert (found["differences"], found["found"], found["more"]) == ([], {}, False)
         assert (found["counts"]["expected"], found["skipped"]) == (3, {"coalesced": 2})
-        assert found["from"] == hour.at(0) and hour.at(35) <= found["to"] < hour.at(36)  # now
+        assert found["from"] == hour.at(0) and hour.at(35) <= found["to"] < hour.at(36)  # the end is now
 
         hour.set(45)
         (missing,) = (await web.get(hour.query)).json()["differences"]
         assert (missing["finding"], missing["at"], missing["schedule"]) == ("missing", hour.at(40), "ten")
 
-        why = (await web.get(f"/schedules/{made.id}/why?at={hour.at(10)}")).json()
-        audit.WhyOut.model_validate(why)
+        why = (await web.get(f"/schedules/{created.id}/why?at={hour.at(10)}")).json()
+        audit.OccurrenceExplanation.model_validate(why)
         assert (why["outcome"], why["occurrence"], why["revision"]) == ("coalesced", True, 1)
         assert why["after"] == hour.at(20)
-        assert any("skipped (coalesced)" in said for said in why["sentences"])
+        assert any("skipped (coalesced)" in sentence for sentence in why["sentences"])
 
 
-async def test_what_cannot_be_audited_is_refused(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_audit_ranges_are_refused(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     hour = Hour()
     async with make(clock=hour.clock) as web:
         await hour.make(web)
@@ -78,19 +78,19 @@ async def test_what_cannot_be_audited_is_refused(make: Callable[..., Any], monke
         ):
             answer = await web.get(path)
             assert (answer.status_code, answer.json()["code"]) == (status, code)
-        monkeypatch.setattr(audit, "MOST", 4)
+        monkeypatch.setattr(audit, "MAX_OCCURRENCES", 4)
         answer = await web.get(hour.query)
         assert (answer.status_code, answer.json()["code"]) == (422, "AUDIT_TOO_LARGE")
 
 
-async def test_a_tenant_sees_its_own(make: Callable[..., Any]) -> None:
+async def test_a_tenant_audits_only_its_own_schedules(make: Callable[..., Any]) -> None:
     hour = Hour()
     async with make(clock=hour.clock, open_here=False) as web:
-        made = await hour.make(web, tenant_id="acme")
+        created = await hour.make(web, tenant_id="acme")
         theirs, ours = await web.key("viewer", "acme"), await web.key("viewer", "default")
         hour.set(120)
         assert (await web.get(hour.query, key=theirs)).json()["found"] == {"missing": 1}
         assert (await web.get(hour.query, key=ours)).json()["found"] == {}
-        for path in (f"{hour.query}&schedule={made.id}", f"/schedules/{made.id}/why?at={hour.at(10)}"):
+        for path in (f"{hour.query}&schedule={created.id}", f"/schedules/{created.id}/why?at={hour.at(10)}"):
             assert (await web.get(path, key=ours)).status_code == 404
             assert (await web.get(path, key=theirs)).status_code == 200

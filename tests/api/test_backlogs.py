@@ -1,4 +1,4 @@
-"""What waits after an outage: shown, released, discarded, on each store."""
+"""Backlogs after an outage: listed, released and discarded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import update
 
-from timebell.engine.planner import job_of
+from timebell.engine.planner import build_job
 from timebell.store import schema
 from timebell.store.schedules import schedules
 
@@ -19,18 +19,18 @@ ALL = {"policy": "all", "holdAbove": 2, "window": "24h"}
 
 
 async def outage(web: Web, *names: str, **fields: Any) -> list[str]:
-    """Schedules that fire each minute, after some minutes in which nobody did; their ids."""
-    made = []
+    """Create schedules that fire every minute, simulate minutes without a node, and return their ids."""
+    created = []
     for name in names:
         body = {**NIGHTLY, "name": name, "cronExpression": "* * * * *", "catchUp": ALL, **fields}
         answer = await web.post("/schedules", body)
         assert answer.status_code == 201, answer.text
-        made.append(answer.json()["id"])
+        created.append(answer.json()["id"])
     now = web.app.clock.now()
     since = update(schema.schedules).values(next_fire_at=now.replace(second=0, microsecond=0) - timedelta(minutes=7))
     await web.app.store.run(lambda tx: tx.execute(since) and None)
-    await web.app.store.run(schedules.fire, job_of, now, 500)
-    return made
+    await web.app.store.run(schedules.fire_due_schedules, build_job, now, 500)
+    return created
 
 
 async def holds(web: Web, id_: str) -> list[tuple[str, str | None]]:
@@ -38,15 +38,15 @@ async def holds(web: Web, id_: str) -> list[tuple[str, str | None]]:
     return sorted((row["status"], row.get("hold")) for row in rows)
 
 
-async def test_a_backlog_is_shown_released_and_discarded(make: Make) -> None:
+async def test_a_backlog_is_listed_released_and_discarded(make: Make) -> None:
     async with make() as web:
         one, two = await outage(web, "one", "two", overlapPolicy="allow")
         found = (await web.get("/backlogs")).json()["items"]
         assert {item["scheduleId"] for item in found} == {one, two}
         count = found[0]["jobs"]
         assert count > 2
-        said = sorted((item["schedule"], item["topic"], item["jobs"]) for item in found)
-        assert said == [("one", "report.build", count), ("two", "report.build", count)]
+        summaries = sorted((item["schedule"], item["topic"], item["jobs"]) for item in found)
+        assert summaries == [("one", "report.build", count), ("two", "report.build", count)]
         assert all(item["firstAt"] < item["lastAt"] for item in found)
         assert (await web.post("/backlogs/release", {"scheduleId": one})).json() == {"jobs": count}
         assert all(hold is None for _, hold in await holds(web, one))
@@ -63,7 +63,7 @@ async def test_a_backlog_is_shown_released_and_discarded(make: Make) -> None:
         }
 
 
-async def test_of_a_schedule_that_is_not_there_nothing_is_recovered(make: Make) -> None:
+async def test_an_unknown_schedule_releases_nothing(make: Make) -> None:
     async with make() as web:
         await outage(web, "one")
         for id_ in ("one", "0190a000-0000-7000-8000-000000000000"):
@@ -71,7 +71,7 @@ async def test_of_a_schedule_that_is_not_there_nothing_is_recovered(make: Make) 
         assert len((await web.get("/backlogs")).json()["items"]) == 1
 
 
-async def test_only_an_operator_recovers(make: Make) -> None:
+async def test_releasing_requires_the_operator_role(make: Make) -> None:
     async with make(open_here=False) as web:
         viewer = await web.key("viewer")
         is_problem(await web.post("/backlogs/release", key=viewer), 403, "ROLE_TOO_LOW")

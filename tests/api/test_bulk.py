@@ -1,4 +1,4 @@
-"""`POST /jobs/bulk`: lines in, an operation out; safe to repeat, and one bad line stops nothing."""
+"""`POST /jobs/bulk`: lines become jobs, the import can be repeated, and an invalid line does not stop it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from timebell.api import bulk
 from timebell.ids import new_id
-from timebell.model.operation import STALLED, OperationState
+from timebell.model.operation import STALL_TIMEOUT, OperationState
 from timebell.store.audit import audit_log
 from timebell.store.cluster import operations
 
@@ -26,15 +26,15 @@ def ndjson(*lines: Any) -> bytes:
 
 
 async def send(web: Web, body: Any, query: str = "", **headers: str) -> Any:
-    given = {"content_type": "application/x-ndjson", **headers}
-    named = {name.replace("_", "-"): value for name, value in given.items()}
-    return await web.client.post(f"/jobs/bulk{query}", content=body, headers=named)
+    by_keyword = {"content_type": "application/x-ndjson", **headers}
+    by_name = {name.replace("_", "-"): value for name, value in by_keyword.items()}
+    return await web.client.post(f"/jobs/bulk{query}", content=body, headers=by_name)
 
 
-def counted(made: Any) -> tuple[int, int, int]:
-    assert made.status_code == 201, made.text
-    progress = made.json()["progress"]
-    assert made.json()["state"] == "completed"
+def counted(created: Any) -> tuple[int, int, int]:
+    assert created.status_code == 201, created.text
+    progress = created.json()["progress"]
+    assert created.json()["state"] == "completed"
     assert progress["total"] == progress["done"] + progress["skipped"] + progress["failed"]
     return progress["done"], progress["skipped"], progress["failed"]
 
@@ -47,20 +47,20 @@ async def all_jobs(web: Web) -> list[dict[str, Any]]:
     return found
 
 
-async def test_every_line_becomes_a_job_and_again_none(make: Make) -> None:
+async def test_a_repeated_import_creates_each_job_once(make: Make) -> None:
     async with make() as web:
         lines = [{"topic": "t", "runAt": at(web, days=1), "payload": {"n": n}} for n in range(2500)]
-        made = await send(web, ndjson(*lines))
-        assert counted(made) == (2500, 0, 0)
-        assert (await web.get(made.headers["location"].removeprefix("/api/v1"))).json() == made.json()
+        created = await send(web, ndjson(*lines))
+        assert counted(created) == (2500, 0, 0)
+        assert (await web.get(created.headers["location"].removeprefix("/api/v1"))).json() == created.json()
         assert sorted(job["payload"]["n"] for job in await all_jobs(web)) == list(range(2500))
         assert counted(await send(web, ndjson(*lines, {**lines[0], "payload": {"n": -1}}))) == (1, 2500, 0)
         assert len(await all_jobs(web)) == 2501
-        records = list(await web.app.store.run(audit_log.page, "default", 50, None))
-        assert [(one.action, one.subject) for one in records][1:] == [("jobs.import", made.json()["id"])]
+        records = list(await web.app.store.run(audit_log.list_records, "default", 50, None))
+        assert [(one.action, one.subject) for one in records][1:] == [("jobs.import", created.json()["id"])]
 
 
-async def test_bad_lines_are_refused_by_number_and_the_others_taken(make: Make) -> None:
+async def test_invalid_lines_are_reported_by_number_and_the_others_imported(make: Make) -> None:
     async with make() as web:
         good = {"topic": "t", "timezone": "UTC"}
         body = ndjson(
@@ -69,25 +69,25 @@ async def test_bad_lines_are_refused_by_number_and_the_others_taken(make: Make) 
             b"\xff", b'{"a":' * 40, b"x" * 1_100_000,
             {**good, "payload": "\u00e9"},
         )[:-1]  # fmt: skip
-        made = await send(web, body)
-        assert counted(made) == (2, 0, 9)
-        assert [(one["line"], one["code"]) for one in made.json()["errors"]] == [
-            (3, "JSON_INVALID"), (4, "UNKNOWN_FIELD"), (5, "LINE_NOT_JSON"), (6, "TOPIC_INVALID"),
-            (7, "TIMEZONE_MISSING"), (8, "SCHEDULE_IN_THE_PAST"), (9, "JSON_INVALID"), (10, "PAYLOAD_TOO_DEEP"),
+        created = await send(web, body)
+        assert counted(created) == (2, 0, 9)
+        assert [(one["line"], one["code"]) for one in created.json()["errors"]] == [
+            (3, "INVALID_JSON"), (4, "UNKNOWN_FIELD"), (5, "LINE_NOT_JSON"), (6, "INVALID_TOPIC"),
+            (7, "TIMEZONE_MISSING"), (8, "SCHEDULE_IN_THE_PAST"), (9, "INVALID_JSON"), (10, "PAYLOAD_TOO_DEEP"),
             (11, "LINE_TOO_LONG"),
         ]  # fmt: skip
-        assert all(one["detail"] for one in made.json()["errors"])
+        assert all(one["detail"] for one in created.json()["errors"])
         assert {str(job["payload"]) for job in await all_jobs(web)} == {"1", "\u00e9"}
 
 
 async def test_the_first_hundred_errors_are_listed(make: Make) -> None:
     async with make() as web:
-        made = await send(web, b"{\n" * 2300)
-        assert counted(made) == (0, 0, 2300)
-        assert [one["line"] for one in made.json()["errors"]] == list(range(1, 101))
+        created = await send(web, b"{\n" * 2300)
+        assert counted(created) == (0, 0, 2300)
+        assert [one["line"] for one in created.json()["errors"]] == list(range(1, 101))
 
 
-async def test_past_and_timezone(make: Make) -> None:
+async def test_past_times_and_the_default_timezone(make: Make) -> None:
     async with make() as web:
         past = {"topic": "t", "runAt": "2001-01-01T00:00:00"}
         assert counted(await send(web, ndjson(past), "?timezone=Asia/Seoul")) == (0, 0, 1)
@@ -95,7 +95,7 @@ async def test_past_and_timezone(make: Make) -> None:
         assert counted(await send(web, ndjson(past), "?timezone=Asia/Seoul&past=now")) == (1, 0, 0)
         (job,) = await all_jobs(web)
         assert (job["timezone"], job["runAt"] <= at(web)) == ("Asia/Seoul", True)
-        is_problem(await send(web, b"", "?past=later"), 422, "FIELDS_INVALID")
+        is_problem(await send(web, b"", "?past=later"), 422, "INVALID_FIELDS")
         is_problem(await send(web, b"", "?timezone=Mars"), 422, "INVALID_TIMEZONE")
         is_problem(await send(web, b"", content_type="application/json"), 415, "MEDIA_TYPE_UNSUPPORTED")
         is_problem(await send(web, b"", content_encoding="gzip"), 415, "MEDIA_TYPE_UNSUPPORTED")
@@ -106,14 +106,14 @@ async def test_lines_of_other_tenants_are_refused(make: Make) -> None:
     async with make(open_here=False) as web:
         key = await web.key("editor", "ours")
         lines = [{"topic": "t", "timezone": "UTC", "metadata": {"tenantId": name}} for name in ("ours", "theirs")]
-        made = await send(web, ndjson(*lines), authorization=f"Bearer {key}")
-        assert counted(made) == (1, 0, 1)
-        assert made.json()["errors"][0]["code"] == "TENANT_NOT_YOURS"
+        created = await send(web, ndjson(*lines), authorization=f"Bearer {key}")
+        assert counted(created) == (1, 0, 1)
+        assert created.json()["errors"][0]["code"] == "TENANT_NOT_YOURS"
         viewer = await web.key("operator", "ours")
         is_problem(await send(web, b"", authorization=f"Bearer {viewer}"), 403, "ROLE_TOO_LOW")
 
 
-async def test_lines_cut_anywhere_are_the_same_lines(make: Make) -> None:
+async def test_lines_split_between_body_chunks_are_joined(make: Make) -> None:
     async with make() as web:
         body = ndjson(*({"topic": "t", "timezone": "UTC", "payload": n} for n in range(40)))
 
@@ -124,8 +124,8 @@ async def test_lines_cut_anywhere_are_the_same_lines(make: Make) -> None:
         assert counted(await send(web, pieces())) == (40, 0, 0)
 
 
-async def broken_off(web: Web, *parts: bytes) -> None:
-    """A request whose client goes away after these parts."""
+async def send_and_disconnect(web: Web, *parts: bytes) -> None:
+    """Send these parts of a request body, then disconnect."""
     messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     messages.append({"type": "http.disconnect"})
 
@@ -146,38 +146,38 @@ async def broken_off(web: Web, *parts: bytes) -> None:
     )  # fmt: skip
 
 
-async def test_a_client_that_breaks_off_leaves_a_failed_operation(make: Make) -> None:
+async def test_a_disconnected_client_leaves_a_failed_operation(make: Make) -> None:
     async with make() as web:
         whole = ndjson(*({"topic": "t", "timezone": "UTC", "payload": n} for n in range(3)))
-        await broken_off(web, whole[:-20], whole[-20:-5])
+        await send_and_disconnect(web, whole[:-20], whole[-20:-5])
         (found,) = (await web.get("/operations")).json()["items"]
         assert (found["state"], found["progress"]["done"]) == ("failed", 2)
         assert "line 2" in found["errors"][-1]["detail"]
         assert counted(await send(web, whole)) == (1, 2, 0)
 
 
-async def test_a_client_that_falls_silent_is_not_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "PATIENCE", 0.5)
+async def test_an_idle_client_times_out(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "BODY_IDLE_TIMEOUT_SECONDS", 0.5)
     async with make() as web:
 
         async def silent() -> AsyncIterator[bytes]:
             yield ndjson({"topic": "t", "timezone": "UTC"})
             await asyncio.Event().wait()
 
-        made = await send(web, silent())
-        assert (made.json()["state"], made.json()["progress"]["done"]) == ("failed", 1)
+        created = await send(web, silent())
+        assert (created.json()["state"], created.json()["progress"]["done"]) == ("failed", 1)
 
 
-async def test_it_can_be_stopped(make: Make) -> None:
+async def test_an_import_can_be_cancelled(make: Make) -> None:
     async with make() as web:
         stopped = asyncio.Event()
 
         async def endless() -> AsyncIterator[bytes]:
             n = 0
             while True:
-                yield ndjson(*({"topic": "t", "timezone": "UTC", "payload": n + i} for i in range(bulk.BATCH)))
-                n += bulk.BATCH
-                if n == 2 * bulk.BATCH:
+                yield ndjson(*({"topic": "t", "timezone": "UTC", "payload": n + i} for i in range(bulk.BATCH_SIZE)))
+                n += bulk.BATCH_SIZE
+                if n == 2 * bulk.BATCH_SIZE:
                     await stopped.wait()
 
         sending = asyncio.create_task(send(web, endless()))
@@ -185,22 +185,22 @@ async def test_it_can_be_stopped(make: Make) -> None:
             await asyncio.sleep(0.01)
         await web.post(f"/operations/{items[0]['id']}/cancel")
         stopped.set()
-        made = await sending
-        assert (made.status_code, made.json()["state"]) == (201, "cancelled")
-        assert len(await all_jobs(web)) == made.json()["progress"]["done"] < 10 * bulk.BATCH
+        created = await sending
+        assert (created.status_code, created.json()["state"]) == (201, "cancelled")
+        assert len(await all_jobs(web)) == created.json()["progress"]["done"] < 10 * bulk.BATCH_SIZE
 
 
-async def test_an_import_whose_process_died_is_found(make: Make) -> None:
+async def test_an_import_of_a_dead_process_is_marked_failed(make: Make) -> None:
     async with make() as web:
-        made = (await send(web, b"")).json()
+        created = (await send(web, b"")).json()
         store, now = web.app.store, web.app.clock.now()
-        found = await store.run(operations.find, "default", made["id"])
+        found = await store.run(operations.find_operation, "default", created["id"])
         found.id, found.created_at, found.updated_at = new_id(now), now, now
         await store.run(operations.create, found)
-        assert (await store.run(operations.advance, found.id, now)) is None  # it was over
+        assert (await store.run(operations.advance, found.id, now)) is None  # it was completed
         found.id, found.state = new_id(now), OperationState.RUNNING
         await store.run(operations.create, found)
-        assert await store.run(operations.advance, found.id, now) == now + STALLED
-        assert await store.run(operations.advance, found.id, now + STALLED) is None
+        assert await store.run(operations.advance, found.id, now) == now + STALL_TIMEOUT
+        assert await store.run(operations.advance, found.id, now + STALL_TIMEOUT) is None
         seen = (await web.get(f"/operations/{found.id}")).json()
-        assert (seen["state"], "gone" in seen["errors"][0]["detail"]) == ("failed", True)
+        assert (seen["state"], "has stopped" in seen["errors"][0]["detail"]) == ("failed", True)

@@ -1,4 +1,4 @@
-"""Devices and campaigns over HTTP: made, checked, changed, shown. Nothing is sent here."""
+"""Devices, audiences and campaigns over HTTP; nothing is sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READING = {
 }  # fmt: skip
 
 
-async def registered(web: Web, *more: dict[str, Any]) -> None:
+async def register_devices(web: Web, *more: dict[str, Any]) -> None:
     for each in (PHONE, *more):
         answer = await web.post("/devices", each)
         assert answer.status_code == 201, answer.text
@@ -39,7 +39,7 @@ async def test_a_device_is_registered_changed_refreshed_and_deleted(make: Callab
             "attributes": {"tier": "gold", "visits": 3},
         }  # fmt: skip
         again = (await web.post("/devices", {"token": PHONE["token"], "age": 32, "marketingOnOff": "N"})).json()
-        assert again == {**first, "age": 32, "marketingOnOff": False}  # what is not said stays
+        assert again == {**first, "age": 32, "marketingOnOff": False}  # absent fields are unchanged
         new = (await web.post("/devices/refresh", {"oldToken": PHONE["token"], "token": "phone-of-ann-0002"})).json()
         assert new == {**again, "token": "phone-of-ann-0002"}
         assert (await web.get("/devices?userId=ann")).json()["items"] == [new]
@@ -49,58 +49,58 @@ async def test_a_device_is_registered_changed_refreshed_and_deleted(make: Callab
         is_problem(await web.post("/devices/refresh", {"oldToken": "gone", "token": "x"}), 404, "DEVICE_NOT_FOUND")
 
 
-UNFIT_DEVICES = (
-    ({"platform": "nokia"}, "DEVICE_INVALID"),
+INVALID_DEVICES = (
+    ({"platform": "nokia"}, "INVALID_DEVICE"),
     ({"timezone": "Mars/Olympus"}, "INVALID_TIMEZONE"),
-    ({"pushOnOff": "perhaps"}, "DEVICE_INVALID"),
-    ({"attributes": {"a": [1]}}, "DEVICE_INVALID"),
-    ({"token": "with space"}, "PUSH_MESSAGE_INVALID"),
+    ({"pushOnOff": "perhaps"}, "INVALID_DEVICE"),
+    ({"attributes": {"a": [1]}}, "INVALID_DEVICE"),
+    ({"token": "with space"}, "INVALID_PUSH_MESSAGE"),
     ({"userid": "ann"}, "UNKNOWN_FIELD"),
 )
 
 
-async def test_a_device_that_does_not_fit_is_refused(make: Callable[..., Any]) -> None:
+async def test_an_invalid_device_is_refused(make: Callable[..., Any]) -> None:
     async with make() as web:
-        for more, code in UNFIT_DEVICES:
+        for more, code in INVALID_DEVICES:
             is_problem(await web.post("/devices", {**PHONE, **more}), 422, code)
         assert (await web.get("/devices")).json()["items"] == []
 
 
-async def test_lines_are_imported_and_bad_ones_are_named(make: Callable[..., Any]) -> None:
+async def test_device_lines_are_imported_and_invalid_ones_reported(make: Callable[..., Any]) -> None:
     lines = (
         b'{"token": "phone-0001", "age": 20}\n{"token": "phone-0002", "age": -1}\nno json\n{"token": "phone-0001"}\n'
     )
     csv = b'token,userId,age,marketingOnOff,tier\nphone-0003,"Ann, B.",20,Y,gold\nphone-0001,,,N,\n'
     async with make() as web:
-        made = await web.ask("POST", "/devices/bulk", lines, content_type="application/x-ndjson")
-        assert made.status_code == 201, made.text
-        progress = made.json()["progress"]
-        assert (made.json()["state"], progress["done"], progress["failed"]) == ("completed", 1, 2)
-        assert [error["line"] for error in made.json()["errors"]] == [2, 3]
-        made = await web.ask("POST", "/devices/bulk", csv, content_type="text/csv")
-        assert (made.json()["progress"]["done"], made.json()["progress"]["skipped"]) == (1, 1), made.text
+        created = await web.ask("POST", "/devices/bulk", lines, content_type="application/x-ndjson")
+        assert created.status_code == 201, created.text
+        progress = created.json()["progress"]
+        assert (created.json()["state"], progress["done"], progress["failed"]) == ("completed", 1, 2)
+        assert [error["line"] for error in created.json()["errors"]] == [2, 3]
+        created = await web.ask("POST", "/devices/bulk", csv, content_type="text/csv")
+        assert (created.json()["progress"]["done"], created.json()["progress"]["skipped"]) == (1, 1), created.text
         first, third = (await web.get("/devices")).json()["items"]
         assert (first["age"], first["marketingOnOff"]) == (20, False)
         assert (third["userId"], third["attributes"], third["age"]) == ("Ann, B.", {"tier": "gold"}, 20)
 
 
-async def test_lines_that_are_no_csv_are_named_like_others(make: Callable[..., Any]) -> None:
+async def test_invalid_csv_lines_are_reported(make: Callable[..., Any]) -> None:
     async with make() as web:
         lines = (
             b"\xef\xbb\xbftoken,tier\r\nphone-0001,gold\r\nphone-0002,go\rld\r\nphone-0003," + b"x" * 200_000 + b"\r\n"
         )
-        made = (await web.ask("POST", "/devices/bulk", lines, content_type="text/csv")).json()
-        assert (made["state"], made["progress"]["done"], made["progress"]["failed"]) == ("completed", 1, 2)
-        assert [(error["line"], error["code"]) for error in made["errors"]] == [
-            (3, "DEVICE_INVALID"), (4, "DEVICE_INVALID"),
+        created = (await web.ask("POST", "/devices/bulk", lines, content_type="text/csv")).json()
+        assert (created["state"], created["progress"]["done"], created["progress"]["failed"]) == ("completed", 1, 2)
+        assert [(error["line"], error["code"]) for error in created["errors"]] == [
+            (3, "INVALID_DEVICE"), (4, "INVALID_DEVICE"),
         ]  # fmt: skip
-        # As Macs of long ago ended lines: all of it is one.
-        made = (await web.ask("POST", "/devices/bulk", b"token\rphone-0004\r", content_type="text/csv")).json()
-        assert (made["state"], made["progress"]["done"]) == ("failed", 0)
-        assert "no CSV" in made["errors"][0]["detail"]
+        # Bare carriage returns do not end a line.
+        created = (await web.ask("POST", "/devices/bulk", b"token\rphone-0004\r", content_type="text/csv")).json()
+        assert (created["state"], created["progress"]["done"]) == ("failed", 0)
+        assert "not valid CSV" in created["errors"][0]["detail"]
 
 
-async def test_a_secret_that_an_audience_is_read_by_is_not_taken_away(make: Callable[..., Any], tmp_path: Path) -> None:
+async def test_a_secret_used_by_an_audience_cannot_be_deleted(make: Callable[..., Any], tmp_path: Path) -> None:
     theirs = tmp_path / "theirs.db"
     with closing(sqlite3.connect(theirs)) as connection:
         connection.execute("CREATE TABLE people (id integer PRIMARY KEY, token text)")
@@ -114,9 +114,9 @@ async def test_a_secret_that_an_audience_is_read_by_is_not_taken_away(make: Call
         assert (await web.ask("DELETE", "/secrets/crm")).status_code == 200
 
 
-async def test_filters_count_the_same_now_as_they_send_later(make: Callable[..., Any]) -> None:
+async def test_audience_filters_are_counted(make: Callable[..., Any]) -> None:
     async with make() as web:
-        await registered(
+        await register_devices(
             web,
             {"token": "phone-of-bob-0001", "gender": "M", "age": 40, "attributes": {"visits": 30}},
             {"token": "phone-of-cem-0001", "gender": "F", "pushOnOff": "N", "attributes": {"tier": "goldish"}},
@@ -129,15 +129,15 @@ async def test_filters_count_the_same_now_as_they_send_later(make: Callable[...,
         ):  # fmt: skip
             answer = await web.post("/audiences/count", {"filters": filters})
             assert answer.json()["count"] == count, (filters, answer.text)
-        is_problem(await web.post("/audiences/count", {"filters": {"agemin": 3}}), 422, "FILTER_INVALID")
+        is_problem(await web.post("/audiences/count", {"filters": {"agemin": 3}}), 422, "INVALID_FILTER")
 
 
-async def test_a_campaign_says_what_it_is_and_is_changed_until_it_starts(make: Callable[..., Any]) -> None:
+async def test_a_pending_campaign_is_edited_and_a_stopped_one_is_not(make: Callable[..., Any]) -> None:
     async with make() as web:
-        await registered(web)
-        made = await web.post("/campaigns", READING)
-        assert made.status_code == 201, made.text
-        body = made.json()
+        await register_devices(web)
+        created = await web.post("/campaigns", READING)
+        assert created.status_code == 201, created.text
+        body = created.json()
         assert (body["state"], body["sendAt"]) == ("pending", "2030-03-01T07:15:00Z")
         assert (body["timezone"], body["chunkSize"], body["chunkDelayMs"]) == ("Asia/Seoul", 500, 2000)
         assert body["filters"] == {"gender": "F", "marketingOnOff": True}
@@ -146,9 +146,11 @@ async def test_a_campaign_says_what_it_is_and_is_changed_until_it_starts(make: C
         assert request["data"] == {"division": "bible", "version": "0", "bibleCode": "3"}
         assert request["notification"] == {"title": "Today's reading", "body": "Psalm 22"}
         is_problem(await web.ask("PATCH", path, {"title": "Later"}), 428, "REVISION_MISSING")
-        changed = await web.ask("PATCH", path, {"sendAt": "2030-03-02T16:15:00"}, if_match=made.headers["etag"])
+        changed = await web.ask("PATCH", path, {"sendAt": "2030-03-02T16:15:00"}, if_match=created.headers["etag"])
         assert changed.json()["sendAt"] == "2030-03-02T07:15:00Z"
-        is_problem(await web.ask("PATCH", path, {"title": "x"}, if_match=made.headers["etag"]), 412, "REVISION_STALE")
+        is_problem(
+            await web.ask("PATCH", path, {"title": "x"}, if_match=created.headers["etag"]), 412, "REVISION_STALE"
+        )
         old, job = body["jobId"], changed.json()["jobId"]
         assert (await web.get(f"/jobs/{old}")).json()["status"] == "cancelled"
         assert (await web.get(f"/jobs/{job}")).json()["runAt"] == "2030-03-02T07:15:00Z"
@@ -156,70 +158,70 @@ async def test_a_campaign_says_what_it_is_and_is_changed_until_it_starts(make: C
         assert (zones["recipients"], zones["zones"][0]["first"]) == (1, "2030-03-02T07:15:00Z")
         assert (await web.post(f"{path}/stop", {"reason": "no"})).json()["state"] == "stopped"
         is_problem(await web.ask("PATCH", path, {"title": "x"}, if_match="*"), 409, "CAMPAIGN_STATE")
-        assert [each["token"] for each in (await web.get(f"{path}/left")).json()["items"]] == [PHONE["token"]]
+        assert [each["token"] for each in (await web.get(f"{path}/remaining")).json()["items"]] == [PHONE["token"]]
         assert (await web.get(f"{path}/chunks?cursor={10**19}")).json()["items"] == []
         is_problem(await web.post("/campaigns/no-such/stop"), 404, "CAMPAIGN_NOT_FOUND")
 
 
-async def test_a_pinned_campaign_is_for_those_it_was_pinned_to(make: Callable[..., Any]) -> None:
+async def test_a_pinned_campaign_excludes_devices_registered_later(make: Callable[..., Any]) -> None:
     async with make() as web:
-        await registered(web)
-        made = (await web.post("/campaigns", {"title": "Hello", "sendAt": "2035-01-01T00:00:00Z",
-                                              "audienceAs": "pinned"})).json()  # fmt: skip
-        await registered(web, {"token": "phone-of-late-0001"})
-        found = await web.app.campaigns.get(made["id"])
+        await register_devices(web)
+        created = (await web.post("/campaigns", {"title": "Hello", "sendAt": "2035-01-01T00:00:00Z",
+                                              "audienceFormat": "pinned"})).json()  # fmt: skip
+        await register_devices(web, {"token": "phone-of-late-0001"})
+        found = await web.app.campaigns.get(created["id"])
         assert found.pinned_at is not None
-        assert await web.app.store.run(progress.meant, found) == 1
+        assert await web.app.store.run(progress.count_recipients, found) == 1
 
 
-UNFIT = (
+INVALID_CAMPAIGNS = (
     ({"sendAt": "2020-01-01T00:00:00"}, 400, "SCHEDULE_IN_THE_PAST"),
     ({"sendAt": "2030-01-01T00:00:00", "timezone": "Mars/Olympus"}, 422, "INVALID_TIMEZONE"),
     ({"marketing": True, "filters": {}}, 422, "CONSENT_FILTER_MISSING"),
-    ({"filters": {"topic": "nobody-is-here"}}, 422, "TOPIC_UNKNOWN"),
-    ({"data": {"from": "me"}}, 422, "PUSH_MESSAGE_INVALID"),
-    ({"data": {"google.x": "me"}}, 422, "PUSH_MESSAGE_INVALID"),
+    ({"filters": {"topic": "unused-topic"}}, 422, "TOPIC_UNKNOWN"),
+    ({"data": {"from": "me"}}, 422, "INVALID_PUSH_MESSAGE"),
+    ({"data": {"google.x": "me"}}, 422, "INVALID_PUSH_MESSAGE"),
     ({"content": "x" * 4090}, 422, "PUSH_MESSAGE_TOO_LARGE"),
-    ({"title": None, "content": None, "data": None}, 422, "PUSH_MESSAGE_INVALID"),
-    ({"notificationId": "n-{{user}}"}, 422, "TEMPLATE_INVALID"),
-    ({"quietHours": {"start": "9"}}, 422, "CAMPAIGN_INVALID"),
-    ({"quietHours": {"start": "21:00:10", "end": "21:00:40"}}, 422, "CAMPAIGN_INVALID"),
-    ({"expiresAt": "0001-01-01T00:00:00+14:00"}, 422, "CAMPAIGN_INVALID"),
-    ({"canary": {"size": 0, "maxErrorRate": 2}}, 422, "CAMPAIGN_INVALID"),
-    ({"chunkSize": 501}, 422, "FIELDS_INVALID"),
-    ({"localTime": "2030-03-01T09:00"}, 422, "CAMPAIGN_INVALID"),
+    ({"title": None, "content": None, "data": None}, 422, "INVALID_PUSH_MESSAGE"),
+    ({"notificationId": "n-{{user}}"}, 422, "INVALID_TEMPLATE"),
+    ({"quietHours": {"start": "9"}}, 422, "INVALID_CAMPAIGN"),
+    ({"quietHours": {"start": "21:00:10", "end": "21:00:40"}}, 422, "INVALID_CAMPAIGN"),
+    ({"expiresAt": "0001-01-01T00:00:00+14:00"}, 422, "INVALID_CAMPAIGN"),
+    ({"canary": {"size": 0, "maxErrorRate": 2}}, 422, "INVALID_CAMPAIGN"),
+    ({"chunkSize": 501}, 422, "INVALID_FIELDS"),
+    ({"localTime": "2030-03-01T09:00"}, 422, "INVALID_CAMPAIGN"),
     ({"filter": {}}, 422, "UNKNOWN_FIELD"),
-    ({"filters": {"audience": "nobodys"}}, 422, "AUDIENCE_UNKNOWN"),
+    ({"filters": {"audience": "unknown"}}, 422, "AUDIENCE_UNKNOWN"),
 )
 
 
-async def test_what_cannot_be_sent_is_refused_when_it_is_made(make: Callable[..., Any]) -> None:
+async def test_an_invalid_campaign_is_refused_at_creation(make: Callable[..., Any]) -> None:
     async with make() as web:
-        await registered(web)
-        for more, status, code in UNFIT:
+        await register_devices(web)
+        for more, status, code in INVALID_CAMPAIGNS:
             is_problem(await web.post("/campaigns", {**READING, **more}), status, code)
         assert (await web.get("/campaigns")).json()["items"] == []
         assert (await web.get("/jobs")).json()["items"] == []
 
 
-REMEDIES = (
+FIXES = (
     ({"marketing": True, "filters": {}}, "CONSENT_FILTER_MISSING", 'Add "marketingOnOff": true to filters'),
-    ({"filters": {"topic": "nobody-is-here"}}, "TOPIC_UNKNOWN", "Register devices with the topics"),
-    ({"data": {"gcm.x": "me"}}, "PUSH_MESSAGE_INVALID", "FCM keeps from, notification, message_type"),
+    ({"filters": {"topic": "unused-topic"}}, "TOPIC_UNKNOWN", "Register devices with the topics"),
+    ({"data": {"gcm.x": "me"}}, "INVALID_PUSH_MESSAGE", "FCM reserves from, notification, message_type"),
     ({"content": "x" * 4090}, "PUSH_MESSAGE_TOO_LARGE", "Send an id, and let the app fetch the rest"),
-    ({"sendAt": "2020-01-01T00:00:00"}, "SCHEDULE_IN_THE_PAST", "Give a later time"),
-    ({"filters": {"audience": "nobodys"}}, "AUDIENCE_UNKNOWN", "PUT /audiences/"),
-    ({"filters": {"agemin": 3}}, "FILTER_INVALID", "Did you mean ageMin?"),
-    ({"quietHours": {"start": "21:00", "end": "21:00"}}, "QUIET_HOURS_INVALID", "21:00 to 08:00"),
+    ({"sendAt": "2020-01-01T00:00:00"}, "SCHEDULE_IN_THE_PAST", "Specify a later time"),
+    ({"filters": {"audience": "unknown"}}, "AUDIENCE_UNKNOWN", "PUT /audiences/"),
+    ({"filters": {"agemin": 3}}, "INVALID_FILTER", "Did you mean ageMin?"),
+    ({"quietHours": {"start": "21:00", "end": "21:00"}}, "INVALID_QUIET_HOURS", "21:00 to 08:00"),
 )
 
 
-async def test_a_refusal_says_what_to_do_whichever_way_it_is_asked(make: Callable[..., Any]) -> None:
+async def test_a_refusal_has_the_same_fix_on_every_route(make: Callable[..., Any]) -> None:
     async with make() as web:
-        await registered(web)
-        made = await web.post("/campaigns", READING)
-        path = f"/campaigns/{made.json()['id']}"
-        for more, code, remedy in REMEDIES:
+        await register_devices(web)
+        created = await web.post("/campaigns", READING)
+        path = f"/campaigns/{created.json()['id']}"
+        for more, code, fix in FIXES:
             again = {**READING, "cronExpression": "15 16 * * *", "name": "daily", "sendAt": None, **more}
             answers = [
                 await web.post("/campaigns", {**READING, **more}),
@@ -227,26 +229,26 @@ async def test_a_refusal_says_what_to_do_whichever_way_it_is_asked(make: Callabl
             ]
             answers += [] if "sendAt" in more else [await web.post("/campaigns", again)]
             for answer in answers:
-                assert remedy in is_problem(answer, answer.status_code, code)["fix"]
+                assert fix in is_problem(answer, answer.status_code, code)["fix"]
                 assert answer.status_code in (400, 422)
-        assert (await web.get(path)).json() == made.json()
+        assert (await web.get(path)).json() == created.json()
         assert (await web.get("/schedules")).json()["items"] == []
 
 
-async def test_a_recurring_one_is_a_schedule(make: Callable[..., Any]) -> None:
+async def test_a_recurring_campaign_creates_a_schedule(make: Callable[..., Any]) -> None:
     async with make() as web:
-        await registered(web)
+        await register_devices(web)
         body = {**READING, "cronExpression": "15 16 * * *", "name": "daily", "sendAt": None}
-        made = await web.post("/campaigns", body)
-        assert made.status_code == 201, made.text
-        schedule = (await web.get(f"/schedules/{made.json()['scheduleId']}")).json()
+        created = await web.post("/campaigns", body)
+        assert created.status_code == 201, created.text
+        schedule = (await web.get(f"/schedules/{created.json()['scheduleId']}")).json()
         assert (schedule["name"], schedule["cronExpression"], schedule["timezone"]) == (
             "daily", "15 16 * * *", "Asia/Seoul",
         )  # fmt: skip
         assert schedule["payload"]["campaign"]["filters"] == {"gender": "F", "marketingOnOff": True}
 
 
-async def test_tenants_do_not_see_one_another(make: Callable[..., Any]) -> None:
+async def test_tenants_do_not_see_each_other(make: Callable[..., Any]) -> None:
     async with make(open_here=False) as web:
         theirs, mine = await web.key(tenant="them"), await web.key(tenant="me")
         device = (await web.post("/devices", PHONE, key=theirs)).json()

@@ -1,4 +1,4 @@
-"""Who may do what, for every operation of the document: keys, roles, scopes, tenants, fields, audit records."""
+"""The access rules of every operation: keys, roles, scopes, tenants, fields and audit records."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _records(tx: Transaction) -> list[tuple[str, str, str]]:
     return [tuple(row) for row in rows]
 
 
-def _said(response: Any, world: World, names: dict[str, str]) -> str:
-    """What a problem says, without what differs from request to request."""
+def _problem_text(response: Any, world: World, names: dict[str, str]) -> str:
+    """Return a problem as text, without the request id and with object ids replaced by placeholders."""
     body = {name: value for name, value in response.json().items() if name != "requestId"}
     text = f"{response.status_code} {body}"
     for name, value in names.items():
@@ -34,19 +34,19 @@ def _said(response: Any, world: World, names: dict[str, str]) -> str:
     return text
 
 
-def test_every_operation_is_in_the_matrix() -> None:
+def test_every_operation_has_a_call_entry() -> None:
     there = {operation.id for operation in operations()}
-    assert there == set(CALLS), f"say in tests/api/calls.py how to call {there ^ set(CALLS)}"
+    assert there == set(CALLS), f"add an entry to tests/api/calls.py for {there ^ set(CALLS)}"
 
 
-async def test_s23_every_operation_by_every_kind_of_key(make: Make) -> None:
+async def test_every_operation_checks_keys_roles_and_scopes(make: Make) -> None:
     async with make(open_here=False) as web:
         world = await World.make(web)
         narrow: dict[tuple[Role, str], str] = {}
         for operation in operations():
             before = await web.app.store.run(_records)
             for key in (None, world.revoked, world.expired):
-                world.web.site.door._wrong.clear()
+                world.web.site.authenticator._failures.clear()
                 is_problem(await world.call(operation, key), 401, "UNAUTHORIZED")
             for role, key in world.role.items():
                 if not role.covers(operation.role):
@@ -59,19 +59,19 @@ async def test_s23_every_operation_by_every_kind_of_key(make: Make) -> None:
             assert await web.app.store.run(_records) == before, f"{operation.id} was refused, and is recorded"
             done = await world.call(operation, world.role[operation.role], timebell_tenant=OURS)
             assert done.status_code == CALLS[operation.id].status, (operation.id, done.text)
-            if operation.action is not None:  # what only reads leaves all as it was
+            if operation.action is not None:  # read-only operations change nothing
                 await world.renew()
 
 
-async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> None:
+async def test_another_tenant_gets_nothing_of_ours(make: Make) -> None:
     async with make(open_here=False) as web:
         world = await World.make(web)
         for operation in operations():
             if operation.role is Role.PLATFORM:
                 continue
             call, key = CALLS[operation.id], world.other[operation.role]
-            named = await world.call(operation, key, timebell_tenant=OURS)
-            is_problem(named, 403, "TENANT_NOT_YOURS")
+            with_header = await world.call(operation, key, timebell_tenant=OURS)
+            is_problem(with_header, 403, "TENANT_NOT_YOURS")
             answer = await world.call(operation, key)
             if call.object:
                 now, real = web.app.clock.now(), dict(world.names)
@@ -88,7 +88,7 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
                     "stopped",
                 )
                 gone = {**real, **{name: new_id(now) for name in ids}, "key": "0" * 12}
-                named_so = (
+                named_kinds = (
                     "calendar",
                     "secret",
                     "target",
@@ -99,18 +99,18 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
                     "phone",
                     "connection",
                 )
-                # Two that are called the same are so here too, as what is said is compared by name.
-                gone |= {name: f"gone-{real[name]}" for name in named_so} | {"sourceId": new_id(now)}
+                # Objects with equal names get equal replacements, because the texts are compared by name.
+                gone |= {name: f"gone-{real[name]}" for name in named_kinds} | {"sourceId": new_id(now)}
                 world.names = gone
                 call_path = operation.path
                 missing = await (
-                    web.ask(operation.method, CALLS[operation.id].path.replace(OURS, "nobody"), key=key)
+                    web.ask(operation.method, CALLS[operation.id].path.replace(OURS, "missing-tenant"), key=key)
                     if "{id}" in call_path and OURS in call.path
                     else world.call(operation, key)
                 )
                 world.names = real
-                theirs = _said(answer, world, {**real, "tenant": OURS})
-                assert theirs == _said(missing, world, {**gone, "tenant": "nobody"}), operation.id
+                theirs = _problem_text(answer, world, {**real, "tenant": OURS})
+                assert theirs == _problem_text(missing, world, {**gone, "tenant": "missing-tenant"}), operation.id
                 assert answer.status_code == 404, (operation.id, answer.text)
             elif not call.shared:
                 assert answer.status_code == call.status, (operation.id, answer.text)
@@ -119,13 +119,13 @@ async def test_s20_s22_s24_another_tenant_gets_nothing_of_ours(make: Make) -> No
                 for name in ours_alone:
                     assert world.names[name] not in answer.text, (operation.id, answer.text)
                 assert f'"{OURS}"' not in answer.text, (operation.id, answer.text)
-        # What they did was done to their own.
+        # Their changes affected only their own objects.
         ours = (await web.get("/schedules?limit=500", key=world.role[Role.VIEWER])).json()["items"]
         assert {one["tenantId"] for one in ours} == {OURS}
         assert not [one for one in ours if one["name"].startswith("new-")]
 
 
-async def test_s24_filters_cursors_previews_and_idempotency_keys_stay_within_a_tenant(make: Make) -> None:
+async def test_filters_cursors_previews_and_idempotency_keys_stay_within_a_tenant(make: Make) -> None:
     async with make(open_here=False) as web:
         world = await World.make(web)
         ours, theirs = world.role[Role.ADMIN], world.other[Role.ADMIN]
@@ -148,7 +148,7 @@ async def test_s24_filters_cursors_previews_and_idempotency_keys_stay_within_a_t
         assert forecast["total"] == 1
 
 
-async def test_s25_unknown_and_read_only_fields_are_refused_everywhere(make: Make) -> None:
+async def test_unknown_and_read_only_fields_are_refused_everywhere(make: Make) -> None:
     async with make(open_here=False) as web:
         world = await World.make(web)
         tried = 0
@@ -166,7 +166,7 @@ async def test_s25_unknown_and_read_only_fields_are_refused_everywhere(make: Mak
         assert tried > 100
 
 
-async def test_s80_every_change_writes_exactly_one_record(make: Make) -> None:
+async def test_every_change_writes_exactly_one_audit_record(make: Make) -> None:
     async with make(open_here=False) as web:
         world = await World.make(web)
         for operation in operations():
@@ -177,6 +177,6 @@ async def test_s80_every_change_writes_exactly_one_record(make: Make) -> None:
                 assert added == [], operation.id
             else:
                 assert [action for _, action, _ in added] == [operation.action], operation.id
-                assert added[0][2], f"{operation.id} does not say what it changed"
-            if operation.action is not None:  # what only reads leaves all as it was
+                assert added[0][2], f"{operation.id} has no audit subject"
+            if operation.action is not None:  # read-only operations change nothing
                 await world.renew()

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: made, found, cancelled, moved, tried again."""
+"""Jobs over HTTP: created, listed, cancelled, rescheduled and retried."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ NOW = {"topic": "mail.send", "timezone": "UTC"}
 
 
 def at(web: Web, **spans: float) -> str:
-    """An instant from now."""
+    """Return an instant relative to now."""
     return format_instant(web.app.clock.now() + timedelta(**spans))
 
 
-async def test_a_job_is_made_with_all_that_it_was_given(make: Make) -> None:
+async def test_a_job_is_created_with_all_fields(make: Make) -> None:
     async with make() as web:
-        given = {
+        fields = {
             "topic": "notifications.task-reminder", "runAt": "2098-02-10T02:30:00", "timezone": "America/New_York",
             "payload": {"task": 7}, "key": "task-7", "queue": "mail", "priority": -3, "timeoutSeconds": 12.5,
             "retry": {"attempts": 3, "backoff": {"type": "fixed", "delay": 5}},
             "metadata": {"ownerId": "ana", "correlationId": "c-1", "clientRequestId": "r-1", "team": "ops"},
         }  # fmt: skip
-        made = await web.post("/jobs", given)
-        assert made.status_code == 201, made.text
-        body = made.json()
-        assert made.headers["location"] == f"/api/v1/jobs/{body['id']}"
+        created = await web.post("/jobs", fields)
+        assert created.status_code == 201, created.text
+        body = created.json()
+        assert created.headers["location"] == f"/api/v1/jobs/{body['id']}"
         for name in ("topic", "timezone", "payload", "key", "queue", "priority", "timeoutSeconds", "metadata"):
-            assert body[name] == given[name], name
+            assert body[name] == fields[name], name
         assert (body["status"], body["retry"]["attempts"], body["tenantId"]) == ("pending", 3, "default")
         assert body["localTime"] == "2098-02-10T02:30:00"
         assert body["runAt"] == "2098-02-10T07:30:00Z"
-        shown = (await web.get(f"/jobs/{body['id']}")).json()
-        assert shown == body | {"adjusted": None}
+        fetched = (await web.get(f"/jobs/{body['id']}")).json()
+        assert fetched == body | {"adjusted": None}
 
 
-async def test_without_run_at_it_is_due_now(make: Make) -> None:
+async def test_a_job_without_run_at_is_due_immediately(make: Make) -> None:
     async with make() as web:
         before = web.app.clock.now() - timedelta(seconds=1)
         body = (await web.post("/jobs", NOW)).json()
@@ -60,27 +60,27 @@ async def test_a_past_time_is_refused_with_400(make: Make) -> None:
         assert refused["detail"].startswith("Cannot schedule in the past")
 
 
-async def test_a_request_repeated_after_its_instant_names_its_job(make: Make) -> None:
+async def test_a_request_repeated_after_its_time_returns_its_job(make: Make) -> None:
     async with make() as web:
-        given = NOW | {"metadata": {"clientRequestId": "r"}}
-        made = (await web.post("/jobs", {**given, "runAt": at(web, hours=1)})).json()
-        late = {**given, "runAt": at(web, hours=-1)}
+        fields = NOW | {"metadata": {"clientRequestId": "r"}}
+        created = (await web.post("/jobs", {**fields, "runAt": at(web, hours=1)})).json()
+        late = {**fields, "runAt": at(web, hours=-1)}
         refused = is_problem(await web.post("/jobs", late), 409, "SCHEDULE_CLIENT_REQUEST_ID_IN_USE")
-        assert made["id"] in refused["detail"]
-        kept = await web.post("/jobs", late | {"onConflict": "keep"})
-        assert (kept.status_code, kept.json()["id"]) == (200, made["id"])
+        assert created["id"] in refused["detail"]
+        repeated = await web.post("/jobs", late | {"onConflict": "keep"})
+        assert (repeated.status_code, repeated.json()["id"]) == (200, created["id"])
 
 
-async def test_bad_fields_are_named(make: Make) -> None:
+async def test_invalid_fields_are_refused_with_their_code(make: Make) -> None:
     cases = [
         ({"topik": "a"}, "UNKNOWN_FIELD"),
         ({"timezone": "Mars/Base"}, "INVALID_TIMEZONE"),
-        ({"runAt": "soon"}, "RUN_AT_INVALID"),
+        ({"runAt": "soon"}, "INVALID_RUN_AT"),
         ({"maxRetries": 1, "retry": {"attempts": 2}}, "INVALID_RETRY"),
         ({"target": {"kind": "carrier-pigeon"}}, "TARGET_UNKNOWN"),
-        ({"priority": 10**6}, "FIELDS_INVALID"),
+        ({"priority": 10**6}, "INVALID_FIELDS"),
         ({"metadata": {"ownerId": 7}}, "INVALID_OWNER_ID"),
-        ({"topic": "no spaces"}, "TOPIC_INVALID"),
+        ({"topic": "no spaces"}, "INVALID_TOPIC"),
     ]
     async with make() as web:
         for change, code in cases:
@@ -89,29 +89,29 @@ async def test_bad_fields_are_named(make: Make) -> None:
         assert (await web.get("/jobs")).json()["items"] == []
 
 
-async def test_a_client_request_id_makes_one_job_for_ever(make: Make) -> None:
+async def test_a_client_request_id_creates_one_job(make: Make) -> None:
     async with make() as web:
-        given = {**NOW, "metadata": {"clientRequestId": "r-1"}}
-        id_ = (await web.post("/jobs", given)).json()["id"]
-        refused = is_problem(await web.post("/jobs", given), 409, "SCHEDULE_CLIENT_REQUEST_ID_IN_USE")
+        fields = {**NOW, "metadata": {"clientRequestId": "r-1"}}
+        id_ = (await web.post("/jobs", fields)).json()["id"]
+        refused = is_problem(await web.post("/jobs", fields), 409, "SCHEDULE_CLIENT_REQUEST_ID_IN_USE")
         assert refused["existing"] == id_
-        kept = await web.post("/jobs", given | {"onConflict": "keep"})
-        assert (kept.status_code, kept.json()["id"]) == (200, id_)
-        assert "location" not in kept.headers
+        repeated = await web.post("/jobs", fields | {"onConflict": "keep"})
+        assert (repeated.status_code, repeated.json()["id"]) == (200, id_)
+        assert "location" not in repeated.headers
 
 
-async def test_a_key_can_be_replaced(make: Make) -> None:
+async def test_a_job_with_a_key_can_be_replaced(make: Make) -> None:
     async with make() as web:
-        given = {**NOW, "runAt": at(web, days=1), "key": "k"}
-        first = (await web.post("/jobs", given)).json()
-        is_problem(await web.post("/jobs", given), 409, "KEY_IN_USE")
-        second = (await web.post("/jobs", given | {"onConflict": "replace"})).json()
+        fields = {**NOW, "runAt": at(web, days=1), "key": "k"}
+        first = (await web.post("/jobs", fields)).json()
+        is_problem(await web.post("/jobs", fields), 409, "KEY_IN_USE")
+        second = (await web.post("/jobs", fields | {"onConflict": "replace"})).json()
         assert second["replaces"] == first["id"]
         first = (await web.get(f"/jobs/{first['id']}")).json()
         assert (first["status"], first["replacedBy"]) == ("cancelled", second["id"])
 
 
-async def test_only_a_key_of_the_platform_names_tenants(make: Make) -> None:
+async def test_only_a_platform_key_can_name_another_tenant(make: Make) -> None:
     async with make(open_here=False) as web:
         ours, platform = await web.key("editor", "ours"), await web.key("platform", None)
         foreign = {**NOW, "metadata": {"tenantId": "theirs"}}
@@ -119,18 +119,18 @@ async def test_only_a_key_of_the_platform_names_tenants(make: Make) -> None:
         is_problem(await web.get("/jobs?tenantId=theirs", key=ours), 403, "TENANT_NOT_YOURS")
         own = await web.post("/jobs", {**NOW, "metadata": {"tenantId": "ours"}}, key=ours)
         assert (own.status_code, own.json()["tenantId"]) == (201, "ours")
-        made = (await web.post("/jobs", foreign, key=platform)).json()
-        assert made["tenantId"] == "theirs"
+        created = (await web.post("/jobs", foreign, key=platform)).json()
+        assert created["tenantId"] == "theirs"
         assert [job["id"] for job in (await web.get("/jobs?tenantId=theirs", key=platform)).json()["items"]] == [
-            made["id"]
+            created["id"]
         ]
-        is_problem(await web.get(f"/jobs/{made['id']}", key=ours), 404, "JOB_NOT_FOUND")
-        is_problem(await web.post(f"/jobs/{made['id']}/cancel", key=ours), 404, "JOB_NOT_FOUND")
-        is_problem(await web.post(f"/jobs/{made['id']}/reschedule", {}, key=ours), 404, "JOB_NOT_FOUND")
-        is_problem(await web.post(f"/jobs/{made['id']}/retry", key=ours), 404, "JOB_NOT_FOUND")
+        is_problem(await web.get(f"/jobs/{created['id']}", key=ours), 404, "JOB_NOT_FOUND")
+        is_problem(await web.post(f"/jobs/{created['id']}/cancel", key=ours), 404, "JOB_NOT_FOUND")
+        is_problem(await web.post(f"/jobs/{created['id']}/reschedule", {}, key=ours), 404, "JOB_NOT_FOUND")
+        is_problem(await web.post(f"/jobs/{created['id']}/retry", key=ours), 404, "JOB_NOT_FOUND")
 
 
-async def test_listing_filters_and_pages(make: Make) -> None:
+async def test_jobs_are_filtered_and_paged(make: Make) -> None:
     async with make() as web:
         ids = []
         for n in range(7):
@@ -152,7 +152,7 @@ async def test_listing_filters_and_pages(make: Make) -> None:
         assert await found("key=k4&topic=t.0") == [4]
         assert await found("minAttempts=1") == []
         assert await found(f"scheduleId={new_id(web.app.clock.now())}") == []
-        is_problem(await web.get("/jobs?status=odd"), 422, "STATUS_INVALID")
+        is_problem(await web.get("/jobs?status=odd"), 422, "INVALID_STATUS")
         is_problem(await web.get("/jobs?cursor=odd"), 422, "INVALID_CURSOR")
         seen, cursor = [], ""
         while cursor is not None:
@@ -162,7 +162,7 @@ async def test_listing_filters_and_pages(make: Make) -> None:
         assert seen == ids[::-1]
 
 
-async def test_cancel_has_three_answers_and_the_first_stands(make: Make) -> None:
+async def test_cancel_outcomes_of_pending_running_and_finished_jobs(make: Make) -> None:
     async with make() as web:
         id_ = (await web.post("/jobs", {**NOW, "runAt": at(web, days=1)})).json()["id"]
         for _ in range(2):
@@ -183,12 +183,12 @@ async def test_cancel_has_three_answers_and_the_first_stands(make: Make) -> None
             await going.wait()
             assert (await web.post(f"/jobs/{id_}/cancel")).json()["outcome"] == "in_flight"
             may_end.set()
-            await service.idle()
+            await service.wait_until_idle()
         answer = (await web.post(f"/jobs/{id_}/cancel")).json()
         assert (answer["outcome"], answer["job"]["status"]) == ("in_flight", "completed")
 
 
-async def test_reschedule_makes_a_new_job(make: Make) -> None:
+async def test_reschedule_creates_a_new_job(make: Make) -> None:
     async with make() as web:
         old = (await web.post("/jobs", {**NOW, "runAt": at(web, days=1)})).json()
         answer = await web.post(
@@ -203,7 +203,7 @@ async def test_reschedule_makes_a_new_job(make: Make) -> None:
         is_problem(past, 400, "SCHEDULE_IN_THE_PAST")
 
 
-async def test_a_failed_job_is_tried_again(make: Make) -> None:
+async def test_a_failed_job_is_retried(make: Make) -> None:
     async with make() as web:
         broken = True
 
@@ -214,19 +214,19 @@ async def test_a_failed_job_is_tried_again(make: Make) -> None:
 
         async with web.app.running() as service:
             id_ = (await web.post("/jobs", {"topic": "shaky", "timezone": "UTC", "maxRetries": 0})).json()["id"]
-            await service.idle()
+            await service.wait_until_idle()
             failed = (await web.get(f"/jobs/{id_}")).json()
             assert (failed["status"], failed["attemptsMade"]) == ("failed", 1)
             assert [job["id"] for job in (await web.get("/jobs?status=failure&minAttempts=1")).json()["items"]] == [id_]
             broken = False
             again = await web.post(f"/jobs/{id_}/retry")
             assert (again.status_code, again.json()["status"], again.json()["id"]) == (200, "pending", id_)
-            await service.idle()
+            await service.wait_until_idle()
         assert (await web.get(f"/jobs/{id_}")).json()["status"] == "completed"
         is_problem(await web.post(f"/jobs/{id_}/retry"), 409, "JOB_NOT_FAILED")
 
 
-async def test_a_failed_job_is_tried_again_with_another_payload(make: Make) -> None:
+async def test_a_failed_job_is_retried_with_another_payload(make: Make) -> None:
     async with make() as web:
 
         @web.app.on("picky")
@@ -234,16 +234,16 @@ async def test_a_failed_job_is_tried_again_with_another_payload(make: Make) -> N
             if event.payload != {"to": "ana"}:
                 raise ValueError("whom?")
 
-        given = {"topic": "picky", "timezone": "UTC", "maxRetries": 0, "payload": {"to": ""}, "key": "k",
+        fields = {"topic": "picky", "timezone": "UTC", "maxRetries": 0, "payload": {"to": ""}, "key": "k",
                  "metadata": {"team": "ops"}, "group": "g"}  # fmt: skip
         async with web.app.running() as service:
-            old = (await web.post("/jobs", given)).json()
-            await service.idle()
+            old = (await web.post("/jobs", fields)).json()
+            await service.wait_until_idle()
             answer = await web.post(f"/jobs/{old['id']}/retry", {"payload": {"to": "ana"}})
             assert answer.status_code == 201, answer.text
             new = answer.json()
             assert answer.headers["location"] == f"/api/v1/jobs/{new['id']}"
-            await service.idle()
+            await service.wait_until_idle()
         assert (new["payload"], new["replaces"], new["status"]) == ({"to": "ana"}, old["id"], "pending")
         for name in ("topic", "key", "group", "metadata", "retry", "timezone", "kind"):
             assert new[name] == old[name], name
@@ -258,23 +258,24 @@ async def test_a_failed_job_is_tried_again_with_another_payload(make: Make) -> N
         is_problem(await web.post(f"/jobs/{new_id(web.app.clock.now())}/retry", {"payload": 1}), 404, "JOB_NOT_FOUND")
 
 
-async def test_another_payload_for_a_job_of_a_schedule_is_a_run_by_hand_that_waits_for_its_turn(make: Make) -> None:
+async def test_retrying_a_scheduled_job_with_another_payload_creates_a_manual_run(make: Make) -> None:
     async with make() as web:
-        made = (await web.post("/schedules", {**NIGHTLY, "cronExpression": "0 0 29 2 *", "maxRetries": 0})).json()["id"]
+        yearly = {**NIGHTLY, "cronExpression": "0 0 29 2 *", "maxRetries": 0}
+        created = (await web.post("/schedules", yearly)).json()["id"]
 
         @web.app.on(NIGHTLY["jobType"])
         async def broken(event: Any) -> None:
             raise ValueError("no")
 
         async with web.app.running() as service:
-            old = (await web.post(f"/schedules/{made}/trigger")).json()
-            await service.idle()
-        first = (await web.post(f"/schedules/{made}/trigger")).json()
+            old = (await web.post(f"/schedules/{created}/trigger")).json()
+            await service.wait_until_idle()
+        first = (await web.post(f"/schedules/{created}/trigger")).json()
         assert (first["status"], first["hold"]) == ("pending", None)
         new = (await web.post(f"/jobs/{old['id']}/retry", {"payload": None})).json()
-        assert (new["kind"], new["scheduleId"], new["hold"], new["payload"]) == ("manual", made, "overlap", None)
+        assert (new["kind"], new["scheduleId"], new["hold"], new["payload"]) == ("manual", created, "overlap", None)
         assert len({one["occurrenceKey"] for one in (old, first, new)}) == 3
-        kinds = [one["status"] for one in (await web.get(f"/schedules/{made}/executions")).json()["items"]]
+        kinds = [one["status"] for one in (await web.get(f"/schedules/{created}/executions")).json()["items"]]
         assert sorted(kinds) == ["failed", "pending", "pending"]
 
 
@@ -283,7 +284,7 @@ class Reminder:
     who: int
 
 
-async def test_another_payload_is_checked_and_asks_for_an_editor(make: Make) -> None:
+async def test_another_payload_is_validated_and_requires_an_editor(make: Make) -> None:
     async with make() as web:
 
         @web.app.on("typed")
@@ -294,8 +295,8 @@ async def test_another_payload_is_checked_and_asks_for_an_editor(make: Make) -> 
             id_ = (await web.post("/jobs", {**NOW, "topic": "typed", "payload": {"who": 1}, "maxRetries": 0})).json()[
                 "id"
             ]
-            await service.idle()
-        refused = is_problem(await web.post(f"/jobs/{id_}/retry", {"payload": {"who": "ana"}}), 422, "PAYLOAD_INVALID")
+            await service.wait_until_idle()
+        refused = is_problem(await web.post(f"/jobs/{id_}/retry", {"payload": {"who": "ana"}}), 422, "INVALID_PAYLOAD")
         assert "who" in refused["detail"]
         operator = await web.key("operator")
         low = await web.post(f"/jobs/{id_}/retry", {"payload": {"who": 2}}, key=operator)
@@ -304,15 +305,15 @@ async def test_another_payload_is_checked_and_asks_for_an_editor(make: Make) -> 
         assert (await web.post(f"/jobs/{id_}/retry", {}, key=operator)).json()["status"] == "pending"
 
 
-async def test_what_the_jobs_of_campaigns_carry_is_nobodys_to_write(make: Make) -> None:
+async def test_the_payload_of_a_campaign_job_cannot_be_replaced(make: Make) -> None:
     async with make() as web:
         await web.app.open()
         now = web.app.clock.now()
         row = {
             "id": new_id(now), "tenant_id": "default", "topic": "campaign", "kind": "once", "scheduled_at": now,
             "run_at": now, "timezone": "UTC", "payload": "{}", "queue": "default", "priority": 0, "serial": False,
-            "state": "failed", "attempt": 1, "tries": 1, "created_at": now, "finished_at": now,
+            "state": "failed", "attempt": 1, "attempts_used": 1, "created_at": now, "finished_at": now,
             "target": '{"kind":"campaign","options":{}}',
         }  # fmt: skip
         await web.app.store.run(lambda tx: tx.execute(insert(finished), [row]))
-        is_problem(await web.post(f"/jobs/{row['id']}/retry", {"payload": {"campaignId": "x"}}), 422, "PAYLOAD_INVALID")
+        is_problem(await web.post(f"/jobs/{row['id']}/retry", {"payload": {"campaignId": "x"}}), 422, "INVALID_PAYLOAD")

@@ -1,4 +1,4 @@
-"""Keys over HTTP: shown once, never stronger than the one that makes them, useless when revoked."""
+"""API keys over HTTP: returned once, never more powerful than their creator, refused when revoked."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ def _dump(tx: Transaction) -> str:
     return str([list(tx.execute(select(table)).all()) for table in (keys, answers)])
 
 
-async def test_s01_the_form_of_a_key(make: Make) -> None:
+async def test_the_format_of_a_key(make: Make) -> None:
     async with make() as web:
-        made = (await web.post("/keys", {"name": "ci", "role": "editor"})).json()
-        assert re.fullmatch(r"tb_live_[0-9a-f]{12}_[0-9a-f]{48}[0-9a-f]{8}", made["key"])
-        assert made["key"].split("_")[2] == made["id"]
-        assert f"{zlib.crc32(made['key'][:-8].encode()):08x}" == made["key"][-8:]
+        created = (await web.post("/keys", {"name": "ci", "role": "editor"})).json()
+        assert re.fullmatch(r"tb_live_[0-9a-f]{12}_[0-9a-f]{48}[0-9a-f]{8}", created["key"])
+        assert created["key"].split("_")[2] == created["id"]
+        assert f"{zlib.crc32(created['key'][:-8].encode()):08x}" == created["key"][-8:]
 
 
-async def test_s02_a_key_is_shown_once_and_kept_nowhere(make: Make) -> None:
+async def test_a_key_is_returned_once_and_never_stored(make: Make) -> None:
     async with make() as web:
         body = {"name": "ci", "role": "editor"}
         first = await web.post("/keys", body, idempotency_key="k")
         again = await web.post("/keys", body, idempotency_key="k")
-        made = first.json()
+        created = first.json()
         assert (first.status_code, again.status_code) == (201, 201)
-        assert again.json() == {**made, "key": None}
-        assert again.headers["location"] == f"/api/v1/keys/{made['id']}"
-        for path in ("/keys", f"/keys/{made['id']}"):
+        assert again.json() == {**created, "key": None}
+        assert again.headers["location"] == f"/api/v1/keys/{created['id']}"
+        for path in ("/keys", f"/keys/{created['id']}"):
             assert "key" not in (await web.get(path)).json()
-        secret = made["key"].split("_")[3]
+        secret = created["key"].split("_")[3]
         assert secret not in await web.app.store.run(_dump)
         assert secret[:40] not in await web.app.store.run(_dump)
 
 
-async def test_s03_what_a_key_is_limited_to_holds_and_its_use_is_recorded(make: Make) -> None:
+async def test_the_limits_of_a_key_hold_and_its_use_is_recorded(make: Make) -> None:
     async with make(open_here=False) as web:
         admin = await web.key("admin")
         end = (web.app.clock.now() + timedelta(days=1)).isoformat().replace("+00:00", "Z")
         limits = {"scopes": ["jobs", "schedules"], "networks": ["127.0.0.0/8"], "expiresAt": end}
-        made = (await web.post("/keys", {"name": "ci", "role": "viewer", **limits}, key=admin)).json()
-        assert {name: made[name] for name in limits} == limits
-        assert (made["role"], made["tenantId"], made["lastUsedAt"]) == ("viewer", "default", None)
-        assert (await web.get("/schedules", key=made["key"])).status_code == 200
-        is_problem(await web.get("/tenants", key=made["key"]), 403, "ROLE_TOO_LOW")
-        is_problem(await web.post("/schedules", NIGHTLY, key=made["key"]), 403, "ROLE_TOO_LOW")
-        assert (await web.get(f"/keys/{made['id']}", key=admin)).json()["lastUsedAt"] is not None
+        created = (await web.post("/keys", {"name": "ci", "role": "viewer", **limits}, key=admin)).json()
+        assert {name: created[name] for name in limits} == limits
+        assert (created["role"], created["tenantId"], created["lastUsedAt"]) == ("viewer", "default", None)
+        assert (await web.get("/schedules", key=created["key"])).status_code == 200
+        is_problem(await web.get("/tenants", key=created["key"]), 403, "ROLE_TOO_LOW")
+        is_problem(await web.post("/schedules", NIGHTLY, key=created["key"]), 403, "ROLE_TOO_LOW")
+        assert (await web.get(f"/keys/{created['id']}", key=admin)).json()["lastUsedAt"] is not None
         narrow = {"name": "n", "role": "admin", "scopes": ["jobs"]}
         narrow = (await web.post("/keys", narrow, key=admin)).json()
         is_problem(await web.get("/schedules", key=narrow["key"]), 403, "SCOPE_MISSING")
 
 
-async def test_s26_a_key_makes_none_that_may_do_more(make: Make) -> None:
+async def test_a_key_cannot_create_a_more_powerful_key(make: Make) -> None:
     async with make(open_here=False) as web:
         now = web.app.clock.now()
         soon, late = ((now + timedelta(hours=hours)).isoformat().replace("+00:00", "Z") for hours in (1, 99))
@@ -85,13 +85,13 @@ async def test_s26_a_key_makes_none_that_may_do_more(make: Make) -> None:
             await web.post("/keys", {"name": "x", "role": "viewer"}, key=await web.key("editor")), 403, "ROLE_TOO_LOW"
         )
         everywhere = await web.key("platform", None)
-        made = (await web.post("/keys", {"name": "p", "role": "platform"}, key=everywhere)).json()
-        assert made["tenantId"] is None
+        created = (await web.post("/keys", {"name": "p", "role": "platform"}, key=everywhere)).json()
+        assert created["tenantId"] is None
         theirs = await web.post("/keys", {"name": "a", "role": "admin"}, key=everywhere, timebell_tenant="acme")
         assert theirs.json()["tenantId"] == "acme"
 
 
-async def test_an_admin_sees_and_revokes_the_keys_of_its_tenant_alone(make: Make) -> None:
+async def test_an_admin_lists_and_revokes_only_keys_of_its_tenant(make: Make) -> None:
     async with make(open_here=False) as web:
         ours, theirs, everywhere = (
             await web.key("admin", "ours"),
@@ -116,22 +116,22 @@ async def test_an_admin_sees_and_revokes_the_keys_of_its_tenant_alone(make: Make
         assert (await web.ask("DELETE", f"/keys/{id_}", key=everywhere)).json() == revoked
 
 
-async def test_pages_of_keys_end(make: Make) -> None:
+async def test_keys_are_paged(make: Make) -> None:
     async with make() as web:
-        made = {(await web.post("/keys", {"name": "k", "role": "viewer"})).json()["id"] for _ in range(5)}
+        created = {(await web.post("/keys", {"name": "k", "role": "viewer"})).json()["id"] for _ in range(5)}
         seen: list[str] = []
         cursor: str | None = ""
         while cursor is not None:
             page = (await web.get(f"/keys?limit=2{cursor and '&cursor=' + cursor}")).json()
             seen += [item["id"] for item in page["items"]]
             cursor = page["nextCursor"]
-        assert seen == sorted(made)
+        assert seen == sorted(created)
 
 
-async def test_mistakes_in_a_key(make: Make) -> None:
+async def test_invalid_keys_are_refused(make: Make) -> None:
     async with make() as web:
         for wrong, code in (
-            ({"role": "god"}, "FIELDS_INVALID"), ({"scopes": ["everything"]}, "INVALID_SCOPES"),
+            ({"role": "god"}, "INVALID_FIELDS"), ({"scopes": ["everything"]}, "INVALID_SCOPES"),
             ({"networks": ["300.1.1.1"]}, "INVALID_NETWORKS"), ({"tenantId": "other"}, "UNKNOWN_FIELD"),
             ({"expiresAt": "2040-01-01T00:00:00"}, "INVALID_INSTANT"), ({"id": "x"}, "UNKNOWN_FIELD"),
         ):  # fmt: skip

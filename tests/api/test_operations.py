@@ -1,4 +1,4 @@
-"""Dead letters and operations: shown, grouped, replayed at a rate, discarded; cancelled by filter."""
+"""Dead letters and operations: listed, grouped, retried at a rate, discarded; jobs cancelled by filter."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from timebell.engine.leader.leader import Leader
 from timebell.ids import new_id, new_ids
-from timebell.model.job import Ending, JobState, NewJob
-from timebell.model.routes import ANYONE
+from timebell.model.job import Completion, JobState, NewJob
+from timebell.model.routes import ALL_ROUTES
 from timebell.recurrence.instants import format_instant
 from timebell.store.audit import audit_log
 from timebell.store.cluster import operations
@@ -19,18 +19,17 @@ from timebell.store.jobs import claim, complete, repository
 from timebell.store.transaction import Transaction
 
 from .test_jobs import at
-from .test_reports import until
-from .web import Web, is_problem
+from .web import Web, is_problem, wait_until
 
 Make = Callable[..., Any]
 
 
 async def fail(web: Web, count: int = 1, code: str = "ValueError", tenant: str = "default", **fields: Any) -> list[str]:
-    """Dead letters, written as the engine does; their ids, the one that failed last at the end."""
+    """Create dead letters as the engine does; return their ids, in the order in which they failed."""
     await web.app.open()
     now = web.app.clock.now()
-    due = now - timedelta(minutes=1)  # by any clock, also where that of the database is a little behind
-    made = [
+    due = now - timedelta(minutes=1)  # due even if the clock of the database is slightly behind
+    created = [
         NewJob(**{
             "id": id_, "tenant_id": tenant, "topic": "t", "scheduled_at": due, "run_at": due, "timezone": "UTC",
             "created_at": now, "route": "t", **fields,
@@ -39,48 +38,49 @@ async def fail(web: Web, count: int = 1, code: str = "ValueError", tenant: str =
     ]  # fmt: skip
 
     def write(tx: Transaction) -> None:
-        repository.create(tx, made, "error", now)
-        mine = {job.id for job in made}
-        lane = claim.Lane("default", 0, None, None, limited=False)
-        attempts = [one for one in claim.claim(tx, lane, ANYONE, new_id(now), 10_000, now) if one.id in mine]
+        repository.create(tx, created, "error", now)
+        mine = {job.id for job in created}
+        lane = claim.QueueLane("default", 0, None, None, has_limits=False)
+        attempts = [one for one in claim.claim_batch(tx, lane, ALL_ROUTES, new_id(now), 10_000, now) if one.id in mine]
         assert len(attempts) == count
-        complete.end(tx, [
-            Ending(one.id, one.number, JobState.FAILED, now + timedelta(microseconds=n), error=f"bad {n}", code=code)
-            for n, one in enumerate(attempts)
+        complete.complete_jobs(tx, [
+            Completion(each.id, each.number, JobState.FAILED, now + timedelta(microseconds=n), error=f"bad {n}",
+                       code=code)
+            for n, each in enumerate(attempts)
         ])  # fmt: skip
 
     await web.app.store.run(write)
-    return [job.id for job in made]
+    return [job.id for job in created]
 
 
 async def dead(web: Web, query: str = "") -> list[dict[str, Any]]:
     return (await web.get(f"/dead-letters?{query}")).json()["items"]  # type: ignore[no-any-return]
 
 
-async def over(web: Web, made: Any) -> dict[str, Any]:
-    """The operation of an answer, when it is over."""
-    assert made.status_code == 202, made.text
-    assert made.headers["location"] == f"/api/v1/operations/{made.json()['id']}"
+async def finished_operation(web: Web, created: Any) -> dict[str, Any]:
+    """Wait until the operation of a response is finished and return it."""
+    assert created.status_code == 202, created.text
+    assert created.headers["location"] == f"/api/v1/operations/{created.json()['id']}"
 
-    async def look() -> Any:
-        seen = (await web.get(f"/operations/{made.json()['id']}")).json()
+    async def finished() -> Any:
+        seen = (await web.get(f"/operations/{created.json()['id']}")).json()
         return None if seen["state"] == "running" else seen
 
-    return await until(look)  # type: ignore[no-any-return]
+    return await wait_until(finished)  # type: ignore[no-any-return]
 
 
-async def test_dead_letters_are_shown_with_what_they_were(make: Make) -> None:
+async def test_dead_letters_are_listed_with_the_fields_of_their_job(make: Make) -> None:
     async with make() as web:
         (id_,) = await fail(web, topic="a.b", payload='{"n": 1}')
-        (shown,) = await dead(web)
+        (letter,) = await dead(web)
         job = (await web.get(f"/jobs/{id_}")).json()
-        assert shown == {**job, "failedAt": job["completedAt"]}
-        assert (shown["payload"], shown["errorMessage"], shown["errorCode"]) == ({"n": 1}, "bad 0", "ValueError")
-        assert shown["attemptsMade"] == 1
-        assert shown["failedAt"] is not None
+        assert letter == {**job, "failedAt": job["completedAt"]}
+        assert (letter["payload"], letter["errorMessage"], letter["errorCode"]) == ({"n": 1}, "bad 0", "ValueError")
+        assert letter["attemptsMade"] == 1
+        assert letter["failedAt"] is not None
 
 
-async def test_filters_groups_and_pages(make: Make) -> None:
+async def test_dead_letters_are_filtered_grouped_and_paged(make: Make) -> None:
     async with make() as web:
         first = await fail(web, 3, topic="a", schedule_id=None)
         middle = format_instant(web.app.clock.now())
@@ -117,16 +117,16 @@ async def test_filters_groups_and_pages(make: Make) -> None:
         is_problem(await web.get("/dead-letters?from=yesterday"), 422, "INVALID_INSTANT")
 
 
-async def test_replay_of_what_fits_and_nothing_else(make: Make) -> None:
+async def test_a_retry_operation_retries_only_matching_jobs(make: Make) -> None:
     async with make() as web:
         wanted, other = await fail(web, 450, topic="a"), await fail(web, 2, topic="b")
-        dry = await web.post("/dead-letters/replay", {"filter": {"topic": "a"}, "dryRun": True})
+        dry = await web.post("/dead-letters/retry", {"filter": {"topic": "a"}, "dryRun": True})
         assert (dry.status_code, dry.json()) == (200, {"dryRun": True, "count": 450})
         assert (await web.get("/operations")).json()["items"] == []
         async with web.app.running(heartbeat=0.1):
-            made = await web.post("/dead-letters/replay", {"filter": {"topic": "a"}})
-            assert made.json()["spec"] == {"filter": {"topic": "a"}}
-            ended = await over(web, made)
+            created = await web.post("/dead-letters/retry", {"filter": {"topic": "a"}})
+            assert created.json()["spec"] == {"filter": {"topic": "a"}}
+            ended = await finished_operation(web, created)
         assert (ended["state"], ended["errors"]) == ("completed", [])
         assert ended["progress"] | {"rate": None} == {
             "done": 450, "total": 450, "failed": 0, "skipped": 0, "rate": None, "etaSeconds": None,
@@ -135,41 +135,41 @@ async def test_replay_of_what_fits_and_nothing_else(make: Make) -> None:
         for id_ in (wanted[0], wanted[-1]):
             job = (await web.get(f"/jobs/{id_}")).json()
             assert (job["status"], job["attemptsMade"]) == ("pending", 0)
-        records = list(await web.app.store.run(audit_log.page, "default", 50, None))
-        assert [(one.action, one.subject) for one in records] == [("dead_letters.replay", ended["id"])]
+        records = list(await web.app.store.run(audit_log.list_records, "default", 50, None))
+        assert [(one.action, one.subject) for one in records] == [("dead_letters.retry", ended["id"])]
 
 
-async def test_a_job_that_fails_again_is_not_replayed_again(make: Make) -> None:
+async def test_a_job_that_fails_again_is_retried_once(make: Make) -> None:
     async with make() as web:
-        tried: list[str] = []
+        attempted: list[str] = []
 
         @web.app.on("t", retry={"attempts": 1})
         async def broken(event: Any) -> None:
-            tried.append(event.job_id)
+            attempted.append(event.job_id)
             raise ValueError("still")
 
         ids = await fail(web, 20)
         async with web.app.running(heartbeat=0.1) as service:
-            ended = await over(web, await web.post("/dead-letters/replay", {"filter": {}, "rate": 100}))
-            await service.idle()
+            ended = await finished_operation(web, await web.post("/dead-letters/retry", {"filter": {}, "rate": 100}))
+            await service.wait_until_idle()
         assert ended["progress"]["done"] == 20
-        assert sorted(tried) == sorted(ids)
+        assert sorted(attempted) == sorted(ids)
         assert len(await dead(web)) == 20
 
 
-async def test_the_rate_is_kept(make: Make) -> None:
+async def test_the_rate_is_respected(make: Make) -> None:
     async with make() as web:
         await fail(web, 30)
         async with web.app.running(heartbeat=0.1):
             began = web.app.clock.monotonic()
-            ended = await over(web, await web.post("/dead-letters/replay", {"filter": {}, "rate": 20}))
+            ended = await finished_operation(web, await web.post("/dead-letters/retry", {"filter": {}, "rate": 20}))
             took = web.app.clock.monotonic() - began
         assert ended["progress"]["done"] == 30
         assert took >= 1.4  # 30 at 20 a second
         assert ended["progress"]["rate"] <= 21
 
 
-async def test_a_key_in_use_is_told(make: Make) -> None:
+async def test_a_key_in_use_is_reported(make: Make) -> None:
     async with make() as web:
         keyed = (await fail(web, 1, key="k"))[0]
         free = (await fail(web, 1, key="free"))[0]
@@ -177,7 +177,7 @@ async def test_a_key_in_use_is_told(make: Make) -> None:
             await web.post("/jobs", {"topic": "x", "timezone": "UTC", "runAt": at(web, days=1), "key": "k"})
         ).json()
         async with web.app.running(heartbeat=0.1):
-            ended = await over(web, await web.post("/dead-letters/replay", {"filter": {}}))
+            ended = await finished_operation(web, await web.post("/dead-letters/retry", {"filter": {}}))
         assert (ended["progress"]["done"], ended["progress"]["failed"]) == (1, 1)
         assert ended["errors"] == [{"jobId": keyed, "code": "KEY_IN_USE", "detail": ended["errors"][0]["detail"]}]
         assert holder["id"] in ended["errors"][0]["detail"]
@@ -185,12 +185,12 @@ async def test_a_key_in_use_is_told(make: Make) -> None:
         assert [one["id"] for one in await dead(web)] == [keyed]
 
 
-async def test_what_is_discarded_stays_in_the_history(make: Make) -> None:
+async def test_discarded_jobs_stay_in_the_history(make: Make) -> None:
     async with make() as web:
         ids = await fail(web, 210, topic="a")
         await fail(web, 1, topic="b")
         async with web.app.running(heartbeat=0.1):
-            ended = await over(web, await web.post("/dead-letters/discard", {"filter": {"topic": "a"}}))
+            ended = await finished_operation(web, await web.post("/dead-letters/discard", {"filter": {"topic": "a"}}))
         assert ended["progress"]["done"] == 210
         assert [one["topic"] for one in await dead(web)] == ["b"]
         job = (await web.get(f"/jobs/{ids[0]}")).json()
@@ -203,7 +203,7 @@ async def test_what_is_discarded_stays_in_the_history(make: Make) -> None:
 async def test_a_crash_in_a_step_loses_and_repeats_nothing(make: Make) -> None:
     async with make() as web:
         await fail(web, 500)
-        id_ = (await web.post("/dead-letters/replay", {"filter": {}})).json()["id"]
+        id_ = (await web.post("/dead-letters/retry", {"filter": {}})).json()["id"]
         store, now = web.app.store, web.app.clock.now
 
         def crashing(tx: Transaction) -> None:
@@ -227,46 +227,46 @@ async def test_a_crash_in_a_step_loses_and_repeats_nothing(make: Make) -> None:
         assert await dead(web) == []
 
 
-async def test_only_the_leader_goes_on_with_it(make: Make) -> None:
+async def test_only_the_leader_executes_operations(make: Make) -> None:
     async with make() as web:
         await fail(web)
         async with web.app.running(heartbeat=0.1) as service:
-            await until(lambda: service.leader.fence)
+            await wait_until(lambda: service.leader.fence)
             follower = Leader(service.node)
-            await web.post("/dead-letters/replay", {"filter": {}, "rate": 0.001})
+            await web.post("/dead-letters/retry", {"filter": {}, "rate": 0.001})
             assert await follower.operations.step() is None
             assert await service.leader.operations.step() is not None
 
 
-async def test_it_can_be_stopped(make: Make) -> None:
+async def test_an_operation_can_be_cancelled(make: Make) -> None:
     async with make() as web:
         await fail(web, 50)
         async with web.app.running(heartbeat=0.1):
-            made = (await web.post("/dead-letters/replay", {"filter": {}, "rate": 5})).json()
+            created = (await web.post("/dead-letters/retry", {"filter": {}, "rate": 5})).json()
 
             async def some() -> bool:
-                return (await web.get(f"/operations/{made['id']}")).json()["progress"]["done"] > 0  # type: ignore[no-any-return]
+                return (await web.get(f"/operations/{created['id']}")).json()["progress"]["done"] > 0  # type: ignore[no-any-return]
 
-            await until(some)
-            running = (await web.get("/operations?state=running&kind=replay")).json()["items"]
+            await wait_until(some)
+            running = (await web.get("/operations?state=running&kind=retry")).json()["items"]
             assert running[0]["progress"]["etaSeconds"] > 0
-            stopped = (await web.post(f"/operations/{made['id']}/cancel")).json()
+            stopped = (await web.post(f"/operations/{created['id']}/cancel")).json()
             assert (stopped["state"], stopped["completedAt"] is not None) == ("cancelled", True)
-            again = (await web.post(f"/operations/{made['id']}/cancel")).json()
+            again = (await web.post(f"/operations/{created['id']}/cancel")).json()
             assert again == stopped
             assert stopped["progress"]["done"] + len(await dead(web)) == 50
         is_problem(await web.post(f"/operations/{new_id(web.app.clock.now())}/cancel"), 404, "OPERATION_NOT_FOUND")
 
 
-async def test_operations_of_others_are_not_there(make: Make) -> None:
+async def test_operations_of_other_tenants_are_not_found(make: Make) -> None:
     async with make(open_here=False) as web:
         ours, theirs = await web.key("operator", "ours"), await web.key("operator", "theirs")
         await fail(web, 1, tenant="ours")
         assert (await web.get("/dead-letters", key=theirs)).json()["items"] == []
-        made = (await web.post("/dead-letters/replay", {"filter": {}}, key=ours)).json()
-        assert made["progress"]["total"] == 1
-        is_problem(await web.get(f"/operations/{made['id']}", key=theirs), 404, "OPERATION_NOT_FOUND")
-        is_problem(await web.post(f"/operations/{made['id']}/cancel", key=theirs), 404, "OPERATION_NOT_FOUND")
+        created = (await web.post("/dead-letters/retry", {"filter": {}}, key=ours)).json()
+        assert created["progress"]["total"] == 1
+        is_problem(await web.get(f"/operations/{created['id']}", key=theirs), 404, "OPERATION_NOT_FOUND")
+        is_problem(await web.post(f"/operations/{created['id']}/cancel", key=theirs), 404, "OPERATION_NOT_FOUND")
         assert (await web.get("/operations", key=theirs)).json()["items"] == []
         viewer = await web.key("viewer", "ours")
         is_problem(await web.post("/dead-letters/discard", {"filter": {}}, key=viewer), 403, "ROLE_TOO_LOW")
@@ -278,14 +278,14 @@ async def test_jobs_are_cancelled_by_filter(make: Make) -> None:
             body = {"topic": f"t.{n % 2}", "timezone": "UTC", "runAt": at(web, days=1), "metadata": {"ownerId": "ana"}}
             await web.post("/jobs", body)
         is_problem(await web.post("/jobs/cancel", {"filter": {}}), 422, "FILTER_MISSING")
-        given = {"filter": {"topic": "t.0", "ownerId": "ana"}}
-        assert (await web.post("/jobs/cancel", {**given, "dryRun": True})).json() == {"dryRun": True, "count": 3}
-        made = await web.post("/jobs/cancel", given)
-        assert made.json()["spec"] == given
+        request_body = {"filter": {"topic": "t.0", "ownerId": "ana"}}
+        assert (await web.post("/jobs/cancel", {**request_body, "dryRun": True})).json() == {"dryRun": True, "count": 3}
+        created = await web.post("/jobs/cancel", request_body)
+        assert created.json()["spec"] == request_body
         late = (await web.post("/jobs", {"topic": "t.0", "timezone": "UTC", "runAt": at(web, days=1),
                                          "metadata": {"ownerId": "ana"}})).json()  # fmt: skip
         async with web.app.running(heartbeat=0.1):
-            ended = await over(web, made)
+            ended = await finished_operation(web, created)
         assert (ended["progress"]["done"], ended["progress"]["total"]) == (3, 3)
         assert (await web.get(f"/jobs/{late['id']}")).json()["status"] == "pending"
         assert len((await web.get("/jobs?status=cancelled")).json()["items"]) == 3

@@ -1,4 +1,4 @@
-"""Queues over HTTP, and the switch that stops everything."""
+"""Queues over HTTP, and pausing all queues."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 from timebell.store.audit import audit_log
 
-from .test_reports import until
-from .web import Web, is_problem
+from .web import Web, is_problem, wait_until
 
 Make = Callable[..., Any]
 
@@ -33,7 +32,7 @@ async def test_a_queue_is_limited_paused_and_resumed(make: Make) -> None:
         async with web.app.running(heartbeat=0.1) as service:
             held = (await web.post("/jobs", {"topic": "t", "timezone": "UTC", "queue": "q"})).json()["id"]
             free = (await web.post("/jobs", {"topic": "t", "timezone": "UTC"})).json()["id"]
-            await service.idle()
+            await service.wait_until_idle()
             assert (await state(web, held), await state(web, free)) == ("pending", "completed")
             (queue,) = (await web.get("/queues")).json()["items"]
             assert (queue["name"], queue["pending"], queue["running"]) == ("q", 1, 0)
@@ -42,16 +41,16 @@ async def test_a_queue_is_limited_paused_and_resumed(make: Make) -> None:
             async def done() -> bool:
                 return await state(web, held) == "completed"
 
-            await until(done)
+            await wait_until(done)
         unlimited = (await web.ask("PUT", "/queues/q", {"concurrency": None})).json()
         assert unlimited["concurrency"] is None
-        records = [one.action for one in await web.app.store.run(audit_log.page, "default", 50, None)]
+        records = [one.action for one in await web.app.store.run(audit_log.list_records, "default", 50, None)]
         assert [one for one in records if one.startswith("queue")] == [
             "queue.put", "queue.resume", "queue.pause", "queue.put",
         ]  # fmt: skip
 
 
-async def test_one_switch_stops_all_firing(make: Make) -> None:
+async def test_pause_all_stops_all_jobs(make: Make) -> None:
     async with make() as web:
 
         @web.app.on("t")
@@ -63,17 +62,17 @@ async def test_one_switch_stops_all_firing(make: Make) -> None:
         assert (await web.get("/queues")).json()["everything"] == stopped
         async with web.app.running(heartbeat=0.1) as service:
             id_ = (await web.post("/jobs", {"topic": "t", "timezone": "UTC"})).json()["id"]
-            await service.idle()
+            await service.wait_until_idle()
             assert await state(web, id_) == "pending"
             assert (await web.post("/resume-all")).json() == {"paused": False, "pauseReason": None}
 
             async def done() -> bool:
                 return await state(web, id_) == "completed"
 
-            await until(done)
+            await wait_until(done)
 
 
-async def test_only_the_platform_changes_what_all_share(make: Make) -> None:
+async def test_only_the_platform_changes_shared_queues(make: Make) -> None:
     async with make(open_here=False) as web:
         admin = await web.key("admin")
         for method, path, body in (
@@ -85,10 +84,10 @@ async def test_only_the_platform_changes_what_all_share(make: Make) -> None:
         assert (await web.get("/queues", key=admin)).json()["items"] == []
 
 
-async def test_bad_names_and_limits_are_refused(make: Make) -> None:
+async def test_invalid_names_and_limits_are_refused(make: Make) -> None:
     async with make() as web:
         is_problem(await web.ask("PUT", "/queues/*", {"concurrency": 1}), 422, "INVALID_QUEUE")
-        is_problem(await web.ask("PUT", "/queues/q", {"concurrency": 0}), 422, "FIELDS_INVALID")
+        is_problem(await web.ask("PUT", "/queues/q", {"concurrency": 0}), 422, "INVALID_FIELDS")
         is_problem(await web.ask("PUT", "/queues/q", {"rate": 1, "per": 2}), 422, "UNKNOWN_FIELD")
         is_problem(await web.post(f"/queues/{'x' * 101}/pause"), 422, "INVALID_QUEUE")
         assert (await web.get("/queues")).json()["items"] == []

@@ -1,4 +1,4 @@
-"""Schedules over HTTP: the blueprint's requests word for word, revisions, steering, paging."""
+"""Schedules over HTTP: creation, revisions, actions, previews and pages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .web import NIGHTLY, is_problem
 Make = Callable[..., Any]
 
 
-async def test_s1_104_the_blueprints_body_makes_a_schedule(make: Make) -> None:
+async def test_a_schedule_is_created_with_all_fields(make: Make) -> None:
     async with make() as web:
-        made = await web.post("/schedules", NIGHTLY)
-        assert made.status_code == 201
-        body = made.json()
-        assert made.headers["location"] == f"/api/v1/schedules/{body['id']}"
-        assert made.headers["etag"] == '"1"'
+        created = await web.post("/schedules", NIGHTLY)
+        assert created.status_code == 201
+        body = created.json()
+        assert created.headers["location"] == f"/api/v1/schedules/{body['id']}"
+        assert created.headers["etag"] == '"1"'
         for name, value in NIGHTLY.items():
             assert body[name] == value, name
         assert body["topic"] == "report.build"
@@ -30,7 +30,7 @@ async def test_s1_104_the_blueprints_body_makes_a_schedule(make: Make) -> None:
         assert (await web.get(f"/schedules/{body['id']}")).json() == body
 
 
-async def test_s1_106_to_110_filters_pause_resume_trigger_executions(make: Make) -> None:
+async def test_schedules_are_filtered_paused_resumed_and_triggered(make: Make) -> None:
     async with make() as web:
         id_ = (await web.post("/schedules", NIGHTLY)).json()["id"]
         await web.post("/schedules", {**NIGHTLY, "name": "other", "jobType": "other", "labels": {"team.x": "a=b"}})
@@ -53,7 +53,7 @@ async def test_s1_106_to_110_filters_pause_resume_trigger_executions(make: Make)
         assert (await web.get(f"/schedules/{id_}/executions?status=failed")).json()["items"] == []
 
 
-async def test_a_change_says_of_which_revision(make: Make) -> None:
+async def test_a_change_requires_the_current_revision(make: Make) -> None:
     async with make() as web:
         id_ = (await web.post("/schedules", NIGHTLY)).json()["id"]
         change = {"cronExpression": "0 3 * * *", "labels": {"team": "billing"}}
@@ -75,7 +75,7 @@ async def test_a_change_says_of_which_revision(make: Make) -> None:
         is_problem(await web.post(f"/schedules/{id_}/revert", {"revision": 9}), 404, "REVISION_NOT_FOUND")
 
 
-async def test_every_recurrence_comes_back_as_it_went_and_can_be_patched(make: Make) -> None:
+async def test_every_recurrence_is_returned_unchanged_and_survives_a_patch(make: Make) -> None:
     ways: list[dict[str, Any]] = [
         {"cronExpression": "0 9 * * 1-5", "dst": {"gap": "skip", "fold": "both"}},
         {"interval": {"everyMs": 1500, "anchor": "2026-01-01T00:00:00Z"}},
@@ -90,9 +90,9 @@ async def test_every_recurrence_comes_back_as_it_went_and_can_be_patched(make: M
     async with make() as web:
         for number, way in enumerate(ways):
             base = {"name": f"way-{number}", "topic": "t", "timezone": "Europe/Paris"}
-            made = await web.post("/schedules", base | way)
-            assert made.status_code == 201, made.text
-            body = made.json()
+            created = await web.post("/schedules", base | way)
+            assert created.status_code == 201, created.text
+            body = created.json()
             for name, value in way.items():
                 if name != "recurrence":
                     assert body[name] == value
@@ -102,7 +102,7 @@ async def test_every_recurrence_comes_back_as_it_went_and_can_be_patched(make: M
             assert patched.json()["priority"] == 7
 
 
-async def test_the_owner_s_channels_outlive_a_change(make: Make) -> None:
+async def test_notify_channels_survive_a_patch(make: Make) -> None:
     async with make() as web:
         body = (await web.post("/schedules", {**NIGHTLY, "notify": ["billing", "ops"]})).json()
         assert body["notify"] == ["billing", "ops"]
@@ -112,7 +112,7 @@ async def test_the_owner_s_channels_outlive_a_change(make: Make) -> None:
         assert (refused.status_code, refused.json()["code"]) == (422, "INVALID_NOTIFY")
 
 
-async def test_put_by_name_makes_and_replaces(make: Make) -> None:
+async def test_put_by_name_creates_and_replaces(make: Make) -> None:
     spec = {"topic": "a", "cronExpression": "0 5 * * *", "timezone": "UTC"}
     async with make() as web:
         first = await web.ask("PUT", "/schedules/by-name/from-git", spec)
@@ -124,7 +124,7 @@ async def test_put_by_name_makes_and_replaces(make: Make) -> None:
         assert second.json()["revision"] == 2
 
 
-async def test_one_occurrence_is_skipped_moved_and_taken_back(make: Make) -> None:
+async def test_an_occurrence_is_skipped_moved_and_restored(make: Make) -> None:
     async with make() as web:
         id_ = (await web.post("/schedules", NIGHTLY)).json()["id"]
         first, second, third = (one["utc"] for one in (await web.get(f"/schedules/{id_}/next?count=3")).json()["items"])
@@ -139,7 +139,7 @@ async def test_one_occurrence_is_skipped_moved_and_taken_back(make: Make) -> Non
         assert undone.json()["nextFireAt"] == first
 
 
-async def test_preview_writes_nothing_and_tells_of_the_clock(make: Make) -> None:
+async def test_a_preview_writes_nothing_and_notes_clock_changes(make: Make) -> None:
     async with make() as web:
         body = {"topic": "t", "timezone": "Europe/Paris", "cronExpression": "30 2 * * *"}
         seen = (await web.post("/schedules/preview?count=3", body)).json()
@@ -149,7 +149,7 @@ async def test_preview_writes_nothing_and_tells_of_the_clock(make: Make) -> None
         assert (await web.get("/schedules")).json()["items"] == []
 
 
-async def test_backfill_is_previewed_then_done(make: Make) -> None:
+async def test_a_backfill_is_previewed_then_executed_once(make: Make) -> None:
     async with make() as web:
         hourly = {"name": "hourly", "topic": "t", "timezone": "UTC", "cronExpression": "0 * * * *"}
         id_ = (await web.post("/schedules", hourly)).json()["id"]
@@ -175,35 +175,35 @@ HOSTILE: list[tuple[dict[str, Any], str | None]] = [
 ]
 
 
-async def test_s30_no_rule_keeps_a_node_busy(make: Make) -> None:
+async def test_no_recurrence_keeps_a_node_busy(make: Make) -> None:
     async with make() as web:
         for recurrence, refused in HOSTILE:
             began = time.process_time()
             answer = await web.post("/schedules/preview", {"topic": "t", "timezone": "Europe/Paris", **recurrence})
-            assert time.process_time() - began < 5, recurrence  # not a bound of speed: a search without end takes more
+            assert time.process_time() - began < 5, recurrence  # an upper bound that only an endless search exceeds
             if refused is None:
                 assert answer.status_code == 200, answer.text
             else:
                 is_problem(answer, 422, refused)
 
 
-async def test_s35_next_and_preview_show_a_thousand_and_no_more(make: Make) -> None:
+async def test_next_and_preview_return_at_most_1000_occurrences(make: Make) -> None:
     async with make() as web:
         id_ = (await web.post("/schedules", NIGHTLY)).json()["id"]
         assert len((await web.get(f"/schedules/{id_}/next?count=1000")).json()["items"]) == 1000
-        is_problem(await web.get(f"/schedules/{id_}/next?count=1001"), 422, "FIELDS_INVALID")
+        is_problem(await web.get(f"/schedules/{id_}/next?count=1001"), 422, "INVALID_FIELDS")
         seen = await web.post("/schedules/preview?count=1000", NIGHTLY)
         assert len(seen.json()["next"]) == 1000
-        is_problem(await web.post("/schedules/preview?count=1001", NIGHTLY), 422, "FIELDS_INVALID")
+        is_problem(await web.post("/schedules/preview?count=1001", NIGHTLY), 422, "INVALID_FIELDS")
 
 
-async def test_s36_a_page_has_500_at_most(make: Make) -> None:
+async def test_a_page_has_at_most_500_items(make: Make) -> None:
     async with make() as web:
         lists = ("/schedules", "/jobs", "/dead-letters", "/operations", "/keys", "/audit-log", "/tenants", "/calendars")
         for path in lists:
             assert (await web.get(f"{path}?limit=500")).status_code == 200, path
-            is_problem(await web.get(f"{path}?limit=501"), 422, "FIELDS_INVALID")
-            is_problem(await web.get(f"{path}?limit=0"), 422, "FIELDS_INVALID")
+            is_problem(await web.get(f"{path}?limit=501"), 422, "INVALID_FIELDS")
+            is_problem(await web.get(f"{path}?limit=0"), 422, "INVALID_FIELDS")
 
 
 async def test_pages_end_and_never_repeat(make: Make) -> None:
@@ -222,14 +222,14 @@ async def test_pages_end_and_never_repeat(make: Make) -> None:
         is_problem(await web.get("/schedules?cursor=nonsense"), 422, "INVALID_CURSOR")
 
 
-async def test_a_mistake_names_the_field_and_the_remedy(make: Make) -> None:
+async def test_an_error_names_the_field_and_the_fix(make: Make) -> None:
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"cronExpression": "61 2 * * *"}, "INVALID_CRON", "/cronExpression"),
         ({"timezone": "Europe/Pariss"}, "INVALID_TIMEZONE", "/timezone"),
         ({"cronExpresion": "0 2 * * *"}, "UNKNOWN_FIELD", "/cronExpresion"),
-        ({"overlapPolicy": "never"}, "FIELDS_INVALID", "/overlapPolicy"),
-        ({"maxRetries": -1}, "FIELDS_INVALID", "/maxRetries"),
-        ({"name": "x" * 201}, "FIELDS_INVALID", "/name"),
+        ({"overlapPolicy": "never"}, "INVALID_FIELDS", "/overlapPolicy"),
+        ({"maxRetries": -1}, "INVALID_FIELDS", "/maxRetries"),
+        ({"name": "x" * 201}, "INVALID_FIELDS", "/name"),
         ({"interval": {"everyMs": 1000}}, "RECURRENCE_MISSING", ""),
     ]
     async with make() as web:

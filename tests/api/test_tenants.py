@@ -1,4 +1,4 @@
-"""Tenants: who sees whom, limits that hold for requests at once too, and what is used."""
+"""Tenants: visibility, limits that also hold for concurrent requests, and usage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from timebell.api import bulk
-from timebell.api.authentication import Door
+from timebell.api.authentication import Authenticator
 from timebell.tenancy.limits import LimitReached, Limits
 
 from .web import NIGHTLY, is_problem
@@ -18,12 +18,12 @@ from .web import NIGHTLY, is_problem
 Make = Callable[..., Any]
 
 
-async def test_the_platform_makes_tenants_and_an_admin_sees_its_own(make: Make) -> None:
+async def test_the_platform_creates_tenants_and_an_admin_sees_only_its_own(make: Make) -> None:
     async with make(open_here=False) as web:
         everywhere, ours = await web.key("platform", None), await web.key("admin", "ours")
-        made = await web.post("/tenants", {"id": "acme", "limits": {"schedules": 3}}, key=everywhere)
-        assert made.status_code == 201
-        assert made.json()["limits"] == {
+        created = await web.post("/tenants", {"id": "acme", "limits": {"schedules": 3}}, key=everywhere)
+        assert created.status_code == 201
+        assert created.json()["limits"] == {
             "schedules": 3, "pendingJobs": None, "payloadBytesPerDay": None, "requestsPerSecond": None,
             "jobsAtOnce": None, "startsPerMinute": None,
             "jobsPerMonth": None,
@@ -38,11 +38,11 @@ async def test_the_platform_makes_tenants_and_an_admin_sees_its_own(make: Make) 
         assert {one["id"] for one in (await web.get("/tenants", key=everywhere)).json()["items"]} >= {"acme", "ours"}
         assert [one["id"] for one in (await web.get("/tenants", key=ours)).json()["items"]] == ["ours"]
         assert (await web.get("/tenants/ours", key=ours)).status_code == 200
-        for path in ("/tenants/acme", "/tenants/acme/usage", "/tenants/nobody"):
+        for path in ("/tenants/acme", "/tenants/acme/usage", "/tenants/unknown"):
             is_problem(await web.get(path, key=ours), 404, "TENANT_NOT_FOUND")
-        is_problem(await web.post("/tenants", {"id": "a/b"}, key=everywhere), 422, "FIELDS_INVALID")
+        is_problem(await web.post("/tenants", {"id": "a/b"}, key=everywhere), 422, "INVALID_FIELDS")
         is_problem(
-            await web.post("/tenants", {"id": "b", "limits": {"schedules": 0}}, key=everywhere), 422, "FIELDS_INVALID"
+            await web.post("/tenants", {"id": "b", "limits": {"schedules": 0}}, key=everywhere), 422, "INVALID_FIELDS"
         )
 
 
@@ -52,14 +52,14 @@ async def _limited(web: Any, **limits: int) -> str:
     return str(await web.key("admin", "acme"))
 
 
-async def test_s33_schedules(make: Make) -> None:
+async def test_schedules_are_limited(make: Make) -> None:
     async with make(open_here=False) as web:
         key = await _limited(web, schedules=3)
-        made = await asyncio.gather(*(
+        created = await asyncio.gather(*(
             web.post("/schedules", {**NIGHTLY, "name": f"s{number}"}, key=key) for number in range(9)
         ))  # fmt: skip
-        assert sorted(one.status_code for one in made) == [201] * 3 + [429] * 6
-        refused = next(one for one in made if one.status_code == 429)
+        assert sorted(one.status_code for one in created) == [201] * 3 + [429] * 6
+        refused = next(one for one in created if one.status_code == 429)
         body = is_problem(refused, 429, "LIMIT_REACHED")
         assert body["limit"] == {"name": "schedules", "most": 3}
         assert int(refused.headers["retry-after"]) > 0
@@ -80,7 +80,7 @@ async def test_s33_schedules(make: Make) -> None:
         assert (await web.post("/schedules", {**NIGHTLY, "name": "free"}, key=key)).status_code == 201
 
 
-async def test_s33_pending_jobs(make: Make) -> None:
+async def test_pending_jobs_are_limited(make: Make) -> None:
     async with make(open_here=False) as web:
         key = await _limited(web, pendingJobs=2)
         id_ = (await web.post("/schedules", {**NIGHTLY, "overlapPolicy": "allow"}, key=key)).json()["id"]
@@ -90,11 +90,11 @@ async def test_s33_pending_jobs(make: Make) -> None:
         assert (used["pendingJobs"], used["schedules"], used["limits"]["pendingJobs"]) == (2, 1, 2)
 
 
-async def test_a_request_that_waited_for_the_database_takes_back_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_delayed_request_does_not_reset_the_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     at = [100.0]
     app: Any = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: at[0]))
     caller: Any = SimpleNamespace(tenant_id="acme")
-    door, answers = Door(app, open_here=True), asyncio.Event()
+    authenticator, answers = Authenticator(app, allow_local=True), asyncio.Event()
 
     async def slow(tenant_id: str) -> Limits:
         await answers.wait()
@@ -103,20 +103,20 @@ async def test_a_request_that_waited_for_the_database_takes_back_nothing(monkeyp
     async def quick(tenant_id: str) -> Limits:
         return Limits(requests_per_second=3)
 
-    monkeypatch.setattr(door, "limits", slow)
-    waited = asyncio.create_task(door.pace(caller))
+    monkeypatch.setattr(authenticator, "tenant_limits", slow)
+    waited = asyncio.create_task(authenticator.throttle(caller))
     await asyncio.sleep(0)
     at[0] += 60
-    monkeypatch.setattr(door, "limits", quick)
-    await door.pace(caller)  # it came later, and is let in before
+    monkeypatch.setattr(authenticator, "tenant_limits", quick)
+    await authenticator.throttle(caller)  # the later request is admitted first
     answers.set()
     await waited
-    await door.pace(caller)
+    await authenticator.throttle(caller)
     with pytest.raises(LimitReached):
-        await door.pace(caller)
+        await authenticator.throttle(caller)
 
 
-async def test_s33_payload_bytes_a_day(make: Make) -> None:
+async def test_payload_bytes_per_day_are_limited(make: Make) -> None:
     async with make(open_here=False) as web:
         key = await _limited(web, payloadBytesPerDay=2000)
         big = {**NIGHTLY, "jobPayload": {"text": "x" * 1200}}
@@ -130,14 +130,14 @@ async def test_s33_payload_bytes_a_day(make: Make) -> None:
         assert used["requests"] == 4
 
 
-async def test_s33_jobs_at_once_and_starts_a_minute(make: Make) -> None:
+async def test_limits_of_concurrent_jobs_and_starts_are_returned(make: Make) -> None:
     async with make(open_here=False) as web:
         key = await _limited(web, jobsAtOnce=2, startsPerMinute=9)
-        shown = (await web.get("/tenants/acme", key=key)).json()["limits"]
-        assert (shown["jobsAtOnce"], shown["startsPerMinute"]) == (2, 9)
+        fetched = (await web.get("/tenants/acme", key=key)).json()["limits"]
+        assert (fetched["jobsAtOnce"], fetched["startsPerMinute"]) == (2, 9)
 
 
-async def test_s33_requests_a_second(make: Make) -> None:
+async def test_requests_per_second_are_limited(make: Make) -> None:
     async with make(open_here=False) as web:
         key = await _limited(web, requestsPerSecond=3)
         answers = await asyncio.gather(*(web.get("/schedules", key=key) for _ in range(40)))
@@ -149,10 +149,8 @@ async def test_s33_requests_a_second(make: Make) -> None:
         assert passed.headers["ratelimit-policy"] == '"default";q=3;w=1'
 
 
-async def test_s33_an_import_ends_where_its_tenant_may_have_no_more(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "BATCH", 10)
+async def test_an_import_fails_at_the_limit_of_pending_jobs(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "BATCH_SIZE", 10)
     async with make(open_here=False) as web:
         key = await _limited(web, pendingJobs=25)
         lines = b"".join(

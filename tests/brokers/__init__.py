@@ -1,1 +1,1 @@
-"""Queues as targets, each against its server."""
+"""Tests of broker targets, each against its server."""

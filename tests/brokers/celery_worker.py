@@ -1,4 +1,4 @@
-"""Tasks as a team would have them, with the reporter of the guide beside them; each says that it runs."""
+"""Celery tasks that print their requests, with the reporter of the guide next to this file."""
 
 import json
 import os
@@ -14,8 +14,14 @@ app.conf.update(worker_redirect_stdouts=False, broker_connection_retry_on_startu
 @app.task(bind=True, name="mail.digest")
 def digest(self: Any, *args: Any, **kwargs: Any) -> dict[str, int]:
     request = self.request
-    said = {"id": request.id, "args": args, "kwargs": kwargs, "timebell": request.timebell, "expires": request.expires}
-    print(json.dumps(said), flush=True)
+    record = {
+        "id": request.id,
+        "args": args,
+        "kwargs": kwargs,
+        "timebell": request.timebell,
+        "expires": request.expires,
+    }
+    print(json.dumps(record), flush=True)
     if request.timebell["attempt"] <= kwargs.get("failures", 0):
         raise ValueError("disk full")
     return {"rows": 3}

@@ -1,4 +1,4 @@
-"""What every queue has to do, run by each kind against its own server: see `Conformance`."""
+"""Requirements of every broker, run by each kind against its own server: see `Conformance`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.queue_servers import Server
 from tests.servers import free_port
 from timebell import Retry, Timebell
 from timebell.targets.base import Outcome
-from timebell.targets.brokers import broker
+from timebell.targets.brokers import create_broker
 from timebell.targets.brokers.broker import Broker
 
 DELIVERY = replace(REMINDER, occurrence_key="occ:2W8c")
@@ -38,22 +38,22 @@ class Got:
 
 
 class Conformance(ABC):
-    """The tests of one kind. It says how its server starts, and how to look into it from outside."""
+    """Tests of one kind. A subclass starts the server and inspects it directly."""
 
     kind: ClassVar[str]
     starts: ClassVar[Callable[[], Server]]
-    place: ClassVar[dict[str, Any]]
-    """The target's options, of a place that `prepare` makes."""
+    destination: ClassVar[dict[str, Any]]
+    """Options of the target, with the destination that `prepare` creates."""
     missing: ClassVar[dict[str, Any]]
-    """Options of a place that is not there."""
+    """Options of a missing destination."""
     invalid: ClassVar[list[dict[str, Any]]]
     too_large: ClassVar[int]
-    """Bytes of text that the server does not take."""
+    """Bytes of text above the limit of the server."""
     many: ClassVar[int] = 100
-    most_connections: ClassVar[int] = 1
-    tries: ClassVar[int] = 1
-    forgets: ClassVar[bool] = False
-    """An emulator that loses what it has confirmed when it is killed."""
+    max_connections: ClassVar[int] = 1
+    attempts: ClassVar[int] = 1
+    loses_confirmed: ClassVar[bool] = False
+    """True for an emulator that loses confirmed messages when it is killed."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -64,38 +64,38 @@ class Conformance(ABC):
 
     @pytest.fixture(autouse=True)
     def _quiet(self) -> Any:
-        """Libraries tell of every lost connection, with stacks."""
+        """Disable logging: libraries log every lost connection with a stack trace."""
         logging.disable(logging.ERROR)
         yield
         logging.disable(logging.NOTSET)
 
     @abstractmethod
     async def prepare(self, server: Any) -> None:
-        """Make the place, empty."""
+        """Create the empty destination."""
 
-    async def restored(self, server: Any) -> None:
-        """Make the place again, where a server that was killed has lost it."""
+    async def restore_destination(self, server: Any) -> None:
+        """Create the destination again if a killed server has lost it."""
         return
 
     @abstractmethod
     async def received(self, server: Any) -> list[Got]:
-        """All messages in the place."""
+        """Return all messages at the destination."""
 
     @abstractmethod
     def wrong_password(self, server: Any) -> str:
-        """A URL with one."""
+        """Return a URL with a wrong password."""
 
     def elsewhere(self, server: Any) -> str:
-        """A URL where nobody listens."""
+        """Return a URL without a server."""
         url: str = server.url
         return url.replace(str(server.port), str(free_port()))
 
     def impatient(self) -> AbstractContextManager[object]:
-        """While its target does not wait as long as it should for what does not come."""
+        """Shorten the timeouts of the target for the duration of the block."""
         return nullcontext()
 
     async def refused(self, deliver: Callable[..., Any], options: dict[str, Any]) -> Outcome:
-        """What it says of this; asked again where it did not answer, as on a machine that stands still."""
+        """Deliver until the broker responds, since a busy machine may cause timeouts; return the outcome."""
         for _ in range(10):
             outcome: Outcome = await deliver(options)
             if outcome.code != "BROKER_UNREACHABLE":
@@ -103,11 +103,11 @@ class Conformance(ABC):
         return outcome
 
     def target(self, url: str | None) -> Broker:
-        return broker(self.kind, url, server="http://127.0.0.1:8700", secret_key="k" * 32)
+        return create_broker(self.kind, url, server="http://127.0.0.1:8700", secret_key="k" * 32)
 
     @asynccontextmanager
     async def at(self, url: str) -> AsyncIterator[Callable[..., Any]]:
-        """Delivers there: `deliver(options, **changes of the delivery)`."""
+        """Yield a function that delivers there: `deliver(options, **changes of the delivery)`."""
         target = self.target(url)
 
         async def deliver(options: dict[str, Any], **changes: Any) -> Outcome:
@@ -118,27 +118,27 @@ class Conformance(ABC):
         finally:
             await target.close()
 
-    def test_a_message_arrives_and_a_replay_is_another(self, server: Any) -> None:
+    def test_a_message_arrives_and_a_manual_retry_sends_another(self, server: Any) -> None:
         async def test() -> list[Got]:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
-                first = await deliver(self.place)
+                first = await deliver(self.destination)
                 assert first.delivered, first
                 assert first.result["messageId"] == ID
-                replay = await deliver(self.place, replays=2, attempt=7)
-                assert replay.result["messageId"] == f"{ID}.r2"
-                event = await deliver(self.place | {"body": "cloudevents"}, occurrence_key="occ:3")
+                retried = await deliver(self.destination, manual_retries=2, attempt=7)
+                assert retried.result["messageId"] == f"{ID}.r2"
+                event = await deliver(self.destination | {"body": "cloudevents"}, occurrence_key="occ:3")
                 assert event.delivered
             return await self.received(server)
 
         got = {each.id: each for each in asyncio.run(test())}
         assert set(got) == {ID, f"{ID}.r2", "occ_3"}
-        first, replay, event = got[ID], got[f"{ID}.r2"], got["occ_3"]
+        first, retried, event = got[ID], got[f"{ID}.r2"], got["occ_3"]
         assert first.body["payload"] == DELIVERY.payload
         assert first.body["jobId"] == "0190-job"
         assert first.headers["timebell-attempt"] == "2"
         assert first.headers["timebell-topic"] == DELIVERY.topic
-        assert replay.headers["timebell-attempt"] == "7"
+        assert retried.headers["timebell-attempt"] == "7"
         assert event.body["specversion"] == "1.0"
 
     def test_every_attempt_sends_the_same_id(self, server: Any) -> None:
@@ -146,7 +146,7 @@ class Conformance(ABC):
             await self.prepare(server)
             async with self.at(server.url) as deliver:
                 for attempt in (1, 2):
-                    assert (await deliver(self.place, attempt=attempt)).delivered
+                    assert (await deliver(self.destination, attempt=attempt)).delivered
             return await self.received(server)
 
         assert {got.id for got in asyncio.run(test())} == {ID}
@@ -155,34 +155,34 @@ class Conformance(ABC):
         async def test() -> list[Got]:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
-                outcome = await deliver(self.place | {"ack": "reported"})
-                assert outcome.delivered and outcome.reports
+                outcome = await deliver(self.destination | {"ack": "reported"})
+                assert outcome.delivered and outcome.awaits_report
             return await self.received(server)
 
         (got,) = asyncio.run(test())
         assert got.body["report"]["url"].endswith("/api/v1/jobs/0190-job")
         assert got.body["report"]["token"]
 
-    def test_many_at_once_share_a_connection(self, server: Any) -> None:
+    def test_concurrent_deliveries_share_a_connection(self, server: Any) -> None:
         async def test() -> list[Got]:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
                 before = connections(server.port)
                 outcomes = await asyncio.gather(
-                    *(deliver(self.place, occurrence_key=f"o{n}") for n in range(self.many))
+                    *(deliver(self.destination, occurrence_key=f"o{n}") for n in range(self.many))
                 )
                 assert all(outcome.delivered for outcome in outcomes)
-                assert connections(server.port) - before <= self.most_connections
+                assert connections(server.port) - before <= self.max_connections
             return await self.received(server)
 
         assert {got.id for got in asyncio.run(test())} == {f"o{n}" for n in range(self.many)}
 
-    def test_one_cancelled_does_not_disturb_the_others(self, server: Any) -> None:
+    def test_a_cancelled_delivery_does_not_disturb_others(self, server: Any) -> None:
         async def test() -> list[Got]:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
-                first = asyncio.create_task(deliver(self.place, occurrence_key="first"))
-                other = asyncio.create_task(deliver(self.place, occurrence_key="other"))
+                first = asyncio.create_task(deliver(self.destination, occurrence_key="first"))
+                other = asyncio.create_task(deliver(self.destination, occurrence_key="other"))
                 await asyncio.sleep(0)  # both wait for the connection
                 await asyncio.sleep(0)
                 first.cancel()
@@ -193,26 +193,26 @@ class Conformance(ABC):
 
         assert "other" in {got.id for got in asyncio.run(test())}
 
-    def test_a_missing_place_is_tried_again_within_the_policy(self, server: Any) -> None:
+    def test_a_missing_destination_is_retried_within_the_policy(self, server: Any) -> None:
         async def test() -> Outcome:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
                 with self.impatient():
                     outcome = await self.refused(deliver, self.missing)
-                assert (await deliver(self.place)).delivered  # the others go on
+                assert (await deliver(self.destination)).delivered  # other deliveries continue
                 return outcome
 
         outcome = asyncio.run(test())
         assert (outcome.delivered, outcome.code, outcome.retryable) == (False, "MESSAGE_REFUSED", True)
-        assert outcome.counts
+        assert outcome.uses_attempt
 
     def test_too_large_is_final(self, server: Any) -> None:
         async def test() -> Outcome:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
-                small = [deliver(self.place, occurrence_key=f"small{n}") for n in range(5)]
-                outcome, *others = await asyncio.gather(deliver(self.place, payload="x" * self.too_large), *small)
-                for n, other in enumerate(others):  # what it took down with it is tried again, and is not lost
+                small = [deliver(self.destination, occurrence_key=f"small{n}") for n in range(5)]
+                outcome, *others = await asyncio.gather(deliver(self.destination, payload="x" * self.too_large), *small)
+                for n, other in enumerate(others):  # deliveries that failed with it are retried and not lost
                     assert other.delivered or (other.code, other.retryable) == ("BROKER_UNREACHABLE", True), other
                     await until(partial(self.goes_through, deliver, f"small{n}"), about=lambda: other)
                 assert isinstance(outcome, Outcome)
@@ -222,56 +222,56 @@ class Conformance(ABC):
         assert (outcome.code, outcome.retryable) == ("MESSAGE_TOO_LARGE", False), outcome
 
     async def goes_through(self, deliver: Callable[..., Any], key: str) -> bool:
-        return bool((await deliver(self.place, occurrence_key=key)).delivered)
+        return bool((await deliver(self.destination, occurrence_key=key)).delivered)
 
-    def test_a_wrong_password_is_told_and_uses_up_no_try(self, server: Any) -> None:
+    def test_a_wrong_password_is_reported_and_uses_no_attempt(self, server: Any) -> None:
         async def test() -> Outcome:
             async with self.at(self.wrong_password(server)) as deliver:
-                return await self.refused(deliver, self.place)
+                return await self.refused(deliver, self.destination)
 
         outcome = asyncio.run(test())
-        assert (outcome.code, outcome.retryable, outcome.counts) == ("BROKER_REFUSED", True, False)
+        assert (outcome.code, outcome.retryable, outcome.uses_attempt) == ("BROKER_REFUSED", True, False)
         assert "127.0.0.1" not in str(outcome.error) and "secret" not in str(outcome.error)
 
-    def test_nobody_there(self, server: Any) -> None:
+    def test_an_unreachable_server_uses_no_attempt(self, server: Any) -> None:
         outcome = asyncio.run(self.once(self.elsewhere(server)))
-        assert (outcome.code, outcome.retryable, outcome.counts) == ("BROKER_UNREACHABLE", True, False)
+        assert (outcome.code, outcome.retryable, outcome.uses_attempt) == ("BROKER_UNREACHABLE", True, False)
         assert "127.0.0.1" not in str(outcome.error)
 
-    def test_a_url_of_another_kind(self, server: Any) -> None:
+    def test_a_url_of_another_scheme_is_refused(self, server: Any) -> None:
         outcome = asyncio.run(self.once("gopher://127.0.0.1:1/"))
-        assert (outcome.code, outcome.counts) == ("BROKER_REFUSED", False)
+        assert (outcome.code, outcome.uses_attempt) == ("BROKER_REFUSED", False)
 
     async def once(self, url: str) -> Outcome:
         async with self.at(url) as deliver:
-            outcome: Outcome = await deliver(self.place)
+            outcome: Outcome = await deliver(self.destination)
             return outcome
 
-    def test_options_are_read_when_a_job_is_made(self) -> None:
+    def test_options_are_validated_when_a_job_is_created(self) -> None:
         target = self.target("set")
-        assert target.check(target.check(dict(self.place))) == target.check(self.place)
+        assert target.check(target.check(dict(self.destination))) == target.check(self.destination)
         for options in self.invalid:
             with pytest.raises(ValueError) as refused:
                 target.check(options)
-            assert getattr(refused.value, "code", None) == "TARGET_OPTIONS_INVALID", options
+            assert getattr(refused.value, "code", None) == "INVALID_TARGET_OPTIONS", options
 
-    def test_no_connection_no_job(self) -> None:
+    def test_a_job_requires_a_configured_connection(self) -> None:
         with pytest.raises(Exception, match=f"TIMEBELL_BROKER_{self.kind.upper()}_URL"):
-            self.target(None).check(dict(self.place))
+            self.target(None).check(dict(self.destination))
 
-    def test_a_server_that_is_down_delays_and_never_loses(
+    def test_an_unavailable_server_delays_jobs_and_loses_none(
         self, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Killed while jobs go through, and started again: each job is done, with the tries it has."""
+        """Kill the server during deliveries and start it again: each job completes within its attempts."""
         monkeypatch.setenv(f"TIMEBELL_BROKER_{self.kind.upper()}_URL", server.url)
 
         async def test() -> None:
             await self.prepare(server)
             app = Timebell(f"sqlite:///{tmp_path}/timebell.db", timezone="UTC")
-            target = {"kind": self.kind, **self.place}
+            target = {"kind": self.kind, **self.destination}
 
             async def make(count: int) -> list[str]:
-                policy = Retry(attempts=self.tries, delay=0.2, backoff="fixed")
+                policy = Retry(attempts=self.attempts, delay=0.2, backoff="fixed")
                 jobs = [await app.schedule_at("mail.send", target=target, retry=policy) for _ in range(count)]
                 return [job.id for job in jobs]
 
@@ -295,18 +295,18 @@ class Conformance(ABC):
                     await until(lambda: delayed(during), about=lambda: seen)
                 finally:
                     await asyncio.to_thread(server.start)
-                await self.restored(server)
+                await self.restore_destination(server)
                 await until(lambda: done(before + during), about=lambda: seen)
             await app.close()
             there = {got.id for got in await self.received(server)}
-            assert there >= set(during if self.forgets else before + during)
+            assert there >= set(during if self.loses_confirmed else before + during)
 
         with self.impatient():
             asyncio.run(test())
 
 
 def connections(port: int) -> int:
-    """How many connections of this machine to a port of loopback are open now."""
+    """Return the number of open connections to a loopback port."""
     open_ = 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, _, remote, state, *_ = line.split()

@@ -1,4 +1,4 @@
-"""A Redis for each process that tests, empty for each test."""
+"""A Redis server per test process, empty for each test."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def one_redis() -> Iterator[Redis]:
 
 @pytest.fixture
 def redis(one_redis: Redis) -> Redis:
-    """A Redis that holds nothing."""
+    """Return an empty Redis."""
     flush(one_redis)
     return one_redis
 
 
 @pytest.fixture
 def frail_redis() -> Iterator[Redis]:
-    """One with a password, that may be stopped."""
+    """Return a Redis with a password that a test may stop."""
     server = Redis(password="open-sesame")
     yield server
     server.close()
@@ -44,6 +44,6 @@ def flush(server: Redis) -> None:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks and pauses that are long on purpose."""
-    monkeypatch.setattr(broker_reconciler, "EVERY", 0.2)
-    monkeypatch.setattr(decide, "OUTAGE_PAUSE", 0.2)
+    """Shorten the reconcile interval and the outage pause."""
+    monkeypatch.setattr(broker_reconciler, "RECONCILE_INTERVAL_SECONDS", 0.2)
+    monkeypatch.setattr(decide, "MAX_OUTAGE_PAUSE_SECONDS", 0.2)

@@ -25,13 +25,13 @@ GUIDE = ROOT / "docs" / "guides" / "queues.md"
 
 
 def snippet(name: str) -> str:
-    """The block of the guide that is this file."""
+    """Return the code block of the guide for this file."""
     (found,) = [block.text for block in blocks(GUIDE) if block.info == name]
     return found
 
 
 def _binaries() -> tuple[str, list[str]]:
-    """node and npm of this machine, else those in the wheel."""
+    """Return node and npm of this machine, or those of the wheel."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node and npm:
         return node, [npm]
@@ -44,7 +44,7 @@ def _binaries() -> tuple[str, list[str]]:
 
 
 def modules() -> tuple[str, Path]:
-    """node, and a node_modules with BullMQ; installed once, by one process. Skips loudly where npm gives nothing."""
+    """Return node and a node_modules folder with BullMQ, installed once by one process. Skip if npm fails."""
     node, npm = _binaries()
     folder = CACHE / "_".join(NPM).replace("@", "-")
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,12 +62,12 @@ def modules() -> tuple[str, Path]:
 
 
 class Process:
-    """A worker's process and the lines of JSON that it says; its own talk is kept, to be shown when a test fails."""
+    """A worker process, the JSON lines it prints, and its other output for failed tests."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self.said: list[dict[str, Any]] = []
-        self.talk: list[str] = []
+        self.records: list[dict[str, Any]] = []
+        self.output: list[str] = []
         self._reading = [asyncio.create_task(self._read(each)) for each in (process.stdout, process.stderr)]
 
     async def _read(self, stream: asyncio.StreamReader | None) -> None:
@@ -75,16 +75,16 @@ class Process:
         while line := await stream.readline():
             text = line.decode(errors="replace")
             if text.startswith("{"):
-                self.said.append(json.loads(text))
+                self.records.append(json.loads(text))
             else:
-                self.talk.append(text)
+                self.output.append(text)
 
     def runs(self) -> list[dict[str, Any]]:
-        """What it ran, in order."""
-        return [line for line in self.said if "id" in line]
+        """The jobs it ran, in order."""
+        return [line for line in self.records if "id" in line]
 
     async def end(self) -> None:
-        """By its id, as a crash does."""
+        """Kill the process like a crash."""
         if self.process.returncode is None:
             self.process.kill()
         await self.process.wait()
@@ -92,7 +92,7 @@ class Process:
 
 
 async def until(found: Any, seconds: float = 120, about: Any = None) -> Any:
-    """Look until it is true; what it was."""
+    """Poll until the condition is true; return its value."""
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -109,7 +109,7 @@ async def until(found: Any, seconds: float = 120, about: Any = None) -> Any:
 async def bullmq_worker(
     folder: Path, url: str, queue: str, key: str, *more: str, concurrency: int = 20
 ) -> AsyncIterator[Process]:
-    """Run the worker of this folder, with the reporter of the guide, while the block runs."""
+    """Run the worker of this folder with the reporter of the guide for the duration of the block."""
     node, packages = modules()
     place = folder / "bullmq"
     if not place.exists():
@@ -125,7 +125,7 @@ async def bullmq_worker(
         )
     )  # fmt: skip
     try:
-        await until(lambda: any("ready" in line for line in running.said), about=lambda: running.talk)
+        await until(lambda: any("ready" in line for line in running.records), about=lambda: running.output)
         yield running
     finally:
         await running.end()

@@ -1,4 +1,4 @@
-"""A Timebell with its API on a real port, and queues beside it."""
+"""A Timebell app with its API on a real port, for workers of brokers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from timebell.tenancy.roles import Role
 
 @dataclass
 class Scene:
-    """The app, its engine, and a key of an operator for the workers."""
+    """The app, its engine, and an API key of an operator for the workers."""
 
     app: Timebell
     service: Service
     key: str
 
     async def due(self, topic: str, target: dict[str, Any], **fields: Any) -> str:
-        """A job that is due now; its id."""
+        """Create a job that is due now; return its id."""
         return (await self.app.schedule_at(topic, timezone="UTC", target=target, **fields)).id
 
     async def job(self, id_: str, state: str, seconds: float = 120, **wanted: Any) -> Job:
-        """The job, once it is in this state, and its fields are those."""
+        """Wait for a job state and these field values; return the job."""
         seen: Any = None
 
         async def there() -> Job | None:
@@ -48,7 +48,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(url: str, **settings: Any) -> AsyncIterator[Scene]:
-    """An engine and its API, while the block runs."""
+    """Run an engine and its API for the duration of the block."""
     listening = server.bind("127.0.0.1", 0)
     app = Timebell(url)
     app.settings = replace(
@@ -56,11 +56,11 @@ async def scene(url: str, **settings: Any) -> AsyncIterator[Scene]:
     )  # fmt: skip
     try:
         await app.open()
-        id_, text = keys.mint()
+        id_, text = keys.generate_key()
         now = app.clock.now()
         key = Key(id=id_, tenant_id="default", name=new_id(now), role=Role.OPERATOR, created_at=now)
-        await app.store.run(key_rows.create, key, keys.digest(SECRET, text))
-        site = server.Site(app, [v1.routes], open_here=False)
+        await app.store.run(key_rows.create_key, key, keys.digest(SECRET, text))
+        site = server.HttpApp(app, [v1.routes], allow_local=False)
         async with server.serving(site, listening), app.running(heartbeat=0.1) as service:
             yield Scene(app, service, text)
     finally:

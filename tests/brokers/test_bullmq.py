@@ -1,4 +1,4 @@
-"""A real BullMQ worker in Node takes jobs that are due here, and says what becomes of them."""
+"""A real BullMQ worker in Node runs due jobs and reports their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from timebell.engine.node import Node
 
 QUICK = {"attempts": 2, "backoff": "fixed", "delay": 0.05}
 PATIENT = QUICK | {"attempts": 40}
-"""Where a timeout is meant to be over, once or, on a busy machine, more often."""
+"""Retry policy for an expected timeout, which may occur more than once on a busy machine."""
 
 
 def target(**options: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ async def test_a_worker_takes_the_job_and_its_report_completes_it(store_url: str
     assert run["data"]["occurrenceKey"] == done.occurrence_key
 
 
-async def test_published_is_enough_unless_reports_are_asked_for(sqlite_url: str, redis: Redis) -> None:
+async def test_publishing_completes_a_job_unless_reports_are_requested(sqlite_url: str, redis: Redis) -> None:
     async with scene(sqlite_url, broker_bullmq_url=redis.url) as here:
         done = await here.job(await here.due("mail.digest", target(jobName="digest")), "completed")
         assert done.result == {"messageId": done.occurrence_key, "queue": "mail"}
@@ -55,7 +55,7 @@ async def test_published_is_enough_unless_reports_are_asked_for(sqlite_url: str,
     assert "report" not in kept["data"]
 
 
-async def test_bullmq_tries_again_and_its_last_failure_is_a_dead_letter_that_can_be_replayed(
+async def test_bullmq_retries_and_its_last_failure_is_a_dead_letter_that_can_be_retried(
     sqlite_url: str, redis: Redis, tmp_path: Path
 ) -> None:
     async with (
@@ -67,16 +67,16 @@ async def test_bullmq_tries_again_and_its_last_failure_is_a_dead_letter_that_can
         broken = await here.due("mail.digest", target(ack="reported"), payload={"failures": 9}, retry=QUICK)
         dead = await here.job(broken, "failed", attempt=1)
         assert (dead.error, len(dead.attempts)) == ("disk full", 1)
-        await here.app.replay(broken)
+        await here.app.retry(broken)
         await here.job(broken, "failed", attempt=2)
-        await here.app.replay(broken)
+        await here.app.retry(broken)
         await here.job(broken, "failed", attempt=3)
         runs = [run["id"] for run in worker.runs()]
     key = dead.occurrence_key
     assert runs == [flaky, flaky, key, key, f"{key}.r1", f"{key}.r1", f"{key}.r2", f"{key}.r2"]
 
 
-async def test_what_a_flushed_redis_lost_is_published_again_and_runs(
+async def test_jobs_lost_by_a_flushed_redis_are_published_again_and_run(
     store_url: str, redis: Redis, tmp_path: Path
 ) -> None:
     async with scene(store_url, broker_bullmq_url=redis.url) as here:
@@ -84,16 +84,20 @@ async def test_what_a_flushed_redis_lost_is_published_again_and_runs(
         for id_ in ids:
             await here.job(id_, "dispatched")
         flush(redis)
-        await until(lambda: here.service.healed.what.get("message") == 20, about=lambda: here.service.healed)
-        await until(lambda: here.service.healed.reasons.get("known"), about=lambda: here.service.healed)
+        await until(
+            lambda: here.service.repair_report.repairs.get("message") == 20, about=lambda: here.service.repair_report
+        )
+        await until(
+            lambda: here.service.repair_report.skip_reasons.get("known"), about=lambda: here.service.repair_report
+        )
         async with bullmq_worker(tmp_path, redis.url, "mail", here.key) as worker:
             for id_ in ids:
                 await here.job(id_, "completed", attempt=1)
             assert sorted(run["id"] for run in worker.runs()) == sorted(ids)
-        assert here.service.healed.what["message"] == 20
+        assert here.service.repair_report.repairs["message"] == 20
 
 
-async def test_a_report_that_was_lost_runs_nothing_twice(sqlite_url: str, redis: Redis, tmp_path: Path) -> None:
+async def test_a_lost_report_does_not_run_a_job_twice(sqlite_url: str, redis: Redis, tmp_path: Path) -> None:
     async with (
         scene(sqlite_url, broker_bullmq_url=redis.url) as here,
         bullmq_worker(tmp_path, redis.url, "mail", here.key, "silent") as worker,
@@ -108,7 +112,7 @@ async def test_a_report_that_was_lost_runs_nothing_twice(sqlite_url: str, redis:
 
 @pytest.fixture
 def _all_but_the_first_attempt_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Node, "timeout_of", lambda _, attempt: 0.5 if attempt.number == 1 else 600.0)
+    monkeypatch.setattr(Node, "timeout_for", lambda _, attempt: 0.5 if attempt.number == 1 else 600.0)
 
 
 @pytest.mark.usefixtures("_all_but_the_first_attempt_have_time")
@@ -124,10 +128,10 @@ async def test_an_attempt_that_timed_out_in_the_queue_leaves_its_token_to_the_ne
             assert len(worker.runs()) == 1
 
 
-async def test_what_a_worker_has_in_hand_when_redis_is_flushed_runs_once_if_it_reports_in_time(
+async def test_a_job_active_in_a_worker_during_a_flush_runs_once_if_it_reports_in_time(
     sqlite_url: str, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_reconciler, "EVERY", 3600.0)
+    monkeypatch.setattr(broker_reconciler, "RECONCILE_INTERVAL_SECONDS", 3600.0)
     async with (
         scene(sqlite_url, broker_bullmq_url=redis.url) as here,
         bullmq_worker(tmp_path, redis.url, "mail", here.key) as worker,
@@ -137,9 +141,9 @@ async def test_what_a_worker_has_in_hand_when_redis_is_flushed_runs_once_if_it_r
         await until(lambda: here.service.leader.fence)
         await here.job(id_, "dispatched")
         flush(redis)
-        assert (await here.service.heal()).reasons["missing"] == 1
+        assert (await here.service.repair_now()).skip_reasons["missing"] == 1
         async with httpx2.AsyncClient(headers={"authorization": f"Bearer {here.key}"}) as web:
-            report = worker.runs()[0]["data"]["report"]  # BullMQ's worker cannot finish what its Redis has forgotten
+            report = worker.runs()[0]["data"]["report"]  # a BullMQ worker cannot finish a job that its Redis has lost
             assert (await web.post(f"{report['url']}/complete", json={"token": report["token"]})).status_code == 200
-        assert not (await here.service.heal()).what.get("message")
+        assert not (await here.service.repair_now()).repairs.get("message")
         assert len(worker.runs()) == 1

@@ -1,4 +1,4 @@
-"""A real Celery worker runs the task that a due job names, and says what became of it."""
+"""A real Celery worker runs the task of a due job and reports its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.brokers.conftest import flush
 from tests.brokers.node import Process, snippet, until
 from tests.brokers.scene import scene
 from tests.servers import Redis
-from timebell.targets.brokers import broker
+from timebell.targets.brokers import create_broker
 
 
 def target(**options: Any) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def target(**options: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def celery_worker(folder: Path, url: str, key: str) -> AsyncIterator[Process]:
-    """Run it while the block runs."""
+    """Run a Celery worker for the duration of the block."""
     place = folder / "celery"
     place.mkdir()
     shutil.copy(Path(__file__).with_name("celery_worker.py"), place / "tasks.py")
@@ -41,13 +41,13 @@ async def celery_worker(folder: Path, url: str, key: str) -> AsyncIterator[Proce
         )
     )  # fmt: skip
     try:
-        await until(lambda: any("ready." in line for line in running.talk), about=lambda: running.talk)
+        await until(lambda: any("ready." in line for line in running.output), about=lambda: running.output)
         yield running
     finally:
         await running.end()
 
 
-async def test_the_named_task_runs_with_the_payload_and_its_report_counts(
+async def test_the_task_runs_with_the_payload_and_its_report_completes_the_job(
     store_url: str, redis: Redis, tmp_path: Path
 ) -> None:
     async with (
@@ -63,7 +63,7 @@ async def test_the_named_task_runs_with_the_payload_and_its_report_counts(
         flaky = await here.due("mail.digest", target(), payload={"failures": 1}, retry=retry)
         await here.job(flaky, "completed", attempt=2)
 
-        async def on_record() -> bool:  # also where the report was quicker than the engine
+        async def on_record() -> bool:  # also if the report was faster than the engine
             return [line["error"] for line in (await here.app.get(flaky)).attempts] == ["disk full", None]
 
         await until(on_record)
@@ -76,23 +76,27 @@ async def test_the_named_task_runs_with_the_payload_and_its_report_counts(
     assert [run["id"] for run in runs] == [named, listed, flaky, flaky]
 
 
-async def test_what_a_flushed_redis_lost_is_published_again_and_runs(
+async def test_jobs_lost_by_a_flushed_redis_are_published_again_and_run(
     sqlite_url: str, redis: Redis, tmp_path: Path
 ) -> None:
     async with scene(sqlite_url, broker_celery_url=redis.url) as here:
         ids = [await here.due("mail.digest", target()) for _ in range(10)]
         for id_ in ids:
             await here.job(id_, "dispatched")
-        await until(lambda: here.service.healed.reasons.get("known"), about=lambda: here.service.healed)
+        await until(
+            lambda: here.service.repair_report.skip_reasons.get("known"), about=lambda: here.service.repair_report
+        )
         flush(redis)
-        await until(lambda: here.service.healed.what.get("message") == 10, about=lambda: here.service.healed)
+        await until(
+            lambda: here.service.repair_report.repairs.get("message") == 10, about=lambda: here.service.repair_report
+        )
         async with celery_worker(tmp_path, redis.url, here.key) as worker:
             for id_ in ids:
                 await here.job(id_, "completed", attempt=1)
             assert sorted(run["id"] for run in worker.runs()) == sorted(ids)
 
 
-async def test_published_is_enough_unless_reports_are_asked_for(sqlite_url: str, redis: Redis) -> None:
+async def test_publishing_completes_a_job_unless_reports_are_requested(sqlite_url: str, redis: Redis) -> None:
     async with scene(sqlite_url, broker_celery_url=redis.url) as here:
         id_ = await here.due("mail.digest", {"kind": "celery", "queue": "late"})
         assert (await here.job(id_, "completed")).result == {"messageId": id_, "task": "mail.digest"}
@@ -101,7 +105,7 @@ async def test_published_is_enough_unless_reports_are_asked_for(sqlite_url: str,
             assert not await client.keys("timebell:*")
 
 
-async def test_a_broker_that_says_nothing_holds_no_thread_of_others() -> None:
+async def test_an_unresponsive_broker_does_not_block_threads_of_others() -> None:
     connected = asyncio.Event()
     writers: list[asyncio.StreamWriter] = []
 
@@ -111,7 +115,7 @@ async def test_a_broker_that_says_nothing_holds_no_thread_of_others() -> None:
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
-    celery = broker("celery", url, server="http://127.0.0.1:8700", secret_key="k" * 32)
+    celery = create_broker("celery", url, server="http://127.0.0.1:8700", secret_key="k" * 32)
     deliveries = [asyncio.create_task(celery.deliver(DELIVERY, celery.check({}))) for _ in range(40)]
     try:
         await asyncio.wait_for(connected.wait(), 40)

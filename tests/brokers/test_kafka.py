@@ -24,10 +24,10 @@ from timebell.targets.brokers import kafka as module
 class TestKafka(Conformance):
     kind = "kafka"
     starts = Kafka
-    place: ClassVar[dict[str, Any]] = {"topic": "mails"}
+    destination: ClassVar[dict[str, Any]] = {"topic": "mails"}
     missing: ClassVar[dict[str, Any]] = {"topic": "nowhere"}
     too_large = 30_000
-    most_connections = 2  # one to ask who the brokers are, one to write
+    max_connections = 2  # one for metadata, one for writes
     invalid: ClassVar[list[dict[str, Any]]] = [
         {}, {"topic": ""}, {"topic": "a b"}, {"topic": ".."}, {"topic": "é"}, {"topic": "t" * 250}, {"topic": 7},
         {"topic": "a", "key": 7}, {"topic": "a", "key": ""}, {"topic": "a", "partition": 1}, {"topic": "a/b"},
@@ -53,7 +53,7 @@ class TestKafka(Conformance):
     @contextmanager
     def impatient(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "ANSWER_SECONDS", 1.5)
+            patch.setattr(module, "PUBLISH_TIMEOUT_SECONDS", 1.5)
             yield
 
     @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ class TestKafka(Conformance):
         ],
         ids=str,
     )
-    def test_what_the_broker_refuses_is_told_and_the_next_goes_through(
+    def test_a_refusal_of_the_broker_is_reported_and_the_next_message_is_sent(
         self, server: Any, rules: dict[str, int], code: str, retryable: bool, counts: bool
     ) -> None:
         async def test() -> Outcome:
@@ -78,36 +78,38 @@ class TestKafka(Conformance):
                 server.rules.set(**rules)
                 with self.impatient():
                     unanswered = code == "BROKER_UNREACHABLE"
-                    outcome = await (deliver(self.place) if unanswered else self.refused(deliver, self.place))
+                    outcome = await (
+                        deliver(self.destination) if unanswered else self.refused(deliver, self.destination)
+                    )
                 server.rules.set(**dict.fromkeys(rules, 0) | {"largest": 20_000})
-                assert (await deliver(self.place)).delivered
+                assert (await deliver(self.destination)).delivered
             assert isinstance(outcome, Outcome)
             return outcome
 
         outcome = asyncio.run(test())
-        assert (outcome.code, outcome.retryable, outcome.counts) == (code, retryable, counts)
+        assert (outcome.code, outcome.retryable, outcome.uses_attempt) == (code, retryable, counts)
         assert {record.key for record in ledger(server.folder)} == {b"occ_2W8c"}
 
-    def test_more_than_any_broker_takes(self, server: Any) -> None:
+    def test_a_message_above_the_maximum_size_is_refused(self, server: Any) -> None:
         async def test() -> None:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
-                outcome = await deliver(self.place, payload="x" * 1_048_576)
+                outcome = await deliver(self.destination, payload="x" * 1_048_576)
                 assert (outcome.code, outcome.retryable) == ("MESSAGE_TOO_LARGE", False)
 
         asyncio.run(test())
         assert not ledger(server.folder)
 
     @pytest.mark.parametrize("when", ["midst", "after"])
-    def test_a_connection_lost_while_it_writes_makes_no_double(self, server: Any, when: str) -> None:
-        """After: it is written, and the answer is lost. The producer sends it again, under the same number."""
+    def test_a_connection_lost_during_a_write_creates_no_duplicate(self, server: Any, when: str) -> None:
+        """The connection is lost between write and response. The producer sends again with the same sequence."""
 
         async def test() -> list[Got]:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
                 for number in range(3):
                     server.rules.set(hang_up=when)
-                    outcome = await deliver(self.place | {"key": "k"}, occurrence_key=f"o{number}")
+                    outcome = await deliver(self.destination | {"key": "k"}, occurrence_key=f"o{number}")
                     assert outcome.delivered, outcome
                     assert not server.rules.read()["hang_up"]
                     assert outcome.result["offset"] == number
@@ -119,30 +121,30 @@ class TestKafka(Conformance):
         async def test() -> None:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
-                outcomes = [await deliver(self.place | {"key": "k"}, occurrence_key=f"o{n}") for n in range(5)]
+                outcomes = [await deliver(self.destination | {"key": "k"}, occurrence_key=f"o{n}") for n in range(5)]
             assert len({outcome.result["partition"] for outcome in outcomes}) == 1
             assert [outcome.result["offset"] for outcome in outcomes] == list(range(5))
 
         asyncio.run(test())
 
     @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-    def test_signing_in(self, server: Any, mechanism: str) -> None:
+    def test_sasl_authentication(self, server: Any, mechanism: str) -> None:
         server.rules.make("mails")
         assert asyncio.run(self.once(f"{self.signed_in(server, PASSWORD)}?sasl={mechanism}")).delivered
         outcome = asyncio.run(self.once(f"{self.wrong_password(server)}?sasl={mechanism}"))
-        assert (outcome.code, outcome.retryable, outcome.counts) == ("BROKER_REFUSED", True, False)
+        assert (outcome.code, outcome.retryable, outcome.uses_attempt) == ("BROKER_REFUSED", True, False)
         assert PASSWORD not in str(outcome.error)
 
     @pytest.mark.parametrize("url", ["kafka://", "kafka://a?sasl=GSSAPI", "kafka://a?topic=x", "kafka://[a"])
-    def test_a_url_that_cannot_be(self, url: str) -> None:
+    def test_an_invalid_url_is_refused(self, url: str) -> None:
         outcome = asyncio.run(self.once(url))
-        assert (outcome.code, outcome.counts) == ("BROKER_REFUSED", False)
+        assert (outcome.code, outcome.uses_attempt) == ("BROKER_REFUSED", False)
 
 
 class TestStandIn:
-    """What the tests above lean on: it counts, and still knows after it was killed."""
+    """The stand-in tracks sequence numbers and keeps them across a kill, on which the tests above rely."""
 
-    def test_doubles_and_gaps(self) -> None:
+    def test_duplicates_and_sequence_gaps(self) -> None:
         server = Kafka()
         try:
             server.rules.make("mails", 1)
@@ -159,7 +161,7 @@ class TestStandIn:
     async def before(self, write: Callable[..., Any]) -> None:
         assert await write(0) == (0, 0)
         assert await write(1) == (0, 1)
-        assert await write(1) == (0, 1)  # a double has the offset that it had
+        assert await write(1) == (0, 1)  # a duplicate has the original offset
         assert await write(3) == (45, -1)
         assert await write(1, producer=8) == (45, -1)
         assert await write(2, acks=1) == (21, -1)
@@ -174,7 +176,7 @@ class TestStandIn:
         for number in range(6):
             assert await write(number, epoch=1) == (0, 3 + number)
         assert await write(1, epoch=1) == (0, 4)
-        assert await write(0, epoch=1) == (46, -1)  # five are remembered
+        assert await write(0, epoch=1) == (46, -1)  # the last five batches are remembered
         assert await write(3) == (47, -1)
 
     async def written(self, server: Kafka, test: Callable[..., Any]) -> None:

@@ -17,7 +17,7 @@ from tests.queue_servers import Nats
 class TestNats(Conformance):
     kind = "nats"
     starts = Nats
-    place: ClassVar[dict[str, Any]] = {"subject": "mails.send"}
+    destination: ClassVar[dict[str, Any]] = {"subject": "mails.send"}
     missing: ClassVar[dict[str, Any]] = {"subject": "nowhere.send"}
     too_large = 30_000
     invalid: ClassVar[list[dict[str, Any]]] = [
@@ -49,11 +49,11 @@ class TestNats(Conformance):
         await client.close()
         return got
 
-    def test_the_stream_drops_what_comes_twice(self, server: Any) -> None:
+    def test_the_stream_drops_duplicates(self, server: Any) -> None:
         async def test() -> list[Got]:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
-                first, again = await deliver(self.place), await deliver(self.place, attempt=3)
+                first, again = await deliver(self.destination), await deliver(self.destination, attempt=3)
                 assert (first.result["stream"], first.result["duplicate"]) == ("mails", False)
                 assert again.delivered and again.result["duplicate"]
                 assert again.result["sequence"] == first.result["sequence"]
@@ -61,11 +61,11 @@ class TestNats(Conformance):
 
         assert len(asyncio.run(test())) == 1
 
-    def test_more_than_the_server_takes_at_all(self, server: Any) -> None:
+    def test_a_message_above_the_limit_of_the_server_is_refused(self, server: Any) -> None:
         async def test() -> None:
             await self.prepare(server)
             async with self.at(server.url) as deliver:
-                outcome = await deliver(self.place, payload="x" * 2_000_000)
+                outcome = await deliver(self.destination, payload="x" * 2_000_000)
                 assert (outcome.code, outcome.retryable) == ("MESSAGE_TOO_LARGE", False)
 
         asyncio.run(test())

@@ -18,16 +18,16 @@ from tests.brokers.test_celery import celery_worker
 from tests.brokers.test_celery import target as celery
 from tests.queue_servers import RabbitMQ
 from timebell.targets.base import Outcome
-from timebell.targets.brokers import broker
+from timebell.targets.brokers import create_broker
 
-# A handshake that is cut off leaves its transport to the collector: the library's affair.
+# The library leaves the transport of an interrupted handshake to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 class TestRabbitmq(Conformance):
     kind = "rabbitmq"
     starts = RabbitMQ
-    place: ClassVar[dict[str, Any]] = {"queue": "mails"}
+    destination: ClassVar[dict[str, Any]] = {"queue": "mails"}
     missing: ClassVar[dict[str, Any]] = {"queue": "nowhere"}
     too_large = 65_536  # of its configuration; the payload alone reaches it
     invalid: ClassVar[list[dict[str, Any]]] = [
@@ -54,8 +54,8 @@ class TestRabbitmq(Conformance):
                 got.append(Got(str(message.message_id), read(message.body), headers))
         return got
 
-    def test_what_no_queue_is_bound_for_is_no_success(self, server: Any) -> None:
-        """An exchange drops what it has no queue for, and confirms it all the same, unless asked not to."""
+    def test_an_unroutable_message_is_a_failure(self, server: Any) -> None:
+        """An exchange drops and confirms unroutable messages unless the `mandatory` flag is set."""
 
         async def test() -> None:
             await self.prepare(server)
@@ -71,12 +71,12 @@ class TestRabbitmq(Conformance):
                     assert (await deliver(to)).delivered
                     await channel.exchange_delete("events")
                     assert (await deliver(to)).code == "MESSAGE_REFUSED"
-                    assert (await deliver(self.place)).delivered
+                    assert (await deliver(self.destination)).delivered
             assert len(await self.received(server)) == 2
 
         asyncio.run(test())
 
-    def test_a_missing_exchange(self, server: Any) -> None:
+    def test_a_missing_exchange_is_reported(self, server: Any) -> None:
         async def test() -> None:
             async with self.at(server.url) as deliver:
                 outcome = await deliver({"exchange": "nowhere"})
@@ -84,7 +84,7 @@ class TestRabbitmq(Conformance):
 
         asyncio.run(test())
 
-    def test_a_queue_that_is_full_and_says_so(self, server: Any) -> None:
+    def test_a_full_queue_is_reported(self, server: Any) -> None:
         async def test() -> None:
             async with await aio_pika.connect(server.url) as connection:
                 channel = await connection.channel()
@@ -97,20 +97,20 @@ class TestRabbitmq(Conformance):
 
         asyncio.run(test())
 
-    def test_a_virtual_host_that_is_not_there(self, server: Any) -> None:
+    def test_a_missing_virtual_host_is_reported(self, server: Any) -> None:
         outcome = asyncio.run(self.once(server.url + "nowhere"))
-        assert (outcome.code, outcome.counts) == ("BROKER_REFUSED", False)
+        assert (outcome.code, outcome.uses_attempt) == ("BROKER_REFUSED", False)
 
     def test_over_tls_with_a_trusted_certificate_of_that_name(
         self, server: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Of both that speak AMQP: the target of its own, and Celery."""
+        """Covers both AMQP targets: RabbitMQ and Celery."""
 
         def outcomes(url: str) -> list[Outcome]:
             async def test() -> list[Outcome]:
                 found = []
-                for kind, options in (("rabbitmq", self.place), ("celery", {"queue": "mails"})):
-                    target = broker(kind, url, server="http://127.0.0.1:8700", secret_key="k" * 32)
+                for kind, options in (("rabbitmq", self.destination), ("celery", {"queue": "mails"})):
+                    target = create_broker(kind, url, server="http://127.0.0.1:8700", secret_key="k" * 32)
                     found.append(await target.deliver(DELIVERY, target.check(options)))
                     await target.close()
                 return found
@@ -127,9 +127,9 @@ class TestRabbitmq(Conformance):
         assert all(one.delivered for one in outcomes(server.secure_url))
         assert len(asyncio.run(self.received(server))) == 2
 
-    def test_celery_is_told_what_rabbitmq_does_not_take(self, server: Any) -> None:
+    def test_celery_reports_a_refusal_of_rabbitmq(self, server: Any) -> None:
         async def test() -> list[Outcome]:
-            target = broker("celery", server.url, server="http://127.0.0.1:8700", secret_key="k" * 32)
+            target = create_broker("celery", server.url, server="http://127.0.0.1:8700", secret_key="k" * 32)
             async with await aio_pika.connect(server.url) as connection:
                 channel = await connection.channel()
                 await channel.declare_queue("short", durable=True, arguments={"x-max-length": 1})
@@ -138,7 +138,7 @@ class TestRabbitmq(Conformance):
                     options = target.check({"queue": queue})
                     outcomes.append(await target.deliver(replace(DELIVERY, payload=payload), options))
                 await channel.queue_delete("short")
-            nacked = target.failure(MessageNacked())
+            nacked = target.outcome_of_error(MessageNacked())
             assert nacked is not None
             await target.close()
             return [*outcomes, nacked]
@@ -149,11 +149,11 @@ class TestRabbitmq(Conformance):
         assert (other.code, other.retryable) == ("MESSAGE_REFUSED", True), other
         assert "x-max-length" in str(other.error)
         assert ok.delivered, ok
-        assert (nacked.code, nacked.counts) == ("MESSAGE_REFUSED", True)
+        assert (nacked.code, nacked.uses_attempt) == ("MESSAGE_REFUSED", True)
 
-    def test_celery_that_is_not_let_in_uses_up_no_try(self, server: Any) -> None:
+    def test_celery_with_wrong_credentials_uses_no_attempt(self, server: Any) -> None:
         async def outcome(url: str) -> Outcome:
-            target = broker("celery", url, server="http://127.0.0.1:8700", secret_key="k" * 32)
+            target = create_broker("celery", url, server="http://127.0.0.1:8700", secret_key="k" * 32)
             try:
                 return await target.deliver(DELIVERY, target.check({"queue": "tasks"}))
             finally:
@@ -163,11 +163,11 @@ class TestRabbitmq(Conformance):
             (self.wrong_password(server), "BROKER_REFUSED"), (server.url + "nowhere", "BROKER_REFUSED"),
             (self.elsewhere(server), "BROKER_UNREACHABLE"),
         ):  # fmt: skip
-            said = asyncio.run(outcome(url))
-            assert (said.code, said.retryable, said.counts) == (code, True, False), said
-            assert "127.0.0.1" not in str(said.error) and "secret" not in str(said.error)
+            actual = asyncio.run(outcome(url))
+            assert (actual.code, actual.retryable, actual.uses_attempt) == (code, True, False), actual
+            assert "127.0.0.1" not in str(actual.error) and "secret" not in str(actual.error)
 
-    def test_a_celery_worker_takes_its_tasks_from_it(self, server: Any, sqlite_url: str, tmp_path: Path) -> None:
+    def test_a_celery_worker_takes_its_tasks_from_rabbitmq(self, server: Any, sqlite_url: str, tmp_path: Path) -> None:
         async def test() -> None:
             async with (
                 scene(sqlite_url, broker_celery_url=server.url) as here,

@@ -1,4 +1,4 @@
-"""Due jobs as entries of a Redis stream, read as its consumers would."""
+"""Due jobs as entries of a Redis stream, read by consumers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ async def test_an_entry_has_an_id_and_a_body_and_its_consumer_reports(store_url:
         assert (entry["id"], entry["topic"], entry["attempt"]) == (id_, "mail.digest", "1")
         assert (body["payload"], body["occurrenceKey"]) == ({"user": 7}, id_)
         async with httpx2.AsyncClient(headers={"authorization": f"Bearer {here.key}"}) as web:
-            said = {"token": body["report"]["token"], "result": 5}
-            answer = await web.post(f"{body['report']['url']}/complete", json=said)
+            report = {"token": body["report"]["token"], "result": 5}
+            answer = await web.post(f"{body['report']['url']}/complete", json=report)
             assert answer.status_code == 200, answer.text
         assert (await here.job(id_, "completed")).result == 5
 
 
-async def test_published_is_enough_unless_reports_are_asked_for(sqlite_url: str, redis: Redis) -> None:
+async def test_publishing_completes_a_job_unless_reports_are_requested(sqlite_url: str, redis: Redis) -> None:
     async with scene(sqlite_url, broker_redis_stream_url=redis.url) as here:
         ids = [await here.due("mail.digest", target(body="cloudevents")) for _ in range(3)]
         for id_ in ids:
@@ -49,49 +49,55 @@ async def test_published_is_enough_unless_reports_are_asked_for(sqlite_url: str,
         assert not any("report" in event["data"] for event in found)
 
 
-async def test_a_stream_keeps_about_as_many_entries_as_it_may(sqlite_url: str, redis: Redis) -> None:
+async def test_a_stream_is_trimmed_to_about_its_maximum_length(sqlite_url: str, redis: Redis) -> None:
     async with scene(sqlite_url, broker_redis_stream_url=redis.url) as here:
         for ack in ("published", "reported"):
             ids = [await here.due("mail.digest", target(maxLength=10, ack=ack)) for _ in range(250)]
             await here.job(ids[-1], "completed" if ack == "published" else "dispatched")
-            await until(lambda: not here.service.node.held)
+            await until(lambda: not here.service.node.running_attempts)
             assert 10 <= len(await entries(redis)) < 250
 
 
-async def test_what_a_flushed_redis_lost_is_published_again_once(store_url: str, redis: Redis) -> None:
+async def test_jobs_lost_by_a_flushed_redis_are_published_again_once(store_url: str, redis: Redis) -> None:
     async with scene(store_url, broker_redis_stream_url=redis.url) as here:
         ids = [await here.due("mail.digest", target(ack="reported")) for _ in range(30)]
         for id_ in ids:
             await here.job(id_, "dispatched")
         before = {entry["id"]: json.loads(entry["body"])["report"] for entry in await entries(redis)}
         flush(redis)
-        await until(lambda: here.service.healed.what.get("message") == 30, about=lambda: here.service.healed)
+        await until(
+            lambda: here.service.repair_report.repairs.get("message") == 30, about=lambda: here.service.repair_report
+        )
         for _ in range(3):
-            await here.service.heal()
+            await here.service.repair_now()
         after = await entries(redis)
         assert {entry["id"]: json.loads(entry["body"])["report"] for entry in after} == before
         assert len(after) == 30
 
 
-async def test_what_a_queue_under_a_name_lost_is_published_again(store_url: str, redis: Redis) -> None:
+async def test_jobs_lost_by_a_named_target_are_published_again(store_url: str, redis: Redis) -> None:
     async with scene(store_url, broker_redis_stream_url=redis.url) as here:
         await here.app.targets.put("orders", "redis-stream", {"stream": "due", "ack": "reported"})
         ids = [await here.due("mail.digest", {"name": "orders"}) for _ in range(3)]
         for id_ in ids:
             await here.job(id_, "dispatched")
         flush(redis)
-        await until(lambda: here.service.healed.what.get("message") == 3, about=lambda: here.service.healed)
+        await until(
+            lambda: here.service.repair_report.repairs.get("message") == 3, about=lambda: here.service.repair_report
+        )
         assert sorted(entry["id"] for entry in await entries(redis)) == sorted(ids)
 
 
 async def test_a_cancelled_job_is_not_published_again(sqlite_url: str, redis: Redis) -> None:
     async with scene(sqlite_url, broker_redis_stream_url=redis.url) as here:
-        asked, other = [await here.due("mail.digest", target(ack="reported")) for _ in range(2)]
-        for id_ in (asked, other):
+        cancelled, other = [await here.due("mail.digest", target(ack="reported")) for _ in range(2)]
+        for id_ in (cancelled, other):
             await here.job(id_, "dispatched")
-        await here.app.cancel(asked)
+        await here.app.cancel(cancelled)
         flush(redis)
-        await until(lambda: here.service.healed.what.get("message") == 1, about=lambda: here.service.healed)
+        await until(
+            lambda: here.service.repair_report.repairs.get("message") == 1, about=lambda: here.service.repair_report
+        )
         for _ in range(3):
-            await here.service.heal()
+            await here.service.repair_now()
         assert [entry["id"] for entry in await entries(redis)] == [other]

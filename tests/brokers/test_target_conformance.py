@@ -1,4 +1,4 @@
-"""The queues of Redis keep to what every target has to keep to."""
+"""Conformance of the Redis targets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 import redis as client
 
 from tests.servers import Redis, free_port
-from timebell.targets.brokers import broker
+from timebell.targets.brokers import create_broker
 from timebell.testing.targets import Received, Scene, TargetConformance
 
 PASSWORD = "open-sesame"
-NOBODY = f"redis://:{PASSWORD}@127.0.0.1:%d/0"
+UNREACHABLE_URL = f"redis://:{PASSWORD}@127.0.0.1:%d/0"
 
 
 class OverRedis(TargetConformance, ABC):
-    """A kind, its options, and how to read what is in the queue."""
+    """A target kind, its options, and a reader of its queue."""
 
     kind: str
     options: dict[str, Any]
@@ -29,7 +29,7 @@ class OverRedis(TargetConformance, ABC):
 
     @abstractmethod
     def read(self, connection: Any) -> list[Received]:
-        """What is in the queue, in order."""
+        """Return the messages in the queue, in order."""
 
     @pytest.fixture(autouse=True)
     def _empty(self, redis: Redis) -> None:
@@ -38,12 +38,12 @@ class OverRedis(TargetConformance, ABC):
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:
         def made(url: str) -> Any:
-            return broker(self.kind, url, server="http://127.0.0.1:1", secret_key="k" * 40)
+            return create_broker(self.kind, url, server="http://127.0.0.1:1", secret_key="k" * 40)
 
         with client.Redis.from_url(self.redis.url, decode_responses=True) as connection:
             yield Scene(
-                made(self.redis.url), self.options, lambda: self.read(connection), bad=self.bad,
-                unreachable=(made(NOBODY % free_port()), self.options), secrets=[PASSWORD],
+                made(self.redis.url), self.options, lambda: self.read(connection), invalid_options=self.bad,
+                unreachable=(made(UNREACHABLE_URL % free_port()), self.options), secrets=[PASSWORD],
             )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ class TestRedisStream(OverRedis):
 
 
 class TestRedisStreamReported(TestRedisStream):
-    """With a template, and a worker that is to report."""
+    """A stream with a template and a reporting worker."""
 
     options = {
         "stream": "due", "ack": "reported", "template": {"payload": "{{payload}}", "to": "{{report.token}}"},

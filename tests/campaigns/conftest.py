@@ -1,4 +1,4 @@
-"""A fake FCM, and an app whose campaigns go there, on each store in turn."""
+"""An FCM emulator, and an app on each store that sends campaigns to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from timebell import Timebell
-from timebell.testing.fcm import FakeFcm
+from timebell_fcm_emulator import FakeFcm
 
 Body = Callable[[Timebell, Any], Coroutine[Any, Any, None]]
 
@@ -31,7 +31,7 @@ def fcm(server: FakeFcm, monkeypatch: pytest.MonkeyPatch) -> FakeFcm:
 
 @pytest.fixture
 def run(store_url: str, fcm: FakeFcm) -> Callable[[Body], None]:
-    """Runs a body with an app whose engine is running, and its service."""
+    """Return a function that runs a coroutine with an app and its running service."""
 
     def run(body: Body) -> None:
         async def main() -> None:

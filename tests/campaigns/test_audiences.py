@@ -1,4 +1,4 @@
-"""Audiences in a database of the customer's own: read by a declared query, page by page."""
+"""Audiences in the database of a customer, read page by page with a declared query."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import pytest
 from tests.servers import MariaDB, Postgres
 from timebell import Timebell
 from timebell.campaigns import outside
-from timebell.campaigns.outside import Outside
+from timebell.campaigns.outside import AudienceReader
 from timebell.errors import InvalidInput
 from timebell.store.campaigns import audiences
-from timebell.testing.fcm import FakeFcm
+from timebell_fcm_emulator import FakeFcm
 
 QUERY = "SELECT id, fcm AS token, 'x:y' AS tag, age, consent AS marketing_on FROM people WHERE age > 9"
 ONE_SELECT = "Write one SELECT"
-Theirs = tuple[str, Callable[[str], None]]
+CustomerDatabase = tuple[str, Callable[[str], None]]
 
 
 @contextmanager
-def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Theirs]:
-    """The customer's database, with people: its URL, and what runs statements there."""
+def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[CustomerDatabase]:
+    """Create the database of a customer with a people table; yield its URL and a function that executes statements."""
     if kind == "sqlite":
         file = folder / "theirs.db"
 
-        def do(statements: str) -> None:
+        def execute(statements: str) -> None:
             with sqlite3.connect(file) as connection:
                 connection.executescript(statements)
 
@@ -40,14 +40,14 @@ def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterato
         maria: MariaDB = request.getfixturevalue("mariadb")
         url = maria.create_database()
 
-        def do(statements: str) -> None:
+        def execute(statements: str) -> None:
             maria.execute(f"USE `{url.rpartition('/')[2]}`", statements)
 
     else:
         server: Postgres = request.getfixturevalue("postgres")
         url = server.create_database()
 
-        def do(statements: str) -> None:
+        def execute(statements: str) -> None:
             async def run() -> None:
                 connection = await asyncpg.connect(url)
                 await connection.execute(statements)
@@ -56,9 +56,9 @@ def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterato
             asyncio.run(run())
 
     rows = ", ".join(f"({n}, 'phone-of-{n:04}', {n}, {'true' if n % 2 else 'false'})" for n in range(1, 31))
-    do("CREATE TABLE people (id integer PRIMARY KEY, fcm text, age integer, consent boolean)")
-    do(f"INSERT INTO people VALUES {rows}")
-    yield url, do
+    execute("CREATE TABLE people (id integer PRIMARY KEY, fcm text, age integer, consent boolean)")
+    execute(f"INSERT INTO people VALUES {rows}")
+    yield url, execute
     if kind == "postgres":
         server.drop_database(url)
     if kind == "mariadb":
@@ -66,99 +66,104 @@ def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterato
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def people(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Theirs]:
-    """One for a test that changes it."""
+def people(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CustomerDatabase]:
+    """A database per test, for tests that change it."""
     with database(request.param, tmp_path, request) as found:
         yield found
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
-def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theirs]:
-    """One that nobody changes."""
+def unchanged_people(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CustomerDatabase]:
+    """A database per module, for tests that do not change it."""
     with database(request.param, tmp_path_factory.mktemp("theirs"), request) as found:
         yield found
 
 
 def test_a_campaign_reads_its_audience_when_it_starts(
-    run: Callable[..., None], fcm: FakeFcm, people: Theirs, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., None], fcm: FakeFcm, people: CustomerDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outside, "PAGE", 7)
-    url, do = people
-    do("UPDATE people SET fcm = 'no token' WHERE id = 12")
-    do("UPDATE people SET fcm = NULL WHERE id = 14")
+    monkeypatch.setattr(outside, "PAGE_SIZE", 7)
+    url, execute = people
+    execute("UPDATE people SET fcm = 'no token' WHERE id = 12")
+    execute("UPDATE people SET fcm = NULL WHERE id = 14")
 
     async def body(app: Timebell, service: Any) -> None:
-        await app.devices.register("phone-of-somebody-else")
-        made = await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
-        assert (made.members, made.refreshed_at) == (0, None)
+        await app.devices.register("phone-of-another-user")
+        created = await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
+        assert (created.members, created.refreshed_at) == (0, None)
         for gone, count in ((None, 19), (20, 18)):
             if gone is not None:
-                await asyncio.to_thread(do, f"DELETE FROM people WHERE id = {gone}")
+                await asyncio.to_thread(execute, f"DELETE FROM people WHERE id = {gone}")
             filters = {"audience": "crm", "attributes": {"tag": "x:y"}}
             sent = await app.campaigns.create({"title": "Hello", "filters": filters})
             while (found := await app.campaigns.get(sent.id)).state != "completed":
                 await asyncio.sleep(0.02)
             read = await app.audiences.get("crm")
             assert (found.accepted, read.members, read.refused, read.loading) == (count, count, 1, None)
-            assert (read.without_token, found.left_out["noToken"]) == (1, 1)
-        assert "phone-of-somebody-else" not in fcm.received()
+            assert (read.without_token, found.excluded["noToken"]) == (1, 1)
+        assert "phone-of-another-user" not in fcm.received()
         assert await app.devices.count({"audience": "crm", "marketingOnOff": True}) == 10
 
     run(body)
 
 
-def test_a_pinned_audience_is_the_one_that_was_read_when_it_was_made(
-    run: Callable[..., None], fcm: FakeFcm, people: Theirs
+def test_a_pinned_audience_is_fixed_at_creation(
+    run: Callable[..., None], fcm: FakeFcm, people: CustomerDatabase
 ) -> None:
-    url, do = people
+    url, execute = people
 
     async def body(app: Timebell, service: Any) -> None:
         await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
-        message = {"title": "Hello", "filters": {"audience": "crm"}, "audienceAs": "pinned"}
-        made = await app.campaigns.create(message, send_at="2035-01-01T00:00:00Z")
-        while (await app.campaigns.get(made.id)).pinned_at is None:
+        message = {"title": "Hello", "filters": {"audience": "crm"}, "audienceFormat": "pinned"}
+        created = await app.campaigns.create(message, send_at="2035-01-01T00:00:00Z")
+        while (await app.campaigns.get(created.id)).pinned_at is None:
             await asyncio.sleep(0.02)
-        await asyncio.to_thread(do, "DELETE FROM people WHERE id = 20")
+        await asyncio.to_thread(execute, "DELETE FROM people WHERE id = 20")
         await app.audiences.refresh("crm")
         while (await app.audiences.get("crm")).members != 20:
             await asyncio.sleep(0.02)
-        await app.campaigns.start(made.id)
-        while (found := await app.campaigns.get(made.id)).state != "completed":
+        await app.campaigns.start(created.id)
+        while (found := await app.campaigns.get(created.id)).state != "completed":
             await asyncio.sleep(0.02)
         assert found.accepted == 21
 
     run(body)
 
 
-def test_reading_that_broke_off_goes_on_where_it_was(people: Theirs, sqlite_url: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(outside, "PAGE", 5)
-    url, do = people
-    taken: list[list[str]] = []
-    real = audiences.take_in
+def test_an_interrupted_refresh_resumes_at_its_cursor(
+    people: CustomerDatabase, sqlite_url: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(outside, "PAGE_SIZE", 5)
+    url, execute = people
+    stored_pages: list[list[str]] = []
+    real = audiences.store_page
 
-    def take_in(tx: Any, was: Any, given: Any, *more: Any) -> Any:
-        if len(taken) == 2:
-            taken.append([])
+    def store_page(tx: Any, was: Any, fields: Any, *more: Any) -> Any:
+        if len(stored_pages) == 2:
+            stored_pages.append([])
             raise OSError("the node dies here")
-        taken.append([token for token, _ in given])
-        return real(tx, was, given, *more)
+        stored_pages.append([token for token, _ in fields])
+        return real(tx, was, fields, *more)
 
-    monkeypatch.setattr(audiences, "take_in", take_in)
+    monkeypatch.setattr(audiences, "store_page", store_page)
 
     async def body() -> None:
         app = Timebell(sqlite_url, timezone="UTC")
         await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
-        reader = Outside(app.store, app._ring, app.clock.now)
+        reader = AudienceReader(app.store, app._keyring, app.clock.now)
         with pytest.raises(OSError, match="dies"):
             await reader.refresh("default", "crm")
-        await asyncio.to_thread(do, "INSERT INTO people VALUES (99, 'phone-of-late', 40, true)")  # not in this reading
-        await asyncio.to_thread(do, "INSERT INTO people VALUES (0, 'phone-of-first', 40, true)")
+        # Added to the table after the refresh began: not part of this refresh.
+        await asyncio.to_thread(execute, "INSERT INTO people VALUES (99, 'phone-of-late', 40, true)")
+        await asyncio.to_thread(execute, "INSERT INTO people VALUES (0, 'phone-of-first', 40, true)")
         found = await reader.refresh("default", "crm")
         await app.close()
         assert found.members == 21
 
     asyncio.run(body())
-    tokens = [token for page in taken for token in page]
+    tokens = [token for page in stored_pages for token in page]
     assert tokens == sorted(set(tokens))
     assert len(tokens) == 21
 
@@ -166,25 +171,25 @@ def test_reading_that_broke_off_goes_on_where_it_was(people: Theirs, sqlite_url:
 @pytest.mark.parametrize(
     ("more", "code", "remedy"),
     [
-        ({"key": None}, "AUDIENCE_KEY_MISSING", 'Give "key"'),
+        ({"key": None}, "AUDIENCE_KEY_MISSING", 'Set "key"'),
         ({"key": "number"}, "AUDIENCE_KEY_MISSING", "Its columns are: id, token"),
-        ({"query": "SELECT id FROM people"}, "AUDIENCE_INVALID", "AS token"),
-        ({"query": "SELECT id, no_such AS token FROM people"}, "AUDIENCE_UNREADABLE", "Try the query"),
+        ({"query": "SELECT id FROM people"}, "INVALID_AUDIENCE", "AS token"),
+        ({"query": "SELECT id, no_such AS token FROM people"}, "AUDIENCE_UNREADABLE", "Run the query"),
         ({"query": "DELETE FROM people"}, "AUDIENCE_QUERY_WRITES", ONE_SELECT),
         ({"query": "SELECT 1; DROP TABLE people"}, "AUDIENCE_QUERY_WRITES", ONE_SELECT),
         ({"query": "WITH x AS (DELETE FROM people RETURNING *) SELECT * FROM x"}, "AUDIENCE_QUERY_WRITES", ONE_SELECT),
         ({"query": "SELECT id, fcm AS token INTO another FROM people"}, "AUDIENCE_QUERY_WRITES", ONE_SELECT),
-        ({"url": "postgresql://me:secret@localhost/x"}, "AUDIENCE_INVALID", "into a secret"),
-        ({"url": "postgresql://localhost/x?password=secret"}, "AUDIENCE_INVALID", "into a secret"),
-        ({"url": "postgresql://localhost:port/x"}, "AUDIENCE_INVALID", "docs/guides/campaigns.md"),
-        ({"url": "mongodb://localhost/x"}, "AUDIENCE_INVALID", "docs/guides/campaigns.md"),
-        ({"url": "sqlite:////no/such/file.db"}, "AUDIENCE_UNREADABLE", "Try the query"),
+        ({"url": "postgresql://me:secret@localhost/x"}, "INVALID_AUDIENCE", "in a secret"),
+        ({"url": "postgresql://localhost/x?password=secret"}, "INVALID_AUDIENCE", "in a secret"),
+        ({"url": "postgresql://localhost:port/x"}, "INVALID_AUDIENCE", "docs/guides/campaigns.md"),
+        ({"url": "mongodb://localhost/x"}, "INVALID_AUDIENCE", "docs/guides/campaigns.md"),
+        ({"url": "sqlite:////no/such/file.db"}, "AUDIENCE_UNREADABLE", "Run the query"),
     ],
 )
-def test_what_cannot_be_read_is_refused_when_it_is_made(
-    calm: Theirs, sqlite_url: str, more: dict[str, Any], code: str, remedy: str
+def test_an_unreadable_audience_is_refused_at_creation(
+    unchanged_people: CustomerDatabase, sqlite_url: str, more: dict[str, Any], code: str, remedy: str
 ) -> None:
-    url, _ = calm
+    url, _ = unchanged_people
 
     async def body() -> None:
         app = Timebell(sqlite_url, timezone="UTC")
@@ -197,23 +202,25 @@ def test_what_cannot_be_read_is_refused_when_it_is_made(
     asyncio.run(body())
 
 
-def test_a_key_that_two_rows_share_is_no_key(people: Theirs, sqlite_url: str) -> None:
-    url, do = people
-    do("INSERT INTO people VALUES (50, 'phone-of-twin', 12, true)")
+def test_a_duplicate_key_is_refused(people: CustomerDatabase, sqlite_url: str) -> None:
+    url, execute = people
+    execute("INSERT INTO people VALUES (50, 'phone-of-twin', 12, true)")
 
     async def body() -> None:
         app = Timebell(sqlite_url, timezone="UTC")
         await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "age"})
         with pytest.raises(InvalidInput) as refused:
-            await Outside(app.store, app._ring, app.clock.now).refresh("default", "crm")
+            await AudienceReader(app.store, app._keyring, app.clock.now).refresh("default", "crm")
         assert refused.value.code == "AUDIENCE_KEY_REPEATS"
         await app.close()
 
     asyncio.run(body())
 
 
-def test_the_transaction_there_may_not_write(calm: Theirs, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    url, _ = calm
+def test_the_audience_query_cannot_write(
+    unchanged_people: CustomerDatabase, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = unchanged_people
     monkeypatch.setattr("timebell.model.audience_source._check_query", lambda query: None)
 
     async def body() -> None:
@@ -223,7 +230,7 @@ def test_the_transaction_there_may_not_write(calm: Theirs, sqlite_url: str, monk
             with pytest.raises(InvalidInput, match="cannot be read"):
                 await app.audiences.put("crm", {"url": url, "query": query, "key": "id"})
         await app.audiences.put("crm", {"url": url, "query": QUERY, "key": "id"})
-        assert (await Outside(app.store, app._ring, app.clock.now).refresh("default", "crm")).members == 21
+        assert (await AudienceReader(app.store, app._keyring, app.clock.now).refresh("default", "crm")).members == 21
         await app.close()
 
     asyncio.run(body())

@@ -1,4 +1,4 @@
-"""What the conformance tests share: a store at a chosen time, jobs to put in it, and short verbs."""
+"""Helpers of the conformance tests: stores at a fixed time, jobs and schedules, and short operations."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from timebell.engine.planner import job_of
+from timebell.engine.planner import build_job
 from timebell.ids import new_id
-from timebell.model.job import Attempt, Ending, Job, JobState, NewJob
+from timebell.model.job import Attempt, Completion, Job, JobState, NewJob
 from timebell.model.policy import CatchUp, Overlap
-from timebell.model.routes import ANYONE, Routes
+from timebell.model.routes import ALL_ROUTES, Routes
 from timebell.model.schedule import Action, Policies, Schedule
 from timebell.recurrence import Cron, Spec
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import claim as job_claim
 from timebell.store.jobs import complete as ending_ops
 from timebell.store.jobs import repository
-from timebell.store.schedules import schedules
+from timebell.store.schedules import queries, schedules
 
 T0 = datetime(2027, 3, 1, 12, tzinfo=UTC)
 NODE, OTHER_NODE = new_id(T0), new_id(T0)
-SOON = T0  # no test listens, so nobody needs to be told
-PATIENCE = 180.0  # seconds after which a hanging test fails
+NOTIFY_BEFORE = T0  # no test listens for notifications
+TEST_TIMEOUT_SECONDS = 180.0  # after which a hanging test fails
 
 Test = Callable[..., Coroutine[Any, Any, None]]
 
 
 def after(**spans: float) -> datetime:
-    """T0 and a timedelta's arguments."""
+    """Return T0 plus a timedelta with these arguments."""
     return T0 + timedelta(**spans)
 
 
 def stored(test: Test) -> Callable[..., None]:
-    """An async test of (store, ...), run on an empty store of every kind."""
+    """Run an async test of (store, ...) on an empty store of every kind."""
 
     def run(store: Store, runner: asyncio.Runner, **fixtures: Any) -> None:
-        runner.run(asyncio.wait_for(test(store, **fixtures), PATIENCE))
+        runner.run(asyncio.wait_for(test(store, **fixtures), TEST_TIMEOUT_SECONDS))
 
     functools.update_wrapper(run, test)
     del run.__wrapped__  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ def stored(test: Test) -> Callable[..., None]:
 
 
 def job(**fields: Any) -> NewJob:
-    """A job due at T0 on topic `t`, or as the fields say."""
+    """Return a job due at T0 on topic `t`; fields override this."""
     due = fields.get("run_at", T0)
     made: dict[str, Any] = {
         "id": new_id(T0), "tenant_id": "default", "topic": "t", "scheduled_at": due, "run_at": due,
@@ -62,74 +62,74 @@ def job(**fields: Any) -> NewJob:
 
 
 async def create(store: Store, *new: NewJob, on_conflict: str = "error", bulk: bool = False) -> dict[str, str]:
-    """Write jobs; {id not written: id that stands for it}."""
-    return await store.run(repository.create, new, on_conflict, SOON, bulk=bulk)
+    """Insert jobs; return {id not inserted: id of the existing job}."""
+    return await store.run(repository.create, new, on_conflict, NOTIFY_BEFORE, bulk=bulk)
 
 
 async def one(store: Store, **fields: Any) -> str:
-    """Write one job; its id."""
+    """Insert one job; return its id."""
     new = job(**fields)
     await create(store, new)
     return new.id
 
 
-def lane(queue: str = "default", priority: int = 0) -> job_claim.Lane:
-    """A lane to claim from."""
-    return job_claim.Lane(queue, priority, None, None, limited=False)
+def lane(queue: str = "default", priority: int = 0) -> job_claim.QueueLane:
+    """Return a lane to claim from."""
+    return job_claim.QueueLane(queue, priority, None, None, has_limits=False)
 
 
 async def claim(
-    store: Store, at: datetime = T0, *, most: int = 100, routes: Routes = ANYONE, node: str = NODE, **where: Any
+    store: Store, at: datetime = T0, *, most: int = 100, routes: Routes = ALL_ROUTES, node: str = NODE, **where: Any
 ) -> list[Attempt]:
     """Start due jobs of the default lane, or of `queue` and `priority`."""
-    return await store.hot(job_claim.claim, lane(**where), routes, node, most, at)
+    return await store.run_autocommit(job_claim.claim_batch, lane(**where), routes, node, most, at)
 
 
 async def started(store: Store, at: datetime = T0, **fields: Any) -> Attempt:
-    """A job that runs."""
+    """Insert a job and claim it; return its attempt."""
     id_ = await one(store, **fields)
     where = {name: fields[name] for name in ("queue", "priority") if name in fields}
     (attempt,) = [one for one in await claim(store, at, **where) if one.id == id_]
     return attempt
 
 
-def ending(attempt: Attempt, state: JobState = JobState.COMPLETED, at: datetime = T0, **fields: Any) -> Ending:
-    """What an attempt came to."""
-    return Ending(attempt.id, attempt.number, state, at, **fields)
+def ending(attempt: Attempt, state: JobState = JobState.COMPLETED, at: datetime = T0, **fields: Any) -> Completion:
+    """Return the completion of an attempt."""
+    return Completion(attempt.id, attempt.number, state, at, **fields)
 
 
-def again(attempt: Attempt, run_at: datetime, **fields: Any) -> Ending:
-    """Back to pending."""
+def again(attempt: Attempt, run_at: datetime, **fields: Any) -> Completion:
+    """Return the completion that requeues an attempt."""
     return ending(attempt, JobState.PENDING, run_at=run_at, **fields)
 
 
-async def end(store: Store, *endings: Ending) -> set[str]:
-    """Write final endings; the ids whose fence held."""
-    return {str(row["id"]) for row in await store.run(ending_ops.end, endings)}
+async def end(store: Store, *endings: Completion) -> set[str]:
+    """Write final completions; return the ids whose fence held."""
+    return {str(row["id"]) for row in await store.run(ending_ops.complete_jobs, endings)}
 
 
 async def get(store: Store, id_: str) -> Job:
-    """A job that is there."""
-    found = await store.run(repository.find, None, id_)
+    """Return a job, which must exist."""
+    found = await store.run(repository.find_job, None, id_)
     assert found is not None
     return found
 
 
 async def everything(store: Store) -> list[Job]:
-    """Every job, oldest first."""
+    """Return all jobs, oldest first."""
     found: list[Job] = []
     cursor = None
     while True:
-        page = await store.run(repository.page, {}, (), 500, cursor)
+        page = await store.run(repository.list_jobs, {}, (), 500, cursor)
         found += page
         if (cursor := page.next_cursor) is None:
             return found[::-1]
 
 
 def schedule(spec: Spec | None = None, **fields: Any) -> Schedule:
-    """A schedule of topic `t` made at T0, each minute unless the spec says otherwise.
+    """Return a schedule of topic `t` created at T0, every minute if no spec is passed.
 
-    Other fields are those of Schedule, Policies and Action; `timezone` and recurrence bounds too.
+    Fields may be those of Schedule, Policies and Action, `timezone` and the bounds of the recurrence.
     """
     bounds = {name: fields.pop(name) for name in ("start", "end", "max_runs") if name in fields}
     recurrence = (spec or Cron("* * * * *")).bind(fields.pop("timezone", "UTC"), created_at=T0, **bounds)
@@ -143,24 +143,24 @@ def schedule(spec: Spec | None = None, **fields: Any) -> Schedule:
 
 
 async def put(store: Store, made: Schedule, at: datetime = T0, *, replace: bool = False) -> Schedule:
-    """Write a schedule."""
-    return await store.run(schedules.put, made, job_of, at, replace=replace)
+    """Upsert a schedule."""
+    return await store.run(schedules.upsert_schedule, made, build_job, at, replace=replace)
 
 
-async def fire(store: Store, at: datetime, most: int = 500) -> schedules.Fired:
-    """One pass of a planner."""
-    return await store.run(schedules.fire, job_of, at, most)
+async def fire(store: Store, at: datetime, most: int = 500) -> schedules.FireResult:
+    """Run one pass of a planner."""
+    return await store.run(schedules.fire_due_schedules, build_job, at, most)
 
 
 async def stored_schedule(store: Store, name: str = "s") -> Schedule:
-    """A schedule as it is now."""
-    found = await store.run(schedules.find, "default", name=name)
+    """Return the stored schedule."""
+    found = await store.run(queries.find_schedule, "default", name=name)
     assert found is not None
     return found
 
 
 async def execute(store: Store, statement: Any) -> Any:
-    """A Core statement, straight to the database: its rows."""
+    """Execute a Core statement and return its rows."""
 
     def run_statement(tx: Any) -> Any:
         result = tx.execute(statement)
@@ -170,20 +170,20 @@ async def execute(store: Store, statement: Any) -> Any:
 
 
 def at_minutes(made: list[Job]) -> list[int]:
-    """Each job's nominal minute after T0."""
+    """Return the nominal minute after T0 of each job."""
     return [round((job.scheduled_at - T0) / timedelta(minutes=1)) for job in made]
 
 
 def minutes(first: int, last: int) -> Iterator[datetime]:
-    """Instants, a minute apart, both ends included."""
+    """Yield instants a minute apart, both ends included."""
     return (after(minutes=number) for number in range(first, last + 1))
 
 
 __all__ = [
-    "ANYONE",
+    "ALL_ROUTES",
     "NODE",
+    "NOTIFY_BEFORE",
     "OTHER_NODE",
-    "SOON",
     "T0",
     "CatchUp",
     "Cron",
@@ -194,6 +194,7 @@ __all__ = [
     "after",
     "again",
     "at_minutes",
+    "build_job",
     "claim",
     "create",
     "end",
@@ -203,7 +204,6 @@ __all__ = [
     "fire",
     "get",
     "job",
-    "job_of",
     "lane",
     "minutes",
     "one",

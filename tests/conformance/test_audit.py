@@ -1,4 +1,4 @@
-"""The audit on every store: it finds nothing in clean histories, and every damage in damaged ones."""
+"""Audit: no differences in clean histories, and every difference in damaged ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select, update
 
 from timebell.client.audits import Audits
 from timebell.clock import VirtualClock
-from timebell.engine.leader.continuous_audit import Audit, Continuous, audit
+from timebell.engine.leader.continuous_audit import AuditResult, ContinuousAudit, run_audit
 from timebell.ids import new_id
 from timebell.recurrence import Every
 from timebell.store.schedules import actions
@@ -24,28 +24,30 @@ from .helpers import (
     Overlap,
     Store,
     after,
+    build_job,
     claim,
     end,
     ending,
     execute,
     fire,
-    job_of,
     put,
     schedule,
     stored,
     stored_schedule,
 )
-from .script import Script, grace
+from .random_history import Script, grace
 
 EVERY_MINUTE = Cron("* * * * *")
 
 
-async def audited(store: Store, script: Script, **options: Any) -> Audit:
-    """The audit of everything that a script did."""
-    return await audit(store.hot, script.began - timedelta(days=2), script.now, grace(script.now), **options)
+async def audited(store: Store, script: Script, **options: Any) -> AuditResult:
+    """Audit the whole history of a script."""
+    return await run_audit(
+        store.run_autocommit, script.began - timedelta(days=2), script.now, grace(script.now), **options
+    )
 
 
-def told(found: Audit) -> list[str]:
+def describe_differences(found: AuditResult) -> list[str]:
     return [f"{one.schedule} {one.finding} {one.at} .. {one.to} {one.count} {one.detail}" for one in found.differences]
 
 
@@ -55,15 +57,15 @@ async def test_a_clean_history_has_no_difference(store: Store, seed: int) -> Non
     script = Script(store, seed)
     await script.run(60)
     found = await audited(store, script)
-    assert told(found) == [], "\n".join(script.done)
+    assert describe_differences(found) == [], "\n".join(script.done)
     assert found.counts.expected > 0
 
 
-# What the database has is damaged by hand; every damage is found, where it is and nowhere else.
+# Rows are damaged by SQL; the audit reports exactly the damaged occurrences.
 
 
 async def _history(store: Store, spec: Any = EVERY_MINUTE, **fields: Any) -> str:
-    """Twenty minutes of a schedule whose jobs all ran, each on time; its id."""
+    """Write twenty minutes of a schedule whose jobs all ran on time; return its id."""
     fields.setdefault("overlap", Overlap.ALLOW)
     await put(store, schedule(spec, **fields))
     for minute in range(1, 21):
@@ -74,8 +76,8 @@ async def _history(store: Store, spec: Any = EVERY_MINUTE, **fields: Any) -> str
 
 
 async def _found(store: Store, until: timedelta = timedelta(minutes=20, seconds=30)) -> list[tuple[Any, ...]]:
-    found = await audit(store.hot, T0, T0 + until, T0 + until + timedelta(minutes=1))
-    assert not found.more
+    found = await run_audit(store.run_autocommit, T0, T0 + until, T0 + until + timedelta(minutes=1))
+    assert not found.truncated
     return [(one.finding.value, _minute(one.at), _minute(one.to), one.count) for one in found.differences]
 
 
@@ -88,15 +90,15 @@ def _row(minute: float) -> Any:
 
 
 @stored
-async def test_what_is_whole_has_no_difference(store: Store) -> None:
+async def test_a_complete_schedule_has_no_difference(store: Store) -> None:
     await _history(store)
     assert await _found(store) == []
-    counts = (await audit(store.hot, T0, after(minutes=20, seconds=30), after(minutes=30))).counts
+    counts = (await run_audit(store.run_autocommit, T0, after(minutes=20, seconds=30), after(minutes=30))).counts
     assert (counts.schedules, counts.expected, counts.fired) == (1, 20, 20)
 
 
 @stored
-async def test_every_row_that_is_deleted_is_missing(store: Store) -> None:
+async def test_every_deleted_row_is_reported_missing(store: Store) -> None:
     await _history(store)
     for minutes in ((1,), (20,), (7,), (8, 9), (3, 5)):
         before = await execute(store, select(finished))
@@ -120,7 +122,7 @@ async def _copy(store: Store, minute: float, **changed: Any) -> None:
 
 
 @stored
-async def test_a_row_that_is_there_twice_is_doubled(store: Store) -> None:
+async def test_a_duplicate_row_is_reported(store: Store) -> None:
     await _history(store)
     await _copy(store, 6)
     assert await _found(store) == [("doubled", 6, 6, 1)]
@@ -129,7 +131,7 @@ async def test_a_row_that_is_there_twice_is_doubled(store: Store) -> None:
 
 
 @stored
-async def test_a_skip_that_is_there_twice_is_doubled(store: Store) -> None:
+async def test_a_duplicate_skip_is_reported(store: Store) -> None:
     await _history(store)
     skipped = {"state": "skipped", "reason": "missed", "attempt": 0, "started_at": None}
     await execute(store, update(finished).where(_row(6)).values(**skipped))
@@ -147,7 +149,7 @@ async def test_a_row_of_no_occurrence_is_unexpected(store: Store) -> None:
 
 
 @stored
-async def test_a_row_that_is_a_second_off_is_unexpected_where_it_is_and_missing_where_it_is_not(store: Store) -> None:
+async def test_a_row_shifted_by_a_second_is_both_unexpected_and_missing(store: Store) -> None:
     await _history(store)
     second = timedelta(seconds=1)
     await execute(store, update(finished).where(_row(6)).values(scheduled_at=after(minutes=6) - second))
@@ -155,7 +157,7 @@ async def test_a_row_that_is_a_second_off_is_unexpected_where_it_is_and_missing_
 
 
 @stored
-async def test_what_began_before_its_time_is_early(store: Store) -> None:
+async def test_an_attempt_that_started_before_its_time_is_early(store: Store) -> None:
     await _history(store)
     early = after(minutes=6) - timedelta(milliseconds=1)
     await execute(store, update(finished).where(_row(6)).values(started_at=early))
@@ -172,7 +174,7 @@ async def test_a_cursor_that_was_moved_ahead_leaves_occurrences_missing(store: S
 
 
 @stored
-async def test_a_planner_that_is_dead_leaves_occurrences_missing(store: Store) -> None:
+async def test_a_dead_planner_leaves_occurrences_missing(store: Store) -> None:
     await _history(store)
     assert await _found(store, timedelta(minutes=24, seconds=30)) == [("missing", 21, 24, 4)]
     await execute(store, insert(queues).values(name="*", paused=True))
@@ -182,15 +184,15 @@ async def test_a_planner_that_is_dead_leaves_occurrences_missing(store: Store) -
 @stored
 async def test_a_paused_schedule_has_nothing_missing(store: Store) -> None:
     id_ = await _history(store)
-    await store.run(actions.pause, "default", id_, None, job_of, after(minutes=20, seconds=30))
-    found = await audit(store.hot, T0, after(minutes=60), after(minutes=70))
-    assert (told(found), found.counts.due) == ([], 39)
-    await store.run(actions.resume, "default", id_, False, job_of, after(minutes=60, seconds=30))
+    await store.run(actions.pause_schedule, "default", id_, None, build_job, after(minutes=20, seconds=30))
+    found = await run_audit(store.run_autocommit, T0, after(minutes=60), after(minutes=70))
+    assert (describe_differences(found), found.counts.due) == ([], 39)
+    await store.run(actions.resume_schedule, "default", id_, False, build_job, after(minutes=60, seconds=30))
     assert await _found(store, timedelta(minutes=60)) == []
 
 
 @stored
-async def test_a_range_row_counts_what_is_in_it(store: Store) -> None:
+async def test_a_range_row_accounts_for_all_its_occurrences(store: Store) -> None:
     await put(store, schedule(catch_up=CatchUp.SKIP))
     await fire(store, after(minutes=3_000))
     until = timedelta(minutes=3_000, seconds=30)
@@ -200,8 +202,8 @@ async def test_a_range_row_counts_what_is_in_it(store: Store) -> None:
     assert [(one[0], one[3]) for one in await _found(store, until)] == [("miscounted", 3)]
     await execute(store, update(finished).where(ranged).values(skipped_count=1))
     assert [one[0] for one in await _found(store, until)] == ["miscounted"]
-    late = await audit(store.hot, after(minutes=1_500), after(minutes=2_000), after(minutes=4_000))
-    assert [one.finding.value for one in late.differences] == ["miscounted"]  # it reaches in from before
+    late = await run_audit(store.run_autocommit, after(minutes=1_500), after(minutes=2_000), after(minutes=4_000))
+    assert [one.finding.value for one in late.differences] == ["miscounted"]  # its range starts earlier
     assert late.counts.skipped == {"missed": 500}
     await execute(store, delete(finished).where(ranged))
     (gone, *others) = await _found(store, until)
@@ -209,7 +211,7 @@ async def test_a_range_row_counts_what_is_in_it(store: Store) -> None:
 
 
 @stored
-async def test_an_occurrence_within_a_range_is_doubled(store: Store) -> None:
+async def test_a_job_within_a_skipped_range_is_a_duplicate(store: Store) -> None:
     await put(store, schedule(catch_up=CatchUp.SKIP))
     await fire(store, after(minutes=3_000))
     (row,) = await execute(store, select(finished).where(finished.c.skipped_count > 1))
@@ -219,10 +221,10 @@ async def test_an_occurrence_within_a_range_is_doubled(store: Store) -> None:
 
 
 @stored
-async def test_rows_of_a_schedule_that_nobody_knows_are_unexpected(store: Store) -> None:
+async def test_rows_of_an_unknown_schedule_are_unexpected(store: Store) -> None:
     id_ = await _history(store)
     await execute(store, delete(schedules_table))
-    assert await _found(store) == []  # the revisions are there, and nothing says that it ended before
+    assert await _found(store) == []  # the revisions exist, and none ends earlier
     assert [one[:2] for one in await _found(store, timedelta(minutes=22, seconds=30))] == [("missing", 21)]
     await execute(store, delete(revisions))
     found = await _found(store)
@@ -231,14 +233,14 @@ async def test_rows_of_a_schedule_that_nobody_knows_are_unexpected(store: Store)
 
 
 @stored
-async def test_a_revision_that_cannot_be_read_is_said(store: Store) -> None:
+async def test_an_unreadable_revision_is_reported(store: Store) -> None:
     await _history(store)
     await execute(store, update(revisions).values(recurrence='{"kind": "moon"}'))
     assert next(iter(await _found(store)))[0] == "unreadable"
 
 
 @stored
-async def test_a_fixed_delay_has_no_grid_but_is_looked_at(store: Store) -> None:
+async def test_a_fixed_delay_is_audited_without_a_grid(store: Store) -> None:
     await _history(store, Every("PT1M", since="last_start"), overlap=Overlap.SKIP)
     assert await _found(store) == []
     (first, *_) = (await execute(store, select(finished.c.scheduled_at).order_by(finished.c.scheduled_at)))[0]
@@ -248,8 +250,8 @@ async def test_a_fixed_delay_has_no_grid_but_is_looked_at(store: Store) -> None:
 
 @pytest.mark.parametrize("took", [timedelta(), timedelta(minutes=5)])
 @stored
-async def test_what_retention_forgets_meanwhile_is_not_missing(store: Store, took: timedelta) -> None:
-    """The nodes prune while an audit of all that is kept goes on: it takes its time, and rows of the edge are gone."""
+async def test_rows_removed_by_retention_are_not_missing(store: Store, took: timedelta) -> None:
+    """Nodes prune while a long audit of the whole retention period runs: rows at its start are deleted."""
     await _history(store)
     await execute(store, delete(finished).where(finished.c.scheduled_at < after(minutes=4)))
     now = after(minutes=30) - took
@@ -269,12 +271,12 @@ async def test_what_retention_forgets_meanwhile_is_not_missing(store: Store, too
 
 
 @stored
-async def test_it_goes_on_where_it_ended_and_finds_what_is_new(store: Store) -> None:
+async def test_the_continuous_audit_resumes_and_reports_new_differences(store: Store) -> None:
     await _history(store)
-    watch = Continuous(store.hot, T0)
+    watch = ContinuousAudit(store.run_autocommit, T0)
     assert await watch.step(after(minutes=11)) == []
     assert watch.counts.expected == 9
-    await execute(store, delete(finished).where(_row(5)))  # was looked at already
+    await execute(store, delete(finished).where(_row(5)))  # already audited
     await execute(store, delete(finished).where(_row(14)))
     assert [(one.finding.value, _minute(one.at)) for one in await watch.step(after(minutes=21))] == [("missing", 14)]
     assert await watch.step(after(minutes=21)) == []

@@ -1,4 +1,4 @@
-"""Walks and chunks on each store: they end, repeat nobody, miss nobody, whatever dies and changes on the way."""
+"""Campaign chunks: each device is sent to once, despite crashes and changes during the campaign."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import func, select
 
 from timebell.ids import new_id
-from timebell.model.audience import Filters, checked
+from timebell.model.audience import Filters, validate_device
 from timebell.model.campaign import CampaignState
-from timebell.model.campaign_plan import Campaign, Sending
+from timebell.model.campaign_plan import Campaign, CampaignPlan
 from timebell.store.campaigns import campaigns, chunks, devices
-from timebell.store.campaigns.chunks import Opened, Told
+from timebell.store.campaigns.chunks import DeliveryResult, OpenedChunk
 from timebell.store.campaigns.tables import deliveries
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import erasure, repository
@@ -27,7 +27,7 @@ S = timedelta(seconds=1)
 
 
 class Sender:
-    """Nodes that open and close chunks, in the place of the engine; the phones, in the place of FCM."""
+    """Opens and closes chunks in place of the engine, and records messages in place of FCM."""
 
     def __init__(self, store: Store, runner: asyncio.Runner) -> None:
         self.store, self.runner, self.now = store, runner, T0
@@ -37,38 +37,42 @@ class Sender:
         return self.runner.run(self.store.run(operation, *args, **more))
 
     def register(self, *tokens: str, at: datetime | None = None, **about: Any) -> None:
-        self.run(devices.register, "default", [(token, checked(about)) for token in tokens], at or self.now)
+        self.run(
+            devices.register_devices, "default", [(token, validate_device(about)) for token in tokens], at or self.now
+        )
 
     def make(self, **spec: Any) -> str:
-        sending = Sending.read({"title": "Hello", "chunkSize": 7, "chunkDelayMs": 0, **spec})
+        sending = CampaignPlan.from_json({"title": "Hello", "chunkSize": 7, "chunkDelayMs": 0, **spec})
         made = Campaign(
-            id=new_id(self.now), tenant_id="default", sending=sending, state=CampaignState.PENDING, send_at=self.now,
+            id=new_id(self.now), tenant_id="default", plan=sending, state=CampaignState.PENDING, send_at=self.now,
             timezone="UTC", created_at=self.now, updated_at=self.now,
         )  # fmt: skip
-        self.run(campaigns.create, made, self.now)
+        self.run(campaigns.create_campaign, made, self.now)
         return made.id
 
     def get(self, id_: str) -> Campaign:
-        found: Campaign = self.run(campaigns.find, "default", id_)
+        found: Campaign = self.run(campaigns.find_campaign, "default", id_)
         return found
 
-    def open(self, id_: str, attempt: int = 1, job: tuple[int, str] | None = None) -> tuple[Opened, tuple[int, str]]:
-        """Open the chunk of the campaign's next job, or of one that began before."""
+    def open(
+        self, id_: str, attempt: int = 1, job: tuple[int, str] | None = None
+    ) -> tuple[OpenedChunk, tuple[int, str]]:
+        """Open the chunk of the campaign's next job, or of a job that started before."""
         if job is None:
             found = self.get(id_)
             assert found.job_id is not None
             job = found.next_chunk, found.job_id
         return self.run(chunks.open_chunk, id_, *job, attempt, self.now), job
 
-    def send(self, opened: Opened) -> list[Told]:
-        """All get it."""
+    def send(self, opened: OpenedChunk) -> list[DeliveryResult]:
+        """Deliver to all recipients."""
         for each in opened.recipients:
             self.phones[each.token] = self.phones.get(each.token, 0) + 1
-        return [Told(each, "accepted", None, "m") for each in opened.recipients]
+        return [DeliveryResult(each, "accepted", None, "m") for each in opened.recipients]
 
-    def close(self, id_: str, opened: Opened, told: list[Told], attempt: int = 1) -> Any:
-        left = len(opened.recipients) - len(told)
-        return self.run(chunks.close_chunk, id_, opened.number, attempt, told, left, self.now)
+    def close(self, id_: str, opened: OpenedChunk, delivered: list[DeliveryResult], attempt: int = 1) -> Any:
+        left = len(opened.recipients) - len(delivered)
+        return self.run(chunks.close_chunk, id_, opened.number, attempt, delivered, left, self.now)
 
     def send_all(self, id_: str) -> None:
         while self.get(id_).state == "running" or self.get(id_).started_at is None:
@@ -83,7 +87,7 @@ def sender(store: Store, runner: asyncio.Runner) -> Sender:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_walk_among_changes_ends_and_repeats_and_misses_nobody(sender: Sender, seed: int) -> None:
+def test_a_campaign_during_device_changes_ends_without_duplicates_or_gaps(sender: Sender, seed: int) -> None:
     random = Random(seed)
     there = [f"phone-{n:04}" for n in range(100)]
     sender.register(*there)
@@ -96,15 +100,15 @@ def test_a_walk_among_changes_ends_and_repeats_and_misses_nobody(sender: Sender,
         if opened.recipients:
             sender.close(id_, opened, sender.send(opened))
         sender.now += S
-        for _ in range(10):  # more come than it sends to in the meantime: it ends all the same
+        for _ in range(10):  # more devices register than are sent to: the campaign ends nevertheless
             n += 1
             known.append(f"later-{n:05}")
             sender.register(known[-1])
         for _ in range(3):
             gone = random.choice(known)
-            sender.run(devices.remove, "default", [gone])
+            sender.run(devices.delete_by_token, "default", [gone])
             stayed.discard(gone)
-            if random.random() < 0.5:  # and comes back, as somebody new
+            if random.random() < 0.5:  # and registers again as a new device
                 sender.register(gone)
         assert n < 1000
     assert set(sender.phones.values()) == {1}
@@ -112,50 +116,50 @@ def test_a_walk_among_changes_ends_and_repeats_and_misses_nobody(sender: Sender,
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_dies_nobody_gets_it_twice_and_everybody_is_accounted_for(sender: Sender, seed: int) -> None:
+def test_crashes_send_no_message_twice_and_every_recipient_is_accounted_for(sender: Sender, seed: int) -> None:
     random = Random(seed)
     sender.register(*(f"phone-{n:04}" for n in range(60)))
     id_ = sender.make()
-    begun: list[tuple[Opened, tuple[int, str], int, list[Told]]] = []
+    started_chunks: list[tuple[OpenedChunk, tuple[int, str], int, list[DeliveryResult]]] = []
     while sender.get(id_).state != "completed":
         sender.now += S
         found = sender.get(id_)
         if found.job_id is not None and random.random() < 0.5:
             opened, job = sender.open(id_)
             if opened.recipients:
-                begun.append((opened, job, 1, sender.send(opened)))
-        elif begun:
-            opened, job, attempt, told = begun.pop(random.randrange(len(begun)))
-            if random.random() < 0.4:  # its node died before it wrote what it knew; another takes the job over
+                started_chunks.append((opened, job, 1, sender.send(opened)))
+        elif started_chunks:
+            opened, job, attempt, delivered = started_chunks.pop(random.randrange(len(started_chunks)))
+            if random.random() < 0.4:  # its node died before it stored the results; another one takes the job over
                 again, _ = sender.open(id_, attempt + 1, job)
                 assert again.recipients == []
-                assert sender.close(id_, opened, told, attempt) is None  # and the first one was only frozen
+                assert sender.close(id_, opened, delivered, attempt) is None  # the first node was only frozen
             else:
-                assert sender.close(id_, opened, told, attempt) is False
+                assert sender.close(id_, opened, delivered, attempt) is False
     found = sender.get(id_)
     assert set(sender.phones.values()) == {1}
     assert len(sender.phones) == found.opened == found.accepted + found.unknown == 60
     assert found.ended_at == sender.now
 
 
-def test_a_job_that_comes_twice_opens_one_chunk(sender: Sender) -> None:
+def test_a_repeated_job_opens_one_chunk(sender: Sender) -> None:
     sender.register(*(f"phone-{n:04}" for n in range(20)))
     id_ = sender.make()
     first, job = sender.open(id_)
     second, _ = sender.open(id_, 1, (job[0], new_id(sender.now)))
     assert (len(first.recipients), second.recipients) == (7, [])
-    sender.run(campaigns.pause, "default", id_, None, sender.now)
-    sender.run(campaigns.resume, "default", id_, None, True, sender.now)
-    assert sender.open(id_, 1, (2, job[1]))[0].recipients == []  # of a job that a resume has replaced
+    sender.run(campaigns.pause_campaign, "default", id_, None, sender.now)
+    sender.run(campaigns.resume_campaign, "default", id_, None, True, sender.now)
+    assert sender.open(id_, 1, (2, job[1]))[0].recipients == []  # the job was replaced by a resume
 
 
-def test_what_is_tried_again_is_those_alone_and_not_for_ever(sender: Sender) -> None:
+def test_only_retryable_recipients_are_retried_and_only_a_limited_number_of_times(sender: Sender) -> None:
     sender.register(*(f"phone-{n:04}" for n in range(5)))
     id_ = sender.make()
     opened, job = sender.open(id_)
-    told = sender.send(opened)[:3]
-    assert sender.close(id_, opened, told) is True
-    assert sender.close(id_, opened, told) is True  # asked again, it is written once
+    delivered = sender.send(opened)[:3]
+    assert sender.close(id_, opened, delivered) is True
+    assert sender.close(id_, opened, delivered) is True  # a repeated call writes nothing
     assert sender.get(id_).accepted == 3
     for attempt in (2, 3, 4):
         opened, _ = sender.open(id_, attempt, job)
@@ -163,12 +167,12 @@ def test_what_is_tried_again_is_those_alone_and_not_for_ever(sender: Sender) -> 
         assert sender.close(id_, opened, [], attempt) is (attempt < 4)
     found = sender.get(id_)
     assert (found.state, found.accepted, found.unsent) == ("completed", 3, 2)
-    sender.run(campaigns.retry, "default", id_, unknown=False, now=sender.now)
+    sender.run(campaigns.retry_campaign, "default", id_, include_unknown=False, now=sender.now)
     sender.send_all(id_)
     assert (sender.get(id_).accepted, sender.get(id_).unsent) == (5, 0)
 
 
-def test_everybody_gets_it_at_their_own_nine_o_clock_and_a_traveller_once(sender: Sender) -> None:
+def test_local_time_delivery_reaches_each_zone_and_a_moved_device_once(sender: Sender) -> None:
     sender.now = datetime(2027, 3, 1, 12, tzinfo=UTC)
     for zone in ("Asia/Seoul", "Europe/Berlin", "America/New_York"):
         sender.register(f"phone-in-{zone}", timezone=zone)
@@ -184,7 +188,7 @@ def test_everybody_gets_it_at_their_own_nine_o_clock_and_a_traveller_once(sender
             got[each.token] = sender.now.isoformat(timespec="minutes")
         if opened.recipients:
             sender.close(id_, opened, sender.send(opened))
-            sender.register("phone-of-traveller", timezone="America/New_York")  # on the way
+            sender.register("phone-of-traveller", timezone="America/New_York")  # during the campaign
     assert got == {
         "phone-in-Asia/Seoul": "2027-03-02T00:00+00:00",
         "phone-of-traveller": "2027-03-02T00:00+00:00",
@@ -195,13 +199,13 @@ def test_everybody_gets_it_at_their_own_nine_o_clock_and_a_traveller_once(sender
     assert set(sender.phones.values()) == {1}
 
 
-def test_nobody_is_woken(sender: Sender) -> None:
+def test_quiet_hours_delay_delivery(sender: Sender) -> None:
     sender.now = datetime(2027, 3, 1, 22, tzinfo=UTC)
     sender.register("phone-in-london", timezone="Europe/London")
     sender.register("phone-in-tokyo", timezone="Asia/Tokyo")
     id_ = sender.make(quietHours={"start": "21:00", "end": "08:00"})
     opened, _ = sender.open(id_)
-    assert opened.recipients == []  # it is 22:00 there and 7:00 here
+    assert opened.recipients == []  # 22:00 in London, 07:00 in Tokyo
     assert sender.run(_due, sender.get(id_).job_id) == datetime(2027, 3, 1, 23, tzinfo=UTC)
 
 
@@ -212,43 +216,43 @@ def _due(tx: Transaction, job_id: str) -> datetime:
     return at
 
 
-def test_filters_mean_the_same_on_every_store(sender: Sender) -> None:
+def test_filters_match_the_same_devices_on_every_store(sender: Sender) -> None:
     sender.register("phone-0001", attributes={"plan": 'a "quoted" plan', "n": 1}, topics=["a", "ab"])
     sender.register("phone-0002", attributes={"PLAN": "x", "n": 12}, topics=["A"], marketing_on=True)
     for filters, count in (
         ({"attributes": {"plan": 'a "quoted" plan'}}, 1), ({"attributes": {"n": 1}}, 1), ({"topic": "a"}, 1),
         ({"attributes": {"plan": "x"}}, 0), ({"topic": "b"}, 0), ({"marketingOnOff": "Y"}, 1),
     ):  # fmt: skip
-        assert sender.run(devices.count, "default", Filters.read(filters)) == count, filters
+        assert sender.run(devices.count_devices, "default", Filters.from_json(filters)) == count, filters
 
 
-def test_the_ledger_goes_with_its_campaign(sender: Sender) -> None:
+def test_pruning_a_campaign_deletes_its_delivery_records(sender: Sender) -> None:
     sender.register("phone-0001")
     id_ = sender.make()
     sender.send_all(id_)
-    assert sender.run(campaigns.prune, sender.now, 10) == 0
-    assert sender.run(campaigns.prune, sender.now + S, 10) == 1
+    assert sender.run(campaigns.prune_campaigns, sender.now, 10) == 0
+    assert sender.run(campaigns.prune_campaigns, sender.now + S, 10) == 1
     assert sender.run(lambda tx: tx.execute(select(func.count()).select_from(deliveries)).scalar_one()) == 0
 
 
-def test_one_whose_job_was_cancelled_is_resumed(sender: Sender) -> None:
+def test_a_campaign_whose_job_was_cancelled_is_resumed(sender: Sender) -> None:
     sender.register(*(f"phone-{n:04}" for n in range(20)))
     id_ = sender.make()
     opened, _ = sender.open(id_)
     sender.close(id_, opened, sender.send(opened))
     job = sender.get(id_).job_id
-    sender.run(campaigns.resume, "default", id_, None, True, sender.now)
-    assert sender.get(id_).job_id == job  # it runs: there is nothing to resume
+    sender.run(campaigns.resume_campaign, "default", id_, None, True, sender.now)
+    assert sender.get(id_).job_id == job  # it is running, so there is nothing to resume
     sender.run(repository.cancel, "default", job, sender.now)
-    sender.run(campaigns.resume, "default", id_, None, True, sender.now)
+    sender.run(campaigns.resume_campaign, "default", id_, None, True, sender.now)
     assert sender.get(id_).job_id != job
     sender.send_all(id_)
     assert sorted(sender.phones.values()) == [1] * 20
 
 
-def test_the_devices_of_a_person_are_erased(sender: Sender) -> None:
+def test_erasure_deletes_the_devices_of_an_owner(sender: Sender) -> None:
     sender.register("phone-0001", user_id="ann")
     sender.register("phone-0002", user_id="bob")
     sender.run(erasure.erase, "default", "ann", sender.now)
-    left = sender.run(devices.page, "default", 10, None, Filters(), None)
+    left = sender.run(devices.list_devices, "default", 10, None, Filters(), None)
     assert [device.token for device in left.items] == ["phone-0002"]

@@ -1,4 +1,4 @@
-"""What only MariaDB can get wrong: conflicts, packets, sessions, rights, and servers that are none."""
+"""Behaviour specific to MariaDB: conflicts, packet size, sessions, privileges and unsupported servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from tests.servers import MariaDB
 from timebell.errors import Refused, StoreUnreachable
 from timebell.store.audit import audit
-from timebell.store.dialects.handler_transactions import nothing_more
+from timebell.store.dialects.handler_transactions import no_finish
 from timebell.store.dialects.mariadb import store as dialect
 from timebell.store.dialects.mariadb.store import MariaStore
 from timebell.store.open import open_store
@@ -35,7 +35,7 @@ def _touch(tx: Any, first: str, second: str) -> None:
 
 
 @stored
-async def test_deadlocks_are_tried_again(store: Store) -> None:
+async def test_deadlocks_are_retried(store: Store) -> None:
     one, other = job(), job()
     await create(store, one, other)
     ways = ((one.id, other.id), (other.id, one.id))
@@ -44,7 +44,7 @@ async def test_deadlocks_are_tried_again(store: Store) -> None:
 
 
 @stored
-async def test_who_waits_too_long_for_a_lock_tries_again(store: Store) -> None:
+async def test_lock_wait_timeouts_are_retried(store: Store) -> None:
     first = job()
     await create(store, first)
     tried = 0
@@ -54,7 +54,7 @@ async def test_who_waits_too_long_for_a_lock_tries_again(store: Store) -> None:
         tried += 1
         tx.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
         tx.execute(update(table).where(table.c.id == first.id).values(priority=7))
-        tx.execute(text(f"SET SESSION innodb_lock_wait_timeout = {dialect.WAIT}"))
+        tx.execute(text(f"SET SESSION innodb_lock_wait_timeout = {dialect.LOCK_TIMEOUT_SECONDS}"))
 
     async with store.begin() as connection:
         await store.join(connection, _lock, first.id)
@@ -70,7 +70,7 @@ def _lock(tx: Any, id_: str) -> None:
 
 
 @stored
-async def test_more_than_a_packet_takes_is_written_in_several(store: Store) -> None:
+async def test_batches_larger_than_a_packet_are_split(store: Store) -> None:
     payload = '"' + "\u00e4\U0001f514'\\\\" * 60_000 + '"'
     await create(store, *(job(payload=payload) for _ in range(40)))
     await create(store, *(job(payload=payload) for _ in range(40)), bulk=True)
@@ -81,7 +81,7 @@ async def test_more_than_a_packet_takes_is_written_in_several(store: Store) -> N
 
 
 @stored
-async def test_keys_are_the_same_only_to_the_letter(store: Store) -> None:
+async def test_keys_are_compared_exactly(store: Store) -> None:
     keys = ["a", "A", "a ", "\u00e1", "\u1e9e", "ss"]
     await create(store, *(job(key=key) for key in keys))
     assert sorted(each.key or "" for each in await everything(store)) == sorted(keys)
@@ -100,7 +100,7 @@ async def test_sessions_are_strict_and_in_utc(store: Store) -> None:
 
 @pytest.fixture
 def reader(mariadb: MariaDB, store: Store) -> Iterator[str]:
-    """The URL for a user who may only read."""
+    """The URL of a read-only user."""
     place = urlsplit(store.url)
     name = f"reader{os.getpid()}"
     mariadb.execute(f"CREATE USER {name}@'%'", f"GRANT SELECT ON `{place.path[1:]}`.* TO {name}@'%'")
@@ -109,20 +109,20 @@ def reader(mariadb: MariaDB, store: Store) -> Iterator[str]:
 
 
 @stored
-async def test_who_may_only_read_can_audit_and_no_session_of_an_audit_can_write(store: Store, reader: str) -> None:
+async def test_a_read_only_user_can_audit_and_audit_sessions_cannot_write(store: Store, reader: str) -> None:
     await create(store, job())
     for url in (reader, store.url):
         reading = open_store(url, lambda: T0, read_only=True)
         try:
-            assert await reading.hot(audit.ids, None, 10) == []
+            assert await reading.run_autocommit(audit.list_schedule_ids, None, 10) == []
             with pytest.raises(Exception, match=r"READ ONLY|denied"):
-                await reading.hot(_lock, job().id)
+                await reading.run_autocommit(_lock, job().id)
         finally:
             await reading.close()
 
 
 @stored
-async def test_a_wrong_password_and_a_database_that_is_not_there_are_said(store: Store) -> None:
+async def test_a_wrong_password_and_a_missing_database_are_reported(store: Store) -> None:
     for url, said in ((store.url.replace("root@", "root:wrong@"), "denied"), (f"{store.url}x", "Unknown database")):
         wrong = MariaStore(url)
         with pytest.raises(StoreUnreachable, match=said) as failed:
@@ -137,12 +137,12 @@ async def test_a_wrong_password_and_a_database_that_is_not_there_are_said(store:
      ("10.5.29-MariaDB", False), ("8.4.3", False), ("9.1.0-commercial", False)],
 )  # fmt: skip
 @stored
-async def test_servers_without_what_it_takes_are_refused(store: Store, version: str, good: bool) -> None:
+async def test_unsupported_servers_are_refused(store: Store, version: str, good: bool) -> None:
     if good:
-        dialect._check(version)
+        dialect._check_server_version(version)
         return
     with pytest.raises(Refused) as refused:
-        dialect._check(version)
+        dialect._check_server_version(version)
     assert refused.value.code == "DATABASE_UNSUPPORTED"
 
 
@@ -159,23 +159,23 @@ async def test_a_connection_that_was_killed_is_replaced(store: Store, mariadb: M
 
 
 @stored
-async def test_more_transactions_at_once_than_connections_each_get_one(store: Store) -> None:
-    fresh = MariaStore(store.url)  # of which nobody has had a connection
+async def test_more_transactions_than_connections_all_complete(store: Store) -> None:
+    fresh = MariaStore(store.url)  # without pooled connections
 
     async def lent() -> int:
-        async with fresh.lend(nothing_more) as connection:
+        async with fresh.handler_transaction(no_finish) as connection:
             return int((await connection.execute(text("SELECT SLEEP(0.01)"))).scalar_one())
 
     try:
-        assert sum(await asyncio.gather(*(lent() for _ in range(4 * dialect.LENT)))) == 0
+        assert sum(await asyncio.gather(*(lent() for _ in range(4 * dialect.HANDLER_POOL_SIZE)))) == 0
     finally:
         await fresh.close()
 
 
 @stored
-async def test_a_statement_under_way_is_over_before_who_cancelled_it_goes_on(store: Store) -> None:
+async def test_a_cancelled_statement_has_ended_before_its_caller_continues(store: Store) -> None:
     async def lent(statement: str) -> int:
-        async with store.lend(nothing_more) as connection:
+        async with store.handler_transaction(no_finish) as connection:
             return int((await connection.execute(text(statement))).scalar_one())
 
     def under_way(tx: Any) -> bool:
@@ -198,9 +198,7 @@ def _own_id(tx: Any) -> int:
 
 @pytest.mark.parametrize("whose", ["its own", "a request's", "a handler's"])
 @stored
-async def test_a_connection_that_is_cut_in_a_transaction_leaves_nothing_of_it(
-    store: Store, mariadb: MariaDB, whose: str
-) -> None:
+async def test_a_connection_cut_in_a_transaction_rolls_it_back(store: Store, mariadb: MariaDB, whose: str) -> None:
     first = job()
     await create(store, first)
 
@@ -214,7 +212,7 @@ async def test_a_connection_that_is_cut_in_a_transaction_leaves_nothing_of_it(
             await store.join(connection, cut)
 
     async def lent() -> None:
-        async with store.lend(nothing_more) as connection:
+        async with store.handler_transaction(no_finish) as connection:
             await store.join(connection, cut)
 
     ways = {"its own": lambda: store.run(cut), "a request's": begun, "a handler's": lent}
@@ -227,28 +225,29 @@ async def test_a_connection_that_is_cut_in_a_transaction_leaves_nothing_of_it(
 
 
 @stored
-async def test_one_handler_meets_a_server_that_was_started_again_and_not_as_many_as_had_connections(
-    store: Store, mariadb: MariaDB
-) -> None:
+async def test_only_one_handler_fails_after_a_server_restart(store: Store, mariadb: MariaDB) -> None:
     async with AsyncExitStack() as held:
-        several = [await held.enter_async_context(store.lend(nothing_more)) for _ in range(3)]
+        several = [await held.enter_async_context(store.handler_transaction(no_finish)) for _ in range(3)]
         ids = [await store.join(one, _own_id) for one in several]
-    with pytest.raises(pymysql.MySQLError):  # so that all are gone when it is back
+    with pytest.raises(pymysql.MySQLError):  # terminates all connections and waits for the server
         await asyncio.to_thread(mariadb.execute, *(f"KILL {id_}" for id_ in ids), "KILL 999999999")
     with pytest.raises((DBAPIError, StoreUnreachable)):
-        async with store.lend(nothing_more) as connection:
+        async with store.handler_transaction(no_finish) as connection:
             await store.join(connection, _own_id)
     for _ in range(3):
-        async with store.lend(nothing_more) as connection:
+        async with store.handler_transaction(no_finish) as connection:
             assert await store.join(connection, _own_id) not in ids
 
 
-@pytest.mark.parametrize(("code", "tries"), [(1213, dialect.TRIES), (1205, dialect.TRIES), (1021, 1), (1114, 1)])
+@pytest.mark.parametrize(
+    ("code", "tries"),
+    [(1213, dialect.MAX_CONFLICT_ATTEMPTS), (1205, dialect.MAX_CONFLICT_ATTEMPTS), (1021, 1), (1114, 1)],
+)
 @stored
-async def test_what_passes_is_tried_again_and_a_full_disk_is_said_at_once(
+async def test_transient_errors_are_retried_and_a_full_disk_is_raised_immediately(
     store: Store, code: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dialect, "PAUSE", 0.0)
+    monkeypatch.setattr(dialect, "CONFLICT_RETRY_DELAY_SECONDS", 0.0)
     tried = 0
 
     def fail(tx: Any) -> None:
@@ -259,4 +258,4 @@ async def test_what_passes_is_tried_again_and_a_full_disk_is_said_at_once(
     with pytest.raises(DBAPIError if tries > 1 else StoreUnreachable, match="as if"):
         await store.run(fail)
     assert tried == tries
-    await store.reading()
+    await store.read_clock()

@@ -1,4 +1,4 @@
-"""Forgetting finished jobs: by row everywhere, by whole weeks where the database has partitions."""
+"""Retention of finished jobs: by row on every store, by whole weeks on databases with partitions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def _finish(store: Store, *instants: datetime) -> None:
 
 
 @stored
-async def test_what_finished_before_the_instant_goes_and_nothing_else(store: Store) -> None:
+async def test_only_jobs_finished_before_the_instant_are_deleted(store: Store) -> None:
     await _finish(store, *(after(days=n) for n in range(5)))
     live = await started(store)
     await store.run(retention.prune, after(days=2))
@@ -34,7 +34,7 @@ async def test_what_finished_before_the_instant_goes_and_nothing_else(store: Sto
 
 
 @stored
-async def test_a_round_forgets_no_more_rows_than_asked_oldest_first(store: Store) -> None:
+async def test_a_batch_deletes_no_more_rows_than_requested_oldest_first(store: Store) -> None:
     await _finish(store, *(after(minutes=n) for n in range(6)))
     assert await store.run(repository.prune, after(days=1), 4) == 4
     assert [seen.finished_at for seen in await everything(store)] == [after(minutes=4), after(minutes=5)]
@@ -49,7 +49,7 @@ async def test_live_jobs_are_kept_however_old(store: Store) -> None:
 
 
 @stored
-async def test_request_ids_are_never_forgotten(store: Store) -> None:
+async def test_request_ids_are_never_deleted(store: Store) -> None:
     attempt = await started(store, request_id="r")
     await end(store, ending(attempt))
     await store.run(retention.prune, after(days=4000))
@@ -58,10 +58,10 @@ async def test_request_ids_are_never_forgotten(store: Store) -> None:
 
 
 @stored
-async def test_preparing_again_makes_nothing_anew(store: Store) -> None:
+async def test_preparing_partitions_again_changes_nothing(store: Store) -> None:
     try:
-        await store.run(retention.prepare, T0)
-        assert await store.run(retention.prepare, T0) == []
+        await store.run(retention.create_partitions, T0)
+        assert await store.run(retention.create_partitions, T0) == []
     finally:
         await store.run(retention.prune, after(weeks=99))
 
@@ -70,9 +70,9 @@ def test_weeks_get_partitions_and_whole_weeks_are_dropped(postgres_url: str) -> 
     async def body() -> None:
         store = open_store(postgres_url, lambda: T0, server_clock=False)
         try:
-            made = await store.run(retention.prepare, T0)
+            made = await store.run(retention.create_partitions, T0)
             assert made == [f"timebell_finished_{day}" for day in ("20270301", "20270308", "20270315")]
-            assert await store.run(retention.prepare, T0 + WEEK) == ["timebell_finished_20270322"]
+            assert await store.run(retention.create_partitions, T0 + WEEK) == ["timebell_finished_20270322"]
             monday = datetime(2027, 3, 8, tzinfo=UTC)
             tiny = timedelta(microseconds=1)
             await _finish(store, T0, monday - tiny, monday, monday + WEEK - tiny, monday + WEEK, after(weeks=50))
@@ -80,10 +80,10 @@ def test_weeks_get_partitions_and_whole_weeks_are_dropped(postgres_url: str) -> 
             assert await _rows_in(store, "timebell_finished_20270308") == 2
             assert await _rows_in(store, "timebell_finished_rest") == 1
 
-            assert await store.run(retention.prune, monday) == 1  # one week, dropped whole
+            assert await store.run(retention.prune, monday) == 1  # one week, dropped as a partition
             assert not await _exists(store, "timebell_finished_20270301")
             assert len(await everything(store)) == 4
-            assert await store.run(retention.prune, monday + WEEK - tiny) == 1  # one row of a week that is not over
+            assert await store.run(retention.prune, monday + WEEK - tiny) == 1  # one row of an unfinished week
             assert await _exists(store, "timebell_finished_20270308")
             await store.run(retention.prune, monday + WEEK)
             assert [seen.finished_at for seen in await everything(store)] == [monday + WEEK, after(weeks=50)]
@@ -93,12 +93,12 @@ def test_weeks_get_partitions_and_whole_weeks_are_dropped(postgres_url: str) -> 
     asyncio.run(body())
 
 
-def test_a_week_whose_rows_came_before_its_partition_stays_in_the_rest(postgres_url: str) -> None:
+def test_rows_older_than_their_partition_stay_in_the_default_partition(postgres_url: str) -> None:
     async def body() -> None:
         store = open_store(postgres_url, lambda: T0, server_clock=False)
         try:
             await _finish(store, after(days=1))
-            assert await store.run(retention.prepare, T0) == [
+            assert await store.run(retention.create_partitions, T0) == [
                 "timebell_finished_20270308",
                 "timebell_finished_20270315",
             ]
@@ -112,14 +112,14 @@ def test_a_week_whose_rows_came_before_its_partition_stays_in_the_rest(postgres_
     asyncio.run(body())
 
 
-def test_weeks_are_made_without_holding_up_who_writes(postgres_url: str) -> None:
+def test_partitions_are_created_without_blocking_writers(postgres_url: str) -> None:
     async def body() -> None:
         store = open_store(postgres_url, lambda: T0, server_clock=False)
         engine = create_engine(make_url(postgres_url).set(drivername="postgresql+psycopg"))
         try:
-            with engine.begin() as writer:  # in the order of an INSERT: the table, then where its row belongs
+            with engine.begin() as writer:  # locks in the order of an INSERT: the table, then the partition of the row
                 writer.execute(text("LOCK TABLE ONLY timebell_finished IN ROW EXCLUSIVE MODE"))
-                making = asyncio.create_task(store.run(retention.prepare, T0))
+                making = asyncio.create_task(store.run(retention.create_partitions, T0))
                 waits = text(
                     "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database"
                     " WHERE NOT granted AND datname = current_database()"
@@ -146,8 +146,8 @@ async def _exists(store: Store, table: str) -> bool:
 
 
 @stored
-async def test_skipped_occurrences_are_forgotten_like_other_jobs(store: Store) -> None:
-    await store.run(job_claim.skip, [(job(), "overlap", 1, T0)], T0)
+async def test_skipped_occurrences_are_deleted_like_other_jobs(store: Store) -> None:
+    await store.run(job_claim.record_skipped, [(job(), "overlap", 1, T0)], T0)
     assert len(await everything(store)) == 1
     await store.run(repository.prune, after(seconds=1), 10)
     assert await everything(store) == []

@@ -1,4 +1,4 @@
-"""The migrations build what schema.py says, on every store."""
+"""The migrations create the schema of schema.py on every store."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from sqlalchemy import Connection, event, inspect
 
 from timebell.errors import SchemaOutdated
 from timebell.store import open as opening
-from timebell.store.open import HEAD, open_store, upgrade, version
+from timebell.store.open import open_store, schema_version, upgrade
 from timebell.store.schema import metadata
+from timebell.store.version import HEAD
 
 from .helpers import T0
 
 
 def _ours(name: str | None, kind: str, *_: Any) -> bool:
-    """What the comparison looks at: not Alembic's own table, and not the partitions of `finished`."""
+    """Return whether a table is compared: not Alembic's table and not the partitions of `finished`."""
     return not (kind == "table" and name is not None and (name == "timebell_version" or "finished_" in name))
 
 
@@ -30,7 +31,7 @@ def _differences(connection: Connection) -> list[Any]:
 
 
 def _indexes(connection: Connection) -> dict[str, str]:
-    """Every index of our tables, by name, as the database writes it, partial conditions included."""
+    """Return the DDL of every index of our tables by name, with partial conditions."""
     if connection.dialect.name == "mysql":
         query = (
             "SELECT CONCAT(table_name, ' ', index_name), GROUP_CONCAT(CONCAT(column_name, non_unique) ORDER BY"
@@ -49,7 +50,7 @@ def _indexes(connection: Connection) -> dict[str, str]:
 
 
 def _columns(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
-    """Every column of our tables: name, type, whether it may be null, and its default."""
+    """Return every column of our tables: name, type, nullability and default."""
     found = inspect(connection)
     return {
         table: sorted(
@@ -62,10 +63,10 @@ def _columns(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("store_url", ["sqlite", "postgres"], indirect=True)  # MariaDB's own types are compared below
 def test_migrations_and_schema_agree(store_url: str) -> None:
-    assert asyncio.run(opening._on_connection(store_url, _differences)) == []
+    assert asyncio.run(opening._run_on_connection(store_url, _differences)) == []
 
 
-def test_migrations_build_the_very_indexes_and_columns_of_the_schema(
+def test_migrations_create_the_indexes_and_columns_of_the_schema(
     store_url: str, tmp_path: Any, request: pytest.FixtureRequest
 ) -> None:
     def migrated(connection: Connection) -> Any:
@@ -82,22 +83,22 @@ def test_migrations_build_the_very_indexes_and_columns_of_the_schema(
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("DROP SCHEMA from_schema CASCADE")
 
-    built = asyncio.run(opening._on_connection(store_url, migrated))
+    built = asyncio.run(opening._run_on_connection(store_url, migrated))
     fresh = f"sqlite:///{tmp_path}/fresh.db" if "sqlite" in store_url else store_url
     if "mariadb" in store_url:
         fresh = request.getfixturevalue("mariadb").create_database()
-    meant = asyncio.run(opening._on_connection(fresh, from_schema))
+    meant = asyncio.run(opening._run_on_connection(fresh, from_schema))
     assert built == meant
     assert len(built[0]) >= 10
 
 
 def test_upgrading_again_changes_nothing(store_url: str) -> None:
     assert asyncio.run(upgrade(store_url)) == (HEAD, HEAD)
-    assert asyncio.run(version(store_url)) == HEAD
+    assert asyncio.run(schema_version(store_url)) == HEAD
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
-def test_many_can_upgrade_at_once(kind: str, request: pytest.FixtureRequest) -> None:
+def test_simultaneous_upgrades_succeed(kind: str, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue(kind)
     url = server.create_database()
 
@@ -111,9 +112,9 @@ def test_many_can_upgrade_at_once(kind: str, request: pytest.FixtureRequest) -> 
         server.drop_database(url)
 
 
-def test_an_empty_database_has_no_version_and_says_what_to_do(postgres: Any, mariadb: Any, tmp_path: Any) -> None:
+def test_an_empty_database_is_refused_with_instructions(postgres: Any, mariadb: Any, tmp_path: Any) -> None:
     for url in (postgres.create_database(), mariadb.create_database(), f"sqlite:///{tmp_path}/empty.db"):
-        assert asyncio.run(version(url)) is None
+        assert asyncio.run(schema_version(url)) is None
 
         async def use(url: str = url) -> None:
             from timebell.store.jobs import repository
@@ -121,7 +122,7 @@ def test_an_empty_database_has_no_version_and_says_what_to_do(postgres: Any, mar
             store = open_store(url, lambda: T0)
             await store.open()
             try:
-                await store.run(repository.counts)
+                await store.run(repository.count_by_state)
             finally:
                 await store.close()
 
@@ -134,29 +135,31 @@ def test_an_empty_database_has_no_version_and_says_what_to_do(postgres: Any, mar
 @pytest.mark.parametrize(
     "after", [3, pytest.param(20, marks=pytest.mark.slow), 41, pytest.param(60, marks=pytest.mark.slow)]
 )
-def test_an_upgrade_of_mariadb_that_was_killed_goes_on(after: int, mariadb: Any) -> None:
-    """Its DDL is in no transaction: whatever was done stays done, and is passed over the next time."""
+def test_a_killed_upgrade_of_mariadb_can_be_continued(after: int, mariadb: Any) -> None:
+    """MariaDB's DDL is not transactional: completed steps remain, and the next upgrade skips them."""
     url = mariadb.create_database()
 
     def broken(connection: Connection) -> Any:
-        said = 0
+        statements = 0
 
         @event.listens_for(connection, "after_cursor_execute")
         def count(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-            nonlocal said
-            said += not statement.startswith("SELECT")
-            if said == after:
+            nonlocal statements
+            statements += not statement.startswith("SELECT")
+            if statements == after:
                 raise KeyboardInterrupt
 
         return opening.migrate(connection)
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            asyncio.run(opening._on_connection(url, broken))
+            asyncio.run(opening._run_on_connection(url, broken))
         assert asyncio.run(upgrade(url))[1] == HEAD
         fresh = mariadb.create_database()
         asyncio.run(upgrade(fresh))
         for look in (_indexes, _columns):
-            assert asyncio.run(opening._on_connection(url, look)) == asyncio.run(opening._on_connection(fresh, look))
+            assert asyncio.run(opening._run_on_connection(url, look)) == asyncio.run(
+                opening._run_on_connection(fresh, look)
+            )
     finally:
         mariadb.drop_database(url)

@@ -1,4 +1,4 @@
-"""What a node tells systemd, on a real datagram socket; and the unit, as systemd itself reads it."""
+"""Notifications of a node to systemd on a real datagram socket, and the unit file as systemd reads it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.cli.process import ROOT
 
 __all__ = ["start"]
 
-PATIENCE = 90.0
+TIMEOUT_SECONDS = 90.0
 APP = """
 import time, threading
 from pathlib import Path
@@ -30,7 +30,7 @@ app = Timebell(timezone="UTC")
 @app.on("block")
 async def block(event):
     Path("blocked").touch()
-    time.sleep(60)  # what nobody should do in an async handler
+    time.sleep(60)  # blocks the event loop, which an async handler must not do
 
 @app.schedule("tick", every="PT1S")
 async def tick(event):
@@ -41,15 +41,15 @@ async def tick(event):
 
 
 class Systemd:
-    """The socket that NOTIFY_SOCKET names."""
+    """The socket given in NOTIFY_SOCKET."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(f"\0{address[1:]}" if address.startswith("@") else address)
 
-    def hear(self, within: float = PATIENCE) -> str | None:
-        """The next message; None if none comes."""
+    def receive(self, within: float = TIMEOUT_SECONDS) -> str | None:
+        """Return the next message, or None if none arrives in time."""
         self._socket.settimeout(within)
         try:
             return self._socket.recv(4096).decode()
@@ -57,11 +57,11 @@ class Systemd:
             return None
 
     def wait_for(self, word: str) -> str:
-        until = time.monotonic() + PATIENCE
-        while (said := self.hear(max(0.01, until - time.monotonic()))) is not None:
-            if word in said:
-                return said
-        raise AssertionError(f"{word} was not said")
+        until = time.monotonic() + TIMEOUT_SECONDS
+        while (message := self.receive(max(0.01, until - time.monotonic()))) is not None:
+            if word in message:
+                return message
+        raise AssertionError(f"{word} was not received")
 
     def close(self) -> None:
         self._socket.close()
@@ -70,13 +70,15 @@ class Systemd:
 @pytest.fixture(params=["path", pytest.param("abstract", marks=pytest.mark.slow)])
 def systemd(request: pytest.FixtureRequest) -> Iterator[Systemd]:
     folder = tempfile.mkdtemp(prefix="tb")
-    listening = Systemd(f"@{folder}" if request.param == "abstract" else f"{folder}/notify")
-    yield listening
-    listening.close()
+    receiver = Systemd(f"@{folder}" if request.param == "abstract" else f"{folder}/notify")
+    yield receiver
+    receiver.close()
     shutil.rmtree(folder)
 
 
-def test_ready_then_watchdog_while_it_turns_then_stopping(systemd: Systemd, start: Start, tmp_path: Path) -> None:
+def test_node_sends_ready_then_watchdog_until_its_loop_is_blocked(
+    systemd: Systemd, start: Start, tmp_path: Path
+) -> None:
     (tmp_path / "app.py").write_text(APP)
     watched = {
         "NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "600000", "TIMEBELL_SCHEDULER_HEARTBEAT": "200ms",
@@ -88,31 +90,31 @@ def test_ready_then_watchdog_while_it_turns_then_stopping(systemd: Systemd, star
     systemd.wait_for("WATCHDOG=1")
 
     (tmp_path / "please-block").touch()
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT_SECONDS
     while not (tmp_path / "blocked").exists() and time.monotonic() < until:
-        systemd.hear(0.05)
-    while systemd.hear(0.0001 + 0.2) is not None:  # what was under way
+        systemd.receive(0.05)
+    while systemd.receive(0.0001 + 0.2) is not None:  # messages already sent
         pass
-    assert systemd.hear(1.0) is None, "a node that is stuck says that it is well"
+    assert systemd.receive(1.0) is None, "a node that is stuck still reports itself alive"
     node.kill()
 
 
-def test_it_says_that_it_stops_and_nothing_where_nobody_asked(start: Start, tmp_path: Path) -> None:
+def test_node_reports_stopping_and_ignores_the_watchdog_of_another_process(start: Start, tmp_path: Path) -> None:
     folder = tempfile.mkdtemp(prefix="tb")
     systemd = Systemd(f"{folder}/notify")
     try:
         node = start("run", NOTIFY_SOCKET=systemd.address, TIMEBELL_DATABASE_AUTO_UPGRADE="true",
                      WATCHDOG_USEC="300000", WATCHDOG_PID="1", TIMEBELL_ROLES="planner,worker")  # fmt: skip
         systemd.wait_for("READY=1")
-        assert systemd.hear(0.5) is None, "the watchdog is another process's"
+        assert systemd.receive(0.5) is None, "WATCHDOG_PID belongs to another process"
         assert node.end(signal.SIGTERM) == 0
-        assert systemd.hear() == "STOPPING=1"
+        assert systemd.receive() == "STOPPING=1"
     finally:
         systemd.close()
         shutil.rmtree(folder)
 
 
-def test_the_unit_is_one_to_systemd(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_file(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         install("systemd")
     text = (ROOT / "deploy" / "timebell.service").read_text()

@@ -1,4 +1,4 @@
-"""`python -m tests.differential`: the engine against the oracle, over every change of every zone and more.
+"""`python -m tests.differential`: the engine against the oracle, at every transition of every zone and more.
 
 Prints cases and disagreements by class; exits with 7 if there are any.
 """
@@ -18,8 +18,8 @@ from itertools import islice
 
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Cron, Recurrence
-from timebell.recurrence.preview import upcoming
-from timebell.recurrence.zone_names import names
+from timebell.recurrence.preview import iter_fires
+from timebell.recurrence.zone_names import accepted_names
 
 from . import cases, oracle
 
@@ -30,7 +30,7 @@ Found = tuple[Counter[str], list[str]]
 
 
 def at_changes(name: str, seed: int, expressions: int) -> Found:
-    """Every change of a zone's offset from 1970 to 2040: so many expressions, each from several instants."""
+    """Yield cases at every offset change of a zone from 1970 to 2040: expressions, each from several instants."""
     rnd = random.Random(f"{name} {seed}")
     zone = oracle.info(name)
     counted: Counter[str] = Counter()
@@ -65,11 +65,11 @@ def back(bound: Recurrence, before: datetime, after: datetime) -> Iterator[datet
 
 
 def on_days(part: int, seed: int, count: int) -> Found:
-    """Day fields of every sort, in any zone, from any day."""
+    """Yield cases of all kinds of day fields, in any zone, from any day."""
     rnd = random.Random(f"days {part} {seed}")
     counted: Counter[str] = Counter()
     wrong: list[str] = []
-    zones = sorted(names())
+    zones = sorted(accepted_names())
     while counted.total() < count:
         text, name = cases.days(rnd), rnd.choice(zones)
         start = date(1971, 1, 1) + rnd.randrange(25_000) * DAY
@@ -88,7 +88,7 @@ def on_days(part: int, seed: int, count: int) -> Found:
         counted[kind] += 1
         if list(bound.between(low, high)) != [one for one in wanted if low <= one < high]:
             wrong.append(f"{kind}: {text!r} in {name} from {low:%Y-%m-%d}")
-        following = list(islice(upcoming(bound, low), 2))
+        following = list(islice(iter_fires(bound, low), 2))
         if following != [one for one in wanted if one > low][:2] and following and following[-1] < high:
             wrong.append(f"{kind}, next: {text!r} in {name} from {low:%Y-%m-%d}")
     return counted, wrong
@@ -103,7 +103,7 @@ def main() -> int:
     chosen = parser.parse_args()
     counted: Counter[str] = Counter()
     wrong: list[str] = []
-    zones = sorted(names(), key=lambda name: zlib.crc32(name.encode()))
+    zones = sorted(accepted_names(), key=lambda name: zlib.crc32(name.encode()))
     parts = 40
     with ProcessPoolExecutor(chosen.jobs) as pool:
         work = [

@@ -1,4 +1,4 @@
-"""Generated cases: a seed gives the same ones everywhere."""
+"""Generated cases, reproducible by their seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 
 
 def around(rnd: random.Random, zone: ZoneInfo, at: datetime) -> str:
-    """An expression with something to say near a change of the clock."""
+    """Return an expression that fires near an offset change."""
     before = (at - SECOND).astimezone(zone)
     after = at.astimezone(zone)
     hour = rnd.choice([before.hour, after.hour, (before.hour + 1) % 24, (after.hour - 1) % 24])
@@ -44,7 +44,7 @@ def around(rnd: random.Random, zone: ZoneInfo, at: datetime) -> str:
 
 
 def starts(rnd: random.Random, at: datetime) -> list[datetime]:
-    """Instants just before, in and after a change of the clock."""
+    """Return instants just before, at and after an offset change."""
     return [
         at + timedelta(seconds=seconds)
         for seconds in (-1, 0, rnd.randrange(-7200, 7200), rnd.choice([1, 1799, 1800, 3599, 3600]), -86_400)
@@ -52,7 +52,7 @@ def starts(rnd: random.Random, at: datetime) -> list[datetime]:
 
 
 def days(rnd: random.Random) -> str:
-    """An expression whose days are the difficulty."""
+    """Return an expression with difficult day fields."""
     number = rnd.randint
     date = rnd.choice([
         "*", "*", "?", "L", f"L-{number(1, 30)}", "LW", f"{number(1, 31)}W", str(number(1, 31)), f"*/{number(1, 31)}",

@@ -1,5 +1,6 @@
-"""What a cron expression means, by definition and without cleverness: every local time of every local day of
-a stretch of time is looked up in zoneinfo. Nothing of Timebell's is used here, and nothing of it was read.
+"""A cron oracle by definition: it looks up every local time of every local day of a period in zoneinfo.
+
+It is independent of Timebell's code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RANGES = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7), (1970, 2199))
 
 @cache
 def info(name: str) -> ZoneInfo:
-    """The zone, from the tzdata package."""
+    """Return the zone from the tzdata package."""
     data = resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).read_bytes()
     return ZoneInfo.from_file(BytesIO(data), key=name)
 
@@ -34,7 +35,7 @@ def offset(zone: ZoneInfo, at: datetime) -> timedelta:
 
 
 def transitions(zone: ZoneInfo, first: int, last: int) -> list[datetime]:
-    """The instants within these years at which the offset changes: half days are compared, then halved."""
+    """Return the offset changes within these years, by comparing half days and bisecting."""
     found = []
     low, end = datetime(first, 1, 1, tzinfo=UTC), datetime(last, 1, 1, tzinfo=UTC)
     while low < end:
@@ -51,7 +52,7 @@ def transitions(zone: ZoneInfo, first: int, last: int) -> list[datetime]:
 
 @lru_cache(maxsize=20_000)
 def instants(zone: ZoneInfo, wall: datetime) -> tuple[datetime, ...]:
-    """The instants at which clocks show this local time: none, one or two."""
+    """Return the instants of a local time: none, one or two."""
     found = []
     for fold in (0, 1):
         at = wall.replace(tzinfo=zone, fold=fold).astimezone(UTC)
@@ -62,7 +63,7 @@ def instants(zone: ZoneInfo, wall: datetime) -> tuple[datetime, ...]:
 
 @lru_cache(maxsize=20_000)
 def gap_end(zone: ZoneInfo, wall: datetime) -> datetime:
-    """When the gap that this local time is in ends: the first instant whose local time is after it."""
+    """Return the end of the gap that contains this local time: the first instant whose local time is later."""
     low, high = (datetime(wall.year, wall.month, wall.day, tzinfo=UTC) + n * 3 * DAY for n in (-1, 1))
     while high - low > SECOND:
         middle = low + SECOND * ((high - low) // SECOND // 2)
@@ -73,13 +74,13 @@ def gap_end(zone: ZoneInfo, wall: datetime) -> datetime:
 
 @lru_cache(maxsize=20_000)
 def exists(zone: ZoneInfo, day: date) -> bool:
-    """Whether any second of this local date was."""
+    """Return whether any second of this local date exists."""
     midnight = datetime(day.year, day.month, day.day)
     return any(instants(zone, midnight + timedelta(minutes=n)) for n in range(0, 1440, 15))
 
 
 class Cron:
-    """A cron expression of five, six or seven fields, read strictly."""
+    """A cron expression of five, six or seven fields, parsed strictly."""
 
     def __init__(self, text: str) -> None:
         fields = text.upper().split()
@@ -98,7 +99,7 @@ class Cron:
         self.years = values(self.fields[6], 6)
 
     def day(self, day: date) -> bool:
-        """Whether the three day fields and the year name this date."""
+        """Return whether the three day fields and the year match this date."""
         if day.month not in self.months or day.year not in self.years:
             return False
         dates, weekdays = self.fields[3], self.fields[5]
@@ -108,7 +109,7 @@ class Cron:
         return by_date and by_weekday if both else by_date or by_weekday
 
     def fires(self, zone: ZoneInfo, start: date, end: date) -> list[datetime]:
-        """Every instant that belongs to a local date of [start, end), in order."""
+        """Return every instant on a local date of [start, end), in order."""
         found: set[datetime] = set()
         for day in (start + n * DAY for n in range((end - start).days)):
             if self.day(day) and exists(zone, day):
@@ -129,7 +130,7 @@ class Cron:
 
 @lru_cache(maxsize=10_000)
 def values(field: str, place: int) -> frozenset[int]:
-    """The numbers of a plain field."""
+    """Return the numbers of a plain field."""
     low, high = RANGES[place]
     names = MONTHS if place == 4 else NAMES if place == 5 else {}
     found: set[int] = set()
@@ -148,7 +149,7 @@ def values(field: str, place: int) -> frozenset[int]:
 
 
 def names_date(item: str, day: date) -> bool:
-    """Whether an item of the day-of-month field names a date."""
+    """Return whether an item of the day-of-month field matches a date."""
     length = calendar.monthrange(day.year, day.month)[1]
     if match := re.fullmatch(r"L(?:-(\d+))?", item):
         return day.day == length - int(match[1] or 0)
@@ -159,13 +160,13 @@ def names_date(item: str, day: date) -> bool:
 
 
 def weekday_nearest(day: date) -> date:
-    """The Monday to Friday nearest to a date, in its month."""
+    """Return the weekday (Monday to Friday) nearest to a date, in its month."""
     near = [day, day - DAY, day + DAY, day - 2 * DAY, day + 2 * DAY]
     return next(one for one in near if one.weekday() < 5 and one.month == day.month)
 
 
 def names_weekday(item: str, day: date) -> bool:
-    """Whether an item of the day-of-week field names a date."""
+    """Return whether an item of the day-of-week field matches a date."""
     if match := re.fullmatch(r"(\w+)#(\d)", item):
         return names_weekday(match[1], day) and (day.day - 1) // 7 + 1 == int(match[2])
     if match := re.fullmatch(r"(\d|[A-Z]{3})L", item):

@@ -1,8 +1,8 @@
-"""`python -m tests.differential.peers`: the engine beside other libraries, every disagreement classified.
+"""`python -m tests.differential.peers`: the engine compared with other libraries; every disagreement is classified.
 
-A disagreement counts as explained only where the oracle gives our answer and the stated rule is verified on
+A disagreement counts as explained only if the oracle agrees with the engine and the stated rule is verified on
 the case. Exits with 7 if any is left. cronsim, croniter and dateutil come with requirements/bench.txt;
-cron-parser and croner are installed from npm into a temporary folder, or left out with a loud line.
+cron-parser and croner are installed from npm into a temporary folder, or skipped with a warning.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Cron
-from timebell.recurrence.preview import upcoming
-from timebell.recurrence.zone_names import names
+from timebell.recurrence.preview import iter_fires
+from timebell.recurrence.zone_names import accepted_names
 
 from . import cases, oracle
 
@@ -44,9 +44,9 @@ class Case(NamedTuple):
 
 
 def generate(seed: int, most: int) -> Iterator[Case]:
-    """Cases of every class, as many of each."""
+    """Generate the same number of cases of every class."""
     rnd = random.Random(seed)
-    zones = sorted(names())
+    zones = sorted(accepted_names())
     wanted = Counter(dict.fromkeys(
         ("plain", "starred day field", "L W #", "seconds", "gap, fixed", "gap, wildcard", "fold, fixed",
          "fold, wildcard", "start in a fold", "missing day"), most,
@@ -107,11 +107,11 @@ def ours(case: Case) -> list[datetime] | None:
         bound = Cron(case.text).bind(case.zone, created_at=case.start)
     except InvalidRecurrence:
         return None
-    return list(islice(upcoming(bound, case.start), COUNT))
+    return list(islice(iter_fires(bound, case.start), COUNT))
 
 
 def why(case: Case, mine: list[datetime], theirs: list[datetime]) -> str | None:
-    """The rule that explains a disagreement, verified on the case; None if there is none."""
+    """Return the rule that explains a disagreement, verified on the case, or None."""
     first = min(set(mine) ^ set(theirs), default=None)
     if theirs != sorted(set(theirs)):
         return "goes back in time, or repeats an instant"
@@ -121,7 +121,7 @@ def why(case: Case, mine: list[datetime], theirs: list[datetime]) -> str | None:
     end = (mine[-1] + 4 * DAY).date()
     spec = oracle.Cron(case.text)
     if [one for one in spec.fires(oracle.info(case.zone), start, end) if one > case.start][: len(mine)] != mine:
-        return None  # then it is ours that is wrong
+        return None  # the engine is wrong
     for at in _transitions(case.zone):
         if at - 3 * HOUR <= first <= at + 26 * HOUR:
             moved = oracle.offset(oracle.info(case.zone), at) - oracle.offset(
@@ -142,7 +142,7 @@ def why(case: Case, mine: list[datetime], theirs: list[datetime]) -> str | None:
 
 
 def _reads(spec: oracle.Cron, case: Case, theirs: list[datetime], *, both: bool) -> bool:
-    """Whether their answer is what AND, or OR, of the day fields gives."""
+    """Return whether their result is that of AND, or OR, of the day fields."""
     info = oracle.info(case.zone)
 
     def names_day(day: date) -> bool:
@@ -172,7 +172,7 @@ def croniter(text: str, zone: str, start: datetime) -> list[datetime]:
 
 @contextmanager
 def node() -> Iterator[dict[str, Ask]]:
-    """cron-parser and croner, each asked over a pipe; none without Node and npm."""
+    """Return cron-parser and croner, queried over a pipe; empty without Node and npm."""
     if not (shutil.which("node") and shutil.which("npm")):
         print("SKIPPED: cron-parser and croner need node and npm", file=sys.stderr)
         yield {}
@@ -223,7 +223,7 @@ def main() -> int:
                 row = table.setdefault((name, case.kind), Counter())
                 try:
                     theirs = ask(case.text, case.zone, case.start)[: len(mine)]
-                except Exception:  # every library has errors of its own
+                except Exception:  # every library raises its own errors
                     row["refused"] += 1
                     continue
                 row["asked"] += 1

@@ -1,4 +1,4 @@
-"""The pages of the documentation, and what is in them: fenced blocks, links, tables."""
+"""Pages of the documentation with their fenced blocks, links and tables."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w+)?[ ]?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, the rest of the info string, its text and first line in the page."""
+    """Fenced block: language, rest of the info string, text, and number of its first line in the page."""
 
     page: Path
     language: str
@@ -26,11 +26,12 @@ class Block:
 
 
 def name_of(page: Path) -> str:
+    """Return the path of a page relative to the repository."""
     return str(page.relative_to(ROOT))
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     text = page.read_text()
     return [
         Block(page, match[1] or "", match[2].strip(), match[3], text.count("\n", 0, match.start()) + 2)
@@ -39,18 +40,18 @@ def blocks(page: Path) -> list[Block]:
 
 
 def links(page: Path) -> list[str]:
-    """Where the links outside of blocks lead."""
+    """Return the targets of the links outside of fenced blocks."""
     return _LINK.findall(_FENCE.sub("", page.read_text()))
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings as links name them."""
-    heads = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    """Return the anchors of all headings."""
+    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def rows(page: Path, heading: str | None = None) -> Iterator[list[str]]:
-    """The rows of the tables of a page, or of one section of it, without head and rule."""
+    """Yield the rows of the tables of a page, or of one section, without the header."""
     text = _FENCE.sub("", page.read_text())
     if heading is not None:
         text = re.split(rf"^## {re.escape(heading)}$", text, maxsplit=1, flags=re.MULTILINE)[1]
@@ -61,5 +62,5 @@ def rows(page: Path, heading: str | None = None) -> Iterator[list[str]]:
 
 
 def code_words(cell: str) -> list[str]:
-    """What stands in backquotes."""
+    """Return the texts in backquotes."""
     return re.findall(r"`([^`]+)`", cell)

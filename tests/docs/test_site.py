@@ -1,4 +1,4 @@
-"""The site: it builds with strict links, and what it shows loads nothing from elsewhere."""
+"""The documentation site builds with strict links, and its pages load nothing from other origins."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from timebell.api import v1
 
 from .pages import DOCS, ROOT
 
-# What a browser fetches by itself; `a` is for the reader to follow.
-FETCHED = {
+# Attributes whose URLs a browser fetches by itself (unlike those of `a`).
+FETCHED_ATTRIBUTES = {
     "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src", "embed": "src",
     "object": "data", "link": "href", "form": "action", "use": "href", "image": "href", "base": "href",
 }  # fmt: skip
 OUTSIDE = re.compile(r"^\s*(?:https?:)?//", re.IGNORECASE)
-NAMED_IN_SCRIPTS = {"https://bit.ly/2s3ChXG"}  # within a warning of the search, for people
+URLS_IN_SCRIPTS = {"https://bit.ly/2s3ChXG"}  # in the text of a warning of the search
 
 
 class Fetches(HTMLParser):
-    """What a page makes a browser fetch."""
+    """URLs that a browser fetches for a page, and its inline styles."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.urls: list[str] = []
         self.styles: list[str] = []
         self.feed(page.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.styles.append(given.get("style") or "")
-        if tag == "link" and given.get("rel") in ("canonical", "next", "prev"):
-            return  # said, not fetched
-        if wanted := given.get(FETCHED.get(tag, "")):
-            self.found.append(wanted)
-        self.found += [part.split()[0] for part in (given.get("srcset") or "").split(",") if part.split()]
+        attributes = dict(attrs)
+        self.styles.append(attributes.get("style") or "")
+        if tag == "link" and attributes.get("rel") in ("canonical", "next", "prev"):
+            return  # metadata, not fetched
+        if url := attributes.get(FETCHED_ATTRIBUTES.get(tag, "")):
+            self.urls.append(url)
+        self.urls += [part.split()[0] for part in (attributes.get("srcset") or "").split(",") if part.split()]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `make docs` builds it."""
+    """Build the site like `make docs`."""
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-f", "docs-site/mkdocs.yml", "-d", folder],
@@ -56,53 +56,56 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_page_is_there_and_in_the_navigation(site: Path) -> None:
+def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
     home = (site / "index.html").read_text()
     for page in DOCS.rglob("*.md"):
         name = str(page.relative_to(DOCS)).removesuffix(".md")
         name = "index" if name == "README" else name
         assert (site / f"{name}.html").is_file(), name
-        folder = {"guides", "start", "reference", "internals", "promises"} & {name.partition("/")[0]}
+        folder = {"guides", "start", "reference", "internals"} & {name.partition("/")[0]}
         assert name == "index" or folder or f'href="{name}.html"' in home, name
     for tab in ("Start", "Scheduler service", "Library", "Push", "Triggers and reminders", "Recipes", "Reference"):
         assert re.search(rf">\s*{tab}\s*<", home), tab
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+def test_pages_load_nothing_from_other_origins(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 50
     for page in pages:
         fetches = Fetches(page)
-        assert fetches.found, page
-        assert [one for one in fetches.found if OUTSIDE.match(one)] == [], page
+        assert fetches.urls, page
+        assert [url for url in fetches.urls if OUTSIDE.match(url)] == [], page
         assert not any("url(" in style for style in fetches.styles), page
         assert "fonts.g" not in page.read_text(), page
     for sheet in site.rglob("*.css"):
-        named = re.findall(r"(?:@import\s+|url\()\s*[\"']?([^\"')\s]+)", sheet.read_text())
-        assert [one for one in named if OUTSIDE.match(one)] == [], sheet
+        urls = re.findall(r"(?:@import\s+|url\()\s*[\"']?([^\"')\s]+)", sheet.read_text())
+        assert [url for url in urls if OUTSIDE.match(url)] == [], sheet
     for script in site.rglob("*.js"):
         code = re.sub(r"/\*.*?\*/", "", script.read_text(), flags=re.DOTALL)
-        assert set(re.findall(r"https?://[\w-]+\.[\w./-]+", code)) <= NAMED_IN_SCRIPTS, script
+        assert set(re.findall(r"https?://[\w-]+\.[\w./-]+", code)) <= URLS_IN_SCRIPTS, script
 
 
-def test_commands_and_operations_are_written_from_the_code(site: Path) -> None:
+def test_command_and_operation_pages_are_generated_from_the_code(site: Path) -> None:
     commands = (site / "reference" / "commands.html").read_text()
-    for one in ("timebell db upgrade", "timebell campaign create", "timebell simulate"):
-        assert re.search(rf"<h2[^>]*>{one}<", commands), one
+    for command in ("timebell db upgrade", "timebell campaign create", "timebell simulate"):
+        assert re.search(rf"<h2[^>]*>{command}<", commands), command
     operations = (site / "reference" / "operations.html").read_text()
-    told = re.findall(r'<h2 id="[^"]*">(\w+ /[^<]*)<', operations)
-    assert set(told) == {
+    documented = re.findall(r'<h2 id="[^"]*">(\w+ /[^<]*)<', operations)
+    assert set(documented) == {
         f"{method.upper()} {path.removeprefix('/api/v1')}"
-        for path, methods in v1.openapi()["paths"].items()
+        for path, methods in v1.build_openapi()["paths"].items()
         for method in methods
     }
 
 
-def test_what_markdown_elsewhere_knows_is_shown_as_it_is_meant(site: Path) -> None:
-    first = (site / "guides" / "production.html").read_text()
-    assert '<span class="filename">tasks.py</span>' in first  # a fence with a file's name
-    assert "```" not in re.sub(r"<pre.*?</pre>|<code.*?</code>", "", first, flags=re.DOTALL)
+def test_markdown_of_github_is_rendered_correctly(site: Path) -> None:
+    page = (site / "guides" / "production.html").read_text()
+    assert '<span class="filename">tasks.py</span>' in page  # a fence with a file name
+    assert "```" not in re.sub(r"<pre.*?</pre>|<code.*?</code>", "", page, flags=re.DOTALL)
     commands = (site / "reference" / "command-line.html").read_text()
-    assert "refuse|skip|now" in commands  # a pipe within a table
+    assert "refuse|skip|now" in commands  # a pipe within a table cell
     assert 'href="../start/first-steps.html"' in (site / "guides" / "jobs.html").read_text()
-    assert 'href="guarantees.html#beside-others"' in (site / "reference" / "benchmarks.html").read_text()
+    assert (
+        'href="guarantees.html#comparison-with-other-schedulers"'
+        in (site / "reference" / "benchmarks.html").read_text()
+    )

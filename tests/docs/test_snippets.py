@@ -5,9 +5,9 @@ parameters that the page's code does not call itself is awaited after its block.
 file (```python app.py) is written there as well, for later blocks to import and for commands to read.
 
 `console` blocks are sessions: each `$ timebell ...`, `$ python ...` or `$ export ...` runs, the lines below
-it are looked for in its output, in order and word by word, and `$ echo $?` states its exit code (0 unless
-said). A command that does not end by itself goes on beside the next ones, and gets SIGTERM at the end of its
-block.
+it are expected in its output, in order and word by word, and `$ echo $?` states its exit code (default 0).
+Numbers and versions are compared too, except those that differ between runs (see `VARYING`). A command that does
+not end by itself runs concurrently with the next ones, and gets SIGTERM at the end of its block.
 """
 
 from __future__ import annotations
@@ -35,9 +35,19 @@ from timebell import Timebell
 from .pages import PAGES, ROOT, Block, blocks, name_of
 
 POSTGRES_URL = "postgresql://timebell@localhost/reminders"
-PATIENCE = 180  # real seconds for a command to say what is shown, and to end
+OUTPUT_TIMEOUT_SECONDS = 180  # real seconds for a command to print the expected output, and to end
 RUN = ("timebell", "python", "export")
 NOT_RUN = ("make", "pip", "kill", "sudo", "createdb", "curl", "openssl")
+# Parts of the output that differ between runs and machines. They are replaced by `#` in the page and in the output.
+VARYING = re.compile(
+    r"(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d\.\d+(?:Z|[+-]\d\d:\d\d)?"  # the wall clock: seconds have a fraction
+    r"|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"  # ids
+    r"|\b\d[\d,]*(?:\.\d+)?(?= ?(?:ms|s)\b)"  # measured durations
+    r"|(?<=127\.0\.0\.1:)\d+"  # ports
+    r"|\S+-\d+(?= \(seen )"  # nodes: host name and process id
+    r"|(?<=^python)\s+\S+|(?<=^sqlite)\s+\S+|\b20\d\d[a-z]\b"  # versions of the environment: Python, SQLite, tzdata
+    r"|(?<=\d)\.dev\d+(?:\+[\w.]+)?"  # the development suffix of Timebell's version; the release is compared
+)
 
 
 @pytest.fixture
@@ -128,7 +138,7 @@ class Session:
     def run(self, block: Block) -> None:
         """Run the commands of a console block, in order."""
         steps = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", block.text, re.MULTILINE)
-        going_on: list[Command] = []
+        commands: list[Command] = []
         try:
             for number, (line, shown) in enumerate(steps):
                 following = steps[number + 1] if number + 1 < len(steps) else ("", "")
@@ -140,14 +150,14 @@ class Session:
                 elif first in RUN or " timebell " in line:
                     where = f"{name_of(block.page)}, line {block.line}: {line}"
                     command = Command(self, where, line, shown, expected)
-                    going_on.append(command)
+                    commands.append(command)
                     command.wait()
                 else:
                     assert first in NOT_RUN or line == "echo $?", f"{name_of(block.page)}: what is {first}?"
-            for command in going_on:
+            for command in commands:
                 command.end()
         finally:
-            for command in going_on:
+            for command in commands:
                 command.kill()
 
     def environment(self) -> dict[str, str]:
@@ -180,7 +190,7 @@ class Session:
 
 
 class Command:
-    """One command of a session, and what it has said so far."""
+    """One command of a session, and its output so far."""
 
     def __init__(self, session: Session, where: str, line: str, shown: str, expected: int) -> None:
         self.session = session
@@ -188,9 +198,9 @@ class Command:
         self.expected = expected
         serves = re.search(r"timebell (dev|run)\b", line) is not None and "--until-idle" not in line
         self.endless = serves and not expected
-        self.wanted = [found for found in map(words, shown.splitlines()) if found]
-        self.said: list[str] = []
-        self.all_said = threading.Event()
+        self.expected_lines = [line_words for line_words in map(words, shown.splitlines()) if line_words]
+        self.output: list[str] = []
+        self.complete = threading.Event()
         self.process = subprocess.Popen(
             ["bash", "-c", session.localised(line)],
             cwd=session.folder,
@@ -208,46 +218,77 @@ class Command:
         assert self.process.stdout is not None
         with self.process.stdout:
             for line in self.process.stdout:
-                self.said.append(self.session.as_on_the_page(line))
-                if self.wanted and not unsaid(self.wanted, self.said):
-                    self.all_said.set()
-        self.all_said.set()
+                self.output.append(self.session.as_on_the_page(line))
+                if self.expected_lines and not missing_lines(self.expected_lines, self.output):
+                    self.complete.set()
+        self.complete.set()
 
     def wait(self) -> None:
-        """Until it has said what is shown, and unless it is endless has ended as shown."""
-        self.all_said.wait(PATIENCE)
-        missing = unsaid(self.wanted, self.said)
-        assert not missing, f"not said: {' '.join(missing[0])!r} in {self}"
+        """Wait for the expected output and, unless the command is endless, for the expected exit code."""
+        self.complete.wait(OUTPUT_TIMEOUT_SECONDS)
+        missing = missing_lines(self.expected_lines, self.output)
+        assert not missing, f"missing: {' '.join(missing[0])!r} in {self}"
         if not self.endless:
-            code = self.process.wait(PATIENCE)
+            code = self.process.wait(OUTPUT_TIMEOUT_SECONDS)
             assert code == self.expected, f"exit code {code} instead of {self.expected} in {self}"
 
     def end(self) -> None:
-        """Stop an endless one in good order."""
+        """Shut down an endless command with SIGTERM."""
         if self.endless:
             assert self.process.poll() is None, f"it ended by itself: {self}"
             os.killpg(self.process.pid, signal.SIGTERM)
-            assert self.process.wait(PATIENCE) == 0, f"it did not drain: {self}"
+            assert self.process.wait(OUTPUT_TIMEOUT_SECONDS) == 0, f"it did not drain: {self}"
 
     def kill(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        self.listener.join(PATIENCE)
+        self.listener.join(OUTPUT_TIMEOUT_SECONDS)
 
     def __str__(self) -> str:
-        return f"{self.where}\n{''.join(self.said)}"
+        return f"{self.where}\n{''.join(self.output)}"
 
 
 def words(line: str) -> list[str]:
-    """What has to be said: the words without digits, as numbers, times and ids differ."""
-    return [word for word in line.split() if re.fullmatch(r"\D*[A-Za-z]{2}\D*", word)]
+    """Return the words and numbers of a line that the output must contain, without `VARYING` parts."""
+    return [word for word in VARYING.sub(" # ", line.strip()).split() if re.search(r"\d|[A-Za-z]{2}", word)]
 
 
-def unsaid(wanted: list[list[str]], seen: list[str]) -> list[list[str]]:
-    """The lines that were not said: a line's words belong into one line, after that of the line before."""
-    said = iter(seen)
-    for number, line in enumerate(wanted):
-        if not any(all(word in one for word in line) for one in said):
-            return wanted[number:]
+def missing_lines(expected: list[list[str]], output: list[str]) -> list[list[str]]:
+    """Return the expected lines from the first missing one on.
+
+    All words of an expected line must be in one line of the output, after the line that matched the one before.
+    """
+    remaining = (VARYING.sub(" # ", line.strip()) for line in output)
+    for number, line in enumerate(expected):
+        if not any(all(contains(one, word) for word in line) for one in remaining):
+            return expected[number:]
     return []
+
+
+def contains(line: str, word: str) -> bool:
+    """Return whether a word is in a line; numbers must match completely."""
+    if not re.search(r"\d", word):
+        return word in line
+    return re.search(rf"(?<![\w.,]){re.escape(word)}(?!\w|[.,]\d)", line) is not None
+
+
+@pytest.mark.parametrize(
+    ("page", "output", "matches"),
+    [
+        ("schema    0001", "schema    0001", True),
+        ("schema    0001", "schema    0023", False),
+        ("no tables to 0001.", "postgresql://h/db upgraded from no tables to 0023.", False),
+        ("timebell  0.1.0", "timebell  0.1.0.dev625+g7fa7c1c", True),
+        ("timebell  0.1.0", "timebell  0.2.0", False),
+        ("timebell  0.1.0", "timebell  0.1.01", False),
+        ("python    3.12.4", "python    3.11.7", True),
+        ("143 expected, 131 fired", "143 expected, 132 fired", False),
+        ("06:57:17.781 KST  tick  3.7 ms late", "11:02:59.004 KST  tick  1,120 ms late", True),
+        ("  1  Fri 12 Mar 2027 02:30:00 EST", "  1  Fri 12 Mar 2027 03:30:00 EST", False),
+        ("box-4711 (seen 3 s ago)", "vm-12 (seen 1 s ago)", True),
+        ("booked 01a43a0a-0700-786c-99f3-5f95060eb3f3", "booked 01b43a0a-0700-786c-99f3-5f95060eb3f4", True),
+    ],
+)
+def test_versions_and_fixed_numbers_are_compared(page: str, output: str, matches: bool) -> None:
+    assert (missing_lines([words(page)], [output]) == []) is matches

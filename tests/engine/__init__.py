@@ -1,1 +1,1 @@
-"""The real engine: on virtual time over SQLite, and several nodes on PostgreSQL."""
+"""Tests of the live engine: on virtual time over SQLite, and with several nodes on PostgreSQL."""

@@ -1,4 +1,4 @@
-"""What runs on every store runs on MariaDB, too."""
+"""Store fixtures that include MariaDB."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def nodes_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test here has jobs in a queue outside, and the looks for them in all the hours that pass would take long."""
-    monkeypatch.setattr(broker_reconciler, "EVERY", 86_400.0)
+    """Reconcile with brokers once a day: no test here has jobs in a broker, and many virtual hours pass."""
+    monkeypatch.setattr(broker_reconciler, "RECONCILE_INTERVAL_SECONDS", 86_400.0)

@@ -1,4 +1,4 @@
-"""Calendars and single occurrences on the running engine: what fires, when, and the row of each."""
+"""Calendars and overrides of single occurrences on the running engine: firing times and recorded outcomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOUR = 3600.0
 
 
 @virtual
-async def test_one_is_skipped_one_moved_one_undone(world: World) -> None:
+async def test_occurrences_are_skipped_moved_and_restored(world: World) -> None:
     app, log = world.app(), Log()
     app.on("t")(log)
     schedule = await app.schedule_repeat("t", Cron("0 * * * *"), name="hourly")  # 13:00 is the first
@@ -23,9 +23,9 @@ async def test_one_is_skipped_one_moved_one_undone(world: World) -> None:
     await app.schedules.move(schedule.id, after(hours=4), after(hours=3, minutes=45))
     await app.schedules.skip(schedule.id, after(hours=5))
     undone = await app.schedules.undo(schedule.id, after(hours=5))
-    assert undone.fires_at == after(hours=2, minutes=30) and undone.next_fire_at == after(hours=1)
+    assert undone.effective_next_fire_at == after(hours=2, minutes=30) and undone.next_fire_at == after(hours=1)
     async with engine(app, **QUIET):
-        assert log.fired == []  # none of it fires by itself
+        assert log.fired == []  # overrides fire nothing by themselves
         await world.until(after(hours=6, minutes=1))
     assert log.scheduled == [2.5 * HOUR, 3 * HOUR, 3.75 * HOUR, 5 * HOUR, 6 * HOUR]
     assert [round(fired) for fired in log.fired] == [round(at) for at in log.scheduled]
@@ -45,7 +45,7 @@ async def test_one_is_skipped_one_moved_one_undone(world: World) -> None:
 
 
 @virtual
-async def test_a_deploy_keeps_what_was_overridden(world: World) -> None:
+async def test_a_deploy_keeps_overrides(world: World) -> None:
     def define(payload: int) -> tuple[object, Log]:
         app, log = world.app(), Log()
         app.schedule("hourly", cron="0 * * * *", payload=payload)(log)
@@ -86,7 +86,7 @@ async def test_a_schedule_follows_its_calendar(world: World) -> None:
         46,
         47,
     ]  # Tuesday: the pinned one
-    assert await app.calendar("office", 1) == Calendar().named("office", 1)
+    assert await app.calendar("office", 1) == Calendar().with_name("office", 1)
     assert (await app.calendar("office")).holidays == (tuesday,)
 
 
@@ -104,7 +104,7 @@ async def test_a_calendar_in_code_is_looked_up_when_the_engine_starts(world: Wor
 
 
 @virtual
-async def test_bad_calendars_are_refused(world: World) -> None:
+async def test_invalid_calendars_are_refused(world: World) -> None:
     app = world.app()
     for options, code in (
         ({"calendar": 3}, "INVALID_CALENDAR"), ({"calendar": "a@b"}, "INVALID_CALENDAR"),
@@ -127,7 +127,7 @@ async def test_bad_calendars_are_refused(world: World) -> None:
 
 
 @virtual
-async def test_the_last_of_a_combination_fires_and_then_it_is_set_aside(world: World) -> None:
+async def test_a_combination_fires_its_last_occurrence_and_then_becomes_errored(world: World) -> None:
     app, log = world.app(), Log()
     app.on("t")(log)
     ends = Every("PT1M", after()) - Every("PT1M", after(minutes=4))
@@ -136,11 +136,11 @@ async def test_the_last_of_a_combination_fires_and_then_it_is_set_aside(world: W
         await world.advance(minutes=10)
     assert log.scheduled == [60.0, 120.0, 180.0]
     over = await app.schedules.get(name="ends")
-    assert over.next_fire_at is None and "removed" in str(over.fault)
+    assert over.next_fire_at is None and "removed" in str(over.error)
 
 
 @virtual
-async def test_in_the_callers_transaction(world: World) -> None:
+async def test_calendar_changes_join_the_transaction_of_the_caller(world: World) -> None:
     from sqlalchemy import create_engine
 
     app = world.app()

@@ -1,4 +1,4 @@
-"""Payloads that a handler names the type of: checked when made and when due, brought up when they are old."""
+"""Typed payloads: validated on creation and when due, and upgraded from older versions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Address(TypedDict):
 
 
 @virtual
-async def test_a_handler_is_given_the_type_it_names(world: World) -> None:
+async def test_a_handler_receives_its_payload_type(world: World) -> None:
     app = world.app()
     seen: list[Any] = []
 
@@ -76,7 +76,7 @@ async def test_a_handler_is_given_the_type_it_names(world: World) -> None:
 
 
 @virtual
-async def test_what_is_stored_is_plain_json_as_it_was_given(world: World) -> None:
+async def test_the_payload_is_stored_unchanged_as_plain_json(world: World) -> None:
     app = world.app()
     at = datetime(2027, 3, 1, 9, tzinfo=UTC)
     made = [
@@ -94,7 +94,7 @@ async def test_what_is_stored_is_plain_json_as_it_was_given(world: World) -> Non
 
 
 @virtual
-async def test_a_payload_that_does_not_fit_is_refused_naming_field_and_problem(world: World) -> None:
+async def test_an_invalid_payload_is_refused_with_its_field_and_problem(world: World) -> None:
     app = world.app()
 
     @app.on("reminder.*")
@@ -110,18 +110,18 @@ async def test_a_payload_that_does_not_fit_is_refused_naming_field_and_problem(w
     ):
         with pytest.raises(InvalidPayload) as raised:
             await call
-        assert raised.value.code == "PAYLOAD_INVALID"
+        assert raised.value.code == "INVALID_PAYLOAD"
         refused.append(str(raised.value))
     assert "payload for reminder.send does not fit Reminder: user_id: Input should be a valid integer" in refused[0]
     assert "got '7a'" in refused[0]
     assert "user_id: Field required" in refused[1]
     assert "message: Input should be a valid string, got 7" in refused[1]
     assert (await jobs(app), (await app.schedules.list(None, 10, None)).items) == ([], [])
-    await app.schedule_at("other", payload={"user_id": "7a"})  # nobody's business
+    await app.schedule_at("other", payload={"user_id": "7a"})  # not validated: the topic has no handler
 
 
 @virtual
-async def test_a_payload_that_no_longer_fits_when_due_fails_for_good_and_calls_no_one(world: World) -> None:
+async def test_a_payload_that_is_invalid_when_due_fails_finally_without_a_call(world: World) -> None:
     called: list[str] = []
     made = await world.app().schedule_at("reminder.send", payload={"user_id": "7a"})  # by a process without handlers
     app = world.app()
@@ -138,7 +138,7 @@ async def test_a_payload_that_no_longer_fits_when_due_fails_for_good_and_calls_n
         await world.advance(minutes=5)
     job = await app.get(made.id)
     assert (job.state, job.attempt, called) == ("failed", 1, [])
-    assert job.attempts[0]["code"] == "PAYLOAD_INVALID"
+    assert job.attempts[0]["code"] == "INVALID_PAYLOAD"
     assert job.error is not None and "user_id" in job.error
 
 
@@ -166,7 +166,7 @@ def now_app(world: World, seen: list[Any], version: int = 3) -> Timebell:
 
 
 @virtual
-async def test_payloads_older_than_the_deploy_are_brought_up_step_by_step(world: World) -> None:
+async def test_old_payloads_are_upgraded_step_by_step(world: World) -> None:
     before = world.app()
     await before.schedule_at("reminder.send", payload={"name": "ana", "minutes": 1})
     await before.schedule_at(
@@ -184,7 +184,7 @@ async def test_payloads_older_than_the_deploy_are_brought_up_step_by_step(world:
 
 
 @virtual
-async def test_an_old_payload_is_checked_as_what_it_becomes(world: World) -> None:
+async def test_an_old_payload_is_validated_after_its_upgrade(world: World) -> None:
     app = now_app(world, [])
     with pytest.raises(InvalidPayload, match="from version 1 to 2: KeyError"):
         await app.schedule_at("reminder.send", payload={"minutes": 1}, metadata={"payload_version": 1})
@@ -197,7 +197,7 @@ async def test_an_old_payload_is_checked_as_what_it_becomes(world: World) -> Non
 
 
 @virtual
-async def test_a_newer_payload_waits_for_code_that_knows_it_and_uses_up_no_try(world: World) -> None:
+async def test_a_newer_payload_waits_for_newer_code_and_uses_no_attempt(world: World) -> None:
     seen: list[Any] = []
     old: list[Any] = []
     made = await now_app(world, seen).schedule_at("reminder.send", payload=ReminderNow(to=["ana"], seconds=1))
@@ -210,7 +210,7 @@ async def test_a_newer_payload_waits_for_code_that_knows_it_and_uses_up_no_try(w
     async with engine(app):
         await world.advance(minutes=1)
     waiting = await app.get(made.id)
-    assert (waiting.state, waiting.tries, waiting.error, old) == ("pending", 0, None, [])
+    assert (waiting.state, waiting.attempts_used, waiting.error, old) == ("pending", 0, None, [])
     async with engine(now_app(world, seen)):
         await world.advance(seconds=6)
     assert [one.to for one in seen] == [["ana"]]
@@ -218,7 +218,7 @@ async def test_a_newer_payload_waits_for_code_that_knows_it_and_uses_up_no_try(w
 
 
 @virtual
-async def test_versions_work_without_a_type_too(world: World) -> None:
+async def test_versions_work_without_a_payload_type(world: World) -> None:
     app, seen = world.app(), []
     await world.app().schedule_at("t", payload=1)
 
@@ -235,7 +235,7 @@ async def test_versions_work_without_a_type_too(world: World) -> None:
 
 
 @virtual
-async def test_plain_handlers_take_anything_whatever_they_are(world: World) -> None:
+async def test_handlers_without_a_type_accept_any_payload(world: World) -> None:
     app = world.app()
 
     class Caller:
@@ -268,14 +268,14 @@ async def _any(event: Arrived[Any]) -> None: ...
         ({"version": 2, "upgrade": {0: to_2, 1: to_2}}, "each step to version 2"),
     ],
 )
-def test_versions_that_cannot_be_right_are_refused_at_once(sqlite_url: str, options: dict[str, Any], says: str) -> None:
+def test_invalid_versions_are_refused_immediately(sqlite_url: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         Timebell(sqlite_url).on("t", **options)(_any)
     assert refused.value.code == "INVALID_VERSION"
     assert says in str(refused.value)
 
 
-def test_a_type_that_cannot_be_read_is_refused_at_once(sqlite_url: str) -> None:
+def test_an_unresolvable_type_is_refused_immediately(sqlite_url: str) -> None:
     class Hidden(BaseModel):
         x: int
 
@@ -314,12 +314,12 @@ except InvalidInput as error:
 """
 
 
-def test_without_pydantic_only_handlers_that_name_a_type_are_refused(tmp_path: Any) -> None:
+def test_without_pydantic_only_typed_handlers_are_refused(tmp_path: Any) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout.split(), done.stderr) == (["here", "PYDANTIC_MISSING", "True"], "")
 
 
-def test_pydantic_is_not_imported_for_those_who_name_no_type(tmp_path: Any) -> None:
+def test_pydantic_is_not_imported_without_a_typed_handler(tmp_path: Any) -> None:
     script = "import sys, timebell as t; t.Timebell('sqlite:///x.db').on('t')(print); print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.split() == ["False"], done.stderr

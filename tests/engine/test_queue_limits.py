@@ -1,4 +1,4 @@
-"""Rates, groups and tenants that share, in a running engine."""
+"""Rates, groups and fair shares of tenants in a running engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIMULATED = datetime(2027, 3, 1, 12, tzinfo=UTC)
 
 
 class Busy:
-    """A handler that takes a while, and notes how many of each group run at once at most."""
+    """A handler that takes some time and records the maximum concurrency of each group."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -43,26 +43,26 @@ class Busy:
 
 
 @virtual
-async def test_a_rate_spreads_a_burst_and_the_node_sleeps_exactly_until_the_next_may_start(world: World) -> None:
+async def test_a_rate_spreads_a_burst_and_the_node_sleeps_until_the_next_start(world: World) -> None:
     app, log = world.app(), Log()
     app.on("t")(log)
     app.queue("mail", rate=3, per=timedelta(seconds=10))
-    looks: Counter[str] = Counter()
+    points: Counter[str] = Counter()
     async with engine(app, poll=3600.0, heartbeat=3600.0, lease=10_800.0):
         await app.schedule_many([JobSpec(topic="t", queue="mail") for _ in range(8)])
         await world.advance(seconds=1)
-        transaction.probe = lambda point: looks.update([point])
+        transaction.probe = lambda point: points.update([point])
         try:
             await world.advance(seconds=60)
         finally:
             transaction.probe = None
     assert log.fired == [0, 0, 0, 10, 10, 10, 20, 20]
-    assert looks["lanes.1"] <= 8, "it looked again and again while nothing could start"
-    assert looks["claim_limited.1"] == 2
+    assert 0 < points["scan_lanes.1"] <= 8, "it scanned again and again while nothing could start"
+    assert points["claim_limited.1"] == 2
 
 
 @virtual
-async def test_a_rate_holds_no_other_queue_up_and_what_is_due_later_comes_in_time(world: World) -> None:
+async def test_a_rate_does_not_delay_other_queues_or_later_jobs(world: World) -> None:
     app, log = world.app(), Log()
     app.on("t")(log)
     app.queue("mail", rate=1, per=10)
@@ -98,13 +98,13 @@ async def test_a_rate_outlives_a_restart_and_counts_retries(world: World) -> Non
 
 
 @virtual
-async def test_until_idle_waits_for_what_a_rate_holds_back(world: World) -> None:
+async def test_wait_until_idle_waits_for_jobs_delayed_by_a_rate(world: World) -> None:
     app, log = world.app(), Log()
     app.on("t")(log)
     app.queue("mail", rate=1, per=5)
     await app.schedule_many([JobSpec(topic="t", queue="mail") for _ in range(3)])
     async with engine(app) as service:
-        await service.idle()
+        await service.wait_until_idle()
     assert log.fired == [0, 5, 10]
 
 
@@ -112,7 +112,7 @@ async def test_until_idle_waits_for_what_a_rate_holds_back(world: World) -> None
 
 
 @virtual
-async def test_one_of_a_group_after_another_and_groups_side_by_side(world: World) -> None:
+async def test_jobs_of_a_group_run_one_after_another_and_groups_in_parallel(world: World) -> None:
     app, busy = world.app(), Busy(10)
     app.on("report")(busy)
     app.queue("reports", concurrency_per_group=1)
@@ -127,7 +127,7 @@ async def test_one_of_a_group_after_another_and_groups_side_by_side(world: World
 
 
 @virtual
-async def test_a_snooze_a_retry_and_a_cancel_let_the_next_of_the_group_go(world: World) -> None:
+async def test_a_snooze_a_retry_and_a_cancel_release_the_next_job_of_the_group(world: World) -> None:
     app, log = world.app(), Log()
 
     @app.on("t", retry={"attempts": 2, "delay": 100, "jitter": 0.0})
@@ -154,7 +154,7 @@ async def test_a_snooze_a_retry_and_a_cancel_let_the_next_of_the_group_go(world:
 
 
 @virtual
-async def test_a_waiting_job_of_a_group_says_so_and_can_be_cancelled(world: World) -> None:
+async def test_a_waiting_job_of_a_group_has_a_hold_and_can_be_cancelled(world: World) -> None:
     app, busy = world.app(), Busy(10)
     app.on("t")(busy)
     app.queue("q", concurrency_per_group=1)
@@ -171,7 +171,7 @@ async def test_a_waiting_job_of_a_group_says_so_and_can_be_cancelled(world: Worl
 
 
 @virtual
-async def test_schedules_of_one_group_take_turns(world: World) -> None:
+async def test_schedules_of_one_group_alternate(world: World) -> None:
     app, busy = world.app(), Busy(90)
     app.on("t")(busy)
     app.queue("q", concurrency_per_group=1)
@@ -185,9 +185,9 @@ async def test_schedules_of_one_group_take_turns(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "at", ["claim_limited.6", "claim_limited.commit", "end_in_turn.commit", "retry_in_group.2", ""]
+    "at", ["claim_limited.6", "claim_limited.commit", "complete_serial.commit", "schedule_group_retries.2", ""]
 )
-def test_crashes_leave_no_group_waiting_and_never_two_of_it_at_once(at: str) -> None:
+def test_a_crash_neither_blocks_a_group_nor_runs_two_of_its_jobs(at: str) -> None:
     with Simulation(start=SIMULATED, nodes=3) as world:
         app, busy = world.new_app(), Busy(2)
         app.queue("q", concurrency_per_group=1)
@@ -213,26 +213,26 @@ def test_crashes_leave_no_group_waiting_and_never_two_of_it_at_once(at: str) -> 
 
 
 @virtual
-async def test_a_tenant_with_a_flood_delays_another_by_no_more_than_its_turn(world: World) -> None:
+async def test_a_tenant_with_many_jobs_delays_another_by_at_most_its_share(world: World) -> None:
     app, busy = world.app(), Busy(0.5)
     app.on("t")(busy)
     await app.schedule_many([JobSpec(topic="t", tenant_id="flood", payload="flood") for _ in range(2000)])
-    async with engine(app, slots=4, batch=4):
+    async with engine(app, slots=4, batch_size=4):
         for n in range(20):
             await app.schedule_at("t", tenant_id=f"small-{n % 3}", payload="small")
             await world.advance(seconds=1)
     late = [at - n for n, (_, at) in enumerate(one for one in busy.order if one[0] == "small")]
     assert len(late) == 20
     assert max(late) <= 1.5
-    assert 100 < len(busy.order) <= 164, "hands were idle"
+    assert 100 < len(busy.order) <= 164, "slots were idle"
 
 
 @virtual
-async def test_a_queue_with_a_flood_does_not_keep_the_hands_from_another_of_its_priority(world: World) -> None:
+async def test_a_queue_with_many_jobs_does_not_take_all_slots_from_another_of_its_priority(world: World) -> None:
     app, busy = world.app(), Busy(0.5)
     app.on("t")(busy)
     await app.schedule_many([JobSpec(topic="t", queue="bulk", payload="bulk") for _ in range(2000)])
-    async with engine(app, slots=2, batch=4):
+    async with engine(app, slots=2, batch_size=4):
         for _ in range(5):
             await app.schedule_at("t", queue="mail", payload="mail")
             await world.advance(seconds=2)
@@ -256,7 +256,7 @@ async def test_priorities_stay_strict(world: World) -> None:
 
 
 @virtual
-async def test_what_cannot_be_a_group_is_refused(world: World) -> None:
+async def test_an_invalid_group_is_refused(world: World) -> None:
     app = world.app()
     for given in ("", "g" * 201, 5):
         with pytest.raises(InvalidInput) as refused:

@@ -1,4 +1,4 @@
-"""Recurring schedules, live: on time, once, across outages, edits, changes of the clocks, and stepping ones."""
+"""Recurring schedules on the live engine: on time and once, across outages, edits, clock changes and clock steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def listening(world: World, log: Log | None = None) -> tuple[Timebell, Log]:
 
 
 def rows(*expected: tuple[float, str] | tuple[float, str, str]) -> list[tuple[float, str, str | None]]:
-    """(minute, state[, reason]) as `outcomes` gives it."""
+    """(minute, state[, reason]) as returned by `outcomes`."""
     return [(row[0] * 60, row[1], row[2] if len(row) == 3 else None) for row in expected]
 
 
@@ -42,7 +42,7 @@ async def test_a_schedule_fires_at_each_of_its_instants_once(world: World) -> No
 
 
 @virtual
-async def test_an_interval_keeps_its_anchor_whatever_the_work_takes(world: World) -> None:
+async def test_an_interval_keeps_its_anchor_however_long_a_run_takes(world: World) -> None:
     app, log = listening(world, Log(lambda _: asyncio.sleep(7)))
     await app.schedule_repeat("t", Every("PT10S"))
     async with engine(app):
@@ -51,7 +51,7 @@ async def test_an_interval_keeps_its_anchor_whatever_the_work_takes(world: World
 
 
 @virtual
-async def test_a_schedule_made_while_the_engine_runs_fires_at_its_first_instant(world: World) -> None:
+async def test_a_schedule_created_while_the_engine_runs_fires_at_its_first_instant(world: World) -> None:
     app, log = listening(world)
     async with engine(app, **QUIET):
         await world.advance(seconds=15)
@@ -61,7 +61,7 @@ async def test_a_schedule_made_while_the_engine_runs_fires_at_its_first_instant(
 
 
 @virtual
-async def test_a_list_of_dates_fires_at_each_and_then_never(world: World) -> None:
+async def test_a_list_of_dates_fires_once_at_each(world: World) -> None:
     app, log = listening(world)
     await app.schedule_repeat("t", Dates([after(seconds=5), after(minutes=3)]))
     async with engine(app):
@@ -131,7 +131,7 @@ async def test_under_skip_a_waiting_retry_counts_as_live(world: World) -> None:
 
 
 @virtual
-async def test_under_allow_occurrences_run_side_by_side(world: World) -> None:
+async def test_under_allow_occurrences_run_in_parallel(world: World) -> None:
     app, log = listening(world, Log(lambda _: asyncio.sleep(150)))
     await app.schedule_repeat("t", MINUTELY, **QUEUED)
     async with engine(app):
@@ -167,13 +167,13 @@ async def test_under_queue_at_most_a_hundred_wait(world: World) -> None:
 
 @virtual
 async def test_under_cancel_previous_a_new_occurrence_stops_the_running_one(world: World) -> None:
-    told: list[float] = []
+    stopped_at: list[float] = []
 
     async def work(event: Arrived) -> None:
         try:
             await asyncio.sleep(150)
         except asyncio.CancelledError:
-            told.append(offset(world.clock.now()))
+            stopped_at.append(offset(world.clock.now()))
             raise
 
     app = world.app()
@@ -181,13 +181,13 @@ async def test_under_cancel_previous_a_new_occurrence_stops_the_running_one(worl
     await app.schedule_repeat("t", MINUTELY, overlap="cancel_previous", max_runs=3)
     async with engine(app):
         await world.until(after(minutes=7))
-    assert told == [120, 180]
+    assert stopped_at == [120, 180]
     assert await outcomes(app) == rows((1, "cancelled", "superseded"), (2, "cancelled", "superseded"), (3, "completed"))
     assert [offset(job.started_at) for job in await jobs(app) if job.started_at] == [60, 120, 180]
 
 
 @virtual
-async def test_one_that_does_not_stop_is_fenced_after_ten_seconds(world: World) -> None:
+async def test_an_attempt_that_does_not_stop_is_fenced_after_ten_seconds(world: World) -> None:
     async def stubborn(event: Arrived) -> str:
         until = world.clock.now() + timedelta(seconds=100)
         while world.clock.now() < until:
@@ -211,7 +211,7 @@ async def test_one_that_does_not_stop_is_fenced_after_ten_seconds(world: World) 
 
 
 @virtual
-async def test_one_that_finishes_although_it_was_asked_to_stop_has_completed(world: World) -> None:
+async def test_an_attempt_that_finishes_despite_a_stop_request_is_completed(world: World) -> None:
     async def careful(event: Arrived) -> str:
         try:
             await asyncio.sleep(100)
@@ -232,7 +232,7 @@ async def test_one_that_finishes_although_it_was_asked_to_stop_has_completed(wor
 
 
 @virtual
-async def test_a_retry_that_waits_makes_way_at_once(world: World) -> None:
+async def test_a_waiting_retry_is_superseded_immediately(world: World) -> None:
     app, log = listening(
         world, Log(lambda event: raises(ValueError())(event) if event.scheduled_at == after(minutes=1) else 1)
     )
@@ -247,7 +247,7 @@ async def test_a_retry_that_waits_makes_way_at_once(world: World) -> None:
 
 
 @virtual
-async def test_jitter_delays_the_start_and_not_the_identity(world: World) -> None:
+async def test_jitter_delays_the_start_and_not_the_occurrence_key(world: World) -> None:
     app, log = listening(world)
     await app.schedule_repeat("t", MINUTELY, jitter=30)
     async with engine(app):
@@ -270,10 +270,10 @@ async def test_a_start_later_than_the_tolerance_is_counted(world: World) -> None
 
 
 @virtual
-async def test_an_anchored_job_that_waited_too_long_for_a_hand_is_void(world: World) -> None:
+async def test_a_job_with_when_late_expire_that_waited_too_long_for_a_slot_expires(world: World) -> None:
     app, log = listening(world, Log(lambda _: asyncio.sleep(100)))
     await app.schedule_at("t", after(seconds=59), timeout=200)
-    await app.schedule_repeat("t", MINUTELY, class_="anchored", missed_after=30, max_runs=1)
+    await app.schedule_repeat("t", MINUTELY, when_late="expire", missed_after=30, max_runs=1)
     async with engine(app, slots=1):
         await world.until(after(minutes=4))
     assert log.fired == [59]
@@ -299,7 +299,7 @@ async def _after_outage(
 
 
 @virtual
-async def test_S1_F5_after_an_outage_the_latest_fires_and_every_other_has_a_row(world: World) -> None:
+async def test_after_an_outage_the_latest_occurrence_fires_and_every_other_is_recorded(world: World) -> None:
     app, log = await _after_outage(world)
     assert log.scheduled == [6 * 3600]
     assert log.events[0].late_by >= timedelta(minutes=30)
@@ -324,9 +324,7 @@ async def test_catch_up_skip_runs_none_and_records_all(world: World) -> None:
     ("policy", "completed"), [("latest", [6]), ("all", [5, 6]), ("skip", [])], ids=["latest", "all", "skip"]
 )
 @virtual
-async def test_what_is_older_than_the_window_is_missed_for_good(
-    world: World, policy: str, completed: list[int]
-) -> None:
+async def test_occurrences_older_than_the_window_are_missed(world: World, policy: str, completed: list[int]) -> None:
     app, log = await _after_outage(world, catch_up=policy, catch_up_window=timedelta(minutes=95))
     assert [at / 3600 for at in log.scheduled] == completed
     reasons = {at / 3600: reason for at, state, reason in await outcomes(app) if state == "skipped"}
@@ -385,7 +383,7 @@ async def test_missed_after_says_how_late_is_missed(world: World) -> None:
 
 
 @virtual
-async def test_caught_up_jobs_run_one_after_another_under_skip_and_side_by_side_under_allow(world: World) -> None:
+async def test_caught_up_jobs_run_serially_under_skip_and_in_parallel_under_allow(world: World) -> None:
     for overlap, apart in (("skip", 10), ("allow", 0)):
         start = offset(world.clock.now())
         app = world.app()
@@ -421,7 +419,7 @@ async def test_an_occurrence_due_while_the_chain_catches_up_is_skipped_for_overl
 
 
 @virtual
-async def test_the_live_loop_goes_on_where_it_was_after_an_outage(world: World) -> None:
+async def test_the_planner_resumes_where_it_stopped_after_an_outage(world: World) -> None:
     app, log = listening(world)
     await app.schedule_repeat("t", MINUTELY)
     async with engine(app):
@@ -448,7 +446,7 @@ NEW_YORK = ZoneInfo("America/New_York")
     ids=["gap", "fold"],
 )
 @virtual
-async def test_S1_F8_a_local_time_in_a_gap_or_a_fold_fires_once(
+async def test_a_local_time_in_a_gap_or_a_fold_fires_once(
     world: World, day: datetime, spec: str, expected: list[str]
 ) -> None:
     app, log = listening(world)
@@ -462,7 +460,7 @@ async def test_S1_F8_a_local_time_in_a_gap_or_a_fold_fires_once(
 
 
 @virtual
-async def test_S1_F8_a_half_hourly_cadence_keeps_real_time_through_both_changes(world: World) -> None:
+async def test_a_half_hourly_cadence_keeps_real_time_through_both_clock_changes(world: World) -> None:
     for day in (datetime(2027, 3, 14), datetime(2027, 11, 7)):
         app = world.app()
         log = Log()
@@ -476,10 +474,10 @@ async def test_S1_F8_a_half_hourly_cadence_keeps_real_time_through_both_changes(
 
 
 @virtual
-async def test_a_one_shot_at_a_local_time_that_does_not_exist_is_moved_and_told(world: World) -> None:
+async def test_a_one_time_job_at_a_missing_local_time_is_moved_and_reported(world: World) -> None:
     app, log = listening(world)
     await app.schedule_at("t", datetime(2027, 3, 14, 2, 30), timezone="America/New_York")
-    await world.advance(days=12, hours=18)  # the last hours are enough of an engine that waits
+    await world.advance(days=12, hours=18)  # the engine only waits until the last hours
     async with engine(app, **QUIET):
         await world.advance(hours=6)
     assert [event.fired_at.astimezone(NEW_YORK).strftime("%H:%M %Z") for event in log.events] == ["03:30 EDT"]
@@ -495,7 +493,7 @@ def _coded(world: World, spec: str = "* * * * *", payload: Any = None, **options
 
 
 @virtual
-async def test_a_schedule_in_code_is_written_at_the_start_and_fires_its_function(world: World) -> None:
+async def test_a_schedule_in_code_is_written_at_start_and_calls_its_function(world: World) -> None:
     app, log = _coded(world, timezone="Asia/Seoul")
     async with engine(app):
         await world.until(after(seconds=130))
@@ -532,7 +530,7 @@ async def test_changed_code_is_an_edit_that_fires_nothing_and_repeats_nothing(wo
 
 
 @virtual
-async def test_code_that_changed_while_the_engine_was_down_decides_the_past_by_what_stood_then(world: World) -> None:
+async def test_past_occurrences_follow_the_revision_that_was_valid_at_their_time(world: World) -> None:
     app, _ = _coded(world, "0 * * * *", payload="old")
     async with engine(app):
         pass
@@ -546,7 +544,7 @@ async def test_code_that_changed_while_the_engine_was_down_decides_the_past_by_w
 
 
 @virtual
-async def test_code_that_is_gone_deletes_nothing(world: World) -> None:
+async def test_removed_code_deletes_no_schedule(world: World) -> None:
     app, _ = _coded(world)
     async with engine(app):
         pass
@@ -573,7 +571,7 @@ async def test_the_same_spec_again_is_no_edit_and_another_one_is_refused_or_repl
 
 
 @virtual
-async def test_an_edit_takes_hold_while_the_engine_sleeps(world: World) -> None:
+async def test_an_edit_takes_effect_while_the_engine_sleeps(world: World) -> None:
     app, log = listening(world)
     await app.schedule_repeat("t", Cron("0 18 * * *"), name="s")
     async with engine(app, **QUIET):
@@ -587,14 +585,14 @@ async def test_an_edit_takes_hold_while_the_engine_sleeps(world: World) -> None:
 
 
 @virtual
-async def test_a_step_forward_doubles_nothing_and_leaves_a_row_for_everything(world: World) -> None:
+async def test_a_forward_clock_step_duplicates_nothing_and_records_everything(world: World) -> None:
     app, log = listening(world)
     await app.schedule_repeat("t", MINUTELY)
     late = await app.schedule_at("t", after(minutes=30), payload="one-shot")
     async with engine(app):
         await world.advance(seconds=150)
         world.clock.step(3600)
-        await world.advance(seconds=151)  # past what is due in the 150th
+        await world.advance(seconds=151)  # past the instant that is due in minute 150
     assert len(log.scheduled) == len(set(zip(log.scheduled, map(str, log.payloads), strict=True)))
     found = [job for job in await jobs(app) if job.schedule_id is not None]
     decided = {offset(job.scheduled_at) / 60 for job in found}
@@ -603,7 +601,7 @@ async def test_a_step_forward_doubles_nothing_and_leaves_a_row_for_everything(wo
 
 
 @virtual
-async def test_a_step_back_doubles_nothing_and_loses_nothing(world: World) -> None:
+async def test_a_backward_clock_step_duplicates_and_loses_nothing(world: World) -> None:
     app, log = listening(world)
     await app.schedule_repeat("t", MINUTELY)
     await app.schedule_at("t", after(minutes=4, seconds=30), payload="one-shot")
@@ -616,7 +614,7 @@ async def test_a_step_back_doubles_nothing_and_loses_nothing(world: World) -> No
 
 
 @virtual
-async def test_what_fails_as_the_clock_is_set_back_is_tried_again_when_its_time_has_come(world: World) -> None:
+async def test_a_failure_during_a_backward_clock_step_is_retried_when_due(world: World) -> None:
     app = world.app()
     tried = []
 
@@ -639,7 +637,7 @@ async def test_what_fails_as_the_clock_is_set_back_is_tried_again_when_its_time_
 
 @pytest.mark.parametrize("seconds", [7200, -7200], ids=["forward", "back"])
 @virtual
-async def test_a_step_of_the_clock_ends_no_attempt_that_runs(world: World, seconds: float) -> None:
+async def test_a_clock_step_ends_no_running_attempt(world: World, seconds: float) -> None:
     app, log = listening(world, Log(lambda _: asyncio.sleep(40, "whole")))
     job = await app.schedule_at("t")
     async with engine(app):
@@ -650,21 +648,21 @@ async def test_a_step_of_the_clock_ends_no_attempt_that_runs(world: World, secon
 
 
 @virtual
-async def test_S2_F2_what_a_dead_node_left_behind_is_healed_without_a_restart(world: World) -> None:
-    """A job left running by nobody, while the engine runs: its lease is seen to stand still, and it is taken back."""
+async def test_jobs_of_a_dead_node_are_repaired_without_a_restart(world: World) -> None:
+    """A job left running by a dead node is reclaimed because its lease is not renewed."""
     from timebell.ids import new_id
-    from timebell.model.routes import ANYONE
+    from timebell.model.routes import ALL_ROUTES
     from timebell.store.jobs import claim as statements
 
     app, log = listening(world)
     job = await app.schedule_at("t", after(seconds=0.5))
-    lane = statements.Lane("default", 0, None, None, limited=False)
-    await app.store.run(statements.claim, lane, ANYONE, new_id(START), 1, after(hours=2))
-    async with engine(app):  # its start takes back everything, so the ghost comes after it
+    lane = statements.QueueLane("default", 0, None, None, has_limits=False)
+    await app.store.run(statements.claim_batch, lane, ALL_ROUTES, new_id(START), 1, after(hours=2))
+    async with engine(app):  # the start reclaims everything, so the dead attempt is inserted afterwards
         await world.advance(seconds=1)
         assert len(log.events) == 1
         ghost = await app.schedule_at("t", after(seconds=5))
-        await app.store.run(statements.claim, lane, ANYONE, new_id(START), 1, after(hours=2))
+        await app.store.run(statements.claim_batch, lane, ALL_ROUTES, new_id(START), 1, after(hours=2))
         await world.advance(seconds=40)
         assert (await app.get(ghost.id)).state == "completed"
     assert [event.attempt for event in log.events] == [2, 2]
@@ -672,7 +670,7 @@ async def test_S2_F2_what_a_dead_node_left_behind_is_healed_without_a_restart(wo
 
 
 @virtual
-async def test_two_schedules_of_one_topic_fire_side_by_side(world: World) -> None:
+async def test_two_schedules_of_one_topic_fire_independently(world: World) -> None:
     app, log = listening(world, Log(lambda _: asyncio.sleep(5)))
     for name in ("a", "b"):
         await app.schedule_repeat("t", MINUTELY, name=name)
@@ -682,7 +680,7 @@ async def test_two_schedules_of_one_topic_fire_side_by_side(world: World) -> Non
 
 
 @virtual
-async def test_a_handler_hears_the_revision_its_job_was_made_by(world: World) -> None:
+async def test_an_event_carries_the_revision_that_created_its_job(world: World) -> None:
     app, log = listening(world)
     events: list[Arrived] = log.events
     await app.schedule_repeat("t", MINUTELY, name="s")
@@ -694,7 +692,7 @@ async def test_a_handler_hears_the_revision_its_job_was_made_by(world: World) ->
 
 
 @virtual
-async def test_the_same_spec_again_is_no_edit_also_for_an_interval_that_says_no_anchor(world: World) -> None:
+async def test_the_same_interval_without_anchor_is_no_edit(world: World) -> None:
     app, log = listening(world)
     first = await app.schedule_repeat("t", Every("PT1M"), name="s")
     with pytest.raises(Conflict) as refused:
@@ -708,7 +706,7 @@ async def test_the_same_spec_again_is_no_edit_also_for_an_interval_that_says_no_
 
 
 @virtual
-async def test_h_is_chosen_by_tenant_and_name_and_stays_through_edits(world: World) -> None:
+async def test_h_depends_on_tenant_and_name_and_survives_edits(world: World) -> None:
     app, _ = listening(world)
     spec = Cron("H H * * *")
     made = await app.schedule_repeat("t", spec, name="report")
@@ -722,7 +720,7 @@ async def test_h_is_chosen_by_tenant_and_name_and_stays_through_edits(world: Wor
 
 
 @virtual
-async def test_years_that_are_over_are_refused_and_may_be_allowed(world: World) -> None:
+async def test_past_years_are_refused_unless_allowed(world: World) -> None:
     app, _ = listening(world)
     with pytest.raises(InvalidRecurrence) as caught:
         await app.schedule_repeat("t", Cron("0 0 0 1 1 * 2020-2026"))

@@ -21,17 +21,17 @@ import pytest
 
 from tests.servers import Postgres
 from timebell import Arrived, Timebell
-from timebell.engine.triggers.source_adapters import Adapters
+from timebell.engine.triggers.source_adapters import AdapterCache
 from timebell.errors import InvalidInput, SourceFailed
 from timebell.model.payload import encode
 from timebell.model.trigger import Source
-from timebell.triggers import adapter, sql_table
+from timebell.triggers import create_adapter, sql_table
 
 TABLE = """CREATE TABLE duty_schedules (id {id}, start_at {instant}, users {list}, status text, updated_at {instant})"""
 
 
 class Rows:
-    """A table of somebody else's."""
+    """A table of an external database."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -102,7 +102,7 @@ async def until(holds: Callable[[], Any], within: float = 40.0) -> None:
 
 
 def both(test: Callable[..., Any]) -> Callable[..., None]:
-    """On a table of SQLite, of PostgreSQL and of MariaDB; Timebell itself is on SQLite."""
+    """Run a test on a table of SQLite, PostgreSQL and MariaDB; Timebell itself uses SQLite."""
 
     @pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb"])
     def run(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -128,16 +128,16 @@ def both(test: Callable[..., Any]) -> Callable[..., None]:
 
 
 async def follow(app: Timebell, rows: Rows, **options: Any) -> list[Arrived]:
-    heard: list[Arrived] = []
+    events: list[Arrived] = []
 
     @app.on("shift.remind")
     async def remind(event: Arrived) -> None:
-        heard.append(event)
+        events.append(event)
 
     given = {"url": rows.url, "table": "duty_schedules", "everySeconds": 0.1, **options}
     await app.triggers.put_source("shifts", "sql", {name: value for name, value in given.items() if value is not None})
     await app.triggers.put("reminder", "shifts", "start_at", "shift.remind", recipients="users")
-    return heard
+    return events
 
 
 async def pending(app: Timebell) -> list[tuple[str, datetime]]:
@@ -145,11 +145,11 @@ async def pending(app: Timebell) -> list[tuple[str, datetime]]:
 
 
 @both
-async def test_rows_are_read_followed_and_let_go(rows: Rows, app: Timebell) -> None:
-    """S4-34 to S4-37: only rows of the query count; one that leaves it is reminded of no more."""
+async def test_rows_are_read_followed_and_removed(rows: Rows, app: Timebell) -> None:
+    """Only rows of the query are planned; the job of a row that leaves it is cancelled."""
     for number in range(3):
         await rows.put(number, soon(hours=1))
-    heard = await follow(app, rows, table=None, query="SELECT * FROM duty_schedules WHERE status = 'on'")
+    events = await follow(app, rows, table=None, query="SELECT * FROM duty_schedules WHERE status = 'on'")
     async with app.running(heartbeat=0.1):
         await until(lambda: _count(app, 3))
         moved = soon(hours=2)
@@ -157,11 +157,11 @@ async def test_rows_are_read_followed_and_let_go(rows: Rows, app: Timebell) -> N
         await rows.put(2, soon(hours=1), status="off")  # leaves the query
         await until(lambda: _is(app, 1, moved, 2))
         await rows.put(0, soon(seconds=0.5), ["ana", "bo"])
-        await until(lambda: len(heard) == 2)
-        source = await app.triggers.source("shifts")
+        await until(lambda: len(events) == 2)
+        source = await app.triggers.get_source("shifts")
         assert source.synced_at is not None
-        assert source.fault is None
-    assert {event.payload["recipient"] for event in heard} == {"ana", "bo"}
+        assert source.error is None
+    assert {event.payload["recipient"] for event in events} == {"ana", "bo"}
     assert [key for key, _ in await pending(app)] == ["1"]
 
 
@@ -175,10 +175,8 @@ async def _is(app: Timebell, key: int, at: datetime, count: int) -> bool:
 
 
 @both
-async def test_changes_are_found_by_a_column_that_rises_and_what_was_missed_by_the_sweep(
-    rows: Rows, app: Timebell
-) -> None:
-    """S3-F3: a sweep finds what nobody told."""
+async def test_an_increasing_column_finds_changes_and_the_sweep_finds_the_rest(rows: Rows, app: Timebell) -> None:
+    """A sweep finds changes that the cursor column does not show."""
     await rows.put(1, soon(hours=1))
     await follow(app, rows, changes="cursor", cursor="updated_at", sweepEverySeconds=1.0)
     async with app.running(heartbeat=0.1):
@@ -190,17 +188,17 @@ async def test_changes_are_found_by_a_column_that_rises_and_what_was_missed_by_t
 
 
 @both
-async def test_a_source_that_is_down_removes_nothing_and_says_so(rows: Rows, app: Timebell) -> None:
+async def test_an_unavailable_source_removes_nothing_and_reports_its_error(rows: Rows, app: Timebell) -> None:
     await rows.put(1, soon(hours=1))
     await follow(app, rows)
     async with app.running(heartbeat=0.1):
         await until(lambda: _count(app, 1))
         await rows.write("ALTER TABLE duty_schedules RENAME TO away")
 
-        async def told() -> bool:
-            return (await app.triggers.source("shifts")).fault is not None
+        async def has_error() -> bool:
+            return (await app.triggers.get_source("shifts")).error is not None
 
-        await until(told)
+        await until(has_error)
         assert await _count(app, 1)
 
 
@@ -208,11 +206,11 @@ CHECKED_IN = "SELECT 1 FROM attendance_logs WHERE schedule_id = :id AND user_id 
 
 
 @both
-async def test_whoever_has_checked_in_is_not_reminded_and_others_are(rows: Rows, app: Timebell) -> None:
-    """S4-14, S4-33; S4-F3, S4-F4: asked at the time of sending, and of each person."""
+async def test_a_recipient_who_checked_in_is_not_reminded(rows: Rows, app: Timebell) -> None:
+    """The condition is evaluated at delivery, for each recipient."""
     await rows.write("CREATE TABLE attendance_logs (schedule_id integer, user_id text, type text)")
     await rows.put(1, soon(hours=1), ["ana", "bo"])
-    heard = await follow(app, rows)
+    events = await follow(app, rows)
     await app.triggers.put("reminder", "shifts", "start_at", "shift.remind", recipients="users", unless=CHECKED_IN)
     async with app.running(heartbeat=0.1):
         await until(lambda: _count(app, 2))
@@ -222,7 +220,7 @@ async def test_whoever_has_checked_in_is_not_reminded_and_others_are(rows: Rows,
         await rows.write("INSERT INTO attendance_logs VALUES ($1, $2, $3)", 1, "ana", "check_in")
         await app.resume_queue("default")
         await until(lambda: _count(app, 0))
-    assert [event.payload["recipient"] for event in heard] == ["bo"]
+    assert [event.payload["recipient"] for event in events] == ["bo"]
     (skipped,) = await app.list(status="skipped", topic="shift.remind")
     assert (skipped.owner_id, skipped.reason) == ("ana", "condition")
     assert skipped.result["condition"]["unless"] == {"found": True, "parameters": {"id": 1, "recipient": "ana"}}
@@ -233,38 +231,38 @@ async def _sooner(app: Timebell, than: datetime) -> bool:
 
 
 @both
-async def test_the_value_is_read_once_more_when_it_fires(rows: Rows, app: Timebell) -> None:
-    """S3-F2: the column is read again at fire time."""
+async def test_the_row_is_read_again_before_delivery(rows: Rows, app: Timebell) -> None:
+    """The column is read again at fire time."""
     await rows.put(1, soon(seconds=0.5))
     await rows.put(2, soon(seconds=0.5))
-    heard = await follow(app, rows, everySeconds=3600)
+    events = await follow(app, rows, everySeconds=3600)
     await app.pause_queue("default")
     async with app.running(heartbeat=0.1):
         await until(lambda: _count(app, 2))
         later = soon(hours=1)
-        await rows.put(1, later)  # and nobody looks before it fires
+        await rows.put(1, later)  # and no scan runs before it fires
         await app.resume_queue("default")
-        await until(lambda: len(heard) == 1)
+        await until(lambda: len(events) == 1)
         await until(lambda: _is(app, 1, later, 1))
-    assert [event.payload["itemId"] for event in heard] == ["2"]
+    assert [event.payload["itemId"] for event in events] == ["2"]
 
 
-def test_a_row_that_cannot_be_kept_fires_as_it_was_last_known(tmp_path: Path) -> None:
+def test_a_row_that_became_invalid_fires_with_its_last_valid_value(tmp_path: Path) -> None:
     async def body() -> None:
         rows, app = Rows(f"sqlite:///{tmp_path}/theirs.db"), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
         await rows.make()
         due = soon(seconds=1.0)
         await rows.put(1, due)
-        heard = await follow(app, rows, everySeconds=3600)
+        events = await follow(app, rows, everySeconds=3600)
 
         async def read() -> bool:
-            return (await app.triggers.source("shifts")).synced_at is not None
+            return (await app.triggers.get_source("shifts")).synced_at is not None
 
         try:
             async with app.running(heartbeat=0.1):
                 await until(read)
-                await rows.put(1, due, status="x" * 70_000)  # more than is kept of an item
-                await until(lambda: bool(heard), within=20)
+                await rows.put(1, due, status="x" * 70_000)  # more than the limit of an item
+                await until(lambda: bool(events), within=20)
         finally:
             await app.close()
 
@@ -272,37 +270,37 @@ def test_a_row_that_cannot_be_kept_fires_as_it_was_last_known(tmp_path: Path) ->
 
 
 @both
-async def test_a_row_that_cannot_be_kept_is_set_aside_and_the_others_go_on(rows: Rows, app: Timebell) -> None:
+async def test_an_invalid_row_is_reported_and_the_others_continue(rows: Rows, app: Timebell) -> None:
     first, moved = soon(hours=1), soon(hours=2)
     await rows.put(1, first)
     await rows.put(2, first)
     await follow(app, rows)
 
-    async def told(count: int) -> bool:
-        source = await app.triggers.source("shifts")
-        return source.state == "failing" and f"{count} rows are set aside" in (source.fault or "")
+    async def has_error(count: int) -> bool:
+        source = await app.triggers.get_source("shifts")
+        return source.state == "failing" and f"{count} rows are rejected" in (source.error or "")
 
-    async def mended() -> bool:
-        return (await app.triggers.source("shifts")).state == "ready"
+    async def is_ready() -> bool:
+        return (await app.triggers.get_source("shifts")).state == "ready"
 
     async with app.running(heartbeat=0.1):
         await until(lambda: _count(app, 2))
-        for key in (1, 3):  # one that was known, and one that was not: together more than is kept of an item
+        for key in (1, 3):  # a known and a new row, each larger than the limit of an item
             await rows.put(key, moved, ["x" * 40_000], status="x" * 40_000)
         await rows.put(4, moved)
-        await until(lambda: told(2))
+        await until(lambda: has_error(2))
         await rows.put(2, moved)
         await until(lambda: _is(app, 2, moved, 3))
         assert await pending(app) == [("1", first), ("2", moved), ("4", moved)]
         assert app.service is not None
-        assert app.service.node.counters.items.values["set_aside",] >= 2
+        assert app.service.node.counters.source_items.values["unusable",] >= 2
         await rows.put(1, moved)
         await rows.put(3, moved)
-        await until(mended)
+        await until(is_ready)
         assert await pending(app) == [(str(key), moved) for key in range(1, 5)]
 
 
-def test_a_row_under_a_key_that_cannot_be_kept_is_set_aside(tmp_path: Path) -> None:
+def test_a_row_with_an_invalid_key_is_reported(tmp_path: Path) -> None:
     async def body() -> None:
         rows, app = Rows(f"sqlite:///{tmp_path}/theirs.db"), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
         await rows.write("CREATE TABLE duty_schedules (id text primary key, start_at text, users text)")
@@ -310,13 +308,13 @@ def test_a_row_under_a_key_that_cannot_be_kept_is_set_aside(tmp_path: Path) -> N
             await rows.write("INSERT INTO duty_schedules VALUES ($1, $2, $3)", key, soon(hours=1), ["ana"])
         await follow(app, rows)
 
-        async def told() -> bool:
-            said = (await app.triggers.source("shifts")).fault or ""
-            return "2 rows are set aside" in said and "the key has 201 characters" in said
+        async def has_error() -> bool:
+            error = (await app.triggers.get_source("shifts")).error or ""
+            return "2 rows are rejected" in error and "the key has 201 characters" in error
 
         try:
             async with app.running(heartbeat=0.1):
-                await until(told)
+                await until(has_error)
                 assert [key for key, _ in await pending(app)] == ["a", "z" * 200]
         finally:
             await app.close()
@@ -324,22 +322,22 @@ def test_a_row_under_a_key_that_cannot_be_kept_is_set_aside(tmp_path: Path) -> N
     asyncio.run(body())
 
 
-def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
+def test_notify_delivers_changes_immediately(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create_database()
 
     async def body() -> None:
         rows, app = Rows(url), Timebell(f"sqlite:///{tmp_path}/ours.db", timezone="UTC")
         await rows.make()
         options = {"url": url, "table": "duty_schedules", "changes": "notify"}
-        made = adapter("sql", options)
-        await rows.write(made.install())  # type: ignore[attr-defined]
+        made = create_adapter("sql", options)
+        await rows.write(made.install_sql())  # type: ignore[attr-defined]
         await rows.put(1, soon(hours=1))
-        heard = await follow(app, rows, everySeconds=None, changes="notify")
+        events = await follow(app, rows, everySeconds=None, changes="notify")
         try:
             async with app.running(heartbeat=0.1):
                 await until(lambda: _count(app, 1))
                 await rows.put(2, soon(seconds=0.3))
-                await until(lambda: len(heard) == 1)
+                await until(lambda: len(events) == 1)
                 await rows.write("DELETE FROM duty_schedules WHERE id = 1")
                 await until(lambda: _count(app, 0))
         finally:
@@ -351,22 +349,22 @@ def test_notify_tells_at_once(tmp_path: Path, postgres: Postgres) -> None:
         postgres.drop_database(url)
 
 
-def test_values_that_nothing_can_keep_do_not_stop_the_reading_of_all_rows(tmp_path: Path) -> None:
-    file = tmp_path / "theirs #1.db"  # and a name that means something in a URL
+def test_values_without_a_json_form_do_not_stop_the_read(tmp_path: Path) -> None:
+    file = tmp_path / "theirs #1.db"  # a name with special characters of URLs
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("CREATE TABLE items (id integer, far real, odd text, listed text)")
         connection.execute("INSERT INTO items VALUES (1, 9e999, 'a' || char(0) || 'b', '[1e999, NaN, 7, \"c\"]')")
         connection.commit()
-    read = asyncio.run(adapter("sql", {"url": f"sqlite:///{file}", "table": "items"}).page(None, 10))
+    read = asyncio.run(create_adapter("sql", {"url": f"sqlite:///{file}", "table": "items"}).read_page(None, 10))
     assert read.rows == {"1": {"id": 1, "far": None, "odd": "a\ufffdb", "listed": [None, None, 7, "c"]}}
     assert json.loads(encode(read.rows["1"])) == read.rows["1"]
     assert [one.name for one in tmp_path.iterdir()] == [file.name]
     given = [Decimal("Infinity"), Decimal("NaN"), Decimal(10**30), 10**400, Decimal("1.5"), {"a\0": float("nan")}]
-    assert sql_table._json(given) == [None, None, str(10**30), str(10**400), 1.5, {"a\ufffd": None}]
+    assert sql_table._to_json_value(given) == [None, None, str(10**30), str(10**400), 1.5, {"a\ufffd": None}]
 
 
 class Standby:
-    """A connection to a server that lets nobody listen."""
+    """A connection to a server that refuses LISTEN."""
 
     def __init__(self) -> None:
         self.open = True
@@ -383,7 +381,7 @@ class Standby:
         self.open = False
 
 
-def test_who_cannot_listen_says_so_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_listen_raises_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Standby] = []
 
     async def connect(*_: Any, **__: Any) -> Standby:
@@ -393,7 +391,7 @@ def test_who_cannot_listen_says_so_each_time(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(asyncpg, "connect", connect)
 
     async def body() -> None:
-        source = adapter("sql", {"url": "postgresql://localhost/theirs", "table": "items", "changes": "notify"})
+        source = create_adapter("sql", {"url": "postgresql://localhost/theirs", "table": "items", "changes": "notify"})
         for _ in range(2):
             with pytest.raises(SourceFailed, match="during recovery"):
                 await source.listen(lambda _: None)
@@ -402,7 +400,7 @@ def test_who_cannot_listen_says_so_each_time(monkeypatch: pytest.MonkeyPatch) ->
     assert [one.open for one in made] == [False, False]
 
 
-def test_who_asks_a_source_at_once_does_so_over_one_adapter() -> None:
+def test_concurrent_readers_of_a_source_share_one_adapter() -> None:
     async def values(*_: Any) -> dict[str, str]:
         await asyncio.sleep(0)
         return {"where": "sqlite:///theirs.db"}
@@ -412,8 +410,8 @@ def test_who_asks_a_source_at_once_does_so_over_one_adapter() -> None:
         options = {"url": {"secret": "where"}, "table": "items"}
         at = soon()
         source = Source(id="1", tenant_id="x", name="s", kind="sql", options=options, created_at=at, updated_at=at)
-        adapters = Adapters(node)
-        made = await asyncio.gather(*(adapters.of(source) for _ in range(8)))
+        adapters = AdapterCache(node)
+        made = await asyncio.gather(*(adapters.get(source) for _ in range(8)))
         assert len({id(one) for one in made}) == 1
         await adapters.close()
 
@@ -430,7 +428,7 @@ def test_who_asks_a_source_at_once_does_so_over_one_adapter() -> None:
      {"url": "sqlite:///x.db", "query": 5}, {"url": "postgresql://host:port/db", "table": "t"},
      {"url": "postgresql://[host/db", "table": "t"}],
 )  # fmt: skip
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as refused:
-        adapter("sql", options)
-    assert refused.value.code == "SOURCE_OPTIONS_INVALID"
+        create_adapter("sql", options)
+    assert refused.value.code == "INVALID_SOURCE_OPTIONS"

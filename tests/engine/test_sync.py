@@ -1,4 +1,4 @@
-"""`app.sync`: the verbs for scripts, threads and forked workers, also inside the caller's own transaction."""
+"""`app.sync`: blocking methods for scripts, threads and forked workers, also in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from timebell.errors import Conflict, InvalidInput, NotFound, StoreError, Timebe
 from timebell.sync import Blocking, BlockingSchedules
 from timebell.testing.kit import Kit
 
-PATIENCE = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -48,23 +48,23 @@ def exists(app: Timebell, job_id: str) -> bool:
     return True
 
 
-# The verbs.
+# Methods.
 
 
-NO_VERBS = {"run", "put", "since", "calendar_of"}
-OF_THE_APP = {"calendar", "save_calendar"}
+NOT_OFFERED = {"run", "put", "find_created_at", "find_calendar"}
+APP_ONLY = {"get_calendar", "save_calendar"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "offered", "elsewhere"),
-    [(Timebell, Blocking, NO_VERBS), (Schedules, BlockingSchedules, NO_VERBS | OF_THE_APP)],
+    ("async_class", "sync_class", "excluded"),
+    [(Timebell, Blocking, NOT_OFFERED), (Schedules, BlockingSchedules, NOT_OFFERED | APP_ONLY)],
 )
-def test_every_verb_of_the_app_is_there(asked: type, offered: type, elsewhere: set[str]) -> None:
-    verbs = {name for name, _ in inspect.getmembers(asked, inspect.iscoroutinefunction) if name[0] != "_"}
-    assert verbs - elsewhere - set(vars(offered)) == set(), "each new verb is a line in timebell/blocking.py"
+def test_every_method_of_the_app_is_available(async_class: type, sync_class: type, excluded: set[str]) -> None:
+    methods = {name for name, _ in inspect.getmembers(async_class, inspect.iscoroutinefunction) if name[0] != "_"}
+    assert methods - excluded - set(vars(sync_class)) == set(), "add the new method to timebell/sync.py"
 
 
-def test_S2_01_the_verbs_do_what_they_do_async(app: Timebell) -> None:
+def test_methods_behave_like_their_async_counterparts(app: Timebell) -> None:
     job = app.sync.schedule_at("mail.send", payload={"to": "ana"}, owner_id="ana", key="k")
     assert app.sync.get(job.id) == job
     assert [made.topic for made in app.sync.schedule_many([JobSpec(topic="a"), JobSpec(topic="b")])] == ["a", "b"]
@@ -91,19 +91,19 @@ def test_one_event_loop_serves_any_number_of_threads_and_closing_ends_it(app: Ti
     app.sync.close()
 
 
-def test_an_event_loop_is_not_blocked_but_told_to_await(app: Timebell) -> None:
+def test_a_call_inside_an_event_loop_is_refused_with_a_hint_to_await(app: Timebell) -> None:
     async def body() -> None:
         with pytest.raises(TimebellError) as refused:
             app.sync.schedule_at("t")
         assert refused.value.code == "BLOCKING_IN_LOOP"
         assert "await app.schedule_at" in str(refused.value)
-        await asyncio.to_thread(app.sync.schedule_at, "t")  # a thread beside it may
+        await asyncio.to_thread(app.sync.schedule_at, "t")  # another thread may call it
 
     asyncio.run(body())
     assert len(app.sync.list().items) == 1
 
 
-def test_the_app_itself_may_run_on_another_loop_meanwhile(app: Timebell) -> None:
+def test_the_app_can_run_on_another_loop_simultaneously(app: Timebell) -> None:
     ran: list[str] = []
 
     @app.on("first")
@@ -117,7 +117,7 @@ def test_the_app_itself_may_run_on_another_loop_meanwhile(app: Timebell) -> None
     async def body() -> str:
         async with app.running(poll=3600.0, heartbeat=1000.0, lease=3000.0):
             made = await app.schedule_at("first")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while not ran:
                     await asyncio.sleep(0.01)
         await app.close()
@@ -126,16 +126,16 @@ def test_the_app_itself_may_run_on_another_loop_meanwhile(app: Timebell) -> None
     assert ran == [asyncio.run(body())]
 
 
-def test_an_engine_that_sleeps_is_woken_by_what_a_thread_beside_it_makes(sqlite_url: str) -> None:
+def test_a_job_created_by_another_thread_wakes_the_engine(sqlite_url: str) -> None:
     app, ran = Timebell(sqlite_url, timezone="UTC"), threading.Event()
     app.on("t")(lambda event: ran.set())
 
     async def body() -> None:
         async with app.running(poll=3600.0, heartbeat=1000.0, lease=3000.0) as service:
-            await service.idle()
+            await service.wait_until_idle()
             await asyncio.sleep(0.2)
             await asyncio.to_thread(app.sync.schedule_at, "t")
-            assert await asyncio.to_thread(ran.wait, PATIENCE)
+            assert await asyncio.to_thread(ran.wait, TIMEOUT_SECONDS)
         await app.close()
 
     asyncio.run(body())
@@ -153,22 +153,22 @@ app = Timebell(sys.argv[1], timezone="UTC")
 
 
 def run(script: str, url: str, tmp_path: Path) -> list[str]:
-    """A program of its own, any warning an error; the lines it prints."""
+    """Run a script in a separate process with warnings as errors; return the words it prints."""
     file = tmp_path / "script.py"
     file.write_text(SCRIPT + script)
     command = [sys.executable, "-X", "dev", "-W", "error", "-W", "ignore::DeprecationWarning:alembic", str(file), url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE * 2)
-    # Nor is it wrong that a busy machine took its time, which the development mode says of.
-    said = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
-    assert (done.returncode, said) == (0, [])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS * 2)
+    # The development mode reports slow steps, which a busy machine may cause.
+    unexpected = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
+    assert (done.returncode, unexpected) == (0, [])
     return done.stdout.split()
 
 
-def test_a_script_ends_in_good_order_without_closing_anything(store_url: str, tmp_path: Path) -> None:
+def test_a_script_exits_cleanly_without_closing_the_app(store_url: str, tmp_path: Path) -> None:
     assert run('print(app.sync.schedule_at("t").state)', store_url, tmp_path) == ["pending"]
 
 
-def test_importing_and_making_an_app_starts_no_thread(store_url: str, tmp_path: Path) -> None:
+def test_importing_and_creating_an_app_starts_no_thread(store_url: str, tmp_path: Path) -> None:
     assert run("app.sync; print(threading.active_count())", store_url, tmp_path) == ["1"]
 
 
@@ -189,7 +189,7 @@ print(*(os.waitpid(child, 0)[1] for child in children), len(app.sync.list(limit=
 """
 
 
-def test_a_forked_worker_starts_a_loop_of_its_own(store_url: str, tmp_path: Path) -> None:
+def test_a_forked_worker_starts_its_own_event_loop(store_url: str, tmp_path: Path) -> None:
     assert run(FORK, store_url, tmp_path) == ["0", "0", "0", "14"]
 
 
@@ -197,12 +197,12 @@ def test_a_forked_worker_starts_a_loop_of_its_own(store_url: str, tmp_path: Path
 
 
 class Rollback(Exception):
-    """What makes a caller's transaction roll back."""
+    """Raised to roll back the transaction of the caller."""
 
 
 @pytest.fixture
 def engine(app: Timebell, store_url: str) -> Iterator[Engine]:
-    app.sync.open()  # not from within a transaction, for which SQLite would wait
+    app.sync.open()  # not inside a transaction, which SQLite would wait for
     drivers = {"postgresql": "postgresql+psycopg", "mariadb": "mysql+pymysql"}
     driver = drivers.get(store_url.partition(":")[0], "sqlite")
     made = create_engine(make_url(store_url).set(drivername=driver))
@@ -229,7 +229,7 @@ Begin = Callable[[Engine], Any]
 
 
 @both
-def test_S2_F1_a_job_exists_if_and_only_if_the_caller_commits(app: Timebell, engine: Engine, begin: Begin) -> None:
+def test_a_job_exists_if_and_only_if_the_caller_commits(app: Timebell, engine: Engine, begin: Begin) -> None:
     kept: list[str] = []
     lost: list[str] = []
     for made in (kept, lost):
@@ -248,9 +248,7 @@ def test_S2_F1_a_job_exists_if_and_only_if_the_caller_commits(app: Timebell, eng
 
 
 @both
-def test_what_a_savepoint_rolls_back_never_was_and_the_rest_is_kept(
-    app: Timebell, engine: Engine, begin: Begin
-) -> None:
+def test_a_rolled_back_savepoint_removes_only_its_jobs(app: Timebell, engine: Engine, begin: Begin) -> None:
     with begin(engine) as connection:
         first = app.sync.schedule_at("t", connection=connection)
         with pytest.raises(Rollback), connection.begin_nested():
@@ -272,9 +270,7 @@ def test_a_released_savepoint_still_depends_on_the_transaction(app: Timebell, en
 
 
 @both
-def test_editing_and_cancelling_hold_if_and_only_if_the_caller_commits(
-    app: Timebell, engine: Engine, begin: Begin
-) -> None:
+def test_edits_and_cancels_apply_if_and_only_if_the_caller_commits(app: Timebell, engine: Engine, begin: Begin) -> None:
     job, other = app.sync.schedule_at("t", key="k"), app.sync.schedule_at("t", "2199-01-01T00:00Z")
     schedule = app.sync.schedule_repeat("t", Every("PT1H"), name="s", payload=1)
     for commits in (False, True):
@@ -297,14 +293,14 @@ def test_editing_and_cancelling_hold_if_and_only_if_the_caller_commits(
 
 
 @both
-def test_a_key_made_in_the_same_transaction_is_kept(app: Timebell, engine: Engine, begin: Begin) -> None:
+def test_a_key_created_in_the_same_transaction_is_found(app: Timebell, engine: Engine, begin: Begin) -> None:
     with begin(engine) as connection:
         made = app.sync.schedule_at("t", key="k", connection=connection)
         again = app.sync.schedule_at("t", key="k", on_conflict="keep", connection=connection)
     assert again.id == made.id == app.sync.list().items[0].id
 
 
-def test_the_connection_is_used_by_the_thread_that_brought_it(app: Timebell, engine: Engine) -> None:
+def test_a_connection_is_used_only_in_the_thread_of_the_caller(app: Timebell, engine: Engine) -> None:
     users: set[int] = set()
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -317,7 +313,7 @@ def test_the_connection_is_used_by_the_thread_that_brought_it(app: Timebell, eng
     assert users == {threading.get_ident()}
 
 
-def test_a_caller_who_waits_for_anothers_lock_does_not_block_the_others(postgres_url: str) -> None:
+def test_a_caller_waiting_for_a_lock_does_not_block_others(postgres_url: str) -> None:
     app = Timebell(postgres_url, timezone="UTC")
     engine = create_engine(make_url(postgres_url).set(drivername="postgresql+psycopg"))
 
@@ -333,11 +329,11 @@ def test_a_caller_who_waits_for_anothers_lock_does_not_block_the_others(postgres
         with engine.begin() as connection:
             first = app.sync.schedule_at("t", key="k", connection=connection)
             waits = threads.submit(second)
-            assert started.wait(PATIENCE)
+            assert started.wait(TIMEOUT_SECONDS)
             while not _waiting(engine):
                 pass
             assert app.sync.list().items == []
-        assert waits.result(PATIENCE) == first.id
+        assert waits.result(TIMEOUT_SECONDS) == first.id
     engine.dispose()
     app.sync.close()
 
@@ -348,7 +344,7 @@ def _waiting(engine: Engine) -> int:
         return int(found.scalar_one())
 
 
-def test_what_is_no_synchronous_connection_is_refused(app: Timebell, store_url: str) -> None:
+def test_only_synchronous_connections_are_accepted(app: Timebell, store_url: str) -> None:
     app.sync.open()
     given: list[Any] = [7, "connection", object()]
     if "postgres" in store_url:
@@ -356,7 +352,7 @@ def test_what_is_no_synchronous_connection_is_refused(app: Timebell, store_url: 
     for connection in given:
         with pytest.raises(InvalidInput) as refused:
             app.sync.schedule_at("t", connection=connection)
-        assert refused.value.code == "CONNECTION_INVALID"
+        assert refused.value.code == "INVALID_CONNECTION"
         assert "Connection" in refused.value.fix
     assert app.sync.list().items == []
 
@@ -364,7 +360,7 @@ def test_what_is_no_synchronous_connection_is_refused(app: Timebell, store_url: 
 # Several event loops, without app.sync.
 
 
-def test_an_app_may_be_awaited_in_one_event_loop_after_another(store_url: str, tmp_path: Path) -> None:
+def test_an_app_can_be_used_in_successive_event_loops(store_url: str, tmp_path: Path) -> None:
     script = """
 import asyncio
 async def one(): return (await app.schedule_at("t")).state
@@ -372,11 +368,11 @@ async def all(): return len((await app.list()).items)
 print(asyncio.run(one()), asyncio.run(one()), asyncio.run(all()))
 """
     command = [sys.executable, "-c", SCRIPT + script, store_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE * 2)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS * 2)
     assert (done.stdout.split(), done.stderr) == (["pending", "pending", "2"], "")
 
 
-def test_two_event_loops_at_once_are_told_of_app_sync(postgres_url: str) -> None:
+def test_simultaneous_use_in_two_event_loops_is_refused_with_a_pointer_to_app_sync(postgres_url: str) -> None:
     app = Timebell(postgres_url, timezone="UTC")
 
     async def body() -> None:
@@ -392,7 +388,7 @@ def test_two_event_loops_at_once_are_told_of_app_sync(postgres_url: str) -> None
 # On virtual time.
 
 
-def test_the_fixtures_world_is_reached_too_from_a_test_and_from_plain_handlers(timebell: Kit) -> None:
+def test_sync_calls_reach_the_simulated_world_from_tests_and_plain_handlers(timebell: Kit) -> None:
     app = Timebell("sqlite:///never-touched.db", timezone="UTC")
     ran: list[str] = []
 
@@ -408,7 +404,7 @@ def test_the_fixtures_world_is_reached_too_from_a_test_and_from_plain_handlers(t
     assert not Path("never-touched.db").exists()
 
 
-def test_a_connection_of_the_driver_itself_commits_or_not_and_is_used_by_its_own_thread(app: Timebell) -> None:
+def test_a_driver_connection_is_accepted_and_used_in_its_own_thread(app: Timebell) -> None:
     url = app.settings.database_url
     app.sync.open()
     for commits in (True, False):

@@ -1,4 +1,4 @@
-"""What a tenant may run at once and start in a minute, in a running engine."""
+"""Concurrency and start-rate limits of tenants in a running engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .world import START, Log, World, after, engine, jobs, virtual
 
 async def limit(app: Timebell, tenant: str, **limits: int | None) -> None:
     await app.open()
-    await app.store.run(tenants.put, tenant, limits, START)
+    await app.store.run(tenants.upsert_tenant, tenant, limits, START)
 
 
 def of(tenant: str, count: int, **more: object) -> list[JobSpec]:
@@ -26,7 +26,7 @@ def of(tenant: str, count: int, **more: object) -> list[JobSpec]:
 
 
 @virtual
-async def test_so_many_jobs_of_a_tenant_run_at_once_over_all_queues_and_others_do_not_wait(world: World) -> None:
+async def test_a_tenant_concurrency_limit_spans_queues_and_does_not_delay_other_tenants(world: World) -> None:
     app, busy = world.app(), Busy(10)
     app.on("t")(busy)
     await limit(app, "acme", jobs_at_once=2)
@@ -40,7 +40,7 @@ async def test_so_many_jobs_of_a_tenant_run_at_once_over_all_queues_and_others_d
 
 
 @virtual
-async def test_so_many_attempts_of_a_tenant_start_in_any_minute_retries_too(world: World) -> None:
+async def test_a_tenant_start_rate_includes_retries(world: World) -> None:
     app, log = world.app(), Log()
 
     @app.on("t", retry={"attempts": 2, "delay": 1, "jitter": 0.0})
@@ -60,7 +60,7 @@ async def test_so_many_attempts_of_a_tenant_start_in_any_minute_retries_too(worl
 
 
 @pytest.mark.parametrize("at", [7, 12.5, None])
-def test_the_limits_hold_over_many_nodes_of_which_one_crashes(at: float | None) -> None:
+def test_tenant_limits_hold_across_nodes_despite_a_crash(at: float | None) -> None:
     with Simulation(start=SIMULATED, nodes=3) as world:
         app, busy = world.new_app(), Busy(5)
         app.on("t", retry={"attempts": 9, "delay": 1})(busy)
@@ -74,7 +74,7 @@ def test_the_limits_hold_over_many_nodes_of_which_one_crashes(at: float | None) 
 
 
 @virtual
-async def test_what_waits_starts_when_the_limit_is_raised_or_taken_away(world: World) -> None:
+async def test_waiting_jobs_start_when_the_limit_is_raised_or_removed(world: World) -> None:
     app, busy = world.app(), Busy(1000)
     app.on("t", timeout=3600)(busy)
     await limit(app, "acme", jobs_at_once=1)
@@ -93,4 +93,4 @@ async def test_what_waits_starts_when_the_limit_is_raised_or_taken_away(world: W
         assert busy.now["acme"] == 3
         await world.advance(seconds=10)
         assert busy.now["acme"] == 4
-        assert await asyncio.wait_for(app.heal(), 60)
+        assert await asyncio.wait_for(app.repair(), 60)

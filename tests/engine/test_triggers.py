@@ -1,4 +1,4 @@
-"""Triggers end to end: items are put, a node runs, and what fires is what the items say by then."""
+"""Triggers end to end: firings follow the current fields of the items."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def shifts(app: Timebell, **options: Any) -> None:
 
 
 @virtual
-async def test_a_reminder_fires_at_the_instant_in_the_column_and_follows_edits(world: World) -> None:
-    """S4-F1: 15 minutes before the shift is before it, not at its start."""
+async def test_a_reminder_fires_at_the_instant_of_its_column_and_follows_edits(world: World) -> None:
+    """The offset is subtracted: 15 minutes before the shift, not at its start."""
     app = world.app()
     log = app.on("shift.remind")(Log())
     async with engine(app, **QUIET):
@@ -38,8 +38,8 @@ async def test_a_reminder_fires_at_the_instant_in_the_column_and_follows_edits(w
 
 
 @virtual
-async def test_a_condition_is_asked_when_it_fires_and_the_skip_says_what_it_saw(world: World) -> None:
-    """S4-F3, S4-72: who checks in during the 15 minutes is not reminded."""
+async def test_a_condition_is_evaluated_at_firing_and_a_skip_records_its_inputs(world: World) -> None:
+    """A check-in during the 15 minutes prevents the reminder."""
     app = world.app()
     log = app.on("shift.remind")(Log())
     async with engine(app, **QUIET):
@@ -58,8 +58,8 @@ async def test_a_condition_is_asked_when_it_fires_and_the_skip_says_what_it_saw(
 
 
 @virtual
-async def test_a_failed_delivery_is_tried_again_unless_the_condition_says_no_by_then(world: World) -> None:
-    """S4-F2, S4-47: a failed send is sent again; S4-64: and the condition is asked again."""
+async def test_a_failed_delivery_is_retried_unless_the_condition_no_longer_holds(world: World) -> None:
+    """The condition is evaluated again before the retry."""
     app = world.app()
 
     async def fail(event: Any) -> None:
@@ -76,7 +76,7 @@ async def test_a_failed_delivery_is_tried_again_unless_the_condition_says_no_by_
 
 
 @virtual
-async def test_a_trigger_made_later_fires_for_items_that_were_there(world: World) -> None:
+async def test_a_trigger_created_later_fires_for_existing_items(world: World) -> None:
     app = world.app()
     log = app.on("shift.remind")(Log())
     async with engine(app, **QUIET):
@@ -89,7 +89,7 @@ async def test_a_trigger_made_later_fires_for_items_that_were_there(world: World
 
 
 @virtual
-async def test_paused_skips_and_deleted_cancels(world: World) -> None:
+async def test_a_paused_trigger_skips_and_a_deleted_one_cancels(world: World) -> None:
     app = world.app()
     log = app.on("shift.remind")(Log())
     async with engine(app, **QUIET):
@@ -108,28 +108,28 @@ async def test_paused_skips_and_deleted_cancels(world: World) -> None:
 
 
 @virtual
-async def test_a_thousand_at_once_against_a_month_of_five_hundred_are_five_hundred(world: World) -> None:
-    """S3-38 to S3-45; S3-F5."""
+async def test_a_monthly_quota_of_five_hundred_holds_for_a_thousand_simultaneous_firings(world: World) -> None:
+    """The quota is reserved at fire time."""
     from timebell.store.tenancy import monthly_quota, tenants
 
     app = world.app()
     log = app.on("shift.remind")(Log())
     await app.open()
-    await app.store.run(tenants.put, "default", {"jobs_per_month": 500}, world.clock.now())
+    await app.store.run(tenants.upsert_tenant, "default", {"jobs_per_month": 500}, world.clock.now())
     async with engine(app, **QUIET):
         await shifts(app)
         await app.triggers.put_items("shifts", [item(str(n), 1, after(hours=1)) for n in range(1000)])
         await world.advance(hours=2)
-        used = await app.store.run(monthly_quota.of, "default", world.clock.now())
+        used = await app.store.run(monthly_quota.get_monthly_usage, "default", world.clock.now())
     assert len(log.events) == used.used == 500
     skipped = [job for job in await jobs(app) if job.state == "skipped"]
     assert len(skipped) == 500
     assert {(job.reason, job.error) for job in skipped} == {("quota", "Monthly limit reached (500/500)")}
-    assert used.runs_out_at is not None
+    assert used.exhausted_at is not None
 
 
 @virtual
-async def test_a_long_key_and_recipient_have_room_beside_a_payload_that_was_taken(world: World) -> None:
+async def test_a_long_key_and_recipient_fit_beside_an_accepted_payload(world: World) -> None:
     app = world.app()
     log = app.on("shift.remind")(Log())
     async with engine(app, **QUIET):
@@ -140,7 +140,7 @@ async def test_a_long_key_and_recipient_have_room_beside_a_payload_that_was_take
 
 
 @virtual
-async def test_bad_input_is_refused_before_anything_is_written(world: World) -> None:
+async def test_invalid_input_is_refused_before_anything_is_written(world: World) -> None:
     app = world.app()
     await shifts(app)
     for wrong, code in (

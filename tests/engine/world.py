@@ -1,4 +1,4 @@
-"""A small world for the engine's tests: one SQLite file, a clock that jumps, and what happened in it."""
+"""A world for the engine's tests: one SQLite file, a virtual clock, and helpers that read the outcomes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from timebell.model.job import Job
 from timebell.sim.loop import run_virtual
 
 START = datetime(2027, 3, 1, 12, tzinfo=UTC)
-QUIET = {"poll": 3600.0, "heartbeat": 3600.0, "lease": 10_800.0}  # for hours that would pass in small steps
+QUIET = {"poll": 3600.0, "heartbeat": 3600.0, "lease": 10_800.0}  # rare polls and heartbeats, for many virtual hours
 
 
 def after(**spans: float) -> datetime:
-    """START and a timedelta's arguments."""
+    """Return START plus the arguments of a timedelta."""
     return START + timedelta(**spans)
 
 
 def offset(at: datetime) -> float:
-    """Seconds after START."""
+    """Return seconds after START."""
     return (at - START).total_seconds()
 
 
@@ -39,7 +39,7 @@ class World:
         self._apps: list[Timebell] = []
 
     def app(self, **options: Any) -> Timebell:
-        """A new app, as a process that starts would make one."""
+        """Return a new app, like a starting process."""
         made = Timebell(self.url, clock=self.clock, **{"timezone": "UTC", **options})
         self._apps.append(made)
         return made
@@ -58,7 +58,7 @@ class World:
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """An async test of (world, ...) on virtual time, over a fresh SQLite file."""
+    """Run an async test of (world, ...) on virtual time over a fresh SQLite file."""
 
     def run(sqlite_url: str, **fixtures: Any) -> None:
         async def body() -> None:
@@ -79,7 +79,7 @@ def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 class Log:
-    """A handler that notes the events it is given; then it does what `act` says."""
+    """A handler that records its events and then calls `act`."""
 
     def __init__(self, act: Callable[[Arrived], Any] | None = None) -> None:
         self.events: list[Arrived] = []
@@ -94,12 +94,12 @@ class Log:
 
     @property
     def fired(self) -> list[float]:
-        """When each attempt began, in seconds after START."""
+        """Start times of the attempts in seconds after START."""
         return [offset(event.fired_at) for event in self.events]
 
     @property
     def scheduled(self) -> list[float]:
-        """The nominal instants, in seconds after START."""
+        """Nominal instants in seconds after START."""
         return [offset(event.scheduled_at) for event in self.events]
 
     @property
@@ -108,12 +108,12 @@ class Log:
 
 
 def engine(app: Timebell, **options: Any) -> AbstractAsyncContextManager[Service]:
-    """The app's engine, running while the block does."""
+    """Run the app's engine for the duration of the block."""
     return app.running(**options)
 
 
 async def jobs(app: Timebell, **filters: Any) -> list[Job]:
-    """Every job there is or was, oldest occurrence first."""
+    """Return all jobs, oldest occurrence first."""
     found: list[Job] = []
     cursor = None
     while True:
@@ -124,12 +124,12 @@ async def jobs(app: Timebell, **filters: Any) -> list[Job]:
 
 
 async def outcomes(app: Timebell, **filters: Any) -> list[tuple[float, str, str | None]]:
-    """(nominal seconds after START, state, reason) of every job."""
+    """Return (nominal seconds after START, state, reason) of every job."""
     return [(offset(job.scheduled_at), job.state.value, job.reason) for job in await jobs(app, **filters)]
 
 
 def raises(error: BaseException) -> Callable[[Arrived], Any]:
-    """What a handler does that fails."""
+    """Return a handler action that raises an exception."""
 
     def act(_: Arrived) -> Any:
         raise error

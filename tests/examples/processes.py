@@ -1,4 +1,4 @@
-"""Programs of the examples, started as a person would, and what they say."""
+"""Run the example programs as a user would, and read their output."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCE = EXAMPLES.parent / "src"
-PATIENCE = 180.0  # real seconds, for a machine that is busy
+TIMEOUT_SECONDS = 180.0  # real time, long enough for a busy machine
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This one, with the source tree and whatever is named."""
+    """Return the environment of this process with the source tree and `more` added."""
     return {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1", **more}
 
 
-def until(holds: Callable[[], bool], within: float = PATIENCE) -> None:
-    """Wait until something holds."""
+def wait_until(condition: Callable[[], bool], within: float = TIMEOUT_SECONDS) -> None:
+    """Wait for a condition to become true, at most `within` seconds."""
     end = time.monotonic() + within
-    while not holds():
+    while not condition():
         assert time.monotonic() < end, f"not within {within:g} s"
         time.sleep(0.05)
 
 
-def done(*command: str, folder: Path, **more: str) -> str:
-    """What a program says that ends by itself, and well."""
+def run_program(*command: str, folder: Path, **more: str) -> str:
+    """Return the output of a program that ends by itself with exit code 0."""
     ran = subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment(**more), capture_output=True, text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
 
 @contextmanager
-def going(log: Path, *command: str, folder: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that goes on while the block runs, and then drains on SIGTERM; its words are in `log`."""
-    with log.open("w") as says:
+def running_program(log: Path, *command: str, folder: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program for the length of the block, then drain it with SIGTERM; its output goes to `log`."""
+    with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, *command], cwd=folder, env=environment(**more), stdout=says, stderr=says
+            [sys.executable, *command], cwd=folder, env=environment(**more), stdout=output, stderr=output
         )
         try:
             yield process
@@ -53,7 +53,7 @@ def going(log: Path, *command: str, folder: Path, **more: str) -> Iterator[subpr
         finally:
             process.terminate()
             try:
-                process.wait(PATIENCE)
+                process.wait(TIMEOUT_SECONDS)
             finally:
                 process.kill()
     assert process.returncode in (0, -15), log.read_text()[-6000:]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.servers import free_port
 
-from .processes import EXAMPLES, done, going, until
+from .processes import EXAMPLES, run_program, running_program, wait_until
 
 FOLDER = EXAMPLES / "django_app"
 SET_UP = """
@@ -29,7 +29,7 @@ TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="([^"]+)"')
 
 
 def database(url: str) -> dict[str, str]:
-    """What the shop's settings read."""
+    """Return the environment variables that the settings of the shop read."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         return {"SHOP_DATABASE_FILE": parts.path[1:]}
@@ -44,9 +44,9 @@ def test_an_order_and_its_reminder_are_one_transaction(
     store: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     port, where = free_port(), database(request.getfixturevalue(f"{store}_url"))
-    done("-c", SET_UP, folder=FOLDER, DJANGO_SUPERUSER_PASSWORD="cup-of-tea", **where)
-    web = going(tmp_path / "web", "manage.py", "runserver", "--noreload", str(port), folder=FOLDER, **where)
-    engine = going(
+    run_program("-c", SET_UP, folder=FOLDER, DJANGO_SUPERUSER_PASSWORD="cup-of-tea", **where)
+    web = running_program(tmp_path / "web", "manage.py", "runserver", "--noreload", str(port), folder=FOLDER, **where)
+    engine = running_program(
         tmp_path / "engine", "manage.py", "timebell", "run", "--roles", "planner,worker", folder=FOLDER, **where
     )
     with web, engine, httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
@@ -57,11 +57,11 @@ def test_an_order_and_its_reminder_are_one_transaction(
             except httpx2.TransportError:
                 return False
 
-        until(answers)
-        made = client.post("/orders", data={"customer": "bo"}).json()
+        wait_until(answers)
+        created = client.post("/orders", data={"customer": "bo"}).json()
         assert client.post("/orders", data={"customer": "cy", "fail": "1"}).status_code == 500
-        until(lambda: client.get(f"/jobs/{made['job']}").json()["state"] == "completed")
-        assert client.get(f"/jobs/{made['job']}").json()["result"] == "bo is reminded"
+        wait_until(lambda: client.get(f"/jobs/{created['job']}").json()["state"] == "completed")
+        assert client.get(f"/jobs/{created['job']}").json()["result"] == "bo is reminded"
 
         token = TOKEN.search(client.get("/admin/login/").text)
         assert token
@@ -70,5 +70,5 @@ def test_an_order_and_its_reminder_are_one_transaction(
         assert '<a href="http://127.0.0.1:8700/ui/">Schedules and jobs</a>' in client.get("/admin/").text
         listed = client.get("/admin/shop/order/").text
         assert '<a href="http://127.0.0.1:8700/ui/jobs?q=owner%3Abo">jobs</a>' in listed
-        assert "owner%3Acy" not in listed  # neither the order
+        assert "owner%3Acy" not in listed  # the order was rolled back too
         assert re.search(r"1 order\b", listed)

@@ -15,14 +15,14 @@ from tests.api.web import SECRET, Web
 from tests.servers import free_port
 from timebell import Timebell
 
-from .processes import EXAMPLES, going, until
+from .processes import EXAMPLES, running_program, wait_until
 
 FOLDER = EXAMPLES / "fastapi_app"
-FIRED = re.compile(r"heartbeat (\S+) in \d+, attempt 1(?!\d)")  # another worker may say something right behind it
+FIRED = re.compile(r"heartbeat (\S+) in \d+, attempt 1(?!\d)")  # another worker may write directly after it
 
 
-async def a_key(url: str) -> str:
-    """The text of a key."""
+async def create_key(url: str) -> str:
+    """Create an API key and return its text."""
     bell = Timebell(url)
     bell.settings = replace(bell.settings, secret_key=SECRET)
     try:
@@ -34,17 +34,17 @@ async def a_key(url: str) -> str:
 def test_four_workers_fire_each_occurrence_once(postgres_url: str, tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "gunicorn"
     variables = {"TIMEBELL_DATABASE_URL": postgres_url, "TIMEBELL_SECRET_KEY": SECRET}
-    key = asyncio.run(a_key(postgres_url))
-    web = going(
+    key = asyncio.run(create_key(postgres_url))
+    web = running_program(
         log, "-m", "gunicorn", "--workers", "4", "--preload", "--worker-class", "asgi", "--bind", f"127.0.0.1:{port}",
         "--no-control-socket", "app:web", folder=FOLDER, **variables,
     )  # fmt: skip
     with web, httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-        asking = {"authorization": f"Bearer {key}"}
+        headers_with_key = {"authorization": f"Bearer {key}"}
 
         def alive() -> set[str]:
             try:
-                answer = client.get("/bell/api/v1/nodes", headers=asking)
+                answer = client.get("/bell/api/v1/nodes", headers=headers_with_key)
             except httpx2.TransportError:
                 return set()
             return {node["id"] for node in answer.json()["items"] if node["alive"]} if answer.is_success else set()
@@ -56,12 +56,14 @@ def test_four_workers_fire_each_occurrence_once(postgres_url: str, tmp_path: Pat
             at = fired()
             return at == [at[0] + timedelta(seconds=each) for each in range(len(at))]
 
-        until(lambda: len(alive()) == 4)
+        wait_until(lambda: len(alive()) == 4)
         seen = len(fired())
-        until(lambda: len(fired()) >= seen + 6)
-        until(all_fired)
-        made = client.post("/orders/7").json()["job"]
-        until(lambda: client.get(f"/bell/api/v1/jobs/{made}", headers=asking).json()["status"] == "completed")
+        wait_until(lambda: len(fired()) >= seen + 6)
+        wait_until(all_fired)
+        job_id = client.post("/orders/7").json()["job"]
+        wait_until(
+            lambda: client.get(f"/bell/api/v1/jobs/{job_id}", headers=headers_with_key).json()["status"] == "completed"
+        )
         assert client.get("/bell/api/v1/nodes").json()["code"] == "UNAUTHORIZED"
         page = client.get("/bell/ui/")
         assert (page.status_code, page.headers["location"]) == (303, "/bell/ui/sign-in?next=%2Fui%2F")

@@ -1,11 +1,11 @@
-"""Jobs in transactions of SQLAlchemy, psycopg and asyncpg: there if and only if the row is."""
+"""Jobs in transactions of SQLAlchemy, psycopg and asyncpg exist exactly when their rows do."""
 
 from __future__ import annotations
 
-from .processes import EXAMPLES, done
+from .processes import EXAMPLES, run_program
 
 
-def test_jobs_are_there_if_and_only_if_rows_are(postgres_url: str) -> None:
-    said = done("app.py", folder=EXAMPLES / "transactions", TIMEBELL_DATABASE_URL=postgres_url)
+def test_jobs_exist_exactly_when_their_rows_do(postgres_url: str) -> None:
+    output = run_program("app.py", folder=EXAMPLES / "transactions", TIMEBELL_DATABASE_URL=postgres_url)
     kept = "kept-asyncpg kept-psycopg kept-sqlalchemy"
-    assert said.splitlines() == [f"orders: {kept}", f"jobs: {kept}"]
+    assert output.splitlines() == [f"orders: {kept}", f"jobs: {kept}"]

@@ -1,4 +1,4 @@
-"""Nodes that are gone when the test is over."""
+"""Fixtures: databases, servers, and node processes that end with the test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nodes_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=[Postgres, pytest.param(MariaDB, marks=pytest.mark.slow)])
 def own_server(request: pytest.FixtureRequest) -> Iterator[Postgres | MariaDB]:
-    """A server of the test's own, to be struck, of each kind that several nodes may share."""
+    """A dedicated server for fault injection, of each kind that several nodes may share."""
     server: Postgres | MariaDB = request.param()
     yield server
     server.close()
@@ -36,7 +36,7 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[Postgres | MariaDB]:
 
 @pytest.fixture
 def effects(tmp_path: Path) -> Path:
-    """Where the nodes write what they do."""
+    """The file in which nodes record their effects."""
     return tmp_path / "effects.jsonl"
 
 

@@ -1,4 +1,4 @@
-"""Start, strike and watch node processes; read what they did and what the store says."""
+"""Start, kill and freeze node processes; read their effects and the store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORKS.set_forkserver_preload(
 
 
 def wait_until(condition: Callable[[], T], what: str, seconds: float = 120) -> T:
-    """Look again and again until it is so; ever less often, as a look may cost something."""
+    """Poll until the condition holds, at growing intervals because polling may be expensive."""
     limit, pause = time.monotonic() + seconds, 0.02
     while time.monotonic() < limit:
         found = condition()
@@ -41,26 +41,26 @@ def wait_until(condition: Callable[[], T], what: str, seconds: float = 120) -> T
 
 
 def forked(target: Callable[..., None], *args: object) -> ForkServerProcess:
-    """Start a process that calls this."""
+    """Start a process that calls a function."""
     process = FORKS.Process(target=target, args=args, daemon=True)
-    with chdir(ROOT):  # where it finds the tests
+    with chdir(ROOT):  # so that it can import the tests
         process.start()
     return process
 
 
 class NodeProcess:
-    """One node in a process of its own: forked from one that has only imported, as that takes longer than to start."""
+    """A node process, forked from a server that has imported everything, because imports dominate the start."""
 
     def __init__(self, url: str, effects: Path, *, ready: bool = True, **environment: str) -> None:
         self.effects = effects
-        self.log = open(effects.with_suffix(f".{time.monotonic_ns()}.log"), "wb")  # noqa: SIM115
-        hears, says = FORKS.Pipe(duplex=False)
-        self.said = os.fdopen(os.dup(hears.fileno()))
-        hears.close()
-        self.process = forked(node.forked, says, self.log.name, os.environ | environment, url, str(effects))
-        says.close()
+        self.log = open(effects.with_suffix(f".{time.monotonic_ns()}.log"), "wb")  # noqa: SIM115 - open while the process runs
+        reader, writer = FORKS.Pipe(duplex=False)
+        self.stdout = os.fdopen(os.dup(reader.fileno()))
+        reader.close()
+        self.process = forked(node.forked, writer, self.log.name, os.environ | environment, url, str(effects))
+        writer.close()
         if ready:
-            assert self.said.readline().strip() == "READY", Path(self.log.name).read_text()
+            assert self.stdout.readline().strip() == "READY", Path(self.log.name).read_text()
 
     @property
     def pid(self) -> int:
@@ -79,30 +79,30 @@ class NodeProcess:
         return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
     def died(self, seconds: float = 120) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for the end of the process and return its exit code."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"not within {seconds} s: its end"
         return self.process.exitcode
 
     def terminate(self) -> tuple[int, dict[str, Any]]:
-        """SIGTERM; its exit code and what it reported."""
+        """Send SIGTERM; return the exit code and the report of the node."""
         self.signal(signal.SIGTERM)
         code = self.died()
-        last = (self.said.read().strip().splitlines() or ["{}"])[-1]
+        last = (self.stdout.read().strip().splitlines() or ["{}"])[-1]
         return code, json.loads(last) if last.startswith("{") else {}
 
     def end(self) -> None:
-        """Whatever its state, gone."""
+        """End the process whatever its state."""
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
         self.process.close()
-        self.said.close()
+        self.stdout.close()
         self.log.close()
 
 
 def lines(effects: Path, what: str | None = None) -> list[dict[str, Any]]:
-    """What the nodes wrote."""
+    """Return the lines that the nodes wrote."""
     if not effects.exists():
         return []
     read = [json.loads(line) for line in effects.read_text().splitlines() if line.endswith("}")]
@@ -110,7 +110,7 @@ def lines(effects: Path, what: str | None = None) -> list[dict[str, Any]]:
 
 
 def starts(effects: Path) -> dict[str, list[int]]:
-    """The attempts that started, by occurrence key."""
+    """Return the started attempts by occurrence key."""
     found = defaultdict(list)
     for line in lines(effects, "start"):
         found[line["key"]].append(line["attempt"])
@@ -118,8 +118,10 @@ def starts(effects: Path) -> dict[str, list[int]]:
 
 
 def taken_over(attempts: list[int], last: int) -> bool:
-    """Whether the attempts of a job that started are those of one that was taken over, up to its last one: twice, and
-    more often only where a machine stood still for longer than a lease."""
+    """Return whether these started attempts are those of a reclaimed job up to its last attempt.
+
+    Usually there are two; more only if the machine stalled for longer than a lease.
+    """
     return len(attempts) > 1 and attempts[0] == 1 and attempts[-1] == last and attempts == sorted(set(attempts))
 
 
@@ -137,7 +139,7 @@ def ask(url: str, question: Callable[[Timebell], Coroutine[Any, Any, T]]) -> T:
 
 
 def jobs(url: str, **filters: Any) -> list[Job]:
-    """Every job of the store."""
+    """Return all jobs of the store."""
 
     async def read(app: Timebell) -> list[Job]:
         found, cursor = [], None
@@ -152,7 +154,7 @@ def jobs(url: str, **filters: Any) -> list[Job]:
 
 
 def accounted(found: list[Job], step: float) -> None:
-    """Every occurrence of a schedule between its first and last has exactly one row, or lies in one range row."""
+    """Assert that each occurrence between the first and the last has one row or lies in one range row."""
     seen: list[float] = []
     for job in found:
         if job.skipped_count > 1:
@@ -164,4 +166,4 @@ def accounted(found: list[Job], step: float) -> None:
             seen.append(job.scheduled_at.timestamp())
     seen.sort()
     gaps = [round(later - earlier, 6) for earlier, later in pairwise(seen)]
-    assert set(gaps) <= {step}, f"occurrences missing or doubled: {gaps}"
+    assert set(gaps) <= {step}, f"occurrences missing or duplicated: {gaps}"

@@ -1,9 +1,9 @@
-"""A node to be killed, as `harness.NodeProcess` starts it. Its handlers append what they do to a file.
+"""The node process of `harness.NodeProcess`. Its handlers append their effects to a file.
 
 FAULT="operation.point:action[:nth]" strikes at a point of a store operation: before its n-th statement, before
 (`commit`) or after (`done`) its commit; the action is `kill` (SIGKILL to itself) or `stop` (SIGSTOP).
-WALL="seconds" puts this process's wall clock off by so much. TRACE=1 writes every point passed. STUCK="file" makes
-the planner hang from when the file exists.
+WALL="seconds" shifts the wall clock of this process. TRACE=1 records every fault point passed. STUCK="file" blocks the
+planner while the file exists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAST = {"lease": 3.0, "heartbeat": 0.5, "poll": 0.2, "drain": 10.0}
 
 
 def append(path: str, **line: object) -> None:
-    """One line, durable before this returns."""
+    """Append a line durably."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, (json.dumps(line) + "\n").encode())
     os.fsync(handle)
@@ -53,7 +53,7 @@ def aim(fault: str, effects: str) -> None:
 
 
 def put_wall_clock_off(seconds: float) -> None:
-    """As if this machine's clock were wrong."""
+    """Shift the wall clock of this process."""
 
     class Wrong(real.datetime):
         @classmethod
@@ -64,7 +64,7 @@ def put_wall_clock_off(seconds: float) -> None:
 
 
 def stick_planner(when: Path) -> None:
-    """From when this file exists, the planner hangs; everything else goes on."""
+    """Block the planner, and nothing else, while this file exists."""
     turn = Planner.step
 
     async def step(self: Planner) -> real.datetime | None:
@@ -76,7 +76,7 @@ def stick_planner(when: Path) -> None:
 
 
 def build(url: str, effects: str) -> Timebell:
-    """The app: `work` waits for a file if its payload names one; `flaky` fails the first time."""
+    """Return the app: `work` waits for a file if its payload contains one; `flaky` fails the first time."""
     app = Timebell(url, timezone="UTC")
 
     def note(what: str, event: Arrived) -> None:
@@ -117,7 +117,7 @@ def build(url: str, effects: str) -> Timebell:
 
 
 def row_of(event: Arrived) -> dict[str, object]:
-    """What the handler of an order writes."""
+    """Return the row that the handler of an order writes."""
     return {"job": event.job_id, "attempt": event.attempt}
 
 
@@ -133,9 +133,9 @@ async def main(url: str, effects: str) -> None:
     await app.close()
 
 
-def forked(says: Connection, log: str, environment: dict[str, str], url: str, effects: str) -> None:
-    """The whole process, from its start; `says` is its stdout, the file `log` its stderr."""
-    os.dup2(says.fileno(), 1)
+def forked(stdout: Connection, log: str, environment: dict[str, str], url: str, effects: str) -> None:
+    """Run the whole process; `stdout` replaces its stdout, the file `log` its stderr."""
+    os.dup2(stdout.fileno(), 1)
     os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
     os.environ.clear()
     os.environ.update(environment)
@@ -148,7 +148,7 @@ def forked(says: Connection, log: str, environment: dict[str, str], url: str, ef
 
 
 def made(url: str, effects: str, fault: str) -> None:
-    """A process that makes three jobs at once, and is struck."""
+    """Create three jobs in one call, with a fault."""
     aim(fault, effects)
     specs = [JobSpec(topic="work", run_at=None, client_request_id=str(n)) for n in range(3)]
     asyncio.run(build(url, effects).schedule_many(specs))

@@ -1,4 +1,4 @@
-"""kill -9: in a handler, and between any two statements of every operation a job's life is made of."""
+"""kill -9 in a handler, and between any two statements of every operation in the life of a job."""
 
 from __future__ import annotations
 
@@ -17,68 +17,68 @@ from timebell.model.job import Job, JobState
 
 Start = Callable[..., NodeProcess]
 
-# The operations, and how many statements each has on (SQLite, PostgreSQL, MariaDB); a test below compares.
+# Operations and their numbers of statements on (SQLite, PostgreSQL, MariaDB); a test below verifies them.
 POINTS = {
-    "fire": (5, 5, 5),
-    "claim": (1, 1, 2),
+    "fire_due_schedules": (5, 5, 5),
+    "claim_batch": (1, 1, 2),
     "claim_limited": (7, 7, 8),
-    "claim_shares": (2, 2, 4),
-    "end": (2, 1, 2),
-    "end_in_turn": (6, 6, 8),
-    "retry": (1, 1, 2),
-    "retry_in_group": (3, 3, 5),
+    "claim_fair_shares": (2, 2, 4),
+    "complete_jobs": (2, 1, 2),
+    "complete_serial": (6, 6, 8),
+    "schedule_retries": (1, 1, 2),
+    "schedule_group_retries": (3, 3, 5),
 }
 
 
 def _at(url: str) -> int:
-    """Where a store is in the above."""
+    """Return the index of a store in POINTS."""
     return ("sqlite", "postgres", "mariadb").index(url.partition(":")[0].removesuffix("ql"))
 
 
 async def _work(app: Timebell) -> None:
-    """One of everything: one-shots, one that fails first, a limited queue with groups, a late one of two tenants,
-    schedules on a grid and of a fixed delay."""
+    """Create jobs of all kinds: one-time, failing once, in a queue with limits and groups, late of two tenants, and of
+    schedules with an interval and a fixed delay."""
     await app.open()
     from timebell.model.limits import Limits
     from timebell.store.jobs import queues
 
-    await app.store.run(queues.put, "narrow", Limits(concurrency=20, rate=1000, concurrency_per_group=1))
+    await app.store.run(queues.set_limits, "narrow", Limits(concurrency=20, rate=1000, concurrency_per_group=1))
     now = app.clock.now() + timedelta(seconds=1)
     await app.schedule_many(
         [JobSpec(topic="work", run_at=now) for _ in range(3)]
         + [JobSpec(topic="flaky", run_at=now) for _ in range(2)]
         + [JobSpec(topic="flaky", run_at=now, queue="narrow", group="first") for _ in range(3)]
     )
-    await _more(app, "claim_shares", 0)
+    await _more(app, "claim_fair_shares", 0)
     await app.schedule_repeat("work", Every("PT1S"), name="ticks", catch_up="all", missed_after=0.5)
     await app.schedule_repeat("work", Every("PT1S", since="last_end"), name="delay", queue="narrow", group="delay")
 
 
-ALWAYS = 10  # one-shots of the above
+ALWAYS = 10  # one-time jobs of `_work`
 
 
 async def _more(app: Timebell, operation: str, nth: int) -> int:
-    """What leads a node to an operation once more; how many one-shots."""
+    """Create jobs that lead to an operation again; return their number."""
     match operation:
         case "claim_limited":
             specs = [JobSpec(topic="work", queue="narrow", group=f"pair-{nth}") for _ in range(2)]
-        case "claim_shares":
+        case "claim_fair_shares":
             late = app.clock.now() - timedelta(seconds=1)
             specs = [JobSpec(topic="work", queue="crowd", tenant_id=one, run_at=late) for one in ("default", "acme")]
-        case "retry_in_group":
+        case "schedule_group_retries":
             specs = [JobSpec(topic="flaky", queue="narrow", group=f"flaky-{nth}")]
         case _:
-            specs = [JobSpec(topic="flaky" if operation == "retry" else "work")]
+            specs = [JobSpec(topic="flaky" if operation == "schedule_retries" else "work")]
     return len(await app.schedule_many(specs))
 
 
 async def _ids(app: Timebell) -> dict[str, str]:
-    """Of the schedules, by name."""
+    """Return the ids of the schedules by name."""
     return {name: (await app.schedules.get(name=name)).id for name in ("ticks", "delay")}
 
 
 def _one_after_another(runs: list[Job]) -> None:
-    """Each run of the fixed delay is due a second after the end of the one before, and all but one have ended."""
+    """Assert that each run of the fixed delay is due a second after the end of the previous one."""
     runs.sort(key=lambda job: job.scheduled_at)
     for run, following in pairwise(runs):
         assert run.finished_at is not None
@@ -91,13 +91,14 @@ def _one_shots_done(url: str) -> bool:
 
 
 @pytest.mark.parametrize("operation", POINTS)
-def test_a_node_killed_at_any_point_loses_nothing_and_doubles_nothing(
+def test_a_node_killed_at_any_point_loses_and_duplicates_nothing(
     operation: str, store_url: str, node: Start, effects: Path
 ) -> None:
     statements = POINTS[operation][_at(store_url)]
     points = [f"{operation}.{number}" for number in range(1, statements + 1)]
-    hot = operation in ("claim", "retry") or (operation == "end" and store_url.startswith("postgres"))
-    hot = hot and not store_url.startswith("mariadb")  # where everything is a transaction
+    hot = operation in ("claim_batch", "schedule_retries")
+    hot = hot or (operation == "complete_jobs" and store_url.startswith("postgres"))
+    hot = hot and not store_url.startswith("mariadb")  # on which every operation is a transaction
     points += [f"{operation}.done"] if hot else [f"{operation}.commit", f"{operation}.done"]
     ask(store_url, _work)
     count = ALWAYS
@@ -116,7 +117,10 @@ def test_a_node_killed_at_any_point_loses_nothing_and_doubles_nothing(
     wait_until(settled, "every one-shot ends")
     ids = ask(store_url, _ids)
     runs = len(jobs(store_url, schedule_id=ids["delay"], status=["completed"]))
-    wait_until(lambda: len(jobs(store_url, schedule_id=ids["delay"], status=["completed"])) > runs + 1, "it goes on")
+    wait_until(
+        lambda: len(jobs(store_url, schedule_id=ids["delay"], status=["completed"])) > runs + 1,
+        "the schedule continues",
+    )
     wait_until(lambda: not jobs(store_url, status=["running"]) or None, "nothing runs")
     assert last.terminate()[0] == 0
     everything = jobs(store_url)
@@ -130,23 +134,26 @@ def test_a_node_killed_at_any_point_loses_nothing_and_doubles_nothing(
     assert len(keys) == len(set(keys)), "an occurrence has two rows"
 
 
-def test_the_points_above_are_all_there_are(store_url: str, node: Start, effects: Path) -> None:
+def test_the_listed_fault_points_are_complete(store_url: str, node: Start, effects: Path) -> None:
     ask(store_url, _work)
     traced = node(store_url, TRACE="1")
     wait_until(lambda: _one_shots_done(store_url), "one-shots done")
-    wait_until(lambda: any(line["name"] == "end_in_turn.done" for line in lines(effects, "point")), "a turn ended")
+    wait_until(
+        lambda: any(line["name"] == "complete_serial.done" for line in lines(effects, "point")),
+        "a serial job completed",
+    )
     traced.terminate()
     most: dict[str, int] = {}
     for line in lines(effects, "point"):
         operation, _, point = line["name"].partition(".")
         if operation in POINTS and point.isdigit():
             most[operation] = max(most.get(operation, 0), int(point))
-    if store_url.startswith("sqlite"):  # one more where another waits for its turn: as late as a batch is
-        most["end_in_turn"] = min(most["end_in_turn"], POINTS["end_in_turn"][0])
-    # One more where skips are written, too, as an occurrence met the one before it; or where there was room for some of
-    # what fires to start with it, and not for all. `sim.database.POINTS` has them all.
-    most["fire"] = min(most["fire"], POINTS["fire"][_at(store_url)])
-    if store_url.startswith("mariadb"):  # a write comes only after a read that found something
+    if store_url.startswith("sqlite"):  # one statement more if another serial job is held, which depends on timing
+        most["complete_serial"] = min(most["complete_serial"], POINTS["complete_serial"][0])
+    # One statement more if skips are written because of overlap, or if free slots suffice for only some of the fired
+    # jobs. `sim.database.FAULT_POINTS` contains all statements.
+    most["fire_due_schedules"] = min(most["fire_due_schedules"], POINTS["fire_due_schedules"][_at(store_url)])
+    if store_url.startswith("mariadb"):  # it writes only after a read that returned rows
         most = {name: min(count, POINTS[name][2]) for name, count in most.items()}
     assert most == {name: counts[_at(store_url)] for name, counts in POINTS.items()}
 
@@ -172,7 +179,7 @@ def test_a_job_whose_node_is_killed_runs_again_with_its_key_and_the_next_attempt
 
 
 @pytest.mark.parametrize("point", ["create.1", "create.2", "create.3", "create.commit", "create.done"])
-def test_S2_F1_a_job_exists_exactly_if_its_creation_was_committed(point: str, store_url: str, tmp_path: Path) -> None:
+def test_a_job_exists_exactly_if_its_creation_was_committed(point: str, store_url: str, tmp_path: Path) -> None:
     process = forked(made, store_url, str(tmp_path / "effects"), f"{point}:kill")
     process.join(120)
     assert process.exitcode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Several nodes, frozen nodes, lost databases, lost hints, wrong clocks."""
+"""Several nodes, frozen nodes, database outages, lost notifications and wrong clocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Start = Callable[..., NodeProcess]
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_S1_F1_nodes_that_wake_for_the_same_second_make_one_job(
+def test_nodes_that_wake_in_the_same_second_create_one_job(
     count: int, nodes_url: str, node: Start, effects: Path
 ) -> None:
     ask(nodes_url, lambda app: app.schedule_repeat("work", Every("PT1S"), name="ticks", overlap="allow"))
@@ -33,7 +33,7 @@ def test_S1_F1_nodes_that_wake_for_the_same_second_make_one_job(
     assert all(attempts == [1] for attempts in starts(effects).values())
 
 
-def test_S1_F4_a_frozen_node_cannot_end_what_others_took_over(
+def test_a_frozen_node_cannot_complete_a_reclaimed_job(
     nodes_url: str, node: Start, effects: Path, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -48,18 +48,18 @@ def test_S1_F4_a_frozen_node_cannot_end_what_others_took_over(
     assert ended.result == other.pid
     frozen.signal(signal.SIGCONT)
     late = ask(nodes_url, lambda app: app.schedule_at("work"))
-    wait_until(lambda: late.occurrence_key in starts(effects), "the nodes go on")
+    wait_until(lambda: late.occurrence_key in starts(effects), "the nodes continue")
     assert frozen.terminate()[0] == 0
     now = ask(nodes_url, lambda app: app.get(job.id))
     assert (now.result, now.attempt) == (other.pid, ended.attempt)
     assert taken_over(starts(effects)[job.occurrence_key], ended.attempt)
 
 
-def test_a_node_frozen_inside_the_firing_transaction_holds_nobody_up(
+def test_a_node_frozen_in_the_firing_transaction_does_not_block_others(
     nodes_url: str, node: Start, effects: Path
 ) -> None:
     ask(nodes_url, lambda app: app.schedule_repeat("work", Every("PT1S"), name="ticks", overlap="allow"))
-    stuck = node(nodes_url, ready=False, FAULT="fire.3:stop:3")
+    stuck = node(nodes_url, ready=False, FAULT="fire_due_schedules.3:stop:3")
     wait_until(lambda: lines(effects, "fault"), "frozen in its transaction")
     wait_until(lambda: stuck.state == "T", "frozen")
     before = len(starts(effects))
@@ -67,9 +67,9 @@ def test_a_node_frozen_inside_the_firing_transaction_holds_nobody_up(
     # The server ends a transaction that has been idle for 10 s; then the schedule is free.
     wait_until(lambda: len(starts(effects)) >= before + 3, "it fires again")
     stuck.signal(signal.SIGCONT)
-    wait_until(lambda: len(starts(effects)) >= before + 6, "both go on")
+    wait_until(lambda: len(starts(effects)) >= before + 6, "both continue")
     accounted([job for job in jobs(nodes_url) if job.schedule_id is not None], 1.0)
-    for attempts in starts(effects).values():  # what the frozen one had just claimed was taken over
+    for attempts in starts(effects).values():  # jobs just claimed by the frozen node were reclaimed
         assert attempts == sorted(set(attempts))
 
 
@@ -101,7 +101,7 @@ def test_a_database_that_stops_and_starts_loses_nothing(
         assert attempts == sorted(set(attempts))
 
 
-def test_lost_hints_cost_time_only(postgres_url: str, node: Start, effects: Path) -> None:
+def test_lost_notifications_only_delay_jobs(postgres_url: str, node: Start, effects: Path) -> None:
     node(postgres_url)
     first = ask(postgres_url, lambda app: app.schedule_at("work"))
     wait_until(lambda: first.occurrence_key in starts(effects), "it runs")
@@ -115,13 +115,13 @@ def test_lost_hints_cost_time_only(postgres_url: str, node: Start, effects: Path
         await connection.close()
         return int(cut)
 
-    wait_until(lambda: asyncio.run(cut()), "a node that listens")  # it begins to with its first heartbeat
+    wait_until(lambda: asyncio.run(cut()), "a node that listens")  # from its first heartbeat on
     second = ask(postgres_url, lambda app: app.schedule_at("work"))
     wait_until(lambda: second.occurrence_key in starts(effects), "it runs without the hint")
 
 
 @pytest.mark.parametrize("wrong", [3600, -3600])
-def test_a_node_an_hour_off_fires_by_the_database_s_clock(
+def test_a_node_with_a_wrong_clock_fires_by_the_clock_of_the_database(
     wrong: int, nodes_url: str, node: Start, effects: Path
 ) -> None:
     node(nodes_url, WALL=str(wrong))
@@ -133,7 +133,7 @@ def test_a_node_an_hour_off_fires_by_the_database_s_clock(
     assert ask(nodes_url, lambda app: app.get(never.id)).state is JobState.PENDING
 
 
-def test_a_cancel_that_says_prevented_prevents(store_url: str, node: Start, effects: Path) -> None:
+def test_a_cancel_that_returned_prevented_prevents_the_attempt(store_url: str, node: Start, effects: Path) -> None:
     node(store_url)
 
     async def race(app: Timebell) -> dict[str, str]:
@@ -159,7 +159,7 @@ def test_a_cancel_that_says_prevented_prevents(store_url: str, node: Start, effe
     assert all(attempts == [1] for attempts in ran.values())
 
 
-def test_sigterm_lets_what_runs_finish_and_ends_well(
+def test_sigterm_lets_running_jobs_finish_and_exits_with_0(
     store_url: str, node: Start, effects: Path, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -174,7 +174,7 @@ def test_sigterm_lets_what_runs_finish_and_ends_well(
     assert waiting.occurrence_key not in starts(effects)
 
 
-def test_a_second_engine_on_one_sqlite_file_is_told_so(sqlite_url: str, node: Start, effects: Path) -> None:
+def test_a_second_engine_on_one_sqlite_file_is_refused(sqlite_url: str, node: Start, effects: Path) -> None:
     first = node(sqlite_url)
     second = node(sqlite_url, ready=False)
     assert second.died() == 1
@@ -188,7 +188,7 @@ def test_a_second_engine_on_one_sqlite_file_is_told_so(sqlite_url: str, node: St
 
 
 @pytest.mark.parametrize("policy", ["latest", "all", "skip"])
-def test_S1_F5_down_across_occurrences_leaves_a_row_for_each(
+def test_an_outage_across_occurrences_leaves_a_row_for_each(
     policy: str, store_url: str, node: Start, effects: Path
 ) -> None:
     ask(

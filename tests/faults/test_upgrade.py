@@ -1,4 +1,4 @@
-"""Two releases on one database: the tables are upgraded under load, old and new nodes fire beside each other."""
+"""Two releases on one database: the schema is upgraded under load while old and new nodes fire."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from sqlalchemy.pool import NullPool
 
 from tests.unit.cli.process import ROOT
 from timebell import JobSpec, Timebell
-from timebell.clock import wall
+from timebell.clock import system_now
 from timebell.errors import SchemaOutdated
 from timebell.store import open as opening
-from timebell.store.open import HEAD
+from timebell.store.version import HEAD
 
 NEXT, AFTER = "9001", "9002"
 WAITS = {
@@ -56,7 +56,7 @@ def upgrade():
 
 
 class Releases:
-    """This release and the ones after it, as processes on one database."""
+    """This release and later ones, as processes on one database."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url, self.effects = folder, url, folder / "effects"
@@ -75,7 +75,7 @@ class Releases:
                                     env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": ""})  # fmt: skip
 
     def node(self, release: str) -> subprocess.Popen[bytes]:
-        """Started, and ready."""
+        """Start a node and wait until it is ready."""
         before = self.ready(release)
         node = self._start(release, str(self.effects))
         self._nodes.append(node)
@@ -114,12 +114,12 @@ def releases(tmp_path: Path, nodes_url: str) -> Iterator[Releases]:
 
 
 def make(url: str, count: int, seconds: float) -> None:
-    """Jobs due one after another, over so many seconds from now, as an old program makes them."""
+    """Create jobs due one after another over some seconds from now, like a program of the old release."""
 
     async def body() -> None:
         app = Timebell(url, timezone="UTC")
         await app.open()
-        start = wall()
+        start = system_now()
         await app.schedule_many([
             JobSpec(topic="work", run_at=start + timedelta(seconds=seconds * n / count)) for n in range(count)
         ])  # fmt: skip
@@ -128,16 +128,16 @@ def make(url: str, count: int, seconds: float) -> None:
     asyncio.run(body())
 
 
-def test_old_and_new_nodes_fire_beside_each_other_while_the_tables_are_upgraded(releases: Releases) -> None:
+def test_old_and_new_nodes_fire_together_during_a_schema_upgrade(releases: Releases) -> None:
     url = releases.url
     old = releases.node("-")
     asyncio.run(_every_second(url))
     make(url, 300, 4.0)
     releases.until(lambda: releases.fired("-"))
     assert releases.migrate(NEXT) == 0  # under load
-    make(url, 100, 1.0)  # an old program goes on
+    make(url, 100, 1.0)  # a program of the old release continues
     releases.node(NEXT)
-    old.kill()  # and an old node comes back by itself, as a service manager would start it
+    old.kill()  # and an old node is restarted, as by a service manager
     make(url, 50, 0.5)
     releases.until(lambda: releases.fired(NEXT))
     releases.node("-")
@@ -156,12 +156,12 @@ async def _every_second(url: str) -> None:
     from timebell import Every
 
     app = Timebell(url, timezone="UTC")
-    await app.schedule_repeat("tick", Every("PT1S"), name="tick", unheard="complete")
+    await app.schedule_repeat("tick", Every("PT1S"), name="tick", on_unhandled="complete")
     await app.close()
 
 
 async def _one_shots(url: str) -> dict[str, int]:
-    """How many jobs of the topic are in which state, once none is live any more."""
+    """Wait until no job of the topic is live; return the number of jobs by state."""
     app = Timebell(url, timezone="UTC")
     async with asyncio.timeout(180):
         while (await app.list(topic="work", status=["pending", "running"], limit=1)).items:
@@ -176,7 +176,7 @@ async def _one_shots(url: str) -> dict[str, int]:
             return dict(counted)
 
 
-def test_a_migration_that_takes_away_keeps_older_releases_out(releases: Releases) -> None:
+def test_a_breaking_migration_refuses_older_releases(releases: Releases) -> None:
     assert releases.migrate(NEXT) == 0
     assert asyncio.run(opening.upgrade(releases.url)) == (NEXT, NEXT), "an older release leaves newer tables alone"
     assert releases.migrate(AFTER) == 0
@@ -185,10 +185,10 @@ def test_a_migration_that_takes_away_keeps_older_releases_out(releases: Releases
     assert refused.value.fix == "Upgrade this program."
     with pytest.raises(SchemaOutdated):
         asyncio.run(opening.upgrade(releases.url))
-    assert releases.migrate(NEXT) == 0  # which still works on them
+    assert releases.migrate(NEXT) == 0  # old nodes still work on the new tables
 
 
-def test_a_migration_waits_for_a_long_transaction_and_nobody_waits_behind_it(releases: Releases) -> None:
+def test_a_migration_waits_for_a_long_transaction_without_blocking_others(releases: Releases) -> None:
     kind = releases.url.partition(":")[0]
     place = make_url(releases.url).set(drivername=DRIVERS[kind])
     holding = create_engine(place, poolclass=NullPool)
@@ -204,7 +204,7 @@ def test_a_migration_waits_for_a_long_transaction_and_nobody_waits_behind_it(rel
             async with asyncio.timeout(180):
                 while not ask(beside, WAITS[kind]):
                     await asyncio.sleep(0.02)
-            async with asyncio.timeout(60):  # a reader does not wait for as long as the migration does
+            async with asyncio.timeout(60):  # a reader does not wait as long as the migration
                 await asyncio.to_thread(ask, beside, READ)
             assert not migrating.done()
             held.rollback()

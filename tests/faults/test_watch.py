@@ -1,4 +1,4 @@
-"""`timebell watch` beside real nodes: alarms within 30 s when they are killed, frozen or stuck, or the database is."""
+"""`timebell watch` with real nodes: alarms within 30 s if nodes or the database are killed, frozen or stuck."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["start"]
 
 Nodes = Callable[..., NodeProcess]
 LIMIT = 30.0
-SOON = {"TIMEBELL_SCHEDULER_LEASE": "3s", "TIMEBELL_SCHEDULER_HEARTBEAT": "1s"}  # for those who wait for no node
+FAST_HEARTBEAT = {"TIMEBELL_SCHEDULER_LEASE": "3s", "TIMEBELL_SCHEDULER_HEARTBEAT": "1s"}  # for tests without nodes
 
 
 class Inbox:
-    """Takes what Apprise sends to json:// URLs."""
+    """Receives the messages that Apprise sends to json:// URLs."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -78,19 +78,18 @@ def watching(start: Start, url: str, **environment: str) -> Process:
     return process
 
 
-def told(process: Process) -> list[dict[str, Any]]:
-    """Each line so far."""
+def read_lines(process: Process) -> list[dict[str, Any]]:
+    """Return all lines so far."""
     return [json.loads(line) for line in process.out.read_text().splitlines() if line.endswith("}")]
 
 
 def alarms(process: Process) -> list[tuple[str, str]]:
-    """(raised or resolved, code) of each line so far."""
-    return [(line["alarm"], line["code"]) for line in told(process)]
+    """Return (raised or resolved, code) of all lines so far."""
+    return [(line["alarm"], line["code"]) for line in read_lines(process)]
 
 
 def alarmed(process: Process, code: str, since: float) -> float:
-    """Seconds from an instant until this alarm, which must be no more than LIMIT, but for those in which this machine
-    stood still."""
+    """Return the seconds from an instant to this alarm, at most LIMIT, without those in which the machine stalled."""
     still = 0.0
     while ("raised", code) not in alarms(process):
         assert time.monotonic() - since - still < LIMIT, f"no alarm {code}: {process.err.read_text()}"
@@ -102,22 +101,22 @@ def alarmed(process: Process, code: str, since: float) -> float:
     return took
 
 
-def test_killed_nodes(store_url: str, start: Start, node: Nodes, effects: Path, inbox: Inbox) -> None:
+def test_killed_nodes_raise_an_alarm(store_url: str, start: Start, node: Nodes, effects: Path, inbox: Inbox) -> None:
     ticking(store_url)
     nodes = [node(store_url) for _ in range(1 if store_url.startswith("sqlite") else 2)]
     watch = watching(start, store_url, TIMEBELL_ALERT_URLS=inbox.url)
     wait_until(lambda: len(starts(effects)) > 3, "it fires")
     for one in nodes[1:]:
         one.signal(signal.SIGKILL)
-    assert alarms(watch) == []  # one is enough
+    assert alarms(watch) == []  # one live node is enough
     nodes[0].signal(signal.SIGKILL)
     struck = time.monotonic()
     alarmed(watch, "SCHEDULE_NOT_FIRED", struck)
     alarmed(watch, "NO_LIVE_NODE", struck)
     wait_until(lambda: "Timebell: NO_LIVE_NODE" in inbox.titles(), "it is sent")
     node(store_url)
-    wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is over")
-    wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is over")
+    wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is resolved")
+    wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is resolved")
     both = {f"Timebell: {code}{end}" for code in ("NO_LIVE_NODE", "SCHEDULE_NOT_FIRED") for end in ("", " resolved")}
     wait_until(lambda: set(inbox.titles()) == both, "both ends are sent")
     assert len(inbox.titles()) == len(both)
@@ -125,7 +124,7 @@ def test_killed_nodes(store_url: str, start: Start, node: Nodes, effects: Path, 
 
 
 @pytest.mark.slow
-def test_frozen_nodes(nodes_url: str, start: Start, node: Nodes, effects: Path) -> None:
+def test_frozen_nodes_raise_an_alarm(nodes_url: str, start: Start, node: Nodes, effects: Path) -> None:
     ticking(nodes_url)
     nodes = [node(nodes_url) for _ in range(2)]
     watch = watching(start, nodes_url)
@@ -135,13 +134,13 @@ def test_frozen_nodes(nodes_url: str, start: Start, node: Nodes, effects: Path) 
     alarmed(watch, "NO_LIVE_NODE", time.monotonic())
     for one in nodes:
         one.signal(signal.SIGCONT)
-    wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is over")
+    wait_until(lambda: ("resolved", "NO_LIVE_NODE") in alarms(watch), "the alarm is resolved")
 
 
-@pytest.mark.parametrize(  # one look for all of them
+@pytest.mark.parametrize(  # one watch process for all
     "store", ["postgres", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sqlite", "mariadb"))]
 )
-def test_a_stuck_planner_of_nodes_whose_hearts_beat(
+def test_a_stuck_planner_of_live_nodes_raises_an_alarm(
     store: str, request: pytest.FixtureRequest, start: Start, node: Nodes, effects: Path, tmp_path: Path
 ) -> None:
     store_url = request.getfixturevalue(f"{store}_url")
@@ -154,14 +153,16 @@ def test_a_stuck_planner_of_nodes_whose_hearts_beat(
     stuck.touch()
     alarmed(watch, "SCHEDULE_NOT_FIRED", time.monotonic())
     assert ("raised", "NO_LIVE_NODE") not in alarms(watch)
-    (line,) = told(watch)
+    (line,) = read_lines(watch)
     assert "ticks (since " in line["message"]
     stuck.unlink()
-    wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is over")
+    wait_until(lambda: ("resolved", "SCHEDULE_NOT_FIRED") in alarms(watch), "the alarm is resolved")
 
 
 @pytest.mark.parametrize("how", ["stopped", pytest.param("frozen", marks=pytest.mark.slow)])
-def test_a_database_that_does_not_answer(how: str, own_server: Postgres | MariaDB, start: Start, node: Nodes) -> None:
+def test_an_unresponsive_database_raises_an_alarm(
+    how: str, own_server: Postgres | MariaDB, start: Start, node: Nodes
+) -> None:
     url = own_server.create_database()
     asyncio.run(upgrade(url))
     node(url)
@@ -179,15 +180,15 @@ def test_a_database_that_does_not_answer(how: str, own_server: Postgres | MariaD
             alarmed(watch, "DATABASE_UNREACHABLE", time.monotonic())
         finally:
             for pid in frozen:
-                with suppress(ProcessLookupError):  # one that was about to end
+                with suppress(ProcessLookupError):  # the process was ending
                     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: ("resolved", "DATABASE_UNREACHABLE") in alarms(watch), "the alarm is over")
+    wait_until(lambda: ("resolved", "DATABASE_UNREACHABLE") in alarms(watch), "the alarm is resolved")
     assert ("raised", "NO_LIVE_NODE") not in alarms(watch)
 
 
 def _beating(url: str) -> bool:
     def look(tx: Transaction) -> bool:
-        return (tx.execute(text("SELECT max(beat) FROM timebell_nodes")).scalar() or 0) > 1
+        return (tx.execute(text("SELECT max(heartbeat) FROM timebell_nodes")).scalar() or 0) > 1
 
     async def asked(app: Timebell) -> bool:
         await app.open()
@@ -197,25 +198,25 @@ def _beating(url: str) -> bool:
 
 
 def _processes(server: Postgres | MariaDB) -> list[int]:
-    """The server's own, and its children's, ids."""
+    """Return the process ids of the server and its children."""
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     return [server.pid, *map(int, children)]
 
 
-def test_a_sqlite_file_that_is_gone(sqlite_url: str, start: Start, node: Nodes) -> None:
+def test_a_missing_sqlite_file_raises_an_alarm(sqlite_url: str, start: Start, node: Nodes) -> None:
     watch = watching(start, sqlite_url)
     Path(sqlite_url.removeprefix("sqlite:///")).unlink()
     alarmed(watch, "DATABASE_UNREACHABLE", time.monotonic())
     assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
 
 
-def test_fail_ends_with_1_at_the_first_alarm(sqlite_url: str, start: Start) -> None:
-    process = start("watch", "--fail", TIMEBELL_DATABASE_URL=sqlite_url, **SOON)
+def test_fail_exits_with_1_at_the_first_alarm(sqlite_url: str, start: Start) -> None:
+    process = start("watch", "--fail", TIMEBELL_DATABASE_URL=sqlite_url, **FAST_HEARTBEAT)
     assert process.wait() == 1
     process.wait_for("ALARM  NO_LIVE_NODE: ", err=True)
 
 
-def test_a_role_that_may_only_read_can_watch(postgres: Postgres, postgres_url: str, start: Start, node: Nodes) -> None:
+def test_a_read_only_role_can_watch(postgres: Postgres, postgres_url: str, start: Start, node: Nodes) -> None:
     name = f"watcher_{os.getpid()}"
 
     async def grant() -> None:
@@ -231,7 +232,7 @@ def test_a_role_that_may_only_read_can_watch(postgres: Postgres, postgres_url: s
     asyncio.run(grant())
     try:
         ticking(postgres_url)
-        watch = watching(start, postgres_url.replace("timebell@", f"{name}@"), **SOON)
+        watch = watching(start, postgres_url.replace("timebell@", f"{name}@"), **FAST_HEARTBEAT)
         wait_until(lambda: alarms(watch), "an alarm")
         assert {code for _, code in alarms(watch)} <= {"SCHEDULE_NOT_FIRED", "NO_LIVE_NODE"}
         watch.end()

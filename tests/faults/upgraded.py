@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.faults.node import FAST, append
 from timebell import Arrived, Timebell
 from timebell.store import open as opening
+from timebell.store import version as schema
 
 
 def main(migrations: str, version: str, since: str, url: str, effects: str) -> None:
@@ -20,7 +21,7 @@ def main(migrations: str, version: str, since: str, url: str, effects: str) -> N
         import timebell.api.health
         import timebell.app
 
-        for module in (opening, timebell.app, timebell.api.health):
+        for module in (opening, schema, timebell.app, timebell.api.health):
             module.HEAD = version  # type: ignore[attr-defined]
         opening.WORKS_SINCE, opening.MIGRATIONS = since, Path(migrations)
     if effects == "migrate":

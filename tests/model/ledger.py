@@ -1,4 +1,4 @@
-"""What handlers did, written down by themselves, and what befell the nodes: nothing in here asks the engine."""
+"""Handler calls, recorded by the handlers themselves, and faults of nodes; independent of the engine."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from timebell.sim.world import World
 
 TIMEOUT = 40.0  # seconds; each plan but `hang` takes less
 RETRIES = 3
-PAUSE = 2.0  # seconds between the tries
-SNOOZE = 7.0
-MOMENT = timedelta(microseconds=1)
+RETRY_DELAY = 2.0  # seconds between attempts
+SNOOZE_SECONDS = 7.0
+ONE_MICROSECOND = timedelta(microseconds=1)
 
-BEGINS = {"cut": "mend", "freeze": "thaw", "away": "back"}
+ENDING_EVENTS = {"cut": "mend", "freeze": "thaw", "away": "back"}
 
 
 @dataclass(slots=True)
 class Effect:
-    """One call of a handler. `outcome` is done, failed, snoozed, cancelled or timeout; stopped otherwise, or while it
-    goes on."""
+    """A handler call. `outcome` is done, failed, snoozed, cancelled, timeout, or stopped (also while it runs)."""
 
     job_id: str
     schedule_id: str | None
@@ -35,41 +34,41 @@ class Effect:
     node: str | None
     plan: dict[str, Any]
     began: datetime
-    beside: list[Effect] = field(default_factory=list)
-    """Those that went on when it began."""
+    concurrent: list[Effect] = field(default_factory=list)
+    """The calls in progress when it started."""
     ended: datetime | None = None
     outcome: str | None = None
     cut: timedelta | None = None
-    """For how long its node was kept from the database by the end of it."""
+    """How long its node had been cut off from the database when it ended."""
 
 
 class Ledger:
-    """The handler, and all its calls in order."""
+    """The handler and all its calls in order."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.effects: list[Effect] = []
-        self.of: dict[str, list[Effect]] = defaultdict(list)
+        self.by_job: dict[str, list[Effect]] = defaultdict(list)
         self.open: list[Effect] = []
-        self.left: list[tuple[datetime, str]] = []
-        """When nodes were asked to leave."""
+        self.drains: list[tuple[datetime, str]] = []
+        """Drains of nodes: (instant, node)."""
 
     async def handle(self, event: Arrived) -> int:
-        """Do what the payload says, and note it."""
+        """Do what the payload specifies and record the call."""
         began, plan = self.world.now, event.payload
         effect = Effect(
             event.job_id, event.schedule_id, event.occurrence_key, event.scheduled_at, event.attempt,
-            self.world.here(), plan, began,
+            self.world.current_node_name(), plan, began,
         )  # fmt: skip
-        effect.beside = list(self.open)
+        effect.concurrent = list(self.open)
         self.effects.append(effect)
-        self.of[event.job_id].append(effect)
+        self.by_job[event.job_id].append(effect)
         self.open.append(effect)
         effect.outcome = "stopped"
         try:
             if plan["takes"]:
                 await asyncio.sleep(plan["takes"])
-            await self._act(event, plan["do"], len(self.of[event.job_id]))
+            await self._act(event, plan["do"], len(self.by_job[event.job_id]))
             effect.outcome = "done"
         except Snooze:
             effect.outcome = "snoozed"
@@ -85,7 +84,7 @@ class Ledger:
             effect.outcome = "failed"
             raise
         finally:
-            effect.ended, effect.cut = self.world.now, self.since_cut(effect.node)
+            effect.ended, effect.cut = self.world.now, self.cut_duration(effect.node)
             self.open.remove(effect)
         return event.attempt
 
@@ -97,39 +96,38 @@ class Ledger:
         elif do == "fail" or (do == "flaky" and call == 1):
             raise RuntimeError("as planned")
         elif do == "snooze" and call == 1:
-            raise Snooze(SNOOZE)
+            raise Snooze(SNOOZE_SECONDS)
         elif do == "cancel":
             raise Cancel("as planned")
 
     def excused(self, effect: Effect, until: datetime) -> bool:
-        """Whether anything befell the node of a call, from its beginning until an instant, that may end its attempt or
-        keep its outcome from being known."""
-        return self.befell(effect.node, effect.began, until)
+        """Return whether a fault until an instant may have ended the attempt or hidden its outcome."""
+        return self.had_fault(effect.node, effect.began, until)
 
-    def befell(self, node: str | None, since: datetime, until: datetime) -> bool:
-        """Whether anything befell a node, or all of them, in this time."""
+    def had_fault(self, node: str | None, since: datetime, until: datetime) -> bool:
+        """Return whether a node had a fault in this period."""
         lasting: dict[tuple[str | None, str], datetime] = {}
-        for one in self.world.befell:
+        for one in self.world.fault_events:
             if one.at > until:
                 break
             if one.name not in (None, node):
                 continue
-            if one.what in BEGINS:
-                lasting[one.name, BEGINS[one.what]] = one.at
+            if one.kind in ENDING_EVENTS:
+                lasting[one.name, ENDING_EVENTS[one.kind]] = one.at
             else:
-                lasting.pop((one.name, one.what), None)
+                lasting.pop((one.name, one.kind), None)
             if one.at >= since:
                 return True
-        return bool(lasting) or any(since <= at <= until and name == node for at, name in self.left)
+        return bool(lasting) or any(since <= at <= until and name == node for at, name in self.drains)
 
-    def anything(self, since: datetime, until: datetime) -> bool:
-        """Whether anything befell any node in this time."""
-        return any(self.befell(name, since, until) for name in {one.name for one in self.world.befell})
+    def any_fault(self, since: datetime, until: datetime) -> bool:
+        """Return whether any node had a fault in this period."""
+        return any(self.had_fault(name, since, until) for name in {one.name for one in self.world.fault_events})
 
-    def since_cut(self, node: str | None) -> timedelta | None:
-        """For how long a node has been kept from the database, but goes on."""
+    def cut_duration(self, node: str | None) -> timedelta | None:
+        """Return how long a running node has been cut off from the database; None if it is not."""
         since: datetime | None = None
-        for one in self.world.befell:
-            if one.name == node and one.what in ("cut", "freeze", "mend", "thaw", "crash"):
-                since = None if one.what != "cut" else since or one.at
+        for one in self.world.fault_events:
+            if one.name == node and one.kind in ("cut", "freeze", "mend", "thaw", "crash"):
+                since = None if one.kind != "cut" else since or one.at
         return None if since is None else self.world.now - since

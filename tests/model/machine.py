@@ -1,4 +1,4 @@
-"""The model: people and all that befalls their nodes, in any order; see docs/internals/proof.md."""
+"""The state machine: actions of clients and faults of nodes in any order; see docs/internals/proof.md."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from tests.model import invariants
-from tests.model.people import People, some, spans, thens
-from tests.model.plans import START
-from timebell.sim.database import POINTS
+from tests.model.clients import Clients, some, spans, thens
+from tests.model.inputs import START
+from timebell.sim.database import FAULT_POINTS
 
 NAMES = ["node-1", "node-2", "node-3", "node-4"]
-AIMS = [f"{name}.{point}" for name, count in POINTS.items() for point in [*range(1, count + 1), "commit", "done"]]
-AIMS = [aim for aim in AIMS if not aim.endswith(".commit") or POINTS[aim.split(".")[0]] > 1]
-ASKED = ["create", "cancel", "put", "pause", "resume", "delete", "reschedule"]
+FAULT_POINT_NAMES = [
+    f"{name}.{point}" for name, count in FAULT_POINTS.items() for point in [*range(1, count + 1), "commit", "done"]
+]
+FAULT_POINT_NAMES = [
+    aim for aim in FAULT_POINT_NAMES if not aim.endswith(".commit") or FAULT_POINTS[aim.split(".")[0]] > 1
+]
+CLIENT_OPERATIONS = [
+    "create", "cancel", "upsert_schedule", "pause_schedule", "resume_schedule", "delete_schedule", "reschedule",
+]  # fmt: skip
 
 
-class Machine(People):
-    """Those, time, and faults; after every step all must be as it may be."""
+class Machine(Clients):
+    """Adds time and faults to the clients, and checks all invariants after every step."""
 
     # Time
 
@@ -33,59 +39,59 @@ class Machine(People):
         """Let a little time pass."""
         self.then(dt)
 
-    # What befalls the nodes
+    # Faults of nodes
 
     def node(self, which: int, busy: bool) -> str | None:
-        """A node; one that runs a handler, if there is such a one and it is asked for."""
+        """Return a node; with `busy`, one that runs a handler if possible."""
         nodes = self.world.nodes
         running = [one.node for one in self.ledger.open if one.node in nodes] if busy else []
         return (running or nodes)[which % len(running or nodes)] if nodes else None
 
     @rule(which=some, busy=st.booleans(), down=st.sampled_from([1, 30, 300]), then=thens)
     def crash(self, which: int, busy: bool, down: int, then: int) -> None:
-        """A node is killed."""
+        """Kill a node."""
         if (name := self.node(which, busy)) is not None:
             self.world.crash(name, down=down)
             self.then(then)
 
     @rule(down=st.sampled_from([5, 90, 700]))
     def crash_all(self, down: int) -> None:
-        """All nodes are killed, and nobody sees what comes due."""
+        """Kill all nodes; jobs become due while none runs."""
         self.world.crash(down=down)
         self.then(down)
 
-    @rule(at=st.sampled_from(AIMS), down=st.sampled_from([1, 30, 100]))
+    @rule(at=st.sampled_from(FAULT_POINT_NAMES), down=st.sampled_from([1, 30, 100]))
     def crash_at(self, at: str, down: int) -> None:
-        """The first node that gets to a point is killed there."""
+        """Kill the first node that reaches a fault point."""
         self.world.crash(at=at, down=down)
 
-    @rule(at=st.sampled_from(AIMS))
+    @rule(at=st.sampled_from(FAULT_POINT_NAMES))
     def break_at(self, at: str) -> None:
-        """The first node that gets to a point hears nothing from the database."""
+        """Break the connection of the first node that reaches a fault point."""
         self.world.disconnect(at=at)
 
     @rule(which=some, busy=st.booleans(), dt=st.sampled_from([3, 17, 25, 60]), then=thens)
     def freeze(self, which: int, busy: bool, dt: int, then: int) -> None:
-        """A node stands still."""
+        """Freeze a node."""
         if (name := self.node(which, busy)) is not None:
             self.world.freeze(name, dt)
             self.then(then)
 
-    @rule(at=st.sampled_from([aim for aim in AIMS if aim.endswith(".done")]), dt=st.sampled_from([17, 60]))
+    @rule(at=st.sampled_from([aim for aim in FAULT_POINT_NAMES if aim.endswith(".done")]), dt=st.sampled_from([17, 60]))
     def freeze_at(self, at: str, dt: int) -> None:
-        """The first node that gets to a point stands still right there."""
+        """Freeze the first node that reaches a fault point."""
         self.world.freeze(None, dt, at=at)
 
     @rule(which=some, busy=st.booleans(), dt=st.sampled_from([3, 17, 25, 60]), then=thens)
     def cut(self, which: int, busy: bool, dt: int, then: int) -> None:
-        """A node is kept from the database, and goes on."""
+        """Cut a running node off from the database."""
         if (name := self.node(which, busy)) is not None:
             self.world.cut(name, dt)
             self.then(then)
 
     @rule(dt=st.sampled_from([2, 17, 90, 300]))
     def away(self, dt: int) -> None:
-        """The database is away."""
+        """Take the database down."""
         now = self.world.now
         if now >= self.away_until:
             self.away_until = now + timedelta(seconds=dt)
@@ -94,42 +100,42 @@ class Machine(People):
 
     @rule(dt=st.sampled_from([20, 90]))
     def deafen(self, dt: int) -> None:
-        """Nodes hear nothing of what others write."""
-        self.world.deafen(dt)
+        """Mute notifications between nodes."""
+        self.world.mute_notifications(dt)
 
-    @rule(at=st.sampled_from(ASKED))
+    @rule(at=st.sampled_from(CLIENT_OPERATIONS))
     def lose_answer(self, at: str) -> None:
-        """The answer to the next such question does not arrive."""
+        """Lose the response to the next call of this operation."""
         self.world.disconnect("client", at=f"{at}.done")
 
     @precondition(lambda self: self.nodes > 1)
     @rule(name=st.sampled_from(NAMES))
     def join(self, name: str) -> None:
-        """A node more."""
-        if name not in self.world.nodes and not self.world.database.away and name not in self.world.expected:
-            self.world.run(self.world.join(name))
+        """Add a node."""
+        if name not in self.world.nodes and not self.world.database.is_down and name not in self.world.restarting_nodes:
+            self.world.run(self.world.add_node(name))
 
     @precondition(lambda self: len(self.world.nodes) > 1)
     @rule(which=some)
     def leave(self, which: int) -> None:
-        """A node drains and ends."""
+        """Drain a node."""
         name = self.world.nodes[which % len(self.world.nodes)]
-        if not self.ledger.befell(name, self.world.now, self.world.now):
-            self.ledger.left.append((self.world.now, name))
-            self.world.run(self.world.leave(name))
-            self.ledger.left.append((self.world.now, name))
+        if not self.ledger.had_fault(name, self.world.now, self.world.now):
+            self.ledger.drains.append((self.world.now, name))
+            self.world.run(self.world.drain_node(name))
+            self.ledger.drains.append((self.world.now, name))
 
     @rule(which=some, how=st.sampled_from(["next", "turn", "word"]))
     def wound(self, which: int, how: str) -> None:
-        """Somebody's SQL: a schedule without its next instant, a job that waits for a turn, or for nothing."""
+        """Damage rows by SQL: a schedule without next instant, or a job with an orphaned or invalid hold."""
         one, now = self.pick(which), self.world.now
-        self.harmed = True
+        self.rows_damaged = True
         with self.world.connect() as connection:
             if how == "next" and one is not None and one.grids[-1][1].kind != "delay" and not one.pauses:
                 if all(at + timedelta(seconds=1) < now for at, _ in one.grids):
                     sql = "UPDATE timebell_schedules SET next_fire_at = NULL WHERE id = ? AND next_fire_at > ?"
                     late = int((now - datetime(1970, 1, 1, tzinfo=now.tzinfo)).total_seconds() * 1e6)
-                    one.wounded = connection.exec_driver_sql(sql, (one.id, late)).rowcount > 0
+                    one.damaged = connection.exec_driver_sql(sql, (one.id, late)).rowcount > 0
             elif how != "next":
                 hold = "overlap" if how == "turn" else "nonsense"
                 where = "schedule_id IS NULL" if how == "turn" else "hold IS NULL"
@@ -137,37 +143,37 @@ class Machine(People):
                     f"UPDATE timebell_jobs SET hold = ? WHERE state = 'pending' AND {where}", (hold,)
                 )
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def all_holds(self) -> None:
-        """After every step."""
-        if self.world.begun:
+        """Check the invariants after every step."""
+        if self.world.has_started:
             invariants.check(self)
 
     def teardown(self) -> None:
-        """Heal, let time pass, and see that nothing is left behind."""
+        """End all faults, let time pass, and check the final state."""
         try:
-            if self.world.begun:
-                self.heal()
+            if self.world.has_started:
+                self.end_faults()
                 invariants.check(self)
-                invariants.at_the_end(self)
+                invariants.final_state(self)
                 self.audit()
         finally:
             self.world.__exit__()
 
     def audit(self) -> None:
-        """The product's own audit agrees."""
+        """Check that the product's own audit finds no difference."""
         audit = self.world.run(self.app.audit(START, self.world.now))
         assert not audit.differences, f"audit: {audit.differences[:3]}"
 
-    def heal(self) -> None:
-        """All faults end, and nodes are there."""
+    def end_faults(self) -> None:
+        """End all faults and ensure that nodes run."""
         world = self.world
-        world.heal()
-        world.restless = self.harmed
-        for queue in list(self.halted):
+        world.clear_faults()
+        world.keep_heartbeats = self.rows_damaged
+        for queue in list(self.paused_queues):
             self.let_go(queue)
-        if self.nodes > 1 and not world.nodes and not world.expected:
-            world.run(world.join("node-1"))
+        if self.nodes > 1 and not world.nodes and not world.restarting_nodes:
+            world.run(world.add_node("node-1"))
         world.run(world.advance(seconds=150))

@@ -1,4 +1,4 @@
-"""Bugs, each planted into one guard of the real code by a change of its text: to see that somebody notices."""
+"""Seeded bugs: each changes the source text of one guard in the real code, and the tests must detect it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Mutant:
     edits: tuple[tuple[str, str, str], ...]
 
     @contextmanager
-    def planted(self) -> Iterator[None]:
-        """The product with this bug. A text that is not there is an error: the code has changed, and so must this."""
+    def seeded(self) -> Iterator[None]:
+        """Run the block with this bug. A missing text is an error: the code has changed, and the edit must follow."""
         with pytest.MonkeyPatch.context() as patch:
             for where in dict.fromkeys(where for where, _, _ in self.edits):
-                _plant(patch, where, [(old, new) for there, old, new in self.edits if there == where])
+                _seed(patch, where, [(old, new) for there, old, new in self.edits if there == where])
             yield
 
 
-def _plant(patch: pytest.MonkeyPatch, where: str, changes: list[tuple[str, str]]) -> None:
+def _seed(patch: pytest.MonkeyPatch, where: str, changes: list[tuple[str, str]]) -> None:
     module_name, _, path = where.partition(":")
     module = importlib.import_module(f"timebell.{module_name}")
     holder, _, name = path.rpartition(".")
@@ -56,7 +56,7 @@ def _plant(patch: pytest.MonkeyPatch, where: str, changes: list[tuple[str, str]]
 
 def _changed(text: str, changes: list[tuple[str, str]]) -> str:
     for old, new in changes:
-        assert old in text, f"{old!r} is not in the code any more:\n{text}"
+        assert old in text, f"{old!r} is not in the code:\n{text}"
         text = text.replace(old, new)
     return text
 
@@ -65,87 +65,101 @@ FENCE = " AND j.attempt = d.attempt"
 MUTANTS = [
     Mutant(
         "a claim takes what is not due",
-        (("store.jobs.claim:CLAIM", "$due", "true"), ("store.jobs.claim:CLAIM_UNCHANGED", "$due", "true")),
+        (("store.jobs.claim:CLAIM", "$due", "true"), ("store.jobs.claim:CLAIM_IF_UNRESTRICTED", "$due", "true")),
     ),
     Mutant(
         "the cursor moves in a transaction before the jobs",
         ((
-            "store.schedules.schedules:_fire", "    if new:\n",
-            "    tx.fetch(ADVANCE, advances)\n    tx.driver.execute('COMMIT')\n"
+            "store.schedules.schedules:_fire_locked", "    if new:\n",
+            "    tx.fetch(ADVANCE_CURSORS, advances)\n    tx.driver.execute('COMMIT')\n"
             "    tx.driver.execute('BEGIN IMMEDIATE')\n    if new:\n",
         ),),
     ),
     Mutant(
         "the next instant is computed from now",
         ((
-            "model.decide:plan", "    recent, following, fault = _due(recurrence, recent_from, until)\n",
-            "    recent, _, fault = _due(recurrence, recent_from, until)\n"
-            "    following = next_of(recurrence, now + timedelta(seconds=3))[0]\n",
+            "model.decide:plan", "    recent, following, error = _due_instants(recurrence, recent_from, until)\n",
+            "    recent, _, error = _due_instants(recurrence, recent_from, until)\n"
+            "    following = next_cursor(recurrence, now + timedelta(seconds=3))[0]\n",
         ),),
     ),
     Mutant(
-        "due is what lies in a window",
-        (("store.schedules.schedules:DUE", "$due_schedule", "next_fire_at BETWEEN :now - 60000000 AND :now"),),
+        "due jobs are searched in a window",
+        (("store.schedules.schedules:SELECT_DUE", "$due_schedule", "next_fire_at BETWEEN :now - 60000000 AND :now"),),
     ),
     Mutant(
-        "an ending has no fence",
-        (("store.jobs.complete:COPY_ENDED", FENCE, ""), ("store.jobs.complete:END", FENCE, "")),
+        "a completion has no fence",
+        (("store.jobs.complete:COPY_COMPLETED", FENCE, ""), ("store.jobs.complete:COMPLETE", FENCE, "")),
     ),
     Mutant("a retry has no fence", (("store.jobs.complete:RETRY", FENCE, ""),)),
     Mutant(
         "a handler's transaction has no fence",
-        (("engine.transactional_completion:Within._completing", "if ending.id not in ended[-1][1].ids:", "if False:"),),
+        ((
+            "engine.transactional_completion:TransactionalCompletion._completing",
+            "if completion.id not in results[-1][1].ids:", "if False:",
+        ),),
     ),
     Mutant(
         "attempts have no numbers",
         (
             ("store.jobs.claim:CLAIM", "attempt = attempt + 1", "attempt = 1"),
-            ("store.jobs.claim:CLAIM_UNCHANGED", "attempt = attempt + 1", "attempt = 1"),
+            ("store.jobs.claim:CLAIM_IF_UNRESTRICTED", "attempt = attempt + 1", "attempt = 1"),
         ),
     ),
     Mutant(
-        "a cancel does not look whether it runs",
+        "a cancel does not check whether the job runs",
         (
             ("store.jobs.repository:cancel", "row is not None and row.state == JobState.PENDING", "row is not None"),
         ),
     ),
     Mutant(
-        "a cancel ends what runs, and says prevented",
+        "a cancel ends a running job and returns prevented",
         (
             ("store.jobs.repository:cancel", "row is not None and row.state == JobState.PENDING", "row is not None"),
-            ("store.jobs.repository:cancel", "was=JobState.PENDING", "was=JobState(row.state)"),
+            ("store.jobs.repository:cancel", "expected_state=JobState.PENDING", "expected_state=JobState(row.state)"),
         ),
     ),
-    Mutant("a cancelled job is tried again", (("store.jobs.complete:RETRY", " AND NOT j.cancel_asked", ""),)),
-    Mutant("a job that was moved stays", (("store.jobs.repository:reschedule", "or not end(tx, [ending])", ""),)),
-    Mutant("a request twice is two jobs", (("store.jobs.repository:_requested", "return existing", "return {}"),)),
+    Mutant("a cancelled job is retried", (("store.jobs.complete:RETRY", " AND NOT j.cancel_requested", ""),)),
+    Mutant("a rescheduled job stays", ((
+        "store.jobs.repository:reschedule", "or not complete_jobs(tx, [completion])", "",
+    ),)),
+    Mutant("a repeated request creates two jobs", ((
+        "store.jobs.repository:_reserve_request_ids", "return existing", "return {}",
+    ),)),
     Mutant("leases are judged by the wall clock", ((
-        "engine.heartbeat:Pulse._watch", "now = node.clock.monotonic()", "import time; now = time.time()",
+        "engine.heartbeat:Heartbeat._watch_leases", "now = node.clock.monotonic()", "import time; now = time.time()",
     ),)),
     Mutant("leases are judged by the database's clock", ((
-        "engine.heartbeat:Pulse._watch", "now = node.clock.monotonic()", "now = node.clock.now().timestamp()",
+        "engine.heartbeat:Heartbeat._watch_leases",
+        "now = node.clock.monotonic()", "now = node.clock.now().timestamp()",
     ),)),
-    Mutant("a lease of one's own is judged by the wall clock", ((
-        "engine.heartbeat:Pulse._drop_lapsed", "now = self.node.clock.monotonic()",
+    Mutant("a node judges its own lease by the wall clock", ((
+        "engine.heartbeat:Heartbeat._stop_expired", "now = self.node.clock.monotonic()",
         "import time; now = time.time() - self.__dict__.setdefault('_wall', time.time() - self.node.clock.monotonic())",
     ),)),
-    Mutant("lost attempts are not taken back", (("engine.heartbeat:Pulse._rescue", "if not keys:", "if True:"),)),
+    Mutant("lost attempts are not recovered", ((
+        "engine.heartbeat:Heartbeat._recover_abandoned", "if not keys:", "if True:",
+    ),)),
     Mutant(
-        "no look at the lease before delivering",
-        (("engine.runner:Runner._delivered", "if self.node.clock.monotonic() >= held.lease_until:", "if False:"),),
+        "the lease is not checked before the delivery",
+        ((
+            "engine.runner:Runner._check_and_deliver",
+            "if self.node.clock.monotonic() >= running.lease_until:", "if False:",
+        ),),
     ),
     Mutant(
-        "an attempt goes on without its lease",
-        (("engine.heartbeat:Pulse._drop_lapsed", "if held.lease_until <= now:", "if False:"),),
+        "an attempt continues without its lease",
+        (("engine.heartbeat:Heartbeat._stop_expired", "if running.lease_until <= now:", "if False:"),),
     ),
     Mutant(
         "completed before it is delivered",
         ((
-            "engine.worker:Worker._attempt", "            if self.runner.at_once",
+            "engine.worker:Worker._run_group", "            if self.runner.run_fast_path",
             "            from timebell.store.jobs import serial\n"
-            "            for one in [one.attempt for one in waiting]:\n"
-            "                await self.node.store.run(serial.complete, self.runner._completed(one, one.number))\n"
-            "            if self.runner.at_once",
+            "            for one in [one.attempt for one in group]:\n"
+            "                completion = self.runner._success_completion(one, one.number)\n"
+            "                await self.node.store.run(serial.complete_one, completion)\n"
+            "            if self.runner.run_fast_path",
         ),),
     ),
     Mutant("keys are random", (("ids:occurrence_key", "{instant}Z", "{os.urandom(4).hex()}Z"),)),
@@ -155,82 +169,105 @@ MUTANTS = [
     ),
     Mutant(
         "a retry does not wait",
-        (("model.decide:after_failure", "run_at=at + timedelta(seconds=pause)", "run_at=at"),),
+        (("model.decide:complete_after_failure", "run_at=at + timedelta(seconds=pause)", "run_at=at"),),
     ),
     Mutant(
-        "two runs asked for at once are one occurrence",
-        (("store.schedules.actions:_made_by_hand", "return True", "return False"),),
+        "two simultaneous manual runs are one occurrence",
+        (("store.schedules.actions:_has_manual_occurrence", "return True", "return False"),),
     ),
-    Mutant("a pause leaves no rows", (("store.schedules.schedules:pass_over", "if planned.skips:", "if False:"),)),
-    Mutant("a resume fires what was paused", (("store.schedules.actions:resume", "if not catch_up:", "if False:"),)),
+    Mutant("a pause leaves no rows", ((
+        "store.schedules.schedules:skip_paused_occurrences", "if planned.skips:", "if False:",
+    ),)),
+    Mutant("a resume fires paused occurrences", ((
+        "store.schedules.actions:resume_schedule", "if not catch_up:", "if False:",
+    ),)),
     Mutant(
-        "an edit forgets what is due", (("store.schedules.schedules:edit", "settle(tx, old, build, now)", "pass"),)
+        "an edit loses due occurrences",
+        ((
+            "store.schedules.schedules:edit", "decide_due_occurrences(tx, old, build, now)", "pass",
+        ),),
     ),
     Mutant(
         "a deleted schedule's jobs run",
         ((
-            "store.schedules.actions:delete",
-            'repository.sweep(tx, {"schedule_id": id_}, now, after, 1000, reason=DELETED)',
-            "(repository.Swept(), None)",
+            "store.schedules.actions:delete_schedule",
+            'repository.cancel_matching(\n            tx, {"schedule_id": id_}, now, after, 1000,'
+            " reason=SCHEDULE_DELETED_REASON\n        )",
+            "(repository.BulkCancelResult(0, 0), None)",
         ),),
     ),
     Mutant(
-        "a backfill repeats what ran",
-        (("store.schedules.actions:backfill", "[at for at in instants if at not in done]", "instants"),),
+        "a backfill repeats completed occurrences",
+        (("store.schedules.actions:backfill_schedule", "[at for at in instants if at not in done]", "instants"),),
     ),
-    Mutant("overlap sees no live job", (("store.schedules.schedules:live_of", "if ids else []", "if False else []"),)),
-    Mutant("turns are not handed on", (("store.jobs.serial:let_go", "if schedules else 0", "if False else 0"),)),
+    Mutant("overlap sees no live job", ((
+        "store.schedules.schedules:count_live_jobs", "if ids else []", "if False else []",
+    ),)),
+    Mutant(
+        "the next serial job is not released",
+        (("store.jobs.serial:release_next", "if schedules else 0", "if False else 0"),),
+    ),
     Mutant("catch-up `skip` leaves no rows", (
-        ("model.decide:_catch_up", "return [], list(_skips(recurrence, cursor, end, Reason.MISSED))", "return [], []"),
+        (
+            "model.decide:_catch_up",
+            "return [], list(_make_skips(recurrence, cursor, end, Reason.MISSED))", "return [], []",
+        ),
     )),
     Mutant(
-        "catch-up forgets its window",
-        (("model.decide:_catch_up", "min(max(cursor, now - schedule.catch_up_from), end)", "cursor"),),
+        "catch-up ignores its window",
+        (("model.decide:_catch_up", "min(max(cursor, now - schedule.catch_up_span), end)", "cursor"),),
     ),
-    Mutant("catch-up forgets its limit", (("model.decide:_catch_up", "policies.catch_up_limit", "10**6"),)),
-    Mutant("a retry does not count", (("store.jobs.complete:RETRY", "j.tries + d.counts", "j.tries"),)),
+    Mutant("catch-up ignores its limit", (("model.decide:_catch_up", "policies.catch_up_limit", "10**6"),)),
+    Mutant("a retry does not count", (("store.jobs.complete:RETRY", "j.attempts_used + d.counts", "j.attempts_used"),)),
     Mutant(
         "overlap ignores waiting retries",
         (
             (
-                "store.schedules.schedules:LIVE", "WHERE j.hold",
+                "store.schedules.schedules:COUNT_LIVE_JOBS", "WHERE j.hold",
                 "WHERE (j.state = 'running' OR j.attempt = 0) AND j.hold",
             ),
         ),
     ),
     Mutant(
-        "who was to run beside others hands no turn on",
-        (("store.jobs.claim:TAKE_TURNS", "NOT j.serial", "false AND NOT j.serial"),),
+        "a concurrent job does not release the next serial job",
+        (("store.jobs.claim:MARK_SERIAL", "NOT j.serial", "false AND NOT j.serial"),),
     ),
     Mutant("a queue lets one too many run", (
         ("store.jobs.queue_limits:claim_limited", 'queue["concurrency"] - tx', 'queue["concurrency"] + 1 - tx'),
     )),
-    Mutant("a rate is forgotten", (
-        ("store.jobs.queue_limits:claim_limited", "most = min(most, allowed(starts, rate, per, at))", "pass"),
-    )),
-    Mutant("what has expired uses up the rate", (
+    Mutant("a rate is ignored", (
         (
             "store.jobs.queue_limits:claim_limited",
-            "sum(one.expires_at is None or one.expires_at > now for",
+            "limit = min(limit, available_starts(starts, rate, per, now_micros))", "pass",
+        ),
+    )),
+    Mutant("expired jobs use up the rate", (
+        (
+            "store.jobs.queue_limits:claim_limited",
+            "sum(attempt.expires_at is None or attempt.expires_at > now for",
             "sum(1 for",
         ),
     )),
     Mutant("a group has no limit", (
         ("store.jobs.queue_limits:claim_limited", 'queue["concurrency_per_group"] is None', "True"),
     )),
-    Mutant("who ends lets nobody of its group go", (("store.jobs.groups:let_go", "while counts:", "while False:"),)),
-    Mutant("a paused queue goes on", (
-        ("store.jobs.claim:seen", ' or row["paused"]', ""),
+    Mutant("a completion does not release the next job of its group", ((
+        "store.jobs.groups:release_next", "while counts:", "while False:",
+    ),)),
+    Mutant("a paused queue continues", (
+        ("store.jobs.claim:scan_lanes", ' or row["paused"]', ""),
         ("store.jobs.queue_limits:claim_limited", 'if queue["paused"]:', "if False:"),
     )),
-    Mutant("who hears nothing does not look", (
-        ("engine.heartbeat:Pulse.step", "node.working.poke()", "pass"),
-        ("engine.heartbeat:Pulse.step", "node.planning.poke()", "pass"),
+    Mutant("a node without notifications does not poll", (
+        ("engine.heartbeat:Heartbeat.step", "node.worker_alarm.wake()", "pass"),
+        ("engine.heartbeat:Heartbeat.step", "node.planner_alarm.wake()", "pass"),
     )),
-    Mutant("a moved occurrence also fires where it was", (("model.decide:plan", "if overridden:", "if False:"),)),
-    Mutant("a range counts too few", (("model.decide:_skips", "recurrence.count(start, end)", "len(few)"),)),
     Mutant(
-        "what is lost heals at the start only",
-        (("engine.leader.repair:Healing.step", "monotonic - self._looked < EVERY", "True"),),
+        "a moved occurrence also fires at its original time", (("model.decide:plan", "if overridden:", "if False:"),)
+    ),
+    Mutant("a range counts too few", (("model.decide:_make_skips", "recurrence.count(start, end)", "len(instants)"),)),
+    Mutant(
+        "repair runs only at the start",
+        (("engine.leader.repair:Repair.step", "monotonic - self._last_run_at < REPAIR_INTERVAL_SECONDS", "True"),),
     ),
 ]  # fmt: skip

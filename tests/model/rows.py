@@ -1,4 +1,4 @@
-"""The rows of the database, as they are."""
+"""Direct reads of database rows, without the engine."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Row(NamedTuple):
     created_at: datetime
     state: str
     attempt: int
-    tries: int
+    attempts_used: int
     serial: bool
     replaces: str | None
     metadata: str | None
     hold: str | None
-    cancel_asked: bool
+    cancel_requested: bool
     finished_at: datetime | None
     reason: str | None
     result: str | None
@@ -37,21 +37,23 @@ class Row(NamedTuple):
     group: str | None
 
 
-_BOTH = "id, schedule_id, kind, scheduled_at, run_at, created_at, state, attempt, tries, serial, replaces, metadata"
+_BOTH = (
+    "id, schedule_id, kind, scheduled_at, run_at, created_at, state, attempt, attempts_used, serial, replaces, metadata"
+)
 _ROWS = (
-    f"SELECT {_BOTH}, hold, cancel_asked, NULL, NULL, NULL, 1, NULL, queue, group_name FROM timebell_jobs"
+    f"SELECT {_BOTH}, hold, cancel_requested, NULL, NULL, NULL, 1, NULL, queue, group_name FROM timebell_jobs"
     f" UNION ALL SELECT {_BOTH}, NULL, 0, finished_at, reason, result, skipped_count, skipped_to, queue, group_name"
     " FROM timebell_finished"
 )
 
 
 def instant(micros: int | None) -> Any:
-    """An instant as the database keeps it."""
+    """Return the instant of a stored timestamp."""
     return None if micros is None else EPOCH + timedelta(microseconds=micros)
 
 
 def rows_of(world: World) -> list[Row]:
-    """All of them."""
+    """Return all jobs."""
     driver = world.database._driver
     assert driver is not None
     found = []
@@ -64,23 +66,25 @@ def rows_of(world: World) -> list[Row]:
 
 
 def cursors(world: World) -> dict[str, tuple[datetime | None, bool, str | None]]:
-    """Of each schedule its next instant, whether it fires, and its fault."""
+    """Return the next instant, `enabled` and the error of each schedule."""
     driver = world.database._driver
     assert driver is not None
-    found = driver.execute("SELECT id, next_fire_at, enabled, fault FROM timebell_schedules")
-    return {id_: (instant(at), bool(enabled), fault) for id_, at, enabled, fault in found}
+    found = driver.execute("SELECT id, next_fire_at, enabled, error FROM timebell_schedules")
+    return {id_: (instant(at), bool(enabled), error) for id_, at, enabled, error in found}
 
 
 def written(world: World) -> list[str]:
-    """The jobs whose handler wrote a row of its own in the transaction that completed them."""
+    """Return the jobs whose handlers wrote rows in the completing transaction."""
     driver = world.database._driver
     assert driver is not None
     return [job for (job,) in driver.execute("SELECT job FROM written")]
 
 
 def starts(world: World, queue: str) -> list[tuple[datetime, int]]:
-    """The starts that a queue remembers for its rate: when, and how many."""
+    """Return the starts that a queue stores for its rate: (instant, number)."""
     driver = world.database._driver
     assert driver is not None
-    kept = [text for (text,) in driver.execute("SELECT starts FROM timebell_queues WHERE name = ?", (queue,)) if text]
-    return [(instant(at), count) for text in kept for at, count in json.loads(text)]
+    encoded = [
+        text for (text,) in driver.execute("SELECT starts FROM timebell_queues WHERE name = ?", (queue,)) if text
+    ]
+    return [(instant(at), count) for text in encoded for at, count in json.loads(text)]

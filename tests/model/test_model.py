@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.model.harder import Harder
+from tests.model.extended_machine import ExtendedMachine
 from tests.model.machine import Machine
 from tests.model.mutants import MUTANTS, Mutant
 from timebell.errors import TimebellError
 
-EXAMPLES, STEPS, FOR_A_MUTANT = 40, 30, 600
-UNSEEN = {"leases are judged by the database's clock"}
+EXAMPLES, STEPS, EXAMPLES_PER_MUTANT = 40, 30, 600
+UNDETECTED = {"leases are judged by the database's clock"}
 PROOF = Path(__file__).parents[2] / "docs/internals/proof.md"
 
 
@@ -32,32 +32,32 @@ def run(
     run_state_machine_as_test(machine, settings=chosen)
 
 
-def test_nothing_is_lost_early_doubled_or_stuck_whatever_happens() -> None:
+def test_no_history_loses_duplicates_or_blocks_a_job_or_starts_one_early() -> None:
     run(EXAMPLES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [Machine, Harder])
-def test_nothing_is_lost_early_doubled_or_stuck_in_thousands_of_new_histories(machine: type[Machine]) -> None:
+@pytest.mark.parametrize("machine", [Machine, ExtendedMachine])
+def test_thousands_of_random_histories_keep_all_invariants(machine: type[Machine]) -> None:
     run(int(os.environ.get("TIMEBELL_TEST_EXAMPLES", "5000")), machine, random=True)
 
 
 def _marks(mutant: Mutant) -> list[pytest.MarkDecorator]:
-    unseen = pytest.mark.xfail(reason="the model does not see it, torture does: docs/internals/proof.md")
-    return [pytest.mark.slow, *([unseen] if mutant.name in UNSEEN else [])]
+    unseen = pytest.mark.xfail(reason="the model does not detect it, torture does: docs/internals/proof.md")
+    return [pytest.mark.slow, *([unseen] if mutant.name in UNDETECTED else [])]
 
 
 @pytest.mark.parametrize("mutant", [pytest.param(one, id=one.name, marks=_marks(one)) for one in MUTANTS])
-def test_the_model_notices_each_planted_bug(mutant: Mutant) -> None:
+def test_the_model_detects_each_seeded_bug(mutant: Mutant) -> None:
     before = Machine.made
-    with mutant.planted(), pytest.raises(BaseException) as caught:
-        run(FOR_A_MUTANT, phases=(Phase.generate,))
+    with mutant.seeded(), pytest.raises(BaseException) as caught:
+        run(EXAMPLES_PER_MUTANT, phases=(Phase.generate,))
     said = str(caught.value).partition("\n")[0]
     assert isinstance(caught.value, AssertionError | TimebellError), said
     print(f"\n{mutant.name}: after {Machine.made - before} histories by {said.partition(':')[0]}")
 
 
-def test_every_planted_bug_is_in_the_table_of_the_documentation() -> None:
+def test_every_seeded_bug_is_documented() -> None:
     bugs = PROOF.read_text().partition("## The bugs")[2]
     table = re.findall(r"^\| ([^|]+?) \| [^|]+ \| [^|]+ \| [^|]+ \|$", bugs, re.MULTILINE)
     assert set(table) >= {one.name for one in MUTANTS}

@@ -1,4 +1,4 @@
-"""What is told, how often, and to whom."""
+"""Alerts: which problems are sent, how often, and to which channels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from tests.engine.world import World, engine, jobs, virtual
 from tests.faults.test_watch import Inbox
 from timebell import Arrived, Every, Timebell
 from timebell.errors import InvalidInput
-from timebell.observe.alerts import AGAIN, MOST, WINDOW, Channels, Desk, Message
-from timebell.observe.watchdog import Problem, Seen, Watch
+from timebell.observe.alerts import (
+    MAX_MESSAGES,
+    REMINDER_INTERVAL_SECONDS,
+    WINDOW_SECONDS,
+    AlertTracker,
+    Channels,
+    Message,
+)
+from timebell.observe.watchdog import ClusterSnapshot, Problem, Watch
 from timebell.settings import load
 
 
@@ -20,76 +27,77 @@ def codes(messages: list[Message]) -> list[tuple[str, bool]]:
     return [(one.code, one.resolved) for one in messages]
 
 
-def test_a_problem_is_told_once_again_after_hours_and_when_it_is_over() -> None:
-    desk, down = Desk(), [Problem("DOWN", "It is down.")]
-    assert codes(desk.news(down, 0)) == [("DOWN", False)]
-    assert codes(desk.news(down, 5)) == []
-    assert codes(desk.news([*down, Problem("LATE", "")], 10)) == [("LATE", False)]
-    assert codes(desk.news(down, 20)) == [("LATE", True)]
-    assert codes(desk.news(down, AGAIN)) == [("DOWN", False)]
-    assert codes(desk.news([], AGAIN + 1)) == [("DOWN", True)]
-    assert codes(desk.news([], AGAIN + 2)) == []
+def test_a_problem_is_alerted_once_then_reminded_then_resolved() -> None:
+    tracker, down = AlertTracker(), [Problem("DOWN", "It is down.")]
+    assert codes(tracker.due_messages(down, 0)) == [("DOWN", False)]
+    assert codes(tracker.due_messages(down, 5)) == []
+    assert codes(tracker.due_messages([*down, Problem("LATE", "")], 10)) == [("LATE", False)]
+    assert codes(tracker.due_messages(down, 20)) == [("LATE", True)]
+    assert codes(tracker.due_messages(down, REMINDER_INTERVAL_SECONDS)) == [("DOWN", False)]
+    assert codes(tracker.due_messages([], REMINDER_INTERVAL_SECONDS + 1)) == [("DOWN", True)]
+    assert codes(tracker.due_messages([], REMINDER_INTERVAL_SECONDS + 2)) == []
 
 
-def test_what_comes_and_goes_is_limited_and_told_as_it_stands_in_the_end() -> None:
-    desk, down = Desk(), [Problem("DOWN", "")]
-    told = [code for n in range(100) for code in codes(desk.news(down if n % 2 else [], float(n)))]
-    assert len(told) == MOST
-    assert told[-1] == ("DOWN", True)
-    assert codes(desk.news(down, 200.0)) == []
-    assert codes(desk.news(down, WINDOW + 100)) == [("DOWN", False)]
+def test_a_flapping_problem_is_limited_and_ends_with_its_last_state() -> None:
+    tracker, down = AlertTracker(), [Problem("DOWN", "")]
+    sent = [code for n in range(100) for code in codes(tracker.due_messages(down if n % 2 else [], float(n)))]
+    assert len(sent) == MAX_MESSAGES
+    assert sent[-1] == ("DOWN", True)
+    assert codes(tracker.due_messages(down, 200.0)) == []
+    assert codes(tracker.due_messages(down, WINDOW_SECONDS + 100)) == [("DOWN", False)]
 
 
-def look(beats: dict[str, int] | None = None) -> Seen:
-    return Seen(beats or {}, [], 0.0)
+def snapshot(beats: dict[str, int] | None = None) -> ClusterSnapshot:
+    return ClusterSnapshot(beats or {}, [], 0.0)
 
 
-def problems(watch: Watch, seen: Seen | None, now: float) -> list[str]:
-    return [one.code for one in watch.judge(seen, "no", now)]
+def problem_codes(watch: Watch, current: ClusterSnapshot | None, now: float) -> list[str]:
+    return [one.code for one in watch.find_problems(current, "no", now)]
 
 
-def test_a_node_lives_while_its_beat_moves() -> None:
-    watch = Watch(lease=15.0, began=0.0)
-    assert problems(watch, look({"a": 1, "b": 7}), 0) == []
-    assert problems(watch, look({"a": 2, "b": 7}), 14) == []
-    assert problems(watch, look({"a": 2, "b": 7}), 28) == []
-    assert problems(watch, look({"a": 2, "b": 7}), 29) == ["NO_LIVE_NODE"]
-    assert problems(watch, look({"a": 2, "b": 8}), 30) == []
-    assert problems(watch, look({"c": 0}), 44) == []  # a new one
-    assert problems(watch, look({}), 59) == ["NO_LIVE_NODE"]
+def test_a_node_is_alive_while_its_heartbeat_advances() -> None:
+    watch = Watch(lease_seconds=15.0, started=0.0)
+    assert problem_codes(watch, snapshot({"a": 1, "b": 7}), 0) == []
+    assert problem_codes(watch, snapshot({"a": 2, "b": 7}), 14) == []
+    assert problem_codes(watch, snapshot({"a": 2, "b": 7}), 28) == []
+    assert problem_codes(watch, snapshot({"a": 2, "b": 7}), 29) == ["NO_LIVE_NODE"]
+    assert problem_codes(watch, snapshot({"a": 2, "b": 8}), 30) == []
+    assert problem_codes(watch, snapshot({"c": 0}), 44) == []  # a new node
+    assert problem_codes(watch, snapshot({}), 59) == ["NO_LIVE_NODE"]
 
 
-def test_a_watcher_that_starts_alone_waits_for_a_lease() -> None:
-    watch = Watch(lease=15.0, began=0.0)
-    assert problems(watch, look({"dead": 3}), 1) == []
-    assert problems(watch, look({"dead": 3}), 15) == ["NO_LIVE_NODE"]
+def test_a_new_watcher_waits_for_one_lease() -> None:
+    watch = Watch(lease_seconds=15.0, started=0.0)
+    assert problem_codes(watch, snapshot({"dead": 3}), 1) == []
+    assert problem_codes(watch, snapshot({"dead": 3}), 15) == ["NO_LIVE_NODE"]
 
 
-def test_nodes_are_not_blamed_for_the_database() -> None:
-    watch = Watch(lease=15.0, began=0.0)
-    problems(watch, look({"a": 1}), 0)
-    assert problems(watch, None, 9) == []
-    assert problems(watch, None, 11) == ["DATABASE_UNREACHABLE"]
-    assert problems(watch, None, 100) == ["DATABASE_UNREACHABLE"]
-    assert problems(watch, look({"a": 1}), 101) == []
-    assert problems(watch, look({"a": 1}), 116) == ["NO_LIVE_NODE"]
+def test_an_unreachable_database_is_not_reported_as_dead_nodes() -> None:
+    watch = Watch(lease_seconds=15.0, started=0.0)
+    problem_codes(watch, snapshot({"a": 1}), 0)
+    assert problem_codes(watch, None, 9) == []
+    assert problem_codes(watch, None, 11) == ["DATABASE_UNREACHABLE"]
+    assert problem_codes(watch, None, 100) == ["DATABASE_UNREACHABLE"]
+    assert problem_codes(watch, snapshot({"a": 1}), 101) == []
+    assert problem_codes(watch, snapshot({"a": 1}), 116) == ["NO_LIVE_NODE"]
 
 
 @pytest.fixture
 def inbox() -> Iterator[Inbox]:
-    made = Inbox()
-    yield made
-    made.close()
+    created = Inbox()
+    yield created
+    created.close()
 
 
-def test_channels_are_found_by_name(inbox: Inbox) -> None:
+def test_channels_are_selected_by_name(inbox: Inbox) -> None:
     channels = Channels(f"{inbox.url}/all, ops={inbox.url}/ops?x=a,b  ana={inbox.url}/ana")
-    said = Message("CODE", "Something.")
+    message = Message("CODE", "Something.")
 
     async def send() -> list[bool]:
         return [
-            await channels.send(said), await channels.send(said, ["ops", "ana"]), await channels.send(said, ["who"]),
-            await Channels("").send(said), await Channels("").send(said, ["ops"]),
+            await channels.send(message), await channels.send(message, ["ops", "ana"]),
+            await channels.send(message, ["unknown"]),
+            await Channels("").send(message), await Channels("").send(message, ["ops"]),
         ]  # fmt: skip
 
     assert asyncio.run(send()) == [True, True, True, True, False]
@@ -97,29 +105,29 @@ def test_channels_are_found_by_name(inbox: Inbox) -> None:
     assert inbox.messages[0]["title"] == "Timebell: CODE"
 
 
-def test_bad_alert_urls_are_refused_and_not_shown() -> None:
+def test_invalid_alert_urls_are_refused_without_revealing_them() -> None:
     with pytest.raises(InvalidInput) as caught:
         Channels("json://127.0.0.1 nonsense://secret@somewhere")
-    assert caught.value.code == "ALERT_URL_INVALID"
+    assert caught.value.code == "INVALID_ALERT_URL"
     assert "secret" not in str(caught.value)
     assert "secret" not in repr(load(alert_urls="json://secret@somewhere"))
 
 
-def test_who_does_not_answer_is_an_answer(inbox: Inbox) -> None:
+def test_an_unreachable_channel_returns_false(inbox: Inbox) -> None:
     channels = Channels(inbox.url)
     inbox.close()
     assert asyncio.run(channels.send(Message("CODE", "x"))) is False
 
 
 @pytest.mark.parametrize("names", ["billing=slack://x", ["a", ""], 3, [1], ["x"] * 11])
-def test_notify_takes_names(names: object, sqlite_url: str) -> None:
+def test_notify_accepts_only_channel_names(names: object, sqlite_url: str) -> None:
     app = Timebell(sqlite_url, timezone="UTC")
     with pytest.raises(InvalidInput) as caught:
         app.schedule("s", every="PT1S", notify=names)
     assert caught.value.code == "INVALID_NOTIFY"
 
 
-def test_a_dead_letter_and_its_owner_s_notice_through_the_engine(store_url: str, inbox: Inbox) -> None:
+def test_failed_runs_notify_the_owner_until_a_run_succeeds(store_url: str, inbox: Inbox) -> None:
     async def body() -> None:
         app = Timebell(store_url, timezone="UTC")
         dead: list[Arrived] = []
@@ -147,7 +155,7 @@ def test_a_dead_letter_and_its_owner_s_notice_through_the_engine(store_url: str,
             await until("Timebell: SCHEDULE_FAILED")
             broken.clear()
             await until("Timebell: SCHEDULE_FAILED resolved")
-            await service.idle()
+            await service.wait_until_idle()
         assert {job.state for job in await jobs(app, topic="timebell.alert")} == {"completed"}
         failed = await jobs(app, topic="bill", status=["failed"])
         assert sorted(event.payload["jobId"] for event in dead) == sorted(job.id for job in failed)
@@ -155,13 +163,13 @@ def test_a_dead_letter_and_its_owner_s_notice_through_the_engine(store_url: str,
         assert "no paper" in dead[0].payload["error"]
         assert "no paper" in inbox.messages[0]["message"]
         assert len(inbox.messages) == 2
-        assert len(await jobs(app, topic="timebell.job.dead")) == len(failed)  # and none for itself
+        assert len(await jobs(app, topic="timebell.job.dead")) == len(failed)  # not for its own failures
         await app.close()
 
     asyncio.run(body())
 
 
-def test_a_run_that_completes_in_its_own_transaction_ends_the_notice(store_url: str) -> None:
+def test_a_run_completed_in_its_own_transaction_resolves_the_notice(store_url: str) -> None:
     async def body() -> None:
         app = Timebell(store_url, timezone="UTC")
 
@@ -177,65 +185,65 @@ def test_a_run_that_completes_in_its_own_transaction_ends_the_notice(store_url: 
 
         await app.schedule_repeat("bill", Every("PT1S"), name="bills", notify=["ops"])
         async with app.running(), asyncio.timeout(60):
-            while len(told := await jobs(app, topic="timebell.alert")) < 2:
+            while len(sent := await jobs(app, topic="timebell.alert")) < 2:
                 await asyncio.sleep(0.05)
-        assert [job.payload["resolved"] for job in told] == [False, True]
+        assert [job.payload["resolved"] for job in sent] == [False, True]
         await app.close()
 
     asyncio.run(body())
 
 
 @virtual
-async def test_the_leader_tells_of_jobs_that_nobody_hears(world: World) -> None:
+async def test_the_leader_alerts_about_unhandled_jobs(world: World) -> None:
     app = world.app()
-    told: list[Message] = []
+    sent: list[Message] = []
 
     async def send(message: Message, names: object = ()) -> bool:
-        told.append(message)
+        sent.append(message)
         return True
 
     async with engine(app) as service:
-        service.node.channels.send = send  # type: ignore[method-assign]
-        await app.schedule_at("nobody.hears")
+        service.node.alert_channels.send = send  # type: ignore[method-assign]
+        await app.schedule_at("unhandled.topic")
         await world.advance(minutes=2)
-        assert codes(told) == [("UNHEARD_JOBS", False)]
-        await app.cancel_all(topic="nobody.hears")
+        assert codes(sent) == [("UNHANDLED_JOBS", False)]
+        await app.cancel_all(topic="unhandled.topic")
         await world.advance(minutes=1)
-    assert codes(told) == [("UNHEARD_JOBS", False), ("UNHEARD_JOBS", True)]
+    assert codes(sent) == [("UNHANDLED_JOBS", False), ("UNHANDLED_JOBS", True)]
 
 
 @virtual
-async def test_who_leads_next_tells_once_that_it_is_over(world: World) -> None:
+async def test_the_next_leader_sends_one_resolved_alert(world: World) -> None:
     app = world.app()
-    told: list[Message] = []
+    sent: list[Message] = []
 
     async def send(message: Message, names: object = ()) -> bool:
-        told.append(message)
+        sent.append(message)
         return True
 
     async def lead(minutes: float) -> None:
         async with engine(app) as service:
-            service.node.channels.send = send  # type: ignore[method-assign]
+            service.node.alert_channels.send = send  # type: ignore[method-assign]
             await world.advance(minutes=minutes)
 
-    await app.schedule_at("nobody.hears")
+    await app.schedule_at("unhandled.topic")
     await lead(2)
-    await lead(2)  # it lasts, and was told
-    assert codes(told) == [("UNHEARD_JOBS", False)]
-    await app.cancel_all(topic="nobody.hears")
+    await lead(2)  # it persists, and the alert was already sent
+    assert codes(sent) == [("UNHANDLED_JOBS", False)]
+    await app.cancel_all(topic="unhandled.topic")
     await lead(1)
     await lead(1)
-    assert codes(told) == [("UNHEARD_JOBS", False), ("UNHEARD_JOBS", True)]
-    assert "due jobs are held" in told[1].text
+    assert codes(sent) == [("UNHANDLED_JOBS", False), ("UNHANDLED_JOBS", True)]
+    assert "due jobs are held" in sent[1].text
 
 
 @virtual
-async def test_who_leads_no_more_leaves_the_telling_to_the_next(world: World) -> None:
+async def test_a_node_that_lost_the_lease_sends_no_alert(world: World) -> None:
     app = world.app()
-    told: list[Message] = []
+    sent: list[Message] = []
 
     async def send(message: Message, names: object = ()) -> bool:
-        told.append(message)
+        sent.append(message)
         return True
 
     async def refused(*_: object) -> None:
@@ -243,11 +251,12 @@ async def test_who_leads_no_more_leaves_the_telling_to_the_next(world: World) ->
 
     async with engine(app) as service:
         watchdog = service.leader.watchdog
-        service.node.channels.send = send  # type: ignore[method-assign]
-        fenced, watchdog._as_leader = watchdog._as_leader, refused  # as one that slept through its lease
-        await app.schedule_at("nobody.hears")
+        service.node.alert_channels.send = send  # type: ignore[method-assign]
+        # As if the node had slept past the end of its lease.
+        fenced, watchdog._run_as_leader = watchdog._run_as_leader, refused
+        await app.schedule_at("unhandled.topic")
         await world.advance(minutes=1)
-        assert told == []
-        watchdog._as_leader = fenced
+        assert sent == []
+        watchdog._run_as_leader = fenced
         await world.advance(minutes=1)
-        assert codes(told) == [("UNHEARD_JOBS", False)]
+        assert codes(sent) == [("UNHANDLED_JOBS", False)]

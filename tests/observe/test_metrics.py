@@ -1,4 +1,4 @@
-"""What a node counts is what it did; what it tells is what Prometheus reads."""
+"""The metrics of a node: they count its work, and Prometheus parses their text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from timebell import Arrived, Cancel, Every, JobSpec, Snooze, Timebell
 from timebell.engine.planner import Planner
 from timebell.engine.service import Service
 from timebell.ids import new_id
-from timebell.observe.counters import MOST, Counters, Spread, Tally
-from timebell.observe.exposition import Family, Sample, exposed
+from timebell.observe.counters import MAX_SERIES, Counters, Histogram, LabeledCounter
+from timebell.observe.exposition import Family, Sample, render
 from timebell.observe.metrics import METRICS, NodeFacts, Snapshot
 from timebell.store.cluster import gauges
 from timebell.store.schema import finished
@@ -28,13 +28,13 @@ FACTS = NodeFacts("1.2.3", "2026a", True, 0.25, 3, 513)
 Series = dict[tuple[str, ...], float]
 
 
-async def told(app: Timebell, service: Service, *, labelled: bool = False) -> Snapshot:
-    read = await app.store.hot(gauges.read, app.clock.now(), 10.0, labelled=labelled)
+async def take_snapshot(app: Timebell, service: Service, *, labelled: bool = False) -> Snapshot:
+    read = await app.store.run_autocommit(gauges.read_gauges, app.clock.now(), 10.0, per_schedule=labelled)
     return Snapshot(service.node.counters, FACTS, read, labelled)
 
 
 def text(snapshot: Snapshot) -> str:
-    return exposed(snapshot.collect(), "")[0]
+    return render(snapshot.collect(), "")[0]
 
 
 def samples(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -44,7 +44,7 @@ def samples(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def series(snapshot: Snapshot, name: str) -> Series:
-    """The values of a metric by its labels' values, in the order of the catalogue."""
+    """Return the values of a metric by label values, with the labels in catalog order."""
     return {
         tuple(labels[label] for label in METRICS[name].labels if label in labels): value
         for found, labels, value in samples(snapshot)
@@ -53,7 +53,7 @@ def series(snapshot: Snapshot, name: str) -> Series:
 
 
 @virtual
-async def test_what_came_of_jobs_is_counted_by_topic(world: World) -> None:
+async def test_job_outcomes_are_counted_by_topic(world: World) -> None:
     app = world.app()
 
     @app.on("good")
@@ -76,7 +76,7 @@ async def test_what_came_of_jobs_is_counted_by_topic(world: World) -> None:
     await app.schedule_many([JobSpec(topic=topic) for topic in ("good", "good", "bad", "slow", "odd")])
     async with engine(app) as service:
         await world.advance(seconds=30)
-        snapshot = await told(app, service)
+        snapshot = await take_snapshot(app, service)
     assert series(snapshot, "timebell_fires_total") == {
         ("good", "ok"): 2, ("bad", "failed"): 1, ("bad", "dead"): 1, ("slow", "dead"): 1,
     }  # fmt: skip
@@ -106,24 +106,22 @@ async def test_occurrences_that_did_not_run_are_counted_by_reason(world: World) 
     await app.schedule_repeat("long", Every("PT10S"), name="ticks")
     async with engine(app) as service:
         await world.advance(seconds=40)
-        snapshot = await told(app, service)
+        snapshot = await take_snapshot(app, service)
     assert series(snapshot, "timebell_fires_not_run_total")["overlap",] == 2
     assert series(snapshot, "timebell_fires_not_run_total")["missed",] == 0
     assert series(snapshot, "timebell_missed_total") == {("policy",): 0, ("unrecorded",): 0}
     await world.advance(hours=1)
     async with engine(app) as service:
         await world.advance(seconds=1)
-        snapshot = await told(app, service)
+        snapshot = await take_snapshot(app, service)
     assert series(snapshot, "timebell_fires_not_run_total")["coalesced",] > 300
     assert series(snapshot, "timebell_missed_total")["policy",] > 300
 
 
 @pytest.mark.parametrize("damage", ["gone", "doubled", "early"])
 @virtual
-async def test_the_leader_counts_what_its_audit_finds(
-    world: World, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Rows are changed behind its back, soon after they were written; nothing is found of what is sound."""
+async def test_the_leader_counts_audit_findings(world: World, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Rows are damaged soon after they were written; intact rows produce no finding."""
     app = world.app()
 
     @app.on("t")
@@ -134,14 +132,14 @@ async def test_the_leader_counts_what_its_audit_finds(
     await app.schedules.pause(paused.id)
     async with engine(app) as service:
         await world.advance(minutes=10)
-        assert sum(series(await told(app, service), "timebell_audit_differences_total").values()) == 0
+        assert sum(series(await take_snapshot(app, service), "timebell_audit_differences_total").values()) == 0
         audited = service.leader.watchdog.audit
         assert audited is not None and audited.counts.expected > 40
-        assert audited.until > app.clock.now() - timedelta(minutes=3)
+        assert audited.round_end > app.clock.now() - timedelta(minutes=3)
         at = app.clock.now().replace(microsecond=0) - timedelta(seconds=20)
         await app.store.run(_damage, damage, at)
         await world.advance(minutes=5)
-        snapshot = await told(app, service)
+        snapshot = await take_snapshot(app, service)
     found = {"gone": "missing", "doubled": "doubled", "early": "early"}[damage]
     seen = series(snapshot, "timebell_audit_differences_total")
     assert {finding: count for (finding,), count in seen.items() if count} == {found: 1}
@@ -162,8 +160,10 @@ def _damage(tx: Transaction, damage: str, at: datetime) -> None:
 
 
 @virtual
-async def test_the_leader_counts_what_no_planner_records(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner is stuck, the heart beats: each overdue occurrence is counted, once."""
+async def test_the_leader_counts_overdue_occurrences_of_a_stuck_planner(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner is stuck but the heartbeat continues: each overdue occurrence is counted once."""
 
     async def stuck(_: Planner) -> None:
         await world.advance(days=1)
@@ -173,14 +173,14 @@ async def test_the_leader_counts_what_no_planner_records(world: World, monkeypat
     await app.schedule_repeat("t", Every("PT10S"), name="ticks")
     async with engine(app, drain=0.0) as service:
         await world.advance(seconds=65)
-        snapshot = await told(app, service)
+        snapshot = await take_snapshot(app, service)
     assert series(snapshot, "timebell_missed_total")["unrecorded",] == 5
     assert series(snapshot, "timebell_schedule_overdue") == {(): 1}
     assert series(snapshot, "timebell_evaluation_lag_seconds")[()] > 40
 
 
 @virtual
-async def test_everything_in_the_catalogue_is_told_and_nothing_else(world: World) -> None:
+async def test_exactly_the_cataloged_metrics_are_exported(world: World) -> None:
     app = world.app()
 
     @app.on("t")
@@ -190,7 +190,7 @@ async def test_everything_in_the_catalogue_is_told_and_nothing_else(world: World
     await app.schedule_repeat("t", Every("PT1S"), name="ticks", tenant_id="acme")
     async with engine(app) as service:
         await world.advance(seconds=5)
-        plain, labelled = await told(app, service), await told(app, service, labelled=True)
+        plain, labelled = await take_snapshot(app, service), await take_snapshot(app, service, labelled=True)
     names = {family.name for family in labelled.collect()} | {family.name for family in plain.collect()}
     assert names == METRICS.keys()
     for snapshot in (plain, labelled):
@@ -205,8 +205,8 @@ async def test_everything_in_the_catalogue_is_told_and_nothing_else(world: World
     assert after(seconds=4).timestamp() <= succeeded["acme/ticks",] <= after(seconds=5).timestamp()
 
 
-def test_what_names_bring_is_read_as_it_was_by_others() -> None:
-    """Prometheus' own readers, of either format, find the same values under the same labels."""
+def test_label_values_are_escaped_in_both_formats() -> None:
+    """The parsers of Prometheus read the same values and labels from both formats."""
     odd = [("topic", 'back\\slash "quoted"\nnext'), ("outcome", "")]
     families = [
         Family("timebell_x_total", "counter", 'Says \\ and\n"more".', [Sample(odd, 7)]),
@@ -215,9 +215,9 @@ def test_what_names_bring_is_read_as_it_was_by_others() -> None:
             Sample([], 1e22, "_sum"),
         ]),
     ]  # fmt: skip
-    plain, kind = exposed(families, "*/*")
+    plain, kind = render(families, "*/*")
     assert kind == "text/plain; version=0.0.4; charset=utf-8"
-    open_, kind = exposed(families, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    open_, kind = render(families, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     for read in (text_string_to_metric_families(plain), open_families(open_)):
         counter, histogram = read
@@ -229,25 +229,25 @@ def test_what_names_bring_is_read_as_it_was_by_others() -> None:
         }  # fmt: skip
 
 
-def test_without_the_database_the_rest_is_told() -> None:
+def test_node_metrics_are_exported_without_the_database() -> None:
     snapshot = Snapshot(Counters(), FACTS, None, False)
     assert series(snapshot, "timebell_database_up") == {(): 0}
     assert series(snapshot, "timebell_leader") == {(): 1}
     assert not series(snapshot, "timebell_jobs")
 
 
-def test_topics_without_end_do_not_make_series_without_end() -> None:
-    tally, spread = Tally(), Spread((1.0,))
-    for n in range(MOST + 100):
-        tally.add(f"topic-{n}", "ok")
+def test_the_number_of_series_is_limited() -> None:
+    counter, spread = LabeledCounter(), Histogram((1.0,))
+    for n in range(MAX_SERIES + 100):
+        counter.add(f"topic-{n}", "ok")
         spread.observe(0.5, f"topic-{n}")
-    assert len(tally.values) == len(spread.series) == MOST + 1
-    assert tally.values["other", "ok"] == 100
+    assert len(counter.values) == len(spread.series) == MAX_SERIES + 1
+    assert counter.values["other", "ok"] == 100
     assert spread.series["other",].buckets == [100, 0]
 
 
 class Receiver:
-    """Answers each delivery with the status that its payload asks for."""
+    """Answer each delivery with the status in its payload."""
 
     kind = "http"
 
@@ -262,9 +262,9 @@ class Receiver:
 
 
 @virtual
-async def test_deliveries_over_http_are_counted_by_class(world: World) -> None:
+async def test_http_deliveries_are_counted_by_status_class(world: World) -> None:
     app = world.app()
-    app.kinds["http"] = Receiver()
+    app.targets_by_kind["http"] = Receiver()
     for status in (204, 410, 503, 500):
         await app.schedule_at("t", payload=status, target={"kind": "http"}, retry={"attempts": 1})
     async with engine(app) as service:

@@ -1,6 +1,6 @@
-"""The alert rules as Prometheus understands them: promtool tests each, and a real Prometheus scrapes a node.
+"""The alert rules: promtool tests each rule, and a real Prometheus scrapes a node.
 
-Without Prometheus they are installed (Debian's package, where this runs as root), or skipped.
+A missing Prometheus is installed from the Debian package if the tests run as root; otherwise its tests are skipped.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from timebell.observe.metrics import METRICS
 
 __all__ = ["cli", "start"]
 
-# Counters of what a sound node does not do: they have no series until it happens.
+# Counters without a series on a healthy node, because their events have not happened.
 RARE = ("timebell_fires_not_run_total", "timebell_missed_total")
 
 DASHBOARD = Path(timebell.observe.__file__).with_name("grafana.json")
 RULES = Path(timebell.observe.__file__).with_name("rules.yml")
 HEALTHY = Path(__file__).with_name("rules_test.yml")
-# Of each rule: what makes it fire, by when, and what must not yet.
+# For each rule: the input series that make it fire, and the time by which it fires.
 FIRING: dict[str, tuple[list[tuple[str, str]], str]] = {
     "TimebellNotFired": ([("timebell_schedule_overdue", "0x4 1x10")], "2m"),
     "TimebellDown": ([('up{job="timebell"}', "1x4 0x10")], "2m"),
@@ -60,8 +60,8 @@ FIRING: dict[str, tuple[list[tuple[str, str]], str]] = {
     "TimebellBacklogGrowing": ([('timebell_queue_depth{queue="mail"}', "501x40")], "5m"),
     "TimebellDeadLettersGrowing": (
         [('timebell_fires_total{outcome="dead"}', "0x10 1x30"), ("timebell_dead_letters", "0x10 1x30")], "8m"),
-    "TimebellUnheardJobs": ([("timebell_unheard_jobs", "1x20")], "3m"),
-    "TimebellSchedulesSetAside": ([('timebell_schedules{state="fault"}', "1x20")], "1m"),
+    "TimebellUnhandledJobs": ([("timebell_unhandled_jobs", "1x20")], "3m"),
+    "TimebellSchedulesErrored": ([('timebell_schedules{state="errored"}', "1x20")], "1m"),
     "TimebellTzdataMismatch": (
         [('timebell_build_info{tzdata="2026a"}', "1x80"), ('timebell_build_info{tzdata="2026b"}', "1x80")], "15m"),
 }  # fmt: skip
@@ -75,7 +75,7 @@ def rules() -> list[dict[str, Any]]:
 
 @cache
 def tool(name: str) -> str:
-    """Prometheus or promtool, installed if need be and possible."""
+    """Return the path of Prometheus or promtool; install the package if necessary and possible."""
     if shutil.which(name) is None and os.getuid() == 0 and shutil.which("apt-get"):
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
         policy = Path("/usr/sbin/policy-rc.d")
@@ -103,7 +103,7 @@ def promtool(folder: Path, tests: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_rules_speak_of_metrics_that_are_there() -> None:
+def test_rules_use_existing_metrics() -> None:
     known = {name + end for name in METRICS for end in ("", "_bucket")}
     named = {word for rule in rules() for word in re.findall(r"timebell_\w+", rule["expr"])}
     assert named <= known
@@ -112,12 +112,12 @@ def test_rules_speak_of_metrics_that_are_there() -> None:
 
 
 def expressions() -> list[str]:
-    """What the panels of the dashboard ask for."""
+    """Return the queries of the Grafana panels."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     return [target["expr"] for panel in panels for target in panel.get("targets", ())]
 
 
-def test_the_dashboard_speaks_of_metrics_that_are_there() -> None:
+def test_the_grafana_dashboard_uses_existing_metrics() -> None:
     known = {name + end for name, about in METRICS.items() for end in ("", "_bucket") if not end or about[0][0] == "h"}
     named = {word for expression in expressions() for word in re.findall(r"timebell_\w+", expression)}
     assert named <= known
@@ -128,11 +128,11 @@ def test_the_dashboard_speaks_of_metrics_that_are_there() -> None:
 
 
 @pytest.mark.parametrize(("which", "file"), [("rules", RULES), ("grafana", DASHBOARD)])
-def test_they_are_printed_as_they_are(which: str, file: Path, cli: Cli) -> None:
+def test_rules_and_dashboard_are_printed_unchanged(which: str, file: Path, cli: Cli) -> None:
     assert cli("observe", which).out == file.read_text().rstrip("\n") + "\n"
 
 
-def test_a_healthy_system_is_silent(tmp_path: Path) -> None:
+def test_a_healthy_system_fires_no_alert(tmp_path: Path) -> None:
     promtool(tmp_path, yaml.safe_load(HEALTHY.read_text()))
 
 
@@ -185,8 +185,8 @@ def test_a_real_prometheus_scrapes_a_node_and_loads_the_rules(start: Start, tmp_
         found = ask("query", query='sum(timebell_fires_total{outcome="ok"})')
         return float(found["result"][0]["value"][1]) if found and found["result"] else None
 
-    def answered(asked: str, least: int) -> bool | None:
-        found = ask("query", query=asked)
+    def answered(query_text: str, least: int) -> bool | None:
+        found = ask("query", query=query_text)
         return True if found is not None and len(found["result"]) >= least else None
 
     try:
@@ -194,10 +194,10 @@ def test_a_real_prometheus_scrapes_a_node_and_loads_the_rules(start: Start, tmp_
         log_of = (tmp_path / "prometheus.log").read_text
         (group,) = until(lambda: ask("rules"), log_of)["groups"]
         assert {rule["name"] for rule in group["rules"]} == set(FIRING)
-        for expression in expressions():  # rates need two samples, and what never happened has none
-            asked = expression.replace("$__rate_interval", "1m")
-            rare = any(metric in asked for metric in RARE)
-            until(lambda: answered(asked, least=0 if rare else 1), lambda: asked)
+        for expression in expressions():  # rates need two samples; rare counters may have none
+            query_text = expression.replace("$__rate_interval", "1m")
+            rare = any(metric in query_text for metric in RARE)
+            until(lambda: answered(query_text, least=0 if rare else 1), lambda: query_text)
 
         def up() -> bool | None:  # a scrape has a second, which a busy machine may exceed
             (target,) = (ask("targets") or {}).get("activeTargets", [{}])

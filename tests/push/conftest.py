@@ -1,4 +1,4 @@
-"""One fake FCM for a file of tests, as new for each of them."""
+"""An FCM emulator per test module, reset before each test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from timebell import Timebell
 from timebell.targets.push.fcm import FcmProvider
-from timebell.testing.fcm import FakeFcm
+from timebell_fcm_emulator import FakeFcm
 
 
 @pytest.fixture(scope="module")
@@ -27,24 +27,24 @@ def fcm(server: FakeFcm) -> FakeFcm:
 
 
 @pytest.fixture(autouse=True)
-def _soon_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timebell.targets.push.fcm.LAST_WORDS", 0.2)
+def _short_cancel_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timebell.targets.push.fcm.CANCEL_GRACE_SECONDS", 0.2)
 
 
 @pytest.fixture
 def provider(fcm: FakeFcm) -> Callable[..., FcmProvider]:
-    """Makes a provider that speaks to it."""
+    """Return a factory of providers that send to the emulator."""
 
     def make(**options: Any) -> FcmProvider:
-        given = {"now": lambda: datetime.now(UTC), "url": fcm.url, "ca": fcm.ca, **options}
-        return FcmProvider(given.pop("credentials", fcm.credentials), **given)
+        defaults = {"now": lambda: datetime.now(UTC), "url": fcm.url, "ca": fcm.ca, **options}
+        return FcmProvider(defaults.pop("credentials", fcm.credentials), **defaults)
 
     return make
 
 
 @pytest.fixture
 def run_app() -> Callable[[str, Callable[[Timebell], Coroutine[Any, Any, None]]], None]:
-    """Runs a body with an app whose engine is running, on the machine's own clock."""
+    """Return a function that runs a coroutine with an app and its running engine, on the system clock."""
 
     def run(url: str, body: Callable[[Timebell], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:

@@ -1,4 +1,4 @@
-"""A delivery to hand to a target."""
+"""Create a delivery for the tests of push targets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ AT = datetime(2027, 3, 1, 12, tzinfo=UTC)
 
 
 def delivery(**more: Any) -> Delivery:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "job_id": "job", "tenant_id": "default", "topic": "push.hello", "payload": {}, "metadata": {},
         "timezone": "UTC", "scheduled_at": AT, "fired_at": AT, "schedule_id": None, "schedule_name": None,
         "occurrence_key": "job", "attempt": 3, "upcoming": [], **more,
     }  # fmt: skip
-    return Delivery(**given)
+    return Delivery(**fields)

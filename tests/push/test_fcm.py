@@ -1,4 +1,4 @@
-"""FCM over the wire: quotas, credentials, HTTP/2 as servers end connections, and the official client beside it."""
+"""The FCM provider over HTTP/2: error codes, quotas, credentials, closed connections, and the official client."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from collections import Counter
 from collections.abc import Callable
 from http.client import IncompleteRead
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from timebell.errors import InvalidInput
 from timebell.targets.push.fcm import FcmProvider
-from timebell.targets.push.message import Content, Encoded, Message
-from timebell.targets.push.provider import Answer, Fate
-from timebell.testing.fcm import FakeFcm
+from timebell.targets.push.message import Content, EncodedContent, Message
+from timebell.targets.push.provider import Fate, PushResult
 from timebell.testing.push_providers import NOW, messages, run, send, tokens
+from timebell_fcm_emulator import FakeFcm
 
 Make = Callable[..., FcmProvider]
 
@@ -36,25 +35,25 @@ CODES = {
 }
 
 
-def fates(answers: list[Answer]) -> Counter[str]:
+def fates(answers: list[PushResult]) -> Counter[str]:
     return Counter(answer.fate.value for answer in answers)
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_every_code_of_fcm(fcm: FakeFcm, provider: Make, code: str) -> None:
+def test_each_fcm_error_code_has_a_fate(fcm: FakeFcm, provider: Make, code: str) -> None:
     fcm.rules({"do": code})
 
     async def body() -> None:
         one = provider()
         (answer,) = await send(one, messages(tokens(1)))
         await one.close()
-        assert (answer.fate, answer.remove) == CODES[code]
+        assert (answer.fate, answer.token_is_dead) == CODES[code]
         assert answer.code == code
 
     run(body)
 
 
-def test_a_bare_503_is_unknown_and_the_page_of_a_proxy_too(fcm: FakeFcm, provider: Make) -> None:
+def test_a_503_without_details_and_a_proxy_page_are_unknown(fcm: FakeFcm, provider: Make) -> None:
     fcm.rules({"do": "UNAVAILABLE", "details": False, "match": "^bare"}, {"do": "HTML", "match": "^page"})
 
     async def body() -> None:
@@ -66,23 +65,23 @@ def test_a_bare_503_is_unknown_and_the_page_of_a_proxy_too(fcm: FakeFcm, provide
     run(body)
 
 
-def test_a_bad_token_is_removed_and_a_bad_message_costs_nobody_a_token(fcm: FakeFcm, provider: Make) -> None:
+def test_a_bad_token_is_removed_but_a_bad_message_removes_no_token(fcm: FakeFcm, provider: Make) -> None:
     async def body() -> None:
         one = provider()
-        bad = Encoded(Content("t", data={"google.x": "1"}), NOW)  # as check() would have refused
+        bad = EncodedContent(Content("t", data={"google.x": "1"}), NOW)  # check() would refuse it
         batch = [*messages(["odd/token!!"]), Message("token", "good-token", bad)]
         token, message = await send(one, batch)
         await one.close()
-        assert (token.code, token.remove) == ("INVALID_ARGUMENT", True)
-        assert (message.code, message.remove) == ("INVALID_ARGUMENT", False)
+        assert (token.code, token.token_is_dead) == ("INVALID_ARGUMENT", True)
+        assert (message.code, message.token_is_dead) == ("INVALID_ARGUMENT", False)
 
     run(body)
 
 
-def test_topics_and_conditions(fcm: FakeFcm, provider: Make) -> None:
+def test_topics_and_conditions_are_accepted(fcm: FakeFcm, provider: Make) -> None:
     async def body() -> None:
         one = provider()
-        content = Encoded(Content("t"), NOW)
+        content = EncodedContent(Content("t"), NOW)
         condition = "'news' in topics && !('sports' in topics)"
         answers = await send(one, [Message("topic", "news", content), Message("condition", condition, content)])
         await one.close()
@@ -92,7 +91,7 @@ def test_topics_and_conditions(fcm: FakeFcm, provider: Make) -> None:
     run(body)
 
 
-def test_over_the_quota_nothing_is_sent_until_fcm_said_so(fcm: FakeFcm, provider: Make) -> None:
+def test_over_the_quota_nothing_is_sent_until_retry_after(fcm: FakeFcm, provider: Make) -> None:
     fcm.quota(30)
 
     async def body() -> None:
@@ -101,16 +100,16 @@ def test_over_the_quota_nothing_is_sent_until_fcm_said_so(fcm: FakeFcm, provider
         later = await send(one, messages(tokens(100, "later")))
         await one.close()
         assert first == {"accepted": 30, "again": 70}
-        assert {(answer.fate, answer.costs_nothing) for answer in later} == {(Fate.AGAIN, True)}
-        assert 50 < min(answer.after or 0 for answer in later) <= 60
-        assert fcm.counts()["requests"] <= 100, "it went on asking while it was told to wait"
+        assert {(answer.fate, answer.uncounted) for answer in later} == {(Fate.AGAIN, True)}
+        assert 50 < min(answer.retry_after or 0 for answer in later) <= 60
+        assert fcm.counts()["requests"] <= 100, "requests were sent before the end of Retry-After"
 
     run(body)
 
 
-def test_the_pace_keeps_within_the_quota(fcm: FakeFcm, provider: Make) -> None:
+def test_sending_stays_within_the_quota(fcm: FakeFcm, provider: Make) -> None:
     async def body() -> None:
-        one = provider(per_minute=6_000)  # 96 at once, then 96 a second
+        one = provider(per_minute=6_000)  # a burst of 96, then 96 a second
         began = asyncio.get_running_loop().time()
         assert fates(await send(one, messages(tokens(192)))) == {"accepted": 192}
         assert asyncio.get_running_loop().time() - began > 0.9
@@ -119,7 +118,7 @@ def test_the_pace_keeps_within_the_quota(fcm: FakeFcm, provider: Make) -> None:
     run(body)
 
 
-def test_a_token_that_fcm_no_longer_takes_is_replaced_and_the_message_sent(fcm: FakeFcm, provider: Make) -> None:
+def test_an_expired_access_token_is_replaced_and_the_message_sent(fcm: FakeFcm, provider: Make) -> None:
     async def body() -> None:
         one = provider()
         assert fates(await send(one, messages(tokens(3, "before")))) == {"accepted": 3}
@@ -132,8 +131,8 @@ def test_a_token_that_fcm_no_longer_takes_is_replaced_and_the_message_sent(fcm: 
     run(body)
 
 
-def test_a_token_near_its_end_is_replaced_while_it_is_used(fcm: FakeFcm, provider: Make) -> None:
-    fcm.expire_tokens(200)  # less than is left when it is replaced
+def test_an_access_token_near_expiry_is_replaced_while_in_use(fcm: FakeFcm, provider: Make) -> None:
+    fcm.expire_tokens(200)  # seconds, less than the margin at which a token is replaced
 
     async def body() -> None:
         one = provider()
@@ -148,13 +147,13 @@ def test_a_token_near_its_end_is_replaced_while_it_is_used(fcm: FakeFcm, provide
     fcm.expire_tokens()
 
 
-def test_an_account_that_google_refuses_sends_nothing(fcm: FakeFcm, provider: Make) -> None:
+def test_a_refused_service_account_sends_nothing(fcm: FakeFcm, provider: Make) -> None:
     async def body() -> None:
         account = json.loads(fcm.credentials) | {"client_email": "other@timebell-test.iam.gserviceaccount.com"}
         one = provider(credentials=json.dumps(account))
         answers = await send(one, messages(tokens(3)))
         await one.close()
-        assert {(answer.fate, answer.code, answer.after) for answer in answers} == {
+        assert {(answer.fate, answer.code, answer.retry_after) for answer in answers} == {
             (Fate.AGAIN, "FCM_TOKEN_UNAVAILABLE", None)
         }
         assert fcm.counts()["requests"] == 0
@@ -162,30 +161,30 @@ def test_an_account_that_google_refuses_sends_nothing(fcm: FakeFcm, provider: Ma
     run(body)
 
 
-class Odd:
-    """An answer of the token endpoint."""
+class TokenEndpointResponse:
+    """A response of the token endpoint."""
 
     status, headers = 200, dict[str, str]()
 
-    def __init__(self, says: bytes | Exception) -> None:
-        self.says = says
+    def __init__(self, content: bytes | Exception) -> None:
+        self.content = content
 
-    def __enter__(self) -> Odd:
+    def __enter__(self) -> TokenEndpointResponse:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
     def read(self) -> bytes:
-        if isinstance(self.says, Exception):
-            raise self.says
-        return self.says
+        if isinstance(self.content, Exception):
+            raise self.content
+        return self.content
 
 
-@pytest.mark.parametrize("says", [IncompleteRead(b"{"), b"[]", b'{"expires_in": null}'])
-def test_an_odd_answer_of_the_token_endpoint_sends_nothing(
-    says: bytes | Exception, fcm: FakeFcm, provider: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("content", [IncompleteRead(b"{"), b"[]", b'{"expires_in": null}'])
+def test_an_invalid_token_endpoint_response_sends_nothing(
+    content: bytes | Exception, fcm: FakeFcm, provider: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: Odd(says))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: TokenEndpointResponse(content))
 
     async def body() -> None:
         one = provider()
@@ -198,7 +197,7 @@ def test_an_odd_answer_of_the_token_endpoint_sends_nothing(
     run(body)
 
 
-def test_with_nobody_there_nothing_was_sent(provider: Make) -> None:
+def test_a_refused_connection_sends_nothing(provider: Make) -> None:
     async def body() -> None:
         one = provider(url="https://localhost:1")
         answers = await send(one, messages(tokens(300)))
@@ -208,7 +207,7 @@ def test_with_nobody_there_nothing_was_sent(provider: Make) -> None:
     run(body)
 
 
-def test_a_server_that_hangs_up_at_once_is_not_stormed(fcm: FakeFcm, provider: Make) -> None:
+def test_a_server_that_closes_every_connection_gets_few_attempts(fcm: FakeFcm, provider: Make) -> None:
     hung_up = 0
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -231,11 +230,11 @@ def test_a_server_that_hangs_up_at_once_is_not_stormed(fcm: FakeFcm, provider: M
     run(body)
 
 
-def test_a_certificate_that_is_not_trusted_gets_nothing(fcm: FakeFcm, provider: Make) -> None:
+def test_a_server_with_an_untrusted_certificate_gets_nothing(fcm: FakeFcm, provider: Make) -> None:
     async def body() -> None:
         one = provider()
-        await send(one, messages(tokens(1)))  # the token is had
-        for line in one._lines:
+        await send(one, messages(tokens(1)))  # obtains the access token
+        for line in one._active_connections:
             line.close()
         one._tls = one._ca = None  # the system's authorities
         (answer,) = await send(one, messages(["token-unsafe"]))
@@ -246,7 +245,7 @@ def test_a_certificate_that_is_not_trusted_gets_nothing(fcm: FakeFcm, provider: 
     run(body)
 
 
-def test_streams_the_server_refuses_are_sent_again_and_once(fcm: FakeFcm, provider: Make) -> None:
+def test_refused_streams_are_sent_again_exactly_once(fcm: FakeFcm, provider: Make) -> None:
     fcm.rules({"do": "REFUSE", "times": 40})
 
     async def body() -> None:
@@ -258,7 +257,7 @@ def test_streams_the_server_refuses_are_sent_again_and_once(fcm: FakeFcm, provid
     run(body)
 
 
-def test_streams_that_are_refused_for_ever_are_given_back(fcm: FakeFcm, provider: Make) -> None:
+def test_permanently_refused_streams_are_returned_for_a_later_attempt(fcm: FakeFcm, provider: Make) -> None:
     fcm.rules({"do": "REFUSE"})
 
     async def body() -> None:
@@ -270,7 +269,7 @@ def test_streams_that_are_refused_for_ever_are_given_back(fcm: FakeFcm, provider
     run(body)
 
 
-def test_what_a_goaway_leaves_out_goes_over_another_connection(fcm: FakeFcm, provider: Make) -> None:
+def test_streams_above_a_goaway_use_another_connection(fcm: FakeFcm, provider: Make) -> None:
     fcm.rules({"do": "GOAWAY", "times": 3, "match": "7$"})
 
     async def body() -> None:
@@ -283,7 +282,7 @@ def test_what_a_goaway_leaves_out_goes_over_another_connection(fcm: FakeFcm, pro
     run(body)
 
 
-def test_what_was_sent_before_a_goaway_is_still_answered(fcm: FakeFcm, provider: Make) -> None:
+def test_streams_before_a_goaway_still_complete(fcm: FakeFcm, provider: Make) -> None:
     fcm.rules({"do": "ACCEPT", "delay": 2, "match": "^slow"})
 
     async def body() -> None:
@@ -301,12 +300,11 @@ def test_what_was_sent_before_a_goaway_is_still_answered(fcm: FakeFcm, provider:
     run(body)
 
 
-def test_a_server_with_room_for_little_gets_little_at_once() -> None:
+def test_the_stream_limit_of_the_server_is_respected() -> None:
     with FakeFcm(streams=3) as small:
 
         async def body() -> None:
-            now: Any = lambda: NOW  # noqa: E731
-            one = FcmProvider(small.credentials, now=now, url=small.url, ca=small.ca, connections=2)
+            one = FcmProvider(small.credentials, now=lambda: NOW, url=small.url, ca=small.ca, connections=2)
             assert fates(await send(one, messages(tokens(100)))) == {"accepted": 100}
             await one.close()
 
@@ -315,10 +313,10 @@ def test_a_server_with_room_for_little_gets_little_at_once() -> None:
 
 
 @pytest.mark.parametrize("credentials", ["{}", "no JSON", '{"project_id": "p", "private_key": "x"}', "[]"])
-def test_bad_credentials_are_told_before_anything_is_sent(credentials: str) -> None:
+def test_invalid_credentials_are_refused_before_sending(credentials: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         FcmProvider(credentials, now=lambda: NOW)
-    assert refused.value.code == "FCM_CREDENTIALS_INVALID"
+    assert refused.value.code == "INVALID_FCM_CREDENTIALS"
 
 
 OFFICIAL = """
@@ -339,11 +337,11 @@ for answers in (sync, two):
 """
 
 
-def test_the_official_client_takes_the_fake_for_fcm(fcm: FakeFcm) -> None:
+def test_the_official_client_works_against_the_emulator(fcm: FakeFcm) -> None:
     fcm.rules({"do": "UNREGISTERED", "match": "^dead"})
-    said = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", OFFICIAL, fcm.url], input=fcm.credentials, capture_output=True, text=True, timeout=60,
         env={"REQUESTS_CA_BUNDLE": fcm.ca, "SSL_CERT_FILE": fcm.ca},
     )  # fmt: skip
-    assert said.stdout.split("\n")[:2] == ["10 UnregisteredError", "10 UnregisteredError"], said.stderr
+    assert finished.stdout.split("\n")[:2] == ["10 UnregisteredError", "10 UnregisteredError"], finished.stderr
     assert {token: len(ids) for token, ids in fcm.received().items()} == {f"official-{n:03d}": 2 for n in range(10)}

@@ -1,4 +1,4 @@
-"""FCM keeps to what every provider has to."""
+"""The FCM provider passes the conformance suite of providers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from timebell.targets.push.fcm import FcmProvider
-from timebell.testing.fcm import FakeFcm
 from timebell.testing.push_providers import ProviderSuite
+from timebell_fcm_emulator import FakeFcm
 
 RULES: dict[str, dict[str, Any]] = {
     "REFUSE": {"do": "SENDER_ID_MISMATCH"},

@@ -1,4 +1,4 @@
-"""Our side of HTTP/2 against the `h2` library's: small windows, small tables, frames in pieces, and bad servers."""
+"""The HTTP/2 client against the `h2` library: small windows, small tables, split frames and faulty servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timebell.targets.push.http2 import UNPROCESSED, Broken, Line, Response
+from timebell.targets.push.http2 import UNPROCESSED, Http2Connection, RequestFailure, Response
 
 HEADERS = [
     (":method", "POST"),
@@ -26,7 +26,7 @@ HEADERS = [
 
 
 class Wire(asyncio.Transport):
-    """Between a Line and a server that is `h2`; `cut` is the size of the pieces the line gets."""
+    """A transport between an Http2Connection and an `h2` server; `cut` is the size in bytes of the delivered pieces."""
 
     def __init__(self, cut: int = 1 << 20, **settings: int) -> None:
         super().__init__()
@@ -34,16 +34,18 @@ class Wire(asyncio.Transport):
         self.cut, self.closed = cut, False
         self.server = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
         self.bodies: dict[int, bytes] = {}
-        self.whole: list[int] = []
+        self.completed_streams: list[int] = []
         self.headers: list[dict[str, str]] = []
         self.reset: list[int] = []
-        self.line = Line(HEADERS, lambda item, result: self.ended.append((item, result)), lambda line: None, 100)
-        self.line.connection_made(self)
+        self.connection = Http2Connection(
+            HEADERS, lambda item, result: self.ended.append((item, result)), lambda connection: None, 100
+        )
+        self.connection.connection_made(self)
         self.server.initiate_connection()
-        self.tell()
+        self.deliver_server_output()
         if settings:
             self.server.update_settings({getattr(SettingCodes, name): value for name, value in settings.items()})
-            self.tell()
+            self.deliver_server_output()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -57,27 +59,27 @@ class Wire(asyncio.Transport):
                 self.bodies[event.stream_id] += event.data
                 self.server.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             elif isinstance(event, StreamEnded):
-                self.whole.append(event.stream_id)
+                self.completed_streams.append(event.stream_id)
             elif isinstance(event, StreamReset):
                 self.reset.append(event.stream_id)
 
-    def tell(self) -> None:
-        """What the server has to say, until both have nothing more."""
+    def deliver_server_output(self) -> None:
+        """Deliver the output of the server until it has none left."""
         while data := self.server.data_to_send():
             for at in range(0, len(data), self.cut):
-                self.line.data_received(data[at : at + self.cut])
+                self.connection.data_received(data[at : at + self.cut])
 
     def post(self, *bodies: bytes) -> None:
         for body in bodies:
-            assert self.line.room > 0
-            self.line.post(body, body[:10], 0.0)
-        self.line.flush()
-        self.tell()
+            assert self.connection.capacity > 0
+            self.connection.post(body, body[:10], 0.0)
+        self.connection.flush()
+        self.deliver_server_output()
 
     def answer(self, stream: int, body: bytes = b"{}", status: str = "200", **more: Any) -> None:
         self.server.send_headers(stream, [(":status", status), ("content-type", "json")])
         self.server.send_data(stream, body, end_stream=True, **more)
-        self.tell()
+        self.deliver_server_output()
 
     def is_closing(self) -> bool:
         return self.closed
@@ -89,11 +91,11 @@ class Wire(asyncio.Transport):
 
 
 def on_loop(test: Callable[..., None]) -> Callable[..., None]:
-    """Futures need a loop."""
+    """Run a test inside an event loop, which futures need."""
 
-    def run(**given: Any) -> None:
+    def run(**arguments: Any) -> None:
         async def body() -> None:
-            test(**given)
+            test(**arguments)
 
         asyncio.run(body())
 
@@ -103,7 +105,7 @@ def on_loop(test: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.mark.parametrize("cut", [1, 7, 1 << 20])
 @pytest.mark.parametrize("table", [0, 100, 4096])
-def test_requests_and_answers(cut: int, table: int) -> None:
+def test_responses_are_matched_to_requests(cut: int, table: int) -> None:
     @on_loop
     def body() -> None:
         wire = Wire(cut, HEADER_TABLE_SIZE=table)
@@ -122,14 +124,14 @@ def test_requests_and_answers(cut: int, table: int) -> None:
     body()
 
 
-def test_the_same_bytes_mean_something_else_when_the_table_has_changed() -> None:
+def test_changes_of_the_header_table_are_followed() -> None:
     @on_loop
     def body() -> None:
         wire = Wire()
         wire.post(*[b"x"] * 6)
         for stream, header in zip(range(1, 13, 2), "aaabbb", strict=True):
             wire.server.send_headers(stream, [(":status", "200"), ("x-header", header)], end_stream=True)
-            wire.tell()
+            wire.deliver_server_output()
         assert [result.headers["x-header"] for _, result in wire.ended] == [*"aaabbb"]
 
     body()
@@ -141,50 +143,50 @@ def test_headers_may_change_between_requests() -> None:
         wire = Wire()
         wire.post(b"one", b"two")
         other = [*HEADERS[:-1], ("authorization", "new")]
-        wire.line.speak(other)
+        wire.connection.set_headers(other)
         wire.post(b"three", b"four")
-        assert [said["authorization"][:3] for said in wire.headers] == ["xxx", "xxx", "new", "new"]
+        assert [sent["authorization"][:3] for sent in wire.headers] == ["xxx", "xxx", "new", "new"]
 
     body()
 
 
-def test_small_windows_delay_and_lose_nothing() -> None:
+def test_small_windows_delay_requests_but_lose_nothing() -> None:
     @on_loop
     def body() -> None:
         wire = Wire(INITIAL_WINDOW_SIZE=1_000, MAX_FRAME_SIZE=16_384)
         long = [bytes([65 + n]) * 30_000 for n in range(5)]
         wire.post(*long)
         for _ in range(500):
-            if len(wire.whole) == 5:
+            if len(wire.completed_streams) == 5:
                 break
-            wire.line.flush()
-            wire.tell()
+            wire.connection.flush()
+            wire.deliver_server_output()
         assert list(wire.bodies.values()) == long
 
     body()
 
 
-def test_the_server_says_how_many_at_once() -> None:
+def test_the_server_limits_concurrent_streams() -> None:
     @on_loop
     def body() -> None:
         wire = Wire(MAX_CONCURRENT_STREAMS=2)
         wire.post(b"one", b"two")
-        assert wire.line.room == 0
+        assert wire.connection.capacity == 0
         wire.answer(1)
-        assert wire.line.room == 1
+        assert wire.connection.capacity == 1
 
     body()
 
 
-def test_refused_streams_and_those_above_a_goaway_were_not_processed() -> None:
+def test_refused_streams_and_streams_above_a_goaway_are_unprocessed() -> None:
     @on_loop
     def body() -> None:
         wire = Wire()
         wire.post(b"one", b"two", b"three", b"four")
         wire.server.reset_stream(3, 7)
-        wire.tell()
-        wire.line.data_received(goaway(5))
-        assert wire.line.room == 0
+        wire.deliver_server_output()
+        wire.connection.data_received(goaway(5))
+        assert wire.connection.capacity == 0
         assert wire.ended == [(b"two", UNPROCESSED), (b"four", UNPROCESSED)]
         wire.answer(1)
         assert not wire.closed
@@ -199,29 +201,29 @@ def goaway(last: int) -> bytes:
     return b"\x00\x00\x08\x07\x00\x00\x00\x00\x00" + last.to_bytes(4, "big") + bytes(4)
 
 
-def test_other_resets_and_a_lost_connection_leave_it_unknown() -> None:
+def test_other_resets_and_a_lost_connection_leave_the_result_unknown() -> None:
     @on_loop
     def body() -> None:
         wire = Wire()
         wire.post(b"one", b"two")
         wire.server.reset_stream(1, 2)
-        wire.tell()
-        wire.line.connection_lost(None)
-        codes = [result.code for _, result in wire.ended if isinstance(result, Broken)]
+        wire.deliver_server_output()
+        wire.connection.connection_lost(None)
+        codes = [result.code for _, result in wire.ended if isinstance(result, RequestFailure)]
         assert codes == ["STREAM_RESET", "CONNECTION_LOST"]
-        assert wire.line.gone
+        assert wire.connection.disconnected
 
     body()
 
 
-def test_what_takes_too_long_is_given_up_and_the_rest_goes_on() -> None:
+def test_timed_out_requests_are_reset_and_others_continue() -> None:
     @on_loop
     def body() -> None:
         wire = Wire()
-        wire.line.post(b"old", "old", 1.0)
-        wire.line.post(b"new", "new", 5.0)
-        wire.line.flush()
-        wire.line.give_up(2.0)
+        wire.connection.post(b"old", "old", 1.0)
+        wire.connection.post(b"new", "new", 5.0)
+        wire.connection.flush()
+        wire.connection.time_out(2.0)
         assert [(item, result.code) for item, result in wire.ended] == [("old", "TIMEOUT")]
         assert wire.reset == [1]
         wire.answer(3)
@@ -230,7 +232,7 @@ def test_what_takes_too_long_is_given_up_and_the_rest_goes_on() -> None:
     body()
 
 
-def test_trailers_and_early_hints_are_no_answers() -> None:
+def test_trailers_and_early_hints_are_not_responses() -> None:
     @on_loop
     def body() -> None:
         wire = Wire()
@@ -239,14 +241,14 @@ def test_trailers_and_early_hints_are_no_answers() -> None:
         wire.server.send_headers(1, [(":status", "200")])
         wire.server.send_data(1, b"body")
         wire.server.send_headers(1, [("grpc-status", "0")], end_stream=True)
-        wire.tell()
+        wire.deliver_server_output()
         ((_, result),) = wire.ended
         assert (result.status, result.body) == (200, b"body")
 
     body()
 
 
-def test_an_answer_without_end_is_cut() -> None:
+def test_an_endless_response_is_cut_off() -> None:
     @on_loop
     def body() -> None:
         wire = Wire()
@@ -254,7 +256,7 @@ def test_an_answer_without_end_is_cut() -> None:
         wire.server.send_headers(1, [(":status", "200")])
         for _ in range(5):
             wire.server.send_data(1, b"x" * 16_000)
-        wire.tell()
+        wire.deliver_server_output()
         assert [result.code for _, result in wire.ended] == ["FCM_ANSWER_UNREADABLE"]
 
     body()
@@ -270,8 +272,8 @@ FRAMES = st.builds(
 
 @settings(max_examples=60)
 @given(st.lists(FRAMES | st.binary(max_size=30), max_size=12), st.integers(1, 50))
-def test_a_server_may_send_anything(frames: list[bytes], cut: int) -> None:
-    """Nothing raises, and each request ends once, at the latest with the connection."""
+def test_arbitrary_frames_end_each_request_once(frames: list[bytes], cut: int) -> None:
+    """Nothing raises, and each request ends exactly once, at the latest when the connection ends."""
 
     @on_loop
     def body() -> None:
@@ -280,8 +282,8 @@ def test_a_server_may_send_anything(frames: list[bytes], cut: int) -> None:
         wire.write = lambda data: None  # type: ignore[method-assign]
         data = b"".join(frames)
         for at in range(0, len(data), cut):
-            wire.line.data_received(data[at : at + cut])
-        wire.line.connection_lost(None)
+            wire.connection.data_received(data[at : at + cut])
+        wire.connection.connection_lost(None)
         assert sorted(item for item, _ in wire.ended) == [b"one", b"two"]
 
     body()

@@ -1,4 +1,4 @@
-"""Messages: what FCM would refuse is refused before, and what is sent is what FCM documents."""
+"""Push messages: their encoding as FCM documents it, and the checks that FCM would fail."""
 
 from __future__ import annotations
 
@@ -10,27 +10,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidInput
-from timebell.targets.push.message import Content, Encoded, Message, To, check, check_to
-from timebell.testing.fcm.rules import Fcm
+from timebell.targets.push.message import (
+    Content,
+    EncodedContent,
+    Message,
+    RecipientKind,
+    check_content,
+    check_recipient,
+)
 from timebell.testing.push_providers import NOW
+from timebell_fcm_emulator.rules import Fcm
 
 
-def sent(kind: To, to: str, content: Content) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(Message(kind, to, Encoded(content, NOW)).request())
-    return read["message"]
+def encode(kind: RecipientKind, to: str, content: Content) -> dict[str, Any]:
+    request: dict[str, Any] = json.loads(Message(kind, to, EncodedContent(content, NOW)).request())
+    message: dict[str, Any] = request["message"]
+    return message
 
 
-def refused(content: Content, kind: To = "token") -> str | None:
+def error_code(content: Content, kind: RecipientKind = "token") -> str | None:
     try:
-        check(content, kind)
+        check_content(content, kind)
     except InvalidInput as error:
         return error.code
     return None
 
 
-def test_all_of_it() -> None:
+def test_all_fields_of_a_message_are_encoded() -> None:
     content = Content("Title", "Body", {"chapter": "0"}, 3600, "news", "n-1")
-    assert sent("token", "abc:1", content) == {
+    assert encode("token", "abc:1", content) == {
         "token": "abc:1",
         "notification": {"title": "Title", "body": "Body"},
         "data": {"chapter": "0"},
@@ -40,12 +48,12 @@ def test_all_of_it() -> None:
     }
 
 
-def test_data_alone_shows_nothing() -> None:
-    assert sent("topic", "news", Content(data={"a": "1"})) == {"topic": "news", "data": {"a": "1"}}
+def test_data_alone_has_no_notification() -> None:
+    assert encode("topic", "news", Content(data={"a": "1"})) == {"topic": "news", "data": {"a": "1"}}
 
 
-def test_a_ttl_of_nothing_is_now_or_never() -> None:
-    message = sent("token", "t", Content("x", ttl=0))
+def test_a_zero_ttl_means_deliver_now_or_drop() -> None:
+    message = encode("token", "t", Content("x", ttl=0))
     assert message["android"]["ttl"] == "0s"
     assert message["apns"]["headers"]["apns-expiration"] == "0"
 
@@ -54,8 +62,8 @@ def test_a_ttl_of_nothing_is_now_or_never() -> None:
     ("content", "kind", "code"),
     [
         (Content("x"), "token", None),
-        (Content(), "token", "PUSH_MESSAGE_INVALID"),
-        (Content(tag="t", ttl=1), "token", "PUSH_MESSAGE_INVALID"),
+        (Content(), "token", "INVALID_PUSH_MESSAGE"),
+        (Content(tag="t", ttl=1), "token", "INVALID_PUSH_MESSAGE"),
         (Content(data={"a": "x" * 4095}), "token", None),
         (Content(data={"a": "x" * 4096}), "token", "PUSH_MESSAGE_TOO_LARGE"),
         (Content(data={"a": "약" * 1365}), "token", None),
@@ -63,23 +71,23 @@ def test_a_ttl_of_nothing_is_now_or_never() -> None:
         (Content("x" * 2048), "topic", None),
         (Content("x" * 2049), "condition", "PUSH_MESSAGE_TOO_LARGE"),
         (Content("x", ttl=2_419_200), "token", None),
-        (Content("x", ttl=2_419_201), "token", "PUSH_MESSAGE_INVALID"),
-        (Content("x", ttl=-1), "token", "PUSH_MESSAGE_INVALID"),
+        (Content("x", ttl=2_419_201), "token", "INVALID_PUSH_MESSAGE"),
+        (Content("x", ttl=-1), "token", "INVALID_PUSH_MESSAGE"),
         (Content("x", tag="t" * 64), "token", None),
-        (Content("x", tag="t" * 65), "token", "PUSH_MESSAGE_INVALID"),
-        *((Content(data={key: "1"}), "token", "PUSH_MESSAGE_INVALID")
+        (Content("x", tag="t" * 65), "token", "INVALID_PUSH_MESSAGE"),
+        *((Content(data={key: "1"}), "token", "INVALID_PUSH_MESSAGE")
           for key in ("from", "notification", "message_type", "google.x", "gcm.notification.x", "gcm.x", "")),
         *((Content(data={key: "1"}), "token", None) for key in ("from_", "fromage", "googly", "notifications", "gcm")),
-        (Content(data={"a": 0}), "token", "PUSH_MESSAGE_INVALID"),  # type: ignore[dict-item]
-        (Content(data={"a": None}), "token", "PUSH_MESSAGE_INVALID"),  # type: ignore[dict-item]
+        (Content(data={"a": 0}), "token", "INVALID_PUSH_MESSAGE"),  # type: ignore[dict-item]
+        (Content(data={"a": None}), "token", "INVALID_PUSH_MESSAGE"),  # type: ignore[dict-item]
     ],
 )  # fmt: skip
-def test_limits_of_a_message(content: Content, kind: To, code: str | None) -> None:
-    assert refused(content, kind) == code
+def test_message_limits_are_checked(content: Content, kind: RecipientKind, code: str | None) -> None:
+    assert error_code(content, kind) == code
 
 
 @pytest.mark.parametrize(
-    ("kind", "to", "read"),
+    ("kind", "to", "expected"),
     [
         ("token", "fGh-1_x:APA91b", "fGh-1_x:APA91b"),
         ("token", "a b", None),
@@ -109,28 +117,28 @@ def test_limits_of_a_message(content: Content, kind: To, code: str | None) -> No
         ("condition", "'a' in topicsx", None),
     ],
 )
-def test_whom_it_goes_to(kind: To, to: Any, read: Any) -> None:
-    if read is None:
+def test_recipients_are_checked(kind: RecipientKind, to: Any, expected: Any) -> None:
+    if expected is None:
         with pytest.raises(InvalidInput) as error:
-            check_to(kind, to)
-        assert error.value.code == "PUSH_MESSAGE_INVALID"
+            check_recipient(kind, to)
+        assert error.value.code == "INVALID_PUSH_MESSAGE"
     else:
-        assert check_to(kind, to) == (to if read is ... else read)
+        assert check_recipient(kind, to) == (to if expected is ... else expected)
 
 
 WORDS = st.sampled_from(["'a' in topics", "'b' in topics", "&&", "||", "!", "(", ")", "'c d' in topics", "&"])
 
 
 @given(st.lists(WORDS, max_size=9).map(" ".join))
-def test_conditions_are_read_as_the_fake_reads_them(text: str) -> None:
-    """Two readers written apart: ours goes from left to right, the other by reducing what it can."""
+def test_conditions_are_parsed_as_the_emulator_parses_them(text: str) -> None:
+    """Compare two independent parsers: a left-to-right one, and one that reduces terms."""
     try:
-        check_to("condition", text)
-        ours = True
+        check_recipient("condition", text)
+        is_valid = True
     except InvalidInput:
-        ours = False
+        is_valid = False
     reply = Fcm("p", lambda: 0.0).send(json.dumps({"message": {"condition": text, "data": {"a": "1"}}}).encode())
-    assert (reply.status == 200) is ours
+    assert (reply.status == 200) is is_valid
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=1500)
@@ -143,9 +151,9 @@ CONTENTS = st.builds(
 
 @settings(max_examples=50)
 @given(CONTENTS, st.sampled_from([("token", "token-123"), ("topic", "news"), ("condition", "'a' in topics")]))
-def test_what_is_checked_is_what_fcm_takes(content: Content, whom: tuple[To, str]) -> None:
-    reply = Fcm("p", lambda: 0.0).send(Message(*whom, Encoded(content, NOW)).request())
-    if refused(content, whom[0]) is None:
+def test_checked_messages_are_accepted_by_the_emulator(content: Content, recipient: tuple[RecipientKind, str]) -> None:
+    reply = Fcm("p", lambda: 0.0).send(Message(*recipient, EncodedContent(content, NOW)).request())
+    if error_code(content, recipient[0]) is None:
         assert reply.status == 200
     elif content.title is not None or content.body is not None or content.data:
-        assert reply.status == 400, "a message that FCM takes was refused"
+        assert reply.status == 400, "a message that FCM accepts was refused"

@@ -1,4 +1,4 @@
-"""Target push in the engine: what is sent again and what never is, whatever ended the attempt."""
+"""The push target in the engine: which messages the next attempt sends again, for each way an attempt ends."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from timebell import Retry, Timebell
 from timebell.errors import InvalidInput, Refused, TimebellError
 from timebell.model.job import Job
 from timebell.targets.push.message import Message
-from timebell.targets.push.provider import Answer, Fate, Told
+from timebell.targets.push.provider import Fate, OnResult, PushResult
 from timebell.targets.push.target import PushTarget
-from timebell.testing.fcm import FakeFcm
+from timebell_fcm_emulator import FakeFcm
 
-OK = Answer(Fate.ACCEPTED, id="0:1")
-DEAD = Answer(Fate.REFUSED, code="UNREGISTERED", error="gone", remove=True)
-LATER = Answer(Fate.AGAIN, code="UNAVAILABLE", error="later", after=20.0)
-QUOTA = Answer(Fate.AGAIN, code="QUOTA_EXCEEDED", error="slow down", after=60.0, costs_nothing=True)
-LOST = Answer(Fate.UNKNOWN, code="CONNECTION_LOST", error="nobody knows")
+OK = PushResult(Fate.ACCEPTED, id="0:1")
+DEAD = PushResult(Fate.REFUSED, code="UNREGISTERED", error="gone", token_is_dead=True)
+LATER = PushResult(Fate.AGAIN, code="UNAVAILABLE", error="later", retry_after=20.0)
+QUOTA = PushResult(Fate.AGAIN, code="QUOTA_EXCEEDED", error="slow down", retry_after=60.0, uncounted=True)
+LOST = PushResult(Fate.UNKNOWN, code="CONNECTION_LOST", error="connection lost")
 
 
-class Scripted:
-    """A provider whose answers are lists by token, used up from the left; the last one stays. None hangs."""
+class ScriptedProvider:
+    """A provider with a list of results by token: the first is used up, the last one repeats, None hangs."""
 
     name = "scripted"
 
-    def __init__(self, **answers: list[Answer | None]) -> None:
+    def __init__(self, **answers: list[PushResult | None]) -> None:
         self.answers = answers
         self.sent: list[list[str]] = []
         self.seen: list[Message] = []
 
     async def ready(self) -> None: ...
 
-    async def send(self, messages: Sequence[Message], told: Told) -> None:
+    async def send(self, messages: Sequence[Message], on_result: OnResult) -> None:
         self.sent.append([message.to for message in messages])
         self.seen += messages
         hangs = False
@@ -49,26 +49,26 @@ class Scripted:
             if answer is None:
                 hangs = True
             else:
-                told(place, answer)
+                on_result(place, answer)
         if hangs:
             try:
                 await asyncio.Event().wait()
             finally:
                 for place, message in enumerate(messages):
                     if self.answers.get(message.to, [OK])[0] in (None, OK) and message.to.startswith("hang"):
-                        told(place, LOST)
+                        on_result(place, LOST)
 
     async def close(self) -> None: ...
 
 
-def app_with(world: World, provider: Scripted) -> Timebell:
+def app_with(world: World, provider: ScriptedProvider) -> Timebell:
     app = world.app()
-    app.kinds["push"] = PushTarget(lambda: provider, app.clock.now)
+    app.targets_by_kind["push"] = PushTarget(lambda: provider, app.clock.now)
     return app
 
 
-async def pushed(world: World, provider: Scripted, minutes: float = 10, **options: Any) -> Job:
-    """One push job, when it is over or `minutes` have passed."""
+async def push_and_wait(world: World, provider: ScriptedProvider, minutes: float = 10, **options: Any) -> Job:
+    """Create a push job, advance the clock by `minutes`, and return the job."""
     app = app_with(world, provider)
     timeout = options.pop("timeout", None)
     payload = options.pop("payload", None)
@@ -81,10 +81,10 @@ async def pushed(world: World, provider: Scripted, minutes: float = 10, **option
 
 
 @virtual
-async def test_all_accepted(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_push_records_the_result_of_every_token(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "timebell.push")
-    provider = Scripted(b=[DEAD])
-    job = await pushed(world, provider, tokens=["a", "b", "c"], notificationId="n-1")
+    provider = ScriptedProvider(b=[DEAD])
+    job = await push_and_wait(world, provider, tokens=["a", "b", "c"], notificationId="n-1")
     assert job.state == "completed"
     assert job.result["accepted"] == 2
     assert job.result["refused"] == 1
@@ -93,16 +93,16 @@ async def test_all_accepted(world: World, caplog: pytest.LogCaptureFixture) -> N
         {"fate": "refused", "code": "UNREGISTERED", "remove": True},
         {"fate": "accepted", "id": "0:1"},
     ]
-    said = [record for record in caplog.records if getattr(record, "event", "") == "push.chunk"]
-    assert [record.getMessage() for record in said] == [
-        "push n-1: 3 of 3 tokens sent to, 2 accepted, 1 refused (UNREGISTERED)"
+    records = [record for record in caplog.records if getattr(record, "event", "") == "push.chunk"]
+    assert [record.getMessage() for record in records] == [
+        "push n-1: sent to 3 of 3 tokens, 2 accepted, 1 refused (UNREGISTERED)"
     ]
 
 
 @virtual
-async def test_the_next_attempt_goes_only_to_those_that_do_not_have_it(world: World) -> None:
-    provider = Scripted(b=[LATER, LATER, OK], c=[DEAD])
-    job = await pushed(world, provider, tokens=["a", "b", "c", "d"])
+async def test_the_next_attempt_skips_accepted_and_refused_tokens(world: World) -> None:
+    provider = ScriptedProvider(b=[LATER, LATER, OK], c=[DEAD])
+    job = await push_and_wait(world, provider, tokens=["a", "b", "c", "d"])
     assert provider.sent == [["a", "b", "c", "d"], ["b"], ["b"]]
     assert job.state == "completed"
     assert (job.result["accepted"], job.result["refused"]) == (3, 1)
@@ -110,60 +110,60 @@ async def test_the_next_attempt_goes_only_to_those_that_do_not_have_it(world: Wo
 
 
 @virtual
-async def test_quota_uses_up_no_try(world: World) -> None:
-    provider = Scripted(b=[*[QUOTA] * 9, OK])
-    job = await pushed(world, provider, tokens=["a", "b"], retry=Retry(attempts=1))
+async def test_quota_errors_use_up_no_attempt(world: World) -> None:
+    provider = ScriptedProvider(b=[*[QUOTA] * 9, OK])
+    job = await push_and_wait(world, provider, tokens=["a", "b"], retry=Retry(attempts=1))
     assert job.state == "completed"
     assert provider.sent == [["a", "b"], *[["b"]] * 9]
 
 
 @virtual
-async def test_unknown_is_sent_again_under_the_same_tag(world: World) -> None:
-    provider = Scripted(b=[LOST, OK])
-    job = await pushed(world, provider, tokens=["a", "b"])
+async def test_unknown_results_are_sent_again_under_the_same_tag(world: World) -> None:
+    provider = ScriptedProvider(b=[LOST, OK])
+    job = await push_and_wait(world, provider, tokens=["a", "b"])
     assert provider.sent == [["a", "b"], ["b"]]
-    assert len({message.content.rest for message in provider.seen}) == 1
-    assert b'"tag":"' in provider.seen[0].content.rest
+    assert len({message.content.suffix for message in provider.seen}) == 1
+    assert b'"tag":"' in provider.seen[0].content.suffix
     assert job.state == "completed"
 
 
 @virtual
-async def test_unknown_is_left_where_the_job_says_so(world: World) -> None:
-    provider = Scripted(b=[LOST, OK])
-    job = await pushed(world, provider, tokens=["a", "b"], unknown="leave")
+async def test_unknown_results_are_left_if_the_job_specifies_it(world: World) -> None:
+    provider = ScriptedProvider(b=[LOST, OK])
+    job = await push_and_wait(world, provider, tokens=["a", "b"], unknown="leave")
     assert provider.sent == [["a", "b"]]
     assert job.state == "completed"
     assert (job.result["accepted"], job.result["unknown"]) == (1, 1)
 
 
 @virtual
-async def test_with_nothing_but_unknown_it_does_not_call_itself_delivered(world: World) -> None:
-    job = await pushed(world, Scripted(a=[LOST]), tokens=["a"], unknown="leave")
+async def test_only_unknown_results_are_not_a_delivery(world: World) -> None:
+    job = await push_and_wait(world, ScriptedProvider(a=[LOST]), tokens=["a"], unknown="leave")
     assert (job.state, job.error_code) == ("failed", "PUSH_UNKNOWN")
 
 
 @virtual
-async def test_refused_by_all_it_is_dead_at_once(world: World) -> None:
-    provider = Scripted(a=[DEAD])
-    job = await pushed(world, provider, tokens=["a"])
+async def test_a_push_refused_for_every_token_fails_without_a_retry(world: World) -> None:
+    provider = ScriptedProvider(a=[DEAD])
+    job = await push_and_wait(world, provider, tokens=["a"])
     assert (job.state, job.error_code) == ("failed", "PUSH_REFUSED")
     assert "UNREGISTERED" in str(job.error)
     assert len(provider.sent) == 1
 
 
 @virtual
-async def test_a_timeout_keeps_what_was_accepted(world: World) -> None:
-    provider = Scripted(**{"hang-b": [None, OK]})
-    job = await pushed(world, provider, tokens=["a", "hang-b"], timeout=5)
+async def test_a_timeout_keeps_accepted_results(world: World) -> None:
+    provider = ScriptedProvider(**{"hang-b": [None, OK]})
+    job = await push_and_wait(world, provider, tokens=["a", "hang-b"], timeout=5)
     assert provider.sent == [["a", "hang-b"], ["hang-b"]]
     assert job.state == "completed"
     assert job.attempts[0]["code"] == "TIMEOUT"
-    assert "progress" not in job.attempts[0], "the result says more"
+    assert "progress" not in job.attempts[0], "the result has the details"
 
 
 @virtual
-async def test_a_drain_keeps_what_was_accepted(world: World) -> None:
-    provider = Scripted(**{"hang-b": [None, OK]})
+async def test_a_drain_keeps_accepted_results(world: World) -> None:
+    provider = ScriptedProvider(**{"hang-b": [None, OK]})
     app = app_with(world, provider)
     async with engine(app, **QUIET, drain=1.0):
         job = await app.schedule_at("push.hello", target={"kind": "push", "title": "Hi", "tokens": ["a", "hang-b"]})
@@ -176,26 +176,26 @@ async def test_a_drain_keeps_what_was_accepted(world: World) -> None:
 
 
 @virtual
-async def test_a_replayed_one_goes_to_nobody_who_has_it(world: World) -> None:
-    provider = Scripted(b=[LATER, LATER, OK])
+async def test_a_manual_retry_skips_accepted_tokens(world: World) -> None:
+    provider = ScriptedProvider(b=[LATER, LATER, OK])
     app = app_with(world, provider)
     async with engine(app, **QUIET):
         target = {"kind": "push", "title": "Hi", "tokens": ["a", "b"]}
         job = await app.schedule_at("push.hello", target=target, retry=Retry(attempts=2, delay=1))
         await world.advance(minutes=5)
         assert (await app.get(job.id)).state == "failed"
-        await app.replay(job.id)
+        await app.retry(job.id)
         await world.advance(minutes=5)
         assert (await app.get(job.id)).state == "completed"
     assert provider.sent == [["a", "b"], ["b"], ["b"]]
 
 
 @pytest.mark.parametrize(("unknown", "sent"), [("retry", [["b"]]), ("leave", [])])
-def test_after_a_node_that_died_what_it_was_sending_is_unknown(unknown: str, sent: list[list[str]]) -> None:
-    """`a` is known to have it from an attempt before; of `b` the dead node said nothing."""
+def test_messages_in_flight_when_a_node_died_are_unknown(unknown: str, sent: list[list[str]]) -> None:
+    """An earlier attempt recorded `a` as accepted; the dead node recorded no result of `b`."""
 
     async def body() -> None:
-        provider = Scripted()
+        provider = ScriptedProvider()
         target = PushTarget(lambda: provider, lambda: delivery().fired_at)
         known = [{"fate": "accepted", "id": "1"}, None]
         earlier: list[dict[str, Any]] = [
@@ -203,7 +203,7 @@ def test_after_a_node_that_died_what_it_was_sending_is_unknown(unknown: str, sen
             {"attempt": 2, "code": "LEASE_LOST"},
         ]
         options = target.check({"tokens": ["a", "b"], "title": "Hi", "unknown": unknown})
-        outcome = await target.deliver(delivery(earlier=earlier), options)
+        outcome = await target.deliver(delivery(previous_attempts=earlier), options)
         assert provider.sent == sent
         assert outcome.delivered
         assert outcome.result["unknown"] == (unknown == "leave")
@@ -211,26 +211,26 @@ def test_after_a_node_that_died_what_it_was_sending_is_unknown(unknown: str, sen
     asyncio.run(body())
 
 
-BIBLE = {"division": "bible", "version": 0, "bible_code": 3, "chapter": 22, "section": 29, "landing_url": None}
+VERSE = {"division": "bible", "version": 0, "bible_code": 3, "chapter": 22, "section": 29, "landing_url": None}
 
 
 @virtual
-async def test_the_bible_app_reads_the_names_it_knows(world: World) -> None:
-    """Stored as bible_code, read as bibleCode; 0 is a value, null is left out, and all are strings."""
-    provider = Scripted()
+async def test_data_fields_are_renamed_and_nulls_left_out(world: World) -> None:
+    """The stored bible_code becomes bibleCode; 0 is sent, null is left out, and all values are strings."""
+    provider = ScriptedProvider()
     rename = {"bible_code": "bibleCode", "landing_url": "landingUrl"}
-    await pushed(world, provider, tokens=["a"], payload=BIBLE, fields={"rename": rename})
+    await push_and_wait(world, provider, tokens=["a"], payload=VERSE, fields={"rename": rename})
     assert b'"data":{"division":"bible","version":"0","bibleCode":"3","chapter":"22","section":"29"}' in (
-        provider.seen[0].content.rest
+        provider.seen[0].content.suffix
     )
 
 
-def test_the_preview_is_the_request_to_the_letter() -> None:
-    target = PushTarget(Scripted, lambda: delivery().fired_at)
+def test_the_preview_equals_the_request() -> None:
+    target = PushTarget(ScriptedProvider, lambda: delivery().fired_at)
     options = target.check({"tokens": ["phone-0001", "phone-0002"], "title": "{{payload.title}}", "ttl": 60})
-    shown = target.preview(delivery(payload={"title": "약 먹기"}), options)
-    assert shown["requests"] == 2
-    assert json.loads(shown["body"])["message"] == {
+    preview = target.preview(delivery(payload={"title": "약 먹기"}), options)
+    assert preview["requests"] == 2
+    assert json.loads(preview["body"])["message"] == {
         "token": "phone-0001",
         "notification": {"title": "약 먹기"},
         "android": {"ttl": "60s", "notification": {"tag": "job"}},
@@ -240,75 +240,75 @@ def test_the_preview_is_the_request_to_the_letter() -> None:
 
 
 @virtual
-async def test_texts_are_filled_in_from_the_payload(world: World) -> None:
-    provider = Scripted()
-    await pushed(
+async def test_templates_are_filled_from_the_payload(world: World) -> None:
+    provider = ScriptedProvider()
+    await push_and_wait(
         world, provider, tokens="{{payload.devices}}", title="Shift at {{payload.at}}",
         data={"shift": "{{payload.shift|string}}", "room": "{{payload.room?|string}}"},
         notificationId="shift-{{payload.shift}}", payload={"devices": ["x", "y"], "at": "09:00", "shift": 0},
     )  # fmt: skip
     assert provider.sent == [["x", "y"]]
-    rest = provider.seen[0].content.rest
+    rest = provider.seen[0].content.suffix
     assert b'"title":"Shift at 09:00"' in rest
     assert b'"data":{"shift":"0","notificationId":"shift-0"}' in rest
     assert b'"tag":"shift-0"' in rest
 
 
 @virtual
-async def test_what_the_payload_lacks_is_told_when_the_job_is_made(world: World) -> None:
-    provider = Scripted()
+async def test_a_missing_payload_field_is_refused_at_creation(world: World) -> None:
+    provider = ScriptedProvider()
     with pytest.raises(InvalidInput) as refused:
-        await pushed(world, provider, tokens=["a"], data={"x": "{{payload.x}}"}, payload={})
-    assert refused.value.code == "BODY_UNFIT"
+        await push_and_wait(world, provider, tokens=["a"], data={"x": "{{payload.x}}"}, payload={})
+    assert refused.value.code == "INVALID_BODY"
     assert provider.sent == []
 
 
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({"title": "t"}, "TARGET_OPTIONS_INVALID"),
-        ({"tokens": ["a"], "topic": "b", "title": "t"}, "TARGET_OPTIONS_INVALID"),
-        ({"tokens": [], "title": "t"}, "TARGET_OPTIONS_INVALID"),
-        ({"tokens": [f"t{n}" for n in range(501)], "title": "t"}, "TARGET_OPTIONS_INVALID"),
-        ({"tokens": ["a b"], "title": "t"}, "PUSH_MESSAGE_INVALID"),
-        ({"tokens": ["a"]}, "PUSH_MESSAGE_INVALID"),
-        ({"tokens": ["a"], "title": 3}, "TARGET_OPTIONS_INVALID"),
-        ({"tokens": ["a"], "title": "t", "ttl": "1h"}, "TARGET_OPTIONS_INVALID"),
-        ({"tokens": ["a"], "title": "t", "ttl": -1}, "PUSH_MESSAGE_INVALID"),
-        ({"tokens": ["a"], "title": "t", "data": {"n": 1}}, "PUSH_MESSAGE_INVALID"),
-        ({"tokens": ["a"], "title": "t", "data": {"from": "1"}}, "PUSH_MESSAGE_INVALID"),
+        ({"title": "t"}, "INVALID_TARGET_OPTIONS"),
+        ({"tokens": ["a"], "topic": "b", "title": "t"}, "INVALID_TARGET_OPTIONS"),
+        ({"tokens": [], "title": "t"}, "INVALID_TARGET_OPTIONS"),
+        ({"tokens": [f"t{n}" for n in range(501)], "title": "t"}, "INVALID_TARGET_OPTIONS"),
+        ({"tokens": ["a b"], "title": "t"}, "INVALID_PUSH_MESSAGE"),
+        ({"tokens": ["a"]}, "INVALID_PUSH_MESSAGE"),
+        ({"tokens": ["a"], "title": 3}, "INVALID_TARGET_OPTIONS"),
+        ({"tokens": ["a"], "title": "t", "ttl": "1h"}, "INVALID_TARGET_OPTIONS"),
+        ({"tokens": ["a"], "title": "t", "ttl": -1}, "INVALID_PUSH_MESSAGE"),
+        ({"tokens": ["a"], "title": "t", "data": {"n": 1}}, "INVALID_PUSH_MESSAGE"),
+        ({"tokens": ["a"], "title": "t", "data": {"from": "1"}}, "INVALID_PUSH_MESSAGE"),
         ({"tokens": ["a"], "body": "x" * 4097}, "PUSH_MESSAGE_TOO_LARGE"),
         ({"topic": "t", "body": "x" * 2049}, "PUSH_MESSAGE_TOO_LARGE"),
-        ({"topic": "a b", "title": "t"}, "PUSH_MESSAGE_INVALID"),
-        ({"condition": "news", "title": "t"}, "PUSH_MESSAGE_INVALID"),
-        ({"tokens": ["a"], "title": "{{payload"}, "TEMPLATE_INVALID"),
-        ({"tokens": ["a"], "title": "t", "unknown": "guess"}, "TARGET_OPTIONS_INVALID"),
-        ({"tokens": ["a"], "title": "t", "fields": {"strings": True}}, "TARGET_OPTIONS_INVALID"),
-        ({"tokens": ["a"], "title": "t", "colour": "red"}, "TARGET_OPTIONS_INVALID"),
+        ({"topic": "a b", "title": "t"}, "INVALID_PUSH_MESSAGE"),
+        ({"condition": "news", "title": "t"}, "INVALID_PUSH_MESSAGE"),
+        ({"tokens": ["a"], "title": "{{payload"}, "INVALID_TEMPLATE"),
+        ({"tokens": ["a"], "title": "t", "unknown": "guess"}, "INVALID_TARGET_OPTIONS"),
+        ({"tokens": ["a"], "title": "t", "fields": {"strings": True}}, "INVALID_TARGET_OPTIONS"),
+        ({"tokens": ["a"], "title": "t", "colour": "red"}, "INVALID_TARGET_OPTIONS"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], code: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], code: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        PushTarget(Scripted, lambda: delivery().fired_at).check(options)
+        PushTarget(ScriptedProvider, lambda: delivery().fired_at).check(options)
     assert refused.value.code == code
 
 
 @virtual
-async def test_a_bad_job_is_refused_before_anything_is_written(world: World) -> None:
-    app = app_with(world, Scripted())
+async def test_an_invalid_job_is_refused_before_anything_is_written(world: World) -> None:
+    app = app_with(world, ScriptedProvider())
     with pytest.raises(InvalidInput):
         await app.schedule_at("push.hello", target={"kind": "push", "topic": "a b", "title": "t"})
     assert await jobs(app) == []
 
 
 @virtual
-async def test_without_credentials_it_says_what_to_set(world: World) -> None:
+async def test_missing_credentials_name_the_setting(world: World) -> None:
     with pytest.raises(Refused, match="TIMEBELL_FCM_CREDENTIALS_FILE") as refused:
         await world.app().schedule_at("push.hello", target={"kind": "push", "tokens": ["a"], "title": "t"})
     assert refused.value.code == "FCM_CREDENTIALS_MISSING"
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
+def test_a_missing_extra_names_the_package(monkeypatch: pytest.MonkeyPatch, sqlite_url: str) -> None:
     from timebell.targets.push import google
 
     monkeypatch.setattr(google, "find_spec", lambda name: None)
@@ -325,10 +325,10 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     asyncio.run(body())
 
 
-def test_from_the_settings_to_the_phone(
+def test_a_push_is_delivered_end_to_end(
     store_url: str, fcm: FakeFcm, monkeypatch: pytest.MonkeyPatch, run_app: Callable[..., None]
 ) -> None:
-    """All of it, over the wire, on both stores: some accepted, one dead, one that FCM takes at the second try."""
+    """Over HTTP/2, on both stores: one accepted, one dead token, one accepted by the second attempt."""
     fcm.rules({"do": "UNREGISTERED", "match": "^dead"}, {"do": "UNAVAILABLE", "match": "^busy", "times": 1,
                                                          "retry_after": "0"})  # fmt: skip
     monkeypatch.setenv("TIMEBELL_FCM_CREDENTIALS", fcm.credentials)

@@ -1,4 +1,4 @@
-"""What a release is made of: version, dependencies, bill of materials, and packages that stand on their own."""
+"""Contents of a release: version, dependencies, bill of materials, and packages that install on their own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import urllib.request
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,7 @@ import hatch_version
 from tests.servers import free_port
 from tests.unit.cli.process import ROOT, until
 
-MOST_PACKAGES = 25  # that timebell[server] brings along, with all that those bring
+MAX_PACKAGES = 25  # direct and transitive dependencies of timebell[server]
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -34,7 +35,7 @@ def commit(folder: Path) -> None:
     git(folder, "commit", "--allow-empty", "-m", "x")
 
 
-def test_the_version_is_gits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_comes_from_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIMEBELL_VERSION", raising=False)
     assert hatch_version.version(tmp_path) == "0.1.0.dev0"
     git(tmp_path, "init", "-q")
@@ -50,7 +51,7 @@ def test_the_version_is_gits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     commit(tmp_path)
     assert hatch_version.version(tmp_path).startswith("1.3.0.dev1+g")
     (tmp_path / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: timebell\nVersion: 7.8.9\n")
-    assert hatch_version.version(tmp_path) == "7.8.9"  # of an sdist that lies in somebody's repository
+    assert hatch_version.version(tmp_path) == "7.8.9"  # an sdist unpacked inside another repository
     monkeypatch.setenv("TIMEBELL_VERSION", "2.0.0")
     assert hatch_version.version(tmp_path) == "2.0.0"
 
@@ -64,15 +65,15 @@ def sboms() -> ModuleType:
     return module
 
 
-def test_the_server_has_few_dependencies(sboms: ModuleType) -> None:
-    needed = sboms.needed()
-    assert len(needed) - 1 <= MOST_PACKAGES, sorted(needed)
+def test_server_extra_has_few_dependencies(sboms: ModuleType) -> None:
+    needed = sboms.dependency_graph()
+    assert len(needed) - 1 <= MAX_PACKAGES, sorted(needed)
 
 
-def test_the_bill_of_materials_is_the_lock(sboms: ModuleType) -> None:
+def test_bill_of_materials_matches_the_lock_file(sboms: ModuleType) -> None:
     bom: dict[str, Any] = sboms.sbom()
     assert (bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.6")
-    assert bom == json.loads(json.dumps(sboms.sbom())), "it is not the same each time"
+    assert bom == json.loads(json.dumps(sboms.sbom())), "the bill of materials is not reproducible"
     lock = (ROOT / "requirements" / "run.txt").read_text()
     for one in bom["components"]:
         assert re.search(
@@ -91,23 +92,52 @@ def test_the_bill_of_materials_is_the_lock(sboms: ModuleType) -> None:
     assert {each for one in bom["dependencies"] for each in one["dependsOn"]} <= refs
 
 
+def build_wheel(project: Path, folder: Path) -> list[str]:
+    """Build the wheel of a project; return the names of the files in it."""
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=project, check=True,
+                   capture_output=True)  # fmt: skip
+    (wheel,) = folder.iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def test_the_wheel_contains_no_test_packages_and_one_migration(tmp_path: Path) -> None:
+    names = build_wheel(ROOT, tmp_path)
+    modules = [name for name in names if name.endswith(".py")]
+    assert {Path(name).parts[0] for name in modules} == {"timebell"}
+    assert not [name for name in modules if re.search(r"torture|emulator|testing/fcm", name)]
+    assert len([name for name in modules if "/migrations/versions/" in name]) == 1
+
+
+@pytest.mark.parametrize(
+    ("project", "module"),
+    [("timebell-torture", "timebell_torture/command.py"), ("timebell-fcm-emulator", "timebell_fcm_emulator/server.py")],
+)
+def test_the_wheel_of_a_test_package_contains_only_its_own_package(project: str, module: str, tmp_path: Path) -> None:
+    names = build_wheel(ROOT / "packages" / project, tmp_path)
+    package = Path(module).parts[0]
+    assert {module, f"{package}/py.typed"} <= set(names)
+    assert {Path(name).parts[0] for name in names if ".dist-info/" not in name} == {package}
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_it_installs_and_runs_with_nothing_else_present(kind: str, tmp_path: Path) -> None:
-    made = tmp_path / "dist"
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", made], cwd=ROOT, check=True,
+def test_package_installs_and_runs_in_an_empty_environment(kind: str, tmp_path: Path) -> None:
+    output = tmp_path / "dist"
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", output], cwd=ROOT, check=True,
                    capture_output=True)  # fmt: skip
-    (package,) = made.iterdir()
+    (package,) = output.iterdir()
     if kind == "sdist":
         with tarfile.open(package) as packed:
-            named = {Path(name).parts[1] for name in packed.getnames() if len(Path(name).parts) > 1}
-        assert {"PKG-INFO", "hatch_version.py", "src"} <= named
-    nothing = tmp_path / "bin"  # no Node, no compiler, no git
-    nothing.mkdir()
+            top_level_names = {Path(name).parts[1] for name in packed.getnames() if len(Path(name).parts) > 1}
+        assert {"PKG-INFO", "hatch_version.py", "src"} <= top_level_names
+    empty_path = tmp_path / "bin"  # no Node, no compiler, no git
+    empty_path.mkdir()
     for name in ("sh", "env"):
-        (nothing / name).symlink_to(str(shutil.which(name)))
+        (empty_path / name).symlink_to(str(shutil.which(name)))
     bare = {
-        "PATH": str(nothing),
+        "PATH": str(empty_path),
         "HOME": str(tmp_path),
         **{k: v for k, v in os.environ.items() if k.startswith("PIP_")},
     }
@@ -116,8 +146,8 @@ def test_it_installs_and_runs_with_nothing_else_present(kind: str, tmp_path: Pat
     subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{package}[server]"],
                    check=True, env=bare)  # fmt: skip
     listed = subprocess.check_output([python, "-m", "pip", "list", "--format=json"], env=bare, text=True)
-    brought = {one["name"].lower() for one in json.loads(listed)} - {"timebell", "pip", "setuptools"}
-    assert len(brought) <= MOST_PACKAGES, sorted(brought)
+    installed = {one["name"].lower() for one in json.loads(listed)} - {"timebell", "pip", "setuptools"}
+    assert len(installed) <= MAX_PACKAGES, sorted(installed)
     version = subprocess.check_output([tmp_path / "fresh" / "bin" / "timebell", "version", "-o", "json"],
                                       env=bare, text=True, cwd=tmp_path)  # fmt: skip
     assert json.loads(version)["timebell"] in package.name

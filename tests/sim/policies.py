@@ -1,4 +1,4 @@
-"""Every policy value as what it changes in the scene of `tests/sim/scene.py`, and which pairs of them never meet.
+"""Every policy value with its changes to the scene of `tests/sim/scene.py`, and the pairs that exclude each other.
 
 Times are those of the scene: minutes and seconds after or before midnight.
 """
@@ -17,10 +17,10 @@ from typing import Any
 from timebell import Calendar, Cancel, Every, Retry, Snooze, Timebell
 from timebell.client import schedules as verbs
 from timebell.client.schedules import Schedules
-from timebell.model.policy import Backoff, CatchUp, Lateness, Overlap, Unheard
+from timebell.model.policy import Backoff, CatchUp, OnUnhandled, Overlap, WhenLate
 from timebell.model.schedule import Action, Policies
 from timebell.recurrence import Recurrence
-from timebell.recurrence.core import Roll, Since
+from timebell.recurrence.spec import Roll, Since
 from timebell.targets import handler
 
 from .scene import Scene, at
@@ -28,8 +28,8 @@ from .scene import Scene, at
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """One value of one policy. `of` is the policy: a schedule has one value of each. `does` says what the handler
-    does at an occurrence, `acts` what is done to the schedule and when."""
+    """One value of one policy. `of` is the policy: a schedule has one value of each. `does` maps occurrences to
+    actions of the handler, `acts` maps times to changes of the schedule."""
 
     of: str
     covers: tuple[str, ...] = ()
@@ -37,10 +37,10 @@ class Value:
     spec: Any = None
     does: dict[str, Any] = field(default_factory=dict)
     acts: dict[str, Callable[[Scene], Coroutine[Any, Any, Any]]] = field(default_factory=dict)
-    heard_from: str | None = None
+    handled_from: str | None = None
 
 
-def _one(of: str, value: Any, **more: Any) -> Value:
+def _policy(of: str, value: Any, **more: Any) -> Value:
     return Value(of=of, options={of: value}, **more)
 
 
@@ -54,7 +54,7 @@ def _snoozes(event: Any) -> None:
         raise Snooze(150)
 
 
-def _gives_up(_: Any) -> None:
+def _cancels(_: Any) -> None:
     raise Cancel("there is nothing to do")
 
 
@@ -62,26 +62,26 @@ FAILS = {"23:54": _fails, "00:34": _fails}
 EDIT = {"00:31": lambda scene: scene.edit()}
 
 VALUES: dict[str, Value] = {
-    **{f"overlap={one}": _one("overlap", one) for one in Overlap},
-    **{f"catch_up={one}": _one("catch_up", one) for one in CatchUp},
-    **{f"lateness={one}": Value(of="class_", options={"class_": one}) for one in Lateness},
-    "catch_up_window": _one("catch_up_window", 300),
-    "catch_up_limit": _one("catch_up_limit", 2),
-    "catch_up_pace": _one("catch_up_pace", 30),
-    "hold_above": _one("hold_above", 0),
-    "missed_after": _one("missed_after", 10),
-    "tolerance": _one("tolerance", 0),
-    "jitter": _one("jitter", 90),
-    "start": _one("start", at("23:49")),
-    "end": _one("end", at("00:41")),
-    "max_runs": _one("max_runs", 30),
+    **{f"overlap={one}": _policy("overlap", one) for one in Overlap},
+    **{f"catch_up={one}": _policy("catch_up", one) for one in CatchUp},
+    **{f"when_late={one}": Value(of="when_late", options={"when_late": one}) for one in WhenLate},
+    "catch_up_window": _policy("catch_up_window", 300),
+    "catch_up_limit": _policy("catch_up_limit", 2),
+    "catch_up_pace": _policy("catch_up_pace", 30),
+    "hold_above": _policy("hold_above", 0),
+    "missed_after": _policy("missed_after", 10),
+    "tolerance": _policy("tolerance", 0),
+    "jitter": _policy("jitter", 90),
+    "start": _policy("start", at("23:49")),
+    "end": _policy("end", at("00:41")),
+    "max_runs": _policy("max_runs", 30),
     **{
         f"roll={roll}": Value(of="calendar", options={"calendar": Calendar(holidays=["2027-03-01"]), "roll": roll})
         for roll in typing.get_args(Roll)
     },
     "skip": Value(of="skip", acts={"23:45": lambda scene: scene.override("skip", "23:52", "00:12", "00:26")}),
     "move": Value(of="move", acts={"23:45": lambda scene: scene.override("move", "23:56", "00:14", "00:28")}),
-    "undo": Value(of="undo", acts={"23:45": lambda scene: scene.undone("23:58", "00:16")}),
+    "undo": Value(of="undo", acts={"23:45": lambda scene: scene.undo("23:58", "00:16")}),
     "pause": Value(of="pause", covers=("resume",), acts={
         "00:25:30": lambda scene: scene.pause(), "00:33:30": lambda scene: scene.resume(),
     }),
@@ -90,7 +90,7 @@ VALUES: dict[str, Value] = {
     }),
     "trigger": Value(of="trigger", acts=dict.fromkeys(("00:27", "00:39"), lambda scene: scene.trigger())),
     "backfill": Value(of="backfill", acts={"00:40": lambda scene: scene.backfill("23:30", "00:39")}),
-    "recover": Value(of="recover", acts={"00:36": lambda scene: scene.recover()}),
+    "backlog": Value(of="backlog", acts={"00:36": lambda scene: scene.release_backlog()}),
     "edit": Value(of="edit", covers=("put", "schedule_repeat"), acts=EDIT),
     "revert": Value(of="revert", acts={"00:30": lambda scene: scene.edit(), "00:43": lambda scene: scene.revert()}),
     "delete": Value(of="delete", acts={"00:44": lambda scene: scene.delete()}),
@@ -101,11 +101,11 @@ VALUES: dict[str, Value] = {
         )
         for one in Backoff
     },
-    "timeout": _one("timeout", 100),
-    "expires_after": _one("expires_after", 130),
-    "priority": _one("priority", 5),
-    # It does not hold before an edit gives the scene a payload.
-    "condition": _one("condition", [{"field": "payload", "op": "not_empty"}]),
+    "timeout": _policy("timeout", 100),
+    "expires_after": _policy("expires_after", 130),
+    "priority": _policy("priority", 5),
+    # It does not hold until an edit adds a payload.
+    "condition": _policy("condition", [{"field": "payload", "op": "not_empty"}]),
     "queue(concurrency)": Value(of="queue", covers=("queue",), options={"queue": "narrow"}),
     "group": Value(of="queue", covers=("group",), options={"queue": "grouped", "group": "one"}),
     "pause_queue": Value(of="queue", covers=("resume_queue",), options={"queue": "stopped"}, acts={
@@ -116,38 +116,39 @@ VALUES: dict[str, Value] = {
         "00:22": lambda scene: scene.app.pause_all(), "00:30:20": lambda scene: scene.app.resume_all(),
     }),
     "Snooze": Value(of="Snooze", does={"23:58": _snoozes, "00:38": _snoozes}),
-    "Cancel": Value(of="Cancel", does={"00:02": _gives_up, "00:36": _gives_up}),
+    "Cancel": Value(of="Cancel", does={"00:02": _cancels, "00:36": _cancels}),
     "cancel": Value(of="cancel", acts={"00:25": lambda scene: scene.cancel_all()}, covers=("cancel_all",)),
-    "replay": Value(of="replay", does={"00:20": _fails}, options={"retry": Retry(1)}, acts={
-        "00:28": lambda scene: scene.replay(),
+    "manual_retry": Value(of="manual_retry", does={"00:20": _fails}, options={"retry": Retry(1)}, acts={
+        "00:28": lambda scene: scene.retry_failed(),
     }),
     **{
-        f"unheard={one}": Value(of="unheard", options={"unheard": one}, heard_from="00:20:30") for one in Unheard
+        f"on_unhandled={one}": Value(of="on_unhandled", options={"on_unhandled": one}, handled_from="00:20:30")
+        for one in OnUnhandled
     },
     **{
         f"since={one}": Value(of="since", spec=Every("PT2M", since=one)) for one in typing.get_args(Since)
     },
-    "heal": Value(of="heal", acts=dict.fromkeys(("00:06:30", "00:12", "00:25:30"), lambda scene: scene.heal())),
+    "repair": Value(of="repair", acts=dict.fromkeys(("00:06:30", "00:12", "00:25:30"), lambda scene: scene.repair())),
     "enabled": Value(of="enabled", options={"enabled": False}, acts={"23:55:30": lambda scene: scene.resume()}),
 }  # fmt: skip
 
-# What is no policy: what a job carries, whose it is, and verbs that read, or concern one-shots.
-PLAIN = {
+# Not policies: contents and owner of a job, and methods that read or concern one-time jobs.
+NOT_POLICIES = {
     "topic", "payload", "metadata", "owner_id", "target", "timezone", "name", "tenant_id", "correlation_id",
-    "get", "list", "history", "calendar", "calendar_of", "save_calendar", "since", "put", "draft", "schedule_at",
-    "schedule_many", "reschedule", "erase", "open", "close", "run", "on", "middleware", "lifespan", "running",
-    "schedule", "upcoming", "description", "labels", "created_by", "notify", "audit", "why",
-    "arrivals", "reach_arrivals", "request_of", "resend", "backlogs",
-    "unless",  # asked of a database, where and when a condition is
+    "get", "list", "history", "calendar", "get_calendar", "find_calendar", "save_calendar", "find_created_at", "put",
+    "draft", "schedule_at", "schedule_many", "reschedule", "erase", "open", "close", "run", "on", "middleware",
+    "lifespan", "running", "schedule", "upcoming", "description", "labels", "created_by", "notify", "audit", "why",
+    "arrivals", "require_arrivals", "render_request", "redeliver", "backlogs",
+    "unless",  # evaluated by a database at the time of a condition
 }  # fmt: skip
 
-# Fields whose words or parts are values of another name here.
-SAID_AS = {
-    "class_": "lateness=state", "roll": "roll=skip", "calendar": "roll=skip", "overrides": "skip", "unheard":
-    "unheard=hold", "spec": "since=last_end", "release": "start",
+# Fields whose values or parts have another name here.
+OTHER_NAMES = {
+    "roll": "roll=skip", "calendar": "roll=skip", "overrides": "skip", "on_unhandled":
+    "on_unhandled=hold", "spec": "since=last_end", "release": "start",
 }  # fmt: skip
 
-# Pairs that are refused, and with what code.
+# Refused pairs and their error codes.
 _GRIDLESS = {
     **{f"overlap={one}": "INVALID_OVERLAP" for one in Overlap if one is not Overlap.SKIP},
     **{f"catch_up={one}": "INVALID_CATCH_UP" for one in CatchUp if one is not CatchUp.LATEST},
@@ -160,34 +161,36 @@ REFUSED = {
 }
 
 
-def never_meet(one: str, other: str) -> str | None:
-    """Why no schedule has both; None if one may."""
+def explain_exclusion(one: str, other: str) -> str | None:
+    """Return why no schedule can have both, or None."""
     if VALUES[one].of == VALUES[other].of:
         return f"a schedule has one {VALUES[one].of} at a time"
     if (code := REFUSED.get(frozenset({one, other}))) is not None:
         return f"refused: {code}"
-    if {VALUES[one].of, VALUES[other].of} == {"retry", "replay"}:
-        return "a schedule has one retry policy: that of replay is a single try"
+    if {VALUES[one].of, VALUES[other].of} == {"retry", "manual_retry"}:
+        return "a schedule has one retry policy: that of manual_retry is a single attempt"
     return None
 
 
 def pairs() -> Iterator[tuple[str, str]]:
-    """Every two values."""
+    """Return all pairs of values."""
     return combinations(VALUES, 2)
 
 
 def declared() -> set[str]:
-    """Every policy, policy value and verb that the source has, by name."""
-    found = {name for name in verbs.OPTIONS if name not in Policies.__slots__}
+    """Return the names of all policies, policy values and methods in the source."""
+    found = {name for name in verbs.SCHEDULE_OPTIONS if name not in Policies.__slots__}
     for kind in (Policies, Action, Recurrence):
-        hints = typing.get_type_hints(kind, vars(inspect.getmodule(kind)) | {"Override": Any, "Release": Any})
+        hints = typing.get_type_hints(
+            kind, vars(inspect.getmodule(kind)) | {"Override": Any, "Release": Any, "Spec": Any}
+        )
         for one in [one for one in dataclasses.fields(kind) if one.init]:
             words = hints[one.name]
             if isinstance(words, type) and issubclass(words, enum.StrEnum):
                 found |= {f"{one.name}={word}" for word in words}
             else:
                 found.add(one.name)
-    found |= {f"backoff={word}" for word in Backoff} | {f"unheard={word}" for word in Unheard}
+    found |= {f"backoff={word}" for word in Backoff} | {f"on_unhandled={word}" for word in OnUnhandled}
     found |= {f"since={word}" for word in typing.get_args(Since)} | {f"roll={word}" for word in typing.get_args(Roll)}
     for owner in (Schedules, Timebell):
         found |= {name for name, _ in inspect.getmembers(owner, callable) if not name.startswith("_")}
@@ -197,6 +200,6 @@ def declared() -> set[str]:
 
 
 def covered() -> set[str]:
-    """All that `VALUES`, `PLAIN` and `SAID_AS` speak of."""
-    said = {name for value in VALUES.values() for name in value.covers}
-    return set(VALUES) | said | PLAIN | set(SAID_AS)
+    """Return the names covered by `VALUES`, `NOT_POLICIES` and `OTHER_NAMES`."""
+    also_covered = {name for value in VALUES.values() for name in value.covers}
+    return set(VALUES) | also_covered | NOT_POLICIES | set(OTHER_NAMES)

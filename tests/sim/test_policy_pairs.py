@@ -1,4 +1,4 @@
-"""Every two policies that can meet, met: what must hold of any, and what the contract says of some."""
+"""All pairs of policies: the invariants of every pair, and the documented outcomes of some."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ import pytest
 from timebell.model.job import Kind
 from timebell.sim.world import World
 
-from .policies import REFUSED, VALUES, covered, declared, never_meet, pairs
+from .expected_outcomes import EXPECTED, Expected
+from .policies import REFUSED, VALUES, covered, declared, explain_exclusion, pairs
 from .scene import START, Scene, refused
-from .settled import SETTLED, Settled
 
-MEET = [pair for pair in pairs() if never_meet(*pair) is None]
-AGAIN = {one.pair for one in SETTLED}
+VALID_PAIRS = [pair for pair in pairs() if explain_exclusion(*pair) is None]
+DOCUMENTED_PAIRS = {outcomes.pair for outcomes in EXPECTED}
 
 
 @cache
-def played(pair: str) -> Scene:
-    """The scene of two policies of which the contract settles something, too."""
-    return Scene(*(VALUES[name] for name in pair.split(" "))).play()
+def play_pair(pair: str) -> Scene:
+    """Return the scene of a pair with documented outcomes."""
+    return Scene(*(VALUES[value] for value in pair.split(" "))).play()
 
 
-def test_every_policy_of_the_source_has_a_value_here() -> None:
-    assert declared() - covered() == set(), "give it a Value in tests/sim/policies.py, or say in PLAIN that it is none"
-    assert covered() - declared() - set(VALUES) == set(), "it is gone"
+def test_every_policy_in_the_source_has_a_value_here() -> None:
+    assert declared() - covered() == set(), "give it a Value in tests/sim/policies.py, or list it in NOT_POLICIES"
+    assert covered() - declared() - set(VALUES) == set(), "a value is missing in the source"
     assert {frozenset(pair) for pair in combinations(VALUES, 2)} == {frozenset(pair) for pair in pairs()}
     assert set().union(*REFUSED) <= set(VALUES)
 
 
-@pytest.mark.parametrize("pair", MEET, ids=" ".join)
-def test_two_policies_together(pair: tuple[str, str]) -> None:
-    named = " ".join(pair)
-    scene = played(named) if named in AGAIN else Scene(*(VALUES[name] for name in pair)).play()
+@pytest.mark.parametrize("pair", VALID_PAIRS, ids=" ".join)
+def test_two_policies_together_keep_the_invariants(pair: tuple[str, str]) -> None:
+    name = " ".join(pair)
+    scene = play_pair(name) if name in DOCUMENTED_PAIRS else Scene(*(VALUES[value] for value in pair)).play()
     scene.check()
 
 
-@pytest.mark.parametrize("settled", SETTLED, ids=lambda one: one.pair)
-def test_what_the_contract_settles_of_two_policies(settled: Settled) -> None:
-    assert never_meet(*settled.pair.split(" ")) is None
-    scene = played(settled.pair)
+@pytest.mark.parametrize("outcomes", EXPECTED, ids=lambda outcomes: outcomes.pair)
+def test_two_policies_together_have_the_documented_outcomes(outcomes: Expected) -> None:
+    assert explain_exclusion(*outcomes.pair.split(" ")) is None
+    scene = play_pair(outcomes.pair)
     for kind, expected in (
-        (Kind.PLANNED, settled.at),
-        (Kind.MANUAL, settled.manual),
-        (Kind.BACKFILL, settled.backfill),
+        (Kind.PLANNED, outcomes.at),
+        (Kind.MANUAL, outcomes.manual),
+        (Kind.BACKFILL, outcomes.backfill),
     ):
-        found = scene.outcomes(kind)
-        assert {clock: found.get(clock) for clock in expected} == expected, settled.words
-    starts = {clock: scene.starts(clock) for clock in settled.starts}
-    assert starts == settled.starts, settled.words
+        actual = scene.outcomes(kind)
+        assert {clock: actual.get(clock) for clock in expected} == expected, outcomes.words
+    starts = {clock: scene.starts(clock) for clock in outcomes.starts}
+    assert starts == outcomes.starts, outcomes.words
 
 
 @pytest.mark.parametrize(("pair", "code"), REFUSED.items(), ids=lambda one: " ".join(sorted(one)))

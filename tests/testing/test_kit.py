@@ -1,4 +1,4 @@
-"""The fixture `timebell`, as people use it, and as pytest finds it."""
+"""The fixture `timebell`, and its discovery by pytest."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from timebell.testing.kit import Kit
 
 ROOT = Path(__file__).parents[2]
 theirs = Timebell("postgresql://nobody@nowhere.example/none", timezone="Europe/Paris")
-heard: list[datetime] = []
+fired: list[datetime] = []
 
 
 @theirs.schedule("night-report", cron="30 2 * * *")
 def report(event: Arrived) -> str:
-    heard.append(event.scheduled_at)
+    fired.append(event.scheduled_at)
     return "sent"
 
 
 def tick(_: Arrived) -> None:
-    """A handler that is done at once."""
+    """Do nothing."""
 
 
-def test_the_example_of_the_contract(timebell: Kit) -> None:
+def test_the_documented_example(timebell: Kit) -> None:
     timebell.freeze("2027-11-06T12:00Z")
     timebell.app.on("digest.send")(tick)
     timebell.run(timebell.app.schedule_repeat("digest.send", Cron("0 9 * * *"), timezone="America/New_York"))
@@ -41,19 +41,19 @@ def test_the_example_of_the_contract(timebell: Kit) -> None:
     assert timebell.now == datetime(2027, 11, 8, 12, tzinfo=UTC)
 
 
-def test_an_app_of_one_s_own_runs_here_and_not_where_its_url_says(timebell: Kit) -> None:
-    heard.clear()
+def test_an_existing_app_runs_in_the_kit_instead_of_its_database(timebell: Kit) -> None:
+    fired.clear()
     timebell.freeze("2027-03-27T12:00[Europe/Paris]")
     app = timebell.use(theirs)
     runs = timebell.jump_to("2027-03-28T03:00[Europe/Paris]")
     assert app is timebell.app is theirs
-    assert heard == [datetime(2027, 3, 28, 1, tzinfo=UTC)], "02:30 does not exist: at the end of the gap"
+    assert fired == [datetime(2027, 3, 28, 1, tzinfo=UTC)], "02:30 does not exist: at the end of the gap"
     assert runs.outcomes == ["completed"]
     job = timebell.run(theirs.schedule_at("later", run_at=timebell.now + timedelta(hours=1)))
     assert timebell.run(theirs.cancel(job.id)).outcome == "prevented"
 
 
-def test_afterwards_the_app_is_back_where_it_was(request: pytest.FixtureRequest) -> None:
+def test_the_app_is_restored_after_the_test(request: pytest.FixtureRequest) -> None:
     before = dict(theirs.__dict__)
     with Kit() as kit:
         kit.use(theirs)
@@ -61,7 +61,7 @@ def test_afterwards_the_app_is_back_where_it_was(request: pytest.FixtureRequest)
     assert theirs.__dict__ == before
 
 
-async def test_an_async_test_runs_on_virtual_time_too(timebell: Kit) -> None:
+async def test_an_async_test_runs_on_virtual_time(timebell: Kit) -> None:
     timebell.app.on("tea")(tick)
     await timebell.app.schedule_at("tea", run_at=timebell.now + timedelta(hours=30))
     assert (await timebell.aio.advance(days=1)).outcomes == []
@@ -70,7 +70,7 @@ async def test_an_async_test_runs_on_virtual_time_too(timebell: Kit) -> None:
         timebell.advance(days=1)
 
 
-def test_retries_snoozes_and_errors_show(timebell: Kit) -> None:
+def test_retries_snoozes_and_errors_are_visible(timebell: Kit) -> None:
     app = timebell.app
 
     @app.on("flaky", retry={"attempts": 2, "delay": 60})
@@ -93,7 +93,7 @@ def test_retries_snoozes_and_errors_show(timebell: Kit) -> None:
     assert timebell.advance(hours=1).outcomes == ["completed"]
 
 
-def test_a_handler_added_after_time_began_is_heard(timebell: Kit) -> None:
+def test_a_handler_added_after_time_started_is_used(timebell: Kit) -> None:
     timebell.run(timebell.app.schedule_at("late"))
     timebell.advance(minutes=1)
     timebell.app.on("late")(tick)
@@ -106,7 +106,7 @@ def test_outage_and_crash(timebell: Kit) -> None:
     timebell.outage("2027-01-01T02:30Z", "2027-01-01T04:30Z")
     timebell.advance(hours=6)
     timebell.assert_skipped("tick", times=2, reason="missed")
-    timebell.crash(at="end_in_turn.commit", down=10)
+    timebell.crash(at="complete_serial.commit", down=10)
     runs = timebell.advance(hours=1, minutes=1)
     assert [(run.attempt, run.state.value) for run in runs] == [(2, "completed")]
 
@@ -120,27 +120,27 @@ def test_several_nodes(timebell: Kit) -> None:
         timebell.start(nodes=2)
 
 
-def test_failed_assertions_say_what_happened_instead(timebell: Kit) -> None:
+def test_failed_assertions_show_the_actual_runs(timebell: Kit) -> None:
     timebell.app.on("digest.send")(tick)
     timebell.run(timebell.app.schedule_repeat("digest.send", Cron("0 9 * * *"), timezone="UTC", name="digest"))
-    with pytest.raises(AssertionError, match="No time has passed yet"):
+    with pytest.raises(AssertionError, match="Time has not advanced yet"):
         timebell.assert_fired("digest.send")
     timebell.advance(days=1)
     with pytest.raises(AssertionError) as wrong:
         timebell.assert_fired("digest.send", times=2)
     assert str(wrong.value) == (
         "digest.send fired once, not 2 times.\n"
-        "It is 2027-01-02T00:00:00Z. Of digest.send:\n"
+        "The time is 2027-01-02T00:00:00Z. Runs of digest.send:\n"
         "  digest.send of 2027-01-01T09:00:00Z: completed, fired at 2027-01-01T09:00:00Z, attempt 1\n"
         "schedule digest: next at 2027-01-02T09:00:00Z"
     )
-    with pytest.raises(AssertionError, match=r"(?s)No handler listens to it.*There is a topic digest\.send"):
+    with pytest.raises(AssertionError, match=r"(?s)No handler is registered.*Did you mean the topic digest\.send"):
         timebell.assert_fired("digest.sent")
     with pytest.raises(AssertionError, match=r"was skipped \(overlap\) never"):
         timebell.assert_skipped("digest.send", reason="overlap")
 
 
-def test_freeze_comes_first_and_instants_have_a_zone(timebell: Kit) -> None:
+def test_freeze_must_come_first_and_instants_need_a_time_zone(timebell: Kit) -> None:
     with pytest.raises(errors.InvalidInstant, match="no time zone"):
         timebell.freeze("2027-11-06T12:00")
     timebell.freeze(datetime(2027, 6, 1, 9, tzinfo=UTC))
@@ -149,7 +149,7 @@ def test_freeze_comes_first_and_instants_have_a_zone(timebell: Kit) -> None:
         timebell.freeze("2027-11-06T12:00Z")
 
 
-def test_plain_functions_run_in_threads_and_leave_none(timebell: Kit) -> None:
+def test_plain_functions_run_in_threads_that_end(timebell: Kit) -> None:
     threads: list[threading.Thread] = []
     timebell.app.on("plain")(lambda event: threads.append(threading.current_thread()))
     timebell.run(timebell.app.schedule_at("plain"))
@@ -161,7 +161,7 @@ def test_plain_functions_run_in_threads_and_leave_none(timebell: Kit) -> None:
     timebell.world.__enter__()
 
 
-def test_time_waits_for_what_a_test_awaits(timebell: Kit) -> None:
+def test_time_waits_for_the_awaits_of_a_test(timebell: Kit) -> None:
     import asyncio
 
     timebell.run(asyncio.sleep(3600))
@@ -180,7 +180,7 @@ print(*sorted(set(sys.modules) - between))
 """
 
 
-def test_neither_imports_the_other_s_weight() -> None:
+def test_the_kit_and_the_app_do_not_import_each_other() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PLUGIN],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Every kind of source keeps to what every source has to keep to; and the suite notices one that does not."""
+"""Conformance of every source kind, and proof that the suite detects faulty sources."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.engine.test_sql_sources import Rows
 from tests.servers import Postgres
 from timebell import Timebell
 from timebell.testing.sources import Scene, SourceConformance
-from timebell.triggers import adapter
-from timebell.triggers.base import Adapter, Read
+from timebell.triggers import create_adapter
+from timebell.triggers.base import RowPage, SourceAdapter
 from timebell.triggers.sql_table import SqlTable
 
 
 class TestWebhook(SourceConformance):
-    """A source that is told."""
+    """A source that receives its items by webhook."""
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
@@ -39,12 +39,12 @@ class TestWebhook(SourceConformance):
         async def remove(key: str) -> None:
             await app.triggers.put_items("rows", [{"key": key, "deleted": True}])
 
-        yield Scene(app, "rows", "due", put, remove, bad=[{"x": 1}])
+        yield Scene(app, "rows", "due", put, remove, invalid_options=[{"x": 1}])
         await app.close()
 
 
 class OfSql(SourceConformance):
-    """A table of duties; `make` is SQL that is run before."""
+    """A table of an external database."""
 
     changes: dict[str, Any] = {"changes": "compare"}
 
@@ -53,11 +53,11 @@ class OfSql(SourceConformance):
         self.folder = tmp_path
 
     def url(self) -> str:
-        """Of an empty database."""
+        """Return the URL of an empty database."""
         return f"sqlite:///{self.folder}/theirs.db"
 
-    def adapter(self, options: dict[str, Any]) -> Adapter:
-        return adapter("sql", options)
+    def adapter(self, options: dict[str, Any]) -> SourceAdapter:
+        return create_adapter("sql", options)
 
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:
@@ -66,7 +66,7 @@ class OfSql(SourceConformance):
         options = {"url": rows.url, "table": "duty_schedules", "everySeconds": 0.1, **self.changes}
         made = self.adapter(options)
         if self.changes["changes"] == "notify":
-            await rows.write(made.install())  # type: ignore[attr-defined]
+            await rows.write(made.install_sql())  # type: ignore[attr-defined]
         await app.triggers.put_source("duty", "sql", options)
 
         async def remove(key: str) -> None:
@@ -79,9 +79,9 @@ class OfSql(SourceConformance):
         try:
             yield Scene(
                 app, "duty", "start_at", lambda key, at: rows.put(int(key), at), remove,
-                adapter=lambda: self.adapter(options), kind="sql", down=down,
-                bad=[{}, {"url": rows.url}, {"url": rows.url, "table": "a b"}, {**options, "x": 1}],
-                finds=("SELECT 1 FROM duty_schedules WHERE id = 1", "SELECT 1 FROM duty_schedules WHERE id = 2"),
+                create_adapter=lambda: self.adapter(options), kind="sql", set_down=down,
+                invalid_options=[{}, {"url": rows.url}, {"url": rows.url, "table": "a b"}, {**options, "x": 1}],
+                queries=("SELECT 1 FROM duty_schedules WHERE id = 1", "SELECT 1 FROM duty_schedules WHERE id = 2"),
             )  # fmt: skip
         finally:
             await app.close()
@@ -93,7 +93,7 @@ class TestSqlite(OfSql):
 
 @pytest.mark.slow
 class TestSqliteByARisingColumn(OfSql):
-    """And what is gone is found by the sweep."""
+    """Changes are found by cursor, removed rows by the sweep."""
 
     changes = {"changes": "cursor", "cursor": "updated_at", "sweepEverySeconds": 0.5}
 
@@ -116,14 +116,14 @@ class TestPostgres(OfPostgres):
 
 @pytest.mark.slow
 class TestPostgresByNotify(OfPostgres):
-    """The table says what changes."""
+    """The table notifies of changes."""
 
     changes = {"changes": "notify", "sweepEverySeconds": 1.0}
 
 
 @pytest.mark.slow
 class TestMonday(SourceConformance):
-    """A board."""
+    """A board of monday.com."""
 
     @pytest.fixture(autouse=True)
     def _board(self, tmp_path: Path, monday: Monday) -> None:
@@ -145,46 +145,47 @@ class TestMonday(SourceConformance):
             self.monday.says = (500, {"error_message": "out of order"}) if away else None
 
         yield Scene(
-            app, "board", "due", put, remove, adapter=lambda: adapter("monday", options), kind="monday", down=down,
-            bad=[{}, {**options, "boardId": "x"}, {**options, "token": 5}, {**options, "x": 1}],
+            app, "board", "due", put, remove, create_adapter=lambda: create_adapter("monday", options), kind="monday",
+            set_down=down,
+            invalid_options=[{}, {**options, "boardId": "x"}, {**options, "token": 5}, {**options, "x": 1}],
         )  # fmt: skip
         await app.close()
 
 
-# --- The tests themselves notice ------------------------------------------------------------------------
+# --- The suite detects faults ------------------------------------------------------------------------
 
 
 class Faulty(SqlTable):
-    """What reads a table, with one fault."""
+    """A table adapter with one fault."""
 
-    fault = ""
+    error = ""
 
-    async def page(self, after: str | None, most: int) -> Read:
-        read = await super().page(after, most)
-        if self.fault == "loses the last row of a page" and read.cursor is not None:
+    async def read_page(self, after: str | None, most: int) -> RowPage:
+        read = await super().read_page(after, most)
+        if self.error == "loses the last row of a page" and read.cursor is not None:
             read.rows.popitem()
-        if self.fault == "shifts instants":
+        if self.error == "shifts instants":
             for row in read.rows.values():
                 row["start_at"] = str(row["start_at"]).replace("+00:00", "+01:00")
         return read
 
-    async def read(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        if self.fault == "reads what it read before":
-            self.known = getattr(self, "known", {}) | await super().read(keys)
+    async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+        if self.error == "reads what it read before":
+            self.known = getattr(self, "known", {}) | await super().read_rows(keys)
             return self.known
-        return await super().read(keys)
+        return await super().read_rows(keys)
 
-    async def changed(self, since: str | None, most: int) -> Read | None:
-        found = await super().changed(since, most)
-        if self.fault == "forgets where it was" and found is not None and since is not None:
-            return Read(found.rows, None)
+    async def read_changes(self, since: str | None, most: int) -> RowPage | None:
+        found = await super().read_changes(since, most)
+        if self.error == "forgets where it was" and found is not None and since is not None:
+            return RowPage(found.rows, None)
         return found
 
-    async def any(self, query: str, parameters: Mapping[str, Any]) -> bool:
-        return self.fault == "always finds" or await super().any(query, parameters)
+    async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
+        return self.error == "always finds" or await super().matches(query, parameters)
 
     async def close(self) -> None:
-        if self.fault == "closes once" and getattr(self, "closed", False):
+        if self.error == "closes once" and getattr(self, "closed", False):
             raise RuntimeError
         self.closed = True
         await super().close()
@@ -194,11 +195,11 @@ class Suite(OfSql):
     changes = {"changes": "cursor", "cursor": "updated_at"}
 
     def __init__(self, folder: Path, fault: str) -> None:
-        self.folder, self.fault = folder, fault
+        self.folder, self.error = folder, fault
 
-    def adapter(self, options: dict[str, Any]) -> Adapter:
+    def adapter(self, options: dict[str, Any]) -> SourceAdapter:
         made = Faulty(options)
-        made.fault = self.fault
+        made.error = self.error
         return made
 
 
@@ -206,15 +207,15 @@ class Suite(OfSql):
 @pytest.mark.parametrize(
     ("fault", "test"),
     [
-        ("loses the last row of a page", "test_pages_have_every_row_once"),
-        ("shifts instants", "test_pages_have_every_row_once"),
-        ("reads what it read before", "test_rows_are_read_by_key_as_they_are_now"),
-        ("forgets where it was", "test_changes_are_found_from_where_the_last_look_ended"),
-        ("always finds", "test_a_query_finds_or_does_not"),
-        ("closes once", "test_it_can_be_closed_twice"),
+        ("loses the last row of a page", "test_pages_contain_every_row_once"),
+        ("shifts instants", "test_pages_contain_every_row_once"),
+        ("reads what it read before", "test_rows_are_read_by_key_with_current_values"),
+        ("forgets where it was", "test_changes_are_found_from_the_last_cursor"),
+        ("always finds", "test_query_result_is_true_or_false"),
+        ("closes once", "test_adapter_can_be_closed_twice"),
     ],
 )
-def test_each_fault_is_noticed(tmp_path: Path, fault: str, test: str) -> None:
+def test_each_fault_is_detected(tmp_path: Path, fault: str, test: str) -> None:
     for one, suite in (("none", Suite(tmp_path / "good", "none")), (fault, Suite(tmp_path / "bad", fault))):
         suite.folder.mkdir()
         played: Callable[[], None] = getattr(suite, test)

@@ -1,4 +1,4 @@
-"""Every target that comes with Timebell keeps to what targets have to keep to."""
+"""Conformance of the built-in targets, and proof that the suite detects faulty targets."""
 
 from __future__ import annotations
 
@@ -42,17 +42,19 @@ class TestHttp(TargetConformance):
                 ]
 
             async with sink() as gone:
-                nobody = f"http://hooks.example:{gone.port}/"
+                unreachable_url = f"http://hooks.example:{gone.port}/"
             yield Scene(
                 local(60.0 / 2), options, received,
-                bad=[{}, {"url": "ftp://x"}, {"url": place, "body": "xml"}, {"url": place, "template": "{{payload"}],
-                unreachable=(local(), {"url": nobody, "headers": {"Authorization": "Bearer s3cr3t"}}),
-                slow={"url": f"{place}/hang"}, secrets=["s3cr3t", SECRET],
+                invalid_options=[
+                    {}, {"url": "ftp://x"}, {"url": place, "body": "xml"}, {"url": place, "template": "{{payload"}
+                ],
+                unreachable=(local(), {"url": unreachable_url, "headers": {"Authorization": "Bearer s3cr3t"}}),
+                slow_options={"url": f"{place}/hang"}, secrets=["s3cr3t", SECRET],
             )  # fmt: skip
 
 
 class TestHttpThatLeadsInside(TestHttp):
-    """The same with a name that leads inside, as the end that cannot be reached."""
+    """HTTP with a name that resolves to an internal address as the unreachable receiver."""
 
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:
@@ -69,7 +71,7 @@ class TestCommand(TargetConformance):
 
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:
-        # One write a command, so that no two get mixed up.
+        # One write per command, so that lines are not interleaved.
         save = ["/bin/sh", "-c", 'line=$(cat); printf "%s\\n" "$line" >> "$0"', str(self.log)]
 
         def received() -> list[Received]:
@@ -78,9 +80,9 @@ class TestCommand(TargetConformance):
 
         yield Scene(
             CommandTarget(enabled=True), {"argv": save, "env": {"TOKEN": "s3cr3t"}}, received,
-            bad=[{}, {"argv": "ls"}, {"argv": []}, {"argv": ["ls"], "stdin": "x", "body": "plain"}],
+            invalid_options=[{}, {"argv": "ls"}, {"argv": []}, {"argv": ["ls"], "stdin": "x", "body": "plain"}],
             unreachable=(CommandTarget(enabled=True), {"argv": ["/no/such/program"], "env": {"TOKEN": "s3cr3t"}}),
-            slow={"argv": ["/bin/sleep", "60"]}, secrets=["s3cr3t"],
+            slow_options={"argv": ["/bin/sleep", "60"]}, secrets=["s3cr3t"],
         )  # fmt: skip
 
 
@@ -97,11 +99,11 @@ class TestHandlers(TargetConformance):
         yield Scene(handlers, {}, lambda: list(events))
 
 
-# --- Kinds of one's own ---------------------------------------------------------------------------------
+# --- Custom kinds ---------------------------------------------------------------------------------
 
 
 class Lines:
-    """A line of a file for each delivery."""
+    """Append a line to a file for each delivery."""
 
     kind = "lines"
 
@@ -111,7 +113,7 @@ class Lines:
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
         if options.keys() - {"prefix"}:
-            raise InvalidInput("A line has a prefix and nothing else.", code="TARGET_OPTIONS_INVALID")
+            raise InvalidInput("A line has a prefix and nothing else.", code="INVALID_TARGET_OPTIONS")
         return {"prefix": options.get("prefix", "")}
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
@@ -123,7 +125,7 @@ class Lines:
         self.closed += 1
 
 
-def test_an_apps_own_kind_is_a_target_like_the_others(tmp_path: Path) -> None:
+def test_a_custom_target_kind_works_like_the_built_in_ones(tmp_path: Path) -> None:
     target = Lines(tmp_path / "lines")
 
     async def main() -> None:
@@ -134,7 +136,7 @@ def test_an_apps_own_kind_is_a_target_like_the_others(tmp_path: Path) -> None:
                 await app.schedule_at("a.b", target={"kind": "lines", "suffix": "<"})
             with pytest.raises(InvalidInput, match=r"http, command,.* lines"):
                 await app.schedule_at("a.b", target={"kind": "line"})
-            await service.idle()
+            await service.wait_until_idle()
         job = await app.get(made.id)
         assert (job.status, job.result, job.target) == (
             "completed", {"lines": 1}, {"kind": "lines", "options": {"prefix": "> "}},
@@ -148,7 +150,7 @@ def test_an_apps_own_kind_is_a_target_like_the_others(tmp_path: Path) -> None:
     assert target.closed == 1
 
 
-def test_jobs_for_a_kind_wait_for_a_node_that_has_it(tmp_path: Path) -> None:
+def test_jobs_of_a_target_kind_wait_for_a_node_that_supports_it(tmp_path: Path) -> None:
     target = Lines(tmp_path / "lines")
     url = f"sqlite:///{tmp_path}/own.db"
 
@@ -156,7 +158,7 @@ def test_jobs_for_a_kind_wait_for_a_node_that_has_it(tmp_path: Path) -> None:
         async with Timebell(url, timezone="UTC").running() as service:
             maker = Timebell(url, timezone="UTC", targets=[target])
             made = await maker.schedule_at("a.b", target={"kind": "lines"})
-            await service.idle()
+            await service.wait_until_idle()
             assert (await maker.get(made.id)).status == "pending"
         async with maker.running() as service:
             async with asyncio.timeout(40):
@@ -176,27 +178,27 @@ class Nameless(Lines):
 
 
 @pytest.mark.parametrize("bad", [Shadow(Path()), Nameless(Path()), Lines, object(), None, "lines"])
-def test_what_is_no_target_is_refused(bad: Any) -> None:
+def test_an_object_that_is_not_a_target_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         Timebell("sqlite:///x.db", targets=[bad])
-    assert caught.value.code == "TARGET_INVALID"
+    assert caught.value.code == "INVALID_TARGET"
     with pytest.raises(InvalidInput):
         Timebell("sqlite:///x.db", targets=[Lines(Path()), Lines(Path())])
 
 
-# --- The tests themselves notice ------------------------------------------------------------------------
+# --- The suite detects faults ------------------------------------------------------------------------
 
 
 class Broken(TargetConformance):
     """A target with one fault, and the scene around it."""
 
     def __init__(self, fault: str) -> None:
-        self.fault = fault
+        self.error = fault
 
     @asynccontextmanager
     async def scene(self) -> AsyncIterator[Scene]:
         arrived: list[Received] = []
-        fault = self.fault
+        fault = self.error
 
         class Target:
             kind = "broken"
@@ -223,11 +225,15 @@ class Broken(TargetConformance):
                 if fault == "drops large ones" and len(text) > 10_000:
                     return Outcome.ok()
                 key = f"{delivery.job_id}.{delivery.attempt}" if fault == "an id an attempt" else delivery.job_id
-                suffix = f".r{delivery.replays}" if delivery.replays and fault != "replays look the same" else ""
+                suffix = (
+                    f".r{delivery.manual_retries}"
+                    if delivery.manual_retries and fault != "manual retries look the same"
+                    else ""
+                )
                 arrived.append(Received(json.loads(text), key + suffix))
                 if fault == "twice":
                     arrived.append(arrived[-1])
-                return Outcome.ok({"said": "s3cr3t"} if fault == "a secret in a result" else None)
+                return Outcome.ok({"token": "s3cr3t"} if fault == "a secret in a result" else None)
 
             async def close(self) -> None:
                 if fault == "closes once":
@@ -244,8 +250,8 @@ class Broken(TargetConformance):
                 )
 
         yield Scene(
-            Target(), {}, lambda: list(arrived), bad=[{"x": 1}], unreachable=(Unreachable(), {}), slow={"slow": True},
-            secrets=["s3cr3t"],
+            Target(), {}, lambda: list(arrived), invalid_options=[{"x": 1}], unreachable=(Unreachable(), {}),
+            slow_options={"slow": True}, secrets=["s3cr3t"],
         )  # fmt: skip
 
 
@@ -253,12 +259,12 @@ TESTS = sorted(name for name in vars(TargetConformance) if name.startswith("test
 FAULTS = [
     "takes anything", "a secret in a refusal", "changes what it is given", "no normal form", "writes anything",
     "swallows its cancellation", "claims what it did not do", "drops large ones", "an id an attempt", "no words",
-    "replays look the same", "twice", "a secret in a result", "closes once", "raises", "no code",
+    "manual retries look the same", "twice", "a secret in a result", "closes once", "raises", "no code",
 ]  # fmt: skip
 
 
 def found(fault: str) -> list[str]:
-    """The tests that fail."""
+    """Return the names of the tests that fail."""
     failed = []
     for name in TESTS:
         try:
@@ -268,10 +274,10 @@ def found(fault: str) -> list[str]:
     return failed
 
 
-def test_a_good_target_passes() -> None:
+def test_a_correct_target_passes() -> None:
     assert found("none") == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_noticed(fault: str) -> None:
+def test_each_fault_is_detected(fault: str) -> None:
     assert found(fault)

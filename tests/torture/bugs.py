@@ -1,12 +1,11 @@
-"""Bugs planted into the nodes and the driver of torture runs, to see which `timebell torture` catches:
-`python -m tests.torture.bugs`.
+"""Seed bugs into the nodes and the driver of torture runs, and check that the runs detect them.
 
-Each bug has a run of its own, as short as it can be: only the faults that bring the bug out, aimed, and it ends at the
-first violation that needs no end of the run to be one. Where it would take long for the rare to happen, `sets` makes it
-frequent: how long handlers take, how often they fail, by how much a clock jumps. Then runs follow in which nothing is
-planted: what they break catches nothing. What was found is kept in a file, by which the next call goes on; then it
-fills the column of the table in docs/internals/proof.md. On two cores the bugs take about ten minutes, the runs without
-one seven more (not with `--no-sound`).
+Run `python -m tests.torture.bugs`. Each bug has a run of its own, as short as possible: it injects only the faults that
+reveal the bug, and ends at the first violation that does not depend on the end of the run. `overrides` make rare events
+frequent: long handlers, a high failure rate, large clock steps. Then runs without a bug follow, which must find none.
+The results are stored in a file, from which the next call continues, and written to the last column of the table in
+docs/internals/proof.md. On two cores the bugs take about ten minutes, and the runs without a bug seven more (omit them
+with `--no-sound`).
 """
 
 from __future__ import annotations
@@ -24,31 +23,33 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from timebell.torture import grounds
-from timebell.torture import run as runs
-from timebell.torture.history import NODE_FAULTS, STORE_FAULTS, History
-from timebell.torture.ledgers import read
-from timebell.torture.plan import Plan, as_all, load
-from timebell.torture.verdicts import Check
+from timebell_torture import capabilities
+from timebell_torture import run as runs
+from timebell_torture.history import NODE_FAULTS, STORE_FAULTS, History
+from timebell_torture.ledger import read_ledger
+from timebell_torture.plan import Plan, load_plan, reset_priority
+from timebell_torture.rules import HistoryChecker
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / ".cache" / "torture-bugs.json"
 DOCUMENT = ROOT / "docs" / "internals" / "proof.md"
-LOOK = 2.0  # seconds between looks at the ledgers of a run
-LONGEST = 240.0  # seconds for one run, with its start and its end
-NOTHING = "nothing"
-GOOD = ("caught", "sound")
-# Violations as soon as they are seen; the others are judged when the run is over and its records are read.
-AT_ONCE = {
+POLL_INTERVAL_SECONDS = 2.0  # between readings of the ledgers of a run
+RUN_TIMEOUT_SECONDS = 240.0  # includes start and end
+NO_BUG = "nothing"
+EXPECTED_RESULTS = ("caught", "sound")
+# Violations that are certain as soon as they occur; the others depend on the records at the end of the run.
+IMMEDIATE_CLASSES = {
     "early", "attempt-order", "key-unstable", "after-cancel", "during-pause", "overlap", "retry", "dup-unjustified",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Aim:
-    """A run that brings a bug out. `seconds` are those of its phases: clean, faulted, recovery; in less than six
-    no fault strikes. `sets` are names of modules and their values, by the process of the run, and settings of
-    nodes."""
+class TargetedRun:
+    """A run that reveals a bug.
+
+    `seconds` are the lengths of its phases: clean, faulted, recovery; no fault is injected in a faulted phase of less
+    than 6 s. `overrides` maps each process of the run to module attributes and their values, or a node to settings.
+    """
 
     name: str
     store: str = "sqlite"
@@ -56,67 +57,72 @@ class Aim:
     rate: float = 24.0
     faults: tuple[str, ...] = ()
     seconds: tuple[float, float, float] = (22, 5, 4)
-    sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
-    def early(self) -> bool:
-        """Whether it may end at the first violation: no fault that is not written down yet could excuse it."""
+    def may_stop_early(self) -> bool:
+        """True if it may end at the first violation: no fault that is not recorded yet could excuse it."""
         return not {*NODE_FAULTS, *STORE_FAULTS} & {*self.faults} or self.faults == ("cut",)
 
 
-SHORTLY = {"timebell.torture.driver:SETTLE": 3.0}  # until the records are read
-LONG = {"timebell.torture.sink:LONGEST": 14.0}
-QUIET = Aim("no faults")
-# Much runs for long, and half of it fails: often something is tried again, overlaps, or is cancelled while it runs.
-HARD = Aim("long and failing", rate=20, seconds=(60, 5, 4), sets={"sink": LONG | {"timebell.torture.sink:FAILS": 0.5}})
-PAUSES = Aim(
+SHORT_SETTLE = {"timebell_torture.driver:SETTLE_SECONDS": 3.0}
+LONG_HANDLERS = {"timebell_torture.receiver:MAX_HANDLER_SECONDS": 14.0}
+NO_FAULTS = TargetedRun("no faults")
+# Long runs, half of which fail: retries, overlaps, and cancels of running jobs are frequent.
+LONG_AND_FAILING = TargetedRun(
+    "long and failing", rate=20, seconds=(60, 5, 4),
+    overrides={"receiver": LONG_HANDLERS | {"timebell_torture.receiver:FAILURE_RATE": 0.5}},
+)  # fmt: skip
+PAUSES = TargetedRun(
     "pauses", rate=30, seconds=(30, 5, 4),
-    sets={
-        "driver": {"timebell.engine.leader.continuous_audit:GRACE": 3.0, "timebell.torture.driver:BETWEEN": [1.0, 6.0]}
+    overrides={
+        "driver": {
+            "timebell.engine.leader.continuous_audit:DECISION_GRACE": 3.0,
+            "timebell_torture.driver:OPERATION_INTERVAL_SECONDS": [1.0, 6.0],
+        }
     },
 )  # fmt: skip
-KILLS = Aim("kills", faults=("kill",), seconds=(6, 22, 8))
-# Too short for a node to be cut off: the driver is, when it has connected, and loses the answers to its commits.
-REPLIES = Aim("lost replies", "postgres", faults=("cut",), seconds=(12, 20, 6))
-# A counter stands still between two looks only if who looks does so between two heartbeats of its owner: n1 does.
-LOOKS = {"sink": LONG, "n1": {"TIMEBELL_SCHEDULER_HEARTBEAT": "1s"}}
-CLOCKS = Aim(
+KILLS = TargetedRun("kills", faults=("kill",), seconds=(6, 22, 8))
+# Too short for a cut of a node. Only the connected driver is cut off, and loses the replies to its commits.
+LOST_REPLIES = TargetedRun("lost replies", "postgres", faults=("cut",), seconds=(12, 20, 6))
+# A node sees an unchanged heartbeat counter only if it observes more often than the owner renews: n1 does.
+FREQUENT_OBSERVER = {"receiver": LONG_HANDLERS, "n1": {"TIMEBELL_SCHEDULER_HEARTBEAT": "1s"}}
+CLOCKS = TargetedRun(
     "the clock of a node", "postgres", 2, faults=("clock",), seconds=(8, 62, 8),
-    sets={"nemesis": {"timebell.torture.injectors:STEPS": [600.0]}, **LOOKS},
+    overrides={"nemesis": {"timebell_torture.injectors:NODE_CLOCK_STEPS_SECONDS": [600.0]}, **FREQUENT_OBSERVER},
 )  # fmt: skip
-# It jumps when much runs: what is due by then is early, so that at the second jump there is less.
-STORE_CLOCK = Aim(
+# The first clock step makes jobs run early, so that fewer are running at the second step: it must come under load.
+STORE_CLOCK = TargetedRun(
     "the clock of the database", "postgres", 2, 40.0, faults=("dbclock",), seconds=(16, 40, 5),
-    sets={"nemesis": {"timebell.torture.injectors:STORE_STEPS": [16.0]}, **LOOKS},
+    overrides={"nemesis": {"timebell_torture.injectors:DATABASE_CLOCK_STEPS_SECONDS": [16.0]}, **FREQUENT_OBSERVER},
 )  # fmt: skip
 
-BUGS: dict[str, tuple[Aim, set[str]]] = {
+BUGS: dict[str, tuple[TargetedRun, set[str]]] = {
     "leases are judged by the wall clock": (CLOCKS, {"dup-unjustified"}),
     "leases are judged by the database's clock": (STORE_CLOCK, {"dup-unjustified"}),
-    "a claim takes what is not due": (QUIET, {"early"}),
-    "attempts have no numbers": (HARD, {"attempt-order"}),
-    "keys are random": (HARD, {"key-unstable"}),
-    "a retry does not wait": (HARD, {"retry"}),
-    "overlap sees no live job": (HARD, {"overlap"}),
-    "a cancelled job is tried again": (HARD, {"after-cancel"}),
-    "a resume fires what was paused": (PAUSES, {"during-pause"}),
-    "a request twice is two jobs": (REPLIES, {"dup-object", "key-unstable"}),
-    "a lease of one's own is judged by the wall clock": (CLOCKS, {"dup-unjustified"}),
-    "completed before it is delivered": (QUIET, {"phantom-success", "lost"}),
-    "the next instant is computed from now": (QUIET, {"lost", "accounting"}),
+    "a claim takes what is not due": (NO_FAULTS, {"early"}),
+    "attempts have no numbers": (LONG_AND_FAILING, {"attempt-order"}),
+    "keys are random": (LONG_AND_FAILING, {"key-unstable"}),
+    "a retry does not wait": (LONG_AND_FAILING, {"retry"}),
+    "overlap sees no live job": (LONG_AND_FAILING, {"overlap"}),
+    "a cancelled job is retried": (LONG_AND_FAILING, {"after-cancel"}),
+    "a resume fires paused occurrences": (PAUSES, {"during-pause"}),
+    "a repeated request creates two jobs": (LOST_REPLIES, {"dup-object", "key-unstable"}),
+    "a node judges its own lease by the wall clock": (CLOCKS, {"dup-unjustified"}),
+    "completed before it is delivered": (NO_FAULTS, {"phantom-success", "lost"}),
+    "the next instant is computed from now": (NO_FAULTS, {"lost", "accounting"}),
     "a pause leaves no rows": (PAUSES, {"audit"}),
-    "lost attempts are not taken back": (KILLS, {"lost", "incomplete", "not-healed"}),
+    "lost attempts are not recovered": (KILLS, {"lost", "incomplete", "not-healed"}),
 }
-"""Of each bug the run that brings it out, and the classes of which one at least is not empty."""
+"""The run that reveals each bug, and the classes of which at least one must then be found."""
 
 
-class Short(Plan):
-    """A plan with these phases."""
+class ShortPlan(Plan):
+    """A plan with phases of the given lengths."""
 
     seconds: tuple[float, float, float]
 
-    def begin(self) -> None:
-        """As in Plan."""
+    def start_phases(self) -> None:
         clean, faulted, recovery = self.seconds
         quiet = clean + faulted
         self.phases = {"clean": (0.0, clean), "faulted": (clean, quiet), "recovery": (quiet, quiet + recovery)}
@@ -124,135 +130,156 @@ class Short(Plan):
         self.ended = self.began + int((quiet + recovery) * 1e9)
 
 
-def one(aim: Aim, folder: Path, seed: int) -> None:
-    """A whole run, in the process that is for it alone; SIGTERM ends it in good order."""
-    plan = Short(
-        out=str(folder), sockets="", seed=seed, minutes=sum(aim.seconds) / 60, rate=aim.rate, store=aim.store,
-        nodes=[f"n{number + 1}" for number in range(aim.nodes)], faults=list(aim.faults),
+def execute_run(target: TargetedRun, folder: Path, seed: int) -> None:
+    """Execute a run in this process; SIGTERM ends it cleanly."""
+    plan = ShortPlan(
+        out=str(folder), sockets="", seed=seed, minutes=sum(target.seconds) / 60, rate=target.rate, store=target.store,
+        nodes=[f"n{number + 1}" for number in range(target.nodes)], faults=list(target.faults),
     )  # fmt: skip
-    plan.seconds = aim.seconds
+    plan.seconds = target.seconds
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     runs.run(plan, lambda _: None)
 
 
-def caught(bug: str, aim: Aim, classes: set[str], folder: Path, seed: int) -> dict[str, Any]:
-    """Run it; the violations among `classes` that were found, and after how many seconds."""
-    lacking = [why for fault in aim.faults if (why := grounds.lacks(fault, aim.store)) is not None]
-    if lacking:
-        return {"lacks": lacking[0]}
-    began = time.monotonic()
-    sets = {**aim.sets, "driver": {**SHORTLY, **aim.sets.get("driver", {})}}
-    path = os.pathsep.join(map(str, (ROOT / "tests/torture/planted", ROOT / "src", ROOT)))
-    planted = {} if bug == NOTHING else {"PLANTED_BUG": bug}
+def run_bug(bug: str, target: TargetedRun, classes: set[str], folder: Path, seed: int) -> dict[str, Any]:
+    """Run a bug; return the violation classes among `classes` that were found, and the duration in seconds."""
+    missing = [
+        reason
+        for fault in target.faults
+        if (reason := capabilities.missing_requirement(fault, target.store)) is not None
+    ]
+    if missing:
+        return {"lacks": missing[0]}
+    started_at = time.monotonic()
+    overrides = {**target.overrides, "driver": {**SHORT_SETTLE, **target.overrides.get("driver", {})}}
+    path = os.pathsep.join(map(str, (ROOT / "tests/torture/seeded", ROOT / "src", ROOT)))
+    seeded = {} if bug == NO_BUG else {"SEEDED_BUG": bug}
     with (folder / "run.log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from tests.torture import bugs; bugs.begun(sys.argv[1:])",
-             json.dumps(asdict(aim)), str(folder), str(seed)],
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; from tests.torture import bugs; bugs.run_in_process(sys.argv[1:])",
+             json.dumps(asdict(target)), str(folder), str(seed)],
             cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env=os.environ | {"PYTHONPATH": path, "PLANTED_AIMS": json.dumps(sets)} | planted,
+            env=os.environ | {"PYTHONPATH": path, "SEEDED_OVERRIDES": json.dumps(overrides)} | seeded,
         )  # fmt: skip
     found: set[str] = set()
     try:
-        while child.poll() is None and time.monotonic() - began < LONGEST:
+        while process.poll() is None and time.monotonic() - started_at < RUN_TIMEOUT_SECONDS:
             try:
-                child.wait(LOOK)
+                process.wait(POLL_INTERVAL_SECONDS)
             except subprocess.TimeoutExpired:
-                if aim.early and (found := classes & AT_ONCE & _so_far(folder)):
+                if target.may_stop_early and (found := classes & IMMEDIATE_CLASSES & _classes_so_far(folder)):
                     break
     finally:
-        child.terminate()
+        process.terminate()
         try:
-            child.wait(90)
+            process.wait(90)
         except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+            process.kill()
+            process.wait()
     verdict = folder / "verdict.json"
     if not found and verdict.exists():
         found = classes & set(json.loads(verdict.read_text())["failed"])
-    node = (folder / "n1.log").read_text() if (folder / "n1.log").exists() else ""
+    node_log = (folder / "n1.log").read_text() if (folder / "n1.log").exists() else ""
     if not found and not verdict.exists():
         return {"broken": (folder / "run.log").read_text()[-600:]}
-    if bug != NOTHING and f"planted: {bug}" not in node:
-        return {"broken": f"the bug was not planted: {node[-300:]}"}
-    return {"found": sorted(found), "seconds": round(time.monotonic() - began)}
+    if bug != NO_BUG and f"seeded: {bug}" not in node_log:
+        return {"broken": f"the bug was not seeded: {node_log[-300:]}"}
+    return {"found": sorted(found), "seconds": round(time.monotonic() - started_at)}
 
 
-def begun(given: list[str]) -> None:
-    """The process of one run."""
-    as_all(os.getpid())  # the sink and the proxies are not to come last, whoever calls this with which priority
-    aim = json.loads(given[0])
+def run_in_process(arguments: list[str]) -> None:
+    """Execute the run that the arguments describe: the entry point of its process."""
+    reset_priority(os.getpid())  # the receiver and the proxies must not inherit a low priority
+    target = json.loads(arguments[0])
     for name in ("faults", "seconds"):
-        aim[name] = tuple(aim[name])
-    one(Aim(**aim), Path(given[1]), int(given[2]))
+        target[name] = tuple(target[name])
+    execute_run(TargetedRun(**target), Path(arguments[1]), int(arguments[2]))
 
 
-def _so_far(folder: Path) -> set[str]:
-    """The classes of violations in the ledgers as they are: what was asked is read last, so that nothing is strange."""
+def _classes_so_far(folder: Path) -> set[str]:
+    """Return the violation classes in the ledgers so far."""
     try:
-        plan = load(str(folder))
+        plan = load_plan(str(folder))
         if not plan.began:
             return set()
-        effects, faults, intents = (read(plan.path(f"{name}.jsonl")) for name in ("effect", "fault", "intent"))
-    except (OSError, ValueError):  # not there yet, or the end of a line is not
+        # Intents are read last, so that no effect lacks its request.
+        effects, faults, intents = (read_ledger(plan.path(f"{name}.jsonl")) for name in ("effect", "fault", "intent"))
+    except (OSError, ValueError):  # not written yet, or only in part
         return set()
-    return set(Check(History(asdict(plan), intents, effects, faults, [])).verdict().counts)
+    return set(HistoryChecker(History(asdict(plan), intents, effects, faults, [])).verdict().counts)
 
 
-def line(bug: str, said: Mapping[str, Any]) -> str:
-    """What is told of a bug."""
-    if "lacks" in said or "broken" in said:
-        return f"NOT RUN    {bug}: {said.get('lacks') or said['broken']}"
-    good = bool(said["found"]) is not bug.startswith(NOTHING)
-    word = ("caught" if said["found"] else "sound") if good else "NOT CAUGHT" if not said["found"] else "FALSE ALARM"
-    return f"{word:11}{bug}: {', '.join(said['found']) or 'no violation'}, {said['seconds']} s"
+def format_result(bug: str, result: Mapping[str, Any]) -> str:
+    """Return the line to print for a bug."""
+    if "lacks" in result or "broken" in result:
+        return f"NOT RUN    {bug}: {result.get('lacks') or result['broken']}"
+    as_expected = bool(result["found"]) is not bug.startswith(NO_BUG)
+    word = (
+        ("caught" if result["found"] else "sound")
+        if as_expected
+        else "NOT CAUGHT"
+        if not result["found"]
+        else "FALSE ALARM"
+    )
+    return f"{word:11}{bug}: {', '.join(result['found']) or 'no violation'}, {result['seconds']} s"
 
 
-def fill(document: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
+def fill_table(document: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the last column of the table of bugs."""
     lines = document.read_text().splitlines()
     for number, text in enumerate(lines):
         cells = text.split(" | ")
         name = cells[0].removeprefix("| ")
         if len(cells) == 4 and name in results and results[name].get("found"):
-            found = results[name]
-            lines[number] = " | ".join([*cells[:3], f"`{'`, `'.join(found['found'])}`, {found['seconds']} s |"])
+            result = results[name]
+            lines[number] = " | ".join([*cells[:3], f"`{'`, `'.join(result['found'])}`, {result['seconds']} s |"])
     document.write_text("\n".join(lines) + "\n")
 
 
 def main(
     results: Path, only: str, seed: int, again: bool, sound: bool, keep: Path | None
 ) -> None:  # fmt: skip
-    """Run those that are not in the file of results yet, or `--again`; those with `--only` in their names. Ends with 1
-    if one was not caught, or nothing was planted and yet a run says so. `--keep` is where ledgers and logs stay."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
+    """Run the bugs without a stored result, or all with `--again`; only those whose names contain `--only`.
+
+    Exits with 1 if a bug was not detected, or a run without a bug has violations. `--keep` is a folder for ledgers.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # child processes are ended by their `finally` blocks
     results.parent.mkdir(parents=True, exist_ok=True)
-    known: dict[str, Any] = {} if again or not results.exists() else json.loads(results.read_text())
-    todo = [(bug, aim, classes) for bug, (aim, classes) in BUGS.items()]
-    for name in dict.fromkeys(aim.name for aim, _ in BUGS.values()) if sound else ():
-        same = [(aim, classes) for aim, classes in BUGS.values() if aim.name == name]
-        todo.append((f"{NOTHING}, as for {name}", same[0][0], {one for _, classes in same for one in classes}))
-    for bug, aim, classes in todo:
-        if only not in bug or (bug in known and line(bug, known[bug]).startswith(GOOD)):
+    results_by_bug: dict[str, Any] = {} if again or not results.exists() else json.loads(results.read_text())
+    runs_to_do = [(bug, target, classes) for bug, (target, classes) in BUGS.items()]
+    for name in dict.fromkeys(target.name for target, _ in BUGS.values()) if sound else ():
+        entries = [(target, classes) for target, classes in BUGS.values() if target.name == name]
+        runs_to_do.append(
+            (
+                f"{NO_BUG}, as for {name}",
+                entries[0][0],
+                {violation_class for _, classes in entries for violation_class in classes},
+            )
+        )
+    for bug, target, classes in runs_to_do:
+        if only not in bug or (
+            bug in results_by_bug and format_result(bug, results_by_bug[bug]).startswith(EXPECTED_RESULTS)
+        ):
             continue
-        with tempfile.TemporaryDirectory(prefix="torture-bug-") as passing:
-            folder = Path(passing) if keep is None else keep.resolve() / bug.replace(" ", "-")
+        with tempfile.TemporaryDirectory(prefix="torture-bug-") as temporary:
+            folder = Path(temporary) if keep is None else keep.resolve() / bug.replace(" ", "-")
             folder.mkdir(parents=True, exist_ok=True)
-            known[bug] = caught(NOTHING if bug.startswith(NOTHING) else bug, aim, classes, folder, seed)
-        print(line(bug, known[bug]), flush=True)
-        results.write_text(json.dumps(known, indent=1) + "\n")
-    fill(DOCUMENT, known)
-    wanted = [bug for bug, _, _ in todo if only in bug]
-    right = [bug for bug in wanted if line(bug, known[bug]).startswith(GOOD)]
-    print(f"{len(right)} of {len(wanted)} as they should be; results in {results}")
-    raise SystemExit(len(right) != len(wanted))
+            results_by_bug[bug] = run_bug(NO_BUG if bug.startswith(NO_BUG) else bug, target, classes, folder, seed)
+        print(format_result(bug, results_by_bug[bug]), flush=True)
+        results.write_text(json.dumps(results_by_bug, indent=1) + "\n")
+    fill_table(DOCUMENT, results_by_bug)
+    selected = [bug for bug, _, _ in runs_to_do if only in bug]
+    passed = [bug for bug in selected if format_result(bug, results_by_bug[bug]).startswith(EXPECTED_RESULTS)]
+    print(f"{len(passed)} of {len(selected)} as expected; results in {results}")
+    raise SystemExit(len(passed) != len(selected))
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(prog="python -m tests.torture.bugs", description=main.__doc__)
-    asked.add_argument("--results", type=Path, default=RESULTS)
-    asked.add_argument("--only", default="")
-    asked.add_argument("--seed", type=int, default=1)
-    asked.add_argument("--again", action="store_true")
-    asked.add_argument("--no-sound", action="store_false", dest="sound")
-    asked.add_argument("--keep", type=Path)
-    main(**vars(asked.parse_args()))
+    parser = argparse.ArgumentParser(prog="python -m tests.torture.bugs", description=main.__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--no-sound", action="store_false", dest="sound")
+    parser.add_argument("--keep", type=Path)
+    main(**vars(parser.parse_args()))

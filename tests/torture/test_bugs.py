@@ -1,26 +1,36 @@
-"""`timebell torture` notices bugs that are planted into its nodes; see docs/internals/proof.md."""
+"""`timebell torture` detects bugs that are seeded into its nodes; see docs/internals/proof.md."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
 import pytest
 
 from tests.model.mutants import MUTANTS
-from tests.torture.bugs import BUGS, DOCUMENT, caught, fill, line
+from tests.torture.bugs import BUGS, DOCUMENT, SHORT_SETTLE, fill_table, format_result, run_bug
 
 
-def test_what_is_aimed_at_are_bugs_that_can_be_planted() -> None:
+def test_targeted_bugs_are_known_mutants() -> None:
     assert BUGS.keys() <= {mutant.name for mutant in MUTANTS}
     assert len(BUGS) >= 12
 
 
-def test_the_table_takes_what_was_found(tmp_path: Path) -> None:
+def test_overrides_name_existing_attributes() -> None:
+    targets = {
+        target for run, _ in BUGS.values() for values in run.overrides.values() for target in values if ":" in target
+    }
+    for target in targets | set(SHORT_SETTLE):
+        module_name, _, name = target.partition(":")
+        assert hasattr(importlib.import_module(module_name), name), target
+
+
+def test_results_are_written_to_the_table(tmp_path: Path) -> None:
     bug, other = list(BUGS)[:2]
     document = tmp_path / "proof.md"
     document.write_text(DOCUMENT.read_text())
-    fill(document, {bug: {"found": ["lost", "early"], "seconds": 7}, other: {"lacks": "no such program"}})
+    fill_table(document, {bug: {"found": ["lost", "early"], "seconds": 7}, other: {"lacks": "not installed"}})
     lines = document.read_text().splitlines()
     (row,) = [row for row in lines if row.startswith(f"| {bug} |")]
     assert row.endswith("| `lost`, `early`, 7 s |")
@@ -32,6 +42,6 @@ def test_the_table_takes_what_was_found(tmp_path: Path) -> None:
     "TIMEBELL_TEST_BUGS" not in os.environ, reason="python -m tests.torture.bugs runs them: ten minutes"
 )
 @pytest.mark.parametrize("bug", BUGS)
-def test_torture_notices_a_planted_bug(bug: str, tmp_path: Path) -> None:
-    found = caught(bug, *BUGS[bug], tmp_path, seed=1)
-    assert line(bug, found).startswith("caught"), found
+def test_torture_detects_a_seeded_bug(bug: str, tmp_path: Path) -> None:
+    result = run_bug(bug, *BUGS[bug], tmp_path, seed=1)
+    assert format_result(bug, result).startswith("caught"), result

@@ -1,7 +1,7 @@
-"""A real browser, a real server on a free port, and axe: what the tests of `test_browser.py` stand on.
+"""A real browser, a real server on a free port, and axe, for `test_site_in_chromium.py`.
 
-Chromium is Debian's; axe-core and what the pages need come from npm by the exact versions of package-lock.json, into
-ignored folders.
+Chromium comes from Debian; axe-core and the assets of the pages come from npm in the exact versions of
+package-lock.json, and are stored in ignored folders.
 """
 
 from __future__ import annotations
@@ -29,114 +29,115 @@ from timebell import Timebell
 from timebell.api import health, server, v1
 from timebell.dashboard import site
 
-from .browsing import Browser
-from .stock import app_of, stock
+from .browser import Browser
+from .hostile_data import fill_store, hostile_app
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache"
 SCREENS = CACHE / "screens"
-PATIENCE = 60.0  # seconds for what a page shows: the machine is busy
-expect.set_options(timeout=1000 * PATIENCE)
+TIMEOUT_SECONDS = 60.0  # for content to appear on a page; the machine may be busy
+expect.set_options(timeout=1000 * TIMEOUT_SECONDS)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]  # fmt: skip
 Fill = Callable[[Timebell, Browser], Awaitable[dict[str, str]]]
 STANDARDS = "['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']"
-AXE = f"""async () => (await axe.run(document, {{runOnly: {STANDARDS}}})).violations.map((found) =>
-  [found.id, found.impact, found.nodes.length, found.nodes[0].html.slice(0, 200),
-   (found.nodes[0].any[0] || {{}}).message || ""])"""
+AXE = f"""async () => (await axe.run(document, {{runOnly: {STANDARDS}}})).violations.map((violation) =>
+  [violation.id, violation.impact, violation.nodes.length, violation.nodes[0].html.slice(0, 200),
+   (violation.nodes[0].any[0] || {{}}).message || ""])"""
 
 
 @dataclass
 class Served:
-    """A server that runs in a thread of its own."""
+    """Server that runs in its own thread."""
 
     app: Timebell
     url: str
     pages: dict[str, str]
     browser: Browser
     loop: asyncio.AbstractEventLoop
-    over: asyncio.Event
+    stopping: asyncio.Event
 
     def stop(self) -> None:
-        """End it, as a restart or a crash would."""
-        self.loop.call_soon_threadsafe(self.over.set)
+        """Stop the server, like a restart or a crash."""
+        self.loop.call_soon_threadsafe(self.stopping.set)
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Something in its loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(3 * PATIENCE)
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in the event loop of the server."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(3 * TIMEOUT_SECONDS)
 
 
 @contextmanager
-def serving(database: str, fill: Fill = stock, *, works: bool = True) -> Iterator[Served]:
-    """A filled app behind its pages, open to this machine; with an engine, or as it was filled."""
-    bring()
+def serve_in_thread(database: str, fill: Fill = fill_store, *, run_engine: bool = True) -> Iterator[Served]:
+    """Fill an app and serve its pages to local requests; without `run_engine` the data stays as it was filled."""
+    install_assets()
     ready: list[Served] = []
-    begun = threading.Event()
-    failed: list[BaseException] = []
+    started = threading.Event()
+    errors: list[BaseException] = []
 
     async def main() -> None:
-        app = app_of(database)
-        lease = app.settings.scheduler_lease if works else 86_400.0  # nodes that nobody runs stay
+        app = hostile_app(database)
+        # Without an engine, the nodes of the sample data must not expire.
+        lease = app.settings.scheduler_lease if run_engine else 86_400.0
         app.settings = replace(
             app.settings, secret_key=SECRET, database_auto_upgrade=True, scheduler_lease=lease
         )  # fmt: skip
-        web = server.Site(app, [health.router(app), v1.routes, site.routes], open_here=True)
+        web = server.HttpApp(app, [health.router(app), v1.routes, site.routes], allow_local=True)
         listening = server.bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        over = asyncio.Event()
+        stopping = asyncio.Event()
         async with (
-            app.running() if works else nullcontext(),
+            app.running() if run_engine else nullcontext(),
             server.serving(web, listening),
-            httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client,
+            httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_SECONDS) as client,
         ):
             browser = Browser(app, client, web)
-            ready.append(Served(app, url, await fill(app, browser), browser, asyncio.get_running_loop(), over))
-            begun.set()
-            await over.wait()
+            ready.append(Served(app, url, await fill(app, browser), browser, asyncio.get_running_loop(), stopping))
+            started.set()
+            await stopping.wait()
         await app.close()
 
-    def whole() -> None:
+    def run_server() -> None:
         try:
             asyncio.run(main())
-        except BaseException as broken:
-            failed.append(broken)
-            begun.set()
+        except BaseException as error:
+            errors.append(error)
+            started.set()
 
-    thread = threading.Thread(target=whole)
+    thread = threading.Thread(target=run_server)
     thread.start()
-    assert begun.wait(3 * PATIENCE), "it does not begin"
-    if failed:
-        raise failed[0]
+    assert started.wait(3 * TIMEOUT_SECONDS), "the server did not start"
+    if errors:
+        raise errors[0]
     try:
         yield ready[0]
     finally:
         if thread.is_alive():
             ready[0].stop()
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
 
 
-def bring() -> None:
-    """The files of the pages; skips loudly where npm gives nothing."""
+def install_assets() -> None:
+    """Install the assets of the pages; skip the test if npm cannot provide them."""
     CACHE.mkdir(exist_ok=True)
     with open(CACHE / "web-assets.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        why_not = hatch_build.bring(ROOT)
-    if why_not is not None:
-        pytest.skip(f"SKIPPED: the files of the dashboard are missing: {why_not}")
+        reason = hatch_build.bring(ROOT)
+    if reason is not None:
+        pytest.skip(f"SKIPPED: the files of the dashboard are missing: {reason}")
 
 
-def axe() -> str:
-    """The script of axe-core, in the version that package-lock.json pins."""
+def load_axe() -> str:
+    """Return the script of axe-core in the version that package-lock.json pins."""
     folder = CACHE / "axe"
     with open(CACHE / "web-assets.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         script = folder / "node_modules" / "axe-core" / "axe.min.js"
         pinned = (ROOT / "package-lock.json").read_bytes()
-        kept = folder / "package-lock.json"
-        if not script.exists() or kept.read_bytes() != pinned:
+        installed_lock = folder / "package-lock.json"
+        if not script.exists() or installed_lock.read_bytes() != pinned:
             folder.mkdir(exist_ok=True)
             shutil.copyfile(ROOT / "package.json", folder / "package.json")
-            kept.write_bytes(pinned)
+            installed_lock.write_bytes(pinned)
             npm = hatch_build._npm()
             assert npm is not None
             command = [*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
@@ -146,12 +147,12 @@ def axe() -> str:
 
 @contextmanager
 def chromium() -> Iterator[Chromium]:
-    """Debian's Chromium."""
+    """Start the Chromium of Debian."""
     if shutil.which("chromium") is None:
         install("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=FLAGS, timeout=3000 * PATIENCE
+            executable_path=shutil.which("chromium"), args=FLAGS, timeout=3000 * TIMEOUT_SECONDS
         )
         yield browser
         browser.close()
@@ -159,34 +160,34 @@ def chromium() -> Iterator[Chromium]:
 
 @dataclass
 class Window:
-    """A page of the browser that notes what its console said."""
+    """Page of the browser that records its console messages and requests."""
 
     page: Page
     url: str
-    said: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda broken: self.said.append(f"error: {broken}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.messages.append(f"error: {error}"))
 
-    def go(self, path: str) -> Page:
-        """Open one of our pages."""
+    def open(self, path: str) -> Page:
+        """Open a page of the dashboard."""
         self.page.goto(self.url + path)
         return self.page
 
-    def shoot(self, name: str) -> None:
-        """Keep how it looks."""
+    def save_screenshot(self, name: str) -> None:
+        """Save a picture of the whole page."""
         SCREENS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(SCREENS / f"{name}.png"), full_page=True)
 
 
 @contextmanager
-def window(browser: Chromium, url: str, **options: Any) -> Iterator[Window]:
-    """A fresh browser, without cookies."""
+def open_window(browser: Chromium, url: str, **options: Any) -> Iterator[Window]:
+    """Open a page in a new browser context without cookies."""
     context = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, "timezone_id": "Asia/Seoul"} | options)
-    context.set_default_timeout(1000 * PATIENCE)
+    context.set_default_timeout(1000 * TIMEOUT_SECONDS)
     try:
         yield Window(context.new_page(), url)
     finally:

@@ -1,4 +1,4 @@
-"""A Timebell behind its dashboard."""
+"""Fixtures that serve the dashboard of an app."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from timebell.api import health, server, v1
 from timebell.clock import VirtualClock
 from timebell.dashboard import site, views
 from timebell.tenancy import passwords
-from timebell.testing.fcm import FakeFcm
+from timebell_fcm_emulator import FakeFcm
 
-from . import stock
-from .browsing import Browser
-
-
-@pytest.fixture
-def make(store_url: str) -> Callable[..., Any]:
-    """`async with make() as browser:` serves an app of this store; `open_here` as in `dev`."""
-    return _maker(store_url)
+from . import hostile_data
+from .browser import Browser
 
 
 @pytest.fixture
-def make_light(sqlite_url: str) -> Callable[..., Any]:
-    """The same on SQLite alone, for what no store decides."""
-    return _maker(sqlite_url)
+def serve(store_url: str) -> Callable[..., Any]:
+    """`async with serve() as browser:` serves an app on this store; `allow_local` as in `timebell dev`."""
+    return _server(store_url)
 
 
-def _maker(url: str) -> Callable[..., Any]:
+@pytest.fixture
+def serve_sqlite(sqlite_url: str) -> Callable[..., Any]:
+    """Like `serve`, on SQLite only, for tests that do not depend on the store."""
+    return _server(sqlite_url)
+
+
+def _server(url: str) -> Callable[..., Any]:
     @asynccontextmanager
     async def served(
-        *, open_here: bool = False, clock: VirtualClock | None = None, app: Timebell | None = None
+        *, allow_local: bool = False, clock: VirtualClock | None = None, app: Timebell | None = None
     ) -> AsyncIterator[Browser]:
         app = app or Timebell(url, clock=clock)
         app.settings = replace(app.settings, secret_key=SECRET)
-        web = server.Site(app, [health.router(app), v1.routes, site.routes], open_here=open_here)
+        web = server.HttpApp(app, [health.router(app), v1.routes, site.routes], allow_local=allow_local)
         transport = httpx2.ASGITransport(app=web, client=("127.0.0.1", 50_000))
         async with httpx2.AsyncClient(transport=transport, base_url="https://127.0.0.1:8700") as client:
             try:
@@ -55,16 +55,16 @@ def _maker(url: str) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def phones() -> Iterator[FakeFcm]:
-    """A fake FCM that campaigns go to."""
+    """Fake FCM to which campaigns are sent."""
     with FakeFcm() as fcm, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stock, "FCM", {"fcm_credentials": fcm.credentials, "fcm_url": fcm.url})
+        patch.setattr(hostile_data, "FCM", {"fcm_credentials": fcm.credentials, "fcm_url": fcm.url})
         patch.setenv("SSL_CERT_FILE", fcm.ca)
         yield fcm
 
 
 @pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second for a password is for those who guess; and a busy machine may take its time for a page."""
-    monkeypatch.setattr(passwords, "N", 16)
-    for asked in (views, health):
-        monkeypatch.setattr(asked, "PATIENCE", 60.0)
+def _fast_passwords_and_long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hash passwords with a low cost, and tolerate slow pages on a busy machine."""
+    monkeypatch.setattr(passwords, "SCRYPT_N", 16)
+    monkeypatch.setattr(views, "PAGE_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(health, "STORE_TIMEOUT_SECONDS", 60.0)

@@ -1,4 +1,4 @@
-"""`python -m tests.ui.screens [folder]`: pictures of every page, light and dark, desktop and phone."""
+"""`python -m tests.ui.screens [folder]`: take screenshots of every page, light and dark, desktop and phone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from playwright.sync_api import Page
 
 from . import chromium as browsers
-from .chromium import SCREENS, window
-from .showcase import furnish
+from .chromium import SCREENS, open_window
+from .showcase import fill_showcase
 
 SIZES = {"": {"width": 1360, "height": 900}, "-phone": {"width": 390, "height": 844}}
 
 
-def shoot(page: Page, folder: Path, name: str) -> int:
-    """Four pictures of what is open; how many."""
+def take_screenshots(page: Page, folder: Path, name: str) -> int:
+    """Save the open page in both themes and sizes; return the number of pictures."""
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme, reduced_motion="reduce")
         for suffix, size in SIZES.items():
@@ -26,33 +26,33 @@ def shoot(page: Page, folder: Path, name: str) -> int:
 
 
 def main(folder: Path) -> None:
-    """Fill a store, serve its pages, and look at each."""
+    """Fill a store, serve its pages, and take pictures of each."""
     folder.mkdir(parents=True, exist_ok=True)
-    done = 0
+    count = 0
     with (
-        tempfile.TemporaryDirectory() as place,
-        browsers.serving(f"sqlite:///{place}/timebell.db", furnish, works=False) as served,
+        tempfile.TemporaryDirectory() as directory,
+        browsers.serve_in_thread(f"sqlite:///{directory}/timebell.db", fill_showcase, run_engine=False) as served,
         browsers.chromium() as browser,
-        window(browser, served.url) as seen,
+        open_window(browser, served.url) as window,
     ):
         for name, path in served.pages.items():
-            page = seen.go(path)
+            page = window.open(path)
             page.wait_for_load_state("load")
             if name == "overview":
                 page.locator("#runs svg").wait_for()
                 page.locator("[data-live]", has_text="Live").wait_for()
             if name.startswith("campaign") and page.locator("#timetable").count():
                 page.locator("#timetable .hint").first.wait_for()
-            done += shoot(page, folder, name)
-        page = seen.go("/ui/jobs")
+            count += take_screenshots(page, folder, name)
+        page = window.open("/ui/jobs")
         page.keyboard.press("Control+k")
         page.keyboard.type("re")
         page.locator("#hits a").first.wait_for()
-        done += shoot(page, folder, "palette")
+        count += take_screenshots(page, folder, "palette")
         page.keyboard.press("Escape")
         page.keyboard.press("?")
-        done += shoot(page, folder, "keys")
-    print(f"{done} pictures are in {folder}")
+        count += take_screenshots(page, folder, "keys")
+    print(f"{count} pictures are in {folder}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the pictures show: a firm's schedules, campaigns, triggers and tenants, all made up, as of now.
+"""Sample data of the screenshots: schedules, campaigns, triggers and tenants of an invented company, as of now.
 
-Nothing runs here: rows are written as an engine would have left them, so that each picture shows each thing.
+No engine runs: the rows are written as an engine would leave them, so that every picture shows every feature.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from sqlalchemy import insert, update
 from tests.api.web import Web
 from timebell import Timebell
 from timebell.ids import new_id
-from timebell.model.billing_months import month_of
+from timebell.model.billing_months import billing_month
 from timebell.model.operation import Operation, OperationKind
 from timebell.model.routes import Routes
-from timebell.model.trigger import UNAUTHORISED
+from timebell.model.trigger import SOURCE_UNAUTHORIZED
 from timebell.store import schema
 from timebell.store.campaigns.tables import campaigns, chunks
 from timebell.store.cluster import nodes, operations
@@ -25,11 +25,11 @@ from timebell.store.transaction import Transaction
 from timebell.store.triggers import sources
 from timebell.store.triggers.tables import months
 
-from .browsing import Browser
+from .browser import Browser
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 ERROR = "erp.example answered 503 Service Unavailable"
-# Name, topic, what it is made of, its zone, its last runs (f: failed, m: missed, s: skipped), how long a run takes.
+# Name, topic, recurrence, zone, last runs (f: failed, m: missed, s: skipped), duration of a run in seconds.
 SCHEDULES: tuple[tuple[str, str, dict[str, Any], str, str, float], ...] = (
     ("Nightly billing run", "billing.close-day", {"cronExpression": "30 2 * * *"}, "America/New_York",
      "........f...s.......", 48.0),
@@ -42,45 +42,55 @@ SCHEDULES: tuple[tuple[str, str, dict[str, Any], str, str, float], ...] = (
     ("Weekly board report", "report.board", {"cronExpression": "0 17 * * 5"}, "Europe/London", "." * 12, 4.0),
     ("Agent heartbeat", "ai.heartbeat", {"interval": {"every": "PT1M"}}, "UTC", "." * 20, 0.02),
 )  # fmt: skip
-LOOKS = {".": ("completed", None), "f": ("failed", None), "m": ("skipped", "missed"), "s": ("skipped", "overlap")}
+RUN_OUTCOMES = {
+    ".": ("completed", None),
+    "f": ("failed", None),
+    "m": ("skipped", "missed"),
+    "s": ("skipped", "overlap"),
+}
 
 
-async def furnish(app: Timebell, browser: Browser) -> dict[str, str]:
-    """Fill an empty store; the paths of the pages by name."""
+async def fill_showcase(app: Timebell, browser: Browser) -> dict[str, str]:
+    """Fill an empty store; return the paths of the pages by name."""
     web = browser.web
     now = app.clock.now()
-    pages = await _push(app, web, now) | await _watch(app, web) | await _tenants(app, web)
-    made: dict[str, str] = {}
-    ran: list[dict[str, Any]] = []
-    for name, topic, when, zone, runs, took in SCHEDULES:
+    pages = await _create_campaigns(app, web, now) | await _create_triggers(app, web) | await _create_tenants(app, web)
+    ids: dict[str, str] = {}
+    runs: list[dict[str, Any]] = []
+    for name, topic, recurrence, zone, outcomes, seconds in SCHEDULES:
         answer = await web.post("/api/v1/schedules", {
-            "name": name, "jobType": topic, "timezone": zone, "jobPayload": {"ledger": "us-east"}, **when})  # fmt: skip
+            "name": name, "jobType": topic, "timezone": zone, "jobPayload": {"ledger": "us-east"},
+            **recurrence})  # fmt: skip
         assert answer.status_code == 201, answer.text
-        made[name] = answer.json()["id"]
-        ran += [_run(made[name], topic, zone, now - DAY * (n + 0.3), mark, took + n % 5) for n, mark in enumerate(runs)]
-    report, billing = made["Weekly board report"], made["Nightly billing run"]
+        ids[name] = answer.json()["id"]
+        runs += [
+            _finished_job(ids[name], topic, zone, now - DAY * (n + 0.3), mark, seconds + n % 5)
+            for n, mark in enumerate(outcomes)
+        ]
+    report, billing = ids["Weekly board report"], ids["Nightly billing run"]
     await web.post(f"/api/v1/schedules/{report}/pause", {"reason": "no meeting until December"})
     for change in ({"timeoutSeconds": 60}, {"retry": {"attempts": 5, "backoff": {"type": "exponential", "delay": 5}}}):
         await web.ask("PATCH", f"/api/v1/schedules/{billing}", change, if_match="*")
-    busy = [
-        _run(None, topic, "UTC", now - n * 20 * (0.6 + 0.4 * sin(n / 30)) * timedelta(seconds=1), ".", took)
-        for topic, took in (("trigger.shift", 0.4), ("push.digest", 1.9), ("ai.heartbeat", 0.02))
+    traffic = [
+        _finished_job(None, topic, "UTC", now - n * 20 * (0.6 + 0.4 * sin(n / 30)) * timedelta(seconds=1), ".", seconds)
+        for topic, seconds in (("trigger.shift", 0.4), ("push.digest", 1.9), ("ai.heartbeat", 0.02))
         for n in range(150)
     ]
-    busy += [
-        _run(None, "erp.sync", "UTC", now - HOUR * hour - 5 * timedelta(seconds=n),
+    traffic += [
+        _finished_job(None, "erp.sync", "UTC", now - HOUR * hour - 5 * timedelta(seconds=n),
              "f" if hour in (3, 9, 21) and n < 12 else ".", 9)
         for hour in range(1, 47) for n in range(int(250 + 150 * sin(hour / 8)))
     ]  # fmt: skip
-    dead = [_run(made["Invoice sync to ERP"], "erp.sync", "UTC", now - 5 * MINUTE * n, "f", 10) for n in range(1, 8)]
-    rows = sorted([*ran, *busy, *dead], key=lambda row: row["run_at"])
+    sync = ids["Invoice sync to ERP"]
+    dead = [_finished_job(sync, "erp.sync", "UTC", now - 5 * MINUTE * n, "f", 10) for n in range(1, 8)]
+    rows = sorted([*runs, *traffic, *dead], key=lambda row: row["run_at"])
     for row in rows:
         row["id"] = new_id(row["run_at"])
     await app.store.run(lambda tx: tx.execute(insert(schema.finished), rows))
-    waiting = (await web.post("/api/v1/jobs", {
+    pending = (await web.post("/api/v1/jobs", {
         "topic": "reminder.task", "runAt": (now + 5 * HOUR).isoformat(), "payload": {"order": 42}})).json()  # fmt: skip
-    await app.store.run(_nodes, now)
-    await app.store.run(_operations, now)
+    await app.store.run(_create_nodes, now)
+    await app.store.run(_create_operations, now)
     hook = {"name": "orders", "kind": "http", "options": {"url": "https://example.com/hooks/orders"}}
     await web.post("/api/v1/targets", hook)
     await web.post("/api/v1/secrets", {"name": "shop-token", "value": "x"})
@@ -89,60 +99,63 @@ async def furnish(app: Timebell, browser: Browser) -> dict[str, str]:
         "overview": "/ui/", "schedules": "/ui/schedules", "schedule": url, "schedule-paused": f"/ui/schedules/{report}",
         "schedule-delete": f"{url}/delete", "schedule-backfill": f"{url}/backfill", "schedule-edit": f"{url}/edit",
         "new": "/ui/schedules/new?kind=cron&when=30+2+*+*+*&timezone=America/New_York&name=nightly-billing",
-        "new-error": "/ui/schedules/new?kind=cron&when=61+2+*+*+*&timezone=EST", "why": await _why(web, billing),
+        "new-error": "/ui/schedules/new?kind=cron&when=61+2+*+*+*&timezone=EST", "why": await _why_path(web, billing),
         "jobs": "/ui/jobs", "jobs-empty": "/ui/jobs?q=topic:nothing.here", "job": f"/ui/jobs/{job}",
-        "job-waiting": f"/ui/jobs/{waiting['id']}", "dead-letters": "/ui/dead-letters",
+        "job-waiting": f"/ui/jobs/{pending['id']}", "dead-letters": "/ui/dead-letters",
         "dead-letters-group": "/ui/dead-letters?errorCode=DeliveryError", **pages,
         "forecast": "/ui/forecast", "audit": "/ui/audit", "targets": "/ui/targets", "nodes": "/ui/nodes",
         "search": "/ui/search?q=re", "sign-in": "/ui/sign-in", "not-there": "/ui/nowhere",
     }  # fmt: skip
 
 
-def _run(schedule: str | None, topic: str, zone: str, at: datetime, mark: str, took: float) -> dict[str, Any]:
-    state, reason = LOOKS[mark]
+def _finished_job(
+    schedule: str | None, topic: str, zone: str, at: datetime, mark: str, seconds: float
+) -> dict[str, Any]:
+    """Return a row of the finished table; `mark` is a key of RUN_OUTCOMES."""
+    state, reason = RUN_OUTCOMES[mark]
     ran = mark in ".f"
     started = at + timedelta(milliseconds=20 + at.microsecond % 60)
     return {
         "tenant_id": "default", "topic": topic, "kind": "planned" if schedule else "once",
         "schedule_id": schedule, "scheduled_at": at, "run_at": at, "timezone": zone, "payload": '{"ledger":"us-east"}',
         "queue": "default", "priority": 0, "serial": False, "state": state, "reason": reason,
-        "attempt": (5 if mark == "f" else 1) if ran else 0, "tries": (5 if mark == "f" else 1) if ran else 0,
+        "attempt": (5 if mark == "f" else 1) if ran else 0, "attempts_used": (5 if mark == "f" else 1) if ran else 0,
         "created_at": at - MINUTE, "started_at": started if ran else None,
-        "finished_at": started + timedelta(seconds=took) if ran else at + MINUTE,
+        "finished_at": started + timedelta(seconds=seconds) if ran else at + MINUTE,
         "error_code": "DeliveryError" if mark == "f" else None, "error": ERROR if mark == "f" else None,
         "skipped_count": 1, "skipped_to": None if ran else at,
     }  # fmt: skip
 
 
-def _nodes(tx: Transaction, now: datetime) -> None:
-    """Three nodes, one with older zone data and one that leaves; and a gap without a leader."""
+def _create_nodes(tx: Transaction, now: datetime) -> None:
+    """Write four nodes, one with older zone data and one that drains, and a period without a leader."""
     began, ids = now - 6 * DAY, [new_id(now - 6 * DAY + n * MINUTE) for n in range(4)]
-    looks = (
+    states = (  # name, tzdata, running jobs, clock offset in ms
         ("node-a", "2026f", 6, 4),
         ("node-b", "2026f", 11, -2),
         ("node-c", "2026a", 0, 7),
         ("node-d", "2026f", 2, 1),
     )
-    taken = ((1, 17 * HOUR, 17 * HOUR), (2, 16 * HOUR, 40 * MINUTE), (0, 33 * MINUTE, 0 * MINUTE))
-    for node, ago, heard in taken:
-        name, tzdata, running, ahead = looks[node]
-        seen = {"slots": 16, "running": running, "clock_ahead": ahead}
-        nodes.announce(tx, nodes.Node(ids[node], name, "0.1.0", tzdata, Routes(everything=True), 1, began,
-                                      now - heard, **seen))  # fmt: skip
-        nodes.take_lease(tx, ids[node], nodes.lease(tx), now - ago)
+    leaderships = ((1, 17 * HOUR, 17 * HOUR), (2, 16 * HOUR, 40 * MINUTE), (0, 33 * MINUTE, 0 * MINUTE))
+    for node, acquired_ago, last_heartbeat_ago in leaderships:
+        name, tzdata, running, ahead = states[node]
+        load = {"slots": 16, "running": running, "clock_ahead": ahead}
+        nodes.announce(tx, nodes.Node(ids[node], name, "0.1.0", tzdata, Routes(all_topics=True), 1, began,
+                                      now - last_heartbeat_ago, **load))  # fmt: skip
+        nodes.acquire_lease(tx, ids[node], nodes.get_lease(tx), now - acquired_ago)
         if node == 1:
             tx.execute(update(schema.leaderships).values(ended_at=now - 16 * HOUR, resigned=True))
-    for id_, (name, tzdata, running, ahead) in zip(ids, looks, strict=True):
+    for id_, (name, tzdata, running, ahead) in zip(ids, states, strict=True):
         nodes.announce(tx, nodes.Node(
-            id_, name, "0.1.0", tzdata, Routes(everything=True), 2, began, now, slots=16, running=running,
+            id_, name, "0.1.0", tzdata, Routes(all_topics=True), 2, began, now, slots=16, running=running,
             clock_ahead=ahead,
         ))  # fmt: skip
-    nodes.drain(tx, ids[3])
+    nodes.request_drain(tx, ids[3])
 
 
-def _operations(tx: Transaction, now: datetime) -> None:
-    replay = Operation(
-        id=new_id(now), tenant_id="default", kind=OperationKind.REPLAY, total=9, done=6,
+def _create_operations(tx: Transaction, now: datetime) -> None:
+    retry = Operation(
+        id=new_id(now), tenant_id="default", kind=OperationKind.RETRY, total=9, done=6,
         created_at=now - 3 * MINUTE / 60,
         updated_at=now, created_by="dana", spec={"which": {"topic": "erp.sync"}, "rate": 2},
     )  # fmt: skip
@@ -150,18 +163,20 @@ def _operations(tx: Transaction, now: datetime) -> None:
         id=new_id(now), tenant_id="default", kind=OperationKind.SCAN, total=11_000, done=311, skipped=7_829,
         created_at=now - MINUTE, updated_at=now, spec={"trigger": "x", "name": "launch-date"},
     )  # fmt: skip
-    for made in (replay, scan):
-        operations.create(tx, made)
+    for operation in (retry, scan):
+        operations.create(tx, operation)
         operations_table = schema.operations
-        values = {"done": made.done, "skipped": made.skipped, "total": made.total, "updated_at": now}
-        tx.execute(update(operations_table).where(operations_table.c.id == made.id).values(**values))
+        values = {
+            "done": operation.done, "skipped": operation.skipped, "total": operation.total, "updated_at": now,
+        }  # fmt: skip
+        tx.execute(update(operations_table).where(operations_table.c.id == operation.id).values(**values))
 
 
-async def _push(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
-    """A campaign of two millions under way, one to come, one that a gate holds."""
+async def _create_campaigns(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
+    """Create a running campaign to two million devices, and planned, gated and stopped ones."""
     zones = ("Asia/Seoul", "Europe/Paris", "America/New_York", "Asia/Tokyo")
     await app.devices.register_many([
-        {"token": f"phone-of-somebody-{n:04}", "user_id": f"user-{n}", "timezone": zones[n % 4], "marketing_on": True,
+        {"token": f"token-of-a-phone-{n:04}", "user_id": f"user-{n}", "timezone": zones[n % 4], "marketing_on": True,
          "platform": "android" if n % 3 else "ios"} for n in range(120)
     ])  # fmt: skip
     message = {
@@ -173,7 +188,7 @@ async def _push(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
         "campaign-planned": {"name": "New year, where you are", "localTime": f"{now.year + 1}-01-01T09:00:00",
                              "quietHours": {"start": "21:00", "end": "08:00"},
                              "canary": {"size": 1000, "maxErrorRate": 0.05}},
-        "campaign-gated": {"name": "Everybody, once", "approveAbove": 100},
+        "campaign-gated": {"name": "All customers, once", "approveAbove": 100},
         "campaign-stopped": {"name": "Autumn sale", "chunkSize": 20},
     }  # fmt: skip
     ids = {}
@@ -182,7 +197,7 @@ async def _push(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
         assert answer.status_code == 201, answer.text
         ids[name] = answer.json()["id"]
     began = now - 135 * timedelta(seconds=1)
-    sent = {
+    running = {
         "state": "running",
         "started_at": began,
         "cutoff": now,
@@ -200,7 +215,7 @@ async def _push(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
          "state": "sending" if n > 2587 else "waiting" if n in (484, 1600, 2241) else "done", "started_at": began,
          "accepted": 494, "refused": 6, "ended_at": now + (HOUR if n > 2394 else -MINUTE)} for n in range(1, 2596)
     ]  # fmt: skip
-    some = [
+    stopped_chunks = [
         {"campaign_id": ids["campaign-stopped"], "number": n, "job_id": new_id(now), "size": 20, "attempt": 1,
          "state": "done", "started_at": now - DAY, "accepted": 19, "refused": 1, "unsent": int(n == 2),
          "ended_at": now - DAY} for n in range(1, 4)
@@ -221,10 +236,10 @@ async def _push(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
     gated = {"state": "paused", "reason": "approval: 120 recipients, more than 100", "expected": 120}
 
     def write(tx: Transaction) -> None:
-        for name, values in (("campaign", sent), ("campaign-stopped", stopped), ("campaign-gated", gated)):
+        for name, values in (("campaign", running), ("campaign-stopped", stopped), ("campaign-gated", gated)):
             tx.execute(update(campaigns).where(campaigns.c.id == ids[name]).values(**values))
         tx.execute(insert(chunks), [*rows])
-        tx.execute(insert(chunks), [*some])
+        tx.execute(insert(chunks), [*stopped_chunks])
 
     await app.store.run(write)
     pages = {name: f"/ui/campaigns/{id_}" for name, id_ in ids.items()}
@@ -237,9 +252,9 @@ async def _push(app: Timebell, web: Web, now: datetime) -> dict[str, str]:
     }  # fmt: skip
 
 
-async def _watch(app: Timebell, web: Web) -> dict[str, str]:
-    """Triggers in step, orphaned, and one whose source wants another token."""
-    given: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+async def _create_triggers(app: Timebell, web: Web) -> dict[str, str]:
+    """Create triggers that are up to date, orphaned, paused, or need a new token."""
+    triggers: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         ("shift-soon", "duty-schedules", "shift.start-15", {"column": "start_at", "offsets": ["-15m"],
          "condition": [{"field": "checked_in", "op": "eq", "value": False}], "recipients": "user_id"}),
         ("launch-date", "product-launches", "board.launch", {"column": "launch"}),
@@ -247,8 +262,8 @@ async def _watch(app: Timebell, web: Web) -> dict[str, str]:
         ("trial-ends", "accounts", "trial.end", {"column": "trial_ends_at"}),
         ("birthday", "people", "people.birthday", {"column": "born", "offsets": ["+1w"]}),
     )  # fmt: skip
-    for name, source, topic, body in given:
-        made = (await web.post("/api/v1/sources", {"name": source})).json()
+    for name, source, topic, body in triggers:
+        created = (await web.post("/api/v1/sources", {"name": source})).json()
         answer = await web.post(
             "/api/v1/triggers", {"name": name, "source": source, "topic": topic, "timezone": "Asia/Seoul", **body}
         )
@@ -261,14 +276,14 @@ async def _watch(app: Timebell, web: Web) -> dict[str, str]:
         await web.post(f"/api/v1/sources/{source}/items", {"items": items})
         now = app.clock.now()
         if source == "contracts-eu":
-            await app.store.run(sources.orphan, made["id"], "Board orphaned (404)", now - 6 * HOUR)
+            await app.store.run(sources.set_orphaned, created["id"], "Board orphaned (404)", now - 6 * HOUR)
         if source == "accounts":
-            why = "monday.com does not take the token: re-authorization required."
-            await app.store.run(sources.failed, made["id"], why, UNAUTHORISED)
+            error = "monday.com rejects the token: re-authorization required."
+            await app.store.run(sources.record_failure, created["id"], error, SOURCE_UNAUTHORIZED)
         if source == "duty-schedules":
-            await app.store.run(sources.synced, made["id"], None, now - 3 * MINUTE / 60)
-    done = update(schema.operations).values(state="completed", done=12, total=12, finished_at=now)
-    await app.store.run(lambda tx: tx.execute(done))
+            await app.store.run(sources.record_full_scan, created["id"], None, now - 3 * MINUTE / 60)
+    complete_scans = update(schema.operations).values(state="completed", done=12, total=12, finished_at=now)
+    await app.store.run(lambda tx: tx.execute(complete_scans))
     await web.post("/api/v1/triggers/birthday/pause", {"reason": "the list is being cleaned up"})
     return {
         "triggers": "/ui/triggers",
@@ -279,17 +294,19 @@ async def _watch(app: Timebell, web: Web) -> dict[str, str]:
     }
 
 
-async def _tenants(app: Timebell, web: Web) -> dict[str, str]:
+async def _create_tenants(app: Timebell, web: Web) -> dict[str, str]:
     now = app.clock.now()
-    given = (("growth", 5000, 4812, 50), ("finance", None, 0, 20), ("ops", 500, 500, 5), ("ai", None, 0, 100))
-    for name, limit, _, rate in given:
+    tenants = (("growth", 5000, 4812, 50), ("finance", None, 0, 20), ("ops", 500, 500, 5), ("ai", None, 0, 100))
+    for name, limit, _, rate in tenants:
         limits = {"requestsPerSecond": rate} | ({"jobsPerMonth": limit} if limit else {})
         await web.post("/api/v1/tenants", {"id": name, "limits": limits})
-    used = [{"tenant_id": name, "month": month_of(now, None), "used": used} for name, _, used, _ in given if used]
-    await app.store.run(lambda tx: tx.execute(insert(months), used))
+    usage = [
+        {"tenant_id": name, "month": billing_month(now, None), "used": used} for name, _, used, _ in tenants if used
+    ]
+    await app.store.run(lambda tx: tx.execute(insert(months), usage))
     return {"tenants": "/ui/tenants"}
 
 
-async def _why(web: Web, schedule: str) -> str:
-    found = (await web.get(f"/api/v1/schedules/{schedule}")).json()
-    return f"/ui/schedules/{schedule}/why?at={found['nextFireAt']}"
+async def _why_path(web: Web, schedule: str) -> str:
+    body = (await web.get(f"/api/v1/schedules/{schedule}")).json()
+    return f"/ui/schedules/{schedule}/why?at={body['nextFireAt']}"

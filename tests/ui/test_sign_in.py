@@ -1,4 +1,4 @@
-"""Signing in: S08 of the security list, and what guards every form (S62) and every way back (S64)."""
+"""Sign-in, sessions and passwords; protection of forms against other sites; redirects."""
 
 from __future__ import annotations
 
@@ -15,92 +15,92 @@ from timebell.store.audit import audit_log
 from timebell.store.tenancy import users
 from timebell.tenancy import passwords
 from timebell.tenancy.roles import Role
-from timebell.tenancy.users import lock_after
+from timebell.tenancy.users import lock_duration
 
-from .browsing import COOKIE, PASSWORD, Browser
+from .browser import COOKIE, PASSWORD
 
 START = datetime(2027, 3, 1, 12, tzinfo=UTC)
-Make = Callable[..., Any]
+Serve = Callable[..., Any]
 
 
-async def test_s08_passwords_sessions_and_cookies(make: Make) -> None:
+async def test_sign_in_sets_a_secure_cookie_and_renews_the_session(serve: Serve) -> None:
     clock = VirtualClock(START)
-    async with make(clock=clock) as browser:
-        await browser.user()
-        sent = await browser.look("/ui/runs?q=x")
-        assert (sent.status_code, sent.headers["location"]) == (303, "/ui/sign-in?next=%2Fui%2Fruns%3Fq%3Dx")
-        done = await browser.sign_in(next="/ui/runs?q=x")
-        assert (done.status_code, done.headers["location"]) == (303, "/ui/runs?q=x")
-        cookie = done.headers["set-cookie"]
+    async with serve(clock=clock) as browser:
+        await browser.create_user()
+        redirect = await browser.get("/ui/runs?q=x")
+        assert (redirect.status_code, redirect.headers["location"]) == (303, "/ui/sign-in?next=%2Fui%2Fruns%3Fq%3Dx")
+        signed_in = await browser.sign_in(next="/ui/runs?q=x")
+        assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/ui/runs?q=x")
+        cookie = signed_in.headers["set-cookie"]
         assert cookie.startswith(f"{COOKIE}=")
         for flag in ("Secure", "HttpOnly", "SameSite=lax", "Path=/"):
             assert flag in cookie
         assert "Domain" not in cookie
-        page = await browser.look("/ui/")
+        page = await browser.get("/ui/")
         assert page.status_code == 200
         assert "dana, admin" in page.text
-        # The id changes with each sign-in, and the one before opens nothing any more.
+        # Each sign-in creates a new session id and invalidates the previous one.
         first = browser.client.cookies[COOKIE]
         await browser.sign_in()
         assert browser.client.cookies[COOKIE] != first
         browser.client.cookies.clear()
         browser.client.cookies.set(COOKIE, first, domain="127.0.0.1")
-        assert (await browser.look("/ui/")).status_code == 303
-        # What is stored neither is the cookie, nor the password.
-        [row] = (await browser.app.store.run(users.page, 10, None)).items
+        assert (await browser.get("/ui/")).status_code == 303
+        # The store contains neither the cookie nor the password.
+        [row] = (await browser.app.store.run(users.list_users, 10, None)).items
         assert PASSWORD not in repr(row)
 
 
-async def test_s08_a_session_ends_when_idle_and_after_half_a_day(make: Make) -> None:
+async def test_a_session_ends_when_idle_and_after_half_a_day(serve: Serve) -> None:
     clock = VirtualClock(START)
-    async with make(clock=clock) as browser:
-        await browser.user()
+    async with serve(clock=clock) as browser:
+        await browser.create_user()
         await browser.sign_in()
         clock.step(29 * 60)
-        assert (await browser.look("/ui/")).status_code == 200
+        assert (await browser.get("/ui/")).status_code == 200
         clock.step(31 * 60)
-        assert (await browser.look("/ui/")).status_code == 303
+        assert (await browser.get("/ui/")).status_code == 303
         await browser.sign_in()
         for _ in range(25):
             clock.step(28 * 60)
-            last = await browser.look("/ui/")
+            last = await browser.get("/ui/")
         assert last.status_code == 200  # 11 h 40 min, never idle for long
         clock.step(21 * 60)
-        assert (await browser.look("/ui/")).status_code == 303
+        assert (await browser.get("/ui/")).status_code == 303
 
 
-async def test_s08_wrong_passwords_lock_with_back_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "WRONG_A_MINUTE", 100)  # of the address; here it is about the name
+async def test_wrong_passwords_lock_the_user_with_exponential_backoff(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "MAX_FAILURES_PER_MINUTE", 100)  # of one address; this test is about the user
     clock = VirtualClock(START)
-    async with make(clock=clock) as browser:
-        await browser.user()
+    async with serve(clock=clock) as browser:
+        await browser.create_user()
         wrong = [await browser.sign_in(password="not the right one") for _ in range(5)]
-        unknown = await browser.sign_in(name="nobody")
-        assert {one.status_code for one in (*wrong, unknown)} == {401}
+        unknown = await browser.sign_in(name="unknown")
+        assert {response.status_code for response in (*wrong, unknown)} == {401}
         right = await browser.sign_in()
         assert right.status_code == 401
-        assert [one.text for one in (right, unknown)] == [wrong[0].text] * 2  # nobody learns why
+        assert [response.text for response in (right, unknown)] == [wrong[0].text] * 2  # the reason is not revealed
         clock.step(31)
         assert (await browser.sign_in(password="not the right one")).status_code == 401
         clock.step(31)
-        assert (await browser.sign_in()).status_code == 401  # twice as long
+        assert (await browser.sign_in()).status_code == 401  # locked twice as long
         clock.step(30)
         assert (await browser.sign_in()).status_code == 303
-        assert (await browser.sign_in(password="not the right one")).status_code == 401  # it counts anew
+        assert (await browser.sign_in(password="not the right one")).status_code == 401  # the counter starts again
         assert (await browser.sign_in()).status_code == 303
 
 
-async def test_s08_guesses_are_limited_by_address_whatever_the_names(
-    make_light: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_sign_ins_are_limited_by_address(serve_sqlite: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock(START)
-    async with make_light(clock=clock) as browser:
-        await browser.user()
+    async with serve_sqlite(clock=clock) as browser:
+        await browser.create_user()
         for _ in range(12):
-            assert (await browser.sign_in()).status_code == 303  # who is right may come back as often as they like
+            assert (await browser.sign_in()).status_code == 303  # successful sign-ins are not limited
         wrong = await asyncio.gather(*(browser.sign_in(name=f"user-{n}", password="guess") for n in range(15)))
-        assert sorted(one.status_code for one in wrong) == [401] * 10 + [429] * 5  # at once counts too
-        for refused in (await browser.sign_in(), await browser.send("/ui/sign-in", {"key": "tb_live_guess"})):
+        assert sorted(response.status_code for response in wrong) == [401] * 10 + [429] * 5  # concurrent ones count too
+        for refused in (await browser.sign_in(), await browser.post_form("/ui/sign-in", {"key": "tb_live_guess"})):
             assert refused.status_code == 429
             assert "TOO_MANY_WRONG_KEYS" in refused.text
         later = clock.monotonic() + 61
@@ -108,119 +108,121 @@ async def test_s08_guesses_are_limited_by_address_whatever_the_names(
         assert (await browser.sign_in()).status_code == 303
 
 
-async def test_a_session_cannot_be_fixed_beforehand(make_light: Make) -> None:
-    async with make_light() as browser:
-        await browser.user()
-        await browser.user("mallory")
+async def test_session_fixation_is_impossible(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        await browser.create_user()
+        await browser.create_user("mallory")
         await browser.sign_in("mallory")
         planted = [browser.client.cookies[COOKIE], "x" * 43]
-        for token in planted:  # one that is good, and one that is made up, in the browser of somebody else
+        for token in planted:  # a valid and an invented session id in the browser of the victim
             browser.client.cookies.clear()
             browser.client.cookies.set(COOKIE, token, domain="127.0.0.1")
             assert (await browser.sign_in()).status_code == 303
-            (mine,) = [one for one in browser.client.cookies.jar if one.value != token]
-            assert mine.value not in planted
+            (new_cookie,) = [cookie for cookie in browser.client.cookies.jar if cookie.value != token]
+            assert new_cookie.value not in planted
             browser.client.cookies.clear()
             browser.client.cookies.set(COOKIE, token, domain="127.0.0.1")
-            assert (await browser.look("/ui/")).status_code == 303  # what was planted opens nothing
+            assert (await browser.get("/ui/")).status_code == 303  # the planted session id is not signed in
 
 
 def test_locks_double_up_to_an_hour() -> None:
-    locks = [lock_after(failures) for failures in (1, 4, 5, 6, 7, 30)]
+    locks = [lock_duration(failures) for failures in (1, 4, 5, 6, 7, 30)]
     assert [lock and lock.total_seconds() for lock in locks] == [None, None, 30, 60, 120, 3600]
 
 
-def test_s08_passwords_are_kept_as_scrypt_with_a_salt_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_are_stored_as_scrypt_hashes_with_a_random_salt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    first, second = passwords.stored(PASSWORD), passwords.stored(PASSWORD)
+    first, second = passwords.hash_password(PASSWORD), passwords.hash_password(PASSWORD)
     assert first != second
     assert first.startswith("scrypt$32768$8$3$")
-    assert passwords.matches(first, PASSWORD)
-    assert not passwords.matches(first, PASSWORD + "x")
-    assert not passwords.matches(None, PASSWORD)
+    assert passwords.verify(first, PASSWORD)
+    assert not passwords.verify(first, PASSWORD + "x")
+    assert not passwords.verify(None, PASSWORD)
 
 
-async def test_signing_out_and_another_password_end_sessions(make: Make) -> None:
-    async with make() as browser:
-        await browser.user()
+async def test_signing_out_and_changing_the_password_end_sessions(serve: Serve) -> None:
+    async with serve() as browser:
+        await browser.create_user()
         await browser.sign_in()
-        kept = browser.client.cookies[COOKIE]
-        assert (await browser.press("/ui/", "/ui/sign-out")).status_code == 303
-        browser.client.cookies.set(COOKIE, kept, domain="127.0.0.1")
-        assert (await browser.look("/ui/")).status_code == 303
+        old_session = browser.client.cookies[COOKIE]
+        assert (await browser.submit("/ui/", "/ui/sign-out")).status_code == 303
+        browser.client.cookies.set(COOKIE, old_session, domain="127.0.0.1")
+        assert (await browser.get("/ui/")).status_code == 303
         await browser.sign_in()
-        user = await browser.app.store.run(users.find, "dana")
-        await browser.app.store.run(users.set_password, user.id, passwords.stored("another one, longer"))
-        assert (await browser.look("/ui/")).status_code == 303
+        user = await browser.app.store.run(users.find_user, "dana")
+        await browser.app.store.run(users.set_password, user.id, passwords.hash_password("another one, longer"))
+        assert (await browser.get("/ui/")).status_code == 303
         await browser.sign_in(password="another one, longer")
-        await browser.app.store.run(users.disable, user.id, browser.app.clock.now())
-        assert (await browser.look("/ui/")).status_code == 303
+        await browser.app.store.run(users.disable_user, user.id, browser.app.clock.now())
+        assert (await browser.get("/ui/")).status_code == 303
         assert (await browser.sign_in(password="another one, longer")).status_code == 401
 
 
-async def test_a_key_signs_in_too_until_it_is_revoked(make: Make) -> None:
-    async with make() as browser:
+async def test_an_api_key_signs_in_until_it_is_revoked(serve: Serve) -> None:
+    async with serve() as browser:
         key = await browser.web.key("operator", "acme")
-        assert (await browser.send("/ui/sign-in", {"key": "tb_live_wrong"})).status_code == 401
+        assert (await browser.post_form("/ui/sign-in", {"key": "tb_live_wrong"})).status_code == 401
         narrow = await browser.web.key("operator", "acme", scopes=("jobs",))
-        assert "SCOPE_MISSING" in (await browser.send("/ui/sign-in", {"key": narrow})).text
-        assert (await browser.send("/ui/sign-in", {"key": key})).status_code == 303
-        page = await browser.look("/ui/")
+        assert "SCOPE_MISSING" in (await browser.post_form("/ui/sign-in", {"key": narrow})).text
+        assert (await browser.post_form("/ui/sign-in", {"key": key})).status_code == 303
+        page = await browser.get("/ui/")
         assert "Tenant acme" in page.text
-        found = await browser.app.store.run(audit_log.page, "acme", 5, None)
-        assert [one.action for one in found] == ["session.begin"]
+        records = await browser.app.store.run(audit_log.list_records, "acme", 5, None)
+        assert [record.action for record in records] == ["session.begin"]
         admin = await browser.web.key("admin", "acme")
         await browser.web.ask("DELETE", f"/api/v1/keys/{key.split('_')[2]}", key=admin)
-        assert (await browser.look("/ui/")).status_code == 303
+        assert (await browser.get("/ui/")).status_code == 303
 
 
-FROM_ELSEWHERE: tuple[dict[str, str], ...] = (
+OTHER_ORIGINS: tuple[dict[str, str], ...] = (
     {"sec_fetch_site": "cross-site"}, {"sec_fetch_site": "same-site"}, {"sec_fetch_site": "none"},
     {"sec_fetch_site": "", "origin": "https://evil.example"}, {"sec_fetch_site": "", "origin": "null"},
     {"sec_fetch_site": ""},
 )  # fmt: skip
 
 
-async def test_s62_a_form_needs_our_page(make_light: Make) -> None:
-    async with make_light() as browser:
-        await browser.user()
-        for sent in FROM_ELSEWHERE:
+async def test_forms_from_other_sites_are_rejected(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        await browser.create_user()
+        for sent in OTHER_ORIGINS:
             assert (
-                await browser.send("/ui/sign-in", {"name": "dana", "password": PASSWORD}, **sent)
+                await browser.post_form("/ui/sign-in", {"name": "dana", "password": PASSWORD}, **sent)
             ).status_code == 403
         assert (await browser.sign_in()).status_code == 303
-        for sent in FROM_ELSEWHERE:
-            refused = await browser.send("/ui/sign-out", {}, **sent)
+        for sent in OTHER_ORIGINS:
+            refused = await browser.post_form("/ui/sign-out", {}, **sent)
             assert refused.status_code == 403
             assert "NOT_OUR_PAGE" in refused.text
 
 
-async def test_what_no_browser_sends_is_refused_without_a_fault(make_light: Make) -> None:
-    async with make_light() as browser:
-        many = {f"field-{number}": "x" for number in range(501)}
-        assert "FORM_TOO_LARGE" in (await browser.send("/ui/sign-in", many)).text
-        odd = await browser.send("/ui/sign-in", {"name": "dana"}, sec_fetch_site="", origin="https://[")
-        assert (odd.status_code, "NOT_OUR_PAGE" in odd.text) == (403, True)
+async def test_malformed_form_requests_are_rejected(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        too_many_fields = {f"field-{number}": "x" for number in range(501)}
+        assert "FORM_TOO_LARGE" in (await browser.post_form("/ui/sign-in", too_many_fields)).text
+        malformed = await browser.post_form("/ui/sign-in", {"name": "dana"}, sec_fetch_site="", origin="https://[")
+        assert (malformed.status_code, "NOT_OUR_PAGE" in malformed.text) == (403, True)
 
 
-async def test_s62_a_form_needs_the_token_of_its_session(make_light: Make) -> None:
-    async with make_light() as browser:
-        await browser.user()
+async def test_a_form_needs_the_token_of_its_session(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        await browser.create_user()
         await browser.sign_in()
         for token in ("", "0" * 40):
-            refused = await browser.send("/ui/sign-out", {"_token": token})
+            refused = await browser.post_form("/ui/sign-out", {"_token": token})
             assert refused.status_code == 403
             assert "FORM_EXPIRED" in refused.text
-        ours = await browser.send("/ui/sign-out", {"_token": ""}, sec_fetch_site="", origin="https://127.0.0.1:8700")
-        assert "FORM_EXPIRED" in ours.text  # a browser that only says where from is fine, without the token it is not
-        assert (await browser.press("/ui/", "/ui/sign-out")).status_code == 303
+        without_token = await browser.post_form(
+            "/ui/sign-out", {"_token": ""}, sec_fetch_site="", origin="https://127.0.0.1:8700"
+        )
+        assert "FORM_EXPIRED" in without_token.text  # an Origin header is accepted, a missing token is not
+        assert (await browser.submit("/ui/", "/ui/sign-out")).status_code == 303
 
 
-async def test_s63_headers_of_every_page(make_light: Make) -> None:
-    async with make_light() as browser:
-        await browser.user()
-        pages = [await browser.look("/ui/sign-in"), await browser.look("/ui/"), await browser.sign_in()]
-        pages += [await browser.look("/ui/"), await browser.send("/ui/sign-out", {})]
+async def test_every_page_has_security_headers(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        await browser.create_user()
+        pages = [await browser.get("/ui/sign-in"), await browser.get("/ui/"), await browser.sign_in()]
+        pages += [await browser.get("/ui/"), await browser.post_form("/ui/sign-out", {})]
         assert [page.status_code for page in pages] == [200, 303, 303, 200, 403]
         for page in pages:
             assert page.headers["x-content-type-options"] == "nosniff"
@@ -229,50 +231,46 @@ async def test_s63_headers_of_every_page(make_light: Make) -> None:
             assert page.headers["strict-transport-security"].startswith("max-age=")
 
 
-OUTSIDE = (
+OUTSIDE_PATHS = (
     "https://evil.example/", "//evil.example", "/\\evil.example", "/ui/\\evil", "javascript:alert(1)", "/api/v1/keys",
     "/ui/\r\nset-cookie: x=y", "", "ui/", "/ui",
 )  # fmt: skip
 
 
-async def test_s64_no_way_leads_outside(make_light: Make) -> None:
-    async with make_light() as browser:
-        await browser.user()
-        for ahead in OUTSIDE:
-            assert (await browser.sign_in(next=ahead)).headers["location"] == "/ui/"
-            went = await browser.press("/ui/runs", "/ui/shown", back=ahead, zone="utc")
-            assert went.headers["location"] == "/ui/"
+async def test_redirects_never_leave_the_site(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        await browser.create_user()
+        for path in OUTSIDE_PATHS:
+            assert (await browser.sign_in(next=path)).headers["location"] == "/ui/"
+            redirect = await browser.submit("/ui/runs", "/ui/shown", back=path, zone="utc")
+            assert redirect.headers["location"] == "/ui/"
 
 
-async def test_who_may_what_is_asked_of_the_api(make_light: Make) -> None:
-    async with make_light() as browser:
-        await browser.user("vera", "viewer")
-        await browser.user("ada", "admin", "acme")
+async def test_pages_follow_the_permissions_of_the_user(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        await browser.create_user("vera", "viewer")
+        await browser.create_user("ada", "admin", "acme")
         await browser.sign_in("vera")
-        page = await browser.look("/ui/")
+        page = await browser.get("/ui/")
         assert "New schedule" not in page.text
         assert "/ui/tenants" not in page.text
         await browser.sign_in("ada")
-        assert "New schedule" in (await browser.look("/ui/")).text
-        assert "Tenant acme" in (await browser.look("/ui/?tenant=default")).text
+        assert "New schedule" in (await browser.get("/ui/")).text
+        assert "Tenant acme" in (await browser.get("/ui/?tenant=default")).text
 
 
-async def test_dev_lets_this_machine_in_and_no_other(make_light: Make) -> None:
-    async with make_light(open_here=True) as browser:
-        assert "local, platform" in (await browser.look("/ui/")).text
+async def test_dev_mode_allows_only_local_requests(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        assert "local, platform" in (await browser.get("/ui/")).text
         for headers in ({"host": "evil.example"}, {"sec_fetch_site": "cross-site"}):
-            refused = await browser.look("/ui/", **headers)
+            refused = await browser.get("/ui/", **headers)
             assert refused.status_code == 403
             assert "NOT_LOCAL" in refused.text
 
 
-async def test_users_are_of_the_role_they_were_given(make_light: Make) -> None:
-    async with make_light() as browser:
-        await _all_roles(browser)
-
-
-async def _all_roles(browser: Browser) -> None:
-    for role in Role:
-        await browser.user(f"of-{role}", role.value, None if role is Role.PLATFORM else "default")
-        await browser.sign_in(f"of-{role}")
-        assert f"of-{role}, {role}" in (await browser.look("/ui/")).text
+async def test_users_are_of_the_role_they_were_given(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        for role in Role:
+            await browser.create_user(f"of-{role}", role.value, None if role is Role.PLATFORM else "default")
+            await browser.sign_in(f"of-{role}")
+            assert f"of-{role}, {role}" in (await browser.get("/ui/")).text

@@ -23,7 +23,7 @@ def after(seconds: float) -> datetime:
 
 @asynccontextmanager
 async def waiting(alarm: Alarm, until: datetime | None) -> AsyncIterator[asyncio.Task[bool]]:
-    """A task that has begun to wait."""
+    """A task that waits on the alarm."""
     task = asyncio.create_task(alarm.wait(until))
     await asyncio.sleep(0)
     yield task
@@ -32,7 +32,7 @@ async def waiting(alarm: Alarm, until: datetime | None) -> AsyncIterator[asyncio
         await asyncio.wait([task])
 
 
-def test_the_instant_comes_exactly() -> None:
+def test_wait_ends_exactly_at_the_instant() -> None:
     async def main() -> None:
         clock = VirtualClock(START)
         alarm = Alarm(clock)
@@ -43,11 +43,11 @@ def test_the_instant_comes_exactly() -> None:
     run_virtual(main())
 
 
-def test_a_poke_comes_before_the_instant_and_is_used_up() -> None:
+def test_wake_ends_one_wait_before_its_instant() -> None:
     async def main() -> None:
         clock = VirtualClock(START)
         alarm = Alarm(clock)
-        asyncio.get_running_loop().call_later(5, alarm.poke)
+        asyncio.get_running_loop().call_later(5, alarm.wake)
         assert await alarm.wait(after(10)) is True
         assert clock.now() == after(5)
         assert await alarm.wait(after(10)) is False
@@ -56,35 +56,35 @@ def test_a_poke_comes_before_the_instant_and_is_used_up() -> None:
     run_virtual(main())
 
 
-def test_pokes_nobody_waited_for_are_remembered_once() -> None:
+def test_wakes_without_a_waiter_count_once() -> None:
     async def main() -> None:
         alarm = Alarm(VirtualClock(START))
-        alarm.poke()
-        alarm.poke()
-        assert await alarm.wait(START) is True  # a poke counts more than an instant
+        alarm.wake()
+        alarm.wake()
+        assert await alarm.wait(START) is True  # a wake takes precedence over an instant
         assert await alarm.wait(START) is False
 
     run_virtual(main())
 
 
-def test_without_an_instant_only_a_poke_ends_it() -> None:
+def test_wait_without_an_instant_ends_only_with_wake() -> None:
     async def main() -> float:
         loop = asyncio.get_running_loop()
         alarm = Alarm(VirtualClock(START))
-        loop.call_later(86_400 * 30, alarm.poke)
+        loop.call_later(86_400 * 30, alarm.wake)
         assert await alarm.wait(None) is True
         return loop.time()
 
     assert run_virtual(main()) == 86_400 * 30
 
 
-def test_a_poke_that_meets_the_instant_is_not_lost() -> None:
+def test_wake_at_the_instant_is_not_lost() -> None:
     async def main() -> None:
         clock = VirtualClock(START)
         alarm = Alarm(clock)
         async with waiting(alarm, after(10)) as task:
             # Called right after the alarm's own timer, before the task runs.
-            asyncio.get_running_loop().call_at(10.0, alarm.poke)
+            asyncio.get_running_loop().call_at(10.0, alarm.wake)
             assert await task is False
         assert await alarm.wait(after(20)) is True
         assert clock.now() == after(10)
@@ -92,10 +92,10 @@ def test_a_poke_that_meets_the_instant_is_not_lost() -> None:
     run_virtual(main())
 
 
-def test_an_instant_that_meets_a_poke_is_not_lost() -> None:
+def test_instant_at_a_wake_is_not_lost() -> None:
     async def main() -> None:
         alarm = Alarm(VirtualClock(START))
-        asyncio.get_running_loop().call_at(10.0, alarm.poke)  # called right before the alarm's own timer
+        asyncio.get_running_loop().call_at(10.0, alarm.wake)  # called right before the alarm's own timer
         assert await alarm.wait(after(10)) is True
         assert await alarm.wait(after(10)) is False
 
@@ -103,7 +103,7 @@ def test_an_instant_that_meets_a_poke_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-3600.0, -0.5, 0.5, 3600.0])
-def test_a_clock_that_steps_while_waiting_moves_the_waking(seconds: float) -> None:
+def test_clock_step_while_waiting_moves_the_end(seconds: float) -> None:
     async def main() -> None:
         clock = VirtualClock(START)
         alarm = Alarm(clock)
@@ -116,7 +116,7 @@ def test_a_clock_that_steps_while_waiting_moves_the_waking(seconds: float) -> No
     run_virtual(main())
 
 
-def test_a_small_correction_while_waiting_moves_the_waking() -> None:
+def test_small_correction_while_waiting_moves_the_end() -> None:
     async def main() -> None:
         server, clock = VirtualClock(START), VirtualClock(START)
         alarm = Alarm(clock)
@@ -129,12 +129,12 @@ def test_a_small_correction_while_waiting_moves_the_waking() -> None:
     run_virtual(main())
 
 
-def test_a_step_after_the_poke_changes_nothing() -> None:
+def test_clock_step_after_a_wake_changes_nothing() -> None:
     async def main() -> None:
         clock = VirtualClock(START)
         alarm = Alarm(clock)
         async with waiting(alarm, after(10)) as task:
-            alarm.poke()
+            alarm.wake()
             clock.step(100)
             assert await task is True
         assert await alarm.wait(after(10)) is False
@@ -142,7 +142,7 @@ def test_a_step_after_the_poke_changes_nothing() -> None:
     run_virtual(main())
 
 
-def test_cancelled_it_can_be_waited_on_again_and_keeps_no_timer() -> None:
+def test_cancelled_wait_leaves_no_timer_and_can_be_repeated() -> None:
     async def main() -> None:
         clock = VirtualClock(START)
         alarm = Alarm(clock)
@@ -156,11 +156,11 @@ def test_cancelled_it_can_be_waited_on_again_and_keeps_no_timer() -> None:
     run_virtual(main())
 
 
-def test_a_poke_that_meets_a_cancellation_goes_to_the_next() -> None:
+def test_wake_at_a_cancellation_ends_the_next_wait() -> None:
     async def main() -> None:
         alarm = Alarm(VirtualClock(START))
         async with waiting(alarm, None) as task:
-            alarm.poke()
+            alarm.wake()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -169,7 +169,7 @@ def test_a_poke_that_meets_a_cancellation_goes_to_the_next() -> None:
     run_virtual(main())
 
 
-def test_an_instant_that_meets_a_cancellation_is_no_poke() -> None:
+def test_instant_at_a_cancellation_is_not_a_wake() -> None:
     async def main() -> None:
         alarm = Alarm(VirtualClock(START))
         async with waiting(alarm, after(10)) as task:
@@ -181,19 +181,19 @@ def test_an_instant_that_meets_a_cancellation_is_no_poke() -> None:
     run_virtual(main())
 
 
-def test_one_waiter() -> None:
+def test_second_waiter_is_refused() -> None:
     async def main() -> None:
         alarm = Alarm(VirtualClock(START))
         async with waiting(alarm, None) as task:
             with pytest.raises(RuntimeError, match="already"):
                 await alarm.wait(None)
-            alarm.poke()
+            alarm.wake()
             assert await task is True
 
     run_virtual(main())
 
 
-def test_closing_pokes_the_waiter_and_nobody_else() -> None:
+def test_close_wakes_only_the_current_waiter() -> None:
     async def main() -> None:
         alarm = Alarm(VirtualClock(START))
         async with waiting(alarm, after(10)) as task:
@@ -208,7 +208,7 @@ def test_closing_pokes_the_waiter_and_nobody_else() -> None:
 
 
 @pytest.mark.parametrize("closing", [True, False])
-def test_it_serves_one_loop_after_another(closing: bool) -> None:
+def test_alarm_works_on_consecutive_loops(closing: bool) -> None:
     alarm = Alarm(clock := SystemClock())
 
     async def main() -> None:
@@ -221,10 +221,10 @@ def test_it_serves_one_loop_after_another(closing: bool) -> None:
     alarm.close()
 
 
-@pytest.mark.parametrize("poke", [Alarm.poke, Alarm.poke_threadsafe])
-def test_it_can_be_made_and_poked_before_there_is_a_loop(poke: Callable[[Alarm], None]) -> None:
+@pytest.mark.parametrize("wake", [Alarm.wake, Alarm.wake_threadsafe])
+def test_alarm_can_be_created_and_woken_before_a_loop_exists(wake: Callable[[Alarm], None]) -> None:
     alarm = Alarm(VirtualClock(START))
-    poke(alarm)
+    wake(alarm)
 
     async def main() -> None:
         assert await alarm.wait(after(10)) is True
@@ -234,10 +234,10 @@ def test_it_can_be_made_and_poked_before_there_is_a_loop(poke: Callable[[Alarm],
 
 
 @pytest.mark.parametrize("make", [SystemClock, lambda: VirtualClock(START)], ids=["system", "virtual"])
-def test_poked_from_another_thread(make: type[Clock]) -> None:
+def test_wake_from_another_thread(make: type[Clock]) -> None:
     async def main() -> Alarm:
         alarm = Alarm(make())
-        thread = threading.Thread(target=alarm.poke_threadsafe)
+        thread = threading.Thread(target=alarm.wake_threadsafe)
         async with waiting(alarm, alarm._clock.now() + timedelta(hours=1)) as task:
             thread.start()
             thread.join()
@@ -246,10 +246,10 @@ def test_poked_from_another_thread(make: type[Clock]) -> None:
         return alarm
 
     alarm = run_virtual(main()) if make is not SystemClock else asyncio.run(main())
-    alarm.poke_threadsafe()  # its loop is closed by now
+    alarm.wake_threadsafe()  # its loop is already closed
 
 
-def test_on_the_system_clock_it_is_never_early() -> None:
+def test_system_clock_wait_is_never_early() -> None:
     async def main() -> None:
         clock = SystemClock()
         alarm = Alarm(clock)
@@ -278,6 +278,6 @@ def test_cancelled_waits_on_the_system_clock_leak_no_descriptor() -> None:
             last = await cancelled()
         return first, last
 
-    gc.collect()  # so that what others left behind is closed before
+    gc.collect()  # closes descriptors that earlier tests left open
     first, last = asyncio.run(main())
     assert last <= first

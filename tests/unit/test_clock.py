@@ -24,8 +24,8 @@ HOUR = 3600.0
 T = TypeVar("T")
 
 
-class HandClock(VirtualClock):
-    """Its monotonic time is set by hand."""
+class ManualClock(VirtualClock):
+    """A virtual clock whose monotonic time is set by the test."""
 
     at = 0.0
 
@@ -52,7 +52,7 @@ def test_the_virtual_clock_is_its_start_plus_the_time_of_the_loop() -> None:
 
 
 def test_a_virtual_clock_starts_at_an_aware_instant_of_any_zone() -> None:
-    clock = HandClock(datetime(2026, 11, 21, 10, tzinfo=timezone(timedelta(hours=1))))
+    clock = ManualClock(datetime(2026, 11, 21, 10, tzinfo=timezone(timedelta(hours=1))))
     assert clock.now() == START
     assert clock.now().tzinfo is UTC
     with pytest.raises(ValueError, match="aware"):
@@ -61,7 +61,7 @@ def test_a_virtual_clock_starts_at_an_aware_instant_of_any_zone() -> None:
 
 def test_a_naive_instant_has_no_deadline() -> None:
     with pytest.raises(TypeError):
-        HandClock(START).deadline(datetime(2026, 11, 21))
+        ManualClock(START).deadline(datetime(2026, 11, 21))
 
 
 @given(
@@ -70,8 +70,8 @@ def test_a_naive_instant_has_no_deadline() -> None:
 )
 @example(datetime(2163, 1, 1, 0, 0, 0, 1, UTC), 1.464949131011963)
 @example(datetime(9997, 12, 31, 23, 59, 59, 999999, UTC), 0.1)
-def test_at_its_deadline_an_instant_has_come(instant: datetime, offset: float) -> None:
-    clock = HandClock(START)
+def test_clock_has_reached_an_instant_at_its_deadline(instant: datetime, offset: float) -> None:
+    clock = ManualClock(START)
     clock.step(offset)
     clock.at = clock.deadline(instant)
     assert clock.now() >= instant
@@ -82,7 +82,7 @@ def test_at_its_deadline_an_instant_has_come(instant: datetime, offset: float) -
 def test_the_wall_clock_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SystemClock()
     before = clock.now()
-    monkeypatch.setattr(module, "datetime", None)  # whoever reads it again fails
+    monkeypatch.setattr(module, "datetime", None)  # a second read would fail
     assert timedelta(0) <= clock.now() - before < timedelta(minutes=1)
     assert abs(clock.deadline(before) - clock.monotonic()) < 60
 
@@ -102,7 +102,7 @@ def test_the_wall_clock_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_first_measurement_sets_the_offset(reading: float, sent: float, received: float, offset: float) -> None:
-    clock = HandClock(START)
+    clock = ManualClock(START)
     assert clock.offset == 0.0
     assert clock.discipline(database(reading), sent, received) is None
     assert clock.offset == pytest.approx(offset)
@@ -126,8 +126,10 @@ def test_the_first_measurement_sets_the_offset(reading: float, sent: float, rece
         pytest.param(1.0, 5.0, 4.1, True, True, id="a step beyond what a slow reading explains"),
     ],
 )
-def test_a_later_measurement(sent: float, received: float, moved: float, taken: bool, step: bool) -> None:
-    clock = HandClock(START)
+def test_later_measurement_replaces_the_offset_if_it_is_better_or_contradicts(
+    sent: float, received: float, moved: float, taken: bool, step: bool
+) -> None:
+    clock = ManualClock(START)
     clock.discipline(database(0.0), -0.005, 0.005)
     found = clock.discipline(database((sent + received) / 2 + moved), sent, received)
     assert clock.offset == pytest.approx(moved if taken else 0.0, abs=2e-6)
@@ -139,17 +141,17 @@ def test_a_later_measurement(sent: float, received: float, moved: float, taken: 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("step", [-4.0, 3.0])
-def test_a_reading_that_took_half_a_minute_takes_the_clock_no_further_than_is_sure(step: float, share: float) -> None:
-    clock = HandClock(START)
+def test_slow_reading_moves_the_clock_no_further_than_its_certain_part(step: float, share: float) -> None:
+    clock = ManualClock(START)
     clock.discipline(database(0.0), 0.0, 0.0)
     clock.discipline(database(1.0 + 31.0 * share + step), 1.0, 32.0)
-    assert abs(clock.offset - step) <= abs(step) + 1e-5, "further off than without it"
+    assert abs(clock.offset - step) <= abs(step) + 1e-5, "the reading made the offset worse"
     clock.discipline(database(33.0 + step), 33.0, 33.002)
     assert clock.offset == pytest.approx(step, abs=0.002)
 
 
 def test_after_a_step_the_next_measurement_agrees() -> None:
-    clock = HandClock(START)
+    clock = ManualClock(START)
     clock.discipline(database(0.0), 0.0, 0.0)
     assert clock.discipline(database(HOUR + 1), 1.0, 1.0) is not None
     assert clock.discipline(database(HOUR + 2), 2.0, 2.0) is None
@@ -157,37 +159,37 @@ def test_after_a_step_the_next_measurement_agrees() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 0.5), st.floats(0.0, 0.5)), min_size=1, max_size=20))
-def test_however_unequal_the_ways_are_the_offset_is_wrong_by_half_the_best_round_trip_at_most(
-    ways: list[tuple[float, float]],
+def test_offset_error_is_at_most_half_of_the_best_round_trip(
+    delays: list[tuple[float, float]],
 ) -> None:
-    clock, true = HandClock(START), 7.0
-    for second, (there, back) in enumerate(ways):
+    clock, true = ManualClock(START), 7.0
+    for second, (there, back) in enumerate(delays):
         assert clock.discipline(database(second + there + true), second, second + there + back) is None
         clock.at = second + there + back
-    best = min((there + back) / 2 for there, back in ways)
-    assert abs(clock.offset - true) <= best + module.DRIFT * (len(ways) + 1) + 2e-6
+    best = min((there + back) / 2 for there, back in delays)
+    assert abs(clock.offset - true) <= best + module.DRIFT_PER_SECOND * (len(delays) + 1) + 2e-6
 
 
 def test_a_drift_of_500_ppm_is_followed_within_the_error_of_a_reading() -> None:
-    clock = HandClock(START)
+    clock = ManualClock(START)
     for second in range(0, 36_000, 10):
         true = second * 500e-6
         assert clock.discipline(database(second + 0.005 + true), second, second + 0.010) is None
         assert abs(clock.offset - true) < 0.025
 
 
-def test_watchers_hear_of_a_change_and_only_of_a_change() -> None:
-    clock, heard = HandClock(START), list[float]()
-    unwatch = clock.watch(lambda: heard.append(clock.offset))
+def test_watchers_are_called_only_when_the_offset_changes() -> None:
+    clock, offsets = ManualClock(START), list[float]()
+    unwatch = clock.watch(lambda: offsets.append(clock.offset))
     clock.discipline(database(0.0), 0.0, 0.0)
     clock.discipline(database(1.0000004), 1.0, 1.0)  # the same to the microsecond
-    assert heard == []
+    assert offsets == []
     clock.step(5.0)
     clock.discipline(database(6.5), 2.0, 2.0)
-    assert heard == [5.0, pytest.approx(4.5)]
+    assert offsets == [5.0, pytest.approx(4.5)]
     unwatch()
     clock.step(1.0)
-    assert len(heard) == 2
+    assert len(offsets) == 2
 
 
 def test_one_clock_follows_another_that_steps() -> None:
@@ -220,7 +222,7 @@ def loops() -> list[Callable[[], asyncio.AbstractEventLoop]]:
 
 
 class Run:
-    """Runs a coroutine on a fresh event loop of one make."""
+    """Runs a coroutine on a fresh event loop of one implementation."""
 
     def __init__(self, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self._new_loop = new_loop
@@ -239,7 +241,7 @@ every_timer = pytest.mark.parametrize("make", TIMERS, ids=lambda make: make.__na
 
 
 @every_timer
-def test_a_timer_is_never_early_and_hardly_late(
+def test_timer_is_never_early_and_its_median_lateness_is_below_500_ms(
     make: Maker, run: Run, record_property: Callable[[str, object], None]
 ) -> None:
     async def main() -> list[float]:
@@ -268,7 +270,7 @@ def test_a_timer_is_never_early_and_hardly_late(
 
 
 @every_timer
-def test_a_deadline_that_has_passed_calls_back_at_once_and_once(make: Maker, run: Run) -> None:
+def test_past_deadline_calls_back_immediately_and_once(make: Maker, run: Run) -> None:
     async def main() -> int:
         calls, seconds = list[str](), asyncio.Event()
         first = make(lambda: calls.append("first"))
@@ -285,7 +287,7 @@ def test_a_deadline_that_has_passed_calls_back_at_once_and_once(make: Maker, run
 
 
 @every_timer
-def test_disarmed_rearmed_or_closed_it_does_not_call_back(make: Maker, run: Run) -> None:
+def test_disarmed_rearmed_or_closed_timer_does_not_call_back(make: Maker, run: Run) -> None:
     async def main() -> list[str]:
         calls, done = list[str](), asyncio.Event()
         end = make(done.set)
@@ -295,7 +297,7 @@ def test_disarmed_rearmed_or_closed_it_does_not_call_back(make: Maker, run: Run)
         now = time.monotonic()
         for timer in (disarmed, closed, moved):
             timer.arm(now)
-        # The expiry is on its way by now; what is said next counts.
+        # The expiry is already queued; the following calls must override it.
         disarmed.disarm()
         closed.close()
         moved.arm(now + HOUR)
@@ -310,7 +312,7 @@ def test_disarmed_rearmed_or_closed_it_does_not_call_back(make: Maker, run: Run)
 
 
 @every_timer
-def test_an_expiry_already_reported_does_not_count_after_a_new_arming(make: Maker, run: Run) -> None:
+def test_pending_expiry_is_ignored_after_rearming(make: Maker, run: Run) -> None:
     async def main() -> list[str]:
         calls, done = list[str](), asyncio.Event()
 
@@ -368,12 +370,12 @@ def test_timers_leak_no_descriptor_even_when_closed_after_their_loop(make: Maker
         left.pop().close()
         return len(os.listdir("/dev/fd"))
 
-    gc.collect()  # so that what others left behind is closed before
+    gc.collect()  # closes descriptors that earlier tests left open
     before = used()
     assert used() <= before
 
 
-def test_timers_far_away_are_fine(run: Run) -> None:
+def test_timer_accepts_the_latest_datetime(run: Run) -> None:
     async def main() -> None:
         clock = SystemClock()
         timer = clock.timer(lambda: None)
@@ -390,7 +392,7 @@ def test_a_timer_needs_a_running_loop() -> None:
             clock.timer(lambda: None)
 
 
-def test_a_busy_thread_does_not_make_it_early(run: Run) -> None:
+def test_busy_thread_does_not_make_a_timer_early(run: Run) -> None:
     stop = threading.Event()
 
     def spin() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timebell import ids
-from timebell.ids import first_id, id_instant, new_id, new_ids, occurrence_key, seeded
+from timebell.ids import instant_of_id, lowest_id_at, new_id, new_ids, occurrence_key, seeded
 
 NOW = datetime(2026, 11, 21, 9, 0, 0, 123456, tzinfo=UTC)
 
@@ -33,24 +33,24 @@ def test_an_id_is_a_uuid_of_version_7_in_its_usual_text() -> None:
 @given(st.datetimes(datetime(1970, 1, 1), datetime(9999, 1, 1), timezones=st.just(UTC)))
 def test_an_id_carries_its_millisecond(now: datetime) -> None:
     with seeded(os.urandom):
-        assert id_instant(new_id(now)) == now.replace(microsecond=now.microsecond // 1000 * 1000)
+        assert instant_of_id(new_id(now)) == now.replace(microsecond=now.microsecond // 1000 * 1000)
 
 
 def test_the_instant_may_be_in_any_zone() -> None:
     elsewhere = NOW.astimezone(timezone(timedelta(hours=-7)))
-    assert id_instant(new_id(elsewhere)) == NOW.replace(microsecond=123000)
+    assert instant_of_id(new_id(elsewhere)) == NOW.replace(microsecond=123000)
 
 
 @pytest.mark.parametrize(
     "id", [str(UUID("f6e5f93d-731e-4b58-9c68-d80b659f7e47")), "", "no id", "01a1fc76-cfd2-8915-a19f-5c8e2de5ca66"]
 )
-def test_other_ids_carry_no_instant(id: str) -> None:
+def test_other_ids_have_no_instant(id: str) -> None:
     with pytest.raises(ValueError, match="UUID"):
-        id_instant(id)
+        instant_of_id(id)
 
 
 @given(st.lists(st.tuples(st.integers(-5000, 5000), st.integers(1, 50)), max_size=50))
-def test_ids_rise_whatever_the_clock_does(draws: list[tuple[int, int]]) -> None:
+def test_ids_increase_when_the_clock_steps_back(draws: list[tuple[int, int]]) -> None:
     drawn: list[str] = []
     for ms, count in draws:
         now = NOW + timedelta(milliseconds=ms)
@@ -60,23 +60,23 @@ def test_ids_rise_whatever_the_clock_does(draws: list[tuple[int, int]]) -> None:
 
 
 @given(st.binary(min_size=1, max_size=8))
-def test_ids_rise_whatever_chance_brings(pattern: bytes) -> None:
+def test_ids_increase_with_any_random_source(pattern: bytes) -> None:
     with seeded(lambda count: (pattern * count)[:count]):
         drawn = [new_id(NOW) for _ in range(600)]
     assert drawn == sorted(set(drawn))
 
 
-def test_without_room_in_a_millisecond_the_next_is_begun() -> None:
-    source = ids._Source(lambda count: b"\xff" * count)
+def test_exhausted_millisecond_continues_with_the_next() -> None:
+    source = ids._IdGenerator(lambda count: b"\xff" * count)
     first = source.draw(1000)
     source._number = (1 << 62) - 1
     second = source.draw(1000)
     assert first < second
     assert UUID(second).version == 7
-    assert id_instant(second) == id_instant(first) + timedelta(milliseconds=1)
+    assert instant_of_id(second) == instant_of_id(first) + timedelta(milliseconds=1)
 
 
-def test_ids_of_many_threads_are_all_different() -> None:
+def test_ids_of_many_threads_are_unique() -> None:
     drawn: list[list[str]] = [[] for _ in range(4)]
 
     def draw(into: list[str]) -> None:
@@ -96,7 +96,7 @@ def test_ids_of_many_threads_are_all_different() -> None:
 def test_a_forked_child_draws_other_ids_even_when_the_lock_was_held() -> None:
     new_id(NOW)
     reader, writer = os.pipe()
-    with ids._source.lock:
+    with ids._generator.lock:
         child = os.fork()
         if not child:
             os.write(writer, "\n".join(new_ids(NOW, 500)).encode())
@@ -107,7 +107,9 @@ def test_a_forked_child_draws_other_ids_even_when_the_lock_was_held() -> None:
     os.waitpid(child, 0)
     ours = new_ids(NOW, 500)
     assert len({*theirs, *ours}) == 1000
-    assert not {id[14:23] for id in theirs} & {id[14:23] for id in ours}  # chance of their own from the start
+    assert not {id[14:23] for id in theirs} & {
+        id[14:23] for id in ours
+    }  # the child reseeds its random bits immediately
 
 
 def test_seeded_ids_are_the_same_every_time_and_leave_no_trace() -> None:
@@ -118,7 +120,7 @@ def test_seeded_ids_are_the_same_every_time_and_leave_no_trace() -> None:
     before = new_id(NOW)
     assert draw() == draw()
     assert before < new_id(NOW)
-    assert id_instant(new_id(NOW)) == id_instant(before)
+    assert instant_of_id(new_id(NOW)) == instant_of_id(before)
 
 
 @pytest.mark.parametrize(
@@ -152,17 +154,17 @@ def test_different_instants_have_different_keys_without_a_colon(a: datetime, b: 
     assert not any(":" in key for key in keys)
 
 
-def test_the_place_of_an_instant_is_between_the_ids_before_and_after() -> None:
+def test_lowest_id_of_an_instant_lies_between_earlier_and_later_ids() -> None:
     at = datetime(2030, 5, 1, tzinfo=UTC)
     with seeded(Random(3).randbytes):
         before, then = new_id(at - timedelta(milliseconds=1)), new_id(at)
-    assert before < first_id(at) < then
-    assert id_instant(first_id(at)) == at
+    assert before < lowest_id_at(at) < then
+    assert instant_of_id(lowest_id_at(at)) == at
 
 
 @given(st.integers(), st.lists(st.sampled_from([0, 1, 2, 6, 7, 8, 1018, 1019, 2500]), max_size=5), st.booleans())
-def test_many_are_those_that_would_have_been_drawn_one_by_one(seed: int, counts: list[int], nearly_full: bool) -> None:
-    one, many = ids._Source(Random(seed).randbytes), ids._Source(Random(seed).randbytes)
+def test_drawing_many_ids_equals_drawing_them_one_by_one(seed: int, counts: list[int], nearly_full: bool) -> None:
+    one, many = ids._IdGenerator(Random(seed).randbytes), ids._IdGenerator(Random(seed).randbytes)
     for ms, count in enumerate(counts, 1000):
         if nearly_full:
             one._number = many._number = 2**62 - 2**40

@@ -1,4 +1,4 @@
-"""The app of Timebell: on Django's own database, with a handler that uses the ORM."""
+"""The Timebell app, on Django's database, with a handler that uses the ORM."""
 
 from timebell import Arrived, Timebell
 from timebell.integrations.django import completing, database_url, fresh_connections
@@ -9,7 +9,7 @@ bell = Timebell(database_url(), timezone="UTC")
 @bell.on("orders.remind")
 @fresh_connections
 def remind(event: Arrived) -> None:
-    from shop.models import Order  # not before Django has loaded its apps
+    from shop.models import Order  # only after Django has loaded its apps
 
     with completing(event):
         order = Order.objects.get(id=event.payload["order"])

@@ -1,4 +1,4 @@
-"""As `startproject` makes them, shortened."""
+"""Django settings: those of `startproject`, shortened."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ if "SHOP_DATABASE" in os.environ:
     }
 else:
     file = os.environ.get("SHOP_DATABASE_FILE", BASE_DIR / "shop.sqlite3")
-    # A transaction that reads first and writes then would fail when somebody else wrote in between.
+    # Without this, a transaction that reads before it writes fails if another connection writes in between.
     options = {"transaction_mode": "IMMEDIATE"}
     DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": options}}
 

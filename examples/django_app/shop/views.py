@@ -8,7 +8,7 @@ from shop.models import Order
 
 @csrf_exempt
 def orders(request: HttpRequest) -> JsonResponse:
-    """An order and its reminder: both, or neither."""
+    """Create an order and its reminder in one transaction."""
     customer = request.POST["customer"]
     with transaction.atomic():
         order = Order.objects.create(customer=customer)
@@ -21,5 +21,5 @@ def orders(request: HttpRequest) -> JsonResponse:
 
 
 def job(request: HttpRequest, job: str) -> JsonResponse:
-    found = bell.sync.get(job)
-    return JsonResponse({"state": found.state, "result": found.result})
+    status = bell.sync.get(job)
+    return JsonResponse({"state": status.state, "result": status.result})

@@ -1,1 +1,1 @@
-"""HTTP. So far: whether this process is well."""
+"""HTTP API, health probes and the metrics endpoint."""

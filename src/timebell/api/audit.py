@@ -1,4 +1,4 @@
-"""`/audit`, and why an occurrence went as it went."""
+"""`/audit`: comparison of expected and recorded occurrences, and the explanation of a single occurrence."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.route import Guarded, Let, reads
-from timebell.api.schemas import Id, Instant, Shown, answer, aware, utc
+from timebell.api.route import ApiRoute, Context, read_route
+from timebell.api.schemas import Id, Instant, ResponseBody, format_utc, json_response, parse_timestamp
 
-MOST = 1_000_000  # occurrences that one request compares
-KEPT = 1_000  # differences that one answer has
-routes = APIRouter(route_class=Guarded, tags=["audit"])
+MAX_OCCURRENCES = 1_000_000  # compared by one request
+MAX_DIFFERENCES = 1_000  # returned in one response
+routes = APIRouter(route_class=ApiRoute, tags=["audit"])
 
 
-class DifferenceOut(Shown):
-    """Something that is not as it should be: `count` occurrences from `at` to `to`, and the jobs in it."""
+class DifferenceOut(ResponseBody):
+    """Difference between expected and recorded occurrences: `count` occurrences from `at` to `to`, and their jobs."""
 
     finding: str
     schedule_id: str
@@ -28,8 +28,8 @@ class DifferenceOut(Shown):
     jobs: list[str]
 
 
-class AuditOut(Shown):
-    """What was compared, up to `to`, and every difference; `more` says that there are too many to show."""
+class AuditReport(ResponseBody):
+    """Counts of the comparison, and the differences. `more` is true if the list of differences is truncated."""
 
     from_: Annotated[Instant, Field(alias="from")]
     to: Instant
@@ -40,8 +40,8 @@ class AuditOut(Shown):
     more: bool
 
 
-class WhyOut(Shown):
-    """What became of one instant of a schedule, in sentences; and the nearest occurrences."""
+class OccurrenceExplanation(ResponseBody):
+    """Explanation of the outcome at one instant of a schedule, and the nearest occurrences."""
 
     schedule_id: str
     schedule: str
@@ -55,23 +55,28 @@ class WhyOut(Shown):
     jobs: list[str]
 
 
-@routes.get("/audit", response_model=AuditOut, **reads())
-async def audit(
-    let: Let, from_: Annotated[str, Query(alias="from", max_length=64)], to: Annotated[str, Query(max_length=64)],
-    schedule: Annotated[str | None, Query(max_length=200, description="Only this one, by name or id.")] = None,
+@routes.get("/audit", response_model=AuditReport, **read_route())
+async def get_audit(
+    ctx: Context, from_: Annotated[str, Query(alias="from", max_length=64)], to: Annotated[str, Query(max_length=64)],
+    schedule: Annotated[str | None, Query(max_length=200, description="Audit only this schedule: name or id.")] = None,
 ) -> Response:  # fmt: skip
-    """Compare what should have happened with what is recorded: no occurrence missed, none doubled."""
-    found = await let.app.audit(
-        aware(from_, "from"), aware(to, "to"), schedule=schedule, tenant_id=let.tenant_id, most=MOST, keep=KEPT
+    """Compare expected with recorded occurrences, to find missing and duplicate runs."""
+    report = await ctx.app.audit(
+        parse_timestamp(from_, "from"),
+        parse_timestamp(to, "to"),
+        schedule=schedule,
+        tenant_id=ctx.tenant_id,
+        max_occurrences=MAX_OCCURRENCES,
+        max_differences=MAX_DIFFERENCES,
     )
-    return answer({
-        "from": utc(found.start), "to": utc(found.end), "counts": dict(found.counts.numbers()),
-        "skipped": dict(found.counts.skipped), "found": dict(found.counts.found),
-        "differences": [one.to_json() for one in found.differences], "more": found.more,
+    return json_response({
+        "from": format_utc(report.start), "to": format_utc(report.end), "counts": dict(report.counts.totals()),
+        "skipped": dict(report.counts.skipped), "found": dict(report.counts.found),
+        "differences": [difference.to_json() for difference in report.differences], "more": report.truncated,
     })  # fmt: skip
 
 
-@routes.get("/schedules/{id}/why", response_model=WhyOut, **reads())
-async def why(id: Id, let: Let, at: Annotated[str, Query(max_length=64)]) -> Response:
-    """What became of the occurrence at an instant, and why."""
-    return answer((await let.app.why(id, aware(at, "at"), tenant_id=let.tenant_id)).to_json())
+@routes.get("/schedules/{id}/why", response_model=OccurrenceExplanation, **read_route())
+async def explain_occurrence(id: Id, ctx: Context, at: Annotated[str, Query(max_length=64)]) -> Response:
+    """Explain the outcome of the occurrence at an instant."""
+    return json_response((await ctx.app.why(id, parse_timestamp(at, "at"), tenant_id=ctx.tenant_id)).to_json())

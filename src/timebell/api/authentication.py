@@ -1,4 +1,4 @@
-"""Who is let in: the key of a request, or on loopback in `dev` everyone on this machine."""
+"""Authentication by API key, or without a key from loopback in `dev`; request throttling per tenant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import Request
 
 from timebell.alarm import Alarm
 from timebell.app import Timebell
-from timebell.client.validation import text as name_text
+from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, Refused, StoreError, TimebellError
 from timebell.store.tenancy import api_keys as key_rows
 from timebell.store.tenancy import usage
@@ -22,264 +22,278 @@ from timebell.tenancy.limits import LimitReached, Limits
 from timebell.tenancy.roles import Role
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-REMEMBERED = 2.0  # seconds for which a key's row is not read again: well within the 5 s of a revocation
-WRONG_A_MINUTE = 10
-MOST_REMEMBERED = 10_000
-REQUESTS_PER_SECOND = 2000
-CHANGES_AT_ONCE = 8  # fewer than the store has connections: a flood of reports must leave some to the engine
+CACHE_SECONDS = 2.0  # for keys and limits; a revocation must take effect within 5 s
+MAX_FAILURES_PER_MINUTE = 10
+MAX_CACHE_ENTRIES = 10_000
+DEFAULT_REQUESTS_PER_SECOND = 2000
+MAX_CONCURRENT_CHANGES = (
+    8  # less than the connection pool, so that a flood of requests leaves connections to the engine
+)
 TENANT_HEADER = "Timebell-Tenant"
 
 
 class Unauthorized(TimebellError):
-    """No key, or none that opens anything. The answer is the same whatever is wrong with it."""
+    """The request has no valid key. The error does not reveal what is wrong with the key."""
 
     code = "UNAUTHORIZED"
 
 
 class TooManyWrongKeys(TimebellError):
-    """This address has guessed too often."""
+    """Too many failed attempts from this IP address."""
 
     code = "TOO_MANY_WRONG_KEYS"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and in which tenant. `key` is None on loopback in `dev`."""
+    """Authenticated caller and its tenant. `key` is None if it did not authenticate with an API key."""
 
     actor: str
     tenant_id: str
     role: Role
     address: str
     key: Key | None = None
-    named: bool = False
-    """Whether the request names a tenant."""
+    names_tenant: bool = False
+    """True if the request specifies a tenant."""
 
     @property
-    def everywhere(self) -> bool:
-        """Whether other tenants may be named."""
+    def is_platform(self) -> bool:
+        """True if the caller may access other tenants."""
         return self.role is Role.PLATFORM
 
 
-class Bucket:
-    """Tokens that come back at a steady rate."""
+class TokenBucket:
+    """Token bucket with a capacity of one second's tokens. `now` is monotonic time in seconds."""
 
     def __init__(self, rate: float, now: float) -> None:
-        self.rate, self.left, self.at = rate, rate, now
+        self.rate, self.tokens, self.updated_at = rate, rate, now
 
     def take(self, rate: float, now: float) -> bool:
-        """One token, if there is one."""
-        self.left = min(rate, self.left + (now - self.at) * rate)
-        self.rate, self.at = rate, now
-        if self.left < 1:
+        """Take one token; return False if the bucket is empty. `rate` is tokens per second."""
+        self.tokens = min(rate, self.tokens + (now - self.updated_at) * rate)
+        self.rate, self.updated_at = rate, now
+        if self.tokens < 1:
             return False
-        self.left -= 1
+        self.tokens -= 1
         return True
 
 
-class Door:
-    """Lets requests in. With `open_here`, those from this machine's own browser and shell need no key."""
+class Authenticator:
+    """Authenticate and throttle requests. With `allow_local`, requests from this machine need no key."""
 
-    def __init__(self, app: Timebell, *, open_here: bool) -> None:
+    def __init__(self, app: Timebell, *, allow_local: bool) -> None:
         self.app = app
-        self.changing = asyncio.Semaphore(CHANGES_AT_ONCE)
-        self.open_here = open_here
-        self._known: dict[str, tuple[Key, float]] = {}
-        self._seen: dict[str, tuple[Key, float]] = {}
-        self._wrong: dict[str, deque[float]] = {}
-        self._limits: dict[str, tuple[Limits, float]] = {}
-        self._buckets: dict[str, Bucket] = {}
-        self._requests: dict[str, int] = {}
-        self._streams: Counter[str] = Counter()
-        self._alarms: set[Alarm] = set()
+        self.change_slots = asyncio.Semaphore(MAX_CONCURRENT_CHANGES)
+        self.allow_local = allow_local
+        self._keys_by_digest: dict[str, tuple[Key, float]] = {}
+        self._keys_by_id: dict[str, tuple[Key, float]] = {}
+        self._failures: dict[str, deque[float]] = {}
+        self._limits_cache: dict[str, tuple[Limits, float]] = {}
+        self._buckets: dict[str, TokenBucket] = {}
+        self._unrecorded: dict[str, int] = {}
+        self._open_streams: Counter[str] = Counter()
+        self._stop_alarms: set[Alarm] = set()
         self.stopping = False
 
-    async def admit(self, request: Request) -> Caller:
-        """The caller. Raises Unauthorized, TooManyWrongKeys, Refused, InvalidInput."""
-        if (known := getattr(request.state, "caller", None)) is not None:
-            return known  # type: ignore[no-any-return]  # a page's, which let the caller in and asks in its name
+    async def authenticate(self, request: Request) -> Caller:
+        """Return the caller. Raises Unauthorized, TooManyWrongKeys, Refused, InvalidInput."""
+        if (caller := getattr(request.state, "caller", None)) is not None:
+            return caller  # type: ignore[no-any-return]  # set by a dashboard page that has authenticated the user
         address = request.client.host if request.client else ""
         if f"tb_{keys.ENVIRONMENT}_" in request.url.query:
             raise InvalidInput(
-                "A key does not belong into a URL, which is logged everywhere.", code="KEY_IN_URL",
-                fix="Send it as Authorization: Bearer <key>, and revoke this one.",
+                "API keys must not be sent in the URL, because URLs are logged.", code="KEY_IN_URL",
+                fix="Send Authorization: Bearer <key>, and revoke this key.",
             )  # fmt: skip
-        given = request.headers.get("authorization", "")
-        if not given and self.open_here:
+        authorization = request.headers.get("authorization", "")
+        if not authorization and self.allow_local:
             _check_local(request)
-            return self._acting("local", None, Role.PLATFORM, address, request)
-        scheme, _, text = given.partition(" ")
-        key = await self.check(text.strip() if scheme.lower() == "bearer" else "", address)
-        return self._acting(key.name, key, key.role, address, request)
+            return self._caller_for("local", None, Role.PLATFORM, address, request)
+        scheme, _, text = authorization.partition(" ")
+        key = await self.verify_key(text.strip() if scheme.lower() == "bearer" else "", address)
+        return self._caller_for(key.name, key, key.role, address, request)
 
-    def _acting(self, actor: str, key: Key | None, role: Role, address: str, request: Request) -> Caller:
+    def _caller_for(self, actor: str, key: Key | None, role: Role, address: str, request: Request) -> Caller:
         own = key.tenant_id if key is not None else None
-        named = request.headers.get(TENANT_HEADER) or request.query_params.get("tenant")
-        if named and own is not None and named != own:
+        requested = request.headers.get(TENANT_HEADER) or request.query_params.get("tenant")
+        if requested and own is not None and requested != own:
             raise Refused(
-                f"This key is of another tenant than {named!r:.60}.", code="TENANT_NOT_YOURS",
-                fix="Leave the tenant out: the key decides.",
+                f"The key does not belong to the tenant {requested!r:.60}.", code="TENANT_NOT_YOURS",
+                fix="Omit the tenant: the key determines it.",
             )  # fmt: skip
-        tenant_id = own or name_text(named or "default", "tenant_id")
-        return Caller(actor, tenant_id, role, address, key, bool(named))
+        tenant_id = own or check_text(requested or "default", "tenant_id")
+        return Caller(actor, tenant_id, role, address, key, bool(requested))
 
-    async def check(self, text: str, address: str) -> Key:
-        """The key with this text, from this address. Raises Unauthorized, TooManyWrongKeys."""
+    async def verify_key(self, key_text: str, address: str) -> Key:
+        """Return the key with this text if it is valid for this IP address. Raises Unauthorized, TooManyWrongKeys."""
         now, at = self.app.clock.now(), self.app.clock.monotonic()
-        if len(self._recent(address, at)) >= WRONG_A_MINUTE:
-            raise TooManyWrongKeys("Too many wrong keys came from this address.", fix="Wait a minute.")
-        # The same work for an unknown id and a wrong secret.
-        id_ = keys.id_of(text) or ""
+        if len(self._recent_failures(address, at)) >= MAX_FAILURES_PER_MINUTE:
+            raise TooManyWrongKeys("Too many wrong keys were sent from this address.", fix="Wait a minute.")
+        # An unknown id costs the same work as a wrong secret, so response times do not reveal valid ids.
+        id_ = keys.parse_key_id(key_text) or ""
         secret_key = self.app.settings.secret_key
-        digest, *older = keys.digests(secret_key, text) or keys.digests("-", text)
-        known = self._known.get(digest)
-        if known is None or at - known[1] > REMEMBERED:
-            self._known.pop(digest, None)
-            found = await self.app.store.run(key_rows.find, id_)
+        digest, *older = keys.digests(secret_key, key_text) or keys.digests("-", key_text)
+        cached = self._keys_by_digest.get(digest)
+        if cached is None or at - cached[1] > CACHE_SECONDS:
+            self._keys_by_digest.pop(digest, None)
+            found = await self.app.store.run(key_rows.find_key, id_)
             stored = found[1] if found else "0" * 64
-            right = [one for one in (digest, *older) if keys.matches(stored, one)]
-            if found is None or not right or not keys.peppers(secret_key):
-                self._recent(address, at).append(at)
+            matches = [candidate for candidate in (digest, *older) if keys.digests_match(stored, candidate)]
+            if found is None or not matches or not keys.split_secret_keys(secret_key):
+                self._recent_failures(address, at).append(at)
                 raise _unauthorized()
-            if len(self._known) > MOST_REMEMBERED:
-                self._known.clear()
-            known = self._known[digest] = (found[0], at)
-            if found[0].usable(now, address):
-                await self.app.store.run(key_rows.used, id_, now)
-                if stored != digest:  # of a secret key that is being rotated out
-                    await self.app.store.run(key_rows.under, id_, stored, digest)
-        if not known[0].usable(now, address):
+            if len(self._keys_by_digest) > MAX_CACHE_ENTRIES:
+                self._keys_by_digest.clear()
+            cached = self._keys_by_digest[digest] = (found[0], at)
+            if found[0].is_usable(now, address):
+                await self.app.store.run(key_rows.record_use, id_, now)
+                if stored != digest:  # created with an older secret key: rehash with the newest
+                    await self.app.store.run(key_rows.replace_digest, id_, stored, digest)
+        if not cached[0].is_usable(now, address):
             raise _unauthorized()
-        return known[0]
+        return cached[0]
 
-    def wrong(self, address: str) -> Unauthorized:
-        """Count a wrong guess from there; what to raise then. Raises TooManyWrongKeys."""
-        recent = self._recent(address, at := self.app.clock.monotonic())
-        if len(recent) >= WRONG_A_MINUTE:
-            raise TooManyWrongKeys("Too many wrong keys came from this address.", fix="Wait a minute.")
+    def record_failure(self, address: str) -> Unauthorized:
+        """Count a failed attempt from an IP address; return the error to raise. Raises TooManyWrongKeys."""
+        recent = self._recent_failures(address, at := self.app.clock.monotonic())
+        if len(recent) >= MAX_FAILURES_PER_MINUTE:
+            raise TooManyWrongKeys("Too many wrong keys were sent from this address.", fix="Wait a minute.")
         recent.append(at)
         return _unauthorized()
 
-    def guess(self, address: str) -> float:
-        """Count a try at a password from an address, before it is looked at: tries at once count too. Raises
-        TooManyWrongKeys."""
+    def record_attempt(self, address: str) -> float:
+        """Count a password attempt before the password is verified, so that concurrent attempts count too.
+
+        Return the value to pass to clear_attempt. Raises TooManyWrongKeys.
+        """
         at = self.app.clock.monotonic()
-        recent = self._recent(address, at)
-        if len(recent) >= WRONG_A_MINUTE:
-            raise TooManyWrongKeys("Too many wrong passwords and keys came from this address.", fix="Wait a minute.")
+        recent = self._recent_failures(address, at)
+        if len(recent) >= MAX_FAILURES_PER_MINUTE:
+            raise TooManyWrongKeys(
+                "Too many wrong passwords and keys were sent from this address.", fix="Wait a minute."
+            )
         recent.append(at)
         return at
 
-    def guessed(self, address: str, at: float) -> None:
-        """That try was right: it counts no longer."""
-        recent = self._recent(address, self.app.clock.monotonic())
+    def clear_attempt(self, address: str, at: float) -> None:
+        """Remove a recorded attempt after the password was correct."""
+        recent = self._recent_failures(address, self.app.clock.monotonic())
         if at in recent:
             recent.remove(at)
 
-    async def still(self, caller: Caller) -> bool:
-        """Whether the key of a long answer is good yet, as of at most 2 s ago."""
+    async def is_valid(self, caller: Caller) -> bool:
+        """Return whether the key of a streaming response is still valid, at most CACHE_SECONDS old.
+
+        While the database does not respond, the key counts as valid.
+        """
         if caller.key is None:
             return True
         id_, at = caller.key.id, self.app.clock.monotonic()
-        known = self._seen.get(id_)
-        if known is None or at - known[1] > REMEMBERED:
-            if len(self._seen) > MOST_REMEMBERED:
-                self._seen.clear()
+        cached = self._keys_by_id.get(id_)
+        if cached is None or at - cached[1] > CACHE_SECONDS:
+            if len(self._keys_by_id) > MAX_CACHE_ENTRIES:
+                self._keys_by_id.clear()
             try:
-                found = await self.app.store.run(key_rows.find, id_)
+                found = await self.app.store.run(key_rows.find_key, id_)
             except StoreError:
                 return True
             if found is None:
                 return False
-            known = self._seen[id_] = (found[0], at)
-        return known[0].usable(self.app.clock.now(), caller.address)
+            cached = self._keys_by_id[id_] = (found[0], at)
+        return cached[0].is_usable(self.app.clock.now(), caller.address)
 
     @contextmanager
-    def listening(self, tenant_id: str, most: int) -> Iterator[None]:
-        """Count an answer that does not end by itself. Raises LimitReached."""
-        if self._streams[tenant_id] >= most:
+    def count_stream(self, tenant_id: str, max_streams: int) -> Iterator[None]:
+        """Count an open stream of a tenant while the block runs. Raises LimitReached."""
+        if self._open_streams[tenant_id] >= max_streams:
             raise LimitReached(
-                f"The tenant {tenant_id} listens {most} times here.", retry_after=5.0, fix="Close some of them.",
-                limit={"name": "streams", "most": most},
+                f"The tenant {tenant_id} has {max_streams} open streams on this node.", retry_after=5.0,
+                fix="Close some streams.",
+                limit={"name": "streams", "most": max_streams},
             )  # fmt: skip
-        self._streams[tenant_id] += 1
+        self._open_streams[tenant_id] += 1
         try:
             yield
         finally:
-            self._streams[tenant_id] -= 1
-            if not self._streams[tenant_id]:
-                del self._streams[tenant_id]
+            self._open_streams[tenant_id] -= 1
+            if not self._open_streams[tenant_id]:
+                del self._open_streams[tenant_id]
 
     @contextmanager
-    def told(self, alarm: Alarm) -> Iterator[None]:
-        """Poke this alarm when the server stops."""
-        self._alarms.add(alarm)
+    def wake_on_stop(self, alarm: Alarm) -> Iterator[None]:
+        """Wake this alarm when the server stops, while the block runs."""
+        self._stop_alarms.add(alarm)
         try:
             yield
         finally:
-            self._alarms.discard(alarm)
+            self._stop_alarms.discard(alarm)
 
     def stop(self) -> None:
-        """End the answers that do not end by themselves."""
+        """End all open streams."""
         self.stopping = True
-        for alarm in self._alarms:
-            alarm.poke()
+        for alarm in self._stop_alarms:
+            alarm.wake()
 
-    def _recent(self, address: str, at: float) -> deque[float]:
-        """When wrong keys came from there in the last minute."""
-        if len(self._wrong) > MOST_REMEMBERED:
-            self._wrong.clear()
-        times = self._wrong.setdefault(address, deque(maxlen=WRONG_A_MINUTE))
+    def _recent_failures(self, address: str, at: float) -> deque[float]:
+        """Return the times of failed attempts from an IP address within the last minute."""
+        if len(self._failures) > MAX_CACHE_ENTRIES:
+            self._failures.clear()
+        times = self._failures.setdefault(address, deque(maxlen=MAX_FAILURES_PER_MINUTE))
         while times and at - times[0] > 60:
             times.popleft()
         return times
 
-    async def pace(self, caller: Caller) -> Mapping[str, str]:
-        """Count a request of a tenant; the RateLimit fields. Raises LimitReached."""
-        self._requests[caller.tenant_id] = self._requests.get(caller.tenant_id, 0) + 1
-        limits = await self.limits(caller.tenant_id)
-        at = self.app.clock.monotonic()  # after the wait, or who waited longer would take back what has flowed in since
-        rate = limits.requests_per_second or REQUESTS_PER_SECOND
-        if len(self._buckets) > MOST_REMEMBERED:
+    async def throttle(self, caller: Caller) -> Mapping[str, str]:
+        """Count a request of a tenant and return the RateLimit headers. Raises LimitReached."""
+        self._unrecorded[caller.tenant_id] = self._unrecorded.get(caller.tenant_id, 0) + 1
+        limits = await self.tenant_limits(caller.tenant_id)
+        # Read the clock after the await: a request that waited longer would otherwise pass an older time to the bucket
+        # and remove tokens added since.
+        at = self.app.clock.monotonic()
+        rate = limits.requests_per_second or DEFAULT_REQUESTS_PER_SECOND
+        if len(self._buckets) > MAX_CACHE_ENTRIES:
             self._buckets.clear()
-        bucket = self._buckets.setdefault(caller.tenant_id, Bucket(rate, at))
-        taken = bucket.take(rate, at)
-        if not taken:
+        bucket = self._buckets.setdefault(caller.tenant_id, TokenBucket(rate, at))
+        if not bucket.take(rate, at):
             raise LimitReached(
-                f"The tenant {caller.tenant_id} may ask {rate} times a second.",
+                f"The tenant {caller.tenant_id} is limited to {rate} requests per second.",
                 retry_after=1.0,
-                fix="Slow down.",
+                fix="Send requests more slowly.",
                 limit={"name": "requestsPerSecond", "most": rate},
             )
-        return {"RateLimit-Policy": f'"default";q={rate};w=1', "RateLimit": f'"default";r={int(bucket.left)};t=1'}
+        return {"RateLimit-Policy": f'"default";q={rate};w=1', "RateLimit": f'"default";r={int(bucket.tokens)};t=1'}
 
-    async def limits(self, tenant_id: str) -> Limits:
-        """The limits of a tenant, at most 2 s old."""
+    async def tenant_limits(self, tenant_id: str) -> Limits:
+        """Return the limits of a tenant, at most CACHE_SECONDS old. Also persists its request count."""
         at = self.app.clock.monotonic()
-        known = self._limits.get(tenant_id)
-        if known is None or at - known[1] > REMEMBERED:
-            if len(self._limits) > MOST_REMEMBERED:
-                self._limits.clear()
-            requests = self._requests.pop(tenant_id, 0)
-            seen = (tenant_id, self.app.clock.now(), requests, self.app.settings.node_name)
-            known = self._limits[tenant_id] = (await self.app.store.run(usage.look, *seen), at)
-        return known[0]
+        cached = self._limits_cache.get(tenant_id)
+        if cached is None or at - cached[1] > CACHE_SECONDS:
+            if len(self._limits_cache) > MAX_CACHE_ENTRIES:
+                self._limits_cache.clear()
+            requests = self._unrecorded.pop(tenant_id, 0)
+            arguments = (tenant_id, self.app.clock.now(), requests, self.app.settings.node_name)
+            cached = self._limits_cache[tenant_id] = (
+                await self.app.store.run(usage.count_requests_and_get_limits, *arguments),
+                at,
+            )
+        return cached[0]
 
-    def unwritten(self, tenant_id: str) -> int:
-        """Requests of a tenant here that are not in the store yet."""
-        return self._requests.get(tenant_id, 0)
+    def unrecorded_requests(self, tenant_id: str) -> int:
+        """Return the number of requests of a tenant on this node that are not persisted yet."""
+        return self._unrecorded.get(tenant_id, 0)
 
 
 def _unauthorized() -> Unauthorized:
     return Unauthorized(
-        "This needs an API key.", fix="Send Authorization: Bearer <key>; timebell key create makes one."
+        "This requires an API key.", fix="Send Authorization: Bearer <key>; timebell key create creates one."
     )
 
 
 def _check_local(request: Request) -> None:
-    """No page of another site may use what is open to this machine. Raises Refused (NOT_LOCAL)."""
+    """Reject requests by other hosts or by pages of other sites (CSRF, DNS rebinding). Raises Refused (NOT_LOCAL)."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     if request.url.hostname not in LOOPBACK or site not in ("same-origin", "none"):
         raise Refused(
-            "Without a key this answers to this machine alone.", code="NOT_LOCAL",
-            fix="Open it at http://127.0.0.1, or send a key.",
+            "Without a key, only requests from this machine are accepted.", code="NOT_LOCAL",
+            fix="Use http://127.0.0.1, or send a key.",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`/backlogs`: what an outage left behind above `catchUp.holdAbove`, or a restore; it waits until somebody decides."""
+"""`/backlogs`: jobs held after an outage (above `catchUp.holdAbove`) or a restore, until released or discarded."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.route import Guarded, Let, changes, reads
-from timebell.api.schemas import Body, Instant, Shown, answer, utc
-from timebell.client.validation import uuid_of
+from timebell.api.route import ApiRoute, Context, change_route, read_route
+from timebell.api.schemas import Instant, RequestBody, ResponseBody, format_utc, json_response
+from timebell.client.validation import parse_uuid
 from timebell.errors import NotFound
 from timebell.store.jobs import backlogs as rows
 from timebell.store.schedules import actions
 from timebell.tenancy.roles import Role
 
-routes = APIRouter(route_class=Guarded, tags=["backlogs"])
+routes = APIRouter(route_class=ApiRoute, tags=["backlogs"])
 
 
-class BacklogOut(Shown):
-    """So many occurrences of a schedule wait, from the first to the last; jobs of no schedule have a row together."""
+class BacklogOut(ResponseBody):
+    """Held jobs of one schedule; held jobs without a schedule are grouped in one entry with null `scheduleId`."""
 
     schedule_id: str | None
     schedule: str | None
@@ -29,57 +29,57 @@ class BacklogOut(Shown):
     last_at: Instant
 
 
-class Backlogs(Shown):
-    """The largest first; up to 1,000 schedules."""
+class BacklogPage(ResponseBody):
+    """Backlogs of up to 1,000 schedules, largest first."""
 
     items: list[BacklogOut]
     next_cursor: None = None
 
 
-class RecoverIn(Body):
-    """Of which schedule; null or left out: of all of them."""
+class BacklogFilter(RequestBody):
+    """Schedule to act on; null or omitted: all backlogs."""
 
     schedule_id: Annotated[str | None, Field(max_length=64)] = None
 
 
-class Recovered(Shown):
-    """How many jobs that were."""
+class BacklogResult(ResponseBody):
+    """Number of jobs affected."""
 
     jobs: int
 
 
-@routes.get("/backlogs", response_model=Backlogs, **reads())
-async def list_backlogs(let: Let) -> Response:
-    """What waits until it is released or discarded, by schedule."""
-    found: list[rows.Backlog] = await let.run(rows.waiting, let.tenant_id)
-    return answer({"items": [_shown(one) for one in found], "nextCursor": None})
+@routes.get("/backlogs", response_model=BacklogPage, **read_route())
+async def list_backlogs(ctx: Context) -> Response:
+    """List held backlogs by schedule."""
+    backlogs: list[rows.Backlog] = await ctx.run(rows.list_backlogs, ctx.tenant_id)
+    return json_response({"items": [_render_backlog(backlog) for backlog in backlogs], "nextCursor": None})
 
 
-@routes.post("/backlogs/release", response_model=Recovered, **changes("backlogs.release", Role.OPERATOR))
-async def release_backlogs(let: Let, body: RecoverIn | None = None) -> Response:
-    """Let it run: one after another, unless the overlap of the schedule is `allow`."""
-    return await _recover(let, body, discard=False)
+@routes.post("/backlogs/release", response_model=BacklogResult, **change_route("backlogs.release", Role.OPERATOR))
+async def release_backlogs(ctx: Context, body: BacklogFilter | None = None) -> Response:
+    """Run the held jobs: one after another, unless the overlap policy of the schedule is `allow`."""
+    return await _release_or_discard(ctx, body, discard=False)
 
 
-@routes.post("/backlogs/discard", response_model=Recovered, **changes("backlogs.discard", Role.OPERATOR))
-async def discard_backlogs(let: Let, body: RecoverIn | None = None) -> Response:
-    """Let it rest: each job ends as `cancelled`, with the reason `discarded`."""
-    return await _recover(let, body, discard=True)
+@routes.post("/backlogs/discard", response_model=BacklogResult, **change_route("backlogs.discard", Role.OPERATOR))
+async def discard_backlogs(ctx: Context, body: BacklogFilter | None = None) -> Response:
+    """Cancel the held jobs. They become `cancelled` with the reason `discarded`."""
+    return await _release_or_discard(ctx, body, discard=True)
 
 
-async def _recover(let: Let, body: RecoverIn | None, *, discard: bool) -> Response:
-    given = None if body is None else body.schedule_id
-    id_ = None if given is None else uuid_of(given)
-    waiting: list[rows.Backlog] = await let.run(rows.waiting, let.tenant_id)
-    if given is not None and (id_ is None or not await let.run(actions.history, let.tenant_id, id_)):
-        raise NotFound(f"There is no schedule {given!s:.60}.", code="SCHEDULE_NOT_FOUND")
-    let.subject = id_ or "*"
-    let.before = [_shown(one) for one in waiting if id_ in (None, one.schedule_id)]
-    return answer({"jobs": await let.run(actions.recover, let.tenant_id, id_, discard, let.now)})
+async def _release_or_discard(ctx: Context, body: BacklogFilter | None, *, discard: bool) -> Response:
+    requested_id = None if body is None else body.schedule_id
+    id_ = None if requested_id is None else parse_uuid(requested_id)
+    backlogs: list[rows.Backlog] = await ctx.run(rows.list_backlogs, ctx.tenant_id)
+    if requested_id is not None and (id_ is None or not await ctx.run(actions.list_revisions, ctx.tenant_id, id_)):
+        raise NotFound(f"There is no schedule {requested_id!s:.60}.", code="SCHEDULE_NOT_FOUND")
+    ctx.subject = id_ or "*"
+    ctx.before = [_render_backlog(backlog) for backlog in backlogs if id_ in (None, backlog.schedule_id)]
+    return json_response({"jobs": await ctx.run(actions.release_backlog, ctx.tenant_id, id_, discard, ctx.now)})
 
 
-def _shown(one: rows.Backlog) -> dict[str, Any]:
+def _render_backlog(backlog: rows.Backlog) -> dict[str, Any]:
     return {
-        "scheduleId": one.schedule_id, "schedule": one.schedule, "topic": one.topic, "jobs": one.jobs,
-        "firstAt": utc(one.first), "lastAt": utc(one.last),
+        "scheduleId": backlog.schedule_id, "schedule": backlog.schedule, "topic": backlog.topic, "jobs": backlog.jobs,
+        "firstAt": format_utc(backlog.first), "lastAt": format_utc(backlog.last),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`/jobs/bulk`: lines of NDJSON, read as they come, in batches that are transactions of their own."""
+"""`/jobs/bulk`: import of NDJSON lines. The body is streamed, and each batch is one transaction."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from starlette.requests import ClientDisconnect
 
-from timebell.api.jobs import tenant_of
-from timebell.api.operations import OperationOut, new, shown
-from timebell.api.route import Guarded, Let, MediaTypeUnsupported, changes, record
-from timebell.api.schemas import answer
-from timebell.client.job_lines import LONGEST, Batch, Line, Reader
-from timebell.client.jobs import SOON
+from timebell.api.jobs import resolve_tenant
+from timebell.api.operations import OperationOut, new_operation, render_operation
+from timebell.api.route import ApiRoute, Context, MediaTypeUnsupported, change_route, write_audit_record
+from timebell.api.schemas import json_response
+from timebell.client.job_lines import MAX_LINE_BYTES, Batch, Line, LineReader
+from timebell.client.jobs import WAKE_HORIZON
 from timebell.errors import StoreError
 from timebell.model.operation import Operation, OperationKind, OperationState
 from timebell.recurrence import zone
@@ -29,130 +29,152 @@ from timebell.tenancy.roles import Role
 
 log = logging.getLogger("timebell.api")
 
-BATCH = 1000  # lines a transaction
-SOONER = 1.0  # seconds after which fewer are written
-PATIENCE = 60.0  # seconds to wait for more of the body
-NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
-ACTION = "jobs.import"
+BATCH_SIZE = 1000  # lines per transaction
+BATCH_FLUSH_SECONDS = 1.0  # maximum age of an incomplete batch
+BODY_IDLE_TIMEOUT_SECONDS = 60.0  # maximum wait for the next chunk of the body
+NDJSON_MEDIA_TYPES = ("application/x-ndjson", "application/ndjson", "application/jsonl")
+AUDIT_ACTION = "jobs.import"
 
-routes = APIRouter(route_class=Guarded, tags=["jobs"])
-asks = changes(ACTION, Role.EDITOR, streams=True)
-asks["openapi_extra"]["requestBody"] = {
-    "required": True, "description": "A body of POST /jobs a line.",
-    "content": {NDJSON[0]: {"schema": {"type": "string"}}},
+routes = APIRouter(route_class=ApiRoute, tags=["jobs"])
+route_options = change_route(AUDIT_ACTION, Role.EDITOR, streams=True)
+route_options["openapi_extra"]["requestBody"] = {
+    "required": True, "description": "One body of POST /jobs per line.",
+    "content": {NDJSON_MEDIA_TYPES[0]: {"schema": {"type": "string"}}},
 }  # fmt: skip
 
 
-@routes.post("/jobs/bulk", status_code=201, response_model=OperationOut, **asks)
+@routes.post("/jobs/bulk", status_code=201, response_model=OperationOut, **route_options)
 async def import_jobs(
-    request: Request, let: Let,
-    past: Annotated[Literal["refuse", "skip", "now"], Query(description="Of lines whose time is past.")] = "refuse",
-    timezone: Annotated[str | None, Query(max_length=64, description="Of lines that give none.")] = None,
+    request: Request, ctx: Context,
+    past: Annotated[Literal["refuse", "skip", "now"], Query(description="Handling of lines in the past.")] = "refuse",
+    timezone: Annotated[str | None, Query(max_length=64, description="Time zone of lines that specify none.")] = None,
 ) -> Response:  # fmt: skip
-    """Make a job of every line. It is safe to send the same lines again: a line without clientRequestId gets one made
-    of its text. `done` are the jobs made, `skipped` those that were there already or whose time is past, `failed`
-    the lines refused; no bad line stops the others."""
+    """Create a job from each line.
+
+    Sending the same lines again is safe: a line without clientRequestId gets one derived from its text. `done` counts
+    created jobs, `skipped` jobs that existed or whose time has passed, and `failed` invalid lines. An invalid line does
+    not affect the others.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in NDJSON or request.headers.get("content-encoding", "identity").lower() != "identity":
+    if kind not in NDJSON_MEDIA_TYPES or request.headers.get("content-encoding", "identity").lower() != "identity":
         raise MediaTypeUnsupported(
-            f"The body is {kind!r:.60}; this takes NDJSON, not compressed.", fix=f"Send Content-Type: {NDJSON[0]}."
+            f"The body has the media type {kind!r:.60}; uncompressed NDJSON is required.",
+            fix=f"Send Content-Type: {NDJSON_MEDIA_TYPES[0]}.",
         )
     if timezone is not None:
         zone(timezone)
-    reader = Reader(let.app.jobs, past, timezone, functools.partial(tenant_of, let))
-    made = new(let, OperationKind.IMPORT, {"past": past, "timezone": timezone}, None, let.now)
-    let.subject = made.id
-    async with let.app.store.begin() as let.connection:
-        await let.run(operations.create, made)
-        await record(let, ACTION)
-    let.connection = None
-    state, why = await _import(request, let, made, reader)
-    await let.run(operations.finish, made.id, state, let.app.clock.now(), why)
-    ended = await let.run(operations.find, made.tenant_id, made.id)
-    return answer(shown(ended), 201, {"Location": f"/api/v1/operations/{made.id}"})
+    reader = LineReader(ctx.app.jobs, past, timezone, functools.partial(resolve_tenant, ctx))
+    operation = new_operation(ctx, OperationKind.IMPORT, {"past": past, "timezone": timezone}, None, ctx.now)
+    ctx.subject = operation.id
+    async with ctx.app.store.begin() as ctx.connection:
+        await ctx.run(operations.create, operation)
+        await write_audit_record(ctx, AUDIT_ACTION)
+    ctx.connection = None
+    state, reason = await _import_lines(request, ctx, operation, reader)
+    await ctx.run(operations.finish, operation.id, state, ctx.app.clock.now(), reason)
+    finished = await ctx.run(operations.find_operation, operation.tenant_id, operation.id)
+    return json_response(render_operation(finished), 201, {"Location": f"/api/v1/operations/{operation.id}"})
 
 
-async def _import(request: Request, let: Let, made: Operation, reader: Reader) -> tuple[OperationState, str | None]:
-    """Read and write all lines; how that ended, and why not well."""
+async def _import_lines(
+    request: Request, ctx: Context, operation: Operation, reader: LineReader
+) -> tuple[OperationState, str | None]:
+    """Import all lines; return the final state of the operation and the reason of a failure."""
     last = 0
     try:
-        async for lines in batches(request, let):
-            batch = await asyncio.to_thread(reader.read, lines, let.app.clock.now())  # firing goes on meanwhile
-            if not await _write(let, made, batch, lines):
+        async for lines in read_batches(request, ctx):
+            batch = await asyncio.to_thread(
+                reader.read, lines, ctx.app.clock.now()
+            )  # parse off the event loop, so that firing continues
+            if not await _write_batch(ctx, operation, batch, lines):
                 return OperationState.CANCELLED, None
             last = lines[-1][0]
     except ClientDisconnect:
-        return OperationState.FAILED, f"The client broke off; all up to line {last} is done."
+        return OperationState.FAILED, f"The client disconnected; all lines up to line {last} are imported."
     except LimitReached as reached:
-        return OperationState.FAILED, f"{reached.message} All up to line {last} is done."
+        return OperationState.FAILED, f"{reached.message} All lines up to line {last} are imported."
     except TimeoutError:
-        return OperationState.FAILED, f"Nothing came for {PATIENCE:g} s; all up to line {last} is done."
+        return (
+            OperationState.FAILED,
+            f"No data arrived for {BODY_IDLE_TIMEOUT_SECONDS:g} s; all lines up to line {last} are imported.",
+        )
     except StoreError:
-        raise  # the leader finds the operation standing still
-    except Exception as broken:
-        log.exception("import %s cannot go on", made.id)
+        raise  # the leader fails imports that make no progress
+    except Exception as error:
+        log.exception("import %s failed", operation.id)
         with suppress(StoreError):
-            why = f"It cannot go on after line {last} ({type(broken).__name__}); the log of this node says more."
-            await let.run(operations.finish, made.id, OperationState.FAILED, let.app.clock.now(), why)
+            reason = f"The import failed after line {last} ({type(error).__name__}); see the log of this node."
+            await ctx.run(operations.finish, operation.id, OperationState.FAILED, ctx.app.clock.now(), reason)
         raise
     return OperationState.COMPLETED, None
 
 
-async def _write(let: Let, made: Operation, batch: Batch, lines: list[Line]) -> bool:
-    """One batch and its progress; False when the operation was cancelled meanwhile. Raises LimitReached."""
+async def _write_batch(ctx: Context, operation: Operation, batch: Batch, lines: list[Line]) -> bool:
+    """Insert one batch and record its progress; return False if the operation was cancelled. Raises LimitReached."""
     last = lines[-1][0]
-    errors = [{"line": line[0], "code": bad.code, "detail": str(bad)[:500]} for line, bad in batch.refused]
-    now = let.app.clock.now()
-    taken = (made.id, batch.new, [line[0] for line in batch.lines], now + SOON, batch.skipped, str(last), errors, now)
-    going: bool = await let.run(_take_in, let, sum(len(line[1]) for line in lines), taken)
-    if going and any(job.run_at <= now + SOON for job in batch.new):
-        let.app._working.poke()
-    return going
+    errors = [{"line": line[0], "code": error.code, "detail": str(error)[:500]} for line, error in batch.rejected]
+    now = ctx.app.clock.now()
+    arguments = (
+        operation.id,
+        batch.jobs,
+        [line[0] for line in batch.lines],
+        now + WAKE_HORIZON,
+        batch.skipped,
+        str(last),
+        errors,
+        now,
+    )
+    is_running: bool = await ctx.run(_insert_batch, ctx, sum(len(line[1]) for line in lines), arguments)
+    if is_running and any(job.run_at <= now + WAKE_HORIZON for job in batch.jobs):
+        ctx.app._worker_alarm.wake()
+    return is_running
 
 
-def _take_in(tx: Transaction, let: Let, size: int, taken: Any) -> bool:
-    going = operations.take_in(tx, *taken)
-    usage.add(tx, let.tenant_id, let.now, payload_bytes=size, by=let.id)
-    usage.check(tx, let.tenant_id, let.limits, let.now, "jobs")
-    return going
+def _insert_batch(tx: Transaction, ctx: Context, size: int, batch: Any) -> bool:
+    is_running = operations.import_batch(tx, *batch)
+    usage.add_usage(tx, ctx.tenant_id, ctx.now, payload_bytes=size, shard_key=ctx.request_id)
+    usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, "jobs")
+    return is_running
 
 
-async def batches(request: Request, let: Let) -> AsyncIterator[list[Line]]:
-    """The lines that say something, numbered, in batches; of an endless one, so much as shows that it is.
+async def read_batches(request: Request, ctx: Context) -> AsyncIterator[list[Line]]:
+    """Yield batches of non-empty lines with their line numbers.
 
-    When the client breaks off, what it sent in full comes first. Raises ClientDisconnect, TimeoutError.
+    A line longer than MAX_LINE_BYTES is truncated, but stays longer than the limit. When the client disconnects or the
+    idle timeout expires, the complete lines are yielded before the exception is raised. Raises ClientDisconnect,
+    TimeoutError.
     """
-    clock, number = let.app.clock, 0
+    clock, number = ctx.app.clock, 0
     lines: list[Line] = []
     since, rest = clock.monotonic(), bytearray()
-    broken: BaseException | None = None
+    failure: BaseException | None = None
     stream: Any = request.stream()
     while True:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(BODY_IDLE_TIMEOUT_SECONDS):
                 chunk = await anext(stream, None)
-        except (ClientDisconnect, TimeoutError) as off:
-            broken, chunk = off, None
-        if chunk is None and broken is None:
-            chunk, ended = b"\n", True  # the last line may have no end
+        except (ClientDisconnect, TimeoutError) as error:
+            failure, chunk = error, None
+        if chunk is None and failure is None:
+            chunk, ended = b"\n", True  # the last line may lack a line feed
         else:
-            ended = broken is not None
-        *whole, left = (chunk or b"").split(b"\n")
-        for part in whole:
+            ended = failure is not None
+        *complete, incomplete = (chunk or b"").split(b"\n")
+        for part in complete:
             number += 1
             text = bytes(rest + part).strip()
             rest.clear()
             if text := text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text:
                 lines.append((number, text))
-            if len(lines) == BATCH:
+            if len(lines) == BATCH_SIZE:
                 yield lines
                 lines, since = [], clock.monotonic()
-        if len(rest) <= LONGEST:
-            rest += left
-        if lines and (ended or clock.monotonic() - since > SOONER):
+        if len(rest) <= MAX_LINE_BYTES:
+            rest += incomplete
+        if lines and (ended or clock.monotonic() - since > BATCH_FLUSH_SECONDS):
             yield lines
             lines, since = [], clock.monotonic()
-        if broken is not None:
-            raise broken
+        if failure is not None:
+            raise failure
         if ended:
             return

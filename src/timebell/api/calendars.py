@@ -1,4 +1,4 @@
-"""`/calendars`: business days under a name; every version stays, and schedules follow the newest."""
+"""`/calendars`: named business calendars. All versions are kept; schedules follow the newest."""
 
 from __future__ import annotations
 
@@ -7,39 +7,52 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.route import Guarded, Let, changes, missing, reads
-from timebell.api.schemas import Body, Cursor, Id, Instant, Limit, Shown, answer, paged, utc
+from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
+from timebell.api.schemas import (
+    Cursor,
+    Id,
+    Instant,
+    Limit,
+    RequestBody,
+    ResponseBody,
+    format_utc,
+    json_response,
+    page_response,
+)
 from timebell.errors import InvalidInput
 from timebell.recurrence import Calendar
-from timebell.recurrence.calendar.calendar import MOST
+from timebell.recurrence.calendar.calendar import MAX_DATES
 from timebell.store.schedules import calendars as rows
-from timebell.store.schedules.calendars import SavedCalendar, Version
+from timebell.store.schedules.calendars import CalendarVersion, SavedCalendar
 from timebell.tenancy.roles import Role
 
-routes = APIRouter(route_class=Guarded, tags=["calendars"])
+routes = APIRouter(route_class=ApiRoute, tags=["calendars"])
 Day = Annotated[str, Field(max_length=10, json_schema_extra={"format": "date"})]
-Days = Annotated[list[Day] | None, Field(max_length=MOST)]
+Days = Annotated[list[Day] | None, Field(max_length=MAX_DATES)]
 Year = Annotated[int, Field(ge=1970, le=2199)]
 
 
-class CalendarIn(Body):
-    """Either the days themselves, or the country whose public holidays they are."""
+class CalendarIn(RequestBody):
+    """Either explicit days, or a country whose public holidays are used."""
 
     weekend: Annotated[list[Annotated[str, Field(max_length=9)]] | None, Field(max_length=7)] = None
     holidays: Days = None
-    workdays: Annotated[Days, Field(description="Business days though a holiday or in the weekend.")] = None
+    workdays: Annotated[Days, Field(description="Days that are business days despite a holiday or weekend.")] = None
     source: Annotated[str | None, Field(min_length=1, max_length=200)] = None
     years: Annotated[
-        list[Year] | None, Field(min_length=2, max_length=2, description="The first and the last that are covered.")
+        list[Year] | None, Field(min_length=2, max_length=2, description="First and last year covered.")
     ] = None
     country: Annotated[
-        str | None, Field(pattern="^[A-Z]{2}$", description="ISO 3166-1; needs the extra timebell[holidays].")
+        str | None, Field(pattern="^[A-Z]{2}$", description="ISO 3166-1 code; requires the extra timebell[holidays].")
     ] = None
     subdivision: Annotated[str | None, Field(min_length=1, max_length=20)] = None
 
 
-class CalendarOut(Shown):
-    """A version of a calendar. One of the tenant `default` serves all that have none of its name."""
+class CalendarOut(ResponseBody):
+    """Version of a calendar.
+
+    Calendars of the tenant `default` are shared with tenants that have no calendar of the same name.
+    """
 
     name: str
     version: int
@@ -52,87 +65,87 @@ class CalendarOut(Shown):
     created_at: Instant
 
 
-class CalendarSaved(Shown):
-    """What saving it did."""
+class CalendarSaved(ResponseBody):
+    """Result of saving a calendar."""
 
     name: str
     version: int
-    schedules: Annotated[int, Field(description="So many got it.")]
-    set_aside: Annotated[list[str], Field(description="Ids of schedules that it leaves without any occurrence.")]
+    schedules: Annotated[int, Field(description="Number of schedules updated.")]
+    errored: Annotated[list[str], Field(description="Ids of schedules that have no occurrence left with it.")]
 
 
-class CalendarPage(Shown):
-    """Newest versions, by name."""
+class CalendarPage(ResponseBody):
+    """Page of the newest versions, sorted by name."""
 
     items: list[CalendarOut]
     next_cursor: str | None
 
 
-class Versions(Shown):
-    """Every version, newest first."""
+class CalendarVersions(ResponseBody):
+    """All versions of a calendar, newest first."""
 
     items: list[CalendarOut]
 
 
-@routes.get("/calendars", response_model=CalendarPage, **reads())
-async def list_calendars(let: Let, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    """The newest version of each calendar, by name; with those that all tenants share."""
-    page = await let.run(rows.page, let.tenant_id, limit, cursor)
-    return paged(page, [_shown(version) for version in page])
+@routes.get("/calendars", response_model=CalendarPage, **read_route())
+async def list_calendars(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List the newest version of each calendar, including shared ones, sorted by name."""
+    page = await ctx.run(rows.list_calendars, ctx.tenant_id, limit, cursor)
+    return page_response(page, [_render_version(version) for version in page])
 
 
-@routes.get("/calendars/{name}", response_model=CalendarOut, **reads())
+@routes.get("/calendars/{name}", response_model=CalendarOut, **read_route())
 async def get_calendar(
-    name: Id, let: Let, version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None
+    name: Id, ctx: Context, version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None
 ) -> Response:  # fmt: skip
-    """A calendar: the newest version, or the one asked for."""
-    for found in await let.run(rows.versions, let.tenant_id, name):
-        if version in (None, found.calendar.version):
-            return answer(_shown(found))
-    raise missing("calendar", name)
+    """Get the newest or a specific version of a calendar."""
+    for candidate in await ctx.run(rows.list_versions, ctx.tenant_id, name):
+        if version in (None, candidate.calendar.version):
+            return json_response(_render_version(candidate))
+    raise not_found("calendar", name)
 
 
-@routes.get("/calendars/{name}/versions", response_model=Versions, **reads())
-async def list_versions(name: Id, let: Let) -> Response:
-    """Every version, newest first."""
-    found = await let.run(rows.versions, let.tenant_id, name)
-    if not found:
-        raise missing("calendar", name)
-    return answer({"items": [_shown(version) for version in found]})
+@routes.get("/calendars/{name}/versions", response_model=CalendarVersions, **read_route())
+async def list_calendar_versions(name: Id, ctx: Context) -> Response:
+    """List all versions of a calendar, newest first."""
+    versions = await ctx.run(rows.list_versions, ctx.tenant_id, name)
+    if not versions:
+        raise not_found("calendar", name)
+    return json_response({"items": [_render_version(version) for version in versions]})
 
 
-@routes.put("/calendars/{name}", response_model=CalendarSaved, **changes("calendar.put", Role.EDITOR))
-async def put_calendar(name: Id, body: CalendarIn, let: Let) -> Response:
-    """Save a version, unless it is what the newest one is; the schedules that follow the name get it at once."""
-    let.subject = name
-    saved: SavedCalendar = await let.app.save_calendar(
-        name, _calendar(body), tenant_id=let.tenant_id, connection=let.connection
+@routes.put("/calendars/{name}", response_model=CalendarSaved, **change_route("calendar.put", Role.EDITOR))
+async def put_calendar(name: Id, body: CalendarIn, ctx: Context) -> Response:
+    """Save a new version, unless it equals the newest one. Schedules that follow the name use it immediately."""
+    ctx.subject = name
+    saved: SavedCalendar = await ctx.app.save_calendar(
+        name, _build_calendar(body), tenant_id=ctx.tenant_id, connection=ctx.connection
     )
-    return answer({
+    return json_response({
         "name": saved.name, "version": saved.version, "schedules": saved.schedules,
-        "setAside": list(saved.set_aside),
+        "errored": list(saved.errored_schedules),
     })  # fmt: skip
 
 
-def _calendar(body: CalendarIn) -> Calendar:
-    given = {name: value for name, value in body.given().items() if value is not None}
-    years = given.pop("years", None)
-    country, subdivision = given.pop("country", None), given.pop("subdivision", None)
+def _build_calendar(body: CalendarIn) -> Calendar:
+    fields = {name: value for name, value in body.sent_fields().items() if value is not None}
+    years = fields.pop("years", None)
+    country, subdivision = fields.pop("country", None), fields.pop("subdivision", None)
     if country is None and subdivision is None:
-        return Calendar(**given, years=None if years is None else tuple(years))
-    if country is None or given:
+        return Calendar(**fields, years=None if years is None else tuple(years))
+    if country is None or fields:
         raise InvalidInput(
-            "country says it all: the days cannot be given beside it, nor a subdivision without it.",
-            code="INVALID_CALENDAR", fix='E.g. {"country": "DE", "subdivision": "BY"}, or the days themselves.',
+            "country cannot be combined with explicit days, and subdivision requires country.",
+            code="INVALID_CALENDAR", fix='Specify e.g. {"country": "DE", "subdivision": "BY"}, or explicit days.',
         )  # fmt: skip
     return Calendar.of(country, subdivision, years=None if years is None else range(years[0], years[1] + 1))
 
 
-def _shown(version: Version) -> dict[str, Any]:
+def _render_version(version: CalendarVersion) -> dict[str, Any]:
     calendar = version.calendar
     return {
         "name": calendar.name, "version": calendar.version, "tenantId": version.tenant_id,
         "weekend": list(calendar.weekend), "holidays": [day.isoformat() for day in calendar.holidays],
         "workdays": [day.isoformat() for day in calendar.workdays], "source": calendar.source,
-        "years": None if calendar.years is None else list(calendar.years), "createdAt": utc(version.created_at),
+        "years": None if calendar.years is None else list(calendar.years), "createdAt": format_utc(version.created_at),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Conditions as JSON: what is asked before a job is delivered."""
+"""JSON form of the conditions that are checked before a job is delivered."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from timebell.api.route import Let
-from timebell.api.schemas import Body, Json, Name, Shown
+from timebell.api.route import Context
+from timebell.api.schemas import Json, Name, RequestBody, ResponseBody
 from timebell.tenancy.roles import Role, require
 
 
-class ComparisonIn(Body):
-    """A comparison of a field, which has to hold when the job is due."""
+class ComparisonIn(RequestBody):
+    """Comparison of a field that must be true when the job is due."""
 
     field: Name
     op: Annotated[str, Field(max_length=20)]
     value: Json = None
 
 
-class UnlessIn(Body):
-    """A query to a source of kind sql: what it finds speaks against delivery."""
+class UnlessIn(RequestBody):
+    """Query to a source of kind sql; the job is not delivered if it returns a row."""
 
     source: Annotated[str, Field(min_length=1, max_length=100)]
     query: Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
-class ComparisonOut(Shown):
-    """A comparison."""
+class ComparisonOut(ResponseBody):
+    """Comparison of a field."""
 
     field: str
     op: str
     value: Json = None
 
 
-class UnlessOut(Shown):
-    """A query that must find nothing."""
+class UnlessOut(ResponseBody):
+    """Query that must return no row."""
 
     source: str
     query: str
@@ -44,11 +44,14 @@ class UnlessOut(Shown):
 
 Condition = Annotated[
     list[ComparisonIn] | dict[str, Json] | None,
-    Field(max_length=20, description="Comparisons of what the job carries, or fields and what they have to equal."),
+    Field(max_length=20, description="Comparisons of fields of the job, or a mapping of fields to required values."),
 ]
 
 
-def may_ask(let: Let, unless: Mapping[str, Any] | UnlessIn | None) -> None:
-    """Only the platform has queries run on somebody's database. Raises Refused (ROLE_TOO_LOW)."""
+def require_query_permission(ctx: Context, unless: Mapping[str, Any] | UnlessIn | None) -> None:
+    """Require a platform key for `unless`, because it runs a query on an external database.
+
+    Raises Refused (ROLE_TOO_LOW).
+    """
     if unless is not None:
-        require(let.caller.role, Role.PLATFORM)
+        require(ctx.caller.role, Role.PLATFORM)

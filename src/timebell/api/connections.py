@@ -1,4 +1,4 @@
-"""`/connections`: the tokens with which sources are read: given, given anew, listed without them, forgotten."""
+"""`/connections`: encrypted OAuth tokens for reading sources. Tokens are never returned."""
 
 from __future__ import annotations
 
@@ -7,46 +7,60 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
-from timebell.api.route import Guarded, Let, changes, missing, reads
-from timebell.api.schemas import Body, Cursor, Id, Instant, Limit, Name, Shown, answer, paged, utc
-from timebell.client.connections import LONGEST, MOST
+from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
+from timebell.api.schemas import (
+    Cursor,
+    Id,
+    Instant,
+    Limit,
+    Name,
+    RequestBody,
+    ResponseBody,
+    format_utc,
+    json_response,
+    page_response,
+)
+from timebell.client.connections import MAX_LIFETIME_SECONDS, MAX_TOKEN_LENGTH
 from timebell.model.connection import Connection
 from timebell.store.triggers import connections as rows
 from timebell.tenancy.roles import Role, require
 
-routes = APIRouter(route_class=Guarded, tags=["connections"])
-Token = Annotated[SecretStr, Field(min_length=1, max_length=MOST, description="Never shown again, to anyone.")]
+routes = APIRouter(route_class=ApiRoute, tags=["connections"])
+Token = Annotated[SecretStr, Field(min_length=1, max_length=MAX_TOKEN_LENGTH, description="Never returned.")]
 
 
-class TokensIn(Body):
-    """Tokens, as whoever authorises gives them out."""
+class ConnectionTokensIn(RequestBody):
+    """Tokens as issued by the authorization server."""
 
     access_token: Token
     refresh_token: Token | None = None
     expires_in_seconds: Annotated[
-        float | None, Field(ge=0, lt=LONGEST, description="Without, they are renewed when they are refused.")
+        float | None,
+        Field(ge=0, lt=MAX_LIFETIME_SECONDS, description="If omitted, the tokens are renewed when they are rejected."),
     ] = None
 
 
-class ConnectionIn(TokensIn):
-    """What makes a connection."""
+class ConnectionIn(ConnectionTokensIn):
+    """Fields of a new connection."""
 
     name: Annotated[str, Field(min_length=1, max_length=100)]
-    token_url: Annotated[str | None, Field(max_length=2000, description="Where they are renewed: monday.com's.")] = None
+    token_url: Annotated[
+        str | None, Field(max_length=2000, description="Token endpoint for renewals; defaults to monday.com.")
+    ] = None
     client_id: Name | None = None
     client_secret: Token | None = None
 
 
-class ConnectionOut(Shown):
-    """A connection; its tokens stay here."""
+class ConnectionOut(ResponseBody):
+    """Connection, without its tokens."""
 
     name: str
     tenant_id: str
     token_url: str
     client_id: str | None
-    version: Annotated[int, Field(description="How often it has had tokens.")]
-    state: Literal["ready", "failing", "reauthorise"]
-    fault: str | None
+    version: Annotated[int, Field(description="Number of times its tokens were set.")]
+    state: Literal["ready", "failing", "reauthorize"]
+    error: str | None
     expires_at: Instant | None
     renewed_at: Instant
     created_at: Instant
@@ -54,60 +68,66 @@ class ConnectionOut(Shown):
     updated_at: Instant
 
 
-class ConnectionPage(Shown):
-    """Connections, by name."""
+class ConnectionPage(ResponseBody):
+    """Page of connections, sorted by name."""
 
     items: list[ConnectionOut]
     next_cursor: str | None
 
 
-@routes.post("/connections", status_code=201, response_model=ConnectionOut, **changes("connection.create", Role.ADMIN))
-async def create_connection(body: ConnectionIn, let: Let) -> Response:
-    """Keep tokens, encrypted; sources refer to them as `{"connection": "name"}`."""
+@routes.post(
+    "/connections", status_code=201, response_model=ConnectionOut, **change_route("connection.create", Role.ADMIN)
+)
+async def create_connection(body: ConnectionIn, ctx: Context) -> Response:
+    """Store tokens encrypted. Sources refer to them as `{"connection": "name"}`."""
     if body.token_url is not None:
-        require(let.caller.role, Role.PLATFORM)  # an address is asked from where the nodes are
-    let.subject = body.name
+        require(ctx.caller.role, Role.PLATFORM)  # nodes send requests to this URL from inside the network
+    ctx.subject = body.name
     secret = None if body.client_secret is None else body.client_secret.get_secret_value()
-    made = await let.app.connections.put(
-        body.name, **_tokens(body), token_url=body.token_url, client_id=body.client_id, client_secret=secret,
-        replace=False, tenant_id=let.tenant_id, created_by=let.caller.actor, connection=let.connection,
+    created = await ctx.app.connections.put(
+        body.name, **_token_arguments(body), token_url=body.token_url, client_id=body.client_id, client_secret=secret,
+        replace=False, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection,
     )  # fmt: skip
-    return answer(shown(made), 201, {"Location": f"/api/v1/connections/{made.name}"})
+    return json_response(render_connection(created), 201, {"Location": f"/api/v1/connections/{created.name}"})
 
 
-@routes.get("/connections", response_model=ConnectionPage, **reads(Role.EDITOR))
-async def list_connections(let: Let, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    """Connections by name, without tokens."""
-    page = await let.run(rows.page, let.tenant_id, limit, cursor)
-    return paged(page, [shown(one) for one in page])
+@routes.get("/connections", response_model=ConnectionPage, **read_route(Role.EDITOR))
+async def list_connections(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List connections without tokens, sorted by name."""
+    page = await ctx.run(rows.list_connections, ctx.tenant_id, limit, cursor)
+    return page_response(page, [render_connection(connection) for connection in page])
 
 
-@routes.get("/connections/{name}", response_model=ConnectionOut, **reads(Role.EDITOR))
-async def get_connection(name: Id, let: Let) -> Response:
-    """What is known of a connection."""
-    return answer(shown(await _find(let, name)))
+@routes.get("/connections/{name}", response_model=ConnectionOut, **read_route(Role.EDITOR))
+async def get_connection(name: Id, ctx: Context) -> Response:
+    """Get a connection without its tokens."""
+    return json_response(render_connection(await _find_connection(ctx, name)))
 
 
 @routes.post(
-    "/connections/{name}/reauthorize", response_model=ConnectionOut, **changes("connection.reauthorize", Role.ADMIN)
+    "/connections/{name}/reauthorize",
+    response_model=ConnectionOut,
+    **change_route("connection.reauthorize", Role.ADMIN),
 )
-async def reauthorize_connection(name: Id, body: TokensIn, let: Let) -> Response:
-    """Give it new tokens: what waited for them goes on."""
-    let.subject, let.before = name, shown(await _find(let, name))
-    let.operates = True
-    return answer(shown(await let.app.connections.put(
-        name, **_tokens(body), replace=True, tenant_id=let.tenant_id, connection=let.connection
+async def reauthorize_connection(name: Id, body: ConnectionTokensIn, ctx: Context) -> Response:
+    """Replace the tokens of a connection. Work that waited for them continues."""
+    ctx.subject, ctx.before = name, render_connection(await _find_connection(ctx, name))
+    ctx.started_operation = True
+    return json_response(render_connection(await ctx.app.connections.put(
+        name, **_token_arguments(body), replace=True, tenant_id=ctx.tenant_id, connection=ctx.connection
     )))  # fmt: skip
 
 
-@routes.delete("/connections/{name}", response_model=ConnectionOut, **changes("connection.delete", Role.ADMIN))
-async def delete_connection(name: Id, let: Let) -> Response:
-    """Forget a connection that no source refers to, and its tokens."""
-    let.subject, let.before = name, shown(await _find(let, name))
-    return answer(shown(await let.app.connections.delete(name, tenant_id=let.tenant_id, connection=let.connection)))
+@routes.delete("/connections/{name}", response_model=ConnectionOut, **change_route("connection.delete", Role.ADMIN))
+async def delete_connection(name: Id, ctx: Context) -> Response:
+    """Delete a connection that no source refers to, and its tokens."""
+    ctx.subject, ctx.before = name, render_connection(await _find_connection(ctx, name))
+    return json_response(
+        render_connection(await ctx.app.connections.delete(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
+    )
 
 
-def _tokens(body: TokensIn) -> dict[str, Any]:
+def _token_arguments(body: ConnectionTokensIn) -> dict[str, Any]:
     refresh = body.refresh_token
     return {
         "access_token": body.access_token.get_secret_value(),
@@ -116,18 +136,21 @@ def _tokens(body: TokensIn) -> dict[str, Any]:
     }
 
 
-async def _find(let: Let, name: str) -> Connection:
-    found: Connection | None = await let.run(rows.find, let.tenant_id, name)
-    if found is None:
-        raise missing("connection", name)
-    return found
+async def _find_connection(ctx: Context, name: str) -> Connection:
+    connection: Connection | None = await ctx.run(rows.find_connection, ctx.tenant_id, name)
+    if connection is None:
+        raise not_found("connection", name)
+    return connection
 
 
-def shown(found: Connection) -> dict[str, Any]:
-    """A connection as it is answered."""
+def render_connection(connection: Connection) -> dict[str, Any]:
+    """Render a connection as JSON."""
     return {
-        "name": found.name, "tenantId": found.tenant_id, "tokenUrl": found.token_url, "clientId": found.client_id,
-        "version": found.version, "state": found.state, "fault": found.fault, "expiresAt": utc(found.expires_at),
-        "renewedAt": utc(found.renewed_at), "createdAt": utc(found.created_at), "createdBy": found.created_by,
-        "updatedAt": utc(found.updated_at),
+        "name": connection.name, "tenantId": connection.tenant_id, "tokenUrl": connection.token_url,
+        "clientId": connection.client_id,
+        "version": connection.version, "state": connection.state, "error": connection.error,
+        "expiresAt": format_utc(connection.expires_at),
+        "renewedAt": format_utc(connection.renewed_at), "createdAt": format_utc(connection.created_at),
+        "createdBy": connection.created_by,
+        "updatedAt": format_utc(connection.updated_at),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`/dead-letters`: jobs that failed for good: shown, grouped, replayed, discarded."""
+"""`/dead-letters`: permanently failed jobs: list, group, retry, discard."""
 
 from __future__ import annotations
 
@@ -7,37 +7,47 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.job_fields import JobOut, shown_job
-from timebell.api.operations import Counted, OperationOut, Rate, begin, counted
-from timebell.api.route import Guarded, Let, changes, reads
-from timebell.api.schemas import Body, Instant, Limit, Name, Shown, answer, aware, paged, utc
-from timebell.client.validation import uuid_of
+from timebell.api.job_fields import JobOut, render_job
+from timebell.api.operations import DryRunCount, OperationOut, Rate, dry_run_response, start_operation
+from timebell.api.route import ApiRoute, Context, change_route, read_route
+from timebell.api.schemas import (
+    Instant,
+    Limit,
+    Name,
+    RequestBody,
+    ResponseBody,
+    format_utc,
+    json_response,
+    page_response,
+    parse_timestamp,
+)
+from timebell.client.validation import parse_uuid
 from timebell.errors import InvalidInput
 from timebell.model.job import Job
 from timebell.model.operation import OperationKind
 from timebell.store.jobs import dead_letters
 from timebell.tenancy.roles import Role
 
-routes = APIRouter(route_class=Guarded, tags=["dead letters"])
+routes = APIRouter(route_class=ApiRoute, tags=["dead letters"])
 Text = Annotated[str | None, Query(max_length=200)]
-COLUMNS = {"topic": "topic", "error": "error_code"}
+GROUP_COLUMNS = {"topic": "topic", "error": "error_code"}
 
 
 class DeadLetter(JobOut):
-    """A job that failed for good."""
+    """Permanently failed job."""
 
     failed_at: Instant
 
 
-class DeadLetterPage(Shown):
-    """Dead letters, those that failed last first."""
+class DeadLetterPage(ResponseBody):
+    """Page of dead letters, latest failure first."""
 
     items: list[DeadLetter]
     next_cursor: str | None
 
 
-class Group(Shown):
-    """How many share a topic or an error code, and the one that failed last."""
+class DeadLetterGroup(ResponseBody):
+    """Dead letters with the same topic or error code: their number and the latest."""
 
     topic: str | None = None
     error: str | None = None
@@ -47,16 +57,16 @@ class Group(Shown):
     latest: DeadLetter
 
 
-class Groups(Shown):
-    """The largest group first; at most `limit` are shown. `total` counts all dead letters that fit."""
+class DeadLetterGroups(ResponseBody):
+    """Up to `limit` groups, largest first. `total` counts all matching dead letters."""
 
-    items: list[Group]
+    items: list[DeadLetterGroup]
     total: int
     next_cursor: None = None
 
 
-class Filter(Body):
-    """Which dead letters: all that is given must fit; `{}` is all of them."""
+class DeadLetterFilter(RequestBody):
+    """Filter of dead letters, combined with AND; `{}` matches all."""
 
     topic: Name | None = None
     schedule_id: Name | None = None
@@ -65,79 +75,84 @@ class Filter(Body):
     to: Instant | None = None
 
 
-class ReplayIn(Body):
-    filter: Filter
+class DeadLetterRetryIn(RequestBody):
+    filter: DeadLetterFilter
     rate: Rate = None
     dry_run: bool = False
 
 
-class DiscardIn(Body):
-    filter: Filter
+class DeadLetterDiscardIn(RequestBody):
+    filter: DeadLetterFilter
     dry_run: bool = False
 
 
-def which(
+def parse_filter(
     topic: str | None, schedule_id: str | None, error_code: str | None, start: str | None, end: str | None
-) -> dead_letters.Which:
-    """Which dead letters are meant. Raises InvalidInput."""
-    if schedule_id is not None and (schedule_id := uuid_of(schedule_id)) is None:
-        raise InvalidInput("scheduleId is no id.", code="INVALID_FILTER", fix="Give the id of a schedule.")
-    return dead_letters.Which(
+) -> dead_letters.DeadLetterFilter:
+    """Build a filter from query parameters. Raises InvalidInput."""
+    if schedule_id is not None and (schedule_id := parse_uuid(schedule_id)) is None:
+        raise InvalidInput("scheduleId is not a valid id.", code="INVALID_FILTER", fix="Specify the id of a schedule.")
+    return dead_letters.DeadLetterFilter(
         topic=topic, schedule_id=schedule_id, error_code=error_code,
-        start=None if start is None else aware(start, "from"), end=None if end is None else aware(end, "to"),
+        start=None if start is None else parse_timestamp(start, "from"),
+        end=None if end is None else parse_timestamp(end, "to"),
     )  # fmt: skip
 
 
-def shown(job: Job) -> dict[str, Any]:
-    """A dead letter as it is answered."""
-    return {**shown_job(job), "failedAt": utc(job.finished_at)}
+def render_dead_letter(job: Job) -> dict[str, Any]:
+    """Render a dead letter as JSON."""
+    return {**render_job(job), "failedAt": format_utc(job.finished_at)}
 
 
-@routes.get("/dead-letters", response_model=DeadLetterPage | Groups, **reads())
+@routes.get("/dead-letters", response_model=DeadLetterPage | DeadLetterGroups, **read_route())
 async def list_dead_letters(
-    let: Let, limit: Limit = 50, cursor: Text = None, topic: Text = None,
+    ctx: Context, limit: Limit = 50, cursor: Text = None, topic: Text = None,
     schedule_id: Annotated[Text, Query(alias="scheduleId")] = None,
     error_code: Annotated[Text, Query(alias="errorCode")] = None,
-    from_: Annotated[Text, Query(alias="from", description="Failed then or later.")] = None,
-    to: Annotated[Text, Query(description="Failed before.")] = None,
+    from_: Annotated[Text, Query(alias="from", description="Failed at or after this time.")] = None,
+    to: Annotated[Text, Query(description="Failed before this time.")] = None,
     group_by: Annotated[Literal["topic", "error"] | None, Query(alias="groupBy")] = None,
 ) -> Response:  # fmt: skip
-    """A page of dead letters, those that failed last first; or how many there are by topic or by error code."""
-    chosen = which(topic, schedule_id, error_code, from_, to)
+    """List dead letters, latest failure first, or group them by topic or error code."""
+    dead_letter_filter = parse_filter(topic, schedule_id, error_code, from_, to)
     if group_by is None:
-        page = await let.run(dead_letters.page, let.tenant_id, chosen, limit, cursor)
-        return paged(page, [shown(job) for job in page])
-    found = await let.run(dead_letters.groups, let.tenant_id, chosen, COLUMNS[group_by], limit)
-    groups = [
-        {group_by: one.value, "count": one.count, "lastFailedAt": utc(one.latest.finished_at),
-         "errorMessage": one.latest.error, "latest": shown(one.latest)}
-        for one in found
+        page = await ctx.run(dead_letters.list_page, ctx.tenant_id, dead_letter_filter, limit, cursor)
+        return page_response(page, [render_dead_letter(job) for job in page])
+    groups = await ctx.run(dead_letters.list_groups, ctx.tenant_id, dead_letter_filter, GROUP_COLUMNS[group_by], limit)
+    items = [
+        {group_by: group.value, "count": group.count, "lastFailedAt": format_utc(group.latest.finished_at),
+         "errorMessage": group.latest.error, "latest": render_dead_letter(group.latest)}
+        for group in groups
     ]  # fmt: skip
-    total = await let.run(dead_letters.count, let.tenant_id, chosen)
-    return answer({"items": groups, "total": total, "nextCursor": None})
+    total = await ctx.run(dead_letters.count, ctx.tenant_id, dead_letter_filter)
+    return json_response({"items": items, "total": total, "nextCursor": None})
 
 
 @routes.post(
-    "/dead-letters/replay", status_code=202, response_model=OperationOut, responses={200: {"model": Counted}},
-    **changes("dead_letters.replay", Role.OPERATOR),
+    "/dead-letters/retry", status_code=202, response_model=OperationOut, responses={200: {"model": DryRunCount}},
+    **change_route("dead_letters.retry", Role.OPERATOR),
 )  # fmt: skip
-async def replay_dead_letters(body: ReplayIn, let: Let) -> Response:
-    """Try them again, at most `rate` a second; with dryRun, say how many those are."""
-    return await _operate(let, OperationKind.REPLAY, body.filter, body.dry_run, body.rate)
+async def retry_dead_letters(body: DeadLetterRetryIn, ctx: Context) -> Response:
+    """Retry matching dead letters, at most `rate` per second. With dryRun, only count them."""
+    return await _start_or_count(ctx, OperationKind.RETRY, body.filter, body.dry_run, body.rate)
 
 
 @routes.post(
-    "/dead-letters/discard", status_code=202, response_model=OperationOut, responses={200: {"model": Counted}},
-    **changes("dead_letters.discard", Role.OPERATOR),
+    "/dead-letters/discard", status_code=202, response_model=OperationOut, responses={200: {"model": DryRunCount}},
+    **change_route("dead_letters.discard", Role.OPERATOR),
 )  # fmt: skip
-async def discard_dead_letters(body: DiscardIn, let: Let) -> Response:
-    """They are dead letters no longer; in the history they stay `failed`, with the reason `discarded`."""
-    return await _operate(let, OperationKind.DISCARD, body.filter, body.dry_run, None)
+async def discard_dead_letters(body: DeadLetterDiscardIn, ctx: Context) -> Response:
+    """Discard matching dead letters. Their jobs stay `failed` in the history, with the reason `discarded`."""
+    return await _start_or_count(ctx, OperationKind.DISCARD, body.filter, body.dry_run, None)
 
 
-async def _operate(let: Let, kind: OperationKind, given: Filter, dry_run: bool, rate: float | None) -> Response:
-    chosen = which(given.topic, given.schedule_id, given.error_code, given.from_, given.to)
-    count = await let.run(dead_letters.count, let.tenant_id, chosen)
+async def _start_or_count(
+    ctx: Context, kind: OperationKind, selection: DeadLetterFilter, dry_run: bool, rate: float | None
+) -> Response:
+    dead_letter_filter = parse_filter(
+        selection.topic, selection.schedule_id, selection.error_code, selection.from_, selection.to
+    )
+    count = await ctx.run(dead_letters.count, ctx.tenant_id, dead_letter_filter)
     if dry_run:
-        return counted(let, count)
-    return await begin(let, kind, {"which": chosen.to_json(), "rate": rate}, count)
+        return dry_run_response(ctx, count)
+    return await start_operation(ctx, kind, {"which": dead_letter_filter.to_json(), "rate": rate}, count)

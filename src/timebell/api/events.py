@@ -1,11 +1,11 @@
-"""`/events`: what happens in a tenant, as it happens (text/event-stream).
+"""`/events`: stream of the events of a tenant (text/event-stream).
 
-What has happened is read from the tables, in order of (instant, id). A transaction may commit after a later one, so
-each look begins a little before where the last one ended, and what was sent already is left out. An event's id says
-where the stream stands and how much of that overlap was sent: who comes back with it gets what was missed, and if
-something was committed late meanwhile, the overlap once more rather than not at all.
+Events are read from the database in the order (time, id). Transactions may commit out of order, so each poll rereads a
+short overlap before the current position and skips events that were already sent. The event id encodes the position and
+the number of events sent from the overlap. A client that reconnects with it gets the events it missed; if the overlap
+has grown in the meantime, all of it is sent again, so no event is lost.
 
-Arrivals are another thing: hints of jobs that start, which are told once at most, have no id and are not made up for.
+Arrival events are different: they announce starting jobs, are delivered at most once, have no id and are not replayed.
 """
 
 from __future__ import annotations
@@ -26,227 +26,243 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi.sse import format_sse_event
 
 from timebell.alarm import Alarm
-from timebell.api.executions import execution
-from timebell.api.route import Asked, Guarded, Let, reads
-from timebell.api.schemas import utc
+from timebell.api.executions import render_execution
+from timebell.api.route import ApiRoute, Context, RequestContext, read_route
+from timebell.api.schemas import format_utc
 from timebell.api.streams import EventStream
 from timebell.client.job_fields import metadata_json
-from timebell.client.validation import uuid_of
+from timebell.client.validation import parse_uuid
 from timebell.errors import InvalidInput, StoreError
 from timebell.ids import new_id
 from timebell.store.audit import events as rows
-from timebell.store.audit.events import Event, Place, Wanted
+from timebell.store.audit.events import Event, EventFilter, EventPosition
 from timebell.store.types import from_micros, to_micros
 from timebell.targets.handler import SCHEDULE_ARRIVED, Arrived, arrived_event_name, check_pattern
 
 log = logging.getLogger("timebell.api")
 
-MOST_HEARD = 1000  # arrivals that wait for a slow reader; the oldest are dropped
-OVERLAP = timedelta(seconds=5)
-EVERY = timedelta(seconds=1)
-KEEP_ALIVE = timedelta(seconds=15)
-PAGE = 500
-MOST_STREAMS = 100  # of a tenant, on a node
-FIRST = "00000000-0000-0000-0000-000000000000"
-_OF_TOPIC = re.compile(r"schedule\.[A-Za-z0-9_.-]+\.arrived", re.ASCII)
-_PLACE = re.compile(r"(\d{1,16})\.([0-9a-f-]{36})\.(\d{1,9})\.(\d{1,9})", re.ASCII)
-TYPES = (
+MAX_QUEUED_ARRIVALS = 1000  # buffer for slow clients; the oldest arrivals are dropped
+REREAD_OVERLAP = timedelta(seconds=5)
+POLL_INTERVAL = timedelta(seconds=1)
+KEEP_ALIVE_INTERVAL = timedelta(seconds=15)
+PAGE_SIZE = 500
+MAX_STREAMS_PER_TENANT = 100  # on one node
+FIRST_ID = "00000000-0000-0000-0000-000000000000"
+_TOPIC_ARRIVED = re.compile(r"schedule\.[A-Za-z0-9_.-]+\.arrived", re.ASCII)
+_EVENT_ID = re.compile(r"(\d{1,16})\.([0-9a-f-]{36})\.(\d{1,9})\.(\d{1,9})", re.ASCII)
+EVENT_TYPES = (
     "job.completed", "job.failed", "job.cancelled", "job.skipped", "job.*", "schedule.*",
     "target.*",
-    f"{SCHEDULE_ARRIVED} and {arrived_event_name('<topic>')} (a job starts for the first time; only if asked for)",
+    f"{SCHEDULE_ARRIVED} and {arrived_event_name('<topic>')} (first start of a job; only if requested)",
 )  # fmt: skip
 
 
-routes = APIRouter(route_class=Guarded, tags=["events"])
+routes = APIRouter(route_class=ApiRoute, tags=["events"])
 Text = Annotated[str | None, Query(max_length=200)]
 
 
 @routes.get(
     "/events", response_class=EventStream, status_code=200,
-    responses={200: {"description": "One event after the other, until somebody ends it.", "content": {
+    responses={200: {"description": "Stream of events that ends on disconnect or shutdown.", "content": {
         "text/event-stream": {"schema": {"type": "string"}}}}},
-    **reads(),
+    **read_route(),
 )  # fmt: skip
 async def stream_events(
-    let: Let, topic: Annotated[Text, Query(description="A topic, or a prefix: billing.*")] = None,
+    ctx: Context, topic: Annotated[Text, Query(description="Topic, or prefix such as billing.*")] = None,
     type: Annotated[
-        list[Annotated[str, Query(max_length=60)]] | None, Query(max_length=20, description=", ".join(TYPES))
+        list[Annotated[str, Query(max_length=60)]] | None, Query(max_length=20, description=", ".join(EVENT_TYPES))
     ] = None,
     schedule_id: Annotated[Text, Query(alias="scheduleId")] = None,
     last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=100)] = None,
 ) -> Response:  # fmt: skip
-    """Ends of jobs, changes of schedules and targets and, if asked for, starts of jobs, as they happen (server-sent
-    events): from now on, or from Last-Event-ID."""
-    if _arrivals(type):
+    """Stream finished jobs, changes of schedules and targets and, if requested, job starts as server-sent events.
+
+    The stream starts now, or after Last-Event-ID.
+    """
+    if _arrival_types(type):
         check_pattern(topic or "*")
-        let.app.reach_arrivals()
-    schedule = schedule_id and (uuid_of(schedule_id) or new_id(let.now))  # what is no id fits nothing
-    stream = Stream.of(last_event_id, let.now, Wanted(let.tenant_id, topic, type, schedule))
-    return EventStream(_sent(let, stream), let.door, let.tenant_id, MOST_STREAMS)
+        ctx.app.require_arrivals()
+    schedule = schedule_id and (parse_uuid(schedule_id) or new_id(ctx.now))  # an invalid id matches nothing
+    stream = Stream.from_last_event_id(last_event_id, ctx.now, EventFilter(ctx.tenant_id, topic, type, schedule))
+    return EventStream(_event_bytes(ctx, stream), ctx.authenticator, ctx.tenant_id, MAX_STREAMS_PER_TENANT)
 
 
 @dataclass(slots=True)
 class Stream:
-    """How far a listener is: up to `mark`, and of what lies within the overlap before it, what was `sent`."""
+    """Position of a client in the event stream, and the events of the overlap before it that were already sent."""
 
-    wanted: Wanted
-    mark: Place
-    began: datetime
-    sent: set[str] = field(default_factory=set)
-    order: list[Place] = field(default_factory=list)
-    resumed: int | None = None
-    """How many events of the overlap it had got when it left."""
+    event_filter: EventFilter
+    position: EventPosition
+    lower_bound: datetime
+    sent_ids: set[str] = field(default_factory=set)
+    sent_positions: list[EventPosition] = field(default_factory=list)
+    resumed_count: int | None = None
+    """Number of overlap events the client had received before it reconnected."""
 
     @classmethod
-    def of(cls, last: str | None, now: datetime, wanted: Wanted) -> Stream:
-        """A new listener, or one that comes back with the id of the last event it got. Raises InvalidInput."""
-        if last is None:
-            return cls(wanted, (now, FIRST), now)
-        found = _PLACE.fullmatch(last)
+    def from_last_event_id(cls, last_event_id: str | None, now: datetime, event_filter: EventFilter) -> Stream:
+        """Start a stream now, or resume it after the last event the client received. Raises InvalidInput."""
+        if last_event_id is None:
+            return cls(event_filter, (now, FIRST_ID), now)
+        match = _EVENT_ID.fullmatch(last_event_id)
         try:
-            at, id_ = from_micros(int(found[1])), str(UUID(found[2]))  # type: ignore[index]
-        except (TypeError, ValueError, OverflowError) as bad:
+            at, id_ = from_micros(int(match[1])), str(UUID(match[2]))  # type: ignore[index]
+        except (TypeError, ValueError, OverflowError) as error:
             raise InvalidInput(
-                f"Last-Event-ID is {last!r:.60}, which is not one of ours.", code="INVALID_LAST_EVENT_ID",
-                fix="Send the id of the last event as it came, or none.",
-            ) from bad  # fmt: skip
-        assert found is not None
-        return cls(wanted, (at, id_), at - timedelta(milliseconds=int(found[4])), resumed=int(found[3]))
+                f"Last-Event-ID is {last_event_id!r:.60}, which is not a valid event id.", code="INVALID_LAST_EVENT_ID",
+                fix="Send the id of the last event unchanged, or omit the header.",
+            ) from error  # fmt: skip
+        assert match is not None
+        return cls(event_filter, (at, id_), at - timedelta(milliseconds=int(match[4])), resumed_count=int(match[3]))
 
     @property
-    def start(self) -> datetime:
-        """Where to look from."""
-        return max(self.began, self.mark[0] - OVERLAP)
+    def read_from(self) -> datetime:
+        """Start of the next poll, including the overlap."""
+        return max(self.lower_bound, self.position[0] - REREAD_OVERLAP)
 
-    def take(self, event: Event) -> str | None:
-        """The id to send an event under; None for one that was sent already."""
-        if event.id in self.sent or event.at < self.began:
+    def assign_id(self, event: Event) -> str | None:
+        """Advance past an event and return its id; None if it was already sent."""
+        if event.id in self.sent_ids or event.at < self.lower_bound:
             return None
-        self._add(event)
-        self.mark = max(self.mark, (event.at, event.id))
-        start = self.start
-        while self.order[0][0] < start:
-            self.sent.discard(heappop(self.order)[1])
-        window = (self.mark[0] - start) // timedelta(milliseconds=1)
-        return f"{to_micros(self.mark[0])}.{self.mark[1]}.{len(self.sent)}.{window}"
+        self._mark_sent(event)
+        self.position = max(self.position, (event.at, event.id))
+        start = self.read_from
+        while self.sent_positions[0][0] < start:
+            self.sent_ids.discard(heappop(self.sent_positions)[1])
+        window = (self.position[0] - start) // timedelta(milliseconds=1)
+        return f"{to_micros(self.position[0])}.{self.position[1]}.{len(self.sent_ids)}.{window}"
 
-    def come_back(self, overlap: list[Event]) -> None:
-        """Leave out the overlap, which was sent, unless more is in it now than was sent."""
-        there = [event for event in overlap if (event.at, event.id) <= self.mark]
-        if self.resumed is not None and len(there) <= self.resumed:
-            for event in there:
-                self._add(event)
-        self.resumed = None
+    def restore_overlap(self, overlap: list[Event]) -> None:
+        """After a reconnect, mark the overlap as sent, unless it now contains more events than were sent."""
+        candidates = [event for event in overlap if (event.at, event.id) <= self.position]
+        if self.resumed_count is not None and len(candidates) <= self.resumed_count:
+            for event in candidates:
+                self._mark_sent(event)
+        self.resumed_count = None
 
-    def _add(self, event: Event) -> None:
-        self.sent.add(event.id)
-        heappush(self.order, (event.at, event.id))
-
-
-def _arrivals(types: Collection[str] | None) -> list[str]:
-    """Of the types asked for, those of arrivals."""
-    return [one for one in types or () if one == SCHEDULE_ARRIVED or _OF_TOPIC.fullmatch(one)]
+    def _mark_sent(self, event: Event) -> None:
+        self.sent_ids.add(event.id)
+        heappush(self.sent_positions, (event.at, event.id))
 
 
-async def _sent(let: Asked, stream: Stream) -> AsyncGenerator[bytes, None]:
-    """The stream as bytes: a look every second, a comment now and then, until the server stops or the key is no
-    longer good. Between looks it holds nothing of the database's."""
-    clock, alarm = let.app.clock, Alarm(let.app.clock)
-    heard: deque[bytes] = deque(maxlen=MOST_HEARD)
-    hearing: asyncio.Task[None] | None = None
+def _arrival_types(types: Collection[str] | None) -> list[str]:
+    """Return the requested event types that are arrivals."""
+    return [name for name in types or () if name == SCHEDULE_ARRIVED or _TOPIC_ARRIVED.fullmatch(name)]
+
+
+async def _event_bytes(ctx: RequestContext, stream: Stream) -> AsyncGenerator[bytes, None]:
+    """Yield the encoded stream until the server stops or the key becomes invalid.
+
+    Polls every POLL_INTERVAL and sends a comment after KEEP_ALIVE_INTERVAL without events. Holds no database connection
+    between polls.
+    """
+    clock, alarm = ctx.app.clock, Alarm(ctx.app.clock)
+    arrivals: deque[bytes] = deque(maxlen=MAX_QUEUED_ARRIVALS)
+    collector: asyncio.Task[None] | None = None
     try:
-        if names := _arrivals(stream.wanted.types):
-            there = asyncio.Event()
-            hearing = asyncio.create_task(_hear(let, stream.wanted, names, heard, alarm, there))
-            waits = asyncio.create_task(there.wait())
-            await asyncio.wait([hearing, waits], return_when=asyncio.FIRST_COMPLETED)
-            waits.cancel()
+        if names := _arrival_types(stream.event_filter.types):
+            # Subscribe before the first bytes are sent, so that a connected client misses no arrival.
+            subscribed = asyncio.Event()
+            collector = asyncio.create_task(
+                _collect_arrivals(ctx, stream.event_filter, names, arrivals, alarm, subscribed)
+            )
+            subscription = asyncio.create_task(subscribed.wait())
+            await asyncio.wait([collector, subscription], return_when=asyncio.FIRST_COMPLETED)
+            subscription.cancel()
         yield b": connected\nretry: 2000\n\n"
-        said = clock.now()
-        with let.door.told(alarm):
-            while not let.door.stopping and await let.door.still(let.caller):
-                while heard:
-                    yield heard.popleft()
-                    said = clock.now()
-                if hearing is not None and hearing.done():
-                    return  # what tells of arrivals cannot be reached: the listener comes back
+        last_sent_at = clock.now()
+        with ctx.authenticator.wake_on_stop(alarm):
+            while not ctx.authenticator.stopping and await ctx.authenticator.is_valid(ctx.caller):
+                while arrivals:
+                    yield arrivals.popleft()
+                    last_sent_at = clock.now()
+                if collector is not None and collector.done():
+                    return  # the subscription to arrivals failed; the client will reconnect
                 try:
-                    async for event in _look(let, stream):
+                    async for event in _poll_events(ctx, stream):
                         yield event
-                        said = clock.now()
+                        last_sent_at = clock.now()
                 except StoreError:
-                    pass  # it goes on where it is as soon as the database answers
-                if clock.now() - said >= KEEP_ALIVE:
+                    pass  # continue at the same position when the database answers again
+                if clock.now() - last_sent_at >= KEEP_ALIVE_INTERVAL:
                     yield b": keep-alive\n\n"
-                    said = clock.now()
-                await alarm.wait(clock.now() + EVERY)
+                    last_sent_at = clock.now()
+                await alarm.wait(clock.now() + POLL_INTERVAL)
     finally:
-        if hearing is not None:
-            hearing.cancel()
-            await asyncio.wait([hearing])
+        if collector is not None:
+            collector.cancel()
+            await asyncio.wait([collector])
         alarm.close()
 
 
-async def _hear(
-    let: Asked, wanted: Wanted, names: list[str], heard: deque[bytes], alarm: Alarm, there: asyncio.Event
+async def _collect_arrivals(
+    ctx: RequestContext,
+    event_filter: EventFilter,
+    types: list[str],
+    arrivals: deque[bytes],
+    alarm: Alarm,
+    subscribed: asyncio.Event,
 ) -> None:
-    """Put what arrives into `heard`, under each name that was asked for."""
+    """Append each arrival to `arrivals`, once per requested event type."""
     try:
-        async with let.app.arrivals(wanted.topic or "*", tenant_id=wanted.tenant_id) as events:
-            there.set()
+        async with ctx.app.arrivals(event_filter.topic or "*", tenant_id=event_filter.tenant_id) as events:
+            subscribed.set()
             async for event in events:
-                if wanted.schedule_id not in (None, event.schedule_id):
+                if event_filter.schedule_id not in (None, event.schedule_id):
                     continue
-                for name in names:
+                for name in types:
                     if name in (SCHEDULE_ARRIVED, arrived_event_name(event.topic)):
-                        data = orjson.dumps({"type": name, "at": utc(event.fired_at), "job": shown_arrival(event)})
-                        heard.append(format_sse_event(data_str=data.decode(), event=name))
-                alarm.poke()
-    except StoreError as failed:
-        log.warning("a listener to arrivals was sent away: %s", failed)
-    alarm.poke()
+                        data = orjson.dumps(
+                            {"type": name, "at": format_utc(event.fired_at), "job": render_arrival(event)}
+                        )
+                        arrivals.append(format_sse_event(data_str=data.decode(), event=name))
+                alarm.wake()
+    except StoreError as error:
+        log.warning("arrival subscription failed: %s", error)
+    alarm.wake()
 
 
-def shown_arrival(event: Arrived) -> dict[str, Any]:
-    """A job that starts, as it is sent."""
+def render_arrival(event: Arrived) -> dict[str, Any]:
+    """Render a starting job as JSON."""
     return {
         "id": event.job_id, "topic": event.topic, "payload": event.payload, "metadata": metadata_json(event.metadata),
-        "timezone": event.timezone, "scheduledAt": utc(event.scheduled_at), "firedAt": utc(event.fired_at),
+        "timezone": event.timezone, "scheduledAt": format_utc(event.scheduled_at),
+        "firedAt": format_utc(event.fired_at),
         "lateBy": event.late_by.total_seconds(), "scheduleId": event.schedule_id, "occurrenceKey": event.occurrence_key,
     }  # fmt: skip
 
 
-async def _look(let: Asked, stream: Stream) -> AsyncIterator[bytes]:
-    if stream.resumed is not None:
+async def _poll_events(ctx: RequestContext, stream: Stream) -> AsyncIterator[bytes]:
+    if stream.resumed_count is not None:
         overlap = []
-        async for event in _read(let, stream):
-            if (event.at, event.id) > stream.mark:
+        async for event in _read_events(ctx, stream):
+            if (event.at, event.id) > stream.position:
                 break
             overlap.append(event)
-        stream.come_back(overlap)
-    async for event in _read(let, stream):
-        id_ = stream.take(event)
+        stream.restore_overlap(overlap)
+    async for event in _read_events(ctx, stream):
+        id_ = stream.assign_id(event)
         if id_ is not None:
-            yield format_sse_event(data_str=orjson.dumps(shown(event)).decode(), event=event.type, id=id_)
+            yield format_sse_event(data_str=orjson.dumps(render_event(event)).decode(), event=event.type, id=id_)
 
 
-async def _read(let: Asked, stream: Stream) -> AsyncIterator[Event]:
-    place: Place = (stream.start, FIRST)
+async def _read_events(ctx: RequestContext, stream: Stream) -> AsyncIterator[Event]:
+    position: EventPosition = (stream.read_from, FIRST_ID)
     while True:
-        found: list[Event] = await let.app.store.run(rows.since, stream.wanted, place, PAGE)
-        for event in found:
+        page: list[Event] = await ctx.app.store.run(rows.list_events_after, stream.event_filter, position, PAGE_SIZE)
+        for event in page:
             yield event
-        if len(found) < PAGE:
+        if len(page) < PAGE_SIZE:
             return
-        place = (found[-1].at, found[-1].id)
+        position = (page[-1].at, page[-1].id)
 
 
-def shown(event: Event) -> dict[str, Any]:
-    """An event as it is sent."""
-    body: dict[str, Any] = {"type": event.type, "at": utc(event.at)}
+def render_event(event: Event) -> dict[str, Any]:
+    """Render an event as JSON."""
+    body: dict[str, Any] = {"type": event.type, "at": format_utc(event.at)}
     if event.job is not None:
         job = event.job
-        return body | {"job": {"topic": job.topic, "ownerId": job.owner_id, "key": job.key, **execution(job)}}
+        return body | {"job": {"topic": job.topic, "ownerId": job.owner_id, "key": job.key, **render_execution(job)}}
     if event.type.startswith("target."):
         return body | {"target": {"name": event.subject}, "actor": event.actor}
     return body | {"schedule": {"id": event.subject}, "actor": event.actor}

@@ -1,16 +1,16 @@
-"""What became of a schedule's occurrences, as the history shows it."""
+"""History of a schedule's occurrences as JSON."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from timebell.api.job_fields import duration_ms
-from timebell.api.schemas import Instant, Json, Shown, utc
+from timebell.api.schemas import Instant, Json, ResponseBody, format_utc
 from timebell.model.job import Job
 
 
-class Execution(Shown):
-    """One occurrence; or with `skippedCount` above 1, a range of skipped ones up to `skippedTo`."""
+class Execution(ResponseBody):
+    """One occurrence, or a range of skipped occurrences up to `skippedTo` if `skippedCount` is greater than 1."""
 
     id: str
     schedule_id: str | None
@@ -29,19 +29,19 @@ class Execution(Shown):
     created_at: Instant
 
 
-class ExecutionPage(Shown):
-    """Executions, newest first."""
+class ExecutionPage(ResponseBody):
+    """Page of executions, newest first."""
 
     items: list[Execution]
     next_cursor: str | None
 
 
-def execution(job: Job) -> dict[str, Any]:
-    """An occurrence as it is answered."""
+def render_execution(job: Job) -> dict[str, Any]:
+    """Render an occurrence as JSON."""
     return {
-        "id": job.id, "scheduleId": job.schedule_id, "kind": str(job.kind), "scheduledAt": utc(job.scheduled_at),
-        "firedAt": utc(job.started_at), "completedAt": utc(job.finished_at), "status": job.state.value,
+        "id": job.id, "scheduleId": job.schedule_id, "kind": str(job.kind), "scheduledAt": format_utc(job.scheduled_at),
+        "firedAt": format_utc(job.started_at), "completedAt": format_utc(job.finished_at), "status": job.state.value,
         "reason": job.reason, "errorMessage": job.error, "attemptNumber": job.attempt, "durationMs": duration_ms(job),
-        "result": job.result, "skippedTo": utc(job.skipped_to), "skippedCount": job.skipped_count,
-        "createdAt": utc(job.created_at),
+        "result": job.result, "skippedTo": format_utc(job.skipped_to), "skippedCount": job.skipped_count,
+        "createdAt": format_utc(job.created_at),
     }  # fmt: skip

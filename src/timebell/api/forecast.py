@@ -1,4 +1,4 @@
-"""`/forecast`: how much fires in each minute to come, and where it comes all at once."""
+"""`/forecast`: number of due jobs per future minute, with peaks."""
 
 from __future__ import annotations
 
@@ -11,37 +11,40 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.route import Guarded, Let, reads
-from timebell.api.schemas import Instant, Shown, answer, aware, utc
+from timebell.api.route import ApiRoute, Context, read_route
+from timebell.api.schemas import Instant, ResponseBody, format_utc, json_response, parse_timestamp
 from timebell.errors import InvalidInput
 from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
 from timebell.store.schedules import forecast as rows
 
-LONGEST = timedelta(days=7)
-AHEAD = timedelta(hours=24)
-MOST_FIRES = 200_000
+MAX_RANGE = timedelta(days=7)
+DEFAULT_RANGE = timedelta(hours=24)
+MAX_OCCURRENCES = 200_000
 MINUTE = timedelta(minutes=1)
-HERD, ABOVE = 10, 5  # a herd has so many in its minute, and so many times what an average minute has
-NAMED = 5
-routes = APIRouter(route_class=Guarded, tags=["forecast"])
-At = Annotated[str | None, Query(max_length=64)]
+MIN_PEAK_SIZE, PEAK_FACTOR = 10, 5  # minimum size, and minimum multiple of the average minute
+MAX_PEAK_NAMES = 5
+routes = APIRouter(route_class=ApiRoute, tags=["forecast"])
+OptionalInstant = Annotated[str | None, Query(max_length=64)]
 
 
-class Minute(Shown):
-    """What is due in a minute."""
+class Minute(ResponseBody):
+    """Load of one minute."""
 
     at: Instant
-    schedules: Annotated[int, Field(description="Occurrences to come.")]
-    jobs: Annotated[int, Field(description="Jobs that are there already.")]
+    schedules: Annotated[int, Field(description="Future occurrences of schedules.")]
+    jobs: Annotated[int, Field(description="Jobs that already exist.")]
     herd: Annotated[
-        bool, Field(description=f"At least {HERD}, and {ABOVE} times what an average minute of the range has.")
+        bool,
+        Field(description=f"Peak: at least {MIN_PEAK_SIZE}, and {PEAK_FACTOR} times the average minute of the range."),
     ]
-    names: Annotated[list[str], Field(description=f"Of a herd, up to {NAMED} schedules with the most.")]
+    names: Annotated[
+        list[str], Field(description=f"For peaks, names of up to {MAX_PEAK_NAMES} schedules with the most occurrences.")
+    ]
 
 
-class Forecast(Shown):
-    """Minutes in which anything is due. `complete` is false when there was too much to count: then it ends early."""
+class Forecast(ResponseBody):
+    """Minutes with load. `complete` is false if there were too many occurrences to count all of them."""
 
     from_: Annotated[Instant, Field(alias="from")]
     to: Instant
@@ -50,60 +53,73 @@ class Forecast(Shown):
     minutes: list[Minute]
 
 
-@routes.get("/forecast", response_model=Forecast, **reads())
-async def get_forecast(let: Let, from_: Annotated[At, Query(alias="from")] = None, to: At = None) -> Response:
-    """The load of each minute: from now for a day, or as given; 7 days at most. Pauses and overrides count, fixed
-    delays by their next run alone."""
-    start = let.now if from_ is None else aware(from_, "from")
-    end = start + AHEAD if to is None else aware(to, "to")
-    if not start < end <= start + LONGEST:
+@routes.get("/forecast", response_model=Forecast, **read_route())
+async def get_forecast(
+    ctx: Context, from_: Annotated[OptionalInstant, Query(alias="from")] = None, to: OptionalInstant = None
+) -> Response:
+    """Forecast the load per minute, by default for the next 24 hours, and for at most 7 days.
+
+    Pauses and overrides are respected. A schedule with a fixed delay contributes only its next run.
+    """
+    start = ctx.now if from_ is None else parse_timestamp(from_, "from")
+    end = start + DEFAULT_RANGE if to is None else parse_timestamp(to, "to")
+    if not start < end <= start + MAX_RANGE:
         raise InvalidInput(
-            "The forecast goes from one instant to a later one, 7 days at most.", code="INVALID_RANGE",
-            fix="Give from and to closer together.",
+            "The forecast range must be positive and at most 7 days.", code="INVALID_RANGE",
+            fix="Specify from before to, at most 7 days apart.",
         )  # fmt: skip
-    start = max(start, let.now)
-    fires: Counter[datetime] = Counter()
-    who: dict[datetime, Counter[str]] = {}
-    complete, after, more = True, None, start < end
-    while complete and more:
-        found, after = await let.run(rows.firing, let.tenant_id, end, after)
-        more = after is not None
-        # Off the event loop, a page at a time: rules are worked out in Python.
-        left = MOST_FIRES - fires.total()
-        complete = await asyncio.to_thread(_count, found, start, end, left, fires, who)
-    jobs: dict[datetime, int] = await let.run(rows.pending, let.tenant_id, start, end) if start < end else {}
-    return answer({
-        "from": utc(start), "to": utc(end), "total": fires.total() + sum(jobs.values()), "complete": complete,
-        "minutes": _minutes(fires, jobs, who, (end - start) / MINUTE),
+    start = max(start, ctx.now)
+    occurrences: Counter[datetime] = Counter()
+    names_by_minute: dict[datetime, Counter[str]] = {}
+    complete, after, has_more = True, None, start < end
+    while complete and has_more:
+        schedules, after = await ctx.run(rows.list_firing_before, ctx.tenant_id, end, after)
+        has_more = after is not None
+        # Evaluating recurrences is CPU-bound, so do it off the event loop, one page at a time.
+        remaining = MAX_OCCURRENCES - occurrences.total()
+        complete = await asyncio.to_thread(
+            _count_occurrences, schedules, start, end, remaining, occurrences, names_by_minute
+        )
+    jobs: dict[datetime, int] = (
+        await ctx.run(rows.count_pending_by_minute, ctx.tenant_id, start, end) if start < end else {}
+    )
+    return json_response({
+        "from": format_utc(start), "to": format_utc(end), "total": occurrences.total() + sum(jobs.values()),
+        "complete": complete,
+        "minutes": _render_minutes(occurrences, jobs, names_by_minute, (end - start) / MINUTE),
     })  # fmt: skip
 
 
-def _count(
-    found: Iterable[Schedule], start: datetime, end: datetime, left: int,
-    fires: Counter[datetime], who: dict[datetime, Counter[str]],
+def _count_occurrences(
+    schedules: Iterable[Schedule], start: datetime, end: datetime, remaining: int,
+    occurrences: Counter[datetime], names_by_minute: dict[datetime, Counter[str]],
 ) -> bool:  # fmt: skip
-    """Count the occurrences of these schedules by minute; whether there were at most `left`."""
-    for schedule in found:
+    """Count occurrences by minute; return False if there are more than `remaining`."""
+    for schedule in schedules:
         for at in upcoming(schedule, start, end):
             minute = at.replace(second=0, microsecond=0)
-            fires[minute] += 1
-            who.setdefault(minute, Counter())[schedule.name] += 1
-            left -= 1
-            if left < 0:
+            occurrences[minute] += 1
+            names_by_minute.setdefault(minute, Counter())[schedule.name] += 1
+            remaining -= 1
+            if remaining < 0:
                 return False
     return True
 
 
-def _minutes(
-    fires: Counter[datetime], jobs: dict[datetime, int], who: dict[datetime, Counter[str]], minutes: float
+def _render_minutes(
+    occurrences: Counter[datetime],
+    jobs: dict[datetime, int],
+    names_by_minute: dict[datetime, Counter[str]],
+    minutes: float,
 ) -> list[dict[str, Any]]:
-    total = fires.total() + sum(jobs.values())
-    least = max(HERD, ABOVE * total / max(1.0, minutes))
-    shown = []
-    for at in sorted({*fires, *jobs}):
-        herd = fires[at] + jobs.get(at, 0) >= least
-        names = [name for name, _ in who.get(at, Counter()).most_common(NAMED)] if herd else []
-        shown.append({
-            "at": utc(at), "schedules": fires[at], "jobs": jobs.get(at, 0), "herd": herd, "names": names,
+    total = occurrences.total() + sum(jobs.values())
+    peak_size = max(MIN_PEAK_SIZE, PEAK_FACTOR * total / max(1.0, minutes))
+    rendered = []
+    for at in sorted({*occurrences, *jobs}):
+        is_peak = occurrences[at] + jobs.get(at, 0) >= peak_size
+        names = [name for name, _ in names_by_minute.get(at, Counter()).most_common(MAX_PEAK_NAMES)] if is_peak else []
+        rendered.append({
+            "at": format_utc(at), "schedules": occurrences[at], "jobs": jobs.get(at, 0), "herd": is_peak,
+            "names": names,
         })  # fmt: skip
-    return shown
+    return rendered

@@ -1,4 +1,4 @@
-"""`/livez`: the process answers. `/readyz`: it can do its work, or why not."""
+"""Health probes: `/livez` (the process responds) and `/readyz` (the process can do its work)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy import text
 
-from timebell.api.problems import problem
+from timebell.api.problems import problem_response
 from timebell.app import Timebell
-from timebell.clock import wall
+from timebell.clock import system_now
 from timebell.engine.service import Service
 from timebell.errors import SchemaOutdated, StoreError, StoreUnreachable
-from timebell.model.repair_report import Healed
+from timebell.model.repair_report import RepairReport
 from timebell.recurrence import tzdata_version
 from timebell.settings import package_version
-from timebell.store.open import HEAD, VERSION_TABLE, outdated, works
+from timebell.store.open import is_compatible
 from timebell.store.transaction import Transaction
+from timebell.store.version import HEAD, VERSION_TABLE, schema_outdated
 
-PATIENCE = 3.0  # seconds for the store to answer a probe
-TURNS = 3  # heartbeats within which planner and worker look at what is due
+STORE_TIMEOUT_SECONDS = 3.0  # for the database query of a probe
+STUCK_AFTER_HEARTBEATS = 3  # planner and worker must complete a step within this many heartbeats
 
 
 class NotReady(Exception):
-    """Why this process cannot do its work now."""
+    """The process cannot do its work now."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -35,7 +36,7 @@ class NotReady(Exception):
 
 
 def router(app: Timebell, *, engine: bool = True) -> APIRouter:
-    """The two probes of a process; one without an engine is ready when it can ask the database."""
+    """Return the routes of the two probes. Without an engine, readiness requires only the database."""
     routes = APIRouter()
 
     @routes.get("/livez")
@@ -44,19 +45,24 @@ def router(app: Timebell, *, engine: bool = True) -> APIRouter:
 
     @routes.get("/readyz")
     async def readyz(request: Request, verbose: str | None = None) -> Response:
-        near = is_near(request)
+        local = is_local(request)
         try:
-            database_time = await ready(app, engine=engine)
-        except NotReady as why:
-            detail = why.detail if near else "This process cannot do its work now; its log says why."
-            return problem(503, why.code, detail, {"Retry-After": "1"})
-        return JSONResponse(_facts(app, database_time) if verbose is not None and near else {"status": "ready"})
+            database_time = await check_ready(app, engine=engine)
+        except NotReady as error:
+            detail = error.detail if local else "The process is not ready; see its log."
+            return problem_response(503, error.code, detail, {"Retry-After": "1"})
+        return JSONResponse(
+            _verbose_details(app, database_time) if verbose is not None and local else {"status": "ready"}
+        )
 
     return routes
 
 
-def is_near(request: Request) -> bool:
-    """Whether it comes from this machine, and not through a proxy on it: others learn no versions and addresses."""
+def is_local(request: Request) -> bool:
+    """Return whether a request comes directly from this machine, not through a proxy.
+
+    Only local requests may see versions and addresses.
+    """
     forwarded = {"forwarded", "x-forwarded-for", "x-real-ip", "via"} & set(request.headers)
     try:
         return request.client is not None and ip_address(request.client.host).is_loopback and not forwarded
@@ -64,54 +70,59 @@ def is_near(request: Request) -> bool:
         return False
 
 
-async def ready(app: Timebell, *, engine: bool = True) -> datetime:
-    """The database's time, if the store answers, its tables are right and the engine runs. Raises NotReady."""
+async def check_ready(app: Timebell, *, engine: bool = True) -> datetime:
+    """Check the database, the schema version, the clock and the engine; return the database time. Raises NotReady."""
     service = app.service
     if engine and service is None:
         raise NotReady("ENGINE_NOT_RUNNING", "The engine is starting or draining.")
     try:
-        async with asyncio.timeout(PATIENCE):
-            found = await app.store.run(_schema_version)
-            if found != HEAD and not await works(app.store.url, found):
-                raise outdated(app.store.url, found)
-            reading = await app.store.reading()
+        async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+            version = await app.store.run(_schema_version)
+            if version != HEAD and not await is_compatible(app.store.url, version):
+                raise schema_outdated(app.store.url, version)
+            database_time = await app.store.read_clock()
     except TimeoutError:
-        raise NotReady(StoreUnreachable.code, f"The database did not answer within {PATIENCE:g} s.") from None
-    except SchemaOutdated as old:
-        raise NotReady(old.code, str(old)) from old
-    except StoreError as failed:
-        raise NotReady(failed.code, "The database does not answer; the log of this process says why.") from failed
-    _in_time(app)
+        raise NotReady(
+            StoreUnreachable.code, f"The database did not answer within {STORE_TIMEOUT_SECONDS:g} s."
+        ) from None
+    except SchemaOutdated as error:
+        raise NotReady(error.code, str(error)) from error
+    except StoreError as error:
+        raise NotReady(error.code, "The database does not answer; see the log of this process.") from error
+    _check_clock(app)
     if service is not None:
-        for name, failing in service.failing.items():
-            raise NotReady(failing.code, f"The {name} waits for the database.")
-        turning(app, service)
-    return reading
+        for name, failing in service.failing_services.items():
+            raise NotReady(failing.code, f"The {name} is waiting for the database.")
+        check_loops(app, service)
+    return database_time
 
 
-def _in_time(app: Timebell) -> None:
-    """Raises NotReady if this machine's clock and the database's are too far apart."""
-    skew, most = abs((wall() - app.clock.now()).total_seconds()), app.settings.scheduler_max_clock_skew
-    if skew > most:
-        raise NotReady("CLOCK_SKEWED", f"This machine's clock is {skew:.1f} s off the database's; {most:g} s may be.")
+def _check_clock(app: Timebell) -> None:
+    """Compare the clocks of this machine and of the database. Raises NotReady (CLOCK_SKEWED)."""
+    skew, max_skew = abs((system_now() - app.clock.now()).total_seconds()), app.settings.scheduler_max_clock_skew
+    if skew > max_skew:
+        raise NotReady(
+            "CLOCK_SKEWED",
+            f"This machine's clock differs from the database clock by {skew:.1f} s; {max_skew:g} s are allowed.",
+        )
 
 
-def turning(app: Timebell, service: Service) -> None:
-    """Raises NotReady if the planner or worker does not turn: each heartbeat makes both look."""
-    most = max(TURNS * service.node.options.heartbeat, PATIENCE)
+def check_loops(app: Timebell, service: Service) -> None:
+    """Check that planner and worker make progress: each heartbeat wakes both. Raises NotReady (ENGINE_STUCK)."""
+    max_age = max(STUCK_AFTER_HEARTBEATS * service.node.options.heartbeat, STORE_TIMEOUT_SECONDS)
     now = app.clock.monotonic()
     for name in ("planner", "worker"):
-        still = now - service.turned.get(name, service.began)
-        if still > most:
-            raise NotReady("ENGINE_STUCK", f"The {name} has not turned for {still:.0f} s.")
+        age = now - service.last_step_at.get(name, service.started_at)
+        if age > max_age:
+            raise NotReady("ENGINE_STUCK", f"The {name} has made no progress for {age:.0f} s.")
 
 
 def _schema_version(tx: Transaction) -> str | None:
-    found = tx.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
-    return None if found is None else str(found)
+    version = tx.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 - a constant
+    return None if version is None else str(version)
 
 
-def _facts(app: Timebell, database_time: datetime) -> dict[str, Any]:
+def _verbose_details(app: Timebell, database_time: datetime) -> dict[str, Any]:
     service = app.service
     counters = service.node.counters if service is not None else None
     return {
@@ -124,24 +135,24 @@ def _facts(app: Timebell, database_time: datetime) -> dict[str, Any]:
         "databaseTime": database_time.isoformat().replace("+00:00", "Z"),
         "clockOffsetSeconds": round(app.clock.offset, 6),
         "largestLagSeconds": round(counters.lag_max, 6) if counters is not None else None,
-        "healing": _healing(service.healed) if service is not None else None,
-        "listening": service.node.listening if service is not None else False,
-        "audit": _audit(service),
+        "healing": _render_repair(service.repair_report) if service is not None else None,
+        "listening": service.node.receives_notifications if service is not None else False,
+        "audit": _render_audit(service),
     }
 
 
-def _audit(service: Service | None) -> dict[str, Any] | None:
-    """How far this node has audited what was decided, if it leads."""
-    found = None if service is None or service.leader.fence is None else service.leader.watchdog.audit
-    if found is None:
+def _render_audit(service: Service | None) -> dict[str, Any] | None:
+    """Return the progress of the continuous audit; None unless this node is the leader."""
+    audit = None if service is None or service.leader.fence is None else service.leader.watchdog.audit
+    if audit is None:
         return None
-    counts = found.counts
+    counts = audit.counts
     return {
-        "until": found.until.isoformat().replace("+00:00", "Z"), "compared": counts.expected,
+        "until": audit.round_end.isoformat().replace("+00:00", "Z"), "compared": counts.expected,
         "differences": sum(counts.found.values()),
     }  # fmt: skip
 
 
-def _healing(healed: Healed) -> dict[str, int]:
-    """What this node looked at since it started, and put right."""
-    return {"scanned": healed.scanned, "healed": healed.healed, "skipped": healed.skipped}
+def _render_repair(report: RepairReport) -> dict[str, int]:
+    """Return the number of rows this node scanned, repaired and skipped since it started."""
+    return {"scanned": report.scanned, "healed": report.repaired, "skipped": report.skipped}

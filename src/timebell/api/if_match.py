@@ -1,4 +1,4 @@
-"""If-Match: whoever puts what is there already says what they have read."""
+"""Optimistic locking with If-Match: replacing an existing object requires its current ETag."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from fastapi import Header
 
 from timebell.errors import RevisionMissing, RevisionStale
 
-Match = Annotated[
-    str | None, Header(alias="If-Match", max_length=200, description="The ETag of what is changed, if it is there.")
+IfMatch = Annotated[
+    str | None, Header(alias="If-Match", max_length=200, description="ETag of the object to change, if it exists.")
 ]
 
 
-def expect(match: str | None, etag: str, what: str, existing: str) -> None:
-    """Let a change go on if it is of what there is. Raises RevisionMissing, RevisionStale."""
-    if match is None:
+def require_match(if_match: str | None, etag: str, subject: str, existing: str) -> None:
+    """Check If-Match against the current ETag. Raises RevisionMissing, RevisionStale.
+
+    `subject` starts the error message; `existing` is the id of the object.
+    """
+    if if_match is None:
         raise RevisionMissing(
-            f"{what} is there, and a change has to say of which revision.",
-            fix=f"Send If-Match: {etag} (or *, to overwrite whatever is).",
+            f"{subject} exists, so a change must specify its revision.",
+            fix=f"Send If-Match: {etag} (or * to overwrite any revision).",
         )
-    if match != "*" and etag not in [one.strip().removeprefix("W/") for one in match.split(",")]:
+    if if_match != "*" and etag not in [tag.strip().removeprefix("W/") for tag in if_match.split(",")]:
         raise RevisionStale(
-            f"{what} is {etag} by now, and the change is of {match:.40}.", existing=existing,
-            fix="Read it again, and change that.",
+            f"{subject} is now {etag}, and the change is based on {if_match:.40}.", existing=existing,
+            fix="Read it again and repeat the change.",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`/hooks/{sourceId}`: where systems say what has changed, in the words of Timebell or of monday.com."""
+"""`/hooks/{sourceId}`: inbound webhooks about changed items, in the format of Timebell or of monday.com."""
 
 from __future__ import annotations
 
@@ -8,79 +8,100 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from timebell.api.authentication import Unauthorized
-from timebell.api.inbound_webhook_authentication import KNOWN, SIGNED
-from timebell.api.route import Guarded, Let, changes, missing
-from timebell.api.schemas import Body, Id, Shown, answer
-from timebell.api.sources import ChangeIn, ChangesIn, ObservedOut, change, observe, observed
-from timebell.client.validation import uuid_of
+from timebell.api.inbound_webhook_authentication import SIGNED_ACTOR, UNSIGNED_ACTOR
+from timebell.api.route import ApiRoute, Context, change_route, not_found
+from timebell.api.schemas import Id, RequestBody, ResponseBody, json_response
+from timebell.api.sources import (
+    ItemChangeIn,
+    ItemChangesIn,
+    ItemsSummary,
+    apply_changes,
+    change_arguments,
+    render_summary,
+)
+from timebell.client.validation import parse_uuid
 from timebell.errors import InvalidInput
-from timebell.model.trigger import Observed, Source
+from timebell.model.trigger import ChangeSummary, Source
 from timebell.store.triggers import sources as rows
 from timebell.store.triggers import webhook_changes
 from timebell.tenancy.roles import Role
-from timebell.triggers.monday_events import said
+from timebell.triggers.monday_events import parse_event
 
-routes = APIRouter(route_class=Guarded, tags=["sources"])
+routes = APIRouter(route_class=ApiRoute, tags=["sources"])
 
 
-class ChallengeIn(Body):
-    """monday.com asks whether this is the right place."""
+class ChallengeIn(RequestBody):
+    """Challenge that monday.com sends to verify the URL of a webhook."""
 
     challenge: Annotated[str, Field(max_length=1000)]
 
 
 class EventIn(BaseModel):
-    """An event of monday.com's: `pulseId`, and what there is of `boardId`, `columnId`, `value`, `triggerTime`."""
+    """Event of monday.com: `pulseId`, and optionally `boardId`, `columnId`, `value`, `triggerTime`."""
 
     model_config = ConfigDict(extra="allow")
     event: dict[str, Any]
 
 
-class ChallengeOut(Shown):
-    """It is."""
+class ChallengeOut(ResponseBody):
+    """Response to a challenge."""
 
     challenge: str
 
 
 @routes.post(
-    "/hooks/{source}", response_model=ObservedOut | ChallengeOut, **changes("source.hook", Role.OPERATOR, signed=True)
+    "/hooks/{source}",
+    response_model=ItemsSummary | ChallengeOut,
+    **change_route("source.hook", Role.OPERATOR, signed=True),
 )
-async def hook(source: Id, body: ChangesIn | ChangeIn | ChallengeIn | EventIn, let: Let) -> Response:
-    """As `/sources/{name}/items`, for systems that know the source's id, with one change or several; or what
-    monday.com's webhooks send, for a source of that kind, signed or with the token of its address."""
-    known = uuid_of(source)
-    home: Source | None = None if known is None else await let.run(rows.by_id, known)
-    if home is None or home.tenant_id != let.tenant_id:
-        raise missing("source", source)
-    let.subject = home.name
+async def receive_webhook(
+    source: Id, body: ItemChangesIn | ItemChangeIn | ChallengeIn | EventIn, ctx: Context
+) -> Response:
+    """Apply item changes, like `/sources/{name}/items`, addressed by source id.
+
+    The body is one change or several. For sources of kind monday it is a webhook event of monday.com, authenticated by
+    its signature or by the token in the URL.
+    """
+    valid_id = parse_uuid(source)
+    found: Source | None = None if valid_id is None else await ctx.run(rows.find_source_by_id, valid_id)
+    if found is None or found.tenant_id != ctx.tenant_id:
+        raise not_found("source", source)
+    ctx.subject = found.name
     if isinstance(body, ChallengeIn):
-        let.dry = True
-        return answer({"challenge": body.challenge})
+        ctx.dry_run = True
+        return json_response({"challenge": body.challenge})
     if isinstance(body, EventIn):
-        return answer(observed(await _event(let, home, body.event)))
-    if let.caller.key is None and let.caller.actor in (KNOWN, SIGNED):  # it speaks of events alone
-        raise _unsigned()
-    listed = body.items if isinstance(body, ChangesIn) else [body]
-    return answer(observed(await observe(let, home.name, [change(one) for one in listed])))
+        return json_response(render_summary(await _apply_event(ctx, found, body.event)))
+    if ctx.caller.key is None and ctx.caller.actor in (
+        UNSIGNED_ACTOR,
+        SIGNED_ACTOR,
+    ):  # without a key, only monday.com events are accepted
+        raise _signature_missing()
+    changes = body.items if isinstance(body, ItemChangesIn) else [body]
+    return json_response(
+        render_summary(await apply_changes(ctx, found.name, [change_arguments(change) for change in changes]))
+    )
 
 
-async def _event(let: Let, home: Source, event: dict[str, Any]) -> Observed:
-    if home.kind != "monday":
+async def _apply_event(ctx: Context, source: Source, event: dict[str, Any]) -> ChangeSummary:
+    if source.kind != "monday":
         raise InvalidInput(
-            f"The source {home.name} is of kind {home.kind}, and takes no events of monday.com.", code="INVALID_ITEM",
+            f"The source {source.name} is of kind {source.kind} and accepts no monday.com events.", code="INVALID_ITEM",
             fix='Send {"key": ..., "version": ..., "fields": {...}}.',
         )  # fmt: skip
-    if let.caller.key is None and let.caller.actor == KNOWN and "signingSecret" in home.options:
-        raise _unsigned()
-    heard = said(event, str(home.options.get("boardId")))
-    if heard is None:
-        return Observed()
-    let.operates = True
-    found: Observed = await let.run(webhook_changes.hear, home, [heard], let.now)
-    if let.app.service is not None:
-        let.app.service.node.counters.observed(found)
-    return found
+    if ctx.caller.key is None and ctx.caller.actor == UNSIGNED_ACTOR and "signingSecret" in source.options:
+        raise _signature_missing()
+    change = parse_event(event, str(source.options.get("boardId")))
+    if change is None:
+        return ChangeSummary()
+    ctx.started_operation = True
+    summary: ChangeSummary = await ctx.run(webhook_changes.apply_webhook_changes, source, [change], ctx.now)
+    if ctx.app.service is not None:
+        ctx.app.service.node.counters.record_observed(summary)
+    return summary
 
 
-def _unsigned() -> Unauthorized:
-    return Unauthorized("This is not signed.", fix="Sign it with the signing secret of the source, or send a key.")
+def _signature_missing() -> Unauthorized:
+    return Unauthorized(
+        "The request is not signed.", fix="Sign it with the signing secret of the source, or send a key."
+    )

@@ -1,4 +1,4 @@
-"""A job as JSON: what is sent to make one, and how it is shown."""
+"""JSON form of jobs in requests and responses."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from timebell.api.conditions import ComparisonOut, Condition, UnlessIn, UnlessOut
-from timebell.api.schemas import Body, Instant, Json, Name, Shown, utc
+from timebell.api.schemas import Instant, Json, Name, RequestBody, ResponseBody, format_utc
 from timebell.client.job_fields import metadata_json, target_json
 from timebell.model.job import Job
 
 
-class JobIn(Body):
-    """What makes a job: a topic, and when (left out: now)."""
+class JobIn(RequestBody):
+    """Fields of a new job. `topic` is required; `runAt` defaults to now."""
 
     topic: Name
-    run_at: Annotated[str | None, Field(max_length=64, description="RFC 3339; without offset, local in timezone.")] = (
-        None
-    )
+    run_at: Annotated[
+        str | None, Field(max_length=64, description="RFC 3339; without an offset it is local time in timezone.")
+    ] = None
     timezone: Annotated[str | None, Field(max_length=64)] = None
     payload: Json = None
     metadata: dict[str, Json] | None = None
@@ -33,21 +33,23 @@ class JobIn(Body):
     group: Annotated[str | None, Field(min_length=1, max_length=200)] = None
     condition: Condition = None
     unless: UnlessIn | None = None
-    target: Annotated[dict[str, Json] | Name | None, Field(description="Or the name of a target.")] = None
+    target: Annotated[dict[str, Json] | Name | None, Field(description="Inline target, or the name of a target.")] = (
+        None
+    )
     on_gap: Literal["shift", "error"] | None = None
     on_fold: Literal["first", "error"] | None = None
 
 
-class RequestOut(Shown):
-    """What a target is sent: its body as text, and what goes with it."""
+class RequestOut(ResponseBody):
+    """Request that a target receives. `body` is text; other fields depend on `kind`."""
 
     model_config = ConfigDict(extra="allow")
     kind: str
     body: str
 
 
-class JobOut(Shown):
-    """A job. `status` is its state; instants are UTC."""
+class JobOut(ResponseBody):
+    """Job. `status` is its state; times are UTC."""
 
     id: str
     tenant_id: str
@@ -73,7 +75,7 @@ class JobOut(Shown):
     timeout_seconds: float | None
     expires_at: Instant | None
     target: dict[str, Json] | None
-    unheard: str | None
+    on_unhandled: str | None
     hold: str | None
     attempt_number: int
     attempts_made: int
@@ -93,29 +95,32 @@ class JobOut(Shown):
     adjusted: str | None
 
 
-def shown_job(job: Job) -> dict[str, Any]:
-    """A job as it is answered."""
-    where = target_json(job.target)
+def render_job(job: Job) -> dict[str, Any]:
+    """Render a job as JSON."""
+    target_fields = target_json(job.target)
     return {
         "id": job.id, "tenantId": job.tenant_id, "topic": job.topic, "status": job.state.value, "reason": job.reason,
         "kind": str(job.kind), "scheduleId": job.schedule_id, "occurrenceKey": job.occurrence_key,
-        "scheduledAt": utc(job.scheduled_at), "runAt": utc(job.run_at), "timezone": job.timezone,
+        "scheduledAt": format_utc(job.scheduled_at), "runAt": format_utc(job.run_at), "timezone": job.timezone,
         "localTime": job.local_time, "payload": job.payload, "metadata": metadata_json(job.metadata), "key": job.key,
         "queue": job.queue, "priority": job.priority, "group": job.group, "condition": job.condition,
         "unless": job.unless, "retry": job.retry,
         "timeoutSeconds": job.timeout,
-        "expiresAt": utc(job.expires_at), "target": where.get("target"), "unheard": where.get("unheard"),
-        "hold": None if job.hold is None else str(job.hold), "attemptNumber": job.attempt, "attemptsMade": job.tries,
-        "attempts": job.attempts, "nodeId": job.node_id, "createdAt": utc(job.created_at),
-        "firedAt": utc(job.started_at), "completedAt": utc(job.finished_at), "durationMs": duration_ms(job),
+        "expiresAt": format_utc(job.expires_at), "target": target_fields.get("target"),
+        "onUnhandled": target_fields.get("on_unhandled"),
+        "hold": None if job.hold is None else str(job.hold), "attemptNumber": job.attempt,
+        "attemptsMade": job.attempts_used,
+        "attempts": job.attempts, "nodeId": job.node_id, "createdAt": format_utc(job.created_at),
+        "firedAt": format_utc(job.started_at), "completedAt": format_utc(job.finished_at),
+        "durationMs": duration_ms(job),
         "errorCode": job.error_code, "errorMessage": job.error, "result": job.result,
         "replaces": job.replaces, "replacedBy": job.replaced_by,
-        "skippedTo": utc(job.skipped_to), "skippedCount": job.skipped_count, "adjusted": job.adjusted,
+        "skippedTo": format_utc(job.skipped_to), "skippedCount": job.skipped_count, "adjusted": job.adjusted,
     }  # fmt: skip
 
 
 def duration_ms(job: Job) -> int | None:
-    """From the start of the last attempt to the end, in milliseconds."""
+    """Return the milliseconds from the start of the last attempt to its end; None if it has not finished."""
     if job.started_at is None or job.finished_at is None:
         return None
     return max(0, round((job.finished_at - job.started_at).total_seconds() * 1000))

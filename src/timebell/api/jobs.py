@@ -1,4 +1,4 @@
-"""`/jobs`: made, found, cancelled, moved, tried again."""
+"""`/jobs`: create, preview, list, get, cancel, reschedule, retry and redeliver jobs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from timebell.api.conditions import may_ask
-from timebell.api.job_fields import JobIn, JobOut, RequestOut, shown_job
-from timebell.api.operations import Counted, OperationOut, begin, counted
-from timebell.api.route import Guarded, Let, changes, missing, reads
-from timebell.api.schemas import Body, Cursor, Id, Json, Limit, Name, Shown, answer, paged
-from timebell.client.created import shown
-from timebell.client.job_fields import spec_of
-from timebell.client.jobs import SOON
-from timebell.client.validation import uuid_of
+from timebell.api.conditions import require_query_permission
+from timebell.api.job_fields import JobIn, JobOut, RequestOut, render_job
+from timebell.api.operations import DryRunCount, OperationOut, dry_run_response, start_operation
+from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
+from timebell.api.schemas import Cursor, Id, Json, Limit, Name, RequestBody, ResponseBody, json_response, page_response
+from timebell.client.created import job_from_new
+from timebell.client.job_fields import parse_job
+from timebell.client.jobs import WAKE_HORIZON
+from timebell.client.validation import parse_uuid
 from timebell.errors import InvalidInput, Refused
 from timebell.ids import new_id
 from timebell.model.job import Job
@@ -23,43 +23,47 @@ from timebell.model.operation import OperationKind
 from timebell.store.jobs import repository
 from timebell.tenancy.roles import Role, require
 
-routes = APIRouter(route_class=Guarded, tags=["jobs"])
+routes = APIRouter(route_class=ApiRoute, tags=["jobs"])
 Text = Annotated[str | None, Query(max_length=200)]
 Statuses = Annotated[list[Annotated[str, Query(max_length=20)]] | None, Query(max_length=20)]
 
 
-class JobPage(Shown):
-    """Jobs, newest first."""
+class JobPage(ResponseBody):
+    """Page of jobs, newest first."""
 
     items: list[JobOut]
     next_cursor: str | None
 
 
-class Cancelled(Shown):
-    """What a cancel achieved: prevented, in_flight or already_done."""
+class JobCancelOut(ResponseBody):
+    """Outcome of a cancellation: prevented, in_flight or already_done."""
 
     outcome: str
     job: JobOut
 
 
-class JobPreview(Shown):
-    """What a job would be."""
+class JobPreview(ResponseBody):
+    """Job and request that would be created."""
 
     job: JobOut
-    request: Annotated[RequestOut | None, Field(description="What its target will be sent; null for handlers.")]
+    request: Annotated[
+        RequestOut | None, Field(description="Request that its target would receive; null for handlers.")
+    ]
 
 
-class RescheduleIn(Body):
-    run_at: Annotated[str | None, Field(max_length=64, description="Left out: now.")] = None
+class RescheduleIn(RequestBody):
+    run_at: Annotated[str | None, Field(max_length=64, description="Defaults to now.")] = None
     timezone: Annotated[str | None, Field(max_length=64)] = None
 
 
-class JobRetryIn(Body):
-    payload: Annotated[Json, Field(description="Given, and be it null: what a new job has in its place.")] = None
+class JobRetryIn(RequestBody):
+    payload: Annotated[
+        Json, Field(description="If present, even as null: payload of a new job that replaces the failed one.")
+    ] = None
 
 
-class LiveFilter(Body):
-    """Which jobs: all that is given must fit."""
+class LiveJobFilter(RequestBody):
+    """Filter of live jobs, combined with AND."""
 
     topic: Name | None = None
     owner_id: Name | None = None
@@ -68,164 +72,173 @@ class LiveFilter(Body):
     queue: Name | None = None
 
 
-class CancelIn(Body):
-    filter: LiveFilter
+class JobsCancelIn(RequestBody):
+    filter: LiveJobFilter
     dry_run: bool = False
 
 
-def tenant_of(let: Let, named: object) -> str:
-    """The tenant that a request names beside its key. Raises Refused (TENANT_NOT_YOURS)."""
-    if named is None or named == let.tenant_id:
-        return let.tenant_id
-    if not let.caller.everywhere or not isinstance(named, str):
+def resolve_tenant(ctx: Context, requested: object) -> str:
+    """Return the tenant that a request specifies in addition to its key. Raises Refused (TENANT_NOT_YOURS)."""
+    if requested is None or requested == ctx.tenant_id:
+        return ctx.tenant_id
+    if not ctx.caller.is_platform or not isinstance(requested, str):
         raise Refused(
-            f"This key is of another tenant than {named!r:.60}.", code="TENANT_NOT_YOURS",
-            fix="Leave tenantId out: the key decides.",
+            f"The key does not belong to the tenant {requested!r:.60}.", code="TENANT_NOT_YOURS",
+            fix="Omit tenantId: the key determines it.",
         )  # fmt: skip
-    return named
+    return requested
 
 
-def one(job: Job, status: int = 200) -> Response:
-    """A job as a response."""
-    return answer(shown_job(job), status, {"Location": f"/api/v1/jobs/{job.id}"} if status == 201 else None)
+def job_response(job: Job, status: int = 200) -> Response:
+    """Return a job as a response; a created job (201) with its Location."""
+    return json_response(render_job(job), status, {"Location": f"/api/v1/jobs/{job.id}"} if status == 201 else None)
 
 
 @routes.post(
     "/jobs", status_code=201, response_model=JobOut, responses={200: {"model": JobOut}},
-    **changes("job.create", Role.EDITOR),
+    **change_route("job.create", Role.EDITOR),
 )  # fmt: skip
-async def create_job(body: JobIn, let: Let) -> Response:
-    """Make a job. With onConflict `keep`, 200 and the job that is there."""
-    given = body.model_dump(exclude_unset=True, by_alias=True)
-    on_conflict = given.pop("onConflict", "error")
-    spec = spec_of(given)
-    spec.tenant_id = tenant_of(let, spec.tenant_id)
-    may_ask(let, spec.unless)
-    (made,) = await let.app.jobs.create([spec], on_conflict=on_conflict, connection=let.connection)
-    let.plans = let.works = on_conflict == "replace"  # what made way may have let others go
-    if isinstance(made, str):
-        let.subject = made
-        return one(await let.app.jobs.get(made, spec.tenant_id, let.connection))
-    let.subject = made.id
-    let.works = let.works or made.run_at <= let.now + SOON
-    return one(shown(made), 201)
+async def create_job(body: JobIn, ctx: Context) -> Response:
+    """Create a job. With onConflict `keep`, an existing job with the same key is returned with status 200."""
+    fields = body.model_dump(exclude_unset=True, by_alias=True)
+    on_conflict = fields.pop("onConflict", "error")
+    spec = parse_job(fields)
+    spec.tenant_id = resolve_tenant(ctx, spec.tenant_id)
+    require_query_permission(ctx, spec.unless)
+    (created,) = await ctx.app.jobs.create([spec], on_conflict=on_conflict, connection=ctx.connection)
+    # A replaced job may have released jobs that waited for it.
+    ctx.wakes_planner = ctx.wakes_worker = on_conflict == "replace"
+    if isinstance(created, str):  # the id of the existing job
+        ctx.subject = created
+        return job_response(await ctx.app.jobs.get(created, spec.tenant_id, ctx.connection))
+    ctx.subject = created.id
+    ctx.wakes_worker = ctx.wakes_worker or created.run_at <= ctx.now + WAKE_HORIZON
+    return job_response(job_from_new(created), 201)
 
 
-@routes.post("/jobs/preview", response_model=JobPreview, **reads())
-async def preview_job(body: JobIn, let: Let) -> Response:
-    """What a job with this body would be, and what its target would be sent; nothing is written."""
-    given = body.model_dump(exclude_unset=True, by_alias=True)
-    given.pop("onConflict", None)
-    spec = spec_of(given)
-    spec.tenant_id = tenant_of(let, spec.tenant_id)
-    job = shown(let.app.jobs.draft(spec, new_id(let.now), let.now))
-    request = let.app.request_of(
+@routes.post("/jobs/preview", response_model=JobPreview, **read_route())
+async def preview_job(body: JobIn, ctx: Context) -> Response:
+    """Return the job and the target request that this body would create, without writing anything."""
+    fields = body.model_dump(exclude_unset=True, by_alias=True)
+    fields.pop("onConflict", None)
+    spec = parse_job(fields)
+    spec.tenant_id = resolve_tenant(ctx, spec.tenant_id)
+    job = job_from_new(ctx.app.jobs.draft(spec, new_id(ctx.now), ctx.now))
+    request = ctx.app.render_request(
         job.target, job_id=job.id, tenant_id=job.tenant_id, topic=job.topic, payload=job.payload,
         metadata=job.metadata, timezone=job.timezone, scheduled_at=job.scheduled_at, fired_at=job.run_at,
         occurrence_key=job.occurrence_key, upcoming=[],
     )  # fmt: skip
-    return answer({"job": shown_job(job), "request": request})
+    return json_response({"job": render_job(job), "request": request})
 
 
 @routes.post(
-    "/jobs/cancel", status_code=202, response_model=OperationOut, responses={200: {"model": Counted}},
-    **changes("jobs.cancel", Role.OPERATOR),
+    "/jobs/cancel", status_code=202, response_model=OperationOut, responses={200: {"model": DryRunCount}},
+    **change_route("jobs.cancel", Role.OPERATOR),
 )  # fmt: skip
-async def cancel_jobs(body: CancelIn, let: Let) -> Response:
-    """Cancel all live jobs that fit: done are those that will not start, skipped those that run already."""
-    equal = {name: value for name, value in body.filter.given().items() if value is not None}
+async def cancel_jobs(body: JobsCancelIn, ctx: Context) -> Response:
+    """Cancel all matching live jobs.
+
+    The operation counts jobs prevented from starting as `done`, and jobs that are already running as `skipped`.
+    """
+    equal = {name: value for name, value in body.filter.sent_fields().items() if value is not None}
     if not equal:
         raise InvalidInput(
-            "Nothing says which jobs to cancel.", code="FILTER_MISSING",
-            fix="Give at least one of key, ownerId, topic, scheduleId, queue.",
+            "The filter is empty.", code="FILTER_MISSING",
+            fix="Specify at least one of key, ownerId, topic, scheduleId, queue.",
         )  # fmt: skip
     if "schedule_id" in equal:
-        equal["schedule_id"] = uuid_of(equal["schedule_id"]) or new_id(let.now)  # what is no id fits nothing
-    count = await let.run(repository.live, {**equal, "tenant_id": let.tenant_id})
+        equal["schedule_id"] = parse_uuid(equal["schedule_id"]) or new_id(ctx.now)  # an invalid id matches nothing
+    count = await ctx.run(repository.count_live, {**equal, "tenant_id": ctx.tenant_id})
     if body.dry_run:
-        return counted(let, count)
-    return await begin(let, OperationKind.CANCEL, {"equal": equal}, count)
+        return dry_run_response(ctx, count)
+    return await start_operation(ctx, OperationKind.CANCEL, {"equal": equal}, count)
 
 
-@routes.get("/jobs", response_model=JobPage, **reads())
+@routes.get("/jobs", response_model=JobPage, **read_route())
 async def list_jobs(
-    let: Let, limit: Limit = 50, cursor: Cursor = None, status: Statuses = None, topic: Text = None,
+    ctx: Context, limit: Limit = 50, cursor: Cursor = None, status: Statuses = None, topic: Text = None,
     owner_id: Annotated[Text, Query(alias="ownerId")] = None,
-    tenant_id: Annotated[Text, Query(alias="tenantId", description="For keys of the platform.")] = None,
+    tenant_id: Annotated[Text, Query(alias="tenantId", description="Tenant to list; requires a platform key.")] = None,
     schedule_id: Annotated[Text, Query(alias="scheduleId")] = None, key: Text = None, queue: Text = None,
     min_attempts: Annotated[int | None, Query(alias="minAttempts", ge=0, le=2**31 - 1)] = None,
 ) -> Response:  # fmt: skip
-    """A page of jobs, newest first; all that is given must fit, `status` one of those given."""
+    """List jobs, newest first. Filters are combined with AND, several `status` values with OR."""
     equal = {
-        "tenant_id": tenant_of(let, tenant_id), "topic": topic, "owner_id": owner_id, "schedule_id": schedule_id,
+        "tenant_id": resolve_tenant(ctx, tenant_id), "topic": topic, "owner_id": owner_id, "schedule_id": schedule_id,
         "key": key, "queue": queue,
     }  # fmt: skip
-    page = await let.app.jobs.list(equal, status, limit, cursor, min_attempts)
-    return paged(page, [shown_job(job) for job in page])
+    page = await ctx.app.jobs.list(equal, status, limit, cursor, min_attempts)
+    return page_response(page, [render_job(job) for job in page])
 
 
-@routes.get("/jobs/{id}", response_model=JobOut, **reads())
-async def get_job(id: Id, let: Let) -> Response:
-    """One job, live or finished."""
-    return one(await find(let, id))
+@routes.get("/jobs/{id}", response_model=JobOut, **read_route())
+async def get_job(id: Id, ctx: Context) -> Response:
+    """Get a live or finished job."""
+    return job_response(await find_job(ctx, id))
 
 
-@routes.post("/jobs/{id}/cancel", response_model=Cancelled, **changes("job.cancel", Role.OPERATOR))
-async def cancel_job(id: Id, let: Let) -> Response:
-    """Keep it from starting; one that runs is not tried again. Asking again gives the first answer."""
-    await _before(let, id)
-    cancelled: repository.Cancelled = await let.app.cancel(id, tenant_id=let.tenant_id, connection=let.connection)
-    return answer({"outcome": cancelled.outcome.value, "job": shown_job(cancelled.job)})
+@routes.post("/jobs/{id}/cancel", response_model=JobCancelOut, **change_route("job.cancel", Role.OPERATOR))
+async def cancel_job(id: Id, ctx: Context) -> Response:
+    """Prevent a job from starting. If it is already running, it is not retried.
+
+    Idempotent: repeated calls return the first outcome.
+    """
+    await _load_for_change(ctx, id)
+    cancelled: repository.CancelResult = await ctx.app.cancel(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return json_response({"outcome": cancelled.outcome.value, "job": render_job(cancelled.job)})
 
 
 @routes.post(
-    "/jobs/{id}/reschedule", status_code=201, response_model=JobOut, **changes("job.reschedule", Role.OPERATOR)
+    "/jobs/{id}/reschedule", status_code=201, response_model=JobOut, **change_route("job.reschedule", Role.OPERATOR)
 )
-async def reschedule_job(id: Id, body: RescheduleIn, let: Let) -> Response:
-    """A new job in its place, at another time; both name each other."""
-    await _before(let, id)
-    job = await let.app.reschedule(
-        id, body.run_at, timezone=body.timezone, tenant_id=let.tenant_id, connection=let.connection
+async def reschedule_job(id: Id, body: RescheduleIn, ctx: Context) -> Response:
+    """Replace a job with a new one at another time. Each refers to the other."""
+    await _load_for_change(ctx, id)
+    job = await ctx.app.reschedule(
+        id, body.run_at, timezone=body.timezone, tenant_id=ctx.tenant_id, connection=ctx.connection
     )
-    return one(job, 201)
+    return job_response(job, 201)
 
 
 @routes.post(
     "/jobs/{id}/retry", response_model=JobOut, responses={201: {"model": JobOut}},
-    **changes("job.retry", Role.OPERATOR),
+    **change_route("job.retry", Role.OPERATOR),
 )  # fmt: skip
-async def retry_job(id: Id, let: Let, body: JobRetryIn | None = None) -> Response:
-    """Try a failed job again, under its id and with a fresh budget of tries. With another payload, for
-    which one has to be an editor, it is a new job in its place (201): both name each other, and the failed one is a
-    dead letter no longer."""
-    given = {} if body is None else body.given()
-    if "payload" in given:
-        require(let.caller.role, Role.EDITOR)  # as for any job that one makes
-    await _before(let, id)
-    if "payload" not in given:
-        return one(await let.app.jobs.replay(id, let.tenant_id, let.connection))
-    made = await let.app.jobs.edited(id, given["payload"], let.tenant_id, let.connection)
-    return one(await find(let, made.id), 201)
+async def retry_job(id: Id, ctx: Context, body: JobRetryIn | None = None) -> Response:
+    """Retry a failed job under the same id with a fresh attempt budget.
+
+    With `payload`, which requires the role editor, a new job replaces it instead (201). Each refers to the other, and
+    the failed job leaves the dead letters.
+    """
+    fields = {} if body is None else body.sent_fields()
+    if "payload" in fields:
+        require(ctx.caller.role, Role.EDITOR)  # the same role as for creating a job
+    await _load_for_change(ctx, id)
+    if "payload" not in fields:
+        return job_response(await ctx.app.jobs.retry(id, ctx.tenant_id, ctx.connection))
+    created = await ctx.app.jobs.retry_with_payload(id, fields["payload"], ctx.tenant_id, ctx.connection)
+    return job_response(await find_job(ctx, created.id), 201)
 
 
-@routes.post("/jobs/{id}/resend", response_model=JobOut, **changes("job.resend", Role.OPERATOR))
-async def resend_job(id: Id, let: Let) -> Response:
-    """Send a completed or failed job to its target once more: same job, message id with `.rN` at its end."""
-    await _before(let, id)
-    return one(await let.app.jobs.resend(id, let.tenant_id, let.connection))
+@routes.post("/jobs/{id}/redeliver", response_model=JobOut, **change_route("job.redeliver", Role.OPERATOR))
+async def redeliver_job(id: Id, ctx: Context) -> Response:
+    """Send a completed or failed job to its target again: same job, message id with the suffix `.rN`."""
+    await _load_for_change(ctx, id)
+    return job_response(await ctx.app.jobs.redeliver(id, ctx.tenant_id, ctx.connection))
 
 
-async def find(let: Let, id_: str) -> Job:
-    """The caller's job. Raises NotFound."""
-    known = uuid_of(id_)
-    found: Job | None = None if known is None else await let.run(repository.find, let.tenant_id, known)
-    if found is None:
-        raise missing("job", id_)
-    return found
+async def find_job(ctx: Context, id_: str) -> Job:
+    """Find a job of the caller's tenant. Raises NotFound."""
+    valid_id = parse_uuid(id_)
+    job: Job | None = None if valid_id is None else await ctx.run(repository.find_job, ctx.tenant_id, valid_id)
+    if job is None:
+        raise not_found("job", id_)
+    return job
 
 
-async def _before(let: Let, id_: str) -> Job:
-    """The job, kept for the audit record. Raises NotFound."""
-    found = await find(let, id_)
-    let.subject, let.before = found.id, shown_job(found)
-    return found
+async def _load_for_change(ctx: Context, id_: str) -> Job:
+    """Find a job and record it as the audit subject. Raises NotFound."""
+    job = await find_job(ctx, id_)
+    ctx.subject, ctx.before = job.id, render_job(job)
+    return job

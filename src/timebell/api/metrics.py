@@ -1,6 +1,7 @@
-"""`/metrics`, for Prometheus: what this node counted, and what stands in the database.
+"""`/metrics` for Prometheus: counters of this node and gauges read from the database.
 
-It tells names of topics and queues to whoever asks, so it is served on loopback, or on a listener of its own.
+The endpoint requires no key and reveals the names of topics and queues, so it is served only on loopback or on a
+separate listener.
 """
 
 from __future__ import annotations
@@ -10,73 +11,77 @@ import logging
 
 from fastapi import APIRouter, Request, Response
 
-from timebell.api.problems import problem
+from timebell.api.problems import problem_response
 from timebell.app import Timebell
-from timebell.clock import wall
+from timebell.clock import system_now
 from timebell.engine.service import Service
 from timebell.errors import StoreError
-from timebell.observe.exposition import exposed
+from timebell.observe.exposition import render
 from timebell.observe.metrics import NodeFacts, Snapshot
-from timebell.observe.watchdog import GRACE
+from timebell.observe.watchdog import OVERDUE_GRACE_SECONDS
 from timebell.recurrence import tzdata_version
 from timebell.settings import package_version
 from timebell.store.cluster import gauges
 
 log = logging.getLogger("timebell.metrics")
 
-FRESH = 5.0  # seconds for which what was read of the database is told again: scraping cannot load it
-PATIENCE = 3.0  # seconds for the database to answer; then the rest is told without it
+CACHE_SECONDS = 5.0  # lifetime of the gauges, so that frequent scrapes do not load the database
+STORE_TIMEOUT_SECONDS = 3.0  # for the database query; on timeout the gauges are omitted
 
 
-class Reader:
-    """Reads the gauges of the store, at most once in `FRESH` seconds however many ask."""
+class GaugeReader:
+    """Read the gauges from the database, at most once in CACHE_SECONDS."""
 
     def __init__(self, app: Timebell) -> None:
         self._app = app
-        self._reading = asyncio.Lock()
-        self._read: tuple[float, gauges.Gauges | None] | None = None
+        self._lock = asyncio.Lock()
+        self._cached: tuple[float, gauges.Gauges | None] | None = None
 
     async def read(self) -> gauges.Gauges | None:
-        """The gauges; None while the database does not answer."""
-        async with self._reading:
+        """Return the gauges, or None while the database does not respond."""
+        async with self._lock:
             now = self._app.clock.monotonic()
-            if self._read is None or now - self._read[0] >= FRESH:
-                self._read = now, await self._look()
-            return self._read[1]
+            if self._cached is None or now - self._cached[0] >= CACHE_SECONDS:
+                self._cached = now, await self._query()
+            return self._cached[1]
 
-    async def _look(self) -> gauges.Gauges | None:
+    async def _query(self) -> gauges.Gauges | None:
         app = self._app
-        labelled = app.settings.metrics_schedule_label
+        labeled = app.settings.metrics_schedule_label
         try:
-            async with asyncio.timeout(PATIENCE):
-                return await app.store.hot(gauges.read, app.clock.now(), GRACE, labelled=labelled)
-        except (StoreError, TimeoutError) as failed:
-            log.warning("the database does not answer a scrape: %s", failed or "too slow")
+            async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+                return await app.store.run_autocommit(
+                    gauges.read_gauges, app.clock.now(), OVERDUE_GRACE_SECONDS, per_schedule=labeled
+                )
+        except (StoreError, TimeoutError) as error:
+            log.warning("could not read gauges from the database: %s", error or "timeout")
             return None
 
 
 def router(app: Timebell) -> APIRouter:
-    """The one endpoint."""
-    routes, reader = APIRouter(), Reader(app)
+    """Return the route of the metrics endpoint."""
+    routes, reader = APIRouter(), GaugeReader(app)
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
         service = app.service
         if service is None:
-            return problem(503, "ENGINE_NOT_RUNNING", "The engine is starting or draining.", {"Retry-After": "1"})
+            return problem_response(
+                503, "ENGINE_NOT_RUNNING", "The engine is starting or draining.", {"Retry-After": "1"}
+            )
         snapshot = Snapshot(
-            service.node.counters, _facts(app, service), await reader.read(), app.settings.metrics_schedule_label
+            service.node.counters, _node_facts(app, service), await reader.read(), app.settings.metrics_schedule_label
         )
-        text, media_type = exposed(snapshot.collect(), request.headers.get("accept", ""))
+        text, media_type = render(snapshot.collect(), request.headers.get("accept", ""))
         return Response(text, media_type=media_type)
 
     return routes
 
 
-def _facts(app: Timebell, service: Service) -> NodeFacts:
-    free = sum(hands.free for hands in service.worker.hands)
+def _node_facts(app: Timebell, service: Service) -> NodeFacts:
+    free = sum(pool.free_slots for pool in service.worker.pools)
     options = service.node.options
     return NodeFacts(
         package_version(), tzdata_version(), service.leader.fence is not None,
-        round((wall() - app.clock.now()).total_seconds(), 6), options.slots + options.threads - free, free,
+        round((system_now() - app.clock.now()).total_seconds(), 6), options.slots + options.threads - free, free,
     )  # fmt: skip

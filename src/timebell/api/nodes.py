@@ -1,4 +1,4 @@
-"""`/nodes`: the processes that run, and which one leads."""
+"""`/nodes`: running engine processes and their leader."""
 
 from __future__ import annotations
 
@@ -8,115 +8,122 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.route import Guarded, Let, changes, missing, reads
-from timebell.api.schemas import Cursor, Id, Instant, Limit, Shown, answer, utc
-from timebell.client.validation import uuid_of
+from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
+from timebell.api.schemas import Cursor, Id, Instant, Limit, ResponseBody, format_utc, json_response
+from timebell.client.validation import parse_uuid
 from timebell.store.cluster import nodes as rows
 from timebell.store.cluster.nodes import Lease, Node
 from timebell.tenancy.roles import Role
 
-LED = 20
-routes = APIRouter(route_class=Guarded, tags=["nodes"])
+MAX_LEADERSHIPS = 20
+routes = APIRouter(route_class=ApiRoute, tags=["nodes"])
 
 
-class Heard(Shown):
-    """What a node takes jobs of."""
+class HandledRoutes(ResponseBody):
+    """Topics and targets that a node handles."""
 
     exact: list[str]
     prefixes: list[str]
     everything: bool
 
 
-class NodeOut(Shown):
-    """A process that runs."""
+class NodeOut(ResponseBody):
+    """Running engine process."""
 
     id: str
     name: str
     version: str
     tzdata: str
-    routes: Annotated[Heard | None, Field(description="Topics and targets; shown to keys of the platform.")]
+    routes: Annotated[
+        HandledRoutes | None, Field(description="Handled topics and targets; null unless the key is a platform key.")
+    ]
     started_at: Instant
     seen_at: Instant
-    alive: Annotated[bool, Field(description="Whether it was seen within a lease.")]
+    alive: Annotated[bool, Field(description="Whether its last heartbeat is within the lease time.")]
     leader: bool
     draining: bool
-    slots: Annotated[int, Field(description="So many jobs may run there at once.")]
-    running: Annotated[int, Field(description="So many did at its last heartbeat.")]
-    clock_ahead_ms: Annotated[int, Field(description="How far its clock is ahead of the database's, which counts.")]
+    slots: Annotated[int, Field(description="Maximum number of concurrent jobs.")]
+    running: Annotated[int, Field(description="Running jobs at its last heartbeat.")]
+    clock_ahead_ms: Annotated[
+        int,
+        Field(description="Milliseconds by which its clock is ahead of the database clock, which is authoritative."),
+    ]
 
 
-class Leadership(Shown):
-    """Who led, from when to when. Of one that did not say that it leaves, the end is when it was last heard of."""
+class Leadership(ResponseBody):
+    """Period of leadership. If the leader did not resign, `endedAt` is the time of its last renewal."""
 
     fence: int
     node_id: str
     node: str
-    taken_at: Instant
+    acquired_at: Instant
     ended_at: Instant | None
     resigned: bool
 
 
-class Leader(Shown):
-    """Who leads, since when. `fence` rises with every change of hands, so it counts them."""
+class Leader(ResponseBody):
+    """Current leader. `fence` increases with every change of leadership."""
 
     node_id: str
     since: Instant | None
     fence: int
 
 
-class NodePage(Shown):
-    """Every node, oldest first; there is one page."""
+class NodePage(ResponseBody):
+    """Page of nodes, oldest first, with the leader and recent leaderships."""
 
     items: list[NodeOut]
     next_cursor: str | None
     leader: Leader | None
     leader_changes: int
-    leaderships: Annotated[list[Leadership], Field(description=f"The last {LED}, newest first.")]
+    leaderships: Annotated[list[Leadership], Field(description=f"Last {MAX_LEADERSHIPS} leaderships, newest first.")]
 
 
-class Draining(Shown):
-    """The node that was asked."""
+class NodeDraining(ResponseBody):
+    """Node whose drain was requested."""
 
     id: str
     draining: bool
 
 
-@routes.get("/nodes", response_model=NodePage, **reads())
-async def list_nodes(let: Let, limit: Limit = 500, cursor: Cursor = None) -> Response:
-    """The processes that run, and which one leads."""
-    lease: Lease = await let.run(rows.lease)
-    found: list[Node] = sorted(await let.run(rows.listed), key=lambda node: node.id)
-    rest = [node for node in found if cursor is None or node.id > cursor]
-    leader = {"nodeId": lease.holder, "since": utc(lease.acquired_at), "fence": lease.fence} if lease.holder else None
-    return answer({
-        "items": [_shown(let, node, lease) for node in rest[:limit]],
+@routes.get("/nodes", response_model=NodePage, **read_route())
+async def list_nodes(ctx: Context, limit: Limit = 500, cursor: Cursor = None) -> Response:
+    """List running nodes and the leader."""
+    lease: Lease = await ctx.run(rows.get_lease)
+    nodes: list[Node] = sorted(await ctx.run(rows.list_nodes), key=lambda node: node.id)
+    rest = [node for node in nodes if cursor is None or node.id > cursor]
+    leader = (
+        {"nodeId": lease.holder, "since": format_utc(lease.acquired_at), "fence": lease.fence} if lease.holder else None
+    )
+    return json_response({
+        "items": [_render_node(ctx, node, lease) for node in rest[:limit]],
         "nextCursor": rest[limit - 1].id if len(rest) > limit else None, "leader": leader,
         "leaderChanges": lease.fence,
         "leaderships": [
-            {"fence": one.fence, "nodeId": one.node_id, "node": one.node, "takenAt": utc(one.taken_at),
-             "endedAt": utc(one.ended_at), "resigned": one.resigned}
-            for one in await let.run(rows.led, LED)
+            {"fence": term.fence, "nodeId": term.node_id, "node": term.node, "acquiredAt": format_utc(term.acquired_at),
+             "endedAt": format_utc(term.ended_at), "resigned": term.resigned}
+            for term in await ctx.run(rows.list_leaderships, MAX_LEADERSHIPS)
         ],
     })  # fmt: skip
 
 
-@routes.post("/nodes/{id}/drain", response_model=Draining, **changes("node.drain", Role.PLATFORM))
-async def drain_node(id: Id, let: Let) -> Response:
-    """Ask a node to finish what runs there and leave; it claims nothing more within a heartbeat."""
-    known = let.subject = uuid_of(id)
-    if known is None or not await let.run(rows.drain, known):
-        raise missing("node", id)
-    return answer({"id": known, "draining": True})
+@routes.post("/nodes/{id}/drain", response_model=NodeDraining, **change_route("node.drain", Role.PLATFORM))
+async def drain_node(id: Id, ctx: Context) -> Response:
+    """Drain a node: within a heartbeat it stops claiming; it exits when its running jobs have finished."""
+    valid_id = ctx.subject = parse_uuid(id)
+    if valid_id is None or not await ctx.run(rows.request_drain, valid_id):
+        raise not_found("node", id)
+    return json_response({"id": valid_id, "draining": True})
 
 
-def _shown(let: Let, node: Node, lease: Lease) -> dict[str, Any]:
-    heard = node.routes.params() if let.caller.everywhere else None
-    if heard is not None:
-        heard = {**heard, "exact": sorted(heard["exact"]), "prefixes": sorted(heard["prefixes"])}
+def _render_node(ctx: Context, node: Node, lease: Lease) -> dict[str, Any]:
+    handled = node.routes.sql_params() if ctx.caller.is_platform else None
+    if handled is not None:
+        handled = {**handled, "exact": sorted(handled["exact"]), "prefixes": sorted(handled["prefixes"])}
     return {
-        "id": node.id, "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": heard,
-        "startedAt": utc(node.started_at), "seenAt": utc(node.seen_at),
-        "alive": let.now - node.seen_at <= timedelta(seconds=let.app.settings.scheduler_lease),
+        "id": node.id, "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": handled,
+        "startedAt": format_utc(node.started_at), "seenAt": format_utc(node.seen_at),
+        "alive": ctx.now - node.seen_at <= timedelta(seconds=ctx.app.settings.scheduler_lease),
         "leader": node.id == lease.holder, "draining": node.draining, "slots": node.slots, "running": node.running,
         "clockAheadMs": node.clock_ahead,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Errors over HTTP: RFC 9457 problems with a stable code, and never a stack trace."""
+"""Error responses: RFC 9457 problems with a stable code, without stack traces."""
 
 from __future__ import annotations
 
@@ -31,47 +31,53 @@ from timebell.tenancy.limits import LimitReached
 
 log = logging.getLogger("timebell.api")
 
-STATUS: tuple[tuple[type[TimebellError], int], ...] = (
+STATUS_BY_ERROR: tuple[tuple[type[TimebellError], int], ...] = (
     (Unauthorized, 401), (TooManyWrongKeys, 429), (LimitReached, 429), (BodyTooLarge, 413),
     (BodyTooSlow, 408), (MediaTypeUnsupported, 415),
     (RevisionStale, 412), (RevisionMissing, 428), (InThePast, 400), (NotFound, 404), (Conflict, 409), (Refused, 403),
     (StoreError, 503), (InvalidInput, 422),
 )  # fmt: skip
-# The field that an error of ours is about, where its code says so.
+# JSON pointer of the field that an error code refers to.
 POINTERS = {
     "INVALID_CRON": "/cronExpression", "INVALID_RRULE": "/rrule", "INVALID_INTERVAL": "/interval",
     "INVALID_DATES": "/dates", "INVALID_TIMEZONE": "/timezone", "TIMEZONE_MISSING": "/timezone",
-    "RUN_AT_INVALID": "/runAt", "RUN_AT_WITHOUT_TIMEZONE": "/timezone", "PAYLOAD_TOO_LARGE": "/payload",
-    "INVALID_RETRY": "/retry", "TARGET_UNKNOWN": "/target", "TARGET_OPTIONS_INVALID": "/target",
-    "URL_INVALID": "/target/url", "INVALID_LABELS": "/labels", "INVALID_KEY": "/key", "INVALID_QUEUE": "/queue",
+    "INVALID_RUN_AT": "/runAt", "RUN_AT_WITHOUT_TIMEZONE": "/timezone", "PAYLOAD_TOO_LARGE": "/payload",
+    "INVALID_RETRY": "/retry", "TARGET_UNKNOWN": "/target", "INVALID_TARGET_OPTIONS": "/target",
+    "INVALID_URL": "/target/url", "INVALID_LABELS": "/labels", "INVALID_KEY": "/key", "INVALID_QUEUE": "/queue",
     "INVALID_CALENDAR": "/calendar", "CALENDAR_NOT_FOUND": "/calendar", "NAME_MISSING": "/name",
-    "TOPIC_MISSING": "/topic", "TOPIC_INVALID": "/topic", "INVALID_CURSOR": "query cursor",
+    "TOPIC_MISSING": "/topic", "INVALID_TOPIC": "/topic", "INVALID_CURSOR": "query cursor",
 }  # fmt: skip
-OURS = ("UNKNOWN_FIELD",)
-UNPARSED = ("JSON_INVALID", "KEY_IN_URL")
+PRESERVED_CODES = ("UNKNOWN_FIELD",)
+BAD_REQUEST_CODES = ("INVALID_JSON", "KEY_IN_URL")
 
 
-def problem(
+def problem_response(
     status: int,
     code: str,
     detail: str,
     headers: Mapping[str, str] | None = None,
-    **more: Any,
+    **members: Any,
 ) -> Response:
-    """One problem as a response; members of None are left out."""
+    """Return a problem response. Members that are None are omitted."""
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "code": code, "detail": detail}
-    body |= {name: value for name, value in more.items() if value is not None}
+    body |= {name: value for name, value in members.items() if value is not None}
     return Response(orjson.dumps(body), status, dict(headers or {}), media_type="application/problem+json")
 
 
-def of(error: TimebellError, request_id: str | None, errors: Sequence[Mapping[str, Any]] | None = None) -> Response:
-    """The problem that an error of ours is."""
-    status = 400 if error.code in UNPARSED else next((code for kind, code in STATUS if isinstance(error, kind)), 500)
+def problem_for(
+    error: TimebellError, request_id: str | None, errors: Sequence[Mapping[str, Any]] | None = None
+) -> Response:
+    """Return the problem response for a TimebellError."""
+    status = (
+        400
+        if error.code in BAD_REQUEST_CODES
+        else next((code for kind, code in STATUS_BY_ERROR if isinstance(error, kind)), 500)
+    )
     headers = {}
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Bearer realm="timebell"'
     if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
-        headers["Connection"] = "close"  # the rest of the body is not read
+        headers["Connection"] = "close"  # the rest of the request body is not read
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         after = getattr(error, "retry_after", None)
         headers["Retry-After"] = str(math.ceil(after or 60))
@@ -83,62 +89,67 @@ def of(error: TimebellError, request_id: str | None, errors: Sequence[Mapping[st
     if status == HTTPStatus.UNPROCESSABLE_ENTITY and errors is None:
         fix = {"fix": error.fix} if error.fix else {}
         errors = [{"pointer": POINTERS.get(error.code, ""), "detail": error.message, "code": error.code, **fix}]
-    return problem(
+    return problem_response(
         status, error.code, detail, headers, fix=error.fix or None, existing=getattr(error, "existing", None),
         limit=getattr(error, "limit", None), errors=errors, requestId=request_id,
     )  # fmt: skip
 
 
-def install(web: FastAPI) -> None:
-    """Make every error of this application a problem."""
+def install_handlers(web: FastAPI) -> None:
+    """Install exception handlers that turn every error into a problem response."""
 
     @web.exception_handler(TimebellError)
-    async def _ours(request: Request, error: TimebellError) -> Response:
+    async def _handle_timebell_error(request: Request, error: TimebellError) -> Response:
         if isinstance(error, StoreError):
             log.warning("%s %s: %s", request.method, request.url.path, error)
-        return of(error, _id(request))
+        return problem_for(error, _request_id(request))
 
     @web.exception_handler(RequestValidationError)
-    async def _unfit(request: Request, unfit: RequestValidationError) -> Response:
-        errors = [_field(error) for error in unfit.errors()[:20]]
-        first = errors[0] if errors else {"detail": "It does not fit.", "pointer": "", "code": ""}
-        said = f"{first['pointer'] or 'The request'}: {first['detail']}"
+    async def _handle_validation_error(request: Request, invalid: RequestValidationError) -> Response:
+        errors = [_render_field_error(error) for error in invalid.errors()[:20]]
+        first = errors[0] if errors else {"detail": "The request is invalid.", "pointer": "", "code": ""}
+        detail = f"{first['pointer'] or 'The request'}: {first['detail']}"
         code = first["code"]
-        return problem(
+        return problem_response(
             422,
-            code if code in OURS else "FIELDS_INVALID",
-            said,
+            code if code in PRESERVED_CODES else "INVALID_FIELDS",
+            detail,
             fix=first.get("fix"),
             errors=errors,
-            requestId=_id(request),
+            requestId=_request_id(request),
         )
 
     @web.exception_handler(HTTPException)
-    async def _refused(request: Request, refused: HTTPException) -> Response:
-        code = HTTPStatus(refused.status_code).name
-        detail = f"{request.method} {request.url.path}: {refused.detail}."
-        return problem(refused.status_code, code, detail, dict(refused.headers or {}), requestId=_id(request))
+    async def _handle_http_exception(request: Request, error: HTTPException) -> Response:
+        code = HTTPStatus(error.status_code).name
+        detail = f"{request.method} {request.url.path}: {error.detail}."
+        return problem_response(
+            error.status_code, code, detail, dict(error.headers or {}), requestId=_request_id(request)
+        )
 
     @web.exception_handler(Exception)
-    async def _broken(request: Request, broken: Exception) -> Response:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=broken)
-        return problem(500, "INTERNAL_ERROR", "This is a fault of Timebell; its log says more.", requestId=_id(request))
+    async def _handle_unexpected_error(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return problem_response(
+            500, "INTERNAL_ERROR", "Internal error of Timebell; see its log.", requestId=_request_id(request)
+        )
 
 
-def _id(request: Request) -> str | None:
+def _request_id(request: Request) -> str | None:
     return getattr(request.state, "id", None)
 
 
-def _field(error: Mapping[str, Any]) -> dict[str, str]:
-    """What pydantic says of one field: where, in words, and a code."""
-    where = [str(part) for part in error["loc"]]
-    place, rest = where[0], where[1:]
+def _render_field_error(error: Mapping[str, Any]) -> dict[str, str]:
+    """Convert a Pydantic error to a pointer, a detail text and a code."""
+    location = [str(part) for part in error["loc"]]
+    place, rest = location[0], location[1:]
     pointer = "/" + "/".join(part.replace("~", "~0").replace("/", "~1") for part in rest) if rest else ""
     if place != "body":
         pointer = f"{place} {'.'.join(rest)}"
-    ours = error.get("ctx", {}).get("error")
-    if isinstance(ours, UnknownField):
-        pointer = f"{pointer.rstrip('/')}/{ours.name}"
-    if isinstance(ours, TimebellError):
-        return {"pointer": pointer, "detail": ours.message, "code": ours.code} | ({"fix": ours.fix} if ours.fix else {})
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, UnknownField):
+        pointer = f"{pointer.rstrip('/')}/{cause.name}"
+    if isinstance(cause, TimebellError):
+        fix = {"fix": cause.fix} if cause.fix else {}
+        return {"pointer": pointer, "detail": cause.message, "code": cause.code} | fix
     return {"pointer": pointer, "detail": error["msg"], "code": str(error["type"]).upper()}

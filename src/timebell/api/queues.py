@@ -1,6 +1,7 @@
-"""`/queues`: limits and pauses; and the switch that stops all firing.
+"""`/queues`: limits and pauses of queues, and the global pause.
 
-Queues are shared by all tenants, so only keys of the platform change them; everyone sees the jobs of one's own tenant.
+Queues are shared by all tenants,
+so only platform keys may change them. The job counts include only the caller's tenant.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.route import Guarded, Let, changes, reads
+from timebell.api.route import ApiRoute, Context, change_route, read_route
 from timebell.api.schedules import PauseIn
-from timebell.api.schemas import Body, Id, Shown, answer
-from timebell.client.validation import queue_name
+from timebell.api.schemas import Id, RequestBody, ResponseBody, json_response
+from timebell.client.validation import check_queue_name
 from timebell.model.limits import Limits
 from timebell.store.jobs import queues as rows
 from timebell.tenancy.roles import Role
 
-routes = APIRouter(route_class=Guarded, tags=["queues"])
+routes = APIRouter(route_class=ApiRoute, tags=["queues"])
 
 
-class QueueOut(Shown):
-    """A queue; `pending` and `running` are the caller's jobs there."""
+class QueueOut(ResponseBody):
+    """Queue with its limits. `pending` and `running` count jobs of the caller's tenant."""
 
     name: str
     concurrency: int | None
@@ -35,99 +36,102 @@ class QueueOut(Shown):
     running: int
 
 
-class Queues(Shown):
-    """Every queue by name. `exact` is false where there are more jobs than were counted."""
+class QueuePage(ResponseBody):
+    """All queues, sorted by name. `exact` is false if the job counts reached their maximum."""
 
     items: list[QueueOut]
     next_cursor: None = None
     exact: bool
-    everything: Everything
+    everything: GlobalPause
 
 
-class Everything(Shown):
-    """Whether all firing is stopped, and why."""
+class GlobalPause(ResponseBody):
+    """State of the global pause, which stops all firing."""
 
     paused: bool
     pause_reason: str | None
 
 
-class QueueIn(Body):
-    """The limits of a queue over all nodes; null or left out: no limit."""
+class QueueIn(RequestBody):
+    """Limits of a queue across all nodes. null or omitted means unlimited."""
 
-    concurrency: Annotated[int | None, Field(ge=1, le=10**6, description="So many jobs at once.")] = None
-    rate: Annotated[int | None, Field(ge=1, le=10**6, description="So many starts in any perSeconds.")] = None
-    per_seconds: Annotated[float, Field(ge=0.001, le=10**6)] = 1.0
-    concurrency_per_group: Annotated[int | None, Field(ge=1, le=10**6, description="At once of each group.")] = None
+    concurrency: Annotated[int | None, Field(ge=1, le=10**6, description="Maximum number of concurrent jobs.")] = None
+    rate: Annotated[int | None, Field(ge=1, le=10**6, description="Maximum number of starts in any perSeconds.")] = None
+    per_seconds: Annotated[float, Field(ge=0.001, le=10**6, description="Window of rate in seconds.")] = 1.0
+    concurrency_per_group: Annotated[
+        int | None, Field(ge=1, le=10**6, description="Maximum number of concurrent jobs of one group.")
+    ] = None
 
 
-async def _all(let: Let) -> tuple[dict[str, dict[str, Any]], bool]:
-    found, exact = await let.run(rows.listed, let.tenant_id)
+async def _load_queues(ctx: Context) -> tuple[dict[str, dict[str, Any]], bool]:
+    queues, exact = await ctx.run(rows.list_queues, ctx.tenant_id)
     return {
-        one.name: {
-            "name": one.name, "concurrency": one.limits.concurrency, "rate": one.limits.rate,
-            "perSeconds": one.limits.per, "concurrencyPerGroup": one.limits.concurrency_per_group,
-            "paused": one.paused, "pauseReason": one.pause_reason, "pending": one.pending, "running": one.running,
+        queue.name: {
+            "name": queue.name, "concurrency": queue.limits.concurrency, "rate": queue.limits.rate,
+            "perSeconds": queue.limits.per, "concurrencyPerGroup": queue.limits.concurrency_per_group,
+            "paused": queue.paused, "pauseReason": queue.pause_reason, "pending": queue.pending,
+            "running": queue.running,
         }
-        for one in found
+        for queue in queues
     }, exact  # fmt: skip
 
 
-def _everything(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    switch = found.pop(rows.EVERYTHING, {"paused": False, "pauseReason": None})
-    return {"paused": switch["paused"], "pauseReason": switch["pauseReason"]}
+def _render_global_pause(queues: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    pause = queues.pop(rows.ALL_QUEUES, {"paused": False, "pauseReason": None})
+    return {"paused": pause["paused"], "pauseReason": pause["pauseReason"]}
 
 
-async def _before(let: Let, name: str) -> str:
-    """The name, checked; and what it is now, for the audit record. Raises InvalidInput (INVALID_QUEUE)."""
-    let.subject, let.before = queue_name(name), (await _all(let))[0].get(name)
+async def _prepare_change(ctx: Context, name: str) -> str:
+    """Validate the name and record the queue as the audit subject. Raises InvalidInput (INVALID_QUEUE)."""
+    ctx.subject, ctx.before = check_queue_name(name), (await _load_queues(ctx))[0].get(name)
     return name
 
 
-async def _one(let: Let, name: str) -> Response:
-    return answer((await _all(let))[0][name])
+async def _queue_response(ctx: Context, name: str) -> Response:
+    return json_response((await _load_queues(ctx))[0][name])
 
 
-@routes.get("/queues", response_model=Queues, **reads())
-async def list_queues(let: Let) -> Response:
-    """Queues that have a limit, a pause, or live jobs of the caller."""
-    found, exact = await _all(let)
-    everything = _everything(found)
-    return answer({"items": list(found.values()), "nextCursor": None, "exact": exact, "everything": everything})
+@routes.get("/queues", response_model=QueuePage, **read_route())
+async def list_queues(ctx: Context) -> Response:
+    """List queues that have a limit, a pause, or live jobs of the caller's tenant."""
+    queues, exact = await _load_queues(ctx)
+    everything = _render_global_pause(queues)
+    return json_response({"items": list(queues.values()), "nextCursor": None, "exact": exact, "everything": everything})
 
 
-@routes.put("/queues/{name}", response_model=QueueOut, **changes("queue.put", Role.PLATFORM))
-async def put_queue(name: Id, body: QueueIn, let: Let) -> Response:
-    """Set what it allows, all of it."""
-    limits = Limits.read(body.concurrency, body.rate, body.per_seconds, body.concurrency_per_group)
-    await let.run(rows.put, await _before(let, name), limits)
-    return await _one(let, name)
+@routes.put("/queues/{name}", response_model=QueueOut, **change_route("queue.put", Role.PLATFORM))
+async def put_queue(name: Id, body: QueueIn, ctx: Context) -> Response:
+    """Replace all limits of a queue."""
+    limits = Limits.parse(body.concurrency, body.rate, body.per_seconds, body.concurrency_per_group)
+    await ctx.run(rows.set_limits, await _prepare_change(ctx, name), limits)
+    return await _queue_response(ctx, name)
 
 
-@routes.post("/queues/{name}/pause", response_model=QueueOut, **changes("queue.pause", Role.PLATFORM))
-async def pause_queue(name: Id, let: Let, body: PauseIn | None = None) -> Response:
-    """Start no more of its jobs; those that run go on."""
-    await let.run(rows.pause, await _before(let, name), body.reason if body else None)
-    return await _one(let, name)
+@routes.post("/queues/{name}/pause", response_model=QueueOut, **change_route("queue.pause", Role.PLATFORM))
+async def pause_queue(name: Id, ctx: Context, body: PauseIn | None = None) -> Response:
+    """Pause a queue: no more of its jobs start. Running jobs continue."""
+    await ctx.run(rows.pause, await _prepare_change(ctx, name), body.reason if body else None)
+    return await _queue_response(ctx, name)
 
 
-@routes.post("/queues/{name}/resume", response_model=QueueOut, **changes("queue.resume", Role.PLATFORM))
-async def resume_queue(name: Id, let: Let) -> Response:
-    """Start its jobs again."""
-    await let.run(rows.resume, await _before(let, name))
-    return await _one(let, name)
+@routes.post("/queues/{name}/resume", response_model=QueueOut, **change_route("queue.resume", Role.PLATFORM))
+async def resume_queue(name: Id, ctx: Context) -> Response:
+    """Resume a paused queue."""
+    await ctx.run(rows.resume, await _prepare_change(ctx, name))
+    return await _queue_response(ctx, name)
 
 
-@routes.post("/pause-all", response_model=Everything, **changes("everything.pause", Role.PLATFORM))
-async def pause_all(let: Let, body: PauseIn | None = None) -> Response:
-    """Stop all firing on every node: nothing is planned or started; what runs goes on."""
-    let.subject, let.before = rows.EVERYTHING, _everything((await _all(let))[0])
-    await let.run(rows.pause, rows.EVERYTHING, body.reason if body else None)
-    return answer(_everything((await _all(let))[0]))
+@routes.post("/pause-all", response_model=GlobalPause, **change_route("everything.pause", Role.PLATFORM))
+async def pause_all(ctx: Context, body: PauseIn | None = None) -> Response:
+    """Stop all firing on every node: nothing is planned or started. Running jobs continue."""
+    ctx.subject, ctx.before = rows.ALL_QUEUES, _render_global_pause((await _load_queues(ctx))[0])
+    await ctx.run(rows.pause, rows.ALL_QUEUES, body.reason if body else None)
+    return json_response(_render_global_pause((await _load_queues(ctx))[0]))
 
 
-@routes.post("/resume-all", response_model=Everything, **changes("everything.resume", Role.PLATFORM))
-async def resume_all(let: Let) -> Response:
-    """Fire again. What was due meanwhile is treated as after an outage."""
-    let.subject, let.before = rows.EVERYTHING, _everything((await _all(let))[0])
-    await let.run(rows.resume, rows.EVERYTHING)
-    return answer(_everything((await _all(let))[0]))
+@routes.post("/resume-all", response_model=GlobalPause, **change_route("everything.resume", Role.PLATFORM))
+async def resume_all(ctx: Context) -> Response:
+    """Resume firing. Occurrences that became due in the meantime are handled as after an outage."""
+    ctx.subject, ctx.before = rows.ALL_QUEUES, _render_global_pause((await _load_queues(ctx))[0])
+    await ctx.run(rows.resume, rows.ALL_QUEUES)
+    return json_response(_render_global_pause((await _load_queues(ctx))[0]))

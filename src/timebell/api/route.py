@@ -1,9 +1,9 @@
-"""The one wall that every request to the API goes through.
+"""Route class with authentication, authorization, throttling, idempotency and auditing.
 
-A route says what it asks (`**reads(Role.VIEWER)`, `**changes("schedule.pause", Role.OPERATOR)`); without that the
-server does not start. `Guarded` then does, in this order: lets the caller in, checks role and scope, paces the
-tenant, reads the body with its limits, and for a change opens one transaction for all of it: the Idempotency-Key,
-the change, its audit record and the kept answer exist together or not at all.
+Each route declares its requirements (`**read_route(Role.VIEWER)`, `**change_route("schedule.pause", Role.OPERATOR)`);
+without them the server does not start. `ApiRoute` then authenticates the caller, checks role and scope, throttles the
+tenant and reads the body within its limits, in this order. A change runs in a single transaction, so the
+Idempotency-Key, the change, its audit record and the stored response are committed together or not at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from timebell.api import inbound_webhook_authentication
-from timebell.api.authentication import Caller, Door
+from timebell.api.authentication import Authenticator, Caller
 from timebell.app import Timebell
 from timebell.errors import InvalidInput, NotFound, Refused
 from timebell.ids import new_id
@@ -30,194 +30,219 @@ from timebell.model.payload import read_json
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.tenancy import idempotency, usage
-from timebell.store.tenancy.idempotency import Answer
+from timebell.store.tenancy.idempotency import StoredResponse
 from timebell.store.transaction import Transaction
 from timebell.tenancy.limits import Limits
 from timebell.tenancy.roles import Role, require
 
-PREFIX = "/api/v1"
-MOST_BYTES = 256 * 1024
-BODY_WITHIN = 20.0  # seconds
+API_PREFIX = "/api/v1"
+MAX_BODY_BYTES = 256 * 1024
+BODY_TIMEOUT_SECONDS = 20.0
 JSON_TYPES = ("application/json", "application/merge-patch+json")
-REPLAYED = "Idempotency-Replayed"
-KEPT_HEADERS = ("etag", "location", "content-type")
-# What a tenant has limits for, by the actions that make it.
-MAKES = {
+REPLAYED_HEADER = "Idempotency-Replayed"
+STORED_HEADERS = ("etag", "location", "content-type")
+# Limited resource by the action that creates it.
+LIMIT_BY_ACTION = {
     "schedule.create": "schedules", "schedule.put": "schedules", "schedule.trigger": "jobs",
     "schedule.backfill": "jobs", "schedule.resume": "jobs", "job.create": "jobs", "job.retry": "jobs",
-    "job.resend": "jobs",
+    "job.redeliver": "jobs",
 }  # fmt: skip
 
 
-def reads(role: Role = Role.VIEWER) -> dict[str, Any]:
-    """What a route asks that changes nothing."""
+def read_route(role: Role = Role.VIEWER) -> dict[str, Any]:
+    """Declare a read-only route and the role it requires."""
     return {"openapi_extra": {"x-role": role.value}}
 
 
-def changes(action: str, role: Role, *, streams: bool = False, signed: bool = False) -> dict[str, Any]:
-    """What a route asks that changes something: `action` goes into the audit log. One that `streams` reads its body
-    itself, and writes in transactions of its own. To one that is `signed` systems come without a key of ours, too."""
-    own = {name: True for name, is_so in (("x-streams", streams), ("x-signed", signed)) if is_so}
-    return {"openapi_extra": {"x-role": role.value, "x-action": action, **own}}
+def change_route(action: str, role: Role, *, streams: bool = False, signed: bool = False) -> dict[str, Any]:
+    """Declare a route that changes data, and the role it requires.
+
+    `action` is its name in the audit log. With `streams` the route reads its body and opens its transactions itself.
+    With `signed` it also accepts webhooks that are authenticated by a signature or URL token instead of an API key.
+    """
+    flags = {name: True for name, is_set in (("x-streams", streams), ("x-signed", signed)) if is_set}
+    return {"openapi_extra": {"x-role": role.value, "x-action": action, **flags}}
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request that was let in, for the function that answers it. `connection` is its transaction, if it changes
-    something; `subject` is what the audit record names, `before` what that was; `kept` is the answer to a repeated
-    request, where that must not be the first one again. `operates`: it made an operation; `dry`: it changed nothing.
-    `plans` and `works`: the planner and the worker of this node are to look at what it changed."""
+class RequestContext:
+    """Authenticated request, passed to route functions.
+
+    connection: the transaction of a change; None for reads.
+    subject: id or name of the changed object, for the audit record; `before` is its previous state.
+    replay_body: body to store for repeated requests, if it must differ from the first response (secrets).
+    started_operation: the request created an operation, so wake the operation runner.
+    dry_run: the request changed nothing, so it is neither audited nor counted.
+    wakes_planner, wakes_worker: wake the planner or worker of this node after the commit.
+    """
 
     app: Timebell
-    door: Door
+    authenticator: Authenticator
     caller: Caller
     now: datetime
-    id: str
+    request_id: str
     limits: Limits
     connection: Any = None
     subject: str | None = None
     before: Any = None
-    kept: Any = None
-    operates: bool = False
-    dry: bool = False
-    plans: bool = True
-    works: bool = True
+    replay_body: Any = None
+    started_operation: bool = False
+    dry_run: bool = False
+    wakes_planner: bool = True
+    wakes_worker: bool = True
 
     @property
     def tenant_id(self) -> str:
-        """The tenant of the caller: every query has it."""
+        """Tenant of the caller. Every query must filter by it."""
         return self.caller.tenant_id
 
     async def run(self, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run an operation of the store, in the transaction of the request if it has one."""
+        """Run a store operation, in the transaction of the request if there is one."""
         if self.connection is None:
             return await self.app.store.run(operation, *args, **kwargs)
         return await self.app.store.join(self.connection, operation, *args, **kwargs)
 
 
-async def _asked(request: Request) -> Asked:
-    asked: Asked = request.state.asked
-    return asked
+async def _get_context(request: Request) -> RequestContext:
+    context: RequestContext = request.state.context
+    return context
 
 
-Let = Annotated[Asked, Depends(_asked)]
-"""The parameter by which a route's function gets its `Asked`."""
+Context = Annotated[RequestContext, Depends(_get_context)]
+"""Type of the parameter that receives the RequestContext in route functions."""
 
 
-class Guarded(APIRoute):
-    """A route behind the wall."""
+class ApiRoute(APIRoute):
+    """Route that enforces what read_route() or change_route() declared."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """As in APIRoute."""
         inner = super().get_route_handler()
         extra = self.openapi_extra or {}
         role, action, streams = Role(extra["x-role"]), extra.get("x-action"), extra.get("x-streams", False)
-        scope = self.path.removeprefix(PREFIX).split("/")[1]
+        scope = self.path.removeprefix(API_PREFIX).split("/")[1]
 
         async def handle(request: Request) -> Response:
             if "\0" in request.url.path or "%00" in request.url.query:
-                raise InvalidInput("There is a NUL in the URL.", code="INVALID_URL", fix="Leave it out.")
-            door: Door = request.app.state.door
-            app = door.app
+                raise InvalidInput("The URL contains a NUL character.", code="INVALID_URL", fix="Remove it.")
+            authenticator: Authenticator = request.app.state.authenticator
+            app = authenticator.app
             await app.open()
             caller = await (
-                inbound_webhook_authentication.admit(request, door) if extra.get("x-signed") else door.admit(request)
+                inbound_webhook_authentication.authenticate(request, authenticator)
+                if extra.get("x-signed")
+                else authenticator.authenticate(request)
             )
             require(caller.role, role)
             if caller.key is not None and not caller.key.permits(scope):
-                raise Refused(f"This key is not for {scope}.", code="SCOPE_MISSING", fix="Make one that is.")
-            request.state.headers.update(await door.pace(caller))
-            limits = await door.limits(caller.tenant_id)
-            asked = request.state.asked = Asked(app, door, caller, app.clock.now(), request.state.id, limits)
+                raise Refused(
+                    f"The key lacks the scope {scope}.", code="SCOPE_MISSING", fix="Use a key with this scope."
+                )
+            request.state.headers.update(await authenticator.throttle(caller))
+            limits = await authenticator.tenant_limits(caller.tenant_id)
+            context = request.state.context = RequestContext(
+                app, authenticator, caller, app.clock.now(), request.state.id, limits
+            )
             if not streams:
                 await _read_body(request)
             if action is None or streams:
                 return await inner(request)
-            return await _change(request, asked, action, inner)
+            return await _execute_change(request, context, action, inner)
 
         return handle
 
 
-async def _change(request: Request, asked: Asked, action: str, inner: Callable[[Request], Any]) -> Response:
-    """Answer in one transaction, with its audit record; a conflict that passes by itself is tried again."""
-    store = asked.app.store
-    for last in (False, False, True):
+async def _execute_change(
+    request: Request, ctx: RequestContext, action: str, inner: Callable[[Request], Any]
+) -> Response:
+    """Run the change and its audit record in one transaction; retry transient conflicts twice."""
+    store = ctx.app.store
+    for is_last_try in (False, False, True):
         try:
-            async with asked.door.changing, store.begin() as asked.connection:
-                response = await _once(request, asked, action, inner)
+            async with ctx.authenticator.change_slots, store.begin() as ctx.connection:
+                response = await _run_idempotently(request, ctx, action, inner)
             break
-        except Exception as failed:
-            if last or not store.passes(failed):
+        except Exception as error:
+            if is_last_try or not store.is_transient(error):
                 raise
-    if REPLAYED not in response.headers:
-        if asked.plans:
-            asked.app._planning.poke()
-        if asked.works:
-            asked.app._working.poke()
-        if asked.operates and asked.app.service is not None:
-            asked.app.service.operate()
+    if REPLAYED_HEADER not in response.headers:
+        if ctx.wakes_planner:
+            ctx.app._planner_alarm.wake()
+        if ctx.wakes_worker:
+            ctx.app._worker_alarm.wake()
+        if ctx.started_operation and ctx.app.service is not None:
+            ctx.app.service.wake_operations()
     return response
 
 
-async def _once(request: Request, asked: Asked, action: str, inner: Callable[[Request], Any]) -> Response:
+async def _run_idempotently(
+    request: Request, ctx: RequestContext, action: str, inner: Callable[[Request], Any]
+) -> Response:
     key, body = _idempotency_key(request), await request.body()
     digest = ""
     if key is not None:
-        # Under the secret key, as what was sent may be a secret that can be guessed.
-        asks = f"{request.method} {request.url.path}?{request.url.query}\n".encode() + body
-        digest = hmac.new((asked.app.settings.secret_key or "").encode(), asks, sha256).hexdigest()
-        kept: Answer | None = await asked.run(idempotency.take, asked.tenant_id, key, digest, asked.now)
-        if kept is not None:
-            return _again(kept, digest)
-    asked.subject = asked.before = asked.kept = None
-    asked.plans = asked.works = True
+        # HMAC instead of a plain hash: the body may contain a secret that could be guessed from its hash.
+        request_text = f"{request.method} {request.url.path}?{request.url.query}\n".encode() + body
+        digest = hmac.new((ctx.app.settings.secret_key or "").encode(), request_text, sha256).hexdigest()
+        previous: StoredResponse | None = await ctx.run(idempotency.claim_key, ctx.tenant_id, key, digest, ctx.now)
+        if previous is not None:
+            return _replay_response(previous, digest)
+    ctx.subject = ctx.before = ctx.replay_body = None
+    ctx.wakes_planner = ctx.wakes_worker = True
     response: Response = await inner(request)
-    again = bytes(response.body) if asked.kept is None else orjson.dumps(asked.kept)
-    answer = None
+    replay_body = bytes(response.body) if ctx.replay_body is None else orjson.dumps(ctx.replay_body)
+    stored = None
     if key is not None:
-        headers = {name: response.headers[name] for name in KEPT_HEADERS if name in response.headers}
-        answer = Answer(digest, response.status_code, headers, again.decode())
-    await asked.run(_seal, asked, action, len(body), again or None, key, answer)
+        headers = {name: response.headers[name] for name in STORED_HEADERS if name in response.headers}
+        stored = StoredResponse(digest, response.status_code, headers, replay_body.decode())
+    await ctx.run(_finish_change, ctx, action, len(body), replay_body or None, key, stored)
     return response
 
 
-def _seal(
-    tx: Transaction, asked: Asked, action: str, size: int, after: bytes | None, key: str | None, answer: Answer | None
+def _finish_change(
+    tx: Transaction,
+    ctx: RequestContext,
+    action: str,
+    size: int,
+    after: bytes | None,
+    key: str | None,
+    stored: StoredResponse | None,
 ) -> None:
-    """What every change ends with: what was sent is counted, the tenant held to its limits with what this request made,
-    the audit record written and the answer kept. Raises LimitReached."""
-    if not asked.dry:
+    """Finish a change: count usage, check the tenant's limits, write the audit record and store the response.
+
+    Limits are checked after the change, so that they include what the request created. Raises LimitReached.
+    """
+    if not ctx.dry_run:
         if size:
-            usage.add(tx, asked.tenant_id, asked.now, payload_bytes=size, by=asked.id)
-        usage.check(tx, asked.tenant_id, asked.limits, asked.now, MAKES.get(action))
-        audit_log.write(tx, _record(asked, action, after))
-    if key is not None and answer is not None:
-        idempotency.keep(tx, asked.tenant_id, key, answer)
+            usage.add_usage(tx, ctx.tenant_id, ctx.now, payload_bytes=size, shard_key=ctx.request_id)
+        usage.check_limits(tx, ctx.tenant_id, ctx.limits, ctx.now, LIMIT_BY_ACTION.get(action))
+        audit_log.write_record(tx, _audit_record(ctx, action, after))
+    if key is not None and stored is not None:
+        idempotency.store_response(tx, ctx.tenant_id, key, stored)
 
 
-async def record(asked: Asked, action: str) -> None:
+async def write_audit_record(ctx: RequestContext, action: str) -> None:
     """Write the audit record of a change, in its transaction."""
-    await asked.run(audit_log.write, _record(asked, action, None))
+    await ctx.run(audit_log.write_record, _audit_record(ctx, action, None))
 
 
-def _record(asked: Asked, action: str, after: bytes | None) -> AuditRecord:
-    """`after` is what the subject has become."""
+def _audit_record(ctx: RequestContext, action: str, after: bytes | None) -> AuditRecord:
+    """Build the audit record. `after` is the new state of the subject; only its hash is stored."""
     return AuditRecord(
-        id=new_id(asked.now), tenant_id=asked.tenant_id, at=asked.now, actor=asked.caller.actor, action=action,
-        subject=asked.subject, key_id=asked.caller.key.id if asked.caller.key else None, address=asked.caller.address,
-        before=None if asked.before is None else sha256(orjson.dumps(asked.before, default=str)).hexdigest(),
-        after=None if after is None else sha256(after).hexdigest(), request_id=asked.id,
+        id=new_id(ctx.now), tenant_id=ctx.tenant_id, at=ctx.now, actor=ctx.caller.actor, action=action,
+        subject=ctx.subject, key_id=ctx.caller.key.id if ctx.caller.key else None, address=ctx.caller.address,
+        before=None if ctx.before is None else sha256(orjson.dumps(ctx.before, default=str)).hexdigest(),
+        after=None if after is None else sha256(after).hexdigest(), request_id=ctx.request_id,
     )  # fmt: skip
 
 
-def _again(kept: Answer, digest: str) -> Response:
-    """The first answer again. Raises InvalidInput when that was to another request."""
-    if kept.request != digest:
+def _replay_response(stored: StoredResponse, digest: str) -> Response:
+    """Return the stored response. Raises InvalidInput if the key was used with a different request."""
+    if stored.request_digest != digest:
         raise InvalidInput(
-            "This Idempotency-Key came with another request before.", code="IDEMPOTENCY_KEY_REUSED",
+            "This Idempotency-Key was used with a different request.", code="IDEMPOTENCY_KEY_REUSED",
             fix="Use a new key for every new request.",
         )  # fmt: skip
-    return Response(kept.body, kept.status, {**kept.headers, REPLAYED: "true"})
+    return Response(stored.body, stored.status, {**stored.headers, REPLAYED_HEADER: "true"})
 
 
 def _idempotency_key(request: Request) -> str | None:
@@ -226,50 +251,56 @@ def _idempotency_key(request: Request) -> str | None:
         return None
     if not 0 < len(key) <= 255 or not key.isascii() or not key.isprintable():
         raise InvalidInput(
-            "An Idempotency-Key has 1 to 255 ASCII characters.", code="INVALID_IDEMPOTENCY_KEY", fix="Use a UUID."
+            "An Idempotency-Key must have 1 to 255 printable ASCII characters.",
+            code="INVALID_IDEMPOTENCY_KEY",
+            fix="Use a UUID.",
         )
     return key
 
 
 class BodyTooLarge(InvalidInput):
-    """More bytes than the API reads."""
+    """The request body exceeds MAX_BODY_BYTES."""
 
     code = "BODY_TOO_LARGE"
 
 
 class BodyTooSlow(InvalidInput):
-    """It drips."""
+    """The request body did not arrive in time or completely."""
 
     code = "BODY_TOO_SLOW"
 
 
 class MediaTypeUnsupported(InvalidInput):
-    """Not JSON, or compressed."""
+    """The request body has an unsupported media type or is compressed."""
 
     code = "MEDIA_TYPE_UNSUPPORTED"
 
 
 async def _read_body(request: Request) -> None:
-    """Read the body within its limits, and parse it. Raises BodyTooLarge, MediaTypeUnsupported, InvalidInput."""
+    """Read and parse the body. Raises BodyTooLarge, BodyTooSlow, MediaTypeUnsupported, InvalidInput."""
     length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > MOST_BYTES:
-        raise BodyTooLarge(f"The body has more than {MOST_BYTES:,} bytes.", fix="Send less, or use /jobs/bulk.")
+    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        raise BodyTooLarge(f"The body exceeds {MAX_BODY_BYTES:,} bytes.", fix="Send less, or use /jobs/bulk.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise MediaTypeUnsupported("Compressed bodies are not read.", fix="Send it plain.")
+        raise MediaTypeUnsupported("Compressed request bodies are not supported.", fix="Send the body uncompressed.")
     parts, size = [], 0
     try:
-        async with asyncio.timeout(BODY_WITHIN):
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             async for part in request.stream():
                 size += len(part)
-                if size > MOST_BYTES:
+                if size > MAX_BODY_BYTES:
                     raise BodyTooLarge(
-                        f"The body has more than {MOST_BYTES:,} bytes.", fix="Send less, or use /jobs/bulk."
+                        f"The body exceeds {MAX_BODY_BYTES:,} bytes.", fix="Send less, or use /jobs/bulk."
                     )
                 parts.append(part)
     except ClientDisconnect:
-        raise BodyTooSlow("The client hung up before its body was there.", fix="Send it again.") from None
+        raise BodyTooSlow(
+            "The client disconnected before sending the whole body.", fix="Send the request again."
+        ) from None
     except TimeoutError:
-        raise BodyTooSlow(f"The body did not come within {BODY_WITHIN:g} s.", fix="Send it again.") from None
+        raise BodyTooSlow(
+            f"The body did not arrive within {BODY_TIMEOUT_SECONDS:g} s.", fix="Send the request again."
+        ) from None
     body = b"".join(parts)
     request._body = body
     if not body:
@@ -277,11 +308,11 @@ async def _read_body(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in JSON_TYPES:
         raise MediaTypeUnsupported(
-            f"The body is {kind!r:.60}; this takes JSON.", fix="Send Content-Type: application/json."
+            f"The body has the media type {kind!r:.60}; JSON is required.", fix="Send Content-Type: application/json."
         )
-    request._json = read_json(body)  # where Request.json looks first
+    request._json = read_json(body)  # Request.json() returns this cached value
 
 
-def missing(what: str, named: object) -> NotFound:
-    """What is not there, or is another tenant's: the same answer."""
-    return NotFound(f"There is no {what} {named!s:.60}.", code=f"{what.upper().replace(' ', '_')}_NOT_FOUND")
+def not_found(kind: str, identifier: object) -> NotFound:
+    """Build the NotFound error of a missing object; an object of another tenant gives the same error."""
+    return NotFound(f"There is no {kind} {identifier!s:.60}.", code=f"{kind.upper().replace(' ', '_')}_NOT_FOUND")

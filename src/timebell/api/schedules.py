@@ -1,4 +1,4 @@
-"""`/schedules`: made, read, changed by revision, steered."""
+"""`/schedules`: create, preview, edit by revision, pause, trigger, backfill and override schedules."""
 
 from __future__ import annotations
 
@@ -9,210 +9,242 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
-from timebell.api.conditions import may_ask
-from timebell.api.executions import ExecutionPage, execution
-from timebell.api.job_fields import JobOut, RequestOut, shown_job
-from timebell.api.route import Guarded, Let, changes, missing, reads
-from timebell.api.schedule_fields import ALIASES, RECURRENCES, ScheduleIn, ScheduleOut, given_of, read, shown
-from timebell.api.schemas import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, aware, paged, utc
-from timebell.client.validation import uuid_of
-from timebell.engine.runner import UPCOMING
+from timebell.api.conditions import require_query_permission
+from timebell.api.executions import ExecutionPage, render_execution
+from timebell.api.job_fields import JobOut, RequestOut, render_job
+from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
+from timebell.api.schedule_fields import (
+    FIELD_ALIASES,
+    RECURRENCE_FIELDS,
+    ScheduleIn,
+    ScheduleOut,
+    parse_schedule,
+    render_definition,
+    render_schedule,
+)
+from timebell.api.schemas import (
+    Cursor,
+    Id,
+    Instant,
+    Json,
+    Limit,
+    RequestBody,
+    ResponseBody,
+    format_utc,
+    json_response,
+    page_response,
+    parse_timestamp,
+)
+from timebell.client.validation import parse_uuid
+from timebell.engine.runner import UPCOMING_COUNT
 from timebell.errors import Conflict, InvalidInput, RevisionMissing, RevisionStale
 from timebell.ids import occurrence_key
 from timebell.model.schedule import Schedule
 from timebell.recurrence.preview import dst_notes, next_fires
 from timebell.store.audit import audit_log
-from timebell.store.schedules import actions
-from timebell.store.schedules import schedules as rows
+from timebell.store.schedules import actions, queries
 from timebell.tenancy.roles import Role
 
 YEAR = timedelta(days=366)
-routes = APIRouter(route_class=Guarded, tags=["schedules"])
-Match = Annotated[str | None, Header(alias="If-Match", max_length=200, description="The ETag of what is changed.")]
+routes = APIRouter(route_class=ApiRoute, tags=["schedules"])
+IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=200, description="ETag of the object to change.")]
 
 
-class SchedulePage(Shown):
-    """Schedules, newest first."""
+class SchedulePage(ResponseBody):
+    """Page of schedules, newest first."""
 
     items: list[ScheduleOut]
     next_cursor: str | None
 
 
-class Fire(Shown):
-    """An instant at which it fires."""
+class FireTime(ResponseBody):
+    """Time at which the schedule fires."""
 
     utc: Instant
     local: str
     note: str | None
 
 
-class Preview(Shown):
-    """What a schedule would do."""
+class SchedulePreview(ResponseBody):
+    """Preview of a schedule."""
 
     description: str
-    next: list[Fire]
+    next: list[FireTime]
     notes: list[str]
-    schedule: Annotated[ScheduleOut, Field(description="What would be written, defaults filled in.")]
-    request: Annotated[RequestOut | None, Field(description="What its target will be sent; null for handlers.")]
+    schedule: Annotated[ScheduleOut, Field(description="Schedule that would be saved, including defaults.")]
+    request: Annotated[
+        RequestOut | None, Field(description="Request that its target would receive; null for handlers.")
+    ]
 
 
-class Fires(Shown):
-    """What comes next."""
+class FireTimes(ResponseBody):
+    """Next fire times."""
 
-    items: list[Fire]
+    items: list[FireTime]
 
 
-class Revisions(Shown):
-    """Every revision, newest first, with what it was made with."""
+class RevisionList(ResponseBody):
+    """All revisions with their settings, newest first."""
 
     items: list[dict[str, Json]]
 
 
-class Backfilled(Shown):
-    """What a backfill makes."""
+class BackfillOut(ResponseBody):
+    """Result of a backfill."""
 
     dry_run: bool
     instants: list[Instant]
     made: int
-    kept: Annotated[int, Field(description="Occurrences that have run already, and are not repeated.")]
+    kept: Annotated[int, Field(description="Occurrences that have already run and are not repeated.")]
 
 
-class Deleted(Shown):
-    """What became of its jobs."""
+class ScheduleDeleted(ResponseBody):
+    """Effect of the deletion on pending and running jobs."""
 
     prevented: int
     in_flight: int
 
 
-class PauseIn(Body):
+class PauseIn(RequestBody):
     reason: Annotated[str | None, Field(min_length=1, max_length=500)] = None
 
 
-class ResumeIn(Body):
+class ResumeIn(RequestBody):
     catch_up: bool = False
 
 
-class BackfillIn(Body):
+class BackfillIn(RequestBody):
     from_: Annotated[Instant, Field(alias="from")]
     to: Instant
     overlap_policy: Annotated[str | None, Field(max_length=20)] = None
     dry_run: bool = False
 
 
-class RevertIn(Body):
+class RevertIn(RequestBody):
     revision: Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class OverrideIn(Body):
+class OverrideIn(RequestBody):
     at: Instant
     action: Annotated[str, Field(pattern="^(skip|move)$")]
     to: Instant | None = None
 
 
-class UndoIn(Body):
+class UndoIn(RequestBody):
     at: Instant
 
 
-async def find(let: Let, id_: str) -> Schedule:
-    """The caller's schedule. Raises NotFound."""
-    known = uuid_of(id_)
-    found: Schedule | None = None if known is None else await let.run(rows.find, let.tenant_id, id_=known)
-    if found is None:
-        raise missing("schedule", id_)
-    return found
+async def find_schedule(ctx: Context, id_: str) -> Schedule:
+    """Find a schedule of the caller's tenant. Raises NotFound."""
+    valid_id = parse_uuid(id_)
+    schedule: Schedule | None = (
+        None if valid_id is None else await ctx.run(queries.find_schedule, ctx.tenant_id, id_=valid_id)
+    )
+    if schedule is None:
+        raise not_found("schedule", id_)
+    return schedule
 
 
-async def expect(let: Let, id_: str, match: str | None) -> Schedule:
-    """The schedule, locked for this change, if it is still what the caller has read.
+async def lock_if_match(ctx: Context, id_: str, if_match: str | None) -> Schedule:
+    """Lock a schedule for a change, check its revision and record it as the audit subject.
 
     Raises NotFound, RevisionMissing, RevisionStale.
     """
-    known = uuid_of(id_)
-    found: Schedule | None = None if known is None else await let.run(actions.locked, let.tenant_id, known)
-    if found is None:
-        raise missing("schedule", id_)
-    let.subject, let.before = found.id, shown(found)
-    if match is None:
+    valid_id = parse_uuid(id_)
+    schedule: Schedule | None = (
+        None if valid_id is None else await ctx.run(actions.lock_schedule, ctx.tenant_id, valid_id)
+    )
+    if schedule is None:
+        raise not_found("schedule", id_)
+    ctx.subject, ctx.before = schedule.id, render_schedule(schedule)
+    if if_match is None:
         raise RevisionMissing(
-            "A change has to say of which revision.",
-            fix=f"Send If-Match: {etag(found)} (or *, to overwrite whatever is).",
+            "A change must specify its revision.",
+            fix=f"Send If-Match: {etag(schedule)} (or * to overwrite any revision).",
         )
-    if match != "*" and etag(found) not in [one.strip().removeprefix("W/") for one in match.split(",")]:
-        last = await let.run(audit_log.page, let.tenant_id, 1, None, subject=found.id)
-        who = "".join(f" {one.actor} changed it last, at {utc(one.at)} ({one.action})." for one in last)
+    if if_match != "*" and etag(schedule) not in [tag.strip().removeprefix("W/") for tag in if_match.split(",")]:
+        records = await ctx.run(audit_log.list_records, ctx.tenant_id, 1, None, subject=schedule.id)
+        last_change = "".join(
+            f" Last changed by {record.actor} at {format_utc(record.at)} ({record.action})." for record in records
+        )
         raise RevisionStale(
-            f"{found.name} is at revision {found.revision}, and the change is of {match:.40}.{who}", existing=found.id,
-            fix="Read it again, and change that.",
+            f"{schedule.name} is at revision {schedule.revision}, and the change is based on {if_match:.40}."
+            f"{last_change}",
+            existing=schedule.id, fix="Read it again and repeat the change.",
         )  # fmt: skip
-    return found
+    return schedule
 
 
 def etag(schedule: Schedule) -> str:
-    """The strong ETag of a schedule: its revision."""
+    """Return the strong ETag of a schedule: its revision."""
     return f'"{schedule.revision}"'
 
 
-def one(schedule: Schedule, status: int = 200) -> Response:
-    """A schedule as a response."""
+def schedule_response(schedule: Schedule, status: int = 200) -> Response:
+    """Return a schedule as a response with its ETag; a created one (201) with its Location."""
     headers = {"ETag": etag(schedule)} | ({"Location": f"/api/v1/schedules/{schedule.id}"} if status == 201 else {})
-    return answer(shown(schedule), status, headers)
+    return json_response(render_schedule(schedule), status, headers)
 
 
-async def _write(let: Let, body: ScheduleIn, *, replace: bool) -> Schedule:
-    topic, spec, options = read(body, let.app.settings.default_timezone)
+async def _write_schedule(ctx: Context, body: ScheduleIn, *, replace: bool) -> Schedule:
+    topic, spec, options = parse_schedule(body, ctx.app.settings.default_timezone)
     if "name" not in options:
-        raise InvalidInput("A schedule has to say its name.", code="NAME_MISSING", fix='Give "name".')
-    if options.setdefault("tenant_id", let.tenant_id) != let.tenant_id:
-        raise missing("tenant", options["tenant_id"])
-    may_ask(let, body.unless)
-    options["created_by"] = let.caller.actor
+        raise InvalidInput("A schedule requires a name.", code="NAME_MISSING", fix="Specify name.")
+    if options.setdefault("tenant_id", ctx.tenant_id) != ctx.tenant_id:
+        raise not_found("tenant", options["tenant_id"])
+    require_query_permission(ctx, body.unless)
+    options["created_by"] = ctx.caller.actor
     enabled = options.pop("enabled", True)
-    made = await let.app.schedule_repeat(
-        topic, spec, replace=replace, connection=let.connection, enabled=enabled, **options
+    schedule = await ctx.app.schedule_repeat(
+        topic, spec, replace=replace, connection=ctx.connection, enabled=enabled, **options
     )
-    if replace and made.enabled != enabled and body.enabled is not None:
-        steer = steer_on if enabled else steer_off
-        made = await steer(let, made.id)
-    let.subject = made.id
-    return made
+    if replace and schedule.enabled != enabled and body.enabled is not None:
+        set_enabled = resume_by_id if enabled else pause_by_id
+        schedule = await set_enabled(ctx, schedule.id)
+    ctx.subject = schedule.id
+    return schedule
 
 
-async def steer_on(let: Let, id_: str, catch_up: bool = False) -> Schedule:
-    """Resume it."""
-    return await let.app.schedules.resume(id_, catch_up=catch_up, tenant_id=let.tenant_id, connection=let.connection)
+async def resume_by_id(ctx: Context, id_: str, catch_up: bool = False) -> Schedule:
+    """Resume a schedule in the transaction of the request."""
+    return await ctx.app.schedules.resume(id_, catch_up=catch_up, tenant_id=ctx.tenant_id, connection=ctx.connection)
 
 
-async def steer_off(let: Let, id_: str, reason: str | None = None) -> Schedule:
-    """Pause it."""
-    return await let.app.schedules.pause(id_, reason, tenant_id=let.tenant_id, connection=let.connection)
+async def pause_by_id(ctx: Context, id_: str, reason: str | None = None) -> Schedule:
+    """Pause a schedule in the transaction of the request."""
+    return await ctx.app.schedules.pause(id_, reason, tenant_id=ctx.tenant_id, connection=ctx.connection)
 
 
-@routes.post("/schedules", status_code=201, response_model=ScheduleOut, **changes("schedule.create", Role.EDITOR))
-async def create_schedule(body: ScheduleIn, let: Let) -> Response:
-    """Make a schedule."""
-    return one(await _write(let, body, replace=False), 201)
+@routes.post("/schedules", status_code=201, response_model=ScheduleOut, **change_route("schedule.create", Role.EDITOR))
+async def create_schedule(body: ScheduleIn, ctx: Context) -> Response:
+    """Create a schedule."""
+    return schedule_response(await _write_schedule(ctx, body, replace=False), 201)
 
 
-@routes.get("/schedules", response_model=SchedulePage, **reads())
+@routes.get("/schedules", response_model=SchedulePage, **read_route())
 async def list_schedules(
-    let: Let, limit: Limit = 50, cursor: Cursor = None,
+    ctx: Context, limit: Limit = 50, cursor: Cursor = None,
     enabled: bool | None = None, name: Annotated[str | None, Query(max_length=200)] = None,
-    contains: Annotated[str | None, Query(max_length=200, description="Part of the name, in any case.")] = None,
+    contains: Annotated[str | None, Query(max_length=200, description="Part of the name, case-insensitive.")] = None,
     topic: Annotated[str | None, Query(max_length=200)] = None,
     job_type: Annotated[str | None, Query(alias="jobType", max_length=200)] = None,
-    label: Annotated[list[str] | None, Query(max_length=32, description="name=value; all must match.")] = None,
-    tenant: Annotated[str | None, Query(max_length=200, description="For keys of the platform.")] = None,
-    recent: Annotated[int, Query(ge=0, le=28, description="Tell what the last so many runs became.")] = 0,
+    label: Annotated[list[str] | None, Query(max_length=32, description="Label as name=value; all must match.")] = None,
+    tenant: Annotated[str | None, Query(max_length=200, description="Tenant to list; requires a platform key.")] = None,
+    recent: Annotated[int, Query(ge=0, le=28, description="Number of last runs whose outcomes are included.")] = 0,
 ) -> Response:  # fmt: skip
-    """A page of schedules, newest first."""
+    """List schedules, newest first. Filters are combined with AND."""
     labels = {}
     for text in label or []:
         key, equals, value = text.partition("=")
         if not equals or '"' in key:
-            raise InvalidInput(f"label is {text!r:.60}.", code="INVALID_LABELS", fix="Write it like team=billing.")
+            raise InvalidInput(
+                f"label is {text!r:.60}, which is not a label.",
+                code="INVALID_LABELS",
+                fix="Use a format such as team=billing.",
+            )
         labels[key] = value
-    page = await let.app.schedules.list(
-        let.tenant_id,
+    page = await ctx.app.schedules.list(
+        ctx.tenant_id,
         limit,
         cursor,
         name=name,
@@ -221,32 +253,38 @@ async def list_schedules(
         labels=labels,
         contains=contains,
     )
-    ended = await let.run(rows.recent, [found.id for found in page], recent) if recent else {}
-    return paged(page, [shown(found) | {"recent": ended.get(found.id, []) if recent else None} for found in page])
+    outcomes = await ctx.run(queries.list_recent_outcomes, [schedule.id for schedule in page], recent) if recent else {}
+    return page_response(page, [
+        render_schedule(schedule) | {"recent": outcomes.get(schedule.id, []) if recent else None} for schedule in page
+    ])  # fmt: skip
 
 
-@routes.post("/schedules/preview", response_model=Preview, **reads())
-async def preview_schedule(body: ScheduleIn, let: Let, count: Annotated[int, Query(ge=1, le=1000)] = 10) -> Response:
-    """What a schedule with this body would do; nothing is written."""
-    topic, spec, options = read(body, let.app.settings.default_timezone)
-    options |= {"tenant_id": let.tenant_id}
-    calendar = await let.app.schedules.calendar_of(options)
-    since = await let.app.schedules.since(options)
-    draft = let.app.schedules.draft(topic, spec, options, let.now, since, calendar)
-    return answer({
-        "description": draft.recurrence.describe(), "next": next_fires(draft.recurrence, let.now, count),
-        "notes": [*spec.warnings(), *dst_notes(draft.recurrence, let.now, let.now + YEAR)],
-        "schedule": shown(draft), "request": _request(let, draft),
+@routes.post("/schedules/preview", response_model=SchedulePreview, **read_route())
+async def preview_schedule(
+    body: ScheduleIn, ctx: Context, count: Annotated[int, Query(ge=1, le=1000)] = 10
+) -> Response:
+    """Preview the schedule that this body would create, without writing anything."""
+    topic, spec, options = parse_schedule(body, ctx.app.settings.default_timezone)
+    options |= {"tenant_id": ctx.tenant_id}
+    calendar = await ctx.app.schedules.find_calendar(options)
+    since = await ctx.app.schedules.find_created_at(options)
+    draft = ctx.app.schedules.draft(topic, spec, options, ctx.now, since, calendar)
+    return json_response({
+        "description": draft.recurrence.describe(), "next": next_fires(draft.recurrence, ctx.now, count),
+        "notes": [*spec.warnings(), *dst_notes(draft.recurrence, ctx.now, ctx.now + YEAR)],
+        "schedule": render_schedule(draft), "request": _preview_request(ctx, draft),
     })  # fmt: skip
 
 
-def _request(let: Let, draft: Schedule) -> dict[str, Any] | None:
-    """What the first occurrence of a schedule would send."""
-    recurrence, at = draft.recurrence, draft.next_fire_at or let.now
+def _preview_request(ctx: Context, draft: Schedule) -> dict[str, Any] | None:
+    """Return the request that the first occurrence would send; None without a target."""
+    recurrence, at = draft.recurrence, draft.next_fire_at or ctx.now
     upcoming: list[datetime] = []
-    while len(upcoming) < UPCOMING and (following := recurrence.next(upcoming[-1] if upcoming else at)) is not None:
+    while (
+        len(upcoming) < UPCOMING_COUNT and (following := recurrence.next(upcoming[-1] if upcoming else at)) is not None
+    ):
         upcoming.append(following)
-    return let.app.request_of(
+    return ctx.app.render_request(
         draft.action.target, tenant_id=draft.tenant_id, topic=draft.topic, payload=draft.action.payload,
         metadata=draft.action.metadata, timezone=draft.timezone, scheduled_at=at, fired_at=at, schedule_id=draft.id,
         schedule_name=draft.name, occurrence_key=occurrence_key(draft.id, at), upcoming=upcoming,
@@ -255,65 +293,66 @@ def _request(let: Let, draft: Schedule) -> dict[str, Any] | None:
 
 @routes.put(
     "/schedules/by-name/{name}", response_model=ScheduleOut, responses={201: {"model": ScheduleOut}},
-    **changes("schedule.put", Role.EDITOR),
+    **change_route("schedule.put", Role.EDITOR),
 )  # fmt: skip
 async def put_schedule(
-    name: Id, body: ScheduleIn, let: Let, if_match: Match = None,
+    name: Id, body: ScheduleIn, ctx: Context, if_match: IfMatch = None,
     if_none_match: Annotated[str | None, Header(alias="If-None-Match", max_length=200)] = None,
 ) -> Response:  # fmt: skip
-    """Make a schedule of this name, or make the one there is this one: what the body leaves out is the default."""
+    """Create or replace the schedule with this name. Omitted fields get their defaults."""
     if body.name not in (None, name):
-        raise InvalidInput("The name in the body is another than in the path.", code="NAME_DIFFERS")
-    found: Schedule | None = await let.run(rows.find, let.tenant_id, name=name)
-    if found is not None and if_none_match == "*":
-        raise Conflict(f"There is a schedule {name!r} already.", code="SCHEDULE_EXISTS", existing=found.id)
-    if found is not None:
-        await expect(let, found.id, if_match)
-    made = await _write(let, body.model_copy(update={"name": name}), replace=True)
-    return one(made, 201 if found is None else 200)
+        raise InvalidInput("The name in the body differs from the name in the path.", code="NAME_MISMATCH")
+    existing: Schedule | None = await ctx.run(queries.find_schedule, ctx.tenant_id, name=name)
+    if existing is not None and if_none_match == "*":
+        raise Conflict(f"The schedule {name!r} already exists.", code="SCHEDULE_EXISTS", existing=existing.id)
+    if existing is not None:
+        await lock_if_match(ctx, existing.id, if_match)
+    schedule = await _write_schedule(ctx, body.model_copy(update={"name": name}), replace=True)
+    return schedule_response(schedule, 201 if existing is None else 200)
 
 
-@routes.get("/schedules/{id}", response_model=ScheduleOut, **reads())
-async def get_schedule(id: Id, let: Let) -> Response:
-    """One schedule."""
-    return one(await find(let, id))
+@routes.get("/schedules/{id}", response_model=ScheduleOut, **read_route())
+async def get_schedule(id: Id, ctx: Context) -> Response:
+    """Get a schedule."""
+    return schedule_response(await find_schedule(ctx, id))
 
 
-@routes.patch("/schedules/{id}", response_model=ScheduleOut, **changes("schedule.update", Role.EDITOR))
-async def patch_schedule(id: Id, patch: dict[str, Json], let: Let, if_match: Match = None) -> Response:
-    """Change some of it (RFC 7396 merge patch: null takes a field back to its default)."""
-    found = await expect(let, id, if_match)
-    body = _fitting(_merged(given_of(found), patch))
-    if body.name != found.name:
-        raise InvalidInput("A schedule keeps its name.", code="NAME_DIFFERS", fix="Make another one.")
-    return one(await _write(let, body, replace=True))
+@routes.patch("/schedules/{id}", response_model=ScheduleOut, **change_route("schedule.update", Role.EDITOR))
+async def patch_schedule(id: Id, patch: dict[str, Json], ctx: Context, if_match: IfMatch = None) -> Response:
+    """Change fields of a schedule (RFC 7396 merge patch: null resets a field to its default)."""
+    schedule = await lock_if_match(ctx, id, if_match)
+    body = _validate_schedule(_apply_patch(render_definition(schedule), patch))
+    if body.name != schedule.name:
+        raise InvalidInput("A schedule cannot be renamed.", code="NAME_MISMATCH", fix="Create another schedule.")
+    return schedule_response(await _write_schedule(ctx, body, replace=True))
 
 
-def _fitting(merged: dict[str, Any]) -> ScheduleIn:
-    """As FastAPI reads a body. Raises RequestValidationError."""
+def _validate_schedule(merged: dict[str, Any]) -> ScheduleIn:
+    """Validate the fields like a request body of FastAPI. Raises RequestValidationError."""
     try:
         return ScheduleIn.model_validate(merged)
-    except ValidationError as unfit:
-        raise RequestValidationError([{**error, "loc": ("body", *error["loc"])} for error in unfit.errors()]) from unfit
+    except ValidationError as invalid:
+        errors = [{**error, "loc": ("body", *error["loc"])} for error in invalid.errors()]
+        raise RequestValidationError(errors) from invalid
 
 
-def _merged(given: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a schedule with a merge patch on them; one recurrence takes the place of another."""
+def _apply_patch(fields: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """Apply a merge patch to the fields of a schedule. A new recurrence replaces one of another kind."""
     names = {"jobType": "topic", "jobPayload": "payload"}
-    assert set(names.values()) == set(ALIASES.values())
+    assert set(names.values()) == set(FIELD_ALIASES.values())
     patch = {names.get(name, name): value for name, value in patch.items()}
-    kinds = {"cronExpression", *RECURRENCES[1:]}
+    kinds = {"cronExpression", *RECURRENCE_FIELDS[1:]}
     if kinds & {name for name, value in patch.items() if value is not None}:
-        given = {name: value for name, value in given.items() if name not in kinds and name != "dst"}
+        fields = {name: value for name, value in fields.items() if name not in kinds and name != "dst"}
     if "maxRetries" in patch:
-        given.pop("retry", None)
-    merged: dict[str, Any] = _merge(given, patch)
-    merged.setdefault("name", given["name"])
+        fields.pop("retry", None)
+    merged: dict[str, Any] = _merge_patch(fields, patch)
+    merged.setdefault("name", fields["name"])
     return merged
 
 
-def _merge(into: Any, patch: Any) -> Any:
-    """RFC 7396, section 2; a payload is a value, and replaced whole."""
+def _merge_patch(into: Any, patch: Any) -> Any:
+    """Merge as in RFC 7396, section 2, but replace payload, target, retry and condition as a whole."""
     if not isinstance(patch, dict):
         return patch
     result = dict(into) if isinstance(into, dict) else {}
@@ -322,137 +361,150 @@ def _merge(into: Any, patch: Any) -> Any:
             result.pop(name, None)
         else:
             result[name] = (
-                value if name in ("payload", "target", "retry", "condition") else _merge(result.get(name), value)
+                value if name in ("payload", "target", "retry", "condition") else _merge_patch(result.get(name), value)
             )
     return result
 
 
-@routes.delete("/schedules/{id}", response_model=Deleted, **changes("schedule.delete", Role.EDITOR))
-async def delete_schedule(id: Id, let: Let, if_match: Match = None) -> Response:
-    """Forget it: jobs that wait are cancelled, those that run are not tried again, history stays."""
-    await expect(let, id, if_match)
-    swept = await let.app.schedules.delete(id, tenant_id=let.tenant_id, connection=let.connection)
-    return answer({"prevented": swept.prevented, "inFlight": swept.in_flight})
+@routes.delete("/schedules/{id}", response_model=ScheduleDeleted, **change_route("schedule.delete", Role.EDITOR))
+async def delete_schedule(id: Id, ctx: Context, if_match: IfMatch = None) -> Response:
+    """Delete a schedule. Pending jobs are cancelled, running jobs are not retried, and the history is kept."""
+    await lock_if_match(ctx, id, if_match)
+    cancelled = await ctx.app.schedules.delete(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return json_response({"prevented": cancelled.prevented, "inFlight": cancelled.in_flight})
 
 
-@routes.post("/schedules/{id}/pause", response_model=ScheduleOut, **changes("schedule.pause", Role.OPERATOR))
-async def pause_schedule(id: Id, let: Let, body: PauseIn | None = None) -> Response:
-    """Fire nothing until it is resumed."""
-    await _before(let, id)
-    return one(await steer_off(let, id, body.reason if body else None))
+@routes.post("/schedules/{id}/pause", response_model=ScheduleOut, **change_route("schedule.pause", Role.OPERATOR))
+async def pause_schedule(id: Id, ctx: Context, body: PauseIn | None = None) -> Response:
+    """Pause a schedule. It does not fire until it is resumed."""
+    await _lock_for_change(ctx, id)
+    return schedule_response(await pause_by_id(ctx, id, body.reason if body else None))
 
 
-@routes.post("/schedules/{id}/resume", response_model=ScheduleOut, **changes("schedule.resume", Role.OPERATOR))
-async def resume_schedule(id: Id, let: Let, body: ResumeIn | None = None) -> Response:
-    """Fire again; with catchUp, what fell into the pause is decided by the schedule's catch-up."""
-    await _before(let, id)
-    return one(await steer_on(let, id, body.catch_up if body else False))
+@routes.post("/schedules/{id}/resume", response_model=ScheduleOut, **change_route("schedule.resume", Role.OPERATOR))
+async def resume_schedule(id: Id, ctx: Context, body: ResumeIn | None = None) -> Response:
+    """Resume a schedule. With catchUp, its catch-up policy applies to occurrences missed during the pause."""
+    await _lock_for_change(ctx, id)
+    return schedule_response(await resume_by_id(ctx, id, body.catch_up if body else False))
 
 
 @routes.post(
-    "/schedules/{id}/trigger", status_code=201, response_model=JobOut, **changes("schedule.trigger", Role.OPERATOR)
+    "/schedules/{id}/trigger", status_code=201, response_model=JobOut, **change_route("schedule.trigger", Role.OPERATOR)
 )
-async def trigger_schedule(id: Id, let: Let) -> Response:
-    """One more run, now: it obeys overlap and moves nothing."""
-    await _before(let, id)
-    job = await let.app.schedules.trigger(id, tenant_id=let.tenant_id, connection=let.connection)
-    return answer(shown_job(job), 201, {"Location": f"/api/v1/jobs/{job.id}"})
+async def trigger_schedule(id: Id, ctx: Context) -> Response:
+    """Run a schedule once, now. The overlap policy applies; the next scheduled run is unchanged."""
+    await _lock_for_change(ctx, id)
+    job = await ctx.app.schedules.trigger(id, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return json_response(render_job(job), 201, {"Location": f"/api/v1/jobs/{job.id}"})
 
 
-@routes.post("/schedules/{id}/backfill", response_model=Backfilled, **changes("schedule.backfill", Role.OPERATOR))
-async def backfill_schedule(id: Id, body: BackfillIn, let: Let) -> Response:
-    """Run what was skipped or never was; with dryRun, only say what that is."""
-    await _before(let, id)
-    found = await let.app.schedules.backfill(
-        id, aware(body.from_, "from"), aware(body.to, "to"), overlap=body.overlap_policy, dry_run=body.dry_run,
-        tenant_id=let.tenant_id, connection=let.connection,
+@routes.post("/schedules/{id}/backfill", response_model=BackfillOut, **change_route("schedule.backfill", Role.OPERATOR))
+async def backfill_schedule(id: Id, body: BackfillIn, ctx: Context) -> Response:
+    """Run skipped and missing occurrences of a time range. With dryRun, only list them."""
+    await _lock_for_change(ctx, id)
+    result = await ctx.app.schedules.backfill(
+        id, parse_timestamp(body.from_, "from"), parse_timestamp(body.to, "to"), overlap=body.overlap_policy,
+        dry_run=body.dry_run,
+        tenant_id=ctx.tenant_id, connection=ctx.connection,
     )  # fmt: skip
-    return answer({
-        "dryRun": body.dry_run, "instants": [utc(at) for at in found.instants],
-        "made": 0 if body.dry_run else len(found.instants), "kept": found.kept,
+    return json_response({
+        "dryRun": body.dry_run, "instants": [format_utc(at) for at in result.instants],
+        "made": 0 if body.dry_run else len(result.instants), "kept": result.already_run,
     })  # fmt: skip
 
 
-@routes.post("/schedules/{id}/skip-next", response_model=ScheduleOut, **changes("schedule.skip_next", Role.OPERATOR))
-async def skip_next(id: Id, let: Let) -> Response:
-    """Leave out the next occurrence: it becomes a row `skipped`, reason `override`."""
-    found = await _before(let, id)
-    if found.fires_at is None:
-        raise Conflict(f"{found.name} does not fire any more.", code="NOTHING_TO_SKIP", existing=found.id)
-    return one(await let.app.schedules.skip(id, found.fires_at, tenant_id=let.tenant_id, connection=let.connection))
+@routes.post(
+    "/schedules/{id}/skip-next", response_model=ScheduleOut, **change_route("schedule.skip_next", Role.OPERATOR)
+)
+async def skip_next_occurrence(id: Id, ctx: Context) -> Response:
+    """Skip the next occurrence. It is recorded as `skipped` with the reason `override`."""
+    schedule = await _lock_for_change(ctx, id)
+    if schedule.effective_next_fire_at is None:
+        raise Conflict(f"{schedule.name} has no further occurrence.", code="NOTHING_TO_SKIP", existing=schedule.id)
+    return schedule_response(
+        await ctx.app.schedules.skip(
+            id, schedule.effective_next_fire_at, tenant_id=ctx.tenant_id, connection=ctx.connection
+        )
+    )
 
 
-@routes.post("/schedules/{id}/overrides", response_model=ScheduleOut, **changes("schedule.override", Role.OPERATOR))
-async def override_occurrence(id: Id, body: OverrideIn, let: Let) -> Response:
-    """Skip or move one occurrence, named by its nominal instant."""
-    await _before(let, id)
-    at, verbs = aware(body.at, "at"), let.app.schedules
-    shared: dict[str, Any] = {"tenant_id": let.tenant_id, "connection": let.connection}
+@routes.post(
+    "/schedules/{id}/overrides", response_model=ScheduleOut, **change_route("schedule.override", Role.OPERATOR)
+)
+async def override_occurrence(id: Id, body: OverrideIn, ctx: Context) -> Response:
+    """Skip or move one occurrence, identified by its nominal time."""
+    await _lock_for_change(ctx, id)
+    at, schedules = parse_timestamp(body.at, "at"), ctx.app.schedules
+    shared: dict[str, Any] = {"tenant_id": ctx.tenant_id, "connection": ctx.connection}
     if (body.action == "move") != (body.to is not None):
-        raise InvalidInput("to belongs to move.", code="INVALID_OVERRIDE", fix="Give it with move, leave it with skip.")
+        raise InvalidInput(
+            "to is required with the action move, and only allowed with it.",
+            code="INVALID_OVERRIDE",
+            fix="Specify to with move, and omit it with skip.",
+        )
     if body.to is None:
-        return one(await verbs.skip(id, at, **shared))
-    return one(await verbs.move(id, at, aware(body.to, "to"), **shared))
+        return schedule_response(await schedules.skip(id, at, **shared))
+    return schedule_response(await schedules.move(id, at, parse_timestamp(body.to, "to"), **shared))
 
 
-@routes.delete("/schedules/{id}/overrides", response_model=ScheduleOut, **changes("schedule.undo", Role.OPERATOR))
-async def undo_override(id: Id, let: Let, at: Annotated[str, Query(max_length=64)]) -> Response:
-    """Take back a skip or a move whose nominal instant is still to come."""
-    await _before(let, id)
-    undone = let.app.schedules.undo(id, aware(at, "at"), tenant_id=let.tenant_id, connection=let.connection)
-    return one(await undone)
+@routes.delete("/schedules/{id}/overrides", response_model=ScheduleOut, **change_route("schedule.undo", Role.OPERATOR))
+async def undo_override(id: Id, ctx: Context, at: Annotated[str, Query(max_length=64)]) -> Response:
+    """Undo a skip or move whose nominal time is in the future."""
+    await _lock_for_change(ctx, id)
+    undone = ctx.app.schedules.undo(id, parse_timestamp(at, "at"), tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return schedule_response(await undone)
 
 
-@routes.post("/schedules/{id}/revert", response_model=ScheduleOut, **changes("schedule.revert", Role.EDITOR))
-async def revert_schedule(id: Id, body: RevertIn, let: Let) -> Response:
-    """Make it again what it was at a revision."""
-    await _before(let, id)
-    reverted = let.app.schedules.revert(id, body.revision, tenant_id=let.tenant_id, connection=let.connection)
-    return one(await reverted)
+@routes.post("/schedules/{id}/revert", response_model=ScheduleOut, **change_route("schedule.revert", Role.EDITOR))
+async def revert_schedule(id: Id, body: RevertIn, ctx: Context) -> Response:
+    """Restore a schedule to an earlier revision."""
+    await _lock_for_change(ctx, id)
+    reverted = ctx.app.schedules.revert(id, body.revision, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    return schedule_response(await reverted)
 
 
-@routes.get("/schedules/{id}/executions", response_model=ExecutionPage, **reads())
+@routes.get("/schedules/{id}/executions", response_model=ExecutionPage, **read_route())
 async def list_executions(
-    id: Id, let: Let, limit: Limit = 20, cursor: Cursor = None,
+    id: Id, ctx: Context, limit: Limit = 20, cursor: Cursor = None,
     status: Annotated[list[Annotated[str, Query(max_length=20)]] | None, Query(max_length=20)] = None,
 ) -> Response:  # fmt: skip
-    """What became of its occurrences, newest first."""
-    await find(let, id)
-    page = await let.app.list(schedule_id=id, tenant_id=let.tenant_id, status=status, limit=limit, cursor=cursor)
-    return paged(page, [execution(job) for job in page])
+    """List the occurrences of a schedule with their outcomes, newest first."""
+    await find_schedule(ctx, id)
+    page = await ctx.app.list(schedule_id=id, tenant_id=ctx.tenant_id, status=status, limit=limit, cursor=cursor)
+    return page_response(page, [render_execution(job) for job in page])
 
 
-@routes.get("/schedules/{id}/next", response_model=Fires, **reads())
-async def next_occurrences(
-    id: Id, let: Let, count: Annotated[int, Query(ge=1, le=1000)] = 10,
+@routes.get("/schedules/{id}/next", response_model=FireTimes, **read_route())
+async def list_next_occurrences(
+    id: Id, ctx: Context, count: Annotated[int, Query(ge=1, le=1000)] = 10,
     from_: Annotated[str | None, Query(alias="from", max_length=64)] = None,
 ) -> Response:  # fmt: skip
-    """When it fires next: pauses left aside, overrides applied."""
-    found = await find(let, id)
-    after = let.now if from_ is None else aware(from_, "from")
-    return answer({"items": next_fires(found.recurrence.fired(), after, count)})
+    """List the next fire times. Overrides are applied; pauses are ignored."""
+    schedule = await find_schedule(ctx, id)
+    after = ctx.now if from_ is None else parse_timestamp(from_, "from")
+    return json_response({"items": next_fires(schedule.recurrence.effective(), after, count)})
 
 
-@routes.get("/schedules/{id}/revisions", response_model=Revisions, **reads())
-async def list_revisions(id: Id, let: Let) -> Response:
-    """Every revision, the newest first; also of a schedule that was deleted."""
-    revisions = await let.app.schedules.history(id, tenant_id=let.tenant_id)
-    return answer({"items": [_revision(revision) for revision in revisions]})
+@routes.get("/schedules/{id}/revisions", response_model=RevisionList, **read_route())
+async def list_revisions(id: Id, ctx: Context) -> Response:
+    """List all revisions of a schedule, newest first. Also works for deleted schedules."""
+    revisions = await ctx.app.schedules.history(id, tenant_id=ctx.tenant_id)
+    return json_response({"items": [_render_revision(revision) for revision in revisions]})
 
 
-def _revision(revision: Any) -> dict[str, Any]:
-    what = Schedule(
+def _render_revision(revision: Any) -> dict[str, Any]:
+    schedule = Schedule(
         id="", tenant_id="", name="", recurrence=revision.recurrence, action=revision.action,
         policies=revision.policies, created_at=revision.effective_at, updated_at=revision.effective_at,
     )  # fmt: skip
-    given = given_of(what)
-    del given["name"]
+    definition = render_definition(schedule)
+    del definition["name"]
     return {
-        "revision": revision.number, "effectiveAt": utc(revision.effective_at),
-        "summary": revision.recurrence.describe(), **given,
+        "revision": revision.number, "effectiveAt": format_utc(revision.effective_at),
+        "summary": revision.recurrence.describe(), **definition,
     }  # fmt: skip
 
 
-async def _before(let: Let, id_: str) -> Schedule:
-    """The schedule, locked, and kept for the audit record. Raises NotFound."""
-    return await expect(let, id_, "*")
+async def _lock_for_change(ctx: Context, id_: str) -> Schedule:
+    """Lock a schedule and record it as the audit subject. Raises NotFound."""
+    return await lock_if_match(ctx, id_, "*")

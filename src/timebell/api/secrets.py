@@ -1,4 +1,4 @@
-"""`/secrets`: what targets need and nobody is shown: made, replaced, listed without values, forgotten."""
+"""`/secrets`: encrypted values that targets refer to. Values are never returned."""
 
 from __future__ import annotations
 
@@ -7,98 +7,112 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
-from timebell.api.route import Guarded, Let, changes, missing, reads
-from timebell.api.schemas import Body, Cursor, Id, Instant, Limit, Name, Shown, answer, paged, utc
-from timebell.client.secrets import MOST
+from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
+from timebell.api.schemas import (
+    Cursor,
+    Id,
+    Instant,
+    Limit,
+    Name,
+    RequestBody,
+    ResponseBody,
+    format_utc,
+    json_response,
+    page_response,
+)
+from timebell.client.secrets import MAX_VALUE_BYTES
 from timebell.model.target import Secret
 from timebell.store.tenancy import secrets as rows
 from timebell.tenancy.roles import Role
 
-routes = APIRouter(route_class=Guarded, tags=["secrets"])
-Value = Annotated[SecretStr, Field(min_length=1, max_length=MOST, description="Never shown again, to anyone.")]
+routes = APIRouter(route_class=ApiRoute, tags=["secrets"])
+Value = Annotated[SecretStr, Field(min_length=1, max_length=MAX_VALUE_BYTES, description="Never returned.")]
 
 
-class SecretIn(Body):
-    """What makes a secret."""
+class SecretIn(RequestBody):
+    """Fields of a new secret."""
 
     name: Name
     value: Value
 
 
-class ValueIn(Body):
-    """A new value."""
+class SecretValueIn(RequestBody):
+    """New value of a secret."""
 
     value: Value
 
 
-class SecretOut(Shown):
-    """A secret; its value stays here."""
+class SecretOut(ResponseBody):
+    """Secret, without its value."""
 
     name: str
     tenant_id: str
-    version: Annotated[int, Field(description="How often it has had a value.")]
+    version: Annotated[int, Field(description="Number of times its value was set.")]
     created_at: Instant
     created_by: str | None
     updated_at: Instant
 
 
-class SecretPage(Shown):
-    """Secrets, by name."""
+class SecretPage(ResponseBody):
+    """Page of secrets, sorted by name."""
 
     items: list[SecretOut]
     next_cursor: str | None
 
 
-@routes.post("/secrets", status_code=201, response_model=SecretOut, **changes("secret.create", Role.ADMIN))
-async def create_secret(body: SecretIn, let: Let) -> Response:
-    """Keep a value under a name, encrypted; targets refer to it as `{"secret": "name"}`."""
-    let.subject = body.name
-    made = await let.app.secrets.put(
-        body.name, body.value.get_secret_value(), replace=False, tenant_id=let.tenant_id,
-        created_by=let.caller.actor, connection=let.connection,
+@routes.post("/secrets", status_code=201, response_model=SecretOut, **change_route("secret.create", Role.ADMIN))
+async def create_secret(body: SecretIn, ctx: Context) -> Response:
+    """Store a value encrypted. Targets refer to it as `{"secret": "name"}`."""
+    ctx.subject = body.name
+    created = await ctx.app.secrets.put(
+        body.name, body.value.get_secret_value(), replace=False, tenant_id=ctx.tenant_id,
+        created_by=ctx.caller.actor, connection=ctx.connection,
     )  # fmt: skip
-    return answer(shown(made), 201, {"Location": f"/api/v1/secrets/{made.name}"})
+    return json_response(render_secret(created), 201, {"Location": f"/api/v1/secrets/{created.name}"})
 
 
-@routes.get("/secrets", response_model=SecretPage, **reads(Role.EDITOR))
-async def list_secrets(let: Let, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    """Secrets by name, without values."""
-    page = await let.run(rows.page, let.tenant_id, limit, cursor)
-    return paged(page, [shown(secret) for secret in page])
+@routes.get("/secrets", response_model=SecretPage, **read_route(Role.EDITOR))
+async def list_secrets(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List secrets without values, sorted by name."""
+    page = await ctx.run(rows.list_secrets, ctx.tenant_id, limit, cursor)
+    return page_response(page, [render_secret(secret) for secret in page])
 
 
-@routes.get("/secrets/{name}", response_model=SecretOut, **reads(Role.EDITOR))
-async def get_secret(name: Id, let: Let) -> Response:
-    """What is known of a secret."""
-    return answer(shown(await _find(let, name)))
+@routes.get("/secrets/{name}", response_model=SecretOut, **read_route(Role.EDITOR))
+async def get_secret(name: Id, ctx: Context) -> Response:
+    """Get a secret without its value."""
+    return json_response(render_secret(await _find_secret(ctx, name)))
 
 
-@routes.put("/secrets/{name}", response_model=SecretOut, **changes("secret.replace", Role.ADMIN))
-async def replace_secret(name: Id, body: ValueIn, let: Let) -> Response:
-    """Another value: what is delivered from now on carries it."""
-    let.subject, let.before = name, shown(await _find(let, name))
-    return answer(shown(await let.app.secrets.put(
-        name, body.value.get_secret_value(), replace=True, tenant_id=let.tenant_id, connection=let.connection
+@routes.put("/secrets/{name}", response_model=SecretOut, **change_route("secret.replace", Role.ADMIN))
+async def replace_secret(name: Id, body: SecretValueIn, ctx: Context) -> Response:
+    """Replace the value of a secret. Deliveries use the new value from now on."""
+    ctx.subject, ctx.before = name, render_secret(await _find_secret(ctx, name))
+    return json_response(render_secret(await ctx.app.secrets.put(
+        name, body.value.get_secret_value(), replace=True, tenant_id=ctx.tenant_id, connection=ctx.connection
     )))  # fmt: skip
 
 
-@routes.delete("/secrets/{name}", response_model=SecretOut, **changes("secret.delete", Role.ADMIN))
-async def delete_secret(name: Id, let: Let) -> Response:
-    """Forget a secret that no target refers to."""
-    let.subject, let.before = name, shown(await _find(let, name))
-    return answer(shown(await let.app.secrets.delete(name, tenant_id=let.tenant_id, connection=let.connection)))
+@routes.delete("/secrets/{name}", response_model=SecretOut, **change_route("secret.delete", Role.ADMIN))
+async def delete_secret(name: Id, ctx: Context) -> Response:
+    """Delete a secret that no target refers to."""
+    ctx.subject, ctx.before = name, render_secret(await _find_secret(ctx, name))
+    return json_response(
+        render_secret(await ctx.app.secrets.delete(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
+    )
 
 
-async def _find(let: Let, name: str) -> Secret:
-    found: Secret | None = await let.run(rows.find, let.tenant_id, name)
-    if found is None:
-        raise missing("secret", name)
-    return found
+async def _find_secret(ctx: Context, name: str) -> Secret:
+    secret: Secret | None = await ctx.run(rows.find_secret, ctx.tenant_id, name)
+    if secret is None:
+        raise not_found("secret", name)
+    return secret
 
 
-def shown(secret: Secret) -> dict[str, Any]:
-    """A secret as it is answered."""
+def render_secret(secret: Secret) -> dict[str, Any]:
+    """Render a secret as JSON."""
     return {
         "name": secret.name, "tenantId": secret.tenant_id, "version": secret.version,
-        "createdAt": utc(secret.created_at), "createdBy": secret.created_by, "updatedAt": utc(secret.updated_at),
+        "createdAt": format_utc(secret.created_at), "createdBy": secret.created_by,
+        "updatedAt": format_utc(secret.updated_at),
     }  # fmt: skip

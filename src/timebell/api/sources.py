@@ -1,4 +1,4 @@
-"""`/sources`: where dated rows are, and what they are."""
+"""`/sources`: external data sources with dated items, and the items themselves."""
 
 from __future__ import annotations
 
@@ -7,55 +7,68 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.if_match import Match, expect
-from timebell.api.inbound_webhook_authentication import HOOKS, token_part
-from timebell.api.route import Guarded, Let, changes, missing, reads
-from timebell.api.schemas import Body, Cursor, Id, Instant, Json, Limit, Shown, answer, paged, utc
+from timebell.api.if_match import IfMatch, require_match
+from timebell.api.inbound_webhook_authentication import HOOKS_PATH, token_query
+from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
+from timebell.api.schemas import (
+    Cursor,
+    Id,
+    Instant,
+    Json,
+    Limit,
+    RequestBody,
+    ResponseBody,
+    format_utc,
+    json_response,
+    page_response,
+)
 from timebell.errors import InvalidInput, NotFound
 from timebell.model.target import MASK
-from timebell.model.trigger import Item, Observed, Source, micros
+from timebell.model.trigger import ChangeSummary, Item, Source, epoch_micros
 from timebell.store.triggers import sources as rows
 from timebell.tenancy.roles import Role, require
 
-routes = APIRouter(route_class=Guarded, tags=["sources"])
-MOST = 500
-HIDDEN = ("token", "signingSecret")
-Key = Annotated[str | int, Field(description="Of the row, in its source.")]
+routes = APIRouter(route_class=ApiRoute, tags=["sources"])
+MAX_ITEMS = 500
+SECRET_OPTIONS = ("token", "signingSecret")
+ItemKey = Annotated[str | int, Field(description="Key of the item in its source.")]
 
 
-class SourcePut(Body):
-    """What a source is."""
+class SourcePut(RequestBody):
+    """Kind and options of a source."""
 
     kind: Annotated[str, Field(max_length=20)] = "webhook"
     options: dict[str, Json] | None = None
 
 
 class SourceIn(SourcePut):
-    """What makes a source."""
+    """Fields of a new source."""
 
     name: Annotated[str, Field(min_length=1, max_length=100)]
 
 
-class ChangeIn(Body):
-    """What an item is now, or that it is gone."""
+class ItemChangeIn(RequestBody):
+    """Current state of an item, or its deletion."""
 
-    key: Key
+    key: ItemKey
     version: Annotated[
         int | str | None,
-        Field(description="Rises with each change: a number, or the instant of it. Without, it is newest."),
+        Field(
+            description="Increases with each change: a number or a time. If omitted, the change counts as the newest."
+        ),
     ] = None
     fields: dict[str, Json] | None = None
     deleted: bool | None = None
 
 
-class ChangesIn(Body):
-    """Changes of items."""
+class ItemChangesIn(RequestBody):
+    """Changes of several items."""
 
-    items: Annotated[list[ChangeIn], Field(max_length=MOST)]
+    items: Annotated[list[ItemChangeIn], Field(max_length=MAX_ITEMS)]
 
 
-class SourceOut(Shown):
-    """A source. Systems say what has changed at `hook`."""
+class SourceOut(ResponseBody):
+    """Source. `hook` is the path of its inbound webhook."""
 
     id: str
     name: str
@@ -63,9 +76,9 @@ class SourceOut(Shown):
     kind: str
     options: dict[str, Json]
     hook: str
-    state: Literal["ready", "failing", "reauthorise", "orphaned"]
+    state: Literal["ready", "failing", "reauthorize", "orphaned"]
     synced_at: Instant | None
-    fault: str | None
+    error: str | None
     orphaned_at: Instant | None
     orphaned_reason: str | None
     created_at: Instant
@@ -73,15 +86,15 @@ class SourceOut(Shown):
     updated_at: Instant
 
 
-class SourcePage(Shown):
-    """Sources, by name."""
+class SourcePage(ResponseBody):
+    """Page of sources, sorted by name."""
 
     items: list[SourceOut]
     next_cursor: str | None
 
 
-class ItemOut(Shown):
-    """An item as it was last heard of; fields null: it is gone."""
+class ItemOut(ResponseBody):
+    """Last known state of an item. `fields` is null if the item was deleted."""
 
     key: str
     version: int
@@ -89,146 +102,155 @@ class ItemOut(Shown):
     updated_at: Instant
 
 
-class ItemPage(Shown):
-    """Items, by key."""
+class ItemPage(ResponseBody):
+    """Page of items, sorted by key."""
 
     items: list[ItemOut]
     next_cursor: str | None
 
 
-class ObservedOut(Shown):
-    """What changes came to."""
+class ItemsSummary(ResponseBody):
+    """Outcome of item changes."""
 
-    changed: int
-    same: Annotated[int, Field(description="Newer, and nothing else.")]
-    stale: Annotated[int, Field(description="Something newer was known.")]
-    made: Annotated[int, Field(description="Jobs. A move is one cancelled and one made.")]
-    cancelled: int
-    late: Annotated[int, Field(description="Past by more than the grace: no job.")]
-    unreadable: Annotated[int, Field(description="A trigger can read no instant or recipient there.")]
-
-
-@routes.post("/sources", status_code=201, response_model=SourceOut, **changes("source.create", Role.EDITOR))
-async def create_source(body: SourceIn, let: Let) -> Response:
-    """Make a source."""
-    made = await _put(let, body.name, body, None, replace=False)
-    return answer(shown(made), 201, {"ETag": etag(made), "Location": f"/api/v1/sources/{made.name}"})
+    changed: Annotated[int, Field(description="Items with changed fields.")]
+    same: Annotated[int, Field(description="Items with a newer version but equal fields.")]
+    stale: Annotated[int, Field(description="Changes older than the known version; ignored.")]
+    made: Annotated[int, Field(description="Jobs created. A move counts as one cancelled and one created.")]
+    cancelled: Annotated[int, Field(description="Jobs cancelled.")]
+    late: Annotated[int, Field(description="Due times past by more than the grace period; no job was created.")]
+    unreadable: Annotated[int, Field(description="Items in which a trigger found no valid time or recipient.")]
 
 
-@routes.get("/sources", response_model=SourcePage, **reads())
-async def list_sources(let: Let, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    """Sources by name."""
-    page = await let.run(rows.page, let.tenant_id, limit, cursor)
-    return paged(page, [shown(source) for source in page])
+@routes.post("/sources", status_code=201, response_model=SourceOut, **change_route("source.create", Role.EDITOR))
+async def create_source(body: SourceIn, ctx: Context) -> Response:
+    """Create a source."""
+    source = await _write_source(ctx, body.name, body, None, replace=False)
+    headers = {"ETag": etag(source), "Location": f"/api/v1/sources/{source.name}"}
+    return json_response(render_source(source), 201, headers)
 
 
-@routes.get("/sources/{name}", response_model=SourceOut, **reads())
-async def get_source(name: Id, let: Let) -> Response:
-    """One source. To editors `hook` has the token with which a board's webhooks need no key."""
-    found = await _find(let, name)
-    said = shown(found)
-    if found.kind == "monday" and let.caller.role.covers(Role.EDITOR):
-        said["hook"] += token_part(let.app.settings.secret_key, found.id)
-    return answer(said, headers={"ETag": etag(found)})
+@routes.get("/sources", response_model=SourcePage, **read_route())
+async def list_sources(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List sources, sorted by name."""
+    page = await ctx.run(rows.list_sources, ctx.tenant_id, limit, cursor)
+    return page_response(page, [render_source(source) for source in page])
 
 
-@routes.put("/sources/{name}", response_model=SourceOut, **changes("source.put", Role.EDITOR))
-async def put_source(name: Id, body: SourcePut, let: Let, if_match: Match = None) -> Response:
-    """Make a source, or give the one there is other options."""
-    made = await _put(let, name, body, if_match, replace=True)
-    return answer(shown(made), headers={"ETag": etag(made)})
+@routes.get("/sources/{name}", response_model=SourceOut, **read_route())
+async def get_source(name: Id, ctx: Context) -> Response:
+    """Get a source.
+
+    For editors, `hook` of a monday source includes the token that authenticates webhooks without a key.
+    """
+    source = await _find_source(ctx, name)
+    rendered = render_source(source)
+    if source.kind == "monday" and ctx.caller.role.covers(Role.EDITOR):
+        rendered["hook"] += token_query(ctx.app.settings.secret_key, source.id)
+    return json_response(rendered, headers={"ETag": etag(source)})
 
 
-@routes.delete("/sources/{name}", response_model=SourceOut, **changes("source.delete", Role.EDITOR))
-async def delete_source(name: Id, let: Let) -> Response:
-    """Forget a source that has no trigger, and its items."""
-    let.subject, let.before = name, shown(await _find(let, name))
-    return answer(shown(await let.app.triggers.delete_source(name, tenant_id=let.tenant_id, connection=let.connection)))
+@routes.put("/sources/{name}", response_model=SourceOut, **change_route("source.put", Role.EDITOR))
+async def put_source(name: Id, body: SourcePut, ctx: Context, if_match: IfMatch = None) -> Response:
+    """Create a source, or replace the options of an existing one."""
+    source = await _write_source(ctx, name, body, if_match, replace=True)
+    return json_response(render_source(source), headers={"ETag": etag(source)})
 
 
-@routes.get("/sources/{name}/items", response_model=ItemPage, **reads())
-async def list_items(name: Id, let: Let, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    """Items of a source as they were last heard of, by key."""
-    home = await _find(let, name)
-    page = await let.run(rows.page_of_items, home.id, limit, cursor)
-    return paged(page, [_item(item) for item in page])
+@routes.delete("/sources/{name}", response_model=SourceOut, **change_route("source.delete", Role.EDITOR))
+async def delete_source(name: Id, ctx: Context) -> Response:
+    """Delete a source without triggers, and its items."""
+    ctx.subject, ctx.before = name, render_source(await _find_source(ctx, name))
+    return json_response(
+        render_source(await ctx.app.triggers.delete_source(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
+    )
 
 
-@routes.post("/sources/{name}/items", response_model=ObservedOut, **changes("source.items", Role.OPERATOR))
-async def put_items(name: Id, body: ChangesIn, let: Let) -> Response:
-    """Say of up to 500 items what they are now: their jobs follow, all of them or none."""
-    home = await _find(let, name)
-    let.subject = home.name
-    return answer(observed(await observe(let, home.name, [change(one) for one in body.items])))
+@routes.get("/sources/{name}/items", response_model=ItemPage, **read_route())
+async def list_source_items(name: Id, ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List the last known items of a source, sorted by key."""
+    source = await _find_source(ctx, name)
+    page = await ctx.run(rows.list_items, source.id, limit, cursor)
+    return page_response(page, [_render_item(item) for item in page])
 
 
-async def _put(let: Let, name: str, body: SourcePut, match: str | None, *, replace: bool) -> Source:
-    let.subject = name
+@routes.post("/sources/{name}/items", response_model=ItemsSummary, **change_route("source.items", Role.OPERATOR))
+async def put_source_items(name: Id, body: ItemChangesIn, ctx: Context) -> Response:
+    """Set the current state of up to 500 items and update their jobs, in one transaction."""
+    source = await _find_source(ctx, name)
+    ctx.subject = source.name
+    return json_response(
+        render_summary(await apply_changes(ctx, source.name, [change_arguments(change) for change in body.items]))
+    )
+
+
+async def _write_source(ctx: Context, name: str, body: SourcePut, if_match: str | None, *, replace: bool) -> Source:
+    ctx.subject = name
     if body.kind != "webhook":
-        # Whoever says where a secret goes can read it there; and an address is asked from where the nodes are.
-        own = body.kind == "monday" and "url" not in (body.options or {})
-        require(let.caller.role, Role.ADMIN if own else Role.PLATFORM)
-    if plain := [name for name in HIDDEN if isinstance((body.options or {}).get(name), str)]:
+        # A caller who chooses the destination of a secret can read the secret there, so this requires an admin. A
+        # custom URL requires a platform key, because nodes send requests to it from inside the network.
+        uses_default_url = body.kind == "monday" and "url" not in (body.options or {})
+        require(ctx.caller.role, Role.ADMIN if uses_default_url else Role.PLATFORM)
+    if plain := [name for name in SECRET_OPTIONS if isinstance((body.options or {}).get(name), str)]:
         raise InvalidInput(
-            f"{plain[0]} is given as it is, and everybody who reads the source would see it.",
-            code="SOURCE_OPTIONS_INVALID", fix='Put it into a secret, and give {"secret": "its name"}.',
+            f"{plain[0]} is in plain text and would be visible to every reader of the source.",
+            code="INVALID_SOURCE_OPTIONS", fix='Store it as a secret and specify {"secret": "its name"}.',
         )  # fmt: skip
-    let.operates = True
-    known: Source | None = await let.run(rows.locked, let.tenant_id, name)
-    if known is not None:
-        let.before = shown(known)
+    ctx.started_operation = True
+    existing: Source | None = await ctx.run(rows.lock_source, ctx.tenant_id, name)
+    if existing is not None:
+        ctx.before = render_source(existing)
         if replace:
-            expect(match, etag(known), f"The source {name!r:.80}", known.id)
-    made: Source = await let.app.triggers.put_source(
-        name, body.kind, body.options, replace=replace, tenant_id=let.tenant_id, created_by=let.caller.actor,
-        connection=let.connection,
+            require_match(if_match, etag(existing), f"The source {name!r:.80}", existing.id)
+    source: Source = await ctx.app.triggers.put_source(
+        name, body.kind, body.options, replace=replace, tenant_id=ctx.tenant_id, created_by=ctx.caller.actor,
+        connection=ctx.connection,
     )  # fmt: skip
-    return made
+    return source
 
 
-async def _find(let: Let, name: str) -> Source:
+async def _find_source(ctx: Context, name: str) -> Source:
     try:
-        return await let.app.triggers.source(name, tenant_id=let.tenant_id, connection=let.connection)
+        return await ctx.app.triggers.get_source(name, tenant_id=ctx.tenant_id, connection=ctx.connection)
     except NotFound:
-        raise missing("source", name) from None
+        raise not_found("source", name) from None
 
 
-async def observe(let: Let, name: str, items: list[dict[str, Any]]) -> Observed:
-    """Take in what a system says of items. Raises InvalidInput (INVALID_ITEM)."""
+async def apply_changes(ctx: Context, name: str, items: list[dict[str, Any]]) -> ChangeSummary:
+    """Apply item changes and count them. Raises InvalidInput (INVALID_ITEM)."""
     if not items:
-        raise InvalidInput("There is no item.", code="INVALID_ITEM", fix="Give at least one.")
-    found = await let.app.triggers.put_items(name, items, tenant_id=let.tenant_id, connection=let.connection)
-    if let.app.service is not None:
-        let.app.service.node.counters.observed(found)
-    return found
+        raise InvalidInput("The list of items is empty.", code="INVALID_ITEM", fix="Specify at least one item.")
+    summary = await ctx.app.triggers.put_items(name, items, tenant_id=ctx.tenant_id, connection=ctx.connection)
+    if ctx.app.service is not None:
+        ctx.app.service.node.counters.record_observed(summary)
+    return summary
 
 
-def change(body: ChangeIn) -> dict[str, Any]:
-    """A change as the verbs take it."""
-    return body.given()
+def change_arguments(body: ItemChangeIn) -> dict[str, Any]:
+    """Return a change as a mapping for `triggers.put_items`."""
+    return body.sent_fields()
 
 
 def etag(source: Source) -> str:
-    """The strong ETag of a source: when its options were changed."""
-    return f'"{micros(source.updated_at)}"'
+    """Return the strong ETag of a source: the time of its last change."""
+    return f'"{epoch_micros(source.updated_at)}"'
 
 
-def shown(source: Source) -> dict[str, Any]:
-    """A source as it is answered. A token that a program put into it is shown to nobody."""
-    hidden = {name: MASK for name in HIDDEN if isinstance(source.options.get(name), str)}
+def render_source(source: Source) -> dict[str, Any]:
+    """Render a source as JSON. Plain-text tokens that were set by code are masked."""
+    masked = {name: MASK for name in SECRET_OPTIONS if isinstance(source.options.get(name), str)}
     return {
         "id": source.id, "name": source.name, "tenantId": source.tenant_id, "kind": source.kind,
-        "options": {**source.options, **hidden}, "hook": f"{HOOKS}/{source.id}", "state": source.state,
-        "syncedAt": utc(source.synced_at), "fault": source.fault, "orphanedAt": utc(source.orphaned_at),
-        "orphanedReason": source.orphaned_reason, "createdAt": utc(source.created_at),
-        "createdBy": source.created_by, "updatedAt": utc(source.updated_at),
+        "options": {**source.options, **masked}, "hook": f"{HOOKS_PATH}/{source.id}", "state": source.state,
+        "syncedAt": format_utc(source.synced_at), "error": source.error, "orphanedAt": format_utc(source.orphaned_at),
+        "orphanedReason": source.orphaned_reason, "createdAt": format_utc(source.created_at),
+        "createdBy": source.created_by, "updatedAt": format_utc(source.updated_at),
     }  # fmt: skip
 
 
-def _item(item: Item) -> dict[str, Any]:
-    return {"key": item.key, "version": item.version, "fields": item.fields, "updatedAt": utc(item.updated_at)}
+def _render_item(item: Item) -> dict[str, Any]:
+    return {"key": item.key, "version": item.version, "fields": item.fields, "updatedAt": format_utc(item.updated_at)}
 
 
-def observed(found: Observed) -> dict[str, int]:
-    """What changes came to, as it is answered."""
-    return {name: getattr(found, name) for name in ObservedOut.model_fields}
+def render_summary(summary: ChangeSummary) -> dict[str, int]:
+    """Render the outcome of item changes as JSON."""
+    return {name: getattr(summary, name) for name in ItemsSummary.model_fields}

@@ -1,4 +1,4 @@
-"""Server-sent events: answers that do not end by themselves, of which there may be so many at once."""
+"""Streaming responses with server-sent events, limited per tenant."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ from contextlib import aclosing
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from timebell.api.authentication import Door
+from timebell.api.authentication import Authenticator
 
 
 class EventStream(StreamingResponse):
-    """What a generator yields, counted under a name from before its start until its end, which it always comes to: who
-    asked may be gone before it has begun.
+    """Stream the output of an async generator, counted against the tenant's stream limit.
 
-    FastAPI's own answers with what a generator yields, which cannot be refused any more.
+    The generator is always closed, even if the client disconnects before the first chunk. A generator returned from a
+    FastAPI route function could not be refused with an error status, because the response would already have started.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, sent: AsyncGenerator[bytes, None], door: Door, name: str, most: int) -> None:
-        super().__init__(sent, headers={"X-Accel-Buffering": "no"})
-        self._sent, self._door, self._name, self._most = sent, door, name, most
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], authenticator: Authenticator, tenant_id: str, max_streams: int
+    ) -> None:
+        super().__init__(chunks, headers={"X-Accel-Buffering": "no"})
+        self._chunks, self._authenticator, self._tenant_id, self._max_streams = (
+            chunks,
+            authenticator,
+            tenant_id,
+            max_streams,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As in Response. Raises LimitReached before anything is sent."""
-        async with aclosing(self._sent):
-            with self._door.listening(self._name, self._most):
+        """Send the stream. Raises LimitReached before the response starts."""
+        async with aclosing(self._chunks):
+            with self._authenticator.count_stream(self._tenant_id, self._max_streams):
                 await super().__call__(scope, receive, send)

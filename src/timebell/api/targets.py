@@ -1,4 +1,4 @@
-"""`/targets`: where jobs go, under a name: made, changed, tested, signed with secrets that rotate."""
+"""`/targets`: named delivery targets: create, edit, test, and rotate signing secrets."""
 
 from __future__ import annotations
 
@@ -7,61 +7,73 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field, SecretStr
 
-from timebell.api.route import Guarded, Let, changes, missing, reads, record
-from timebell.api.schemas import Body, Cursor, Id, Instant, Json, Limit, Name, Shown, answer, paged, utc
-from timebell.client.targets import LONGEST_OVERLAP, OVERLAP, Tested
+from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route, write_audit_record
+from timebell.api.schemas import (
+    Cursor,
+    Id,
+    Instant,
+    Json,
+    Limit,
+    Name,
+    RequestBody,
+    ResponseBody,
+    format_utc,
+    json_response,
+    page_response,
+)
+from timebell.client.targets import DEFAULT_OVERLAP, MAX_OVERLAP_SECONDS, TargetTestResult
 from timebell.model.target import NamedTarget, secret_names
 from timebell.store.tenancy import targets as rows
 from timebell.tenancy.roles import Role, require
 
-routes = APIRouter(route_class=Guarded, tags=["targets"])
-TEST = "target.test"
+routes = APIRouter(route_class=ApiRoute, tags=["targets"])
+TEST_ACTION = "target.test"
 Options = Annotated[
     dict[str, Json],
-    Field(description='As in an inline target; any of them may be {"secret": "name"}, which takes the role admin.'),
+    Field(description='Same as in an inline target. Any option may be {"secret": "name"}, which requires admin.'),
 ]
-Signing = Annotated[
-    SecretStr | None, Field(max_length=200, description="whsec_...; one is made if none is given. Of kind http.")
+SigningSecret = Annotated[
+    SecretStr | None, Field(max_length=200, description="whsec_...; generated if omitted. Only for kind http.")
 ]
 
 
-class TargetPut(Body):
-    """What a target is."""
+class TargetPut(RequestBody):
+    """Kind and options of a target."""
 
     kind: Annotated[str, Field(max_length=20)]
     options: Options
-    signing_secret: Signing = None
+    signing_secret: SigningSecret = None
 
 
 class TargetIn(TargetPut):
-    """What makes a target."""
+    """Fields of a new target."""
 
     name: Name
 
 
-class RotateIn(Body):
-    """How to rotate."""
+class SecretRotationIn(RequestBody):
+    """Options of a secret rotation."""
 
-    signing_secret: Signing = None
+    signing_secret: SigningSecret = None
     overlap_seconds: Annotated[
-        float, Field(ge=0, le=LONGEST_OVERLAP, description="For so long the old one signs too.")
-    ] = OVERLAP.total_seconds()
+        float, Field(ge=0, le=MAX_OVERLAP_SECONDS, description="Seconds during which the old secret signs too.")
+    ] = DEFAULT_OVERLAP.total_seconds()
 
 
-class SigningOut(Shown):
-    """A signing secret that counts; itself it is not shown."""
+class SigningOut(ResponseBody):
+    """Active signing secret, without its value."""
 
-    until: Annotated[Instant | None, Field(description="When it ends; null for the newest.")]
+    until: Annotated[Instant | None, Field(description="End of its validity; null for the newest.")]
 
 
-class TargetOut(Shown):
-    """A target. Secrets are in it by name alone."""
+class TargetOut(ResponseBody):
+    """Target. Secrets in its options are references by name."""
 
     name: str
     tenant_id: str
     kind: str
     options: dict[str, Json]
-    signing: Annotated[list[SigningOut], Field(description="What signs a request now, the newest first.")]
+    signing: Annotated[list[SigningOut], Field(description="Active signing secrets, newest first.")]
     revision: int
     disabled_at: Instant | None
     disabled_reason: str | None
@@ -70,23 +82,23 @@ class TargetOut(Shown):
     updated_at: Instant
 
 
-class TargetMade(TargetOut):
-    """A target whose signing secret was just made."""
+class TargetWithSecret(TargetOut):
+    """Target with its new signing secret."""
 
     signing_secret: Annotated[
-        str | None, Field(description="Shown this once; null if it is kept, or a repeated request is answered.")
+        str | None, Field(description="Returned only once; null if it did not change, or for a repeated request.")
     ]
 
 
-class TargetPage(Shown):
-    """Targets, by name."""
+class TargetPage(ResponseBody):
+    """Page of targets, sorted by name."""
 
     items: list[TargetOut]
     next_cursor: str | None
 
 
-class Sent(Shown):
-    """What went out. Values of secrets are masked."""
+class SentRequest(ResponseBody):
+    """Request that was sent. Values of secrets are masked."""
 
     method: str
     url: str
@@ -94,124 +106,141 @@ class Sent(Shown):
     body: str
 
 
-class TestOut(Shown):
-    """What a test came to."""
+class TargetTestOut(ResponseBody):
+    """Result of a test delivery."""
 
     delivered: bool
     latency_ms: int
     error_code: str | None
     error_message: str | None
-    response: Annotated[Json, Field(description="As it is kept with a job: of http, status and body.")]
-    request: Annotated[Sent | dict[str, Json] | None, Field(description="What went out; secrets are masked.")]
+    response: Annotated[Json, Field(description="Same as the result of a job; for http, status and body.")]
+    request: Annotated[
+        SentRequest | dict[str, Json] | None, Field(description="Request that was sent; secrets are masked.")
+    ]
 
 
-@routes.post("/targets", status_code=201, response_model=TargetMade, **changes("target.create", Role.EDITOR))
-async def create_target(body: TargetIn, let: Let) -> Response:
-    """Make a target. Jobs and schedules name it: `"target": "orders"`."""
-    made = await _put(let, body.name, body, replace=False)
-    return _once(let, made, 201, {"Location": f"/api/v1/targets/{made.name}"})
+@routes.post("/targets", status_code=201, response_model=TargetWithSecret, **change_route("target.create", Role.EDITOR))
+async def create_target(body: TargetIn, ctx: Context) -> Response:
+    """Create a target. Jobs and schedules refer to it by name: `"target": "orders"`."""
+    target = await _write_target(ctx, body.name, body, replace=False)
+    return _response_with_secret(ctx, target, 201, {"Location": f"/api/v1/targets/{target.name}"})
 
 
-@routes.get("/targets", response_model=TargetPage, **reads())
-async def list_targets(let: Let, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    """Targets by name."""
-    page = await let.run(rows.page, let.tenant_id, limit, cursor, let.now)
-    return paged(page, [shown(target) for target in page])
+@routes.get("/targets", response_model=TargetPage, **read_route())
+async def list_targets(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List targets, sorted by name."""
+    page = await ctx.run(rows.list_targets, ctx.tenant_id, limit, cursor, ctx.now)
+    return page_response(page, [render_target(target) for target in page])
 
 
-@routes.get("/targets/{name}", response_model=TargetOut, **reads())
-async def get_target(name: Id, let: Let) -> Response:
-    """One target."""
-    found = await _find(let, name)
-    return answer(shown(found), headers={"ETag": f'"{found.revision}"'})
+@routes.get("/targets/{name}", response_model=TargetOut, **read_route())
+async def get_target(name: Id, ctx: Context) -> Response:
+    """Get a target."""
+    target = await _find_target(ctx, name)
+    return json_response(render_target(target), headers={"ETag": f'"{target.revision}"'})
 
 
-@routes.put("/targets/{name}", response_model=TargetMade, **changes("target.put", Role.EDITOR))
-async def put_target(name: Id, body: TargetPut, let: Let) -> Response:
-    """Make a target, or give the one there is other options: jobs that are scheduled already go where it says then."""
-    known: NamedTarget | None = await let.run(rows.find, let.tenant_id, name, let.now)
-    let.before = None if known is None else shown(known)
-    return _once(let, await _put(let, name, body, replace=True))
+@routes.put("/targets/{name}", response_model=TargetWithSecret, **change_route("target.put", Role.EDITOR))
+async def put_target(name: Id, body: TargetPut, ctx: Context) -> Response:
+    """Create a target, or replace an existing one. Jobs that are already scheduled use the new options."""
+    existing: NamedTarget | None = await ctx.run(rows.find_target, ctx.tenant_id, name, ctx.now)
+    ctx.before = None if existing is None else render_target(existing)
+    return _response_with_secret(ctx, await _write_target(ctx, name, body, replace=True))
 
 
-@routes.delete("/targets/{name}", response_model=TargetOut, **changes("target.delete", Role.EDITOR))
-async def delete_target(name: Id, let: Let) -> Response:
-    """Forget a target that no schedule and no pending job names."""
-    let.subject, let.before = name, shown(await _find(let, name))
-    return answer(shown(await let.app.targets.delete(name, tenant_id=let.tenant_id, connection=let.connection)))
+@routes.delete("/targets/{name}", response_model=TargetOut, **change_route("target.delete", Role.EDITOR))
+async def delete_target(name: Id, ctx: Context) -> Response:
+    """Delete a target that no schedule and no pending job refers to."""
+    ctx.subject, ctx.before = name, render_target(await _find_target(ctx, name))
+    return json_response(
+        render_target(await ctx.app.targets.delete(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
+    )
 
 
-@routes.post("/targets/{name}/enable", response_model=TargetOut, **changes("target.enable", Role.OPERATOR))
-async def enable_target(name: Id, let: Let) -> Response:
-    """Deliver to it again. Jobs that failed with TARGET_DISABLED can be replayed."""
-    let.subject, let.before = name, shown(await _find(let, name))
-    return answer(shown(await let.app.targets.enable(name, tenant_id=let.tenant_id, connection=let.connection)))
+@routes.post("/targets/{name}/enable", response_model=TargetOut, **change_route("target.enable", Role.OPERATOR))
+async def enable_target(name: Id, ctx: Context) -> Response:
+    """Re-enable a target. Jobs that failed with TARGET_DISABLED can be retried."""
+    ctx.subject, ctx.before = name, render_target(await _find_target(ctx, name))
+    return json_response(
+        render_target(await ctx.app.targets.enable(name, tenant_id=ctx.tenant_id, connection=ctx.connection))
+    )
 
 
-@routes.post("/targets/{name}/rotate-secret", response_model=TargetMade, **changes("target.rotate", Role.EDITOR))
-async def rotate_secret(name: Id, let: Let, body: RotateIn | None = None) -> Response:
-    """A new signing secret. For a day, unless told otherwise, requests carry a signature by the old one too."""
-    body = body or RotateIn()
-    let.subject, let.before = name, shown(await _find(let, name))
-    rotated = await let.app.targets.rotate_secret(
-        name, signing_secret=_plain(body.signing_secret), overlap=body.overlap_seconds, tenant_id=let.tenant_id,
-        connection=let.connection,
+@routes.post(
+    "/targets/{name}/rotate-secret", response_model=TargetWithSecret, **change_route("target.rotate", Role.EDITOR)
+)
+async def rotate_target_secret(name: Id, ctx: Context, body: SecretRotationIn | None = None) -> Response:
+    """Replace the signing secret. During the overlap, by default one day, requests are also signed with the old one."""
+    body = body or SecretRotationIn()
+    ctx.subject, ctx.before = name, render_target(await _find_target(ctx, name))
+    rotated = await ctx.app.targets.rotate_secret(
+        name, signing_secret=_reveal(body.signing_secret), overlap=body.overlap_seconds, tenant_id=ctx.tenant_id,
+        connection=ctx.connection,
     )  # fmt: skip
-    return _once(let, rotated)
+    return _response_with_secret(ctx, rotated)
 
 
-@routes.post("/targets/{name}/test", response_model=TestOut, **changes(TEST, Role.OPERATOR, streams=True))
-async def test_target(name: Id, let: Let) -> Response:
-    """Send a signed test event and answer with what came of it. Sent anew each time, also under an Idempotency-Key."""
-    await _find(let, name)
-    let.subject = name
-    async with let.app.store.begin() as let.connection:  # not held while a receiver takes its time
-        await record(let, TEST)
-    let.connection = None
-    return answer(tested(await let.app.targets.test(name, tenant_id=let.tenant_id)))
+@routes.post(
+    "/targets/{name}/test", response_model=TargetTestOut, **change_route(TEST_ACTION, Role.OPERATOR, streams=True)
+)
+async def test_target(name: Id, ctx: Context) -> Response:
+    """Send a signed test event and return the result.
+
+    Repeating the request sends another event, even with the same Idempotency-Key.
+    """
+    await _find_target(ctx, name)
+    ctx.subject = name
+    async with ctx.app.store.begin() as ctx.connection:  # commit before the delivery, which may take long
+        await write_audit_record(ctx, TEST_ACTION)
+    ctx.connection = None
+    return json_response(render_test(await ctx.app.targets.test(name, tenant_id=ctx.tenant_id)))
 
 
-async def _put(let: Let, name: str, body: TargetPut, *, replace: bool) -> NamedTarget:
-    let.subject = name
-    had = await let.run(rows.used_secrets, let.tenant_id, name)
-    if had or secret_names(body.options) or "connection" in body.options:
-        require(let.caller.role, Role.ADMIN)  # whoever says where a secret goes can read it there
-    return await let.app.targets.put(
-        name, body.kind, body.options, signing_secret=_plain(body.signing_secret), replace=replace,
-        tenant_id=let.tenant_id, created_by=let.caller.actor, connection=let.connection,
+async def _write_target(ctx: Context, name: str, body: TargetPut, *, replace: bool) -> NamedTarget:
+    ctx.subject = name
+    current_secrets = await ctx.run(rows.list_referenced_secrets, ctx.tenant_id, name)
+    if current_secrets or secret_names(body.options) or "connection" in body.options:
+        # A caller who chooses the destination of a secret can read the secret there.
+        require(ctx.caller.role, Role.ADMIN)
+    return await ctx.app.targets.put(
+        name, body.kind, body.options, signing_secret=_reveal(body.signing_secret), replace=replace,
+        tenant_id=ctx.tenant_id, created_by=ctx.caller.actor, connection=ctx.connection,
     )  # fmt: skip
 
 
-async def _find(let: Let, name: str) -> NamedTarget:
-    found: NamedTarget | None = await let.run(rows.find, let.tenant_id, name, let.now)
-    if found is None:
-        raise missing("target", name)
-    return found
+async def _find_target(ctx: Context, name: str) -> NamedTarget:
+    target: NamedTarget | None = await ctx.run(rows.find_target, ctx.tenant_id, name, ctx.now)
+    if target is None:
+        raise not_found("target", name)
+    return target
 
 
-def _plain(given: SecretStr | None) -> str | None:
-    return None if given is None else given.get_secret_value()
+def _reveal(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
 
 
-def _once(let: Let, made: NamedTarget, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A target with its new signing secret; the answer that is kept for repeated requests has none."""
-    let.kept = {**shown(made), "signingSecret": None}
-    return answer({**shown(made), "signingSecret": made.signing_secret}, status, headers)
+def _response_with_secret(
+    ctx: Context, target: NamedTarget, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """Return a target with its new signing secret. The response stored for repeated requests omits the secret."""
+    ctx.replay_body = {**render_target(target), "signingSecret": None}
+    return json_response({**render_target(target), "signingSecret": target.signing_secret}, status, headers)
 
 
-def shown(target: NamedTarget) -> dict[str, Any]:
-    """A target as it is answered."""
+def render_target(target: NamedTarget) -> dict[str, Any]:
+    """Render a target as JSON."""
     return {
         "name": target.name, "tenantId": target.tenant_id, "kind": target.kind, "options": target.options,
-        "signing": [{"until": utc(until)} for until in target.signing], "revision": target.revision,
-        "disabledAt": utc(target.disabled_at), "disabledReason": target.disabled_reason,
-        "createdAt": utc(target.created_at), "createdBy": target.created_by, "updatedAt": utc(target.updated_at),
+        "signing": [{"until": format_utc(until)} for until in target.signing_valid_until], "revision": target.revision,
+        "disabledAt": format_utc(target.disabled_at), "disabledReason": target.disabled_reason,
+        "createdAt": format_utc(target.created_at), "createdBy": target.created_by,
+        "updatedAt": format_utc(target.updated_at),
     }  # fmt: skip
 
 
-def tested(test: Tested) -> dict[str, Any]:
-    """A test as it is answered."""
+def render_test(result: TargetTestResult) -> dict[str, Any]:
+    """Render the result of a test as JSON."""
     return {
-        "delivered": test.delivered, "latencyMs": round(test.latency * 1000), "errorCode": test.code,
-        "errorMessage": test.error, "response": test.response, "request": test.sent or None,
+        "delivered": result.delivered, "latencyMs": round(result.latency * 1000), "errorCode": result.code,
+        "errorMessage": result.error, "response": result.response, "request": result.request or None,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`/tenants`: who there is, what each may use, and what it has used."""
+"""`/tenants`: tenants, their limits and their usage."""
 
 from __future__ import annotations
 
@@ -7,40 +7,56 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from timebell.api.route import Guarded, Let, changes, missing, reads
-from timebell.api.schemas import Body, Cursor, Id, Instant, Limit, Shown, answer, paged, utc
+from timebell.api.route import ApiRoute, Context, change_route, not_found, read_route
+from timebell.api.schemas import (
+    Cursor,
+    Id,
+    Instant,
+    Limit,
+    RequestBody,
+    ResponseBody,
+    format_utc,
+    json_response,
+    page_response,
+)
 from timebell.errors import Conflict
 from timebell.model.page import Page
 from timebell.recurrence import zone
 from timebell.store.tenancy import monthly_quota, usage
 from timebell.store.tenancy import tenants as rows
-from timebell.store.tenancy.monthly_quota import MonthUsed
+from timebell.store.tenancy.monthly_quota import MonthlyUsage
 from timebell.store.tenancy.tenants import Tenant
 from timebell.tenancy.limits import Limits
 from timebell.tenancy.roles import Role
 
-routes = APIRouter(route_class=Guarded, tags=["tenants"])
-Most = Annotated[int | None, Field(ge=1, lt=2**53)]
-ZoneName = Annotated[str | None, Field(max_length=64, description="In which its months begin; UTC without.")]
+routes = APIRouter(route_class=ApiRoute, tags=["tenants"])
+LimitValue = Annotated[int | None, Field(ge=1, lt=2**53)]
+ZoneName = Annotated[str | None, Field(max_length=64, description="Time zone of its months; defaults to UTC.")]
 TenantId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@:+-]{0,199}$")]
 
 
-class LimitsIn(Body):
-    """Limits; null takes one away."""
+class LimitsIn(RequestBody):
+    """Limits to change; null removes a limit."""
 
-    requests_per_second: Annotated[Most, Field(description="On each node.")] = None
-    schedules: Most = None
-    pending_jobs: Most = None
-    payload_bytes_per_day: Annotated[Most, Field(description="Of the bodies of changes, by days of UTC.")] = None
-    jobs_at_once: Annotated[Most, Field(description="Running or with outside workers, over all nodes.")] = None
-    starts_per_minute: Annotated[Most, Field(description="Attempts begun in any minute, over all nodes.")] = None
-    jobs_per_month: Annotated[Most, Field(description="Delivered in a month of the tenant's zone; skips are free.")] = (
+    requests_per_second: Annotated[LimitValue, Field(description="Enforced per node.")] = None
+    schedules: LimitValue = None
+    pending_jobs: LimitValue = None
+    payload_bytes_per_day: Annotated[
+        LimitValue, Field(description="Bytes of request bodies of changes per UTC day.")
+    ] = None
+    jobs_at_once: Annotated[
+        LimitValue, Field(description="Running or dispatched to external workers, across all nodes.")
+    ] = None
+    starts_per_minute: Annotated[LimitValue, Field(description="Attempts started in any minute, across all nodes.")] = (
         None
     )
+    jobs_per_month: Annotated[
+        LimitValue, Field(description="Jobs delivered in a month of the tenant's time zone; skipped jobs do not count.")
+    ] = None
 
 
-class LimitsOut(Shown):
-    """What a tenant may use; null is no limit."""
+class LimitsOut(ResponseBody):
+    """Limits of a tenant; null means unlimited."""
 
     requests_per_second: int | None
     schedules: int | None
@@ -51,23 +67,23 @@ class LimitsOut(Shown):
     jobs_per_month: int | None
 
 
-class TenantIn(Body):
-    """What makes a tenant."""
+class TenantIn(RequestBody):
+    """Fields of a new tenant."""
 
     id: TenantId
     limits: LimitsIn | None = None
     timezone: ZoneName = None
 
 
-class TenantPatch(Body):
-    """What changes of a tenant."""
+class TenantPatch(RequestBody):
+    """Changes to a tenant."""
 
     limits: LimitsIn | None = None
     timezone: ZoneName = None
 
 
-class TenantOut(Shown):
-    """A tenant."""
+class TenantOut(ResponseBody):
+    """Tenant with its limits."""
 
     id: str
     created_at: Instant
@@ -75,117 +91,122 @@ class TenantOut(Shown):
     timezone: str | None
 
 
-class TenantPage(Shown):
-    """Tenants, by id."""
+class TenantPage(ResponseBody):
+    """Page of tenants, sorted by id."""
 
     items: list[TenantOut]
     next_cursor: str | None
 
 
-class MonthOut(Shown):
-    """What was delivered in the month that is now. It is counted for tenants with a limit a month."""
+class MonthUsageOut(ResponseBody):
+    """Jobs delivered in the current month; counted only for tenants with a monthly limit."""
 
     month: str
     timezone: str
     used: int
     limit: int | None
     ends_at: Instant
-    runs_out_at: Annotated[Instant | None, Field(description="At this pace, if that is before it ends.")]
+    expires_at: Annotated[
+        Instant | None,
+        Field(description="Estimated time at which the limit is reached, if before the end of the month."),
+    ]
 
 
-class Usage(Shown):
-    """What a tenant uses, beside what it may."""
+class TenantUsage(ResponseBody):
+    """Usage of a tenant, with its limits."""
 
     tenant_id: str
-    day: Annotated[str, Field(description="The day of UTC that the last two are of.")]
+    day: Annotated[str, Field(description="UTC day of payloadBytes and requests.")]
     schedules: int
-    pending_jobs: Annotated[int, Field(description=f"Counting stops at {usage.COUNTED:,}.")]
-    payload_bytes: Annotated[int, Field(description="Of the bodies of changes.")]
-    requests: Annotated[int, Field(description="Some seconds late.")]
-    month: MonthOut
+    pending_jobs: Annotated[int, Field(description=f"Counting stops at {usage.MAX_COUNT:,}.")]
+    payload_bytes: Annotated[int, Field(description="Bytes of request bodies of changes on that day.")]
+    requests: Annotated[int, Field(description="Requests on that day; delayed by a few seconds.")]
+    month: MonthUsageOut
     limits: LimitsOut
 
 
-@routes.post("/tenants", status_code=201, response_model=TenantOut, **changes("tenant.create", Role.PLATFORM))
-async def create_tenant(body: TenantIn, let: Let) -> Response:
-    """Make a tenant before anything makes it."""
-    let.subject = body.id
-    if await let.run(rows.find, body.id) is not None:
-        raise Conflict(f"There is a tenant {body.id} already.", code="TENANT_EXISTS", existing=body.id)
-    made = await _put(let, body.id, body)
-    return answer(shown(made), 201, {"Location": f"/api/v1/tenants/{made.id}"})
+@routes.post("/tenants", status_code=201, response_model=TenantOut, **change_route("tenant.create", Role.PLATFORM))
+async def create_tenant(body: TenantIn, ctx: Context) -> Response:
+    """Create a tenant explicitly. Otherwise it is created on first use."""
+    ctx.subject = body.id
+    if await ctx.run(rows.find_tenant, body.id) is not None:
+        raise Conflict(f"The tenant {body.id} already exists.", code="TENANT_EXISTS", existing=body.id)
+    created = await _write_tenant(ctx, body.id, body)
+    return json_response(render_tenant(created), 201, {"Location": f"/api/v1/tenants/{created.id}"})
 
 
-@routes.get("/tenants", response_model=TenantPage, **reads(Role.ADMIN))
-async def list_tenants(let: Let, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    """All tenants, for the platform; else the caller's own."""
-    if let.caller.everywhere:
-        page: Page[Tenant] = await let.run(rows.page, limit, cursor)
+@routes.get("/tenants", response_model=TenantPage, **read_route(Role.ADMIN))
+async def list_tenants(ctx: Context, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    """List all tenants with a platform key, otherwise only the caller's tenant."""
+    if ctx.caller.is_platform:
+        page: Page[Tenant] = await ctx.run(rows.list_tenants, limit, cursor)
     else:
-        own = await let.run(rows.find, let.tenant_id)
+        own = await ctx.run(rows.find_tenant, ctx.tenant_id)
         page = Page([own] if own is not None and cursor is None else [], None)
-    return paged(page, [shown(tenant) for tenant in page])
+    return page_response(page, [render_tenant(tenant) for tenant in page])
 
 
-@routes.get("/tenants/{id}", response_model=TenantOut, **reads(Role.ADMIN))
-async def get_tenant(id: Id, let: Let) -> Response:
-    """One tenant."""
-    return answer(shown(await find(let, id)))
+@routes.get("/tenants/{id}", response_model=TenantOut, **read_route(Role.ADMIN))
+async def get_tenant(id: Id, ctx: Context) -> Response:
+    """Get a tenant."""
+    return json_response(render_tenant(await find_tenant(ctx, id)))
 
 
-@routes.patch("/tenants/{id}", response_model=TenantOut, **changes("tenant.update", Role.PLATFORM))
-async def patch_tenant(id: Id, body: TenantPatch, let: Let) -> Response:
-    """Change some of its limits; every node keeps to them within 2 s."""
-    let.subject, let.before = id, shown(await find(let, id))
-    return answer(shown(await _put(let, id, body)))
+@routes.patch("/tenants/{id}", response_model=TenantOut, **change_route("tenant.update", Role.PLATFORM))
+async def patch_tenant(id: Id, body: TenantPatch, ctx: Context) -> Response:
+    """Change limits or the time zone of a tenant. All nodes apply new limits within 2 s."""
+    ctx.subject, ctx.before = id, render_tenant(await find_tenant(ctx, id))
+    return json_response(render_tenant(await _write_tenant(ctx, id, body)))
 
 
-@routes.get("/tenants/{id}/usage", response_model=Usage, **reads())
-async def get_usage(id: Id, let: Let) -> Response:
-    """What a tenant uses."""
-    tenant = await find(let, id)
-    used = await let.run(usage.of, id, let.now)
-    month: MonthUsed = await let.run(monthly_quota.of, id, let.now)
-    return answer({
-        "tenantId": id, "day": usage.day_of(let.now), "schedules": used.schedules, "pendingJobs": used.pending_jobs,
-        "payloadBytes": used.payload_bytes, "requests": used.requests + let.door.unwritten(id),
+@routes.get("/tenants/{id}/usage", response_model=TenantUsage, **read_route())
+async def get_tenant_usage(id: Id, ctx: Context) -> Response:
+    """Get the usage of a tenant."""
+    tenant = await find_tenant(ctx, id)
+    current = await ctx.run(usage.get_usage, id, ctx.now)
+    month: MonthlyUsage = await ctx.run(monthly_quota.get_monthly_usage, id, ctx.now)
+    return json_response({
+        "tenantId": id, "day": usage.utc_day(ctx.now), "schedules": current.schedules,
+        "pendingJobs": current.pending_jobs,
+        "payloadBytes": current.payload_bytes, "requests": current.requests + ctx.authenticator.unrecorded_requests(id),
         "month": {
             "month": month.month, "timezone": month.timezone, "used": month.used,
-            "limit": tenant.limits.jobs_per_month, "endsAt": utc(month.ends_at), "runsOutAt": utc(month.runs_out_at),
+            "limit": tenant.limits.jobs_per_month, "endsAt": format_utc(month.ends_at),
+            "expiresAt": format_utc(month.exhausted_at),
         },
-        "limits": limits_json(tenant.limits),
+        "limits": render_limits(tenant.limits),
     })  # fmt: skip
 
 
-async def _put(let: Let, id_: str, body: TenantIn | TenantPatch) -> Tenant:
+async def _write_tenant(ctx: Context, id_: str, body: TenantIn | TenantPatch) -> Tenant:
     if body.timezone is not None:
         zone(body.timezone)
-    changes = {} if body.limits is None else body.limits.given()
-    put: Tenant = await let.run(rows.put, id_, changes, let.now, body.timezone)
-    return put
+    changes = {} if body.limits is None else body.limits.sent_fields()
+    tenant: Tenant = await ctx.run(rows.upsert_tenant, id_, changes, ctx.now, body.timezone)
+    return tenant
 
 
-async def find(let: Let, id_: str) -> Tenant:
-    """A tenant that the caller may see. Raises NotFound."""
-    mine = let.caller.everywhere or id_ == let.tenant_id
-    found: Tenant | None = await let.run(rows.find, id_) if mine else None
-    if found is None:
-        raise missing("tenant", id_)
-    return found
+async def find_tenant(ctx: Context, id_: str) -> Tenant:
+    """Find a tenant that the caller may access. Raises NotFound."""
+    may_access = ctx.caller.is_platform or id_ == ctx.tenant_id
+    tenant: Tenant | None = await ctx.run(rows.find_tenant, id_) if may_access else None
+    if tenant is None:
+        raise not_found("tenant", id_)
+    return tenant
 
 
-def shown(tenant: Tenant) -> dict[str, Any]:
-    """A tenant as it is answered."""
+def render_tenant(tenant: Tenant) -> dict[str, Any]:
+    """Render a tenant as JSON."""
     return {
         "id": tenant.id,
-        "createdAt": utc(tenant.created_at),
-        "limits": limits_json(tenant.limits),
+        "createdAt": format_utc(tenant.created_at),
+        "limits": render_limits(tenant.limits),
         "timezone": tenant.timezone,
     }
 
 
-def limits_json(limits: Limits) -> dict[str, int | None]:
-    """Limits as they are answered."""
+def render_limits(limits: Limits) -> dict[str, int | None]:
+    """Render limits as JSON."""
     return {
         "requestsPerSecond": limits.requests_per_second, "schedules": limits.schedules,
         "pendingJobs": limits.pending_jobs, "payloadBytesPerDay": limits.payload_bytes_per_day,

@@ -37,40 +37,41 @@ from timebell.api import (
     tenants,
     triggers,
 )
-from timebell.api.route import PREFIX, Guarded
-from timebell.api.schemas import PROBLEMS, Problem, answer
+from timebell.api.route import API_PREFIX, ApiRoute
+from timebell.api.schemas import PROBLEM_RESPONSES, Problem, json_response
 
-PARTS = (  # those first that are asked for most, as a request looks for its route from the first on
+API_MODULES = (  # the most requested first, because routes are matched in this order
     bulk, jobs, external_workers, schedules, audit, backlogs, dead_letters, operations, queues, keys, tenants, nodes,
     audit_log,
     calendars, forecast, events, targets, secrets,
     connections, sources, inbound_webhooks, triggers, devices, audiences, campaigns,
 )  # fmt: skip
-KEPT = (
+COPIED_ATTRIBUTES = (
     "methods", "name", "description", "tags", "status_code", "response_model", "response_class", "responses",
     "include_in_schema", "openapi_extra",
 )  # fmt: skip
-"""What a part says of a route."""
-routes = APIRouter(prefix=PREFIX, responses=PROBLEMS)
-for part in PARTS:
-    assert part.routes.route_class is Guarded
-    for route in part.routes.routes:
-        # As one of ours: what is included is looked for twice, at each level anew, and made anew for each application.
+"""Attributes of a module's route that are copied to the combined router."""
+routes = APIRouter(prefix=API_PREFIX, responses=PROBLEM_RESPONSES)
+for module in API_MODULES:
+    assert module.routes.route_class is ApiRoute
+    for route in module.routes.routes:
+        # Copy the routes instead of include_router(): included routers are matched once per level and rebuilt for each
+        # application.
         assert isinstance(route, APIRoute)
-        own: dict[str, Any] = {name: getattr(route, name) for name in KEPT}
-        routes.add_api_route(route.path, route.endpoint, route_class_override=Guarded, **own)
+        attributes: dict[str, Any] = {name: getattr(route, name) for name in COPIED_ATTRIBUTES}
+        routes.add_api_route(route.path, route.endpoint, route_class_override=ApiRoute, **attributes)
 
-SUMMARY = """Things that must happen at a time: once, on time, in the right time zone.
+DESCRIPTION = """Durable job scheduler: runs jobs exactly when they are due, once, in the right time zone.
 
-Every error is an RFC 9457 problem with a stable `code`. Listings are paged by `cursor` and always end. A POST with an
-`Idempotency-Key` can be repeated for a day and gets the first answer again. A change of a schedule needs `If-Match`.
-`x-role` is the least role that an operation asks for."""
+Every error is an RFC 9457 problem with a stable `code`. Listings are paged with `cursor`. A POST request with an
+`Idempotency-Key` can be repeated for a day and returns the first response again. Changing a schedule requires
+`If-Match`. `x-role` is the minimum role that an operation requires."""
 
 
 @cache
-def openapi() -> dict[str, Any]:
-    """The OpenAPI document of the API."""
-    web = FastAPI(title="Timebell", version="1", description=SUMMARY, generate_unique_id_function=_named)
+def build_openapi() -> dict[str, Any]:
+    """Build the OpenAPI document of the API."""
+    web = FastAPI(title="Timebell", version="1", description=DESCRIPTION, generate_unique_id_function=_operation_id)
     web.include_router(routes)
     document = web.openapi()
     document["components"]["schemas"]["Problem"] = Problem.model_json_schema()
@@ -84,21 +85,21 @@ def openapi() -> dict[str, Any]:
     return document
 
 
-def _named(route: APIRoute) -> str:
+def _operation_id(route: APIRoute) -> str:
     head, *rest = route.name.split("_")
     return head + "".join(map(str.title, rest))
 
 
-def written() -> bytes:
-    """The document as docs/reference/openapi.json has it."""
-    return orjson.dumps(openapi(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
+def render_openapi() -> bytes:
+    """Render the OpenAPI document as readable, sorted JSON; `make openapi` and the documentation site write it."""
+    return orjson.dumps(build_openapi(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
 @routes.get("/openapi.json", include_in_schema=False)
-async def openapi_document() -> Response:
-    """The document; it says nothing about this installation, so anyone may read it."""
-    return answer(openapi())
+async def get_openapi_document() -> Response:
+    """Return the OpenAPI document. It contains nothing about this installation, so it requires no key."""
+    return json_response(build_openapi())
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(written())
+    sys.stdout.buffer.write(render_openapi())

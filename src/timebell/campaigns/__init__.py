@@ -1,1 +1,1 @@
-"""Push to many: a campaign's chunks, one job each."""
+"""Campaigns: push messages to many devices, sent in chunks of one job each."""

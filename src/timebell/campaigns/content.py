@@ -1,4 +1,4 @@
-"""The message of a campaign, checked when it is made and shown as the JSON a phone gets. Pure."""
+"""Message content of a campaign: validation, and the JSON sent to FCM. No I/O."""
 
 from __future__ import annotations
 
@@ -8,34 +8,39 @@ from typing import Any
 
 import orjson
 
-from timebell.model.campaign_plan import Campaign, Sending
+from timebell.model.campaign_plan import Campaign, CampaignPlan
 from timebell.targets.push import message
-from timebell.targets.push.message import LONGEST_TAG, Content, Encoded, Message
+from timebell.targets.push.message import MAX_TAG_BYTES, Content, EncodedContent, Message
 
-ANYONE = "the-token-of-a-device"
+EXAMPLE_TOKEN = "the-token-of-a-device"  # noqa: S105
 _LONGEST_ID = "0" * 36
 
 
-def content_of(sending: Sending, notification: str) -> Content:
-    """The message under a notification's id. Raises InvalidPayload (BODY_UNFIT)."""
-    data = sending.texts()
-    if sending.notification_id is not None:
-        data.setdefault("notificationId", notification)
-    tag = sending.collapse_key or notification
-    if len(tag.encode()) > LONGEST_TAG:
+def build_content(plan: CampaignPlan, notification_id: str) -> Content:
+    """Return the message content for a notification id. Raises InvalidPayload (INVALID_BODY)."""
+    data = plan.data_strings()
+    if plan.notification_id is not None:
+        data.setdefault("notificationId", notification_id)
+    tag = plan.collapse_key or notification_id
+    if len(tag.encode()) > MAX_TAG_BYTES:
         tag = hashlib.sha256(tag.encode()).hexdigest()
-    return Content(sending.title, sending.body, data, sending.ttl, sending.collapse_key, tag)
+    return Content(plan.title, plan.body, data, plan.ttl, plan.collapse_key, tag)
 
 
-def check(sending: Sending) -> None:
-    """Raises InvalidInput (PUSH_MESSAGE_INVALID, PUSH_MESSAGE_TOO_LARGE, BODY_UNFIT) for what FCM would refuse."""
-    notification = sending.notification_of(_LONGEST_ID, _LONGEST_ID, _LONGEST_ID, _LONGEST_ID)
-    message.check(content_of(sending, notification), "token")
+def check_message(plan: CampaignPlan) -> None:
+    """Check that FCM would accept the message.
+
+    Raises InvalidInput (INVALID_PUSH_MESSAGE, PUSH_MESSAGE_TOO_LARGE, INVALID_BODY).
+    """
+    notification_id = plan.notification_id_for(_LONGEST_ID, _LONGEST_ID, _LONGEST_ID, _LONGEST_ID)
+    message.check_content(build_content(plan, notification_id), "token")
 
 
-def preview(found: Campaign, now: datetime) -> dict[str, Any]:
-    """The very request that is made for a device, as JSON."""
-    notification = found.sending.notification_of(found.id, found.schedule_id, "the-id-of-a-device", "the-id-of-a-user")
-    encoded = Encoded(content_of(found.sending, notification), now)
-    request: dict[str, Any] = orjson.loads(Message("token", ANYONE, encoded).request())
+def preview_request(campaign: Campaign, now: datetime) -> dict[str, Any]:
+    """Return the exact request that is sent to FCM for a device, as JSON."""
+    notification_id = campaign.plan.notification_id_for(
+        campaign.id, campaign.schedule_id, "the-id-of-a-device", "the-id-of-a-user"
+    )
+    encoded = EncodedContent(build_content(campaign.plan, notification_id), now)
+    request: dict[str, Any] = orjson.loads(Message("token", EXAMPLE_TOKEN, encoded).request())
     return request

@@ -1,1 +1,1 @@
-"""The command line. `main.py` says what there is; the rest is imported when a command needs it."""
+"""Command line. `main.py` declares the commands; the module of a command is imported when it is called."""

@@ -1,4 +1,4 @@
-"""The work of `timebell user`."""
+"""Implementation of `timebell user`, on the database itself."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from timebell.app import Timebell
-from timebell.cli.inputs import listed
-from timebell.cli.keyring import ACTOR, _form, _pages, _recorded, _run
-from timebell.cli.output import say
-from timebell.client.validation import text
+from timebell.cli.inputs import print_list
+from timebell.cli.keyring import ACTOR, iterate_pages, resolve_format, run_and_close, with_audit_record
+from timebell.cli.output import print_message
+from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.recurrence.instants import format_instant
@@ -22,79 +22,88 @@ from timebell.tenancy.roles import Role
 from timebell.tenancy.users import User
 
 
-def create(name: str, role: str, tenant: str, database: str | None) -> None:
-    """Write a user. Raises InvalidInput, Conflict (USER_EXISTS)."""
+def create_user(name: str, role: str, tenant: str, database: str | None) -> None:
+    """Create a user. Raises InvalidInput, Conflict (USER_EXISTS)."""
     app = Timebell(database)
     if role not in list(Role):
         raise InvalidInput(f"There is no role {role!r:.40}.", code="INVALID_ROLE", fix=f"Use {', '.join(Role)}.")
-    tenant_id = None if role == Role.PLATFORM else text(tenant, "tenant_id")
-    named, password = text(name, "name"), passwords.stored(_asked())
+    tenant_id = None if role == Role.PLATFORM else check_text(tenant, "tenant_id")
+    user_name, password = check_text(name, "name"), passwords.hash_password(_read_password())
 
     async def write() -> User:
         await app.open()
         now = app.clock.now()
-        made = User(id=new_id(now), tenant_id=tenant_id, name=named, role=Role(role), created_at=now, created_by=ACTOR)
+        user = User(
+            id=new_id(now), tenant_id=tenant_id, name=user_name, role=Role(role), created_at=now, created_by=ACTOR
+        )  # fmt: skip
         return await app.store.run(
-            _recorded(app, "user.create", tenant_id, named, lambda tx: rows.create(tx, made, password))
+            with_audit_record(app, "user.create", tenant_id, user_name, lambda tx: rows.create_user(tx, user, password))
         )
 
-    made = _run(app, write)
-    say(f"{made.name} may sign in to the dashboard as {made.role} of {made.tenant_id or 'the platform'}.")
+    user = run_and_close(app, write)
+    print_message(f"{user.name} can sign in to the dashboard as {user.role} of {user.tenant_id or 'the platform'}.")
 
 
-def show_all(database: str | None, form: str | None) -> None:
-    """List users."""
+def list_users(database: str | None, output_format: str | None) -> None:
+    """Print the users of all tenants."""
     app = Timebell(database)
 
     async def read() -> list[User]:
         await app.open()
-        return [user async for user in _pages(app, rows.page)]
+        return [user async for user in iterate_pages(app, rows.list_users)]
 
-    found = [_shown(user) for user in _run(app, read)]
-    listed(found, _form(app, form), ("NAME", "TENANT", "ROLE", "MADE", "LAST SIGNED IN", "STATE"), lambda one: (
-        one["name"], one["tenantId"] or "(platform)", one["role"], one["createdAt"][:10],
-        (one["lastUsedAt"] or "never")[:16], one["state"],
+    users = [_user_facts(user) for user in run_and_close(app, read)]
+    head = ("NAME", "TENANT", "ROLE", "CREATED", "LAST SIGNED IN", "STATE")
+    print_list(users, resolve_format(app, output_format), head, lambda row: (
+        row["name"], row["tenantId"] or "(platform)", row["role"], row["createdAt"][:10],
+        (row["lastUsedAt"] or "never")[:16], row["state"],
     ))  # fmt: skip
 
 
 def set_password(name: str, database: str | None) -> None:
-    """Set another password. Raises NotFound (USER_NOT_FOUND), InvalidInput (PASSWORD_UNFIT)."""
-    password = passwords.stored(_asked())
-    _change(name, database, "user.password", lambda tx, user: rows.set_password(tx, user.id, password))
-    say(f"{name} has another password, and is signed out everywhere.")
+    """Change a password and end all sessions of the user.
+
+    Raises NotFound (USER_NOT_FOUND), InvalidInput (PASSWORD_UNFIT).
+    """
+    password = passwords.hash_password(_read_password())
+    _change_user(name, database, "user.password", lambda tx, user: rows.set_password(tx, user.id, password))
+    print_message(f"Password of {name} changed; all their sessions are ended.")
 
 
 def disable(name: str, database: str | None) -> None:
-    """Disable a user. Raises NotFound (USER_NOT_FOUND)."""
+    """Disable a user and end all sessions. Raises NotFound (USER_NOT_FOUND)."""
     app = Timebell(database)
-    _change(name, database, "user.disable", lambda tx, user: rows.disable(tx, user.id, app.clock.now()))
-    say(f"{name} cannot sign in any more.")
+    _change_user(name, database, "user.disable", lambda tx, user: rows.disable_user(tx, user.id, app.clock.now()))
+    print_message(f"User {name} disabled.")
 
 
-def _change(name: str, database: str | None, action: str, change: Callable[[Transaction, User], None]) -> None:
+def _change_user(name: str, database: str | None, action: str, change: Callable[[Transaction, User], None]) -> None:
     app = Timebell(database)
 
     async def write() -> None:
         await app.open()
-        found = await app.store.run(rows.find, name)
-        if found is None:
-            raise NotFound(f"There is no user {name:.40}.", code="USER_NOT_FOUND", fix="timebell user list shows them.")
-        await app.store.run(_recorded(app, action, found.tenant_id, name, lambda tx: change(tx, found)))
+        user = await app.store.run(rows.find_user, name)
+        if user is None:
+            raise NotFound(f"There is no user {name:.40}.", code="USER_NOT_FOUND", fix="Try: timebell user list.")
+        await app.store.run(with_audit_record(app, action, user.tenant_id, name, lambda tx: change(tx, user)))
 
-    _run(app, write)
+    run_and_close(app, write)
 
 
-def _asked() -> str:
-    """The new password, typed twice on a terminal. Raises InvalidInput (PASSWORD_UNFIT, PASSWORDS_DIFFER)."""
+def _read_password() -> str:
+    """Read a new password: twice on a terminal, else the first line of stdin.
+
+    Raises InvalidInput (PASSWORD_UNFIT, PASSWORDS_DIFFER).
+    """
     if not sys.stdin.isatty():
-        return passwords.check(sys.stdin.readline().rstrip("\r\n"))
-    first = passwords.check(getpass.getpass("Password: "))
-    if getpass.getpass("The same again: ") != first:
-        raise InvalidInput("These are two passwords.", code="PASSWORDS_DIFFER", fix="Try again.")
+        return passwords.check_length(sys.stdin.readline().rstrip("\r\n"))
+    first = passwords.check_length(getpass.getpass("Password: "))
+    if getpass.getpass("Repeat password: ") != first:
+        raise InvalidInput("The two passwords differ.", code="PASSWORDS_DIFFER", fix="Type the same password twice.")
     return first
 
 
-def _shown(user: User) -> dict[str, Any]:
+def _user_facts(user: User) -> dict[str, Any]:
     return {
         "name": user.name, "tenantId": user.tenant_id, "role": user.role.value,
         "createdAt": format_instant(user.created_at),

@@ -1,4 +1,4 @@
-"""`timebell apply` and `export`: schedules and targets as files, for review and for git."""
+"""`timebell apply` and `timebell export`: schedules and targets as files under version control."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from timebell.cli import click_signatures
-from timebell.cli.output import DIFFERENT, FAILED, say, show
+from timebell.cli.output import DIFFERENT, FAILED, print_data, print_message
 
 if TYPE_CHECKING:
-    from timebell.cli.remote import Remote
+    from timebell.cli.remote import ServerClient
 
-# What a file says in one way only, though the API understands two.
-ALIASES = {"jobType": "topic", "jobPayload": "payload"}
-KINDS = ("Schedule", "Target")
-SUFFIXES = (".yaml", ".yml", ".json")
+# The API accepts both names of each pair; documents are normalized to the second.
+FIELD_ALIASES = {"jobType": "topic", "jobPayload": "payload"}
+DOCUMENT_KINDS = ("Schedule", "Target")
+FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 @dataclass
 class Plan:
-    """What would change."""
+    """Difference between files and server."""
 
     targets: list[tuple[dict[str, Any], list[str]]] = field(default_factory=list)
-    """Bodies of targets to be put, and what is different; nothing of those that are new."""
+    """Request bodies of targets to write, each with its changed fields; none for a new target."""
     create: list[dict[str, Any]] = field(default_factory=list)
     change: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = field(default_factory=list)
     delete: list[dict[str, Any]] = field(default_factory=list)
-    same: int = 0
+    unchanged: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.targets or self.create or self.change or self.delete)
@@ -37,118 +37,124 @@ class Plan:
 
 def apply_(
     file: Annotated[
-        Path, click_signatures.Option("--file", "-f", help="A YAML or JSON file, or a folder of them; - for stdin.")
+        Path, click_signatures.Option("--file", "-f", help="YAML or JSON file, or a folder of such files; - for stdin.")
     ],
     diff: Annotated[
-        bool, click_signatures.Option("--diff", help="Only show what differs; exit 7 if anything.")
+        bool, click_signatures.Option("--diff", help="Only show the differences; exit 7 if there are any.")
     ] = False,
-    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Only show what would be done.")] = False,
+    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Only show the planned changes.")] = False,
     prune: Annotated[
-        bool, click_signatures.Option("--prune", help="Delete schedules that no file has; none of code.")
+        bool,
+        click_signatures.Option("--prune", help="Delete schedules that are in no file; keep those defined in code."),
     ] = False,
-    yes: Annotated[bool, click_signatures.Option("--yes", "-y", help="Do not ask before deleting.")] = False,
+    yes: Annotated[bool, click_signatures.Option("--yes", "-y", help="Delete without confirmation.")] = False,
 ) -> None:
-    """Make schedules and targets what files say. Each schedule is checked before anything is written."""
-    from timebell.cli.inputs import confirmed
-    from timebell.cli.schedule import remote_of
+    """Create and update schedules and targets from files. Every schedule is validated before the first write."""
+    from timebell.cli.inputs import confirm
+    from timebell.cli.schedule import server_client
 
-    remote = remote_of()
-    plan = planned(remote, list(documents(file)), prune=prune)
-    for line in told(plan, prune=prune):
-        show(line)
+    remote = server_client()
+    plan = plan_changes(remote, list(documents(file)), prune=prune)
+    for line in describe_plan(plan, prune=prune):
+        print_data(line)
     changed = len(plan.change) + sum(bool(lines) for _, lines in plan.targets)
     created = len(plan.create) + sum(not lines for _, lines in plan.targets)
     counts = f"{changed} to change, {created} to create, {len(plan.delete)} to delete"
     if diff or dry_run:
-        say(f"{counts}. Nothing done ({'--diff' if diff else '--dry-run'}).")
+        print_message(f"{counts}. Nothing changed ({'--diff' if diff else '--dry-run'}).")
         raise click_signatures.Exit(DIFFERENT if diff and plan else 0)
-    if plan.delete and not confirmed(f"Delete {', '.join(one['name'] for one in plan.delete)}?", yes=yes):
+    if plan.delete and not confirm(f"Delete {', '.join(current['name'] for current in plan.delete)}?", yes=yes):
         raise click_signatures.Exit(FAILED)
     for body, _ in plan.targets:
-        made = remote.ask(
-            "PUT", f"/targets/{_quoted(body['name'])}", {"kind": body["type"], "options": body["options"]}
+        written = remote.request(
+            "PUT", f"/targets/{_quote_segment(body['name'])}", {"kind": body["type"], "options": body["options"]}
         )
-        if made["signingSecret"]:
-            say(f"The signing secret of {body['name']}, shown this once: {made['signingSecret']}")
+        if written["signingSecret"]:
+            print_message(f"Signing secret of {body['name']}, shown only once: {written['signingSecret']}")
     for body in plan.create:
-        remote.ask("PUT", f"/schedules/by-name/{_quoted(body['name'])}", body)
-    for old, body, _ in plan.change:
-        remote.ask("PUT", f"/schedules/by-name/{_quoted(body['name'])}", body, match=f'"{old["revision"]}"')
-    for old in plan.delete:
-        remote.ask("DELETE", f"/schedules/{old['id']}", match=f'"{old["revision"]}"')
-    say(f"{changed} changed, {created} created, {len(plan.delete)} deleted, {plan.same} as they were.")
+        remote.request("PUT", f"/schedules/by-name/{_quote_segment(body['name'])}", body)
+    for current, body, _ in plan.change:
+        remote.request(
+            "PUT", f"/schedules/by-name/{_quote_segment(body['name'])}", body, if_match=f'"{current["revision"]}"'
+        )
+    for current in plan.delete:
+        remote.request("DELETE", f"/schedules/{current['id']}", if_match=f'"{current["revision"]}"')
+    print_message(f"{changed} changed, {created} created, {len(plan.delete)} deleted, {plan.unchanged} unchanged.")
 
 
 def export(
     label: Annotated[
-        list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="Only those with it.")
+        list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="Only schedules with this label.")
     ] = None,
-    topic: Annotated[str | None, click_signatures.Option(help="Only of this topic.")] = None,
+    topic: Annotated[str | None, click_signatures.Option(help="Only schedules of this topic.")] = None,
 ) -> None:
-    """Print targets and schedules as apply reads them. Schedules of code are left out: their code says what they are.
+    """Print targets and schedules in the format of apply, without schedules defined in code.
 
-    Without targets if only some schedules are asked for; secrets are never printed."""
+    Targets are omitted if --label or --topic is set. Secrets are never printed.
+    """
     import yaml
 
-    from timebell.cli.schedule import remote_of
+    from timebell.cli.schedule import server_client
 
-    remote = remote_of()
-    where = [] if label or topic else [target_of(one) for one in remote.pages("/targets")]
-    bodies = [body_of(one) for one in remote.pages("/schedules", {"label": label, "topic": topic})
-              if one["source"] != "code"]  # fmt: skip
-    found = [*where, *sorted(bodies, key=lambda one: str(one["name"]))]
-    show(yaml.safe_dump_all(found, sort_keys=False, allow_unicode=True,
+    remote = server_client()
+    targets = [] if label or topic else [target_document(target) for target in remote.list_items("/targets")]
+    schedules = remote.list_items("/schedules", {"label": label, "topic": topic})
+    bodies = [schedule_document(schedule) for schedule in schedules if schedule["source"] != "code"]
+    all_documents = [*targets, *sorted(bodies, key=lambda body: str(body["name"]))]
+    print_data(yaml.safe_dump_all(all_documents, sort_keys=False, allow_unicode=True,
                             default_flow_style=None, width=110).rstrip())  # fmt: skip
 
 
-def documents(path: Path, kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(kind, body) of every document in a file or folder. Raises InvalidInput, naming the file."""
+def documents(path: Path, kinds: Sequence[str] = DOCUMENT_KINDS) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (kind, body) of every document in a file or folder. Raises InvalidInput with the file name."""
     from timebell.errors import InvalidInput
 
     if not path.is_dir():
-        yield from _read(path, kinds)
+        yield from _parse_file(path, kinds)
         return
-    files = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES)
+    files = sorted(each for each in path.rglob("*") if each.suffix in FILE_SUFFIXES)
     if not files:
-        raise InvalidInput(f"{path} has no {', '.join(SUFFIXES)} files.", code="FILE_UNREADABLE")
+        raise InvalidInput(f"{path} contains no {', '.join(FILE_SUFFIXES)} files.", code="FILE_UNREADABLE")
     seen: dict[tuple[str, str], Path] = {}
     for each in files:
-        for kind, body in _read(each, kinds):
-            if kind in KINDS and (other := seen.setdefault((kind, body["name"]), each)) != each:
-                raise InvalidInput(f"{body['name']} is in {other} and in {each}.", code="SCHEDULE_TWICE")
+        for kind, body in _parse_file(each, kinds):
+            if kind in DOCUMENT_KINDS and (other := seen.setdefault((kind, body["name"]), each)) != each:
+                raise InvalidInput(f"{body['name']} is defined in both {other} and {each}.", code="SCHEDULE_TWICE")
             yield kind, body
 
 
-def _read(path: Path, kinds: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parse_file(path: Path, kinds: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     import yaml
 
-    from timebell.cli.inputs import contents
+    from timebell.cli.inputs import read_file_or_stdin
     from timebell.errors import InvalidInput
 
     try:
-        found = list(yaml.load_all(contents(str(path)), Loader=_Loader(yaml)))
+        parsed = list(yaml.load_all(read_file_or_stdin(str(path)), Loader=_yaml_loader(yaml)))
     except yaml.YAMLError as bad:
-        raise InvalidInput(f"{path} is not YAML: {' '.join(str(bad).split())}", code="FILE_UNREADABLE") from bad
-    for number, body in enumerate((one for one in found if one is not None), 1):
+        raise InvalidInput(f"{path} is not valid YAML: {' '.join(str(bad).split())}", code="FILE_UNREADABLE") from bad
+    for number, body in enumerate((document for document in parsed if document is not None), 1):
         where = f"{path}, document {number},"
         kind = body.pop("kind", "Schedule") if isinstance(body, dict) else None
         if kind not in kinds:
-            raise InvalidInput(f"{where} is of kind {kind!r:.40}.", code="KIND_UNKNOWN", fix=f"Use {', '.join(kinds)}.")
-        if kind in KINDS and not isinstance(body.get("name"), str):
+            raise InvalidInput(
+                f"{where} has unknown kind {kind!r:.40}.", code="KIND_UNKNOWN", fix=f"Use {', '.join(kinds)}."
+            )
+        if kind in DOCUMENT_KINDS and not isinstance(body.get("name"), str):
             raise InvalidInput(
                 f"{where} is a {str(kind).lower()} without a name.", code="NAME_MISSING",
-                fix="Each document has the fields of POST /schedules; timebell export shows how.",
+                fix="A document has the fields of POST /schedules; timebell export prints examples.",
             )  # fmt: skip
         if kind == "Target" and (body.keys() != {"name", "type", "options"} or not isinstance(body["options"], dict)):
             raise InvalidInput(
-                f"{where} is a target, which has name, type and options.", code="TARGET_OPTIONS_INVALID",
+                f"{where} is a target and must have exactly name, type and options.", code="INVALID_TARGET_OPTIONS",
                 fix="E.g. kind: Target, name: orders, type: http, options: {url: https://...}.",
             )  # fmt: skip
-        yield str(kind), {ALIASES.get(str(name), str(name)): value for name, value in body.items()}
+        yield str(kind), {FIELD_ALIASES.get(str(name), str(name)): value for name, value in body.items()}
 
 
-def _Loader(yaml: Any) -> Any:  # noqa: N802 - a class, made when yaml is there
-    """YAML as JSON has it: times and words such as `on` stay text."""
+def _yaml_loader(yaml: Any) -> Any:
+    """Return a YAML loader with the types of JSON: timestamps and words such as `on` stay text."""
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         pass
@@ -162,116 +168,124 @@ def _Loader(yaml: Any) -> Any:  # noqa: N802 - a class, made when yaml is there
     return Loader
 
 
-def planned(remote: Remote, found: list[tuple[str, dict[str, Any]]], *, prune: bool) -> Plan:
-    """What differs between files and server. Every schedule is checked by the server first. Raises InvalidInput."""
+def plan_changes(remote: ServerClient, documents_read: list[tuple[str, dict[str, Any]]], *, prune: bool) -> Plan:
+    """Compare files with the server, which validates every schedule first. Raises InvalidInput."""
     from timebell.errors import InvalidInput
 
-    bodies = [body for kind, body in found if kind == "Schedule"]
-    there = {one["name"]: one for one in remote.pages("/schedules")}
+    bodies = [body for kind, body in documents_read if kind == "Schedule"]
+    current_by_name = {schedule["name"]: schedule for schedule in remote.list_items("/schedules")}
     plan = Plan()
-    _plan_targets(remote, [body for kind, body in found if kind == "Target"], plan)
+    _plan_targets(remote, [body for kind, body in documents_read if kind == "Target"], plan)
     for body in bodies:
         try:
-            remote.ask("POST", "/schedules/preview", body, params={"count": 1})
+            remote.request("POST", "/schedules/preview", body, params={"count": 1})
         except InvalidInput as bad:
             bad.message = f"{body['name']}: {bad.message}"
             raise
-        old = there.get(body["name"])
-        if old is None:
+        current = current_by_name.get(body["name"])
+        if current is None:
             plan.create.append(body)
-        elif lines := differences(remote, old, body):
-            plan.change.append((old, body, lines))
+        elif lines := schedule_changes(remote, current, body):
+            plan.change.append((current, body, lines))
         else:
-            plan.same += 1
+            plan.unchanged += 1
     if prune:
-        named = {body["name"] for body in bodies}
-        plan.delete = [one for name, one in there.items() if name not in named and one["source"] != "code"]
+        names_in_files = {body["name"] for body in bodies}
+        plan.delete = [
+            current for name, current in current_by_name.items()
+            if name not in names_in_files and current["source"] != "code"
+        ]  # fmt: skip
     return plan
 
 
-def _plan_targets(remote: Remote, bodies: list[dict[str, Any]], plan: Plan) -> None:
-    there = {one["name"]: target_of(one) for one in remote.pages("/targets")} if bodies else {}
+def _plan_targets(remote: ServerClient, bodies: list[dict[str, Any]], plan: Plan) -> None:
+    targets = remote.list_items("/targets") if bodies else []
+    current_by_name = {target["name"]: target_document(target) for target in targets}
     for body in bodies:
-        old = there.get(body["name"])
-        if old is None:
+        current = current_by_name.get(body["name"])
+        if current is None:
             plan.targets.append((body, []))
-        elif lines := _different(old, body, ("type",)) + _different(old["options"], body["options"]):
+        elif lines := _changed_fields(current, body, ("type",)) + _changed_fields(current["options"], body["options"]):
             plan.targets.append((body, lines))
         else:
-            plan.same += 1
+            plan.unchanged += 1
 
 
-def target_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes this target, as a document."""
-    return {"kind": "Target", "name": found["name"], "type": found["kind"], "options": found["options"]}
+def target_document(target: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a target of the API as a document of a file."""
+    return {"kind": "Target", "name": target["name"], "type": target["kind"], "options": target["options"]}
 
 
-def _different(old: Mapping[str, Any], new: Mapping[str, Any], names: Sequence[str] | None = None) -> list[str]:
-    """Field by field, what is not the same."""
-    return [f"{name}: {_short(old.get(name))} → {_short(new.get(name))}"
-            for name in names or sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]  # fmt: skip
+def _changed_fields(
+    old: Mapping[str, Any], new: Mapping[str, Any], field_names: Sequence[str] | None = None
+) -> list[str]:
+    """Return one line per field that differs."""
+    return [f"{name}: {_format_value(old.get(name))} → {_format_value(new.get(name))}"
+            for name in field_names or sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]  # fmt: skip
 
 
-def differences(remote: Remote, old: Mapping[str, Any], body: Mapping[str, Any]) -> list[str]:
-    """Field by field, what a body would change of a schedule; what it leaves out is the default."""
-    new = remote.ask("POST", "/schedules/preview", body, params={"count": 1})["schedule"]
-    return _different(body_of(old), body_of(new))
+def schedule_changes(remote: ServerClient, old: Mapping[str, Any], body: Mapping[str, Any]) -> list[str]:
+    """Return one line per field that `body` would change in a schedule; omitted fields mean their defaults."""
+    new = remote.request("POST", "/schedules/preview", body, params={"count": 1})["schedule"]
+    return _changed_fields(schedule_document(old), schedule_document(new))
 
 
-def body_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes this schedule: without what the server adds, and without defaults."""
+def schedule_document(schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schedule of the API as a document of a file, without fields the server adds and without defaults."""
     defaults: dict[str, Any] = {
-        "timeoutSeconds": 3600.0, "overlapPolicy": "skip", "missedAfterSeconds": 60.0, "class": "state",
+        "timeoutSeconds": 3600.0, "overlapPolicy": "skip", "missedAfterSeconds": 60.0, "whenLate": "run",
         "toleranceSeconds": 1.0, "jitterSeconds": 0.0, "queue": "default", "priority": 0, "metadata": {}, "labels": {},
         "notify": [],
         "catchUp": {"policy": "latest", "window": 86400.0, "limit": 100, "pace": 0.0, "holdAbove": 1000},
-        "maxRetries": 3, "dst": {"gap": "end", "fold": "first"} if found["cronExpression"] else
+        "maxRetries": 3, "dst": {"gap": "end", "fold": "first"} if schedule["cronExpression"] else
         {"gap": "shift", "fold": "first"}, "enabled": True,
         "retry": {"attempts": 4, "backoff": {"type": "exponential", "delay": 5.0, "max": 600.0, "jitter": 0.1}},
     }  # fmt: skip
-    simple = any(found[name] is not None for name in ("cronExpression", "interval", "rrule", "dates"))
+    simple = any(schedule[name] is not None for name in ("cronExpression", "interval", "rrule", "dates"))
     dropped = {"recurrence"} if simple else set()
-    if found["retry"] != {**defaults["retry"], "attempts": found["maxRetries"] + 1}:
+    if schedule["retry"] != {**defaults["retry"], "attempts": schedule["maxRetries"] + 1}:
         dropped.add("maxRetries")
     else:
         dropped.add("retry")
     return {
-        name: found[name] for name in FIELDS
-        if name not in dropped and found[name] is not None and found[name] != defaults.get(name)
+        name: schedule[name] for name in SCHEDULE_FIELDS
+        if name not in dropped and schedule[name] is not None and schedule[name] != defaults.get(name)
     }  # fmt: skip
 
 
-FIELDS = (
+SCHEDULE_FIELDS = (
     "name", "description", "cronExpression", "interval", "rrule", "dates", "recurrence", "timezone", "dst", "calendar",
-    "roll", "startAt", "endAt", "maxRuns", "topic", "payload", "target", "unheard", "queue", "priority", "group",
+    "roll", "startAt", "endAt", "maxRuns", "topic", "payload", "target", "onUnhandled", "queue", "priority", "group",
     "condition", "unless",
     "maxRetries", "retry", "timeoutSeconds", "expiresAfterSeconds", "overlapPolicy", "catchUp", "missedAfterSeconds",
-    "class", "toleranceSeconds", "jitterSeconds", "notify", "enabled", "metadata", "labels",
+    "whenLate", "toleranceSeconds", "jitterSeconds", "notify", "enabled", "metadata", "labels",
 )  # fmt: skip
 
 
-def told(plan: Plan, *, prune: bool) -> Iterator[str]:
-    """A plan, line by line."""
+def describe_plan(plan: Plan, *, prune: bool) -> Iterator[str]:
+    """Yield the lines that show a plan: + create, ~ change, - delete."""
     for body, lines in plan.targets:
-        yield f"{'~' if lines else '+'} target {body['name']}" + ("" if lines else f"  {_short(body['options'])}")
+        yield f"{'~' if lines else '+'} target {body['name']}" + (
+            "" if lines else f"  {_format_value(body['options'])}"
+        )
         yield from (f"    {line}" for line in lines)
-    for old, _, lines in plan.change:
-        yield f"~ {old['name']}"
+    for current, _, lines in plan.change:
+        yield f"~ {current['name']}"
         yield from (f"    {line}" for line in lines)
     for body in plan.create:
         when = next((body[name] for name in ("cronExpression", "rrule", "interval", "dates") if name in body), "")
-        yield f"+ {body['name']}  {_short(when)}  {body.get('timezone', '')}".rstrip()
-    for old in plan.delete:
-        yield f"- {old['name']}  {old['summary']}"
+        yield f"+ {body['name']}  {_format_value(when)}  {body.get('timezone', '')}".rstrip()
+    for current in plan.delete:
+        yield f"- {current['name']}  {current['summary']}"
 
 
-def _short(value: Any) -> str:
-    from timebell.cli.inputs import brief
+def _format_value(value: Any) -> str:
+    from timebell.cli.inputs import shorten
 
-    return "none" if value is None else brief(value)
+    return "none" if value is None else shorten(value)
 
 
-def _quoted(name: str) -> str:
+def _quote_segment(name: str) -> str:
     from urllib.parse import quote
 
     return quote(name, safe="")

@@ -1,4 +1,4 @@
-"""`timebell audit` and `timebell why`: a look back, straight at the database."""
+"""`timebell audit` and `timebell why`: compare and explain past occurrences, read from the database itself."""
 
 from __future__ import annotations
 
@@ -9,69 +9,87 @@ from typing import TypeVar
 
 from timebell import settings
 from timebell.app import Timebell
-from timebell.cli.database import missing, shown
-from timebell.cli.output import DIFFERENT, OK, Format, emit, emit_one, say, show, table
-from timebell.cli.progress import EVERY
+from timebell.cli.database import is_missing, redact_url
+from timebell.cli.output import (
+    DIFFERENT,
+    OK,
+    Format,
+    print_data,
+    print_message,
+    print_record,
+    print_records,
+    print_table,
+)
+from timebell.cli.progress import PROGRESS_INTERVAL_SECONDS
 from timebell.clock import SystemClock
-from timebell.engine.leader.continuous_audit import Audit
+from timebell.engine.leader.continuous_audit import AuditResult
 from timebell.errors import InvalidInput, StoreUnreachable
-from timebell.model.audit_findings import Counts, Difference
+from timebell.model.audit_findings import AuditCounts, Difference
 from timebell.recurrence.instants import format_instant, parse_instant
 
 R = TypeVar("R")
 
 
 def audit(
-    start: str, end: str, schedule: str | None, tenant: str | None, database: str | None, form: str | None
+    start: str, end: str, schedule: str | None, tenant: str | None, database: str | None, output_format: str | None
 ) -> int:
-    """Print every difference; the exit code."""
-    chosen = settings.load(database_url=database, output=form)
-    between = _instant(start, "--from"), _instant(end, "--to")
-    found = _on(chosen.database_url, lambda app: app.audit(
-        *between, schedule=schedule, tenant_id=tenant, progress=_told()
+    """Print every difference between expected and recorded runs; return the exit code."""
+    chosen = settings.load(database_url=database, output=output_format)
+    between = _parse_instant(start, "--from"), _parse_instant(end, "--to")
+    result = _run_on_database(chosen.database_url, lambda app: app.audit(
+        *between, schedule=schedule, tenant_id=tenant, progress=_progress_printer()
     ))  # fmt: skip
     if chosen.output != Format.TABLE:
-        emit([one.to_json() for one in found.differences], chosen.output)
-    elif found.differences:
-        head = ("FINDING", "SCHEDULE", "AT", "TO", "COUNT", "WHAT")
-        table([_line(one) for one in found.differences], head)
-    say(summary(found))
-    return DIFFERENT if found.differences else OK
+        print_records([difference.to_json() for difference in result.differences], chosen.output)
+    elif result.differences:
+        head = ("FINDING", "SCHEDULE", "FROM", "TO", "COUNT", "DETAIL")
+        print_table([_difference_cells(difference) for difference in result.differences], head)
+    print_message(format_summary(result))
+    return DIFFERENT if result.differences else OK
 
 
-def why(schedule: str, instant: str, tenant: str, database: str | None, form: str | None) -> int:
-    """Print what became of one occurrence; the exit code."""
-    chosen = settings.load(database_url=database, output=form)
-    at = _instant(instant, "the instant")
-    found = _on(chosen.database_url, lambda app: app.why(schedule, at, tenant_id=tenant))
+def why(schedule: str, instant: str, tenant: str, database: str | None, output_format: str | None) -> int:
+    """Print the outcome of one occurrence and its causes; return the exit code."""
+    chosen = settings.load(database_url=database, output=output_format)
+    at = _parse_instant(instant, "the instant")
+    explanation = _run_on_database(chosen.database_url, lambda app: app.why(schedule, at, tenant_id=tenant))
     if chosen.output != Format.TABLE:
-        emit_one(found.to_json(), chosen.output)
+        print_record(explanation.to_json(), chosen.output)
     else:
-        show("\n".join(found.sentences))
+        print_data("\n".join(explanation.sentences))
     return OK
 
 
-def summary(found: Audit) -> str:
-    """All that was counted, in a line."""
-    counts = found.counts
-    words = [f"{number:,} {name}" for name, number in counts.numbers().items() if number or name == "expected"]
+def format_summary(report: AuditResult) -> str:
+    """Return all counts of an audit in one line."""
+    counts = report.counts
+    words = [f"{number:,} {name}" for name, number in counts.totals().items() if number or name == "expected"]
     skipped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(counts.skipped.items()))
     words += [f"skipped: {skipped}"] if skipped else []
     differences = sum(counts.found.values())
-    more = f" (the first {len(found.differences):,} are shown)" if found.more else ""
+    more = f" (first {len(report.differences):,} shown)" if report.truncated else ""
     return f"{'; '.join(words)}. {differences:,} difference{'' if differences == 1 else 's'}{more}."
 
 
-def _line(one: Difference) -> tuple[str, ...]:
-    to = "" if one.to == one.at else format_instant(one.to)
-    jobs = f" ({', '.join(one.jobs)})" if one.jobs else ""
-    return one.finding.value, one.schedule, format_instant(one.at), to, f"{one.count:,}", one.detail + jobs
+def _difference_cells(difference: Difference) -> tuple[str, ...]:
+    to = "" if difference.to == difference.at else format_instant(difference.to)
+    jobs = f" ({', '.join(difference.jobs)})" if difference.jobs else ""
+    return (
+        difference.finding.value,
+        difference.schedule,
+        format_instant(difference.at),
+        to,
+        f"{difference.count:,}",
+        difference.detail + jobs,
+    )
 
 
-def _on(url: str, call: Callable[[Timebell], Awaitable[R]]) -> R:
-    """Run a verb on a database, which has to be there."""
-    if missing(url):
-        raise StoreUnreachable(f"There is no database {shown(url)}.", fix="Give --database, or TIMEBELL_DATABASE_URL.")
+def _run_on_database(url: str, call: Callable[[Timebell], Awaitable[R]]) -> R:
+    """Run one call of the library on an existing database. Raises StoreUnreachable."""
+    if is_missing(url):
+        raise StoreUnreachable(
+            f"There is no database {redact_url(url)}.", fix="Set --database or TIMEBELL_DATABASE_URL."
+        )
 
     async def run() -> R:
         app = Timebell(url)
@@ -83,25 +101,25 @@ def _on(url: str, call: Callable[[Timebell], Awaitable[R]]) -> R:
     return asyncio.run(run())
 
 
-def _told() -> Callable[[Counts], None]:
-    """How far it has come: a line now and then."""
+def _progress_printer() -> Callable[[AuditCounts], None]:
+    """Return a callback that prints a progress line at most every `PROGRESS_INTERVAL_SECONDS`."""
     clock = SystemClock()
-    last = clock.monotonic()
+    last_printed = clock.monotonic()
 
-    def tell(counts: Counts) -> None:
-        nonlocal last
-        if (at := clock.monotonic()) - last >= EVERY:
-            last = at
-            say(f"{counts.schedules:,} schedules  {counts.expected:,} occurrences compared")
+    def print_progress(counts: AuditCounts) -> None:
+        nonlocal last_printed
+        if (now := clock.monotonic()) - last_printed >= PROGRESS_INTERVAL_SECONDS:
+            last_printed = now
+            print_message(f"{counts.schedules:,} schedules  {counts.expected:,} occurrences compared")
 
-    return tell
+    return print_progress
 
 
-def _instant(text: str, what: str) -> datetime:
-    found = parse_instant(text, what)
-    if found.tzinfo is None:
+def _parse_instant(text: str, label: str) -> datetime:
+    instant = parse_instant(text, label)
+    if instant.tzinfo is None:
         raise InvalidInput(
-            f"{what} is {text!r:.60}, which has no offset from UTC.", code="INVALID_INSTANT",
+            f"{label} is {text!r:.60}, without a UTC offset.", code="INVALID_INSTANT",
             fix="Write it like 2027-03-14T07:00:00Z.",
         )  # fmt: skip
-    return found
+    return instant

@@ -12,117 +12,126 @@ from sqlalchemy import make_url
 
 from timebell import settings as configuration
 from timebell.app import Timebell
-from timebell.cli.database import missing, shown
-from timebell.cli.inputs import confirmed
-from timebell.cli.output import FAILED, OK, Format, emit_one, say
-from timebell.clock import wall
-from timebell.engine.planner import job_of
+from timebell.cli.database import is_missing, redact_url
+from timebell.cli.inputs import confirm
+from timebell.cli.output import FAILED, OK, Format, print_message, print_record
+from timebell.clock import system_now
+from timebell.engine.planner import build_job
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
 from timebell.store import backup as copies
 from timebell.store.cluster import nodes
 from timebell.store.dialects.base import Store
-from timebell.store.open import HEAD, KINDS, open_store, upgrade
+from timebell.store.open import BACKEND_BY_SCHEME, open_store, upgrade
 from timebell.store.schedules import after_restore
-from timebell.store.schedules.after_restore import HeldBack
+from timebell.store.schedules.after_restore import HeldAfterRestore
+from timebell.store.version import HEAD
 
-QUIET = timedelta(seconds=15)  # a node that was seen within so long runs
+NODE_ALIVE_WINDOW = timedelta(seconds=15)  # a node with a heartbeat within this time is live
 
 
-def backup(file: Path, database: str | None, form: str | None) -> int:
-    """Copy a SQLite database while it is in use; the exit code. Raises TimebellError."""
-    chosen = configuration.load(database_url=database, output=form)
-    source = _file_of(chosen.database_url)
+def backup(file: Path, database: str | None, output_format: str | None) -> int:
+    """Copy a SQLite database while it is in use; return the exit code. Raises TimebellError."""
+    chosen = configuration.load(database_url=database, output=output_format)
+    source = _sqlite_path(chosen.database_url)
     if source is None:
-        name, dump, _ = _own_tools(chosen.database_url, file)
+        name, dump, _ = _native_commands(chosen.database_url, file)
         raise Refused(
-            f"{name} is backed up with its own tools, while nodes run.", code="BACKUP_ELSEWHERE", fix=f"Run: {dump}"
+            f"{name} has its own backup tools, which work while nodes run.", code="BACKUP_ELSEWHERE", fix=f"Run: {dump}"
         )
-    if missing(chosen.database_url):
+    if is_missing(chosen.database_url):
         raise NotFound(
-            f"There is no database {source}.", code="DATABASE_NOT_FOUND", fix="Give its address: --database."
+            f"There is no database {source}.", code="DATABASE_NOT_FOUND", fix="Set --database or TIMEBELL_DATABASE_URL."
         )
-    size = copies.copy(source, file)
-    facts = {"backup": str(file), "bytes": size, "schema": copies.version_of(file), "at": _z(wall())}
+    size = copies.copy_database(source, file)
+    facts = {"backup": str(file), "bytes": size, "schema": copies.read_version(file), "at": _format_utc(system_now())}
     if chosen.output != Format.TABLE:
-        emit_one(facts, chosen.output)
+        print_record(facts, chosen.output)
     else:
-        say(f"{source} is in {file}: {size:,} bytes, tables {facts['schema']}, as of {facts['at']}.")
+        print_message(f"Copied {source} to {file}: {size:,} bytes, schema {facts['schema']}, as of {facts['at']}.")
     return OK
 
 
-def restore(file: Path | None, database: str | None, form: str | None, *, yes: bool) -> int:
-    """Put a backup in place and hold what fell due since it was made; the exit code. Raises TimebellError."""
-    chosen = configuration.load(database_url=database, output=form)
-    target = _file_of(chosen.database_url)
+def restore(file: Path | None, database: str | None, output_format: str | None, *, yes: bool) -> int:
+    """Restore a backup and hold all work that became due since it was taken; return the exit code.
+
+    Without `file` the database was restored by other tools and only the hold is applied. Raises TimebellError.
+    """
+    chosen = configuration.load(database_url=database, output=output_format)
+    target = _sqlite_path(chosen.database_url)
     if target is None and file is not None:
-        name, _, back = _own_tools(chosen.database_url, file)
+        name, _, restore_command = _native_commands(chosen.database_url, file)
         raise Refused(
             f"{name} is restored with its own tools, while no node runs.", code="BACKUP_ELSEWHERE",
-            fix=f"Run: {back} and then: timebell restore",
+            fix=f"Run: {restore_command} and then: timebell restore",
         )  # fmt: skip
     if file is not None and target is not None:
-        _check(file)
-        if target.exists() and not confirmed(f"Put {file} in the place of {target}?", yes=yes):
+        _check_backup_file(file)
+        if target.exists() and not confirm(f"Replace {target} with {file}?", yes=yes):
             return FAILED
-        held, aside = asyncio.run(_put(file, target))
-    elif missing(chosen.database_url):
-        raise NotFound(f"There is no database {target}.", code="DATABASE_NOT_FOUND", fix="Name a backup.")
+        held, previous = asyncio.run(_replace_database(file, target))
+    elif is_missing(chosen.database_url):
+        raise NotFound(f"There is no database {target}.", code="DATABASE_NOT_FOUND", fix="Specify a backup file.")
     else:
-        held, aside = asyncio.run(_held_back(chosen.database_url)), None
-    facts = {"database": shown(chosen.database_url), **dataclasses.asdict(held), "before": aside and str(aside)}
+        held, previous = asyncio.run(_hold_due_work(chosen.database_url)), None
+    before = previous and str(previous)
+    facts = {"database": redact_url(chosen.database_url), **dataclasses.asdict(held), "before": before}
     if chosen.output != Format.TABLE:
-        emit_one(facts, chosen.output)
+        print_record(facts, chosen.output)
         return OK
-    say(f"{facts['database']} is restored." + (f" What was there is in {aside}." if aside else ""))
-    say(
-        f"Nothing that fell due since the backup fires unasked: {held.due:,} jobs that were due, {held.running:,} that"
-        f" ran then, and {held.occurrences:,} occurrences of {held.schedules:,} schedules wait."
+    print_message(f"Restored {facts['database']}." + (f" The previous database is in {previous}." if previous else ""))
+    print_message(
+        f"On hold until they are released: {held.due:,} due jobs, {held.running:,} jobs that were running at the time"
+        f" of the backup, and {held.occurrences:,} occurrences of {held.schedules:,} schedules."
     )
-    say("Start a node, then: timebell recover, which shows them; --release or --discard them.")
+    print_message("Next, start a node. List them with timebell release; then use --release or --discard.")
     return OK
 
 
-def _check(file: Path) -> None:
+def _check_backup_file(file: Path) -> None:
     if not file.is_file():
         raise NotFound(f"There is no file {file}.", code="BACKUP_NOT_FOUND")
-    if (found := copies.version_of(file)) > HEAD:
+    if (version := copies.read_version(file)) > HEAD:
         raise InvalidInput(
-            f"{file} is of a newer release: it has the tables {found}, and this one knows {HEAD}.",
-            code="BACKUP_NEWER", fix="Restore it with the release that made it, or a newer one.",
+            f"{file} was created by a newer release: its schema is {version}, this release supports {HEAD}.",
+            code="BACKUP_NEWER", fix="Restore it with the release that created it, or a newer one.",
         )  # fmt: skip
 
 
-async def _put(file: Path, target: Path) -> tuple[HeldBack, Path | None]:
-    """Prepare a copy beside the database and put it in place whole: what is in it is held before any node sees it."""
-    store = open_store(f"sqlite:///{target}", wall)
+async def _replace_database(file: Path, target: Path) -> tuple[HeldAfterRestore, Path | None]:
+    """Prepare a copy beside the database, then rename it into place.
+
+    Due work is held in the copy, so no node ever sees it runnable. The engine lock keeps nodes from starting meanwhile.
+    Returns the counts of held work and the path of the previous database.
+    """
+    store = open_store(f"sqlite:///{target}", system_now)
     await store.lock_engine()  # raises StoreInUse
     try:
-        stamp = f"{wall():%Y%m%dT%H%M%S}"
-        made, aside = (target.with_name(f"{target.name}.{word}-{stamp}") for word in ("restored", "before"))
-        copies.copy(file, made)
+        stamp = f"{system_now():%Y%m%dT%H%M%S}"
+        prepared, previous = (target.with_name(f"{target.name}.{label}-{stamp}") for label in ("restored", "before"))
+        copies.copy_database(file, prepared)
         try:
-            held = await _held_back(f"sqlite:///{made}")
-            return held, aside if copies.take_the_place_of(made, target, aside) else None
+            held = await _hold_due_work(f"sqlite:///{prepared}")
+            return held, previous if copies.replace_database(prepared, target, previous) else None
         finally:
-            for beside in ("", "-wal", "-shm", "-engine"):
-                made.with_name(made.name + beside).unlink(missing_ok=True)
+            for suffix in ("", "-wal", "-shm", "-engine"):
+                prepared.with_name(prepared.name + suffix).unlink(missing_ok=True)
     finally:
         await store.unlock_engine()
 
 
-async def _held_back(url: str) -> HeldBack:
-    """Bring the tables up to date and hold what is due. Raises StoreInUse, Conflict (NODES_RUN)."""
-    await upgrade(url)  # raises SchemaOutdated for a newer one
+async def _hold_due_work(url: str) -> HeldAfterRestore:
+    """Upgrade the schema and hold all due work. Raises StoreInUse, Conflict (NODES_STILL_RUNNING)."""
+    await upgrade(url)  # raises SchemaOutdated if the schema is newer
     app = Timebell(url, timezone="UTC")
     try:
         await app.open()
-        if app.store.many_nodes:
-            await _check_quiet(app.store)
+        if app.store.multi_node:
+            await _check_no_live_nodes(app.store)
         else:
             await app.store.lock_engine()
         now = app.clock.now()
         held = await app.store.run(after_restore.hold_jobs, now)
-        while (more := await app.store.run(after_restore.hold_occurrences, job_of, now)).schedules:
+        while (more := await app.store.run(after_restore.hold_occurrences, build_job, now)).schedules:
             held = dataclasses.replace(
                 held, occurrences=held.occurrences + more.occurrences, schedules=held.schedules + more.schedules
             )
@@ -131,39 +140,53 @@ async def _held_back(url: str) -> HeldBack:
         await app.close()
 
 
-async def _check_quiet(store: Store) -> None:
-    now = await store.reading()
-    live = [node.name for node in await store.run(nodes.listed) if now - node.seen_at < QUIET]
+async def _check_no_live_nodes(store: Store) -> None:
+    now = await store.read_clock()
+    live = [node.name for node in await store.run(nodes.list_nodes) if now - node.seen_at < NODE_ALIVE_WINDOW]
     if live:
         raise Conflict(
-            f"{', '.join(live[:3])} ran within the last {QUIET.seconds} s, and may be firing what was restored.",
-            code="NODES_RUN", fix="Stop every node first.",
+            f"{', '.join(live[:3])} ran within the last {NODE_ALIVE_WINDOW.seconds} s and may be firing restored work.",
+            code="NODES_STILL_RUNNING", fix="Stop every node first.",
         )  # fmt: skip
 
 
-def _file_of(url: str) -> Path | None:
-    """The file of a SQLite database; None for a server. Raises InvalidInput (DATABASE_URL_INVALID)."""
-    open_store(url, wall)
-    made = make_url(url)
-    return Path(made.database or ":memory:") if made.get_backend_name() == "sqlite" else None
+def _sqlite_path(url: str) -> Path | None:
+    """Return the file of a SQLite database, None for a server. Raises InvalidInput (INVALID_DATABASE_URL)."""
+    open_store(url, system_now)
+    parsed = make_url(url)
+    return Path(parsed.database or ":memory:") if parsed.get_backend_name() == "sqlite" else None
 
 
-def _own_tools(url: str, file: Path) -> tuple[str, str, str]:
-    """What a server is called, and its own commands that back a database up to a file and restore it; a password is
-    for its own variable."""
-    made, kept = make_url(url), shlex.quote(str(file))
-    if KINDS[made.get_backend_name()] == "mysql":
-        place = {"host": made.host, "port": made.port, "socket": made.query.get("unix_socket"), "user": made.username}
-        at = " ".join(f"--{name}={shlex.quote(str(value))}" for name, value in place.items() if value)
-        on, secret = f"{at} {shlex.quote(made.database or '')}", "MYSQL_PWD=... " if made.password else ""
-        return "MariaDB", f"{secret}mariadb-dump --single-transaction {on} > {kept}", f"{secret}mariadb {on} < {kept}"
-    bare = shlex.quote(made._replace(drivername="postgresql", password=None).render_as_string())
-    secret = "PGPASSWORD=... " if made.password else ""
+def _native_commands(url: str, file: Path) -> tuple[str, str, str]:
+    """Return a server's name and the shell commands that dump its database to `file` and restore it from there.
+
+    A password is not part of the commands; a placeholder for its environment variable is.
+    """
+    parsed, quoted_file = make_url(url), shlex.quote(str(file))
+    if BACKEND_BY_SCHEME[parsed.get_backend_name()] == "mysql":
+        options = {
+            "host": parsed.host,
+            "port": parsed.port,
+            "socket": parsed.query.get("unix_socket"),
+            "user": parsed.username,
+        }
+        flags = " ".join(f"--{name}={shlex.quote(str(value))}" for name, value in options.items() if value)
+        arguments, password = (
+            f"{flags} {shlex.quote(parsed.database or '')}",
+            "MYSQL_PWD=... " if parsed.password else "",
+        )
+        return (
+            "MariaDB",
+            f"{password}mariadb-dump --single-transaction {arguments} > {quoted_file}",
+            f"{password}mariadb {arguments} < {quoted_file}",
+        )
+    quoted_url = shlex.quote(parsed._replace(drivername="postgresql", password=None).render_as_string())
+    password = "PGPASSWORD=... " if parsed.password else ""
     return (
-        "PostgreSQL", f"{secret}pg_dump --dbname={bare} --format=custom --file={kept}",
-        f"{secret}pg_restore --dbname={bare} --clean --if-exists {kept}",
+        "PostgreSQL", f"{password}pg_dump --dbname={quoted_url} --format=custom --file={quoted_file}",
+        f"{password}pg_restore --dbname={quoted_url} --clean --if-exists {quoted_file}",
     )  # fmt: skip
 
 
-def _z(instant: datetime) -> str:
+def _format_utc(instant: datetime) -> str:
     return instant.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Fires to come, by day for people and as iCalendar (RFC 5545) for their calendar programs."""
+"""Print upcoming fires grouped by day, or as iCalendar (RFC 5545)."""
 
 from __future__ import annotations
 
@@ -8,52 +8,53 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from timebell.cli.output import paint, say, show
-from timebell.clock import wall
+from timebell.cli.output import colorize, print_data, print_message
+from timebell.clock import system_now
 
 Fire = Mapping[str, Any]
 
 
-def show_days(fires: Sequence[Fire]) -> None:
-    """A heading a day, a line a fire; each time in its schedule's zone."""
+def print_days(fires: Sequence[Fire]) -> None:
+    """Print one heading per day and one line per fire, in the local time of its schedule."""
     if not fires:
-        say("Nothing fires.")
+        print_message("No upcoming fires.")
     width = max((len(fire["schedule"]) for fire in fires), default=0)
-    for day, of_day in groupby(fires, lambda fire: fire["local"][:10]):
-        show(paint(f"{datetime.fromisoformat(day):%A %d %B %Y}", "bold", sys.stdout))
-        for fire in of_day:
+    for day, fires_of_day in groupby(fires, lambda fire: fire["local"][:10]):
+        print_data(colorize(f"{datetime.fromisoformat(day):%A %d %B %Y}", "bold", sys.stdout))
+        for fire in fires_of_day:
             note = f"  {fire['note']}" if fire["note"] else ""
-            show(f"  {fire['local'][11:19]}  {fire['schedule']:<{width}}  {fire['timezone']}{note}")
+            print_data(f"  {fire['local'][11:19]}  {fire['schedule']:<{width}}  {fire['timezone']}{note}")
 
 
-def ics_of(fires: Iterable[Fire]) -> str:
-    """An iCalendar object with an event a fire, in UTC, so that no zone has to be told."""
-    stamp = _utc(wall())
+def to_icalendar(fires: Iterable[Fire]) -> str:
+    """Return an iCalendar object with one event per fire, in UTC, so no VTIMEZONE is needed."""
+    stamp = _format_utc(system_now())
     lines = ["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//Timebell//calendar//EN", "CALSCALE:GREGORIAN"]
     for fire in fires:
         at = datetime.fromisoformat(fire["utc"])
         lines += [
-            "BEGIN:VEVENT", f"UID:{fire['id']}-{_utc(at)}@timebell", f"DTSTAMP:{stamp}", f"DTSTART:{_utc(at)}",
-            "DURATION:PT0S", f"SUMMARY:{_text(fire['schedule'])}",
-            f"DESCRIPTION:{_text(fire['topic'])} ({_text(fire['timezone'])})", "TRANSP:TRANSPARENT", "END:VEVENT",
+            "BEGIN:VEVENT", f"UID:{fire['id']}-{_format_utc(at)}@timebell", f"DTSTAMP:{stamp}",
+            f"DTSTART:{_format_utc(at)}", "DURATION:PT0S", f"SUMMARY:{_escape_text(fire['schedule'])}",
+            f"DESCRIPTION:{_escape_text(fire['topic'])} ({_escape_text(fire['timezone'])})",
+            "TRANSP:TRANSPARENT", "END:VEVENT",
         ]  # fmt: skip
     lines.append("END:VCALENDAR")
-    return "".join(f"{_folded(line)}\r\n" for line in lines)
+    return "".join(f"{_fold_line(line)}\r\n" for line in lines)
 
 
-def _utc(at: datetime) -> str:
+def _format_utc(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y%m%dT%H%M%SZ}"
 
 
-def _text(value: str) -> str:
-    """TEXT with its four escapes (RFC 5545, section 3.3.11)."""
+def _escape_text(value: str) -> str:
+    """Escape a TEXT value (RFC 5545, section 3.3.11)."""
     for raw, escaped in (("\\", "\\\\"), (";", "\\;"), (",", "\\,"), ("\n", "\\n")):
         value = value.replace(raw, escaped)
     return value.replace("\r", "")
 
 
-def _folded(line: str) -> str:
-    """A line of at most 75 octets, and what is left on lines that begin with a space (section 3.1)."""
+def _fold_line(line: str) -> str:
+    """Fold a line at 75 octets; continuation lines begin with a space (RFC 5545, section 3.1)."""
     parts: list[str] = []
     part = ""
     for character in line:

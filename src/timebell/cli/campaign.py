@@ -1,4 +1,4 @@
-"""`timebell campaign ...`: a push to many, of a server."""
+"""`timebell campaign ...`: push campaigns of a server."""
 
 from __future__ import annotations
 
@@ -7,46 +7,51 @@ from typing import Annotated, Any
 
 from timebell.cli import click_signatures
 from timebell.cli.output import FAILED
-from timebell.cli.schedule import Output, Yes, remote_of
+from timebell.cli.schedule import Output, Yes, server_client
 
-campaign = click_signatures.Group("Campaigns: a push to many devices.")
-Named = Annotated[str, click_signatures.Argument(metavar="ID", help="Its id.")]
-Why = Annotated[str | None, click_signatures.Option("--reason", metavar="TEXT", help="Why, for the others.")]
-OVER = ("completed", "stopped", "paused")
-WATCHED = 1.0  # seconds between two looks
+campaign = click_signatures.Group("Campaigns: one push to many devices.")
+CampaignId = Annotated[str, click_signatures.Argument(metavar="ID", help="Campaign id.")]
+Reason = Annotated[
+    str | None, click_signatures.Option("--reason", metavar="TEXT", help="Reason, shown to other users.")
+]
+WATCH_END_STATES = ("completed", "stopped", "paused")
+POLL_INTERVAL_SECONDS = 1.0  # of the status, with --watch
 
 
 @campaign.command()
 def create(
     message: Annotated[
         str | None,
-        click_signatures.Argument(metavar="[JSON]", help="A body of POST /campaigns, or @file; - for stdin."),
+        click_signatures.Argument(metavar="[JSON]", help="Body of POST /campaigns, or @file; - for stdin."),
     ] = None,
     title: Annotated[str | None, click_signatures.Option(metavar="TEXT")] = None,
     body: Annotated[str | None, click_signatures.Option(metavar="TEXT")] = None,
-    data: Annotated[str | None, click_signatures.Option(metavar="JSON", help="What the app reads.")] = None,
+    data: Annotated[str | None, click_signatures.Option(metavar="JSON", help="Data for the app.")] = None,
     filters: Annotated[
-        list[str] | None, click_signatures.Option("--filter", metavar="NAME=VALUE", help="Who: platform=ios; several.")
+        list[str] | None,
+        click_signatures.Option("--filter", metavar="NAME=VALUE", help="Recipients, e.g. platform=ios; repeatable."),
     ] = None,
-    at: Annotated[str | None, click_signatures.Option(metavar="TIME", help="When.  [default: now]")] = None,
+    at: Annotated[str | None, click_signatures.Option(metavar="TIME", help="Send time.  [default: now]")] = None,
     timezone: Annotated[str | None, click_signatures.Option("--timezone", "--tz", metavar="ZONE")] = None,
-    cron: Annotated[str | None, click_signatures.Option(metavar="EXPR", help="Again and again; needs --name.")] = None,
+    cron: Annotated[
+        str | None, click_signatures.Option(metavar="EXPR", help="Send repeatedly; requires --name.")
+    ] = None,
     name: Annotated[str | None, click_signatures.Option(metavar="NAME")] = None,
     output: Output = None,
 ) -> None:
-    """Make a campaign, to be sent now, at a time, or by a cron expression."""
-    from timebell.cli.inputs import json_of, pairs
+    """Create a campaign that is sent now, at a time, or by a cron expression."""
+    from timebell.cli.inputs import parse_json, parse_pairs
 
-    remote = remote_of(output)
-    given = json_of("@-" if message == "-" else message, "campaign") or {}
+    remote = server_client(output)
+    fields = parse_json("@-" if message == "-" else message, "campaign") or {}
     flags = {
-        "title": title, "body": body, "data": json_of(data, "--data"), "sendAt": at, "timezone": timezone,
+        "title": title, "body": body, "data": parse_json(data, "--data"), "sendAt": at, "timezone": timezone,
         "cronExpression": cron, "name": name,
     }  # fmt: skip
-    given |= {field: value for field, value in flags.items() if value is not None}
+    fields |= {field: value for field, value in flags.items() if value is not None}
     if filters:
-        given["filters"] = {**given.get("filters", {}), **_typed(pairs(filters, "--filter") or {})}
-    _show(remote.ask("POST", "/campaigns", given), remote.settings.output)
+        fields["filters"] = {**fields.get("filters", {}), **_parse_filters(parse_pairs(filters, "--filter") or {})}
+    _print_campaign(remote.request("POST", "/campaigns", fields), remote.settings.output)
 
 
 @campaign.command("list")
@@ -56,50 +61,50 @@ def list_(
     output: Output = None,
 ) -> None:
     """List campaigns, newest first."""
-    from timebell.cli.inputs import listed
+    from timebell.cli.inputs import print_list
 
-    remote = remote_of(output)
-    rows = remote.pages("/campaigns", {"state": state}, limit)
-    listed(rows, remote.settings.output, ("ID", "NAME", "STATE", "SEND AT", "SENT"), lambda row: (
+    remote = server_client(output)
+    rows = remote.list_items("/campaigns", {"state": state}, limit)
+    print_list(rows, remote.settings.output, ("ID", "NAME", "STATE", "SEND AT", "SENT"), lambda row: (
         row["id"], row["name"] or "-", row["state"], row["sendAt"], f"{row['totalSent']:,}",
     ))  # fmt: skip
 
 
 @campaign.command()
 def status(
-    id: Named,
-    watch: Annotated[bool, click_signatures.Option("--watch", "-w", help="Until it is over or pauses.")] = False,
+    id: CampaignId,
+    watch: Annotated[bool, click_signatures.Option("--watch", "-w", help="Wait until it finishes or pauses.")] = False,
     output: Output = None,
 ) -> None:
-    """Show how far it is; with --watch exit 1 if it did not complete."""
+    """Show the progress of a campaign; with --watch exit 1 if it did not complete."""
     from threading import Event
 
-    from timebell.cli.output import say
+    from timebell.cli.output import print_message
 
-    remote = remote_of(output)
-    found = remote.ask("GET", f"/campaigns/{id}")
-    while watch and found["state"] not in OVER:
-        say(_counts(found))
-        Event().wait(WATCHED)
-        found = remote.ask("GET", f"/campaigns/{id}")
-    _show(found, remote.settings.output)
-    if watch and found["state"] != "completed":
+    remote = server_client(output)
+    record = remote.request("GET", f"/campaigns/{id}")
+    while watch and record["state"] not in WATCH_END_STATES:
+        print_message(_format_progress(record))
+        Event().wait(POLL_INTERVAL_SECONDS)
+        record = remote.request("GET", f"/campaigns/{id}")
+    _print_campaign(record, remote.settings.output)
+    if watch and record["state"] != "completed":
         raise click_signatures.Exit(FAILED)
 
 
 @campaign.command()
-def preview(id: Named, output: Output = None) -> None:
-    """Show the JSON that a phone gets, and when each time zone gets it."""
+def preview(id: CampaignId, output: Output = None) -> None:
+    """Show the JSON sent to a device, and the send time of each time zone."""
     import json
 
-    from timebell.cli.output import Format, emit_one
-    from timebell.cli.output import show as line
+    from timebell.cli.output import Format, print_record
+    from timebell.cli.output import print_data as line
 
-    remote = remote_of(output)
-    request = remote.ask("GET", f"/campaigns/{id}/preview")["request"]
-    plan = remote.ask("GET", f"/campaigns/{id}/timetable")
+    remote = server_client(output)
+    request = remote.request("GET", f"/campaigns/{id}/preview")["request"]
+    plan = remote.request("GET", f"/campaigns/{id}/timetable")
     if remote.settings.output != Format.TABLE:
-        emit_one({"request": request, "timetable": plan}, remote.settings.output)
+        print_record({"request": request, "timetable": plan}, remote.settings.output)
         return
     line(json.dumps(request, indent=2, ensure_ascii=False))
     for row in plan["zones"]:
@@ -109,112 +114,116 @@ def preview(id: Named, output: Output = None) -> None:
 
 
 @campaign.command("test")
-def try_(
-    id: Named,
-    token: Annotated[list[str] | None, click_signatures.Option(metavar="TOKEN", help="A test device; several.")] = None,
+def send_test(
+    id: CampaignId,
+    token: Annotated[
+        list[str] | None, click_signatures.Option(metavar="TOKEN", help="Device token; repeatable.")
+    ] = None,
     user: Annotated[
-        list[str] | None, click_signatures.Option(metavar="ID", help="A person's devices; several.")
+        list[str] | None, click_signatures.Option(metavar="ID", help="All devices of a user; repeatable.")
     ] = None,
     output: Output = None,
 ) -> None:
-    """Send it now to test devices alone."""
-    from timebell.cli.output import Format, emit_one
-    from timebell.cli.output import show as line
+    """Send a campaign now, only to test devices."""
+    from timebell.cli.output import Format, print_record
+    from timebell.cli.output import print_data as line
 
-    remote = remote_of(output)
-    made = remote.ask("POST", f"/campaigns/{id}/test", {"tokens": token or [], "userIds": user or []})
+    remote = server_client(output)
+    sent = remote.request("POST", f"/campaigns/{id}/test", {"tokens": token or [], "userIds": user or []})
     if remote.settings.output != Format.TABLE:
-        emit_one(made, remote.settings.output)
+        print_record(sent, remote.settings.output)
     else:
-        line(f"Job {made['jobId']} sends it: timebell job show {made['jobId']}")
+        line(f"Sent by job {sent['jobId']}: timebell job show {sent['jobId']}")
 
 
 @campaign.command()
-def start(id: Named, output: Output = None) -> None:
-    """Send it now, whatever time it was meant for."""
-    _steer(id, "start", None, output)
+def start(id: CampaignId, output: Output = None) -> None:
+    """Start a campaign now, regardless of its send time."""
+    _post_action(id, "start", None, output)
 
 
 @campaign.command()
-def pause(id: Named, reason: Why = None, output: Output = None) -> None:
-    """Begin no more chunks; it keeps its cursor."""
-    _steer(id, "pause", {"reason": reason}, output)
+def pause(id: CampaignId, reason: Reason = None, output: Output = None) -> None:
+    """Pause a campaign: no further chunk starts. The cursor is kept for resume."""
+    _post_action(id, "pause", {"reason": reason}, output)
 
 
 @campaign.command()
-def resume(id: Named, output: Output = None) -> None:
-    """Go on where it paused."""
-    _steer(id, "resume", None, output)
+def resume(id: CampaignId, output: Output = None) -> None:
+    """Resume a paused campaign at its cursor."""
+    _post_action(id, "resume", None, output)
 
 
 @campaign.command()
-def approve(id: Named, output: Output = None) -> None:
-    """Let one go on that a gate stopped; needs the role admin."""
-    _steer(id, "approve", None, output)
+def approve(id: CampaignId, output: Output = None) -> None:
+    """Approve a campaign stopped by a gate; requires the admin role."""
+    _post_action(id, "approve", None, output)
 
 
 @campaign.command()
-def stop(id: Named, reason: Why = None, yes: Yes = False, output: Output = None) -> None:
-    """Send to nobody else, for good."""
-    from timebell.cli.inputs import confirmed
+def stop(id: CampaignId, reason: Reason = None, yes: Yes = False, output: Output = None) -> None:
+    """Stop a campaign permanently; no further recipient is sent to."""
+    from timebell.cli.inputs import confirm
 
-    if not confirmed(f"Stop the campaign {id} for good?", yes=yes):
+    if not confirm(f"Permanently stop campaign {id}?", yes=yes):
         raise click_signatures.Exit(FAILED)
-    _steer(id, "stop", {"reason": reason}, output)
+    _post_action(id, "stop", {"reason": reason}, output)
 
 
 @campaign.command()
 def retry(
-    id: Named,
-    unknown: Annotated[bool, click_signatures.Option("--unknown", help="Also to those of whom nobody knows.")] = False,
+    id: CampaignId,
+    unknown: Annotated[
+        bool, click_signatures.Option("--unknown", help="Also retry recipients with an unknown outcome.")
+    ] = False,
     output: Output = None,
 ) -> None:
-    """Once more to those who were not reached; never to those it was accepted for."""
-    _steer(id, "retry", {"unknown": unknown}, output)
+    """Retry recipients that were not reached; never those whose message was accepted."""
+    _post_action(id, "retry", {"unknown": unknown}, output)
 
 
-def _steer(id_: str, verb: str, body: Any, output: Any) -> None:
-    remote = remote_of(output)
-    _show(remote.ask("POST", f"/campaigns/{id_}/{verb}", body), remote.settings.output)
+def _post_action(id_: str, action: str, body: Any, output: Any) -> None:
+    remote = server_client(output)
+    _print_campaign(remote.request("POST", f"/campaigns/{id_}/{action}", body), remote.settings.output)
 
 
-def _typed(given: Mapping[str, str]) -> dict[str, Any]:
-    """Filters of flags: numbers and true as such; a name that no filter has is an attribute's."""
-    from timebell.model.audience import FILTERS
+def _parse_filters(filters: Mapping[str, str]) -> dict[str, Any]:
+    """Convert `--filter` flags: digits and true/false are typed; an unknown name is a device attribute."""
+    from timebell.model.audience import FILTER_NAMES
 
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+    parsed: dict[str, Any] = {}
+    for name, value in filters.items():
         typed = int(value) if value.isdecimal() else {"true": True, "false": False}.get(value, value)
-        if name in FILTERS:
-            found[name] = typed
+        if name in FILTER_NAMES:
+            parsed[name] = typed
         else:
-            found.setdefault("attributes", {})[name] = typed
-    return found
+            parsed.setdefault("attributes", {})[name] = typed
+    return parsed
 
 
-def _counts(found: Mapping[str, Any]) -> str:
-    said = ", ".join(f"{count:,} {state}" for state, count in found["counts"].items() if count)
-    of = "" if found["expected"] is None else f" of {found['expected']:,}"
-    return f"{found['state']}  {said or 'nobody yet'}{of}"
+def _format_progress(record: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count:,} {state}" for state, count in record["counts"].items() if count)
+    total = "" if record["expected"] is None else f" of {record['expected']:,}"
+    return f"{record['state']}  {counts or 'none sent yet'}{total}"
 
 
-def _show(found: Mapping[str, Any], form: str) -> None:
+def _print_campaign(record: Mapping[str, Any], output_format: str) -> None:
     import sys
 
-    from timebell.cli.inputs import brief
-    from timebell.cli.output import Format, emit_one, paint
-    from timebell.cli.output import show as line
+    from timebell.cli.inputs import shorten
+    from timebell.cli.output import Format, colorize, print_record
+    from timebell.cli.output import print_data as line
 
-    if form != Format.TABLE:
-        emit_one(found, form)
+    if output_format != Format.TABLE:
+        print_record(record, output_format)
         return
-    line(f"{paint(found['id'], 'bold', sys.stdout)}  {_counts(found)}")
+    line(f"{colorize(record['id'], 'bold', sys.stdout)}  {_format_progress(record)}")
     facts = {
-        "name": found["name"], "why": found["reason"], "title": found.get("title"),
-        "send at": f"{found['sendAt']} ({found['timezone']})", "filters": found.get("filters") or None,
-        "left out": ", ".join(f"{count:,} {why}" for why, count in found["leftOut"].items()) or None,
-        "started": found["actualSendStart"], "ended": found["actualSendEnd"], "schedule": found["scheduleId"],
+        "name": record["name"], "why": record["reason"], "title": record.get("title"),
+        "send at": f"{record['sendAt']} ({record['timezone']})", "filters": record.get("filters") or None,
+        "left out": ", ".join(f"{count:,} {why}" for why, count in record["leftOut"].items()) or None,
+        "started": record["actualSendStart"], "ended": record["actualSendEnd"], "schedule": record["scheduleId"],
     }  # fmt: skip
     for name, value in facts.items():
         if value is not None:
-            line(f"  {name:<12}{brief(value, 100)}")
+            line(f"  {name:<12}{shorten(value, 100)}")

@@ -1,4 +1,4 @@
-"""Crontabs, as crontab(5) and cronie write them: text in, entries out. Knows no store and no zone of this host."""
+"""Parse crontabs in the format of crontab(5) and cronie, without using the store or the time zone of this host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from timebell.recurrence.cron.parser import MACROS
 
 ASSIGNMENT = re.compile(r"""\s*(?P<name>"[^"]*"|'[^']*'|[A-Za-z_]\w*)\s*=\s*(?P<value>.*?)\s*""", re.ASCII)
 USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\$?")
-HEADING = re.compile(r"^#.*\buser(-name)?\b.*\bcommand\b", re.MULTILINE | re.IGNORECASE)
-NOT_ENVIRONMENT = ("CRON_TZ", "MAILTO", "MAILFROM", "RANDOM_DELAY", "CONTENT_TYPE")
+USER_COLUMN_HEADING = re.compile(r"^#.*\buser(-name)?\b.*\bcommand\b", re.MULTILINE | re.IGNORECASE)
+CRON_SETTINGS = ("CRON_TZ", "MAILTO", "MAILFROM", "RANDOM_DELAY", "CONTENT_TYPE")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line that runs something. `shell`, `env` and `timezone` are as the lines above it set them."""
+    """One line that runs a command. `shell`, `env` and `timezone` are those that the lines above it set.
+
+    `fingerprint` is a hash of the line and, for repeated lines, of its occurrence number.
+    """
 
     number: int
     line: str
@@ -33,7 +36,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Crontab:
-    """What a file says: its entries, what is refused (line number, why) and what is not carried over."""
+    """A parsed file: entries, refused lines and unsupported settings, the latter two as (line number, reason)."""
 
     system: bool
     entries: list[Entry] = field(default_factory=list)
@@ -42,75 +45,76 @@ class Crontab:
 
 
 def parse(text: str, *, system: bool) -> Crontab:
-    """Read a crontab, in the system form (with a user column) or the user form."""
-    found = Crontab(system)
+    """Parse a crontab, in the system form (with a user column) or the user form."""
+    crontab = Crontab(system)
     env: dict[str, str] = {}
-    seen: dict[str, int] = {}
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip()
+    line_counts: dict[str, int] = {}
+    for number, raw_line in enumerate(text.splitlines(), 1):
+        line = raw_line.strip()
         if not line or line.startswith("#"):
             continue
         assignment = ASSIGNMENT.fullmatch(line)
         if assignment is not None:
-            name, value = _unquoted(assignment["name"]), _unquoted(assignment["value"])
+            name, value = _strip_quotes(assignment["name"]), _strip_quotes(assignment["value"])
             env[name] = value
             if name in ("MAILTO", "RANDOM_DELAY") and value:
-                found.notes.append((number, _NOT_CARRIED[name]))
+                crontab.notes.append((number, _UNSUPPORTED_SETTINGS[name]))
             continue
-        seen[line] = seen.get(line, 0) + 1
-        entry = _entry(number, line, seen[line], env, found)
+        line_counts[line] = line_counts.get(line, 0) + 1
+        entry = _parse_entry(number, line, line_counts[line], env, crontab)
         if isinstance(entry, str):
-            found.refused.append((number, entry))
+            crontab.refused.append((number, entry))
         else:
-            found.entries.append(entry)
-    return found
+            crontab.entries.append(entry)
+    return crontab
 
 
-_NOT_CARRIED = {
-    "MAILTO": "MAILTO is not carried over: output and exit code are kept with each job instead.",
-    "RANDOM_DELAY": "RANDOM_DELAY is not carried over: entries start at their exact times.",
+_UNSUPPORTED_SETTINGS = {
+    "MAILTO": "MAILTO is not imported: output and exit code are stored with each job instead.",
+    "RANDOM_DELAY": "RANDOM_DELAY is not imported: entries start at their exact times.",
 }
 
 
-def _entry(number: int, line: str, repeated: int, env: dict[str, str], found: Crontab) -> Entry | str:
-    """An entry, or why it is none."""
-    if line[0] == "-" and line[1:2] not in ("", " "):  # cronie: do not log this one
+def _parse_entry(number: int, line: str, occurrence_number: int, env: dict[str, str], crontab: Crontab) -> Entry | str:
+    """Return the entry of a line, or the reason why the line is refused."""
+    if line[0] == "-" and line[1:2] not in ("", " "):  # cronie: a leading - turns off logging of this entry
         line = line[1:]
     width = 1 if line.startswith("@") else 5
-    parts = line.split(None, width + found.system)
-    if len(parts) <= width + found.system:
-        return f"It has {len(parts)} fields; {'time, user and' if found.system else 'time and'} command are needed."
-    expression, user = " ".join(parts[:width]), parts[width] if found.system else None
+    parts = line.split(None, width + crontab.system)
+    if len(parts) <= width + crontab.system:
+        required = "time, user and command" if crontab.system else "time and command"
+        return f"The line has {len(parts)} fields; {required} are required."
+    expression, user = " ".join(parts[:width]), parts[width] if crontab.system else None
     if expression.lower() == "@reboot":
-        return "@reboot is no time: start it with your service manager (systemd, an init script)."
+        return "@reboot is not a time: use your service manager (systemd, an init script)."
     if width == 1 and expression.lower() not in MACROS:
-        return f"{expression} is not a name for times that crontab(5) knows."
+        return f"{expression} is not a macro of crontab(5)."
     if "~" in expression:
-        return "~ picks a random time, a new one on every start: write the time you want."
-    command, stdin = _split(parts[-1])
-    given = {name: value for name, value in env.items() if name not in NOT_ENVIRONMENT}
-    mark = f"{line}#{repeated}" if repeated > 1 else line
+        return "~ picks a new random time on every start of cron: specify a fixed time."
+    command, stdin = _split_stdin(parts[-1])
+    command_env = {name: value for name, value in env.items() if name not in CRON_SETTINGS}
+    identity = f"{line}#{occurrence_number}" if occurrence_number > 1 else line
     return Entry(
-        number, line, expression, user, command, stdin, given.get("SHELL") or "/bin/sh", given,
-        env.get("CRON_TZ") or None, sha256(mark.encode()).hexdigest()[:12],
+        number, line, expression, user, command, stdin, command_env.get("SHELL") or "/bin/sh", command_env,
+        env.get("CRON_TZ") or None, sha256(identity.encode()).hexdigest()[:12],
     )  # fmt: skip
 
 
-def _split(text: str) -> tuple[str, str]:
-    r"""The command and what it reads: everything after the first `%`, further ones are new lines, `\%` is `%`."""
+def _split_stdin(text: str) -> tuple[str, str]:
+    r"""Split into command and stdin: the text after the first `%`; further `%` are newlines, `\%` is a literal `%`."""
     parts = [part.replace("\\%", "%") for part in re.split(r"(?<!\\)%", text)]
     return parts[0].strip(), "".join(f"{part}\n" for part in parts[1:])
 
 
-def _unquoted(text: str) -> str:
+def _strip_quotes(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
-def has_user_column(text: str, path: str, known: Callable[[str], bool]) -> bool:
-    """Whether it is a system crontab: by its place, its heading, or because each sixth field is a user here."""
+def has_user_column(text: str, path: str, is_user: Callable[[str], bool]) -> bool:
+    """Return whether it is a system crontab: by its path, its heading, or because every sixth field is a local user."""
     if path == "/etc/crontab" or path.startswith("/etc/cron.d/"):
         return True
-    if HEADING.search(text):
+    if USER_COLUMN_HEADING.search(text):
         return True
     users = []
     for line in map(str.strip, text.splitlines()):
@@ -118,4 +122,4 @@ def has_user_column(text: str, path: str, known: Callable[[str], bool]) -> bool:
             width = 1 if line.startswith("@") else 5
             parts = line.split(None, width + 1)
             users.append(parts[width] if len(parts) > width + 1 else "")
-    return bool(users) and all(USER_NAME.fullmatch(user) and known(user) for user in users)
+    return bool(users) and all(USER_NAME.fullmatch(user) and is_user(user) for user in users)

@@ -1,4 +1,4 @@
-"""`timebell db`: the tables, and whether they are those of this version."""
+"""`timebell db`: show and upgrade the schema version."""
 
 from __future__ import annotations
 
@@ -6,53 +6,59 @@ import asyncio
 from pathlib import Path
 
 from timebell import settings
-from timebell.cli.output import DIFFERENT, OK, emit_one, say
-from timebell.clock import wall
-from timebell.store.open import HEAD, address, open_store, upgrade, version, works
+from timebell.cli.output import DIFFERENT, OK, print_message, print_record
+from timebell.clock import system_now
+from timebell.store.open import is_compatible, open_store, parse_url, schema_version, upgrade
+from timebell.store.version import HEAD
 
 
-def shown(url: str) -> str:
-    """A database address without its password."""
-    return address(url).render_as_string(hide_password=True)
+def redact_url(url: str) -> str:
+    """Return a database URL with its password masked."""
+    return parse_url(url).render_as_string(hide_password=True)
 
 
-def missing(url: str) -> bool:
-    """Whether it is a SQLite file that does not exist, which looking at it would make."""
-    made = address(url)
-    return made.get_backend_name() == "sqlite" and not Path(made.database or ":memory:").exists()
+def is_missing(url: str) -> bool:
+    """Return whether the URL is a SQLite file that does not exist; opening it would create it."""
+    parsed = parse_url(url)
+    return parsed.get_backend_name() == "sqlite" and not Path(parsed.database or ":memory:").exists()
 
 
-async def found_version(url: str) -> str | None:
-    """The version of the tables there. Raises StoreUnreachable, InvalidInput."""
-    open_store(url, wall)  # refuses addresses of other databases
-    return None if missing(url) else await version(url)
+async def find_schema_version(url: str) -> str | None:
+    """Return the schema version of a database, None without tables. Raises StoreUnreachable, InvalidInput."""
+    open_store(url, system_now)  # raises InvalidInput for unsupported databases
+    return None if is_missing(url) else await schema_version(url)
 
 
 def upgrade_tables(database: str | None, *, check: bool) -> int:
-    """Bring the tables up to this version, or with `check` only say whether they are; the exit code."""
+    """Upgrade the schema, or with `check` only report whether an upgrade is needed; return the exit code."""
     url = settings.load(database_url=database).database_url
     if check:
-        found = asyncio.run(found_version(url))
-        if found == HEAD:
-            say(f"{shown(url)} is current ({HEAD}).")
+        version = asyncio.run(find_schema_version(url))
+        if version == HEAD:
+            print_message(f"{redact_url(url)} is current ({HEAD}).")
             return OK
-        if asyncio.run(works(url, found)):
-            say(f"{shown(url)} has {found}, of a newer release; this one ({HEAD}) works on it.")
+        if asyncio.run(is_compatible(url, version)):
+            print_message(
+                f"{redact_url(url)} has schema {version} of a newer release; this one ({HEAD}) is compatible."
+            )
             return OK
-        say(f"{shown(url)} has {found or 'no tables'}; this release needs {HEAD}. Run: timebell db upgrade")
+        print_message(
+            f"{redact_url(url)} has {f'schema {version}' if version else 'no tables'}; this release needs {HEAD}."
+            " Run: timebell db upgrade"
+        )
         return DIFFERENT
-    asyncio.run(found_version(url))
+    asyncio.run(find_schema_version(url))
     before, after = asyncio.run(upgrade(url))
-    done = "was current already" if before == after else f"went from {before or 'no tables'} to"
-    say(f"{shown(url)} {done} ({after})." if before == after else f"{shown(url)} {done} {after}.")
+    done = "is already current" if before == after else f"upgraded from {before or 'no tables'} to"
+    print_message(f"{redact_url(url)} {done} ({after})." if before == after else f"{redact_url(url)} {done} {after}.")
     return OK
 
 
-def show_status(database: str | None, form: str | None) -> int:
-    """What is there and what this release needs; the exit code."""
-    chosen = settings.load(database_url=database, output=form)
-    found = asyncio.run(found_version(chosen.database_url))
-    fits = asyncio.run(works(chosen.database_url, found))
-    facts = {"database": shown(chosen.database_url), "schema": found, "needed": HEAD, "current": fits}
-    emit_one(facts, chosen.output)
+def show_status(database: str | None, output_format: str | None) -> int:
+    """Print the schema version of the database and the one this release needs; return the exit code."""
+    chosen = settings.load(database_url=database, output=output_format)
+    version = asyncio.run(find_schema_version(chosen.database_url))
+    is_current = asyncio.run(is_compatible(chosen.database_url, version))
+    facts = {"database": redact_url(chosen.database_url), "schema": version, "needed": HEAD, "current": is_current}
+    print_record(facts, chosen.output)
     return OK

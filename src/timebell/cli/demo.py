@@ -1,4 +1,4 @@
-"""What `timebell dev` runs when it is given no app."""
+"""Demo app, which `timebell dev` runs without an app argument."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from timebell.targets.handler import Arrived
 
 
 def app() -> Timebell:
-    """An app that hears everything and fires every 5 seconds."""
-    made = Timebell()
+    """Return an app that handles every topic and fires every 5 seconds."""
+    demo_app = Timebell()
 
-    @made.schedule("demo", every="PT5S", topic="demo.hello", timezone=made.settings.default_timezone or "UTC")
+    @demo_app.schedule("demo", every="PT5S", topic="demo.hello", timezone=demo_app.settings.default_timezone or "UTC")
     async def hello(event: Arrived) -> str:
         return f"hello from {event.topic}"
 
-    @made.on("*", handles=True)
+    @demo_app.on("*", handles=True)
     async def anything(event: Arrived) -> None:
-        """Jobs of any topic, so that everything you try out runs."""
+        """Handle jobs of any topic, so that every job created in the demo runs."""
 
-    return made
+    return demo_app

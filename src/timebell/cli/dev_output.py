@@ -1,4 +1,4 @@
-"""`dev` shows what fires: a target that passes on to another and prints how each delivery went."""
+"""Target wrapper of `timebell dev` that prints the outcome of each delivery."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from timebell.cli.output import paint, show
+from timebell.cli.output import colorize, print_data
 from timebell.clock import Clock
-from timebell.formatting import local, milliseconds
-from timebell.targets.base import Delivery, Finds, Outcome, Target
+from timebell.formatting import format_milliseconds, to_local
+from timebell.targets.base import Delivery, Outcome, ReconcilableTarget, Target
 from timebell.targets.handler import Cancel, Snooze
 
 
-class Shown:
-    """A target seen by the person at the terminal."""
+class PrintingTarget:
+    """Deliver through another target and print the outcome on stdout."""
 
     def __init__(self, inner: Target, clock: Clock) -> None:
         self._inner = inner
@@ -23,20 +23,18 @@ class Shown:
         self.kind = inner.kind
 
     def __getattr__(self, name: str) -> Any:
-        """What a target may have beside what all have, such as `preview`."""
+        """Forward optional methods of a target, such as `preview`."""
         return getattr(self._inner, name)
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
-        """As in Target."""
         return self._inner.check(options)
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
-        """As in Target."""
-        began = self._clock.monotonic()
-        word, colour = "cut off", "yellow"  # by its timeout, or by the end of this process
+        started = self._clock.monotonic()
+        word, color = "cut off", "yellow"  # by its timeout, or because this process ends
         try:
             outcome = await self._inner.deliver(delivery, options)
-            word, colour = ("ok", "green") if outcome.delivered else (f"failed: {outcome.error}", "red")
+            word, color = ("ok", "green") if outcome.delivered else (f"failed: {outcome.error}", "red")
             return outcome
         except Snooze as snooze:
             word = f"snoozed for {snooze.delay:g} s"
@@ -46,37 +44,39 @@ class Shown:
             raise
         except asyncio.CancelledError:
             raise
-        except Exception as broken:
-            word, colour = f"failed: {broken}", "red"
+        except Exception as error:
+            word, color = f"failed: {error}", "red"
             raise
         finally:
-            self._print(delivery, word, colour, self._clock.monotonic() - began)
+            self._print(delivery, word, color, self._clock.monotonic() - started)
 
-    def _print(self, delivery: Delivery, word: str, colour: str, took: float) -> None:
-        at = local(delivery.fired_at, delivery.timezone)
+    def _print(self, delivery: Delivery, outcome: str, color: str, seconds: float) -> None:
+        at = to_local(delivery.fired_at, delivery.timezone)
         topic = delivery.topic if delivery.attempt == 1 else f"{delivery.topic} (attempt {delivery.attempt})"
-        lag = milliseconds(delivery.fired_at - delivery.scheduled_at)
+        lag = format_milliseconds(delivery.fired_at - delivery.scheduled_at)
         stamp = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d} {at:%Z}"
-        show(f"{stamp:<18} {delivery.timezone:<20} {topic:<28} {lag:>9} late  {paint(word, colour, sys.stdout)}"
-             f"  ({took * 1000:.0f} ms)")  # fmt: skip
+        print_data(
+            f"{stamp:<18} {delivery.timezone:<20} {topic:<28} {lag:>9} late  {colorize(outcome, color, sys.stdout)}"
+            f"  ({seconds * 1000:.0f} ms)"
+        )
 
     async def close(self) -> None:
-        """As in Target."""
         await self._inner.close()
 
 
-class ShownQueue(Shown):
-    """One that can be asked what it still has."""
+class PrintingQueueTarget(PrintingTarget):
+    """Wrapper of a target that can list which deliveries its external queue has lost."""
 
-    def __init__(self, inner: Finds, clock: Clock) -> None:
+    def __init__(self, inner: ReconcilableTarget, clock: Clock) -> None:
         super().__init__(inner, clock)
         self._queue = inner
 
-    async def lost(self, sent: Sequence[tuple[Delivery, dict[str, Any]]]) -> set[str] | None:
-        """As in Finds."""
-        return await self._queue.lost(sent)
+    async def find_lost(self, sent: Sequence[tuple[Delivery, dict[str, Any]]]) -> set[str] | None:
+        return await self._queue.find_lost(sent)
 
 
-def shown(target: Target, clock: Clock) -> Shown:
-    """A target, seen by the person at the terminal."""
-    return ShownQueue(target, clock) if isinstance(target, Finds) else Shown(target, clock)
+def print_deliveries(target: Target, clock: Clock) -> PrintingTarget:
+    """Wrap a target so that its deliveries are printed."""
+    return (
+        PrintingQueueTarget(target, clock) if isinstance(target, ReconcilableTarget) else PrintingTarget(target, clock)
+    )

@@ -1,4 +1,4 @@
-"""What commands that speak to a server have in common: values from flags, questions, lists."""
+"""Shared helpers of commands: parse flag values, ask for confirmation, print lists."""
 
 from __future__ import annotations
 
@@ -9,74 +9,79 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from timebell.cli.output import Format, emit, say, table
-from timebell.clock import wall
+from timebell.cli.output import Format, print_message, print_records, print_table
+from timebell.clock import system_now
 from timebell.errors import InvalidInput
-from timebell.formatting import local, relative
+from timebell.formatting import format_relative, to_local
 from timebell.model.payload import read_json
 
 Row = Mapping[str, Any]
 
 
-def json_of(text: str | None, field: str) -> Any:
-    """JSON from a flag; `@file` reads it from there, `@-` from stdin. Raises InvalidInput."""
+def parse_json(text: str | None, name: str) -> Any:
+    """Parse the JSON of a flag; `@path` reads a file, `@-` stdin. Raises InvalidInput."""
     if text is None:
         return None
     if text.startswith("@"):
-        return read_json(contents(text[1:]), field)
-    return read_json(text.encode(), field)
+        return read_json(read_file_or_stdin(text[1:]), name)
+    return read_json(text.encode(), name)
 
 
-def contents(path: str) -> bytes:
-    """A file, or stdin for `-`. Raises InvalidInput (FILE_UNREADABLE)."""
+def read_file_or_stdin(path: str) -> bytes:
+    """Return the bytes of a file, or of stdin for `-`. Raises InvalidInput (FILE_UNREADABLE)."""
     try:
         return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as failed:
         raise InvalidInput(f"{path} cannot be read: {failed.strerror}.", code="FILE_UNREADABLE") from failed
 
 
-def pairs(texts: Sequence[str] | None, flag: str) -> dict[str, str] | None:
-    """`name=value` flags as a mapping. Raises InvalidInput."""
+def parse_pairs(texts: Sequence[str] | None, flag: str) -> dict[str, str] | None:
+    """Parse `name=value` flags into a mapping. Raises InvalidInput."""
     if not texts:
         return None
-    found = {}
+    pairs = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise InvalidInput(f"{flag} is {text!r:.60}.", code="INVALID_LABELS", fix=f"Write {flag} team=billing.")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
-def instant(text: str | None) -> datetime | None:
-    """RFC 3339 text of the server as an aware datetime."""
+def parse_timestamp(text: str | None) -> datetime | None:
+    """Convert RFC 3339 text of the server to an aware datetime in UTC."""
     return None if text is None else datetime.fromisoformat(text).astimezone(UTC)
 
 
-def sooner(text: str | None, timezone: str) -> str:
-    """An instant as people read it: how far off, and the time there."""
-    at = instant(text)
+def format_relative_time(text: str | None, timezone: str) -> str:
+    """Format an instant as its distance from now and its local time in `timezone`."""
+    at = parse_timestamp(text)
     if at is None:
         return "-"
-    there = local(at, timezone)
-    shown = f"{there:%H:%M %Z}" if abs(at - wall()) < timedelta(hours=20) else f"{there:%a %d %b %H:%M %Z}"
-    return f"{relative(at - wall())}  {shown}"
+    local = to_local(at, timezone)
+    local_text = f"{local:%H:%M %Z}" if abs(at - system_now()) < timedelta(hours=20) else f"{local:%a %d %b %H:%M %Z}"
+    return f"{format_relative(at - system_now())}  {local_text}"
 
 
-def listed(rows: Iterable[Row], form: str, head: Sequence[str], cells: Callable[[Row], Sequence[str]]) -> None:
-    """Rows for machines as the server gave them, or for people as a table of these cells."""
-    if form != Format.TABLE:
-        emit(list(rows), form)
+def print_list(
+    rows: Iterable[Row], output_format: str, header: Sequence[str], cells: Callable[[Row], Sequence[str]]
+) -> None:
+    """Print rows as a table of `cells`, or unchanged in a machine-readable format."""
+    if output_format != Format.TABLE:
+        print_records(list(rows), output_format)
         return
-    shown = [list(cells(row)) for row in rows]
-    if shown:
-        table(shown, head)
+    table = [list(cells(row)) for row in rows]
+    if table:
+        print_table(table, header)
     else:
-        say("None.")
+        print_message("None.")
 
 
-def confirmed(question: str, *, yes: bool) -> bool:
-    """Whether the person agrees; without a terminal only `--yes` does. Raises InvalidInput."""
+def confirm(question: str, *, yes: bool) -> bool:
+    """Ask for confirmation on a terminal; return whether the user agrees.
+
+    Raises InvalidInput (CONFIRMATION_MISSING) without a terminal, unless `yes` is set.
+    """
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -85,7 +90,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
     return sys.stdin.readline().strip().lower() in ("", "y", "yes")
 
 
-def brief(value: Any, most: int = 60) -> str:
-    """A value in a cell."""
+def shorten(value: Any, max_length: int = 60) -> str:
+    """Return a value as text of at most `max_length` characters, non-strings as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"

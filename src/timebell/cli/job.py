@@ -1,4 +1,4 @@
-"""`timebell job ...`: jobs of a server; and files of them."""
+"""`timebell job ...`: jobs of a server, and the import of jobs from a file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from timebell.cli.schedule import (
     Timeout,
     Unless,
     Zone,
-    remote_of,
+    server_client,
 )
 
-job = click_signatures.Group("Jobs: make, look, cancel, try again.")
-Id = Annotated[str, click_signatures.Argument(metavar="JOB", help="Its id.")]
-Status = Annotated[list[str] | None, click_signatures.Option(help="Only these: pending, running, failed, ...")]
+job = click_signatures.Group("Jobs: create, inspect, cancel, retry.")
+JobId = Annotated[str, click_signatures.Argument(metavar="JOB", help="Job id.")]
+Status = Annotated[
+    list[str] | None, click_signatures.Option(help="Only this status: pending, running, failed, ...; repeatable.")
+]
 At = Annotated[
     str | None, click_signatures.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")
 ]
@@ -31,19 +33,20 @@ At = Annotated[
 
 @job.command()
 def create(
-    topic: Annotated[str, click_signatures.Argument(help="What it is about: mail.send.")],
+    topic: Annotated[str, click_signatures.Argument(help="Topic, e.g. mail.send.")],
     at: At = None,
     timezone: Zone = None,
     payload: Payload = None,
-    key: Annotated[str | None, click_signatures.Option(help="At most one live job has it.")] = None,
+    key: Annotated[str | None, click_signatures.Option(help="Unique among live jobs.")] = None,
     on_conflict: Annotated[
         str | None,
-        click_signatures.Option("--on-conflict", metavar="error|keep|replace", help="If one has it already."),
+        click_signatures.Option("--on-conflict", metavar="error|keep|replace", help="If a live job has the same key."),
     ] = None,
     request_id: Annotated[
-        str | None, click_signatures.Option("--request-id", help="The same again makes no second job, ever.")
+        str | None,
+        click_signatures.Option("--request-id", help="Idempotency key: repeating it never creates a second job."),
     ] = None,
-    owner: Annotated[str | None, click_signatures.Option(help="Whom it is for.")] = None,
+    owner: Annotated[str | None, click_signatures.Option(help="Owner id of the job.")] = None,
     retries: Retries = None,
     timeout: Timeout = None,
     queue: Queue = None,
@@ -52,132 +55,134 @@ def create(
     unless: Unless = None,
     target: Target = None,
     dry_run: Annotated[
-        bool, click_signatures.Option("--dry-run", help="Show what it would send; make nothing.")
+        bool, click_signatures.Option("--dry-run", help="Show the job and its request; create nothing.")
     ] = False,
     output: Output = None,
 ) -> None:
-    """Make a job, due at a time or now."""
-    from timebell.cli.inputs import json_of
-    from timebell.cli.job_views import preview, show_job
-    from timebell.cli.schedule import target_of
+    """Create a job, due at a time or now."""
+    from timebell.cli.inputs import parse_json
+    from timebell.cli.job_views import print_job, print_preview
+    from timebell.cli.schedule import parse_target
 
-    remote = remote_of(output)
-    labels = {"ownerId": owner, "clientRequestId": request_id}
-    given = {
+    remote = server_client(output)
+    metadata = {"ownerId": owner, "clientRequestId": request_id}
+    fields = {
         "topic": topic, "runAt": at, "timezone": timezone or remote.settings.default_timezone,
-        "payload": json_of(payload, "--payload"), "key": key, "onConflict": on_conflict,
-        "metadata": {name: value for name, value in labels.items() if value is not None} or None,
+        "payload": parse_json(payload, "--payload"), "key": key, "onConflict": on_conflict,
+        "metadata": {name: value for name, value in metadata.items() if value is not None} or None,
         "maxRetries": retries, "timeoutSeconds": timeout, "queue": queue, "priority": priority,
-        "target": target_of(target), "condition": json_of(condition, "--condition"),
-        "unless": json_of(unless, "--unless"),
+        "target": parse_target(target), "condition": parse_json(condition, "--condition"),
+        "unless": parse_json(unless, "--unless"),
     }  # fmt: skip
-    body = {name: value for name, value in given.items() if value is not None}
+    body = {name: value for name, value in fields.items() if value is not None}
     if dry_run:
-        preview(remote.ask("POST", "/jobs/preview", body), remote.settings.output)
+        print_preview(remote.request("POST", "/jobs/preview", body), remote.settings.output)
         return
-    show_job(remote.ask("POST", "/jobs", body), remote.settings.output)
+    print_job(remote.request("POST", "/jobs", body), remote.settings.output)
 
 
 @job.command("list")
 def list_(
     status: Status = None,
-    topic: Annotated[str | None, click_signatures.Option(help="Only of this topic.")] = None,
-    owner: Annotated[str | None, click_signatures.Option(help="Only of this owner.")] = None,
-    schedule: Annotated[str | None, click_signatures.Option(help="Only of this schedule, by name or id.")] = None,
-    key: Annotated[str | None, click_signatures.Option(help="Only with this key.")] = None,
-    limit: Annotated[int, click_signatures.Option(min=1, help="At most so many.")] = 50,
+    topic: Annotated[str | None, click_signatures.Option(help="Only jobs of this topic.")] = None,
+    owner: Annotated[str | None, click_signatures.Option(help="Only jobs of this owner.")] = None,
+    schedule: Annotated[str | None, click_signatures.Option(help="Only jobs of this schedule; name or id.")] = None,
+    key: Annotated[str | None, click_signatures.Option(help="Only jobs with this key.")] = None,
+    limit: Annotated[int, click_signatures.Option(min=1, help="Maximum number of rows.")] = 50,
     output: Output = None,
 ) -> None:
     """List jobs, newest first."""
-    from timebell.cli.job_views import show_jobs
+    from timebell.cli.job_views import print_jobs
 
-    remote = remote_of(output)
+    remote = server_client(output)
     params: dict[str, Any] = {"status": status, "topic": topic, "ownerId": owner, "key": key}
     if schedule is not None:
-        params["scheduleId"] = remote.schedule(schedule)["id"]
-    show_jobs(remote.pages("/jobs", params, limit), remote.settings.output)
+        params["scheduleId"] = remote.get_schedule(schedule)["id"]
+    print_jobs(remote.list_items("/jobs", params, limit), remote.settings.output)
 
 
 @job.command()
-def show(id_: Id, output: Output = None) -> None:
+def show(id_: JobId, output: Output = None) -> None:
     """Show a job and its attempts."""
-    from timebell.cli.job_views import show_job
+    from timebell.cli.job_views import print_job
 
-    remote = remote_of(output)
-    show_job(remote.ask("GET", f"/jobs/{id_}"), remote.settings.output)
+    remote = server_client(output)
+    print_job(remote.request("GET", f"/jobs/{id_}"), remote.settings.output)
 
 
 @job.command()
 def tail(
-    topic: Annotated[str | None, click_signatures.Option(help="Only of this topic.")] = None,
+    topic: Annotated[str | None, click_signatures.Option(help="Only jobs of this topic.")] = None,
     output: Output = None,
 ) -> None:
-    """Print what becomes of jobs, as it happens, until Ctrl-C. With -o json: a line each."""
-    from timebell.cli.job_views import follow
+    """Follow job events until Ctrl-C. With -o json, each event is one line."""
+    from timebell.cli.job_views import print_events
 
-    remote = remote_of(output)
-    follow(remote.lines("/events", None if topic is None else {"topic": topic}), remote.settings.output)
-
-
-@job.command()
-def retry(id_: Id, output: Output = None) -> None:
-    """Try a failed job again: same id, fresh budget of tries."""
-    _do(id_, "retry", None, output)
+    remote = server_client(output)
+    print_events(remote.stream_lines("/events", None if topic is None else {"topic": topic}), remote.settings.output)
 
 
 @job.command()
-def resend(id_: Id, output: Output = None) -> None:
-    """Send a completed or failed job to its target once more; its message id ends in .r1, .r2, ..."""
-    _do(id_, "resend", None, output)
+def retry(id_: JobId, output: Output = None) -> None:
+    """Retry a failed job: same id, fresh budget of attempts."""
+    _post_action(id_, "retry", None, output)
 
 
 @job.command()
-def cancel(id_: Id, output: Output = None) -> None:
-    """Keep a job from starting, if that is still possible."""
-    from timebell.cli.output import say
+def redeliver(id_: JobId, output: Output = None) -> None:
+    """Deliver a completed or failed job again; its message id ends in .r1, .r2, ..."""
+    _post_action(id_, "redeliver", None, output)
 
-    remote = remote_of(output)
-    done = remote.ask("POST", f"/jobs/{id_}/cancel")
+
+@job.command()
+def cancel(id_: JobId, output: Output = None) -> None:
+    """Cancel a job. A running job is asked to stop; a finished one is unchanged."""
+    from timebell.cli.output import print_message
+
+    remote = server_client(output)
+    done = remote.request("POST", f"/jobs/{id_}/cancel")
     if remote.settings.output != Format.TABLE:
-        from timebell.cli.output import emit_one
+        from timebell.cli.output import print_record
 
-        emit_one(done, remote.settings.output)
+        print_record(done, remote.settings.output)
     else:
-        say(OUTCOMES[done["outcome"]])
+        print_message(CANCEL_OUTCOMES[done["outcome"]])
 
 
-OUTCOMES = {
-    "prevented": "Cancelled: it did not start and will not.",
-    "in_flight": "It runs just now: it is asked to stop, and is not tried again.",
-    "already_done": "It was over already.",
+CANCEL_OUTCOMES = {
+    "prevented": "Cancelled before it started.",
+    "in_flight": "The job is running: it was asked to stop and will not be retried.",
+    "already_done": "The job was already finished.",
 }
 
 
 @job.command()
 def reschedule(
-    id_: Id,
+    id_: JobId,
     at: Annotated[
         str, click_signatures.Option("--at", metavar="T", help="RFC 3339; without offset, local in --timezone.")
     ],
     timezone: Zone = None,
     output: Output = None,
 ) -> None:
-    """Make a new job at another time in place of a pending one."""
-    _do(id_, "reschedule", {"runAt": at} | ({} if timezone is None else {"timezone": timezone}), output)
+    """Replace a pending job with a new one at another time."""
+    _post_action(id_, "reschedule", {"runAt": at} | ({} if timezone is None else {"timezone": timezone}), output)
 
 
-def _do(id_: str, verb: str, body: dict[str, Any] | None, output: Format | None) -> None:
-    from timebell.cli.job_views import show_job
+def _post_action(id_: str, action: str, body: dict[str, Any] | None, output: Format | None) -> None:
+    from timebell.cli.job_views import print_job
 
-    remote = remote_of(output)
-    show_job(remote.ask("POST", f"/jobs/{id_}/{verb}", body), remote.settings.output)
+    remote = server_client(output)
+    print_job(remote.request("POST", f"/jobs/{id_}/{action}", body), remote.settings.output)
 
 
 @job.command("import")
 def import_(
-    file: Annotated[Path, click_signatures.Argument(help="One job a line, with the fields of POST /jobs.")],
+    file: Annotated[
+        Path, click_signatures.Argument(help="JSON lines: one job per line, with the fields of POST /jobs.")
+    ],
     past: Annotated[
-        str, click_signatures.Option(metavar="refuse|skip|now", help="What becomes of jobs in the past.")
+        str, click_signatures.Option(metavar="refuse|skip|now", help="How to treat jobs with a time in the past.")
     ] = "refuse",
     timezone: Zone = None,
     database: Annotated[
@@ -185,7 +190,10 @@ def import_(
     ] = None,
     output: Output = None,
 ) -> None:
-    """Make jobs from a file of JSON lines, straight in the database. Safe to repeat: nothing is made twice."""
+    """Import jobs from a file of JSON lines, directly into the database.
+
+    Safe to repeat: a job that exists is not created again.
+    """
     from timebell.cli import job_import as importing
 
-    raise click_signatures.Exit(importing.take(file, past, timezone, database, output))
+    raise click_signatures.Exit(importing.import_jobs(file, past, timezone, database, output))

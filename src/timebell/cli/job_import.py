@@ -1,4 +1,4 @@
-"""`timebell job import`: a file of one-shots, in batches; bad lines go to a file of their own with the reason."""
+"""`timebell job import`: insert one-shot jobs from a file in batches; refused lines go to a second file."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any, BinaryIO
 import orjson
 
 from timebell.app import Timebell
-from timebell.cli.output import FAILED, OK, emit_one, say
+from timebell.cli.output import FAILED, OK, print_message, print_record
 from timebell.cli.progress import progress
 from timebell.client import job_lines
-from timebell.client.job_lines import Line, Reader
+from timebell.client.job_lines import Line, LineReader
 from timebell.errors import InvalidInput, StoreError, TimebellError
 from timebell.settings import load
-from timebell.store.jobs.bind_targets import no_such_target
+from timebell.store.jobs.bind_targets import target_not_found
 
-BATCH = 5000
+BATCH_SIZE = 5000
 
 
 @dataclass(slots=True)
-class Tally:
-    """What became of the lines."""
+class ImportCounts:
+    """Counts of lines by outcome, and of refused lines by error code."""
 
     lines: int = 0
     created: int = 0
@@ -35,102 +35,105 @@ class Tally:
     codes: dict[str, int] = field(default_factory=dict)
 
 
-def take(file: Path, past: str, timezone: str | None, database: str | None, form: str | None) -> int:
-    """Import a file; the exit code. Raises TimebellError."""
-    chosen = load(database_url=database, default_timezone=timezone, output=form)
+def import_jobs(file: Path, past: str, timezone: str | None, database: str | None, output_format: str | None) -> int:
+    """Import a file and return the exit code: 1 if lines were refused. Raises TimebellError."""
+    chosen = load(database_url=database, default_timezone=timezone, output=output_format)
     if not file.is_file():
         raise InvalidInput(f"There is no file {file}.", code="FILE_UNREADABLE")
     importer = Importer(Timebell(database, timezone=timezone), file, past)
     seconds = asyncio.run(importer.run())
-    tally = importer.tally
-    rejected = str(importer.rejected) if tally.refused else None
+    counts = importer.counts
+    rejected = str(importer.rejected_file) if counts.refused else None
     if chosen.output == "table":
-        say(
-            f"{tally.lines:,} lines in {seconds:.1f} s ({tally.lines / max(seconds, 0.001):,.0f}/s): {tally.created:,}"
-            f" jobs made, {tally.kept:,} were there already, {tally.skipped:,} skipped, {tally.refused:,} refused."
+        print_message(
+            f"{counts.lines:,} lines in {seconds:.1f} s ({counts.lines / max(seconds, 0.001):,.0f}/s):"
+            f" {counts.created:,} jobs created, {counts.kept:,} already existed, {counts.skipped:,} skipped,"
+            f" {counts.refused:,} refused."
         )
     else:
-        facts = {**dataclasses.asdict(tally), "seconds": round(seconds, 3), "rejectedFile": rejected}
-        emit_one(facts, chosen.output)
+        facts = {**dataclasses.asdict(counts), "seconds": round(seconds, 3), "rejectedFile": rejected}
+        print_record(facts, chosen.output)
     if rejected:
-        common = ", ".join(f"{code} {count:,}" for code, count in sorted(tally.codes.items()))
-        say(f"Refused lines are in {rejected} with reasons ({common}). Mend them there and import again: it is safe.")
-    return FAILED if tally.refused else OK
+        codes = ", ".join(f"{code} {count:,}" for code, count in sorted(counts.codes.items()))
+        print_message(
+            f"Refused lines and their reasons are in {rejected} ({codes}). Correct the lines and import the file again."
+        )
+    return FAILED if counts.refused else OK
 
 
 class Importer:
-    """One import."""
+    """One import of a file. `rejected_file` lies beside it; `counts` is updated while the import runs."""
 
     def __init__(self, app: Timebell, file: Path, past: str) -> None:
         self.app = app
         self.file = file
-        self.reader = Reader(app.jobs, past, app.settings.default_timezone, lambda named: named)
-        self.rejected = file.with_name(f"{file.stem}.rejected.ndjson")
-        self.tally = Tally()
+        self.reader = LineReader(app.jobs, past, app.settings.default_timezone, lambda tenant_id: tenant_id)
+        self.rejected_file = file.with_name(f"{file.stem}.rejected.ndjson")
+        self.counts = ImportCounts()
 
     async def run(self) -> float:
-        """Import everything; the seconds it took."""
+        """Import all lines; return the duration in seconds."""
         clock = self.app.clock
-        began = clock.monotonic()
-        self.rejected.unlink(missing_ok=True)
+        started = clock.monotonic()
+        self.rejected_file.unlink(missing_ok=True)
         try:
             await self.app.open()
             with self.file.open("rb") as source, progress("Importing", self.file.stat().st_size, clock) as advance:
                 await self._import(source, advance)
         except StoreError as failed:
-            made = self.tally.created + self.tally.kept
-            say(f"Stopped after {made:,} jobs. Import the file again: what is there already is not made twice.")
+            stored = self.counts.created + self.counts.kept
+            print_message(f"Stopped after {stored:,} jobs. Import the file again: existing jobs are not created twice.")
             raise failed
         finally:
             await self.app.close()
-        return clock.monotonic() - began
+        return clock.monotonic() - started
 
     async def _import(self, source: BinaryIO, advance: Callable[[int, int, int], None]) -> None:
         batch: list[Line] = []
-        for line in _lines(source):
-            self.tally.lines += 1
+        for line in _numbered_lines(source):
+            self.counts.lines += 1
             batch.append(line)
-            if len(batch) == BATCH:
-                await self._take(batch)
+            if len(batch) == BATCH_SIZE:
+                await self._import_batch(batch)
                 batch = []
-                advance(source.tell(), self.tally.lines, self.tally.refused)
-        await self._take(batch)
-        advance(source.tell(), self.tally.lines, self.tally.refused)
+                advance(source.tell(), self.counts.lines, self.counts.refused)
+        await self._import_batch(batch)
+        advance(source.tell(), self.counts.lines, self.counts.refused)
 
-    async def _take(self, lines: list[Line]) -> None:
-        found = self.reader.read(lines, self.app.clock.now())
-        for (number, line), bad in found.refused:
-            self._reject(number, line, bad)
-        nowhere = await self.app.jobs.nowhere(found.new)
-        for job, (number, line) in zip(found.new, found.lines, strict=True):
-            if job.id in nowhere:
-                self._reject(number, line, no_such_target(str(job.named)))
-        new = [job for job in found.new if job.id not in nowhere]
-        kept = await self.app.jobs.take_in(new)
-        self.tally.skipped += found.skipped
-        self.tally.kept += kept
-        self.tally.created += len(new) - kept
+    async def _import_batch(self, lines: list[Line]) -> None:
+        batch = self.reader.read(lines, self.app.clock.now())
+        for (number, line), error in batch.rejected:
+            self._reject(number, line, error)
+        unknown_targets = await self.app.jobs.find_unknown_targets(batch.jobs)
+        for job, (number, line) in zip(batch.jobs, batch.lines, strict=True):
+            if job.id in unknown_targets:
+                self._reject(number, line, target_not_found(str(job.target_name)))
+        new = [job for job in batch.jobs if job.id not in unknown_targets]
+        already_stored = await self.app.jobs.insert_drafts(new)
+        self.counts.skipped += batch.skipped
+        self.counts.kept += already_stored
+        self.counts.created += len(new) - already_stored
 
-    def _reject(self, number: int, line: bytes, bad: TimebellError) -> None:
-        self.tally.refused += 1
-        self.tally.codes[bad.code] = self.tally.codes.get(bad.code, 0) + 1
-        entry: dict[str, Any] = {"line": number, "code": bad.code, "message": str(bad)}
+    def _reject(self, number: int, line: bytes, error: TimebellError) -> None:
+        self.counts.refused += 1
+        self.counts.codes[error.code] = self.counts.codes.get(error.code, 0) + 1
+        entry: dict[str, Any] = {"line": number, "code": error.code, "message": str(error)}
         try:
             entry["job"] = orjson.loads(line)
         except orjson.JSONDecodeError:
             entry["text"] = line[:1000].decode(errors="replace")
-        with self.rejected.open("ab") as out:
+        with self.rejected_file.open("ab") as out:
             out.write(orjson.dumps(entry) + b"\n")
 
 
-def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines that say something, numbered, without their ends; of an endless one, so much as shows that it is."""
+def _numbered_lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield non-blank lines with their numbers, stripped; a line above `MAX_LINE_BYTES` is cut two bytes above it."""
     number = 0
-    while line := source.readline(job_lines.LONGEST + 2):
-        whole = line.endswith(b"\n") or len(line) < job_lines.LONGEST + 2
-        while not whole:
-            more = source.readline(job_lines.LONGEST)
-            whole = not more or more.endswith(b"\n")
+    while line := source.readline(job_lines.MAX_LINE_BYTES + 2):
+        complete = line.endswith(b"\n") or len(line) < job_lines.MAX_LINE_BYTES + 2
+        while not complete:
+            rest = source.readline(job_lines.MAX_LINE_BYTES)
+            complete = not rest or rest.endswith(b"\n")
         number += 1
         text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if text.strip():

@@ -1,4 +1,4 @@
-"""Jobs as people read them."""
+"""Print jobs, job events and requests."""
 
 from __future__ import annotations
 
@@ -6,92 +6,91 @@ import json
 import sys
 from collections.abc import Iterable
 
-from timebell.cli.inputs import Row, brief, listed, sooner
-from timebell.cli.output import Format, emit_one, paint, say, show
+from timebell.cli.inputs import Row, format_relative_time, print_list, shorten
+from timebell.cli.output import Format, colorize, print_data, print_message, print_record
 
-HEAD = ("ID", "TOPIC", "STATUS", "RUN AT", "ATTEMPT", "WHY")
+JOB_COLUMNS = ("ID", "TOPIC", "STATUS", "RUN AT", "ATTEMPT", "REASON")
 
 
-def show_jobs(rows: Iterable[Row], form: str) -> None:
-    """A line a job."""
-    listed(rows, form, HEAD, lambda row: (
+def print_jobs(rows: Iterable[Row], output_format: str) -> None:
+    """Print one line per job."""
+    print_list(rows, output_format, JOB_COLUMNS, lambda row: (
         row["id"], row["topic"], row["status"] + (f" ({row['hold']})" if row["hold"] else ""),
-        sooner(row["runAt"], row["timezone"]), str(row["attemptNumber"]),
-        brief(row["errorMessage"] or row["reason"] or ""),
+        format_relative_time(row["runAt"], row["timezone"]), str(row["attemptNumber"]),
+        shorten(row["errorMessage"] or row["reason"] or ""),
     ))  # fmt: skip
 
 
-def follow(lines: Iterable[str], form: str) -> None:
-    """Events of a server (text/event-stream), one line each as they come."""
+def print_events(lines: Iterable[str], output_format: str) -> None:
+    """Print the events of a text/event-stream response, one line each, as they arrive."""
     for line in lines:
         if not line.startswith("data:"):
             continue
         event = json.loads(line.removeprefix("data:"))
-        if form != Format.TABLE:
-            show(json.dumps(event))
+        if output_format != Format.TABLE:
+            print_data(json.dumps(event))
             continue
-        what = event.get("job") or event
-        why = what.get("errorMessage") or what.get("reason") or ""
-        show(
-            f"{event['at']}  {event['type']:<16}  {what.get('topic', '')}  {what.get('id', '')}  {brief(why)}".rstrip()
-        )
+        subject = event.get("job") or event
+        reason = subject.get("errorMessage") or subject.get("reason") or ""
+        line = f"{event['at']}  {event['type']:<16}  {subject.get('topic', '')}  {subject.get('id', '')}"
+        print_data(f"{line}  {shorten(reason)}".rstrip())
 
 
-def show_request(request: Row | None) -> None:
-    """What a target would be sent: its body, and what goes with it."""
+def print_request(request: Row | None) -> None:
+    """Print the request that a target would receive: method, URL, headers or arguments, and body."""
     if request is None:
         return
     if "url" in request:
-        show(f"{request['method']} {request['url']}")
+        print_data(f"{request['method']} {request['url']}")
     for name, value in request.get("headers", {}).items():
-        show(f"{name}: {value}")
+        print_data(f"{name}: {value}")
     if "argv" in request:
-        show(json.dumps(request["argv"]))
-    show(request["body"])
+        print_data(json.dumps(request["argv"]))
+    print_data(request["body"])
 
 
-def preview(seen: Row, form: str) -> None:
-    """What a job would be, and what it would send."""
-    if form != Format.TABLE:
-        emit_one(seen, form)
+def print_preview(previewed: Row, output_format: str) -> None:
+    """Print the result of a dry run: the job and its request."""
+    if output_format != Format.TABLE:
+        print_record(previewed, output_format)
         return
-    show_job(seen["job"], form)
-    show_request(seen["request"])
-    say("Nothing was made (--dry-run).")
+    print_job(previewed["job"], output_format)
+    print_request(previewed["request"])
+    print_message("Nothing created (--dry-run).")
 
 
-def _attempt(one: Row) -> str:
-    """One attempt in a line: when, where to, what was answered, how long it took, what was wrong."""
-    if "kind" not in one:
-        return brief(one, 100)
-    answered = f" answered {one['status']}" if "status" in one else ""
-    wrong = f": {one['code']}: {one['error']}" if one["error"] is not None else ""
+def _format_attempt(attempt: Row) -> str:
+    """Return one attempt as a line: start, destination, response, duration, message id, error."""
+    if "kind" not in attempt:
+        return shorten(attempt, 100)
+    response = f" answered {attempt['status']}" if "status" in attempt else ""
+    error = f": {attempt['code']}: {attempt['error']}" if attempt["error"] is not None else ""
     return (
-        f"{one['startedAt']}  attempt {one['attempt']} to {one.get('to') or one['kind']}{answered} in "
-        f"{one['durationMs']:,g} ms, message {one['messageId']}{wrong}"
+        f"{attempt['startedAt']}  attempt {attempt['attempt']} to {attempt.get('to') or attempt['kind']}{response} in "
+        f"{attempt['durationMs']:,g} ms, message {attempt['messageId']}{error}"
     )
 
 
-def show_job(found: Row, form: str) -> None:
-    """One job and its attempts."""
-    if form != Format.TABLE:
-        emit_one(found, form)
+def print_job(job: Row, output_format: str) -> None:
+    """Print one job and its attempts."""
+    if output_format != Format.TABLE:
+        print_record(job, output_format)
         return
-    show(paint(found["topic"], "bold", sys.stdout) + f"  {found['status']}  {found['id']}")
+    print_data(colorize(job["topic"], "bold", sys.stdout) + f"  {job['status']}  {job['id']}")
     facts = {
-        "due": sooner(found["scheduledAt"], found["timezone"]),
-        "runs": sooner(found["runAt"], found["timezone"]) if found["runAt"] != found["scheduledAt"] else None,
-        "reason": found["reason"], "hold": found["hold"], "schedule": found["scheduleId"], "key": found["key"],
-        "payload": brief(found["payload"]) if found["payload"] is not None else None,
-        "metadata": brief(found["metadata"]) if found["metadata"] else None,
-        "target": found["target"] and brief(found["target"]), "queue": found["queue"],
-        "attempt": found["attemptNumber"] or None,
-        "took": None if found["durationMs"] is None else f"{found['durationMs']:,} ms",
-        "error": found["errorMessage"], "result": None if found["result"] is None else brief(found["result"]),
-        "replaces": found["replaces"], "replaced by": found["replacedBy"],
+        "due": format_relative_time(job["scheduledAt"], job["timezone"]),
+        "runs": format_relative_time(job["runAt"], job["timezone"]) if job["runAt"] != job["scheduledAt"] else None,
+        "reason": job["reason"], "hold": job["hold"], "schedule": job["scheduleId"], "key": job["key"],
+        "payload": shorten(job["payload"]) if job["payload"] is not None else None,
+        "metadata": shorten(job["metadata"]) if job["metadata"] else None,
+        "target": job["target"] and shorten(job["target"]), "queue": job["queue"],
+        "attempt": job["attemptNumber"] or None,
+        "took": None if job["durationMs"] is None else f"{job['durationMs']:,} ms",
+        "error": job["errorMessage"], "result": None if job["result"] is None else shorten(job["result"]),
+        "replaces": job["replaces"], "replaced by": job["replacedBy"],
     }  # fmt: skip
     for name, value in facts.items():
         if value is not None:
-            show(f"  {name:<12}{value}")
-    for attempt in found["attempts"]:
-        show(f"  {'sent' if attempt.get('error') is None else 'failed':<12}{_attempt(attempt)}")
+            print_data(f"  {name:<12}{value}")
+    for attempt in job["attempts"]:
+        print_data(f"  {'sent' if attempt.get('error') is None else 'failed':<12}{_format_attempt(attempt)}")

@@ -1,4 +1,4 @@
-"""The work of `timebell key` and `timebell tenant`: the same rows and audit records that the API writes."""
+"""Implementation of `timebell key` and `timebell tenant`: writes the same rows and audit records as the API."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from timebell.app import Timebell
-from timebell.cli.inputs import listed
-from timebell.cli.output import Format, emit_one, say, show
-from timebell.client.validation import text
+from timebell.cli.inputs import print_list
+from timebell.cli.output import Format, print_data, print_message, print_record
+from timebell.client.validation import check_text
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model.page import MAX_LIMIT, Page
 from timebell.recurrence import zone
 from timebell.recurrence.instants import format_instant
-from timebell.settings import duration
+from timebell.settings import parse_duration
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
 from timebell.store.tenancy import api_keys as rows
@@ -31,182 +31,184 @@ R = TypeVar("R")
 ACTOR = "command line"
 
 
-def create(
+def create_key(
     name: str, role: str, tenant: str, scopes: list[str] | None, networks: list[str] | None, expires_in: str | None,
-    database: str | None, form: str | None,
+    database: str | None, output_format: str | None,
 ) -> None:  # fmt: skip
-    """Write a key and print it. Raises InvalidInput, Refused (SECRET_KEY_MISSING)."""
+    """Create a key and print it. Raises InvalidInput, Refused (SECRET_KEY_MISSING)."""
     app = Timebell(database)
     if role not in list(Role):
         raise InvalidInput(f"There is no role {role!r:.40}.", code="INVALID_ROLE", fix=f"Use {', '.join(Role)}.")
-    lasts = None if expires_in is None else duration(expires_in)
-    if expires_in is not None and not lasts:
+    lifetime_seconds = None if expires_in is None else parse_duration(expires_in)
+    if expires_in is not None and not lifetime_seconds:
         raise InvalidInput(f"--expires-in is {expires_in!r:.40}.", code="INVALID_DURATION", fix="E.g. 90d, 12h.")
-    id_, made = keys.mint()
-    digest = keys.digest(app.settings.secret_key, made)
+    id_, secret = keys.generate_key()
+    digest = keys.digest(app.settings.secret_key, secret)
 
     async def write() -> Key:
         await app.open()
         now = app.clock.now()
         key = Key(
-            id=id_, tenant_id=None if role == Role.PLATFORM else text(tenant, "tenant_id"), name=text(name, "name"),
-            role=Role(role), scopes=keys.check_scopes(scopes), networks=keys.check_networks(networks), created_at=now,
-            created_by=ACTOR, expires_at=None if lasts is None else now + timedelta(seconds=lasts),
+            id=id_, tenant_id=None if role == Role.PLATFORM else check_text(tenant, "tenant_id"),
+            name=check_text(name, "name"), role=Role(role), scopes=keys.check_scopes(scopes),
+            networks=keys.check_networks(networks), created_at=now, created_by=ACTOR,
+            expires_at=None if lifetime_seconds is None else now + timedelta(seconds=lifetime_seconds),
         )  # fmt: skip
         return await app.store.run(
-            _recorded(app, "key.create", key.tenant_id, id_, lambda tx: rows.create(tx, key, digest))
+            with_audit_record(app, "key.create", key.tenant_id, id_, lambda tx: rows.create_key(tx, key, digest))
         )
 
-    key = _run(app, write)
-    if _form(app, form) == Format.TABLE:
-        say(f"{key.role} key {key.id} of {key.tenant_id or 'the platform'}. It is not shown again:")
-        show(made)
+    key = run_and_close(app, write)
+    if resolve_format(app, output_format) == Format.TABLE:
+        print_message(f"Created {key.role} key {key.id} of {key.tenant_id or 'the platform'}. It is shown only once:")
+        print_data(secret)
     else:
-        emit_one({**_key(key), "key": made}, _form(app, form))
+        print_record({**_key_facts(key), "key": secret}, resolve_format(app, output_format))
 
 
-def show_all(tenant: str | None, database: str | None, form: str | None) -> None:
-    """List keys."""
+def list_keys(tenant: str | None, database: str | None, output_format: str | None) -> None:
+    """Print the keys of one tenant, or of all tenants."""
     app = Timebell(database)
 
     async def read() -> list[Key]:
         await app.open()
-        return [key async for key in _pages(app, rows.page, tenant)]
+        return [key async for key in iterate_pages(app, rows.list_keys, tenant)]
 
-    found = [_key(key) for key in _run(app, read)]
-    head = ("ID", "TENANT", "NAME", "ROLE", "MADE", "LAST USED", "STATE")
-    listed(found, _form(app, form), head, lambda one: (
-        one["id"], one["tenantId"] or "(platform)", one["name"], one["role"], one["createdAt"][:10],
-        (one["lastUsedAt"] or "never")[:16], one["state"],
+    all_keys = [_key_facts(key) for key in run_and_close(app, read)]
+    head = ("ID", "TENANT", "NAME", "ROLE", "CREATED", "LAST USED", "STATE")
+    print_list(all_keys, resolve_format(app, output_format), head, lambda row: (
+        row["id"], row["tenantId"] or "(platform)", row["name"], row["role"], row["createdAt"][:10],
+        (row["lastUsedAt"] or "never")[:16], row["state"],
     ))  # fmt: skip
 
 
-def revoke(id_: str, database: str | None) -> None:
+def revoke_key(id_: str, database: str | None) -> None:
     """Revoke a key. Raises NotFound (KEY_NOT_FOUND)."""
     app = Timebell(database)
 
     async def write() -> None:
         await app.open()
-        found = await app.store.run(rows.find, id_)
-        if found is None:
-            raise NotFound(f"There is no key {id_:.40}.", code="KEY_NOT_FOUND", fix="timebell key list shows them.")
-        now, whose = app.clock.now(), found[0].tenant_id
-        await app.store.run(_recorded(app, "key.revoke", whose, id_, lambda tx: rows.revoke(tx, None, id_, now)))
+        match = await app.store.run(rows.find_key, id_)
+        if match is None:
+            raise NotFound(f"There is no key {id_:.40}.", code="KEY_NOT_FOUND", fix="Try: timebell key list.")
+        now, tenant_id = app.clock.now(), match[0].tenant_id
+        await app.store.run(
+            with_audit_record(app, "key.revoke", tenant_id, id_, lambda tx: rows.revoke_key(tx, None, id_, now))
+        )
 
-    _run(app, write)
-    say(f"{id_} is revoked: within 5 s no node takes it.")
+    run_and_close(app, write)
+    print_message(f"Key {id_} revoked. Every node rejects it within 5 s.")
 
 
-def show_tenants(database: str | None, form: str | None) -> None:
-    """List tenants."""
+def list_tenants(database: str | None, output_format: str | None) -> None:
+    """Print tenants and their limits."""
     app = Timebell(database)
 
     async def read() -> list[Tenant]:
         await app.open()
-        return [tenant async for tenant in _pages(app, tenants.page)]
+        return [tenant async for tenant in iterate_pages(app, tenants.list_tenants)]
 
-    found = [_tenant(tenant) for tenant in _run(app, read)]
+    all_tenants = [_tenant_facts(tenant) for tenant in run_and_close(app, read)]
     head = (
-        "TENANT",
-        "MADE",
-        "SCHEDULES",
-        "PENDING JOBS",
-        "BYTES A DAY",
-        "REQUESTS A SECOND",
-        "JOBS AT ONCE",
-        "STARTS A MINUTE",
-        "JOBS A MONTH",
-        "TIMEZONE",
-    )
-    listed(found, _form(app, form), head, lambda one: (
-        one["id"], one["createdAt"][:10],
-        *("-" if one[name] is None else f"{one[name]:,}" if isinstance(one[name], int) else one[name]
-          for name in list(one)[2:]),
+        "TENANT", "CREATED", "SCHEDULES", "PENDING JOBS", "BYTES/DAY", "REQUESTS/SECOND", "CONCURRENT JOBS",
+        "STARTS/MINUTE", "JOBS/MONTH", "TIMEZONE",
+    )  # fmt: skip
+    print_list(all_tenants, resolve_format(app, output_format), head, lambda row: (
+        row["id"], row["createdAt"][:10],
+        *("-" if row[name] is None else f"{row[name]:,}" if isinstance(row[name], int) else row[name]
+          for name in list(row)[2:]),
     ))  # fmt: skip
 
 
-def put_tenant(
-    name: str, limits: Mapping[str, int | None], database: str | None, form: str | None, *, make: bool,
-    timezone: str | None = None,
+def set_tenant(
+    name: str, limits: Mapping[str, int | None], database: str | None, output_format: str | None, *,
+    create_missing: bool, timezone: str | None = None,
 ) -> None:  # fmt: skip
-    """Make a tenant, or change limits of one. Raises InvalidInput, NotFound (TENANT_NOT_FOUND)."""
+    """Create a tenant, or change its limits or time zone, and print it.
+
+    Raises InvalidInput, NotFound (TENANT_NOT_FOUND).
+    """
     app = Timebell(database)
-    text(name, "tenant_id")
+    check_text(name, "tenant_id")
     if timezone is not None:
         zone(timezone)
 
     async def write() -> Tenant:
         await app.open()
-        found, now = await app.store.run(tenants.find, name), app.clock.now()
-        if found is None and not make:
+        tenant, now = await app.store.run(tenants.find_tenant, name), app.clock.now()
+        if tenant is None and not create_missing:
             raise NotFound(
-                f"There is no tenant {name:.60}.", code="TENANT_NOT_FOUND", fix="timebell tenant create makes one."
+                f"There is no tenant {name:.60}.", code="TENANT_NOT_FOUND", fix="Create it: timebell tenant create."
             )
-        if found is not None and not limits and timezone is None:
-            return found
-        action = "tenant.create" if make else "tenant.update"
-        return await app.store.run(_recorded(
-            app, action, None, name, lambda tx: tenants.put(tx, name, limits, now, timezone)
+        if tenant is not None and not limits and timezone is None:
+            return tenant
+        action = "tenant.create" if create_missing else "tenant.update"
+        return await app.store.run(with_audit_record(
+            app, action, None, name, lambda tx: tenants.upsert_tenant(tx, name, limits, now, timezone)
         ))  # fmt: skip
 
-    emit_one(_tenant(_run(app, write)), _form(app, form))
+    print_record(_tenant_facts(run_and_close(app, write)), resolve_format(app, output_format))
 
 
-def _recorded(
+def with_audit_record(
     app: Timebell, action: str, tenant_id: str | None, subject: str, change: Callable[[Transaction], R]
 ) -> Callable[[Transaction], R]:
-    """A change together with its audit record."""
+    """Return a transaction function that makes a change and writes its audit record."""
 
-    def both(tx: Transaction) -> R:
-        done, now = change(tx), app.clock.now()
-        audit_log.write(tx, AuditRecord(
+    def change_and_audit(tx: Transaction) -> R:
+        result, now = change(tx), app.clock.now()
+        audit_log.write_record(tx, AuditRecord(
             id=new_id(now), tenant_id=tenant_id or "default", at=now, actor=ACTOR, action=action, subject=subject
         ))  # fmt: skip
-        return done
+        return result
 
-    return both
+    return change_and_audit
 
 
-async def _pages(app: Timebell, operation: Callable[..., Page[Any]], *args: Any) -> AsyncIterator[Any]:
+async def iterate_pages(app: Timebell, operation: Callable[..., Page[Any]], *args: Any) -> AsyncIterator[Any]:
+    """Yield the rows of every page of a paginated query."""
     after: str | None = None
     while True:
         page = await app.store.run(operation, *args, MAX_LIMIT, after)
-        for one in page:
-            yield one
+        for row in page:
+            yield row
         if (after := page.next_cursor) is None:
             return
 
 
-def _run(app: Timebell, work: Callable[[], Any]) -> Any:
-    async def closing() -> Any:
+def run_and_close(app: Timebell, work: Callable[[], Any]) -> Any:
+    """Run a coroutine function in a new event loop, then close the app."""
+
+    async def work_and_close() -> Any:
         try:
             return await work()
         finally:
             await app.close()
 
-    return asyncio.run(closing())
+    return asyncio.run(work_and_close())
 
 
-def _form(app: Timebell, form: str | None) -> str:
-    return form or app.settings.output
+def resolve_format(app: Timebell, output_format: str | None) -> str:
+    """Return the output format of a flag, or that of the settings."""
+    return output_format or app.settings.output
 
 
-def _key(key: Key) -> dict[str, Any]:
-    now = key.revoked_at or key.expires_at
-    state = "revoked" if key.revoked_at else "usable" if now is None else f"until {format_instant(now)}"
+def _key_facts(key: Key) -> dict[str, Any]:
+    ends_at = key.revoked_at or key.expires_at
+    state = "revoked" if key.revoked_at else "usable" if ends_at is None else f"until {format_instant(ends_at)}"
     return {
         "id": key.id, "tenantId": key.tenant_id, "name": key.name, "role": key.role.value,
-        "scopes": _list(key.scopes), "networks": _list(key.networks), "createdAt": format_instant(key.created_at),
+        "scopes": _as_list(key.scopes), "networks": _as_list(key.networks), "createdAt": format_instant(key.created_at),
         "expiresAt": key.expires_at and format_instant(key.expires_at),
         "lastUsedAt": key.last_used_at and format_instant(key.last_used_at), "state": state,
     }  # fmt: skip
 
 
-def _list(given: Iterable[str] | None) -> list[str] | None:
-    return None if given is None else list(given)
+def _as_list(values: Iterable[str] | None) -> list[str] | None:
+    return None if values is None else list(values)
 
 
-def _tenant(tenant: Tenant) -> dict[str, Any]:
+def _tenant_facts(tenant: Tenant) -> dict[str, Any]:
     limits = tenant.limits
     return {
         "id": tenant.id, "createdAt": format_instant(tenant.created_at), "schedules": limits.schedules,

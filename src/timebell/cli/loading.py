@@ -1,4 +1,4 @@
-"""From `path/to/file.py` or `package.module:attr` to the `Timebell` it defines."""
+"""Load the `Timebell` that `path/to/file.py` or `package.module:attr` refers to."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from timebell.app import Timebell
 from timebell.errors import InvalidInput, TimebellError
 
 
-def load_app(given: str) -> Timebell:
-    """Import it. Raises InvalidInput (APP_NOT_FOUND, APP_BROKEN), or what the app's own calls raise."""
-    where, _, attribute = given.rpartition(":") if ":" in given else (given, "", "app")
+def load_app(reference: str) -> Timebell:
+    """Import an app. Raises InvalidInput (APP_NOT_FOUND, APP_BROKEN), or any TimebellError of the app's own calls."""
+    where, _, attribute = reference.rpartition(":") if ":" in reference else (reference, "", "app")
     module = _from_file(Path(where)) if where.endswith(".py") or "/" in where else _from_module(where)
-    found = getattr(module, attribute or "app", None)
-    if isinstance(found, Timebell):
-        return found
+    app = getattr(module, attribute or "app", None)
+    if isinstance(app, Timebell):
+        return app
     others = [name for name, value in vars(module).items() if isinstance(value, Timebell)]
     raise InvalidInput(
         f"{where} has no Timebell named {attribute!r}.", code="APP_NOT_FOUND",
-        fix=f"Did you mean {where}:{others[0]}?" if others else f"Define it there: {attribute} = Timebell()",
+        fix=f"Did you mean {where}:{others[0]}?" if others else f"Define it: {attribute} = Timebell()",
     )  # fmt: skip
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise InvalidInput(f"There is no file {path}.", code="APP_NOT_FOUND", fix="Give path/to/file.py or module:app.")
+        raise InvalidInput(f"There is no file {path}.", code="APP_NOT_FOUND", fix="Use path/to/file.py or module:app.")
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
         raise InvalidInput(f"{path} is not a Python file.", code="APP_NOT_FOUND")
@@ -40,8 +40,8 @@ def _from_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except TimebellError:
         raise
-    except Exception as broken:
-        raise _broken(str(path), broken) from broken
+    except Exception as error:
+        raise _import_error(str(path), error) from error
     return module
 
 
@@ -55,26 +55,26 @@ def _from_module(name: str) -> ModuleType:
         if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
             raise InvalidInput(
                 f"There is no module {missing.name!r} here.", code="APP_NOT_FOUND",
-                fix="Run it from the project's folder, or give path/to/file.py.",
+                fix="Run from the project folder, or use path/to/file.py.",
             ) from missing  # fmt: skip
-        raise _broken(name, missing) from missing
-    except Exception as broken:
-        raise _broken(name, broken) from broken
+        raise _import_error(name, missing) from missing
+    except Exception as error:
+        raise _import_error(name, error) from error
 
 
-def _broken(name: str, broken: Exception) -> InvalidInput:
-    """The user's own error: what it says and the line of theirs it comes from, not our frames."""
-    if isinstance(broken, SyntaxError):
-        place = f"{broken.filename}:{broken.lineno}"
+def _import_error(name: str, error: Exception) -> InvalidInput:
+    """Describe the user's own error with the line it comes from, without frames of Timebell or importlib."""
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}"
     else:
-        frames = [frame for frame in traceback.extract_tb(broken.__traceback__) if "importlib" not in frame.filename]
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else name
-    what = f"{type(broken).__name__}: {getattr(broken, 'msg', None) or broken}"
+    what = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
     return InvalidInput(f"{name} cannot be imported: {what} ({place}).", code="APP_BROKEN")
 
 
-def sources(app_file: str) -> list[Path]:
-    """The files of the user's own code that are imported now: those below the app's folder."""
+def source_files(app_file: str) -> list[Path]:
+    """Return the imported files of the user's own code: those below the folder of the app."""
     folder = Path(app_file).resolve().parent
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     paths = {Path(file).resolve() for file in files if file and file.endswith(".py")}

@@ -1,4 +1,4 @@
-"""`timebell`: what commands there are. Each one's work is imported when it is called."""
+"""Entry point of `timebell`: declares the commands. The module of a command is imported when it is called."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from typing import Annotated
 try:
     from timebell.cli import click_signatures
 except ModuleNotFoundError:  # the library alone is installed
-    sys.exit('The command line needs more than the library: pip install "timebell[server]"')
+    sys.exit('The command line needs the extra "server": pip install "timebell[server]"')
 
 from timebell.cli.apply import apply_, export
 from timebell.cli.campaign import campaign
 from timebell.cli.connection import connection
 from timebell.cli.dead import dead
+from timebell.cli.external_commands import add_external_commands
 from timebell.cli.job import job
 from timebell.cli.keys import key, tenant
 from timebell.cli.observe import observe
 from timebell.cli.operate import api, calendar, config, node
-from timebell.cli.output import FAILED, INTERRUPTED, Format, complain, emit_one, exit_code
-from timebell.cli.release import recover
+from timebell.cli.output import FAILED, INTERRUPTED, Format, exit_code, print_error, print_record
+from timebell.cli.release import release
 from timebell.cli.schedule import schedule
 from timebell.cli.target import secret, target
-from timebell.cli.torture import torture
 from timebell.cli.trigger import source, trigger
 from timebell.cli.users import user
 from timebell.errors import TimebellError
 
-HELP = """Things that must happen at a time: once, on time, in the right time zone.
+HELP = """Durable job scheduler: each job runs at its time, once, in the right time zone.
 
-Data goes to stdout, talk to stderr. Exit codes: 0 fine, 1 failed, 2 usage, 3 not found, 4 refused, 5 conflict,
-6 unreachable, 7 differences found, 130 interrupted. Settings: flag, TIMEBELL_* variable, timebell.toml, default."""
+Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 failed, 2 invalid input, 3 not found, 4 refused,
+5 conflict, 6 unreachable, 7 differences found, 130 interrupted. Settings, by precedence: flag, TIMEBELL_* variable,
+timebell.toml, default."""
 
 root = click_signatures.Group(HELP)
-db = click_signatures.Group("The tables: bring them up to date, or look.")
-imports = click_signatures.Group("Take over what other schedulers have.")
+db = click_signatures.Group("Database schema: upgrade and inspect.")
+imports = click_signatures.Group("Import schedules from other schedulers.")
 root.add_command(db, "db")
 root.add_command(imports, "import")
 root.add_command(schedule, "schedule")
@@ -54,10 +55,11 @@ root.add_command(connection, "connection")
 root.add_command(source, "source")
 root.add_command(trigger, "trigger")
 root.add_command(observe, "observe")
-for command in (apply_, export, calendar, api, recover, torture):
+for command in (apply_, export, calendar, api, release):
     root.command(command.__name__.rstrip("_"))(command)
+add_external_commands(root)
 
-App = Annotated[
+AppReference = Annotated[
     str | None, click_signatures.Argument(metavar="APP", help="path/to/file.py or module:attr (default: app).")
 ]
 Host = Annotated[str | None, click_signatures.Option(help="Address to listen on.  [default: 127.0.0.1]")]
@@ -66,20 +68,20 @@ Database = Annotated[
     str | None,
     click_signatures.Option(metavar="URL", help="sqlite:///file, postgresql:// or mariadb://user@host/name."),
 ]
-Output = Annotated[Format | None, click_signatures.Option("--output", "-o", help="How to print.  [default: table]")]
-Zone = Annotated[
+Output = Annotated[Format | None, click_signatures.Option("--output", "-o", help="Output format.  [default: table]")]
+Timezone = Annotated[
     str | None, click_signatures.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")
 ]
 
 
 @root.command()
 def dev(
-    app: App = None,
+    app: AppReference = None,
     host: Host = None,
     port: Port = None,
-    reload: Annotated[bool, click_signatures.Option(help="Start anew when a file of the app changes.")] = True,
+    reload: Annotated[bool, click_signatures.Option(help="Restart when a file of the app changes.")] = True,
 ) -> None:
-    """Run all in one process and show each fire.
+    """Run everything in one process and print each fire.
 
     Needs no configuration: data is in ./timebell.db, the dashboard on port 8700.
     """
@@ -90,24 +92,22 @@ def dev(
 
 @root.command()
 def run(
-    app: App = None,
+    app: AppReference = None,
     roles: Annotated[
         str | None,
         click_signatures.Option(
             metavar="LIST",
-            help="Some of planner,worker,api,ui (default all). planner and worker go together so far;"
-            " api is /livez and /readyz, ui is the dashboard.",
+            help="Comma-separated roles: planner, worker, api, ui. planner or worker runs the whole engine; ui is the"
+            " dashboard.  [default: all]",
         ),
     ] = None,
     host: Host = None,
     port: Port = None,
-    until_idle: Annotated[
-        bool, click_signatures.Option("--until-idle", help="End when nothing is due any more.")
-    ] = False,
+    until_idle: Annotated[bool, click_signatures.Option("--until-idle", help="Exit when no work is due.")] = False,
 ) -> None:
     """Run a production process.
 
-    The tables must be current (timebell db upgrade). SIGTERM drains: what runs may finish, then it leaves.
+    The schema must be current (timebell db upgrade). SIGTERM drains: running jobs may finish, then the process exits.
     """
     from timebell.cli import serve
 
@@ -119,47 +119,49 @@ def next_(
     expression: Annotated[
         str | None, click_signatures.Argument(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')
     ] = None,
-    timezone: Zone = None,
-    count: Annotated[int, click_signatures.Option("--count", "-n", min=1, max=10_000, help="How many fires.")] = 5,
+    timezone: Timezone = None,
+    count: Annotated[int, click_signatures.Option("--count", "-n", min=1, max=10_000, help="Number of fires.")] = 5,
     start: Annotated[
-        str | None, click_signatures.Option("--from", metavar="T", help="After this time.  [default: now]")
+        str | None, click_signatures.Option("--from", metavar="T", help="Start of the listing.  [default: now]")
     ] = None,
     every: Annotated[
-        str | None, click_signatures.Option(metavar="D", help="An interval instead: PT90M, P1D, R/<anchor>/P1D.")
+        str | None, click_signatures.Option(metavar="D", help="Use an interval: PT90M, P1D, R/<anchor>/P1D.")
     ] = None,
     rrule: Annotated[
         str | None,
-        click_signatures.Option(metavar="RULE", help="An RRULE instead, or DTSTART, RRULE, EXDATE and RDATE lines."),
+        click_signatures.Option(metavar="RULE", help="Use an RRULE, or DTSTART, RRULE, EXDATE and RDATE lines."),
     ] = None,
     since: Annotated[
         str | None,
-        click_signatures.Option(metavar="last_end|last_start", help="Count the interval from each run instead."),
+        click_signatures.Option(
+            metavar="last_end|last_start", help="Use a fixed delay: count the interval from each run."
+        ),
     ] = None,
     stdin: Annotated[
-        bool, click_signatures.Option("--stdin", help="Answer JSON lines {kind, spec, tz, start, count}.")
+        bool, click_signatures.Option("--stdin", help="Read JSON lines {kind, spec, tz, start, count}.")
     ] = False,
     output: Output = None,
 ) -> None:
-    """Show what an expression means and when it fires.
+    """Describe an expression and list its next fires.
 
-    With what daylight saving will do to it in the coming year. Needs no database and no server.
+    Also shows the effect of clock changes in the coming year. Needs no database and no server.
     """
     from timebell.cli import upcoming
 
     if stdin:
-        upcoming.answer(sys.stdin)
+        upcoming.answer_lines(sys.stdin)
     else:
-        upcoming.explain(expression, every, rrule, since, timezone, count, start, output)
+        upcoming.print_upcoming(expression, every, rrule, since, timezone, count, start, output)
 
 
 @db.command("upgrade")
 def db_upgrade(
     check: Annotated[
-        bool, click_signatures.Option("--check", help="Only look; exit 7 if an upgrade is needed.")
+        bool, click_signatures.Option("--check", help="Only check; exit 7 if an upgrade is needed.")
     ] = False,
     database: Database = None,
 ) -> None:
-    """Bring the tables up to this version. Safe to repeat."""
+    """Upgrade the schema to this release. Safe to repeat."""
     from timebell.cli import database as tables
 
     raise click_signatures.Exit(tables.upgrade_tables(database, check=check))
@@ -167,7 +169,7 @@ def db_upgrade(
 
 @db.command("status")
 def db_status(database: Database = None, output: Output = None) -> None:
-    """Show the version of the tables and the one this release needs."""
+    """Show the schema version and the one this release needs."""
     from timebell.cli import database as tables
 
     raise click_signatures.Exit(tables.show_status(database, output))
@@ -177,27 +179,25 @@ def db_status(database: Database = None, output: Output = None) -> None:
 def db_zones(
     against: Annotated[
         Path | None,
-        click_signatures.Option(
-            metavar="FOLDER", help="Zone data of another release: what differs in the coming year."
-        ),
+        click_signatures.Option(metavar="FOLDER", help="Zone data of another release; compares the coming year."),
     ] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
-    """Show what new zone data moves, before it does; exit 7 if anything.
+    """Preview the effect of new zone data; exit 7 if anything moves.
 
-    Without --against: next occurrences and jobs that the installed zone data will move when the engine starts.
+    Without --against: the next occurrences and jobs that the installed zone data will move when the engine starts.
     """
     from timebell.cli import zones
 
-    raise click_signatures.Exit(zones.preview(database, against, output))
+    raise click_signatures.Exit(zones.preview_changes(database, against, output))
 
 
 @db.command("roles")
 def db_roles(
-    prefix: Annotated[str, click_signatures.Option(metavar="NAME", help="What their names begin with.")] = "timebell",
+    prefix: Annotated[str, click_signatures.Option(metavar="NAME", help="Prefix of the role names.")] = "timebell",
 ) -> None:
-    """Print the SQL of roles with the least privileges (PostgreSQL): node, client, reader."""
+    """Print SQL that creates least-privilege roles (PostgreSQL): node, client, reader."""
     from timebell.cli import privileges
 
     raise click_signatures.Exit(privileges.print_roles(prefix))
@@ -205,13 +205,13 @@ def db_roles(
 
 @root.command("backup")
 def backup_(
-    file: Annotated[Path, click_signatures.Argument(help="Where to put it; it must not exist.")],
+    file: Annotated[Path, click_signatures.Argument(help="File to write; it must not exist.")],
     database: Database = None,
     output: Output = None,
 ) -> None:
     """Copy the database while nodes use it (SQLite).
 
-    Of PostgreSQL it says how.
+    For PostgreSQL and MariaDB, prints the backup command to run instead.
     """
     from timebell.cli import backup
 
@@ -221,16 +221,16 @@ def backup_(
 @root.command("restore")
 def restore_(
     file: Annotated[
-        Path | None, click_signatures.Argument(help="A backup; left out, the database has been restored.")
+        Path | None, click_signatures.Argument(help="Backup file. Omit it after pg_restore or similar.")
     ] = None,
-    yes: Annotated[bool, click_signatures.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, click_signatures.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     database: Database = None,
     output: Output = None,
 ) -> None:
-    """Put a backup in place, and hold what fell due since it was made.
+    """Restore a backup, and hold the work that became due since it was taken.
 
-    It may have run already, so it waits for timebell recover. What was there is kept beside it. PostgreSQL: pg_restore
-    first, then this without a file.
+    That work may have run already, so it waits for timebell release. The previous SQLite file is kept beside the
+    restored one. PostgreSQL and MariaDB: restore with their own tools, then run this command without a file.
     """
     from timebell.cli import backup
 
@@ -239,7 +239,7 @@ def restore_(
 
 @root.command()
 def doctor(database: Database = None, output: Output = None) -> None:
-    """Find what is set up wrongly: database, settings, machine; and what stands still."""
+    """Find problems in the database, the settings and this machine, and work that is stuck."""
     from timebell.cli.doctor import report as doctors
 
     raise click_signatures.Exit(doctors.examine(database, output))
@@ -247,16 +247,14 @@ def doctor(database: Database = None, output: Output = None) -> None:
 
 @root.command()
 def watch(
-    every: Annotated[
-        float, click_signatures.Option(min=0.5, max=10, metavar="SECONDS", help="How often to look.")
-    ] = 2.0,
-    fail: Annotated[bool, click_signatures.Option("--fail", help="End with exit code 1 at the first alarm.")] = False,
+    every: Annotated[float, click_signatures.Option(min=0.5, max=10, metavar="SECONDS", help="Check interval.")] = 2.0,
+    fail: Annotated[bool, click_signatures.Option("--fail", help="Exit with code 1 at the first alarm.")] = False,
     database: Database = None,
     output: Output = None,
 ) -> None:
-    """Alarm when what should happen does not, even if every node is dead.
+    """Raise an alarm when due work does not run, even if every node is dead.
 
-    A process of its own that only reads the database. Alarms go to stderr, with -o json as lines to stdout, and to
+    A separate process that only reads the database. Alarms go to stderr (with -o json, as lines to stdout) and to
     TIMEBELL_ALERT_URLS.
     """
     from timebell.cli import watch as watching
@@ -266,22 +264,20 @@ def watch(
 
 @root.command("audit")
 def audit_(
-    start: Annotated[
-        str, click_signatures.Option("--from", metavar="T", help="Where it begins: 2027-03-14T07:00:00Z.")
-    ],
-    end: Annotated[str, click_signatures.Option("--to", metavar="T", help="Where it ends.")],
+    start: Annotated[str, click_signatures.Option("--from", metavar="T", help="Start, e.g. 2027-03-14T07:00:00Z.")],
+    end: Annotated[str, click_signatures.Option("--to", metavar="T", help="End (exclusive).")],
     schedule: Annotated[
-        str | None, click_signatures.Option(metavar="NAME", help="Only this one, by name or id.")
+        str | None, click_signatures.Option(metavar="NAME", help="Only this schedule; name or id.")
     ] = None,
     tenant: Annotated[
-        str | None, click_signatures.Option(metavar="T", help="Only of this tenant.  [default: all]")
+        str | None, click_signatures.Option(metavar="T", help="Only this tenant.  [default: all]")
     ] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
-    """Prove that no occurrence was missed or doubled.
+    """Verify that no occurrence was missed or run twice.
 
-    Regenerates what should have happened and compares it with what is recorded; exit 7 on any difference.
+    Recalculates the expected occurrences and compares them with the recorded runs; exit 7 on any difference.
     """
     from timebell.cli import audit
 
@@ -290,13 +286,13 @@ def audit_(
 
 @root.command("why")
 def why_(
-    schedule: Annotated[str, click_signatures.Argument(help="Its name or id.")],
-    instant: Annotated[str, click_signatures.Argument(help="The occurrence: 2027-03-14T07:00:00Z.")],
-    tenant: Annotated[str, click_signatures.Option(metavar="T", help="Whose schedule it is.")] = "default",
+    schedule: Annotated[str, click_signatures.Argument(help="Schedule name or id.")],
+    instant: Annotated[str, click_signatures.Argument(help="Time of the occurrence: 2027-03-14T07:00:00Z.")],
+    tenant: Annotated[str, click_signatures.Option(metavar="T", help="Tenant of the schedule.")] = "default",
     database: Database = None,
     output: Output = None,
 ) -> None:
-    """Say what became of one occurrence, and why."""
+    """Explain the outcome of one occurrence."""
     from timebell.cli import audit
 
     raise click_signatures.Exit(audit.why(schedule, instant, tenant, database, output))
@@ -305,40 +301,42 @@ def why_(
 @imports.command("crontab")
 def import_crontab(
     file: Annotated[
-        Path | None, click_signatures.Argument(help="A crontab, or - for stdin.  [default: crontab -l]")
+        Path | None, click_signatures.Argument(help="Crontab file, or - for stdin.  [default: crontab -l]")
     ] = None,
-    timezone: Zone = None,
-    dry_run: Annotated[
-        bool, click_signatures.Option("--dry-run", help="Show what would be made; write nothing.")
-    ] = False,
+    timezone: Timezone = None,
+    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Show the schedules; write nothing.")] = False,
     system: Annotated[
         bool | None,
-        click_signatures.Option("--system/--user", help="With or without a user column.  [default: found out]"),
+        click_signatures.Option("--system/--user", help="With or without a user column.  [default: detect]"),
     ] = None,
     database: Database = None,
     output: Output = None,
 ) -> None:
-    """Make a schedule of each entry of a crontab. Safe to repeat."""
+    """Create a schedule for each entry of a crontab. Safe to repeat."""
     from timebell.cli import crontab_import
 
-    raise click_signatures.Exit(crontab_import.take(file, timezone, database, output, system=system, dry_run=dry_run))
+    raise click_signatures.Exit(
+        crontab_import.import_crontab(file, timezone, database, output, system=system, dry_run=dry_run)
+    )
 
 
 @root.command("simulate")
 def simulate_(
-    file: Annotated[Path, click_signatures.Argument(help="YAML: schedules as for apply, jobs, and what goes wrong.")],
-    start: Annotated[str, click_signatures.Option("--from", metavar="T", help="When it begins.")],
-    end: Annotated[str, click_signatures.Option("--to", metavar="T", help="When it ends.")],
-    outage: Annotated[list[str] | None, click_signatures.Option(metavar="T/T", help="All nodes are down then.")] = None,
-    late: Annotated[
-        str | None, click_signatures.Option(metavar="D", help="Later starts are listed.  [default: 60s]")
+    file: Annotated[Path, click_signatures.Argument(help="YAML: schedules as for apply, jobs, and a scenario.")],
+    start: Annotated[str, click_signatures.Option("--from", metavar="T", help="Start of the simulated time.")],
+    end: Annotated[str, click_signatures.Option("--to", metavar="T", help="End of the simulated time.")],
+    outage: Annotated[
+        list[str] | None, click_signatures.Option(metavar="T/T", help="All nodes are down; repeatable.")
     ] = None,
-    timezone: Zone = None,
+    late: Annotated[
+        str | None, click_signatures.Option(metavar="D", help="List starts later than this.  [default: 60s]")
+    ] = None,
+    timezone: Timezone = None,
     output: Output = None,
 ) -> None:
-    """Rehearse schedules: the real engine on virtual time.
+    """Simulate schedules with the real engine on virtual time.
 
-    Shows fires, skips with reasons, load peaks and herds; exit 7 if anything is late without a reason, or lost.
+    Shows fires, skips with reasons, load peaks and simultaneous starts; exit 7 on unexplained lateness or lost runs.
     """
     from timebell.cli import simulate
 
@@ -347,19 +345,21 @@ def simulate_(
 
 @root.command()
 def completion(
-    shell: Annotated[str, click_signatures.Argument(metavar="bash|zsh|fish", help="Yours.")],
+    shell: Annotated[str, click_signatures.Argument(metavar="bash|zsh|fish", help="Your shell.")],
 ) -> None:
-    """Print the script that completes commands and flags: source <(timebell completion bash)."""
+    """Print the completion script of a shell: source <(timebell completion bash)."""
     from click.shell_completion import get_completion_class
 
-    from timebell.cli.output import show
+    from timebell.cli.output import print_data
     from timebell.errors import InvalidInput
 
     if shell not in ("bash", "zsh", "fish"):
-        raise InvalidInput(f"There is no completion for {shell!r:.40}.", code="SHELL_UNKNOWN", fix="bash, zsh or fish.")
-    made = get_completion_class(shell)
-    assert made is not None
-    show(made(root, {}, "timebell", "_TIMEBELL_COMPLETE").source())
+        raise InvalidInput(
+            f"There is no completion for {shell!r:.40}.", code="SHELL_UNKNOWN", fix="Use bash, zsh or fish."
+        )
+    completer = get_completion_class(shell)
+    assert completer is not None
+    print_data(completer(root, {}, "timebell", "_TIMEBELL_COMPLETE").source())
 
 
 @root.command()
@@ -375,19 +375,19 @@ def version(output: Output = None) -> None:
         "timebell": package_version(), "python": platform.python_version(), "tzdata": tzdata_version(),
         "sqlite": sqlite3.sqlite_version,
     }  # fmt: skip
-    emit_one(facts, load(output=output).output)
+    print_record(facts, load(output=output).output)
 
 
 def main() -> None:
-    """The program: errors of users become two lines and an exit code."""
+    """Run the program; a TimebellError becomes a short message and an exit code."""
     try:
         click_signatures.run(root, "timebell")
     except TimebellError as error:
-        complain(error)
+        print_error(error)
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output had enough
+    except BrokenPipeError:  # the reader of stdout closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
 

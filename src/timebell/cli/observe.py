@@ -1,26 +1,26 @@
-"""`timebell observe`: what comes with the package for Prometheus and Grafana."""
+"""`timebell observe`: print the packaged files for Prometheus and Grafana."""
 
 from __future__ import annotations
 
 from timebell.cli import click_signatures
-from timebell.cli.output import show
+from timebell.cli.output import print_data
 
-observe = click_signatures.Group("What comes along for Prometheus and Grafana.")
+observe = click_signatures.Group("Files for Prometheus and Grafana.")
 
 
 @observe.command()
 def rules() -> None:
     """Print the alert rules for Prometheus: timebell observe rules > rules.yml."""
-    show(_file("rules.yml"))
+    print_data(_read_packaged_file("rules.yml"))
 
 
 @observe.command()
 def grafana() -> None:
-    """Print the dashboard for Grafana, to import: timebell observe grafana > timebell.json."""
-    show(_file("grafana.json"))
+    """Print the dashboard to import into Grafana: timebell observe grafana > timebell.json."""
+    print_data(_read_packaged_file("grafana.json"))
 
 
-def _file(name: str) -> str:
+def _read_packaged_file(name: str) -> str:
     from importlib.resources import files
 
     return files("timebell.observe").joinpath(name).read_text(encoding="utf-8").rstrip("\n")

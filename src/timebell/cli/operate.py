@@ -1,4 +1,4 @@
-"""`timebell calendar`, `node`, `config` and `api`: a look at what comes, at who runs, at settings; and raw calls."""
+"""`timebell calendar`, `node`, `config` and `api`: upcoming fires, nodes, settings and raw API calls."""
 
 from __future__ import annotations
 
@@ -6,108 +6,115 @@ import json
 from typing import Annotated, Any
 
 from timebell.cli import click_signatures
-from timebell.cli.output import Format, emit, show
-from timebell.cli.schedule import Output, remote_of
+from timebell.cli.output import Format, print_data, print_records
+from timebell.cli.schedule import Output, server_client
 
-node = click_signatures.Group("Nodes: the processes that run.")
+node = click_signatures.Group("Nodes: engine processes of the server.")
 config = click_signatures.Group("Settings.")
 
 
 @node.command("list")
 def node_list(output: Output = None) -> None:
-    """List nodes, and who leads since when."""
-    from timebell.cli.inputs import listed, sooner
+    """List nodes and their state; one of them is the leader."""
+    from timebell.cli.inputs import format_relative_time, print_list
 
-    remote = remote_of(output)
-    listed(remote.pages("/nodes"), remote.settings.output, ("NAME", "STATE", "VERSION", "ZONE DATA", "STARTED"),
-           lambda one: (
-               one["name"], "leads" if one["leader"] else "alive" if one["alive"] else "silent", one["version"],
-               one["tzdata"], sooner(one["startedAt"], "UTC"),
-           ))  # fmt: skip
+    remote = server_client(output)
+    head = ("NAME", "STATE", "VERSION", "ZONE DATA", "STARTED")
+    print_list(remote.list_items("/nodes"), remote.settings.output, head, lambda row: (
+        row["name"], "leader" if row["leader"] else "alive" if row["alive"] else "unresponsive", row["version"],
+        row["tzdata"], format_relative_time(row["startedAt"], "UTC"),
+    ))  # fmt: skip
 
 
 @node.command("drain")
-def node_drain(named: Annotated[str, click_signatures.Argument(metavar="NODE", help="Its name or id.")]) -> None:
-    """Ask a node to finish what runs there, and leave. Within a heartbeat it claims nothing more."""
-    from timebell.cli.output import say
+def node_drain(name_or_id: Annotated[str, click_signatures.Argument(metavar="NODE", help="Node name or id.")]) -> None:
+    """Ask a node to finish its running jobs and exit. It stops claiming jobs within one heartbeat."""
+    from timebell.cli.output import print_message
     from timebell.errors import NotFound
 
-    remote = remote_of()
-    ids = [one["id"] for one in remote.pages("/nodes") if named in (one["id"], one["name"])]
+    remote = server_client()
+    ids = [node["id"] for node in remote.list_items("/nodes") if name_or_id in (node["id"], node["name"])]
     if not ids:
-        raise NotFound(f"There is no node {named!r:.80}.", code="NODE_NOT_FOUND", fix="timebell node list shows them.")
+        raise NotFound(f"There is no node {name_or_id!r:.80}.", code="NODE_NOT_FOUND", fix="Try: timebell node list.")
     for id_ in ids:
-        remote.ask("POST", f"/nodes/{id_}/drain")
-    say(f"{named} was asked to drain.")
+        remote.request("POST", f"/nodes/{id_}/drain")
+    print_message(f"Drain of {name_or_id} requested.")
 
 
 def calendar(
-    days: Annotated[int, click_signatures.Option(min=1, max=366, help="So many days from now.")] = 7,
-    ics: Annotated[bool, click_signatures.Option("--ics", help="As iCalendar, for a calendar program.")] = False,
-    topic: Annotated[str | None, click_signatures.Option(help="Only of this topic.")] = None,
-    limit: Annotated[int, click_signatures.Option(min=1, max=1000, help="At most so many of a schedule.")] = 100,
+    days: Annotated[int, click_signatures.Option(min=1, max=366, help="Number of days from now.")] = 7,
+    ics: Annotated[bool, click_signatures.Option("--ics", help="Print iCalendar, for a calendar program.")] = False,
+    topic: Annotated[str | None, click_signatures.Option(help="Only schedules of this topic.")] = None,
+    limit: Annotated[int, click_signatures.Option(min=1, max=1000, help="Maximum number of fires per schedule.")] = 100,
     output: Output = None,
 ) -> None:
-    """Show what fires in the coming days, across all schedules."""
+    """Show the fires of the coming days, across all schedules."""
     from datetime import timedelta
 
-    from timebell.cli.calendars import ics_of, show_days
-    from timebell.cli.inputs import instant
-    from timebell.clock import wall
+    from timebell.cli.calendars import print_days, to_icalendar
+    from timebell.cli.inputs import parse_timestamp
+    from timebell.clock import system_now
 
-    remote = remote_of(output)
-    end = wall() + timedelta(days=days)
+    remote = server_client(output)
+    end = system_now() + timedelta(days=days)
     fires: list[dict[str, Any]] = []
-    for one in remote.pages("/schedules", {"enabled": True, "topic": topic}):
-        if one["nextFireAt"] is None:
+    for schedule in remote.list_items("/schedules", {"enabled": True, "topic": topic}):
+        if schedule["nextFireAt"] is None:
             continue
-        found = remote.ask("GET", f"/schedules/{one['id']}/next", params={"count": limit})["items"]
+        next_fires = remote.request("GET", f"/schedules/{schedule['id']}/next", params={"count": limit})["items"]
         fires += [
-            {"schedule": one["name"], "topic": one["topic"], "timezone": one["timezone"], "id": one["id"], **fire}
-            for fire in found
-            if (instant(fire["utc"]) or end) < end
+            {
+                "schedule": schedule["name"],
+                "topic": schedule["topic"],
+                "timezone": schedule["timezone"],
+                "id": schedule["id"],
+                **fire,
+            }
+            for fire in next_fires
+            if (parse_timestamp(fire["utc"]) or end) < end
         ]
     fires.sort(key=lambda fire: (fire["utc"], fire["schedule"]))
     if ics:
-        show(ics_of(fires).rstrip())
+        print_data(to_icalendar(fires).rstrip())
     elif remote.settings.output != Format.TABLE:
-        emit(fires, remote.settings.output)
+        print_records(fires, remote.settings.output)
     else:
-        show_days(fires)
+        print_days(fires)
 
 
 @config.command("show")
 def config_show(
-    origin: Annotated[bool, click_signatures.Option("--origin", help="Where each value comes from.")] = False,
+    origin: Annotated[bool, click_signatures.Option("--origin", help="Show where each value comes from.")] = False,
     output: Output = None,
 ) -> None:
-    """Show the settings; secrets are not shown."""
-    from timebell.cli.inputs import listed
-    from timebell.settings import explained, load
+    """Show the settings, without secrets."""
+    from timebell.cli.inputs import print_list
+    from timebell.settings import list_with_origins, load
 
     rows = [
-        {"setting": name, "value": value} | ({"origin": where} if origin else {}) for name, value, where in explained()
+        {"setting": name, "value": value} | ({"origin": where} if origin else {})
+        for name, value, where in list_with_origins()
     ]
     head = ("SETTING", "VALUE", *(("ORIGIN",) if origin else ()))
-    listed(rows, load(output=output).output, head, lambda row: [
+    print_list(rows, load(output=output).output, head, lambda row: [
         "" if value is None else str(value) for value in row.values()
     ])  # fmt: skip
 
 
 def api(
     method: Annotated[str, click_signatures.Argument(help="GET, POST, ...")],
-    path: Annotated[str, click_signatures.Argument(help="Under /api/v1: /schedules?limit=2")],
+    path: Annotated[str, click_signatures.Argument(help="Path below /api/v1: /schedules?limit=2")],
     data: Annotated[
-        str | None, click_signatures.Option("--data", "-d", metavar="JSON", help="The body; @file reads it.")
+        str | None, click_signatures.Option("--data", "-d", metavar="JSON", help="Request body; @file reads a file.")
     ] = None,
-    match: Annotated[str | None, click_signatures.Option("--if-match", help="The ETag of what is changed.")] = None,
+    match: Annotated[str | None, click_signatures.Option("--if-match", help="ETag of the object to change.")] = None,
 ) -> None:
-    """Call the API with your key, and print the answer."""
-    from timebell.cli.inputs import json_of
+    """Call the API with your key and print the response."""
+    from timebell.cli.inputs import parse_json
 
-    remote = remote_of()
+    remote = server_client()
     path = path.removeprefix("/api/v1")
-    found = remote.ask(
-        method.upper(), path if path.startswith("/") else f"/{path}", json_of(data, "--data"), match=match
+    response = remote.request(
+        method.upper(), path if path.startswith("/") else f"/{path}", parse_json(data, "--data"), if_match=match
     )
-    show(json.dumps(found, indent=2, ensure_ascii=False))
+    print_data(json.dumps(response, indent=2, ensure_ascii=False))

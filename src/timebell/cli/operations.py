@@ -1,4 +1,4 @@
-"""Long work of a server, watched from here."""
+"""Follow a long operation of a server."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from timebell.cli import click_signatures
-from timebell.cli.output import FAILED, Format, emit_one, say
+from timebell.cli.output import FAILED, Format, print_message, print_record
 
 if TYPE_CHECKING:
-    from timebell.cli.remote import Remote
+    from timebell.cli.remote import ServerClient
 
-LOOK = 0.5  # seconds between looks
-TELL = 10.0  # seconds between lines where nobody watches
+POLL_INTERVAL_SECONDS = 0.5  # between requests for the progress
+PROGRESS_INTERVAL_SECONDS = 10.0  # between progress lines without a terminal
 
 
-def watched(remote: Remote, operation: dict[str, Any]) -> None:
-    """Tell how far an operation has come until it is over. Ctrl-C leaves it going on the server."""
+def watch_operation(remote: ServerClient, operation: dict[str, Any]) -> None:
+    """Print the progress of an operation until it ends. Ctrl-C does not stop it on the server."""
     import sys
 
-    told = 0.0
-    waited = 0.0
+    last_printed = 0.0
+    elapsed = 0.0
     while operation["state"] == "running":
         if sys.stderr.isatty():
-            print(f"\r{line(operation)}\x1b[K", end="", file=sys.stderr, flush=True)
-        elif waited - told >= TELL:
-            told = waited
-            say(line(operation))
-        time.sleep(LOOK)  # noqa: TID251 - a person waits here, on the wall's clock
-        waited += LOOK
-        operation = remote.ask("GET", f"/operations/{operation['id']}")
+            print(f"\r{format_progress(operation)}\x1b[K", end="", file=sys.stderr, flush=True)
+        elif elapsed - last_printed >= PROGRESS_INTERVAL_SECONDS:
+            last_printed = elapsed
+            print_message(format_progress(operation))
+        time.sleep(POLL_INTERVAL_SECONDS)  # noqa: TID251 - a user waits here, in real time
+        elapsed += POLL_INTERVAL_SECONDS
+        operation = remote.request("GET", f"/operations/{operation['id']}")
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     if remote.settings.output != Format.TABLE:
-        emit_one(operation, remote.settings.output)
+        print_record(operation, remote.settings.output)
     else:
-        say(line(operation))
+        print_message(format_progress(operation))
     if operation["state"] == "failed":
         raise click_signatures.Exit(FAILED)
 
 
-def line(operation: dict[str, Any]) -> str:
-    """How far it has come."""
+def format_progress(operation: dict[str, Any]) -> str:
+    """Return the state and progress of an operation as one line."""
     progress = operation["progress"]
     total = "" if progress["total"] is None else f" of {progress['total']:,}"
     failed = f", {progress['failed']:,} refused" if progress["failed"] else ""

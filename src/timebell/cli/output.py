@@ -1,4 +1,4 @@
-"""What commands say: data on stdout, talk on stderr, errors with what, fix and code, exit codes that are stable."""
+"""Output of commands: data on stdout, messages on stderr, errors with fix and code, stable exit codes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from timebell.errors import (
     StoreUnreachable,
     TimebellError,
 )
-from timebell.settings import colourless
+from timebell.settings import colors_disabled
 
 OK, FAILED, USAGE, NOT_FOUND, REFUSED, CONFLICT, UNREACHABLE, DIFFERENT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
-EXITS: tuple[tuple[type[TimebellError], int], ...] = (
+EXIT_CODES: tuple[tuple[type[TimebellError], int], ...] = (
     (InvalidInput, USAGE), (NotFound, NOT_FOUND), (Refused, REFUSED), (Conflict, CONFLICT), (StoreInUse, CONFLICT),
     (StoreUnreachable, UNREACHABLE), (ServerUnreachable, UNREACHABLE),
 )  # fmt: skip
-COLOURS = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
+COLORS = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
 
 
 class Format(StrEnum):
-    """How data is printed."""
+    """Output format of data."""
 
     TABLE = "table"
     JSON = "json"
@@ -38,80 +38,80 @@ class Format(StrEnum):
 
 
 def exit_code(error: TimebellError) -> int:
-    """The exit code of a command that ended with this error."""
-    return next((code for kind, code in EXITS if isinstance(error, kind)), FAILED)
+    """Return the exit code of a command that failed with `error`."""
+    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), FAILED)
 
 
-def complain(error: TimebellError) -> None:
-    """An error as a person reads it, on stderr."""
-    say(paint("error: ", "red", sys.stderr) + error.message)
+def print_error(error: TimebellError) -> None:
+    """Print an error on stderr: message, fix and code."""
+    print_message(colorize("error: ", "red", sys.stderr) + error.message)
     if error.fix:
-        say(f"  fix:  {error.fix}")
-    say(f"  code: {error.code}")
+        print_message(f"  fix:  {error.fix}")
+    print_message(f"  code: {error.code}")
 
 
-def say(text: str = "") -> None:
-    """A line of talk, on stderr."""
+def print_message(text: str = "") -> None:
+    """Print a message line on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-def show(text: str = "") -> None:
-    """A line of data, on stdout, at once even when piped."""
+def print_data(text: str = "") -> None:
+    """Print a data line on stdout, flushed immediately also when piped."""
     print(text, flush=True)
 
 
-def paint(text: str, colour: str, stream: TextIO) -> str:
-    """Coloured on a terminal, unless NO_COLOR says otherwise."""
-    if colourless() or not stream.isatty():
+def colorize(text: str, color: str, stream: TextIO) -> str:
+    """Color text if `stream` is a terminal and NO_COLOR is not set."""
+    if colors_disabled() or not stream.isatty():
         return text
-    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m"
+    return f"\x1b[{COLORS[color]}m{text}\x1b[0m"
 
 
-def emit(rows: Sequence[Mapping[str, Any]], form: str) -> None:
-    """Rows for machines, as a list in JSON, YAML or CSV."""
-    if form == Format.JSON:
-        show(json.dumps(list(rows), indent=2))
-    elif form == Format.YAML:
-        show("\n".join(map(_yaml, rows)) or "[]")
+def print_records(records: Sequence[Mapping[str, Any]], output_format: str) -> None:
+    """Print rows as a list in JSON, YAML or CSV."""
+    if output_format == Format.JSON:
+        print_data(json.dumps(list(records), indent=2))
+    elif output_format == Format.YAML:
+        print_data("\n".join(map(_format_yaml, records)) or "[]")
     else:
         import csv
 
-        writer = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [], lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, list(records[0]) if records else [], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+        writer.writerows({name: _format_cell(value) for name, value in row.items()} for row in records)
 
 
-def emit_one(facts: Mapping[str, Any], form: str) -> None:
-    """One object: a table of names and values, or as `emit` but not in a list."""
-    if form == Format.JSON:
-        show(json.dumps(dict(facts), indent=2))
-    elif form == Format.YAML:
-        show(_yaml(facts).replace("\n  ", "\n")[2:])
-    elif form == Format.CSV:
-        emit([facts], form)
+def print_record(record: Mapping[str, Any], output_format: str) -> None:
+    """Print one object: a table of names and values, or JSON, YAML or CSV without a list around it."""
+    if output_format == Format.JSON:
+        print_data(json.dumps(dict(record), indent=2))
+    elif output_format == Format.YAML:
+        print_data(_format_yaml(record).replace("\n  ", "\n")[2:])
+    elif output_format == Format.CSV:
+        print_records([record], output_format)
     else:
-        width = max(map(len, facts), default=0)
-        for name, value in facts.items():
-            show(f"{name:<{width}}  {_cell(value)}")
+        width = max(map(len, record), default=0)
+        for name, value in record.items():
+            print_data(f"{name:<{width}}  {_format_cell(value)}")
 
 
-def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> None:
-    """Aligned columns, two spaces apart."""
-    widths = [max(len(cell) for cell in column) for column in zip(*([head] if head else []), *rows, strict=True)]
-    if head:
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(head, widths, strict=True)).rstrip()
-        show(paint(line, "dim", sys.stdout))
+def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
+    """Print aligned columns, two spaces apart."""
+    widths = [max(len(cell) for cell in column) for column in zip(*([header] if header else []), *rows, strict=True)]
+    if header:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(header, widths, strict=True)).rstrip()
+        print_data(colorize(line, "dim", sys.stdout))
     for row in rows:
-        show("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_data("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _yaml(row: Mapping[str, Any]) -> str:
-    """JSON scalars are YAML scalars, so no library is needed for flat rows."""
-    lines = [f"{name}: {json.dumps(value)}" for name, value in row.items()]
+def _format_yaml(record: Mapping[str, Any]) -> str:
+    """Return a flat row as YAML: JSON scalars are YAML scalars, so no YAML library is imported."""
+    lines = [f"{name}: {json.dumps(value)}" for name, value in record.items()]
     return "- " + "\n  ".join(lines) if lines else "- {}"
 
 
-def _cell(value: Any) -> Any:
+def _format_cell(value: Any) -> Any:
     if value is None:
         return ""
     return json.dumps(value) if isinstance(value, dict | list | bool) else value

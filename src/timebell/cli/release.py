@@ -1,42 +1,42 @@
-"""`timebell recover`: what waits after an outage or a restore, and what is to become of it."""
+"""`timebell release`: list, release or discard the backlog of an outage or a restore."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from timebell.cli import click_signatures
-from timebell.cli.output import Format, emit_one, say
-from timebell.cli.schedule import Output, Yes, remote_of
+from timebell.cli.output import Format, print_message, print_record
+from timebell.cli.schedule import Output, Yes, server_client
 
 
-def recover(
-    schedule: Annotated[str | None, click_signatures.Argument(help="Only this one, by name or id.")] = None,
-    release: Annotated[bool, click_signatures.Option("--release", help="Let what waits run.")] = False,
-    discard: Annotated[bool, click_signatures.Option("--discard", help="Cancel what waits.")] = False,
+def release(
+    schedule: Annotated[str | None, click_signatures.Argument(help="Only this schedule; name or id.")] = None,
+    release: Annotated[bool, click_signatures.Option("--release", help="Run the backlog.")] = False,
+    discard: Annotated[bool, click_signatures.Option("--discard", help="Cancel the backlog.")] = False,
     yes: Yes = False,
     output: Output = None,
 ) -> None:
-    """Show what waits after an outage, or release or discard it."""
-    from timebell.cli.inputs import confirmed, listed, sooner
+    """Show the backlog after an outage or a restore, or release or discard it."""
+    from timebell.cli.inputs import confirm, format_relative_time, print_list
 
     if release and discard:
-        raise click_signatures.BadParameter("--release and --discard are two answers: give one of them.")
-    remote = remote_of(output)
-    form = remote.settings.output
-    id_ = None if schedule is None else remote.schedule(schedule)["id"]
-    rows = [one for one in remote.ask("GET", "/backlogs")["items"] if id_ in (None, one["scheduleId"])]
+        raise click_signatures.BadParameter("--release and --discard exclude each other.")
+    remote = server_client(output)
+    output_format = remote.settings.output
+    id_ = None if schedule is None else remote.get_schedule(schedule)["id"]
+    rows = [row for row in remote.request("GET", "/backlogs")["items"] if id_ in (None, row["scheduleId"])]
     if not (release or discard):
-        listed(rows, form, ("SCHEDULE", "TOPIC", "JOBS", "FIRST", "LAST"), lambda one: (
-            one["schedule"] or one["scheduleId"] or "(jobs of none)", one["topic"], f"{one['jobs']:,}",
-            sooner(one["firstAt"], "UTC"), sooner(one["lastAt"], "UTC"),
+        print_list(rows, output_format, ("SCHEDULE", "TOPIC", "JOBS", "FIRST", "LAST"), lambda row: (
+            row["schedule"] or row["scheduleId"] or "(no schedule)", row["topic"], f"{row['jobs']:,}",
+            format_relative_time(row["firstAt"], "UTC"), format_relative_time(row["lastAt"], "UTC"),
         ))  # fmt: skip
         return
     verb = "release" if release else "discard"
-    count = sum(one["jobs"] for one in rows)
-    if count and not confirmed(f"{verb.title()} {count:,} jobs of {len(rows):,} schedules?", yes=yes):
+    count = sum(row["jobs"] for row in rows)
+    if count and not confirm(f"{verb.title()} {count:,} jobs of {len(rows):,} schedules?", yes=yes):
         return
-    done = remote.ask("POST", f"/backlogs/{verb}", {"scheduleId": id_})
-    if form != Format.TABLE:
-        emit_one(done, form)
+    result = remote.request("POST", f"/backlogs/{verb}", {"scheduleId": id_})
+    if output_format != Format.TABLE:
+        print_record(result, output_format)
     else:
-        say(f"{done['jobs']:,} jobs {verb}d.")
+        print_message(f"{result['jobs']:,} jobs {verb}d.")

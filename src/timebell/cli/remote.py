@@ -1,4 +1,4 @@
-"""A Timebell server, as commands speak to it: over HTTP, with the key and tenant of the settings."""
+"""HTTP client of the commands: calls a Timebell server with the key and tenant of the settings."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from timebell.errors import (
 )
 from timebell.settings import Settings, load
 
-PATIENCE = 30.0  # seconds for an answer
-PAGE = 200
-KINDS: dict[int, type[TimebellError]] = {
+REQUEST_TIMEOUT_SECONDS = 30.0
+PAGE_SIZE = 200
+ERROR_BY_STATUS: dict[int, type[TimebellError]] = {
     400: InvalidInput, 401: Refused, 403: Refused, 404: NotFound, 409: Conflict, 412: Conflict, 413: InvalidInput,
     415: InvalidInput, 422: InvalidInput, 428: InvalidInput, 429: Refused,
 }  # fmt: skip
 
 
-class Remote:
-    """The server."""
+class ServerClient:
+    """Client of one server. `settings` provides its URL, API key and tenant."""
 
-    def __init__(self, chosen: Settings | None = None) -> None:
-        self.settings = chosen or load()
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or load()
         headers = {"Accept": "application/json", "User-Agent": "timebell", "Connection": "close"}
         if self.settings.api_key:
             headers["Authorization"] = f"Bearer {self.settings.api_key}"
@@ -41,41 +41,42 @@ class Remote:
             headers["Timebell-Tenant"] = self.settings.tenant
         self._headers = headers
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
         body: Any = None,
         params: Mapping[str, Any] | None = None,
-        match: str | None = None,
+        if_match: str | None = None,
     ) -> Any:
-        """The body of an answer. Raises TimebellError as the server says it; ServerUnreachable.
+        """Send a request and return the decoded body of the response.
 
-        A POST carries an Idempotency-Key, so it is sent again when the connection is lost.
+        Raises the TimebellError that the server reports, or ServerUnreachable. A request is sent once more when its
+        connection is lost, except for PATCH and after a timeout. A POST carries an Idempotency-Key, so this is safe.
         """
-        headers = {} if match is None else {"If-Match": match}
+        headers = {} if if_match is None else {"If-Match": if_match}
         if method == "POST":
             headers["Idempotency-Key"] = str(uuid4())
         for last in (False, True):
-            with self._connected() as connection:
+            with self._open_connection() as connection:
                 try:
-                    response = self._request(connection, method, path, body, params, headers)
-                    said = response.read()
+                    response = self._send(connection, method, path, body, params, headers)
+                    content = response.read()
                 except (OSError, HTTPException, ValueError) as failed:
                     if last or method == "PATCH" or isinstance(failed, TimeoutError | ValueError):
                         raise self._unreachable(failed) from failed
                 else:
-                    return read(response.status, said)
+                    return parse_response(response.status, content)
         raise AssertionError
 
-    def lines(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[str]:
-        """The lines of an answer that does not end."""
-        with self._connected() as connection:
+    def stream_lines(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[str]:
+        """Yield the lines of an endless response."""
+        with self._open_connection() as connection:
             try:
-                sock = connection.sock  # an answer that ends with its connection takes it over
-                response = self._request(connection, "GET", path, None, params, {})
+                sock = connection.sock  # http.client detaches it from a response without a length, so keep a reference
+                response = self._send(connection, "GET", path, None, params, {})
                 if response.status != 200:
-                    read(response.status, response.read())
+                    parse_response(response.status, response.read())
                 sock.settimeout(None)
                 for line in response:
                     yield line.decode().rstrip("\r\n")
@@ -83,10 +84,10 @@ class Remote:
                 raise self._unreachable(failed) from failed
 
     @contextmanager
-    def _connected(self) -> Iterator[HTTPConnection]:
-        """A connection. Raises ServerUnreachable."""
+    def _open_connection(self) -> Iterator[HTTPConnection]:
+        """Open a connection and close it afterwards. Raises ServerUnreachable."""
         try:
-            connection = self._connection()
+            connection = self._create_connection()
             connection.connect()
         except (OSError, ValueError, HTTPException) as failed:
             raise self._unreachable(failed) from failed
@@ -95,17 +96,19 @@ class Remote:
         finally:
             connection.close()
 
-    def _connection(self) -> HTTPConnection:
-        at = urlsplit(self.settings.url)
-        if at.hostname and at.scheme == "http":
-            return HTTPConnection(at.hostname, at.port or 80, timeout=PATIENCE)
-        if at.hostname and at.scheme == "https":
-            from timebell.http_client import trusted
+    def _create_connection(self) -> HTTPConnection:
+        address = urlsplit(self.settings.url)
+        if address.hostname and address.scheme == "http":
+            return HTTPConnection(address.hostname, address.port or 80, timeout=REQUEST_TIMEOUT_SECONDS)
+        if address.hostname and address.scheme == "https":
+            from timebell.http_client import tls_context
 
-            return HTTPSConnection(at.hostname, at.port or 443, timeout=PATIENCE, context=trusted())
-        raise ValueError("it is no address of http or https")
+            return HTTPSConnection(
+                address.hostname, address.port or 443, timeout=REQUEST_TIMEOUT_SECONDS, context=tls_context()
+            )
+        raise ValueError("the URL is not an http or https address")
 
-    def _request(
+    def _send(
         self,
         connection: HTTPConnection,
         method: str,
@@ -114,71 +117,71 @@ class Remote:
         params: Mapping[str, Any] | None,
         headers: Mapping[str, str],
     ) -> HTTPResponse:
-        given = [(name, value if isinstance(value, str) else json.dumps(value))
+        pairs = [(name, value if isinstance(value, str) else json.dumps(value))
                  for name, values in (params or {}).items() if values is not None
                  for value in (values if isinstance(values, list) else [values])]  # fmt: skip
         base = urlsplit(self.settings.url).path.rstrip("/")
         target = quote(f"{base}/api/v1{path}", safe="%/:?[]@!$&'()*+,;=")  # RFC 3986
-        if given:
-            target += f"{'&' if '?' in path else '?'}{urlencode(given)}"
-        sent = None if body is None else json.dumps(body).encode()
-        kind = {} if sent is None else {"Content-Type": "application/json"}
-        connection.request(method, target, sent, self._headers | kind | dict(headers))
+        if pairs:
+            target += f"{'&' if '?' in path else '?'}{urlencode(pairs)}"
+        content = None if body is None else json.dumps(body).encode()
+        content_headers = {} if content is None else {"Content-Type": "application/json"}
+        connection.request(method, target, content, self._headers | content_headers | dict(headers))
         return connection.getresponse()
 
-    def pages(
-        self, path: str, params: Mapping[str, Any] | None = None, most: int | None = None
+    def list_items(
+        self, path: str, params: Mapping[str, Any] | None = None, max_items: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Every item of a listing, or the first `most`."""
+        """Yield all items of a listing, or the first `max_items`, page by page."""
         count = 0
         cursor = None
-        while most is None or count < most:
-            limit = PAGE if most is None else min(PAGE, most - count)
-            page = self.ask("GET", path, params={**(params or {}), "limit": limit, "cursor": cursor})
+        while max_items is None or count < max_items:
+            limit = PAGE_SIZE if max_items is None else min(PAGE_SIZE, max_items - count)
+            page = self.request("GET", path, params={**(params or {}), "limit": limit, "cursor": cursor})
             yield from page["items"]
             count += len(page["items"])
             cursor = page["nextCursor"]
             if cursor is None:
                 return
 
-    def schedule(self, named: str) -> dict[str, Any]:
-        """A schedule by its id or its name. Raises NotFound."""
+    def get_schedule(self, name_or_id: str) -> dict[str, Any]:
+        """Return a schedule by id or name. Raises NotFound."""
         try:
-            found = self.ask("GET", f"/schedules/{UUID(named)}")
+            schedule = self.request("GET", f"/schedules/{UUID(name_or_id)}")
         except ValueError:
-            items = self.ask("GET", "/schedules", params={"name": named, "limit": 1})["items"]
+            items = self.request("GET", "/schedules", params={"name": name_or_id, "limit": 1})["items"]
             if not items:
-                raise self._no_such_schedule(named) from None
-            found = items[0]
-        return dict(found)
+                raise self._schedule_not_found(name_or_id) from None
+            schedule = items[0]
+        return dict(schedule)
 
-    def _no_such_schedule(self, named: str) -> NotFound:
+    def _schedule_not_found(self, name: str) -> NotFound:
         from difflib import get_close_matches
 
-        names = [one["name"] for one in self.pages("/schedules", most=1000)]
-        near = get_close_matches(named, names, 1)
+        names = [schedule["name"] for schedule in self.list_items("/schedules", max_items=1000)]
+        near = get_close_matches(name, names, 1)
         return NotFound(
-            f"There is no schedule {named!r:.80}.", code="SCHEDULE_NOT_FOUND",
-            fix=f"Did you mean {near[0]}?" if near else "timebell schedule list shows them.",
+            f"There is no schedule {name!r:.80}.", code="SCHEDULE_NOT_FOUND",
+            fix=f"Did you mean {near[0]}?" if near else "Try: timebell schedule list.",
         )  # fmt: skip
 
-    def _unreachable(self, failed: Exception) -> ServerUnreachable:
+    def _unreachable(self, error: Exception) -> ServerUnreachable:
         return ServerUnreachable(
-            f"The server {self.settings.url} does not answer: {failed or type(failed).__name__}.",
+            f"The server {self.settings.url} does not answer: {error or type(error).__name__}.",
             fix="Start one with timebell dev or timebell run, or set TIMEBELL_URL.",
         )
 
 
-def read(status: int, body: bytes) -> Any:
-    """The body of an answer, or the error that it is."""
+def parse_response(status: int, body: bytes) -> Any:
+    """Return the decoded body of a response; raise its error unless the status is 2xx."""
     try:
-        said: Any = json.loads(body) if body else None
+        content: Any = json.loads(body) if body else None
         if 200 <= status < 300:
-            return said
-        message, code = str(said["detail"]), str(said["code"])
+            return content
+        message, code = str(content["detail"]), str(content["code"])
     except (ValueError, KeyError, TypeError):
         raise ServerError(
-            f"The server answered {status}, and not as Timebell does.", fix="Check TIMEBELL_URL."
+            f"The response (status {status}) is not from a Timebell server.", fix="Check TIMEBELL_URL."
         ) from None
-    kind = KINDS.get(status, ServerError)
-    raise kind(message, code=code, fix=said.get("fix", ""))
+    kind = ERROR_BY_STATUS.get(status, ServerError)
+    raise kind(message, code=code, fix=content.get("fix", ""))

@@ -8,106 +8,112 @@ from timebell.cli import click_signatures
 from timebell.cli.output import Format
 
 if TYPE_CHECKING:
-    from timebell.cli.remote import Remote
+    from timebell.cli.remote import ServerClient
 
-schedule = click_signatures.Group("Schedules: make, look, steer.")
-Output = Annotated[Format | None, click_signatures.Option("--output", "-o", help="How to print.  [default: table]")]
+schedule = click_signatures.Group("Schedules: create, inspect, manage.")
+Output = Annotated[Format | None, click_signatures.Option("--output", "-o", help="Output format.  [default: table]")]
 
 
-def _names(incomplete: str) -> list[str]:
-    """What a shell offers for the name of a schedule: none, if the server cannot be asked."""
+def _complete_names(incomplete: str) -> list[str]:
+    """Return the schedule names a shell can complete to; none if the server does not answer."""
     from timebell.errors import TimebellError
 
     try:
-        names = [str(one["name"]) for one in remote_of().pages("/schedules", most=500)]
+        names = [str(schedule["name"]) for schedule in server_client().list_items("/schedules", max_items=500)]
     except TimebellError:
         return []
     return [name for name in names if name.startswith(incomplete)]
 
 
-Named = Annotated[str, click_signatures.Argument(metavar="SCHEDULE", help="Its name or id.", offer=_names)]
+NameOrId = Annotated[
+    str, click_signatures.Argument(metavar="SCHEDULE", help="Schedule name or id.", complete=_complete_names)
+]
 Zone = Annotated[
     str | None, click_signatures.Option("--timezone", "-z", "--tz", metavar="ZONE", help="IANA zone: Asia/Seoul.")
 ]
-Cron = Annotated[str | None, click_signatures.Option(metavar="EXPR", help='Cron, e.g. "0 9 * * 1-5".')]
-Every = Annotated[str | None, click_signatures.Option(metavar="D", help="An interval: PT90M, P1D.")]
-Rrule = Annotated[str | None, click_signatures.Option(metavar="RULE", help="An RRULE.")]
-Topic = Annotated[str | None, click_signatures.Option(metavar="TOPIC", help="What its jobs are about: reports.build.")]
+Cron = Annotated[str | None, click_signatures.Option(metavar="EXPR", help='Cron expression, e.g. "0 9 * * 1-5".')]
+Every = Annotated[str | None, click_signatures.Option(metavar="D", help="Interval, e.g. PT90M or P1D.")]
+Rrule = Annotated[str | None, click_signatures.Option(metavar="RULE", help="RRULE (RFC 5545).")]
+Topic = Annotated[str | None, click_signatures.Option(metavar="TOPIC", help="Topic of the jobs, e.g. reports.build.")]
 Payload = Annotated[
-    str | None, click_signatures.Option(metavar="JSON", help="Given to each job; @file reads it from there.")
+    str | None, click_signatures.Option(metavar="JSON", help="Payload of each job; @file reads a file.")
 ]
 Overlap = Annotated[
-    str | None, click_signatures.Option(metavar="skip|queue|cancel_previous|allow", help="While one still runs.")
+    str | None,
+    click_signatures.Option(
+        metavar="skip|queue|cancel_previous|allow", help="Policy if the previous job is still live."
+    ),
 ]
 CatchUp = Annotated[
-    str | None, click_signatures.Option("--catch-up", metavar="latest|all|skip", help="What was missed.")
+    str | None, click_signatures.Option("--catch-up", metavar="latest|all|skip", help="Policy for missed occurrences.")
 ]
-Retries = Annotated[int | None, click_signatures.Option(help="Tries after the first.")]
-Timeout = Annotated[float | None, click_signatures.Option(metavar="SECONDS", help="Of one try.")]
-Queue = Annotated[str | None, click_signatures.Option(help="The queue of its jobs.")]
-Priority = Annotated[int | None, click_signatures.Option(help="The lower, the sooner.")]
+Retries = Annotated[int | None, click_signatures.Option(help="Attempts after the first.")]
+Timeout = Annotated[float | None, click_signatures.Option(metavar="SECONDS", help="Timeout of one attempt.")]
+Queue = Annotated[str | None, click_signatures.Option(help="Queue of the jobs.")]
+Priority = Annotated[int | None, click_signatures.Option(help="Priority; lower numbers run first.")]
 Condition = Annotated[
     str | None, click_signatures.Option(metavar="JSON", help='[{"field": ..., "op": ..., "value": ...}], or @file.')
 ]
 Unless = Annotated[
     str | None,
-    click_signatures.Option(metavar="JSON", help='Not if this finds something: {"source": ..., "query": ...}.'),
+    click_signatures.Option(metavar="JSON", help='Skip if this query has a result: {"source": ..., "query": ...}.'),
 ]
 Target = Annotated[
-    str | None, click_signatures.Option(metavar="NAME|URL|JSON", help="Where jobs go, if not to handlers.")
+    str | None, click_signatures.Option(metavar="NAME|URL|JSON", help="Destination of jobs.  [default: handlers]")
 ]
-Calendar = Annotated[str | None, click_signatures.Option(help="Business days: the name of a calendar.")]
-Label = Annotated[list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="May be given several times.")]
-Description = Annotated[str | None, click_signatures.Option(help="What people should know.")]
-Yes = Annotated[bool, click_signatures.Option("--yes", "-y", help="Do not ask.")]
+Calendar = Annotated[str | None, click_signatures.Option(help="Calendar of business days, by name.")]
+Label = Annotated[list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="Label; repeatable.")]
+Description = Annotated[str | None, click_signatures.Option(help="Description for other users.")]
+Yes = Annotated[bool, click_signatures.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
-def remote_of(output: Format | None = None) -> Remote:
-    """The server of the settings, with this way to print."""
-    from timebell.cli.remote import Remote
+def server_client(output: Format | None = None) -> ServerClient:
+    """Return a client of the configured server; `output` overrides the output format."""
+    from timebell.cli.remote import ServerClient
     from timebell.settings import load
 
-    return Remote(load(output=output))
+    return ServerClient(load(output=output))
 
 
-def target_of(text: str | None) -> Any:
-    """A target of a flag: a URL, JSON, or a name. Raises InvalidInput."""
-    from timebell.cli.inputs import json_of
+def parse_target(text: str | None) -> Any:
+    """Parse the target of a flag: a URL, JSON, or a name. Raises InvalidInput."""
+    from timebell.cli.inputs import parse_json
 
     if text is not None and text.startswith(("http://", "https://")):
         return {"kind": "http", "url": text}
-    return json_of(text, "--target") if text is None or text.startswith(("{", "@")) else text
+    return parse_json(text, "--target") if text is None or text.startswith(("{", "@")) else text
 
 
-def _body(**given: Any) -> dict[str, Any]:
-    """The fields that flags give, by the names of the API. Raises InvalidInput."""
-    from timebell.cli.inputs import json_of, pairs
+def _request_body(**flags: Any) -> dict[str, Any]:
+    """Convert flags to the fields of the API, without unset flags. Raises InvalidInput."""
+    from timebell.cli.inputs import parse_json, parse_pairs
     from timebell.recurrence import parse_interval
     from timebell.recurrence.instants import format_instant
 
     body: dict[str, Any] = {}
-    if given["every"] is not None:
-        every = parse_interval(given["every"])
-        body["interval"] = {"every": every.duration}
-        if every.anchor is not None:
-            body["interval"]["anchor"] = format_instant(every.anchor)
-    if given["catch_up"] is not None:
-        body["catchUp"] = {"policy": given["catch_up"]}
-    plain = {
-        "cronExpression": given["cron"], "rrule": given["rrule"], "timezone": given["timezone"],
-        "topic": given["topic"], "payload": json_of(given["payload"], "--payload"), "overlapPolicy": given["overlap"],
-        "maxRetries": given["retries"], "timeoutSeconds": given["timeout"], "queue": given["queue"],
-        "priority": given["priority"], "calendar": given["calendar"], "labels": pairs(given["label"], "--label"),
-        "description": given["description"], "condition": json_of(given["condition"], "--condition"),
-        "unless": json_of(given["unless"], "--unless"),
-        "target": target_of(given["target"]),
+    if flags["every"] is not None:
+        interval = parse_interval(flags["every"])
+        body["interval"] = {"every": interval.duration}
+        if interval.anchor is not None:
+            body["interval"]["anchor"] = format_instant(interval.anchor)
+    if flags["catch_up"] is not None:
+        body["catchUp"] = {"policy": flags["catch_up"]}
+    fields = {
+        "cronExpression": flags["cron"], "rrule": flags["rrule"], "timezone": flags["timezone"],
+        "topic": flags["topic"], "payload": parse_json(flags["payload"], "--payload"),
+        "overlapPolicy": flags["overlap"], "maxRetries": flags["retries"], "timeoutSeconds": flags["timeout"],
+        "queue": flags["queue"],
+        "priority": flags["priority"], "calendar": flags["calendar"], "labels": parse_pairs(flags["label"], "--label"),
+        "description": flags["description"], "condition": parse_json(flags["condition"], "--condition"),
+        "unless": parse_json(flags["unless"], "--unless"),
+        "target": parse_target(flags["target"]),
     }  # fmt: skip
-    return body | {name: value for name, value in plain.items() if value is not None}
+    return body | {name: value for name, value in fields.items() if value is not None}
 
 
 @schedule.command()
 def create(
-    name: Annotated[str, click_signatures.Argument(help="Unique in the tenant.")],
+    name: Annotated[str, click_signatures.Argument(help="Schedule name, unique in the tenant.")],
     topic: Topic = None,
     cron: Cron = None,
     every: Every = None,
@@ -126,16 +132,16 @@ def create(
     calendar: Calendar = None,
     label: Label = None,
     description: Description = None,
-    paused: Annotated[bool, click_signatures.Option("--paused", help="Make it, but fire nothing yet.")] = False,
-    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Show what it would do; make nothing.")] = False,
+    paused: Annotated[bool, click_signatures.Option("--paused", help="Create it paused.")] = False,
+    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Show its next fires; create nothing.")] = False,
     output: Output = None,
 ) -> None:
-    """Make a schedule."""
-    from timebell.cli.schedule_views import preview, show_one
+    """Create a schedule."""
+    from timebell.cli.schedule_views import print_preview, print_schedule
     from timebell.settings import load
 
-    remote = remote_of(output)
-    body = _body(
+    remote = server_client(output)
+    body = _request_body(
         topic=topic, cron=cron, every=every, rrule=rrule, timezone=timezone or load().default_timezone,
         payload=payload, overlap=overlap, catch_up=catch_up, retries=retries, timeout=timeout, queue=queue,
         priority=priority, target=target, calendar=calendar, label=label, description=description,
@@ -143,42 +149,44 @@ def create(
     )  # fmt: skip
     body |= {"name": name, "enabled": not paused}
     if dry_run:
-        preview(remote.ask("POST", "/schedules/preview", body), remote.settings.output)
+        print_preview(remote.request("POST", "/schedules/preview", body), remote.settings.output)
         return
-    show_one(remote.ask("POST", "/schedules", body), remote.settings.output)
+    print_schedule(remote.request("POST", "/schedules", body), remote.settings.output)
 
 
 @schedule.command("list")
 def list_(
-    enabled: Annotated[bool | None, click_signatures.Option("--enabled/--paused", help="Only those.")] = None,
+    enabled: Annotated[
+        bool | None, click_signatures.Option("--enabled/--paused", help="Only enabled or only paused schedules.")
+    ] = None,
     topic: Topic = None,
     label: Label = None,
-    limit: Annotated[int | None, click_signatures.Option(min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, click_signatures.Option(min=1, help="Maximum number of rows.")] = None,
     output: Output = None,
 ) -> None:
     """List schedules, newest first."""
-    from timebell.cli.schedule_views import show_list
+    from timebell.cli.schedule_views import print_schedules
 
-    remote = remote_of(output)
+    remote = server_client(output)
     params = {"enabled": enabled, "topic": topic, "label": label, "recent": 10}
-    show_list(remote.pages("/schedules", params, limit), remote.settings.output)
+    print_schedules(remote.list_items("/schedules", params, limit), remote.settings.output)
 
 
 @schedule.command()
-def show(named: Named, output: Output = None) -> None:
-    """Show a schedule, its last runs and its next ones."""
-    from timebell.cli.schedule_views import show_one
+def show(name_or_id: NameOrId, output: Output = None) -> None:
+    """Show a schedule with its last runs and next fires."""
+    from timebell.cli.schedule_views import print_schedule
 
-    remote = remote_of(output)
-    found = remote.schedule(named)
-    runs = remote.ask("GET", f"/schedules/{found['id']}/executions", params={"limit": 5})["items"]
-    fires = remote.ask("GET", f"/schedules/{found['id']}/next", params={"count": 5})["items"]
-    show_one(found, remote.settings.output, runs, fires)
+    remote = server_client(output)
+    schedule = remote.get_schedule(name_or_id)
+    runs = remote.request("GET", f"/schedules/{schedule['id']}/executions", params={"limit": 5})["items"]
+    fires = remote.request("GET", f"/schedules/{schedule['id']}/next", params={"count": 5})["items"]
+    print_schedule(schedule, remote.settings.output, runs, fires)
 
 
 @schedule.command()
 def edit(
-    named: Named,
+    name_or_id: NameOrId,
     topic: Topic = None,
     cron: Cron = None,
     every: Every = None,
@@ -197,147 +205,161 @@ def edit(
     calendar: Calendar = None,
     label: Label = None,
     description: Description = None,
-    revision: Annotated[
-        int | None, click_signatures.Option(help="Only if it is still at this one.  [default: as it is]")
-    ] = None,
+    revision: Annotated[int | None, click_signatures.Option(help="Only if this is still the current revision.")] = None,
     output: Output = None,
 ) -> None:
-    """Change some of a schedule. An edit fires nothing and loses nothing."""
-    from timebell.cli.schedule_views import show_one
+    """Change fields of a schedule. An edit neither fires nor loses an occurrence."""
+    from timebell.cli.schedule_views import print_schedule
     from timebell.errors import InvalidInput
 
-    remote = remote_of(output)
-    patch = _body(
+    remote = server_client(output)
+    patch = _request_body(
         topic=topic, cron=cron, every=every, rrule=rrule, timezone=timezone, payload=payload, overlap=overlap,
         catch_up=catch_up, retries=retries, timeout=timeout, queue=queue, priority=priority, target=target,
         calendar=calendar, label=label, description=description,
         condition=condition, unless=unless,
     )  # fmt: skip
     if not patch:
-        raise InvalidInput("Nothing says what to change.", code="NOTHING_TO_CHANGE", fix='E.g. --cron "0 3 * * *".')
-    found = remote.schedule(named)
-    match = f'"{revision or found["revision"]}"'
-    show_one(remote.ask("PATCH", f"/schedules/{found['id']}", patch, match=match), remote.settings.output)
+        raise InvalidInput(
+            "No field to change was specified.", code="NOTHING_TO_CHANGE", fix='E.g. --cron "0 3 * * *".'
+        )
+    schedule = remote.get_schedule(name_or_id)
+    match = f'"{revision or schedule["revision"]}"'
+    print_schedule(
+        remote.request("PATCH", f"/schedules/{schedule['id']}", patch, if_match=match), remote.settings.output
+    )
 
 
 @schedule.command()
 def pause(
-    named: Named,
-    reason: Annotated[str | None, click_signatures.Option("--reason", "-r", help="For those who ask later.")] = None,
+    name_or_id: NameOrId,
+    reason: Annotated[
+        str | None, click_signatures.Option("--reason", "-r", help="Reason, shown to other users.")
+    ] = None,
     output: Output = None,
 ) -> None:
-    """Fire nothing until it is resumed."""
-    _steer(named, "pause", {} if reason is None else {"reason": reason}, output)
+    """Pause a schedule until it is resumed."""
+    _post_action(name_or_id, "pause", {} if reason is None else {"reason": reason}, output)
 
 
 @schedule.command()
 def resume(
-    named: Named,
+    name_or_id: NameOrId,
     catch_up: Annotated[
-        bool, click_signatures.Option("--catch-up", help="Let its catch-up decide on what fell into the pause.")
+        bool, click_signatures.Option("--catch-up", help="Apply the catch-up policy to the pause.")
     ] = False,
     output: Output = None,
 ) -> None:
-    """Fire again; what fell into the pause is skipped."""
-    _steer(named, "resume", {"catchUp": catch_up}, output)
+    """Resume a schedule. Occurrences during the pause are skipped, unless --catch-up is set."""
+    _post_action(name_or_id, "resume", {"catchUp": catch_up}, output)
 
 
 @schedule.command("skip-next")
-def skip_next(named: Named, output: Output = None) -> None:
-    """Leave out the next occurrence."""
-    _steer(named, "skip-next", None, output)
+def skip_next(name_or_id: NameOrId, output: Output = None) -> None:
+    """Skip the next occurrence."""
+    _post_action(name_or_id, "skip-next", None, output)
 
 
-def _steer(named: str, verb: str, body: dict[str, Any] | None, output: Format | None) -> None:
-    from timebell.cli.schedule_views import show_one
+def _post_action(name_or_id: str, action: str, body: dict[str, Any] | None, output: Format | None) -> None:
+    from timebell.cli.schedule_views import print_schedule
 
-    remote = remote_of(output)
-    done = remote.ask("POST", f"/schedules/{remote.schedule(named)['id']}/{verb}", body)
-    show_one(done, remote.settings.output)
+    remote = server_client(output)
+    updated = remote.request("POST", f"/schedules/{remote.get_schedule(name_or_id)['id']}/{action}", body)
+    print_schedule(updated, remote.settings.output)
 
 
 @schedule.command()
-def trigger(named: Named, output: Output = None) -> None:
-    """Run it once more, now. It obeys overlap and moves nothing."""
-    from timebell.cli.job_views import show_job
+def trigger(name_or_id: NameOrId, output: Output = None) -> None:
+    """Fire a schedule once, now. The overlap policy applies; the next occurrence is unchanged."""
+    from timebell.cli.job_views import print_job
 
-    remote = remote_of(output)
-    show_job(remote.ask("POST", f"/schedules/{remote.schedule(named)['id']}/trigger"), remote.settings.output)
+    remote = server_client(output)
+    print_job(
+        remote.request("POST", f"/schedules/{remote.get_schedule(name_or_id)['id']}/trigger"), remote.settings.output
+    )
 
 
 @schedule.command()
 def backfill(
-    named: Named,
+    name_or_id: NameOrId,
     start: Annotated[
-        str, click_signatures.Option("--from", metavar="T", help="From this time, local in its zone or with Z.")
+        str,
+        click_signatures.Option("--from", metavar="T", help="Start: local time of the schedule, or with an offset."),
     ],
-    end: Annotated[str, click_signatures.Option("--to", metavar="T", help="Up to this time.")],
+    end: Annotated[str, click_signatures.Option("--to", metavar="T", help="End, in the same format.")],
     overlap: Overlap = None,
-    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Only say what would run.")] = False,
+    dry_run: Annotated[bool, click_signatures.Option("--dry-run", help="Only show the occurrences.")] = False,
     yes: Yes = False,
     output: Output = None,
 ) -> None:
-    """Run what was skipped or never was; never what has run."""
-    from timebell.cli.inputs import confirmed
-    from timebell.cli.output import emit_one, say
-    from timebell.cli.schedule_views import absolute, plan
+    """Run past occurrences that were skipped or never created; never one that has run."""
+    from timebell.cli.inputs import confirm
+    from timebell.cli.output import print_message, print_record
+    from timebell.cli.schedule_views import describe_backfill, to_utc_text
 
-    remote = remote_of(output)
-    found = remote.schedule(named)
-    path = f"/schedules/{found['id']}/backfill"
-    body = {"from": absolute(start, found["timezone"], "--from"), "to": absolute(end, found["timezone"], "--to")}
+    remote = server_client(output)
+    schedule = remote.get_schedule(name_or_id)
+    path = f"/schedules/{schedule['id']}/backfill"
+    body = {
+        "from": to_utc_text(start, schedule["timezone"], "--from"),
+        "to": to_utc_text(end, schedule["timezone"], "--to"),
+    }
     body |= {} if overlap is None else {"overlapPolicy": overlap}
-    planned = remote.ask("POST", path, body | {"dryRun": True})
-    say(plan(planned, overlap or found["overlapPolicy"], found["timezone"]))
+    planned = remote.request("POST", path, body | {"dryRun": True})
+    print_message(describe_backfill(planned, overlap or schedule["overlapPolicy"], schedule["timezone"]))
     if dry_run or not planned["instants"]:
-        emit_one(planned, remote.settings.output) if remote.settings.output != "table" else None
+        print_record(planned, remote.settings.output) if remote.settings.output != "table" else None
         return
-    if confirmed("Run them?", yes=yes):
-        done = remote.ask("POST", path, body)
-        emit_one(done, remote.settings.output) if remote.settings.output != "table" else say(f"{done['made']} made.")
+    if confirm("Run the backfill?", yes=yes):
+        result = remote.request("POST", path, body)
+        print_record(result, remote.settings.output) if remote.settings.output != "table" else print_message(
+            f"{result['made']} jobs created."
+        )
 
 
 @schedule.command()
 def history(
-    named: Named,
-    status: Annotated[list[str] | None, click_signatures.Option(help="Only these: failed, skipped, ...")] = None,
-    limit: Annotated[int, click_signatures.Option(min=1, help="At most so many.")] = 20,
-    revisions: Annotated[
-        bool, click_signatures.Option("--revisions", help="Its revisions instead of its runs.")
-    ] = False,
+    name_or_id: NameOrId,
+    status: Annotated[
+        list[str] | None, click_signatures.Option(help="Only this status: failed, skipped, ...; repeatable.")
+    ] = None,
+    limit: Annotated[int, click_signatures.Option(min=1, help="Maximum number of rows.")] = 20,
+    revisions: Annotated[bool, click_signatures.Option("--revisions", help="List revisions instead of runs.")] = False,
     output: Output = None,
 ) -> None:
-    """Show its runs, newest first."""
-    from timebell.cli.schedule_views import show_revisions, show_runs
+    """List the runs of a schedule, newest first."""
+    from timebell.cli.schedule_views import print_revisions, print_runs
 
-    remote = remote_of(output)
-    found = remote.schedule(named)
+    remote = server_client(output)
+    schedule = remote.get_schedule(name_or_id)
     if revisions:
-        items = remote.ask("GET", f"/schedules/{found['id']}/revisions")["items"]
-        show_revisions(items, remote.settings.output)
+        items = remote.request("GET", f"/schedules/{schedule['id']}/revisions")["items"]
+        print_revisions(items, remote.settings.output)
         return
-    runs = remote.pages(f"/schedules/{found['id']}/executions", {"status": status}, limit)
-    show_runs(list(runs), found["timezone"], remote.settings.output)
+    runs = remote.list_items(f"/schedules/{schedule['id']}/executions", {"status": status}, limit)
+    print_runs(list(runs), schedule["timezone"], remote.settings.output)
 
 
 @schedule.command()
 def revert(
-    named: Named,
-    revision: Annotated[int, click_signatures.Argument(help="As shown by history --revisions.")],
+    name_or_id: NameOrId,
+    revision: Annotated[int, click_signatures.Argument(help="Revision number, as listed by history --revisions.")],
     output: Output = None,
 ) -> None:
-    """Make it again what it was at a revision."""
-    _steer(named, "revert", {"revision": revision}, output)
+    """Restore a schedule to an earlier revision."""
+    _post_action(name_or_id, "revert", {"revision": revision}, output)
 
 
 @schedule.command()
-def delete(named: Named, yes: Yes = False) -> None:
-    """Forget it: jobs that wait are cancelled, history stays."""
-    from timebell.cli.inputs import confirmed
-    from timebell.cli.output import say
+def delete(name_or_id: NameOrId, yes: Yes = False) -> None:
+    """Delete a schedule: pending jobs are cancelled, the history remains."""
+    from timebell.cli.inputs import confirm
+    from timebell.cli.output import print_message
 
-    remote = remote_of()
-    found = remote.schedule(named)
-    if confirmed(f"Delete {found['name']} ({found['summary']})?", yes=yes):
-        swept = remote.ask("DELETE", f"/schedules/{found['id']}", match=f'"{found["revision"]}"')
-        say(f"Deleted. {swept['prevented']} waiting jobs were cancelled, {swept['inFlight']} still run.")
+    remote = server_client()
+    schedule = remote.get_schedule(name_or_id)
+    if confirm(f"Delete {schedule['name']} ({schedule['summary']})?", yes=yes):
+        result = remote.request("DELETE", f"/schedules/{schedule['id']}", if_match=f'"{schedule["revision"]}"')
+        print_message(
+            f"Deleted. {result['prevented']} pending jobs were cancelled, {result['inFlight']} are still running."
+        )

@@ -1,4 +1,4 @@
-"""`timebell target ...` and `timebell secret ...`: where jobs go, and what that needs, of a server."""
+"""`timebell target ...` and `timebell secret ...`: named targets of a server, and the secrets they use."""
 
 from __future__ import annotations
 
@@ -7,242 +7,249 @@ from typing import Annotated, Any
 
 from timebell.cli import click_signatures
 from timebell.cli.output import FAILED
-from timebell.cli.schedule import Output, Yes, remote_of
+from timebell.cli.schedule import Output, Yes, server_client
 
-target = click_signatures.Group("Targets: where jobs go, under a name.")
-secret = click_signatures.Group("Secrets that targets need: kept encrypted, never shown.")
-Named = Annotated[str, click_signatures.Argument(metavar="NAME", help="Its name.")]
-File = Annotated[
-    str | None, click_signatures.Option(metavar="FILE", help="Sign with the whsec_... in it; - for stdin.")
+target = click_signatures.Group("Targets: named destinations of jobs.")
+secret = click_signatures.Group("Secrets used by targets: stored encrypted, never shown.")
+Name = Annotated[str, click_signatures.Argument(metavar="NAME", help="Name.")]
+SigningSecretFile = Annotated[
+    str | None, click_signatures.Option(metavar="FILE", help="File with a whsec_... secret to sign with; - for stdin.")
 ]
 
 
 @target.command()
 def add(
-    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="What jobs and schedules will call it.")],
+    name: Annotated[str, click_signatures.Argument(metavar="NAME", help="Name that jobs and schedules refer to.")],
     where: Annotated[
-        str, click_signatures.Argument(metavar="URL|JSON", help='A URL, or {"kind": ..., options}; @file.')
+        str, click_signatures.Argument(metavar="URL|JSON", help='URL, or {"kind": ..., options}; @file reads a file.')
     ],
     header: Annotated[
-        list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="Sent along; several.")
+        list[str] | None, click_signatures.Option(metavar="NAME=VALUE", help="Header to send; repeatable.")
     ] = None,
     secret_header: Annotated[
-        list[str] | None, click_signatures.Option(metavar="NAME=SECRET", help="The same, with the value of a secret.")
+        list[str] | None,
+        click_signatures.Option(metavar="NAME=SECRET", help="Header with the value of a secret; repeatable."),
     ] = None,
-    signing_secret: File = None,
-    replace: Annotated[bool, click_signatures.Option("--replace", help="Change the one that there is.")] = False,
+    signing_secret: SigningSecretFile = None,
+    replace: Annotated[bool, click_signatures.Option("--replace", help="Replace an existing target.")] = False,
     output: Output = None,
 ) -> None:
-    """Make a target. A signing secret is made too, and printed this once."""
-    from timebell.cli.inputs import pairs
-    from timebell.cli.schedule import target_of
+    """Create a target and its signing secret, which is printed only once."""
+    from timebell.cli.inputs import parse_pairs
+    from timebell.cli.schedule import parse_target
 
-    remote = remote_of(output)
-    options = dict(_object(target_of(where)))
-    headers: dict[str, Any] = dict(pairs(header, "--header") or {})
-    headers |= {name: {"secret": of} for name, of in (pairs(secret_header, "--secret-header") or {}).items()}
+    remote = server_client(output)
+    options = dict(_require_object(parse_target(where)))
+    headers: dict[str, Any] = dict(parse_pairs(header, "--header") or {})
+    secret_headers = parse_pairs(secret_header, "--secret-header") or {}
+    headers |= {name: {"secret": secret_name} for name, secret_name in secret_headers.items()}
     if headers:
         options["headers"] = {**options.get("headers", {}), **headers}
-    body = {"kind": options.pop("kind", None), "options": options, "signingSecret": _from_file(signing_secret)}
+    body = {"kind": options.pop("kind", None), "options": options, "signingSecret": _read_secret_file(signing_secret)}
     body = {field: value for field, value in body.items() if value is not None}
     if replace:
-        made = remote.ask("PUT", f"/targets/{_quoted(name)}", body)
+        record = remote.request("PUT", f"/targets/{_quote_segment(name)}", body)
     else:
-        made = remote.ask("POST", "/targets", {"name": name, **body})
-    _show(made, remote.settings.output)
+        record = remote.request("POST", "/targets", {"name": name, **body})
+    _print_target(record, remote.settings.output)
 
 
 @target.command("list")
 def list_(output: Output = None) -> None:
     """List targets by name."""
-    from timebell.cli.inputs import brief, listed
+    from timebell.cli.inputs import print_list, shorten
 
-    remote = remote_of(output)
-    listed(remote.pages("/targets"), remote.settings.output, ("NAME", "KIND", "STATE", "OPTIONS"), lambda row: (
-        row["name"], row["kind"], _state(row), brief(row["options"].get("url") or row["options"]),
+    remote = server_client(output)
+    head = ("NAME", "KIND", "STATE", "OPTIONS")
+    print_list(remote.list_items("/targets"), remote.settings.output, head, lambda row: (
+        row["name"], row["kind"], _target_state(row), shorten(row["options"].get("url") or row["options"]),
     ))  # fmt: skip
 
 
 @target.command()
-def show(name: Named, output: Output = None) -> None:
-    """Show one."""
-    remote = remote_of(output)
-    _show(remote.ask("GET", f"/targets/{_quoted(name)}"), remote.settings.output)
+def show(name: Name, output: Output = None) -> None:
+    """Show a target."""
+    remote = server_client(output)
+    _print_target(remote.request("GET", f"/targets/{_quote_segment(name)}"), remote.settings.output)
 
 
 @target.command("test")
-def try_(name: Named, output: Output = None) -> None:
-    """Send a signed test event and show what went out and what came back; exit 1 if it was not taken."""
+def send_test(name: Name, output: Output = None) -> None:
+    """Send a signed test event; show request and response. Exit 1 if it was not accepted."""
     from timebell.cli import output as out
 
-    remote = remote_of(output)
-    found = remote.ask("POST", f"/targets/{_quoted(name)}/test")
+    remote = server_client(output)
+    result = remote.request("POST", f"/targets/{_quote_segment(name)}/test")
     if remote.settings.output != out.Format.TABLE:
-        out.emit_one(found, remote.settings.output)
+        out.print_record(result, remote.settings.output)
     else:
-        _show_test(name, found)
-    if not found["delivered"]:
+        _print_test_result(name, result)
+    if not result["delivered"]:
         raise click_signatures.Exit(FAILED)
 
 
 @target.command("rotate-secret")
 def rotate_secret(
-    name: Named,
+    name: Name,
     overlap: Annotated[
-        str, click_signatures.Option(metavar="D", help="For so long the old one signs too, or 0.")
+        str, click_signatures.Option(metavar="D", help="How long the old secret also signs; 0: not at all.")
     ] = "24h",
-    signing_secret: File = None,
+    signing_secret: SigningSecretFile = None,
     output: Output = None,
 ) -> None:
-    """Give it a new signing secret, and print that this once."""
+    """Replace the signing secret and print the new one, only once."""
     from timebell.errors import InvalidInput
-    from timebell.settings import duration
+    from timebell.settings import parse_duration
 
-    lasts = duration(overlap)
-    if lasts is None:
+    overlap_seconds = parse_duration(overlap)
+    if overlap_seconds is None:
         raise InvalidInput(f"--overlap is {overlap!r:.40}.", code="INVALID_DURATION", fix="E.g. 24h, or 0.")
-    remote = remote_of(output)
-    given = {"overlapSeconds": lasts, "signingSecret": _from_file(signing_secret)}
-    body = {field: value for field, value in given.items() if value is not None}
-    _show(remote.ask("POST", f"/targets/{_quoted(name)}/rotate-secret", body), remote.settings.output)
+    remote = server_client(output)
+    fields = {"overlapSeconds": overlap_seconds, "signingSecret": _read_secret_file(signing_secret)}
+    body = {field: value for field, value in fields.items() if value is not None}
+    _print_target(
+        remote.request("POST", f"/targets/{_quote_segment(name)}/rotate-secret", body), remote.settings.output
+    )
 
 
 @target.command()
-def enable(name: Named, output: Output = None) -> None:
-    """Deliver to it again, after it was disabled."""
-    from timebell.cli.output import say
+def enable(name: Name, output: Output = None) -> None:
+    """Re-enable a disabled target."""
+    from timebell.cli.output import print_message
 
-    remote = remote_of(output)
-    _show(remote.ask("POST", f"/targets/{_quoted(name)}/enable"), remote.settings.output)
-    say("Jobs that failed meanwhile: timebell dead replay --error TARGET_DISABLED")
+    remote = server_client(output)
+    _print_target(remote.request("POST", f"/targets/{_quote_segment(name)}/enable"), remote.settings.output)
+    print_message("Retry jobs that failed in the meantime: timebell dead retry --error TARGET_DISABLED")
 
 
 @target.command()
-def delete(name: Named, yes: Yes = False) -> None:
-    """Forget one that nothing uses."""
-    from timebell.cli.inputs import confirmed
-    from timebell.cli.output import say
+def delete(name: Name, yes: Yes = False) -> None:
+    """Delete a target that is not in use."""
+    from timebell.cli.inputs import confirm
+    from timebell.cli.output import print_message
 
-    if not confirmed(f"Delete the target {name}?", yes=yes):
+    if not confirm(f"Delete target {name}?", yes=yes):
         raise click_signatures.Exit(FAILED)
-    remote_of().ask("DELETE", f"/targets/{_quoted(name)}")
-    say("Deleted.")
+    server_client().request("DELETE", f"/targets/{_quote_segment(name)}")
+    print_message("Deleted.")
 
 
 @secret.command("set")
 def secret_set(
-    name: Named,
-    value: Annotated[
+    name: Name,
+    value_file: Annotated[
         str, click_signatures.Option("--from", metavar="FILE", help="File with the value; - for stdin.")
     ] = "-",
     output: Output = None,
 ) -> None:
-    """Keep a value under a name, or another one in its place. Reads it from stdin, without the line's end."""
-    from timebell.cli.output import emit_one
+    """Create or replace a secret. Reads the value from stdin, without the final newline."""
+    from timebell.cli.output import print_record
     from timebell.errors import NotFound
 
-    remote, given = remote_of(output), _from_file(value)
+    remote, value = server_client(output), _read_secret_file(value_file)
     try:
-        kept = remote.ask("PUT", f"/secrets/{_quoted(name)}", {"value": given})
+        stored = remote.request("PUT", f"/secrets/{_quote_segment(name)}", {"value": value})
     except NotFound as missing:
         if missing.code != "SECRET_NOT_FOUND":
             raise
-        kept = remote.ask("POST", "/secrets", {"name": name, "value": given})
-    emit_one(kept, remote.settings.output)
+        stored = remote.request("POST", "/secrets", {"name": name, "value": value})
+    print_record(stored, remote.settings.output)
 
 
 @secret.command("list")
 def secret_list(output: Output = None) -> None:
-    """List secrets by name; their values are shown to nobody."""
-    from timebell.cli.inputs import listed
+    """List secrets by name; values are never shown."""
+    from timebell.cli.inputs import print_list
 
-    remote = remote_of(output)
-    listed(remote.pages("/secrets"), remote.settings.output, ("NAME", "VERSION", "UPDATED"), lambda row: (
+    remote = server_client(output)
+    print_list(remote.list_items("/secrets"), remote.settings.output, ("NAME", "VERSION", "UPDATED"), lambda row: (
         row["name"], str(row["version"]), row["updatedAt"],
     ))  # fmt: skip
 
 
 @secret.command("delete")
-def secret_delete(name: Named, yes: Yes = False) -> None:
-    """Forget one that no target refers to."""
-    from timebell.cli.inputs import confirmed
-    from timebell.cli.output import say
+def secret_delete(name: Name, yes: Yes = False) -> None:
+    """Delete a secret that no target uses."""
+    from timebell.cli.inputs import confirm
+    from timebell.cli.output import print_message
 
-    if not confirmed(f"Delete the secret {name}?", yes=yes):
+    if not confirm(f"Delete secret {name}?", yes=yes):
         raise click_signatures.Exit(FAILED)
-    remote_of().ask("DELETE", f"/secrets/{_quoted(name)}")
-    say("Deleted.")
+    server_client().request("DELETE", f"/secrets/{_quote_segment(name)}")
+    print_message("Deleted.")
 
 
-def _object(given: Any) -> Mapping[str, Any]:
+def _require_object(value: Any) -> Mapping[str, Any]:
     from timebell.errors import InvalidInput
 
-    if not isinstance(given, Mapping):
+    if not isinstance(value, Mapping):
         raise InvalidInput(
-            f"{given!r:.60} is no target.", code="TARGET_UNKNOWN", fix='Give a URL, or {"kind": "http", "url": ...}.'
+            f"{value!r:.60} is not a target.", code="TARGET_UNKNOWN", fix='Use a URL, or {"kind": "http", "url": ...}.'
         )
-    return given
+    return value
 
 
-def _from_file(path: str | None) -> str | None:
-    """The text of a file, or of stdin, without its line's end. Raises InvalidInput."""
-    from timebell.cli.inputs import contents
+def _read_secret_file(path: str | None) -> str | None:
+    """Return the text of a file, or of stdin for `-`, without the final newline. Raises InvalidInput."""
+    from timebell.cli.inputs import read_file_or_stdin
 
-    return None if path is None else contents(path).decode("utf-8", "surrogateescape").rstrip("\r\n")
+    return None if path is None else read_file_or_stdin(path).decode("utf-8", "surrogateescape").rstrip("\r\n")
 
 
-def _state(row: Mapping[str, Any]) -> str:
+def _target_state(row: Mapping[str, Any]) -> str:
     return "disabled" if row["disabledAt"] else "ready"
 
 
-def _show(found: Mapping[str, Any], form: str) -> None:
+def _print_target(record: Mapping[str, Any], output_format: str) -> None:
     import sys
 
-    from timebell.cli.inputs import brief
-    from timebell.cli.output import Format, emit_one, paint, say
-    from timebell.cli.output import show as line
+    from timebell.cli.inputs import shorten
+    from timebell.cli.output import Format, colorize, print_message, print_record
+    from timebell.cli.output import print_data as line
 
-    if form != Format.TABLE:
-        emit_one(found, form)
+    if output_format != Format.TABLE:
+        print_record(record, output_format)
     else:
-        line(f"{paint(found['name'], 'bold', sys.stdout)}  {_state(found)}  revision {found['revision']}")
-        ends = [one["until"] for one in found["signing"] if one["until"]]
+        line(f"{colorize(record['name'], 'bold', sys.stdout)}  {_target_state(record)}  revision {record['revision']}")
+        old_until = [signing_secret["until"] for signing_secret in record["signing"] if signing_secret["until"]]
         facts = {
-            "kind": found["kind"], **found["options"],
-            "disabled": found["disabledAt"] and f"since {found['disabledAt']}: {found['disabledReason']}",
-            "old secret": f"signs until {', '.join(ends)}" if ends else None,
-            "secret": found.get("signingSecret"),
+            "kind": record["kind"], **record["options"],
+            "disabled": record["disabledAt"] and f"since {record['disabledAt']}: {record['disabledReason']}",
+            "old secret": f"signs until {', '.join(old_until)}" if old_until else None,
+            "secret": record.get("signingSecret"),
         }  # fmt: skip
         for name, value in facts.items():
             if value is not None:
-                line(f"  {name:<12}{brief(value, 100)}")
-    if found.get("signingSecret"):
-        say("The signing secret is shown this once: give it to the receiver.")
+                line(f"  {name:<12}{shorten(value, 100)}")
+    if record.get("signingSecret"):
+        print_message("The signing secret is shown only once: give it to the receiver.")
 
 
-def _show_test(name: str, found: Mapping[str, Any]) -> None:
+def _print_test_result(name: str, result: Mapping[str, Any]) -> None:
     import json
     import sys
 
-    from timebell.cli.output import paint
-    from timebell.cli.output import show as line
+    from timebell.cli.output import colorize
+    from timebell.cli.output import print_data as line
 
-    sent, back = found["request"] or {}, found["response"]
-    word = paint("delivered", "green", sys.stdout) if found["delivered"] else paint("failed", "red", sys.stdout)
-    said = "" if found["errorCode"] is None else f"  {found['errorCode']}: {found['errorMessage']}"
-    line(f"{name}  {word}  {found['latencyMs']:,} ms{said}")
-    if sent:
-        line(f"> {sent.get('method', '')} {sent.get('url', '')}".rstrip())
-        for header, value in sent.get("headers", {}).items():
+    request, response = result["request"] or {}, result["response"]
+    outcome = (
+        colorize("delivered", "green", sys.stdout) if result["delivered"] else colorize("failed", "red", sys.stdout)
+    )
+    error = "" if result["errorCode"] is None else f"  {result['errorCode']}: {result['errorMessage']}"
+    line(f"{name}  {outcome}  {result['latencyMs']:,} ms{error}")
+    if request:
+        line(f"> {request.get('method', '')} {request.get('url', '')}".rstrip())
+        for header, value in request.get("headers", {}).items():
             line(f"> {header}: {value}")
-        line(f">\n> {sent.get('body', '')}")
-    if isinstance(back, Mapping) and "status" in back:
-        line(f"< {back['status']}\n< {back['body']}".rstrip())
-    elif back is not None:
-        line(f"< {json.dumps(back)}")
+        line(f">\n> {request.get('body', '')}")
+    if isinstance(response, Mapping) and "status" in response:
+        line(f"< {response['status']}\n< {response['body']}".rstrip())
+    elif response is not None:
+        line(f"< {json.dumps(response)}")
 
 
-def _quoted(name: str) -> str:
+def _quote_segment(name: str) -> str:
     from urllib.parse import quote
 
     return quote(name, safe="")

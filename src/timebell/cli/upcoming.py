@@ -1,4 +1,4 @@
-"""`timebell next`: what an expression means and when it fires. Needs no database and no server."""
+"""`timebell next`: describe an expression and list its next fires, without a database or server."""
 
 from __future__ import annotations
 
@@ -8,70 +8,72 @@ from datetime import datetime, timedelta
 from typing import Any, TextIO
 
 from timebell import settings
-from timebell.cli.output import emit, paint, say, show, table
-from timebell.clock import wall
+from timebell.cli.output import colorize, print_data, print_message, print_records, print_table
+from timebell.clock import system_now
 from timebell.errors import InvalidInput, InvalidRecurrence
-from timebell.formatting import relative
+from timebell.formatting import format_relative
 from timebell.recurrence import Every, RRule, Spec, parse_cron, parse_interval, resolve_local, zone
 from timebell.recurrence.instants import parse_instant
-from timebell.recurrence.preview import answer_line, dst_notes, next_fires, then
+from timebell.recurrence.preview import answer_json_line, describe_fixed_delay, dst_notes, next_fires
 
-YEAR = timedelta(days=366)
-NOTES = {"gap": "moved: the clock skips this time", "fold": "the clock shows this time twice"}
+DST_NOTES_PERIOD = timedelta(days=366)
+FIRE_NOTES = {"gap": "moved: the clock skips this time", "fold": "the clock shows this time twice"}
 
 
-def answer(lines: TextIO) -> None:
-    """The door for machines: one answer for each line."""
+def answer_lines(lines: TextIO) -> None:
+    """Print one JSON line for each JSON line of the input (`--stdin`)."""
     for line in lines:
         if line.strip():
-            show(answer_line(line))
+            print_data(answer_json_line(line))
 
 
-def explain(expression: str | None, every: str | None, rrule: str | None, since: str | None,
-            timezone: str | None, count: int, start: str | None, form: str | None) -> None:  # fmt: skip
-    """Words, fires, warnings and the coming year's clock changes. Raises InvalidInput."""
-    chosen = settings.load(default_timezone=timezone, output=form)
+def print_upcoming(
+    expression: str | None, every: str | None, rrule: str | None, since: str | None, timezone: str | None, count: int,
+    start: str | None, output_format: str | None,
+) -> None:  # fmt: skip
+    """Print the description, fires, warnings and clock changes of the coming year. Raises InvalidInput."""
+    chosen = settings.load(default_timezone=timezone, output=output_format)
     if chosen.default_timezone is None:
         raise InvalidInput(
-            "No time zone was given, and there is no default.", code="TIMEZONE_MISSING",
-            fix="Add --timezone Asia/Seoul (an IANA name). Timebell never guesses one.",
+            "No time zone is specified, and there is no default.", code="TIMEZONE_MISSING",
+            fix="Add --timezone Asia/Seoul (an IANA name). Timebell never guesses a time zone.",
         )  # fmt: skip
-    spec = _spec(expression, every, rrule, since)
-    after = _instant(start, chosen.default_timezone)
+    spec = _parse_spec(expression, every, rrule, since)
+    after = _parse_start(start, chosen.default_timezone)
     recurrence = spec.bind(chosen.default_timezone, created_at=after)
     fires = next_fires(recurrence, after, count)
-    remarks = [*spec.warnings(), *dst_notes(recurrence, after, after + YEAR)]
-    following = then(recurrence)
+    notes = [*spec.warnings(), *dst_notes(recurrence, after, after + DST_NOTES_PERIOD)]
+    delay_text = describe_fixed_delay(recurrence)
     if chosen.output != "table":
-        emit(fires, chosen.output)
-        if following:
-            say(f"then {following}")
-        for remark in remarks:
-            say(f"! {remark}")
+        print_records(fires, chosen.output)
+        if delay_text:
+            print_message(f"then {delay_text}")
+        for note in notes:
+            print_message(f"! {note}")
         return
-    show(paint(recurrence.describe(), "bold", sys.stdout))
+    print_data(colorize(recurrence.describe(), "bold", sys.stdout))
     if not fires:
-        show("  It never fires after that instant.")
+        print_data("  It never fires after that time.")
     rows = []
     for number, fire in enumerate(fires, 1):
         at = datetime.fromisoformat(str(fire["utc"]))
         local = recurrence.local(at)
         rows.append([
-            f"{number:>3}", f"{local:%a} {local.day:>2} {local:%b %Y %H:%M:%S %Z}", f"{local:%z}", relative(at - after),
-            str(fire["utc"]), NOTES.get(str(fire["note"]), ""),
+            f"{number:>3}", f"{local:%a} {local.day:>2} {local:%b %Y %H:%M:%S %Z}", f"{local:%z}",
+            format_relative(at - after), str(fire["utc"]), FIRE_NOTES.get(str(fire["note"]), ""),
         ])  # fmt: skip
     if rows:
-        table(rows)
-    if following:
-        show(f"     then {following}")
-    for remark in remarks:
-        show(paint("! ", "yellow", sys.stdout) + remark)
+        print_table(rows)
+    if delay_text:
+        print_data(f"     then {delay_text}")
+    for note in notes:
+        print_data(colorize("! ", "yellow", sys.stdout) + note)
 
 
-def _spec(expression: str | None, every: str | None, rrule: str | None, since: Any) -> Spec:
-    if sum(given is not None for given in (expression, every, rrule)) != 1:
+def _parse_spec(expression: str | None, every: str | None, rrule: str | None, since: Any) -> Spec:
+    if sum(value is not None for value in (expression, every, rrule)) != 1:
         raise InvalidInput(
-            "Give one expression, one interval or one RRULE.", code="RECURRENCE_MISSING",
+            "Specify exactly one of expression, interval and RRULE.", code="RECURRENCE_MISSING",
             fix='For example: timebell next "0 9 * * 1-5", or timebell next --every PT90M.',
         )  # fmt: skip
     text = every or rrule or expression or ""
@@ -85,14 +87,16 @@ def _spec(expression: str | None, every: str | None, rrule: str | None, since: A
     if since is None:
         return spec
     if not isinstance(spec, Every):
-        raise InvalidRecurrence(f"--since concerns intervals, and {text!r} is none.", fix="Use --every PT10M.")
+        raise InvalidRecurrence(
+            f"--since applies only to intervals, and {text!r} is not one.", fix="Use --every PT10M."
+        )
     return replace(spec, since=since)
 
 
-def _instant(text: str | None, timezone: str) -> datetime:
-    """`--from` as an instant, local in the zone unless it says otherwise; without it, now."""
-    place = zone(timezone)
+def _parse_start(text: str | None, timezone: str) -> datetime:
+    """Convert `--from` to an instant, local in `timezone` unless it has an offset; None means now."""
+    tz = zone(timezone)
     if text is None:
-        return wall().replace(microsecond=0)
-    found = parse_instant(text, "--from")
-    return resolve_local(found, place)[0] if found.tzinfo is None else found
+        return system_now().replace(microsecond=0)
+    instant = parse_instant(text, "--from")
+    return resolve_local(instant, tz)[0] if instant.tzinfo is None else instant

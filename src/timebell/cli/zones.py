@@ -1,4 +1,4 @@
-"""`timebell db zones`: what another release of the zone data would move. It writes nothing."""
+"""`timebell db zones`: preview which occurrences and jobs new zone data moves. Writes nothing."""
 
 from __future__ import annotations
 
@@ -10,38 +10,43 @@ from pathlib import Path
 from typing import Any
 
 from timebell import settings
-from timebell.cli.database import found_version, shown
-from timebell.cli.output import DIFFERENT, OK, emit, say, show
-from timebell.clock import wall
+from timebell.cli.database import find_schema_version, redact_url
+from timebell.cli.output import DIFFERENT, OK, print_data, print_message, print_records
+from timebell.clock import system_now
 from timebell.errors import InvalidInput
-from timebell.model.tzdata_change import Change, Tally, many
-from timebell.recurrence import Release, installed, open_release
+from timebell.model.tzdata_change import ChangeTally, OffsetChange, format_count
+from timebell.recurrence import Release, installed_release, open_release
 from timebell.recurrence.instants import format_instant
-from timebell.recurrence.tzdata_diff import differences, moved_to, resolve_again
+from timebell.recurrence.tzdata_diff import find_differences, re_resolve_local, relocate
 from timebell.store.dialects.base import Store
-from timebell.store.open import HEAD, open_store, outdated, works
+from timebell.store.open import is_compatible, open_store
 from timebell.store.schedules import tzdata_log, tzdata_replan
+from timebell.store.version import HEAD, schema_outdated
 
-YEAR = timedelta(days=365)
-PAGE = 1000
+COMPARED_PERIOD = timedelta(days=365)
+PAGE_SIZE = 1000
 
 
-def preview(database: str | None, against: Path | None, form: str | None) -> int:
-    """Print what moves; the exit code. Raises InvalidInput (ZONE_DATA_NOT_FOUND), SchemaOutdated."""
-    chosen = settings.load(database_url=database, output=form)
+def preview_changes(database: str | None, against: Path | None, output_format: str | None) -> int:
+    """Print the changes and return the exit code: 7 if anything moves.
+
+    `against` is the folder of another zone data release; None compares the stored state with the installed release.
+    Raises InvalidInput (ZONE_DATA_NOT_FOUND), SchemaOutdated.
+    """
+    chosen = settings.load(database_url=database, output=output_format)
     other = None if against is None else open_release(against)
     comparison = asyncio.run(_compare(chosen.database_url, other))
-    moved = comparison.tally.moved()
+    moved = comparison.tally.effective_changes()
     if chosen.output == "table":
         for change in moved:
-            show(change.sentence())
+            print_data(change.describe())
     else:
-        emit([_row(change) for change in moved], chosen.output)
-    say(comparison.summary(bool(moved)))
+        print_records([_change_facts(change) for change in moved], chosen.output)
+    print_message(comparison.summary(bool(moved)))
     return DIFFERENT if moved else OK
 
 
-def _row(change: Change) -> dict[str, Any]:
+def _change_facts(change: OffsetChange) -> dict[str, Any]:
     return {
         "timezone": change.timezone, "offset_before": change.offset_before, "offset_after": change.offset_after,
         "occurrences": change.occurrences, "schedules": change.schedules, "jobs": change.jobs,
@@ -50,59 +55,68 @@ def _row(change: Change) -> dict[str, Any]:
 
 
 class _Comparison:
-    """Schedules and jobs as they are stored, by one release and by another."""
+    """Stored schedules and jobs, evaluated under two zone data releases. Without `before`, under the stored state."""
 
     def __init__(self, before: Release | None, after: Release, now: datetime) -> None:
         self.before, self.after, self.now = before, after, now
-        self.tally = Tally()
+        self.tally = ChangeTally()
         self.schedules = self.jobs = 0
 
     def add_schedule(self, row: Any) -> None:
-        """Count what moves of it: in the coming year, or without an earlier release its next occurrence."""
+        """Count moved occurrences of the coming year; without an earlier release, only the next occurrence."""
         self.schedules += 1
-        new = tzdata_replan.recurrence_by(self.after, row.recurrence)
+        new = tzdata_replan.recurrence_under(self.after, row.recurrence)
         if self.before is None:
             if (row.tzdata is None or row.tzdata < self.after.version) and row.next_fire_at > self.now:
-                at = moved_to(new, row.next_fire_at, row.utc_offset)
-                tzdata_log.count_schedule(self.tally, new, row, at)
+                at = relocate(new, row.next_fire_at, row.utc_offset)
+                tzdata_log.tally_schedule(self.tally, new, row, at)
             return
-        old = tzdata_replan.recurrence_by(self.before, row.recurrence)
-        for one in differences(old, new, self.now, self.now + YEAR):
+        old = tzdata_replan.recurrence_under(self.before, row.recurrence)
+        for difference in find_differences(old, new, self.now, self.now + COMPARED_PERIOD):
             self.tally.add(
-                new.timezone, one.offset_before, one.offset_after, one.since, schedules=1, occurrences=one.occurrences
+                new.timezone,
+                difference.offset_before,
+                difference.offset_after,
+                difference.since,
+                schedules=1,
+                occurrences=difference.occurrences,
             )
 
     def add_job(self, row: Any) -> None:
-        """Count it, if it moves."""
+        """Count a job if it moves."""
         self.jobs += 1
         run_at = row.run_at
         if self.before is not None:
-            run_at = resolve_again(row.local_time, run_at, self.before.zone(row.timezone))
+            run_at = re_resolve_local(row.local_time, run_at, self.before.zone(row.timezone))
         elif row.tzdata >= self.after.version:
             return
-        tzdata_replan.count_job(self.tally, row.timezone, row.local_time, run_at, self.after)
+        tzdata_replan.tally_job(self.tally, row.timezone, row.local_time, run_at, self.after)
 
-    def summary(self, moves: bool) -> str:
-        """What was compared."""
-        given = "what is stored" if self.before is None else f"zone data {self.before.version}"
-        looked = f"{many(self.schedules, 'schedule')} and {many(self.jobs, 'job')} at a local time looked at"
-        return f"From {given} to zone data {self.after.version}: {looked}{'.' if moves else ', nothing moves.'}"
+    def summary(self, has_moves: bool) -> str:
+        """Return one line with the releases and the number of compared rows."""
+        base = "the stored state" if self.before is None else f"zone data {self.before.version}"
+        compared = (
+            f"{format_count(self.schedules, 'schedule')} and {format_count(self.jobs, 'job')} at a local time compared"
+        )
+        return f"From {base} to zone data {self.after.version}: {compared}{'.' if has_moves else ', nothing moves.'}"
 
 
 async def _compare(url: str, other: Release | None) -> _Comparison:
-    found = await found_version(url)
-    if found != HEAD and not await works(url, found):
-        raise outdated(shown(url), found)
-    ours = installed()
-    releases = sorted((ours, other), key=lambda one: one.version) if other is not None else [None, ours]
-    store = open_store(url, wall)
+    version = await find_schema_version(url)
+    if version != HEAD and not await is_compatible(url, version):
+        raise schema_outdated(redact_url(url), version)
+    installed = installed_release()
+    releases = (
+        sorted((installed, other), key=lambda release: release.version) if other is not None else [None, installed]
+    )
+    store = open_store(url, system_now)
     await store.open()
     try:
-        comparison = _Comparison(releases[0], releases[1] or ours, await store.reading())
-        async for row in _pages(store, tzdata_replan.page_of_schedules):
-            with suppress(InvalidInput):  # what cannot be read does not fire either, and its schedule says so
+        comparison = _Comparison(releases[0], releases[1] or installed, await store.read_clock())
+        async for row in _iterate_pages(store, tzdata_replan.list_planned_schedules):
+            with suppress(InvalidInput):  # an unreadable recurrence never fires, and its schedule is errored
                 comparison.add_schedule(row)
-        async for row in _pages(store, tzdata_replan.page_of_jobs, comparison.now):
+        async for row in _iterate_pages(store, tzdata_replan.list_local_time_jobs, comparison.now):
             with suppress(InvalidInput):
                 comparison.add_job(row)
     finally:
@@ -110,12 +124,13 @@ async def _compare(url: str, other: Release | None) -> _Comparison:
     return comparison
 
 
-async def _pages(store: Store, page: Callable[..., list[Any]], *args: Any) -> AsyncIterator[Any]:
+async def _iterate_pages(store: Store, list_page: Callable[..., list[Any]], *args: Any) -> AsyncIterator[Any]:
+    """Yield the rows of every page of a query that is paginated by id."""
     after: str | None = None
     while True:
-        rows = await store.run(page, *args, after, PAGE)
+        rows = await store.run(list_page, *args, after, PAGE_SIZE)
         for row in rows:
             yield row
-        if len(rows) < PAGE:
+        if len(rows) < PAGE_SIZE:
             return
         after = rows[-1].id

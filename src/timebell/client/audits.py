@@ -1,4 +1,4 @@
-"""The verbs that look back: what should have happened against what did, and why one occurrence went as it went."""
+"""Client operations on the past: audit expected against recorded occurrences, and explain a single occurrence."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from timebell.client.validation import uuid_of
+from timebell.client.validation import parse_uuid
 from timebell.clock import Clock
-from timebell.engine.leader.continuous_audit import Audit, Progress, audit
+from timebell.engine.leader.continuous_audit import AuditResult, OnProgress, run_audit
 from timebell.errors import InvalidInput, NotFound
-from timebell.model.why import Why, explain
+from timebell.model.why import Explanation, explain
 from timebell.recurrence.instants import from_us, to_us
 from timebell.store.audit import audit as rows
 from timebell.store.audit import occurrence_facts
@@ -18,63 +18,72 @@ from timebell.store.dialects.base import Store
 
 
 class Audits:
-    """The verbs. `opened` makes sure that the store is open; `retention` is for how many seconds jobs are kept."""
+    """Audit operations. `ensure_open` opens the store if needed; `retention` of finished jobs is in seconds."""
 
-    def __init__(self, store: Store, clock: Clock, opened: Callable[[], Any], retention: float) -> None:
+    def __init__(self, store: Store, clock: Clock, ensure_open: Callable[[], Any], retention: float) -> None:
         self._store = store
         self._clock = clock
-        self._opened = opened
+        self._ensure_open = ensure_open
         self._retention = retention
 
     async def audit(
         self, from_: datetime, to: datetime, *, schedule: str | None = None, tenant_id: str | None = None,
-        most: int | None = None, keep: int = 10_000, progress: Progress | None = None,
-    ) -> Audit:  # fmt: skip
-        """Compare what should have happened in [from_, to), aware datetimes, with what is recorded.
+        max_occurrences: int | None = None, max_differences: int = 10_000, progress: OnProgress | None = None,
+    ) -> AuditResult:  # fmt: skip
+        """Compare the expected occurrences in [from_, to), aware datetimes, with the recorded ones.
 
-        Of every schedule, or of those with this name or id; of all tenants, or of one. What is more recent than a
-        minute is left out. `keep` bounds the differences in the answer, `most` the occurrences that are compared.
+        Covers every schedule, or those with this name or id, of all tenants or of one. The last minute is excluded.
+        `max_differences` limits the differences in the result, `max_occurrences` the occurrences compared.
+
         Raises InvalidInput (INVALID_RANGE, AUDIT_TOO_OLD, AUDIT_TOO_LARGE), NotFound (SCHEDULE_NOT_FOUND).
         """
         start, end = from_us(to_us(from_, "from")), from_us(to_us(to, "to"))
         if start >= end:
             raise InvalidInput(
-                f"{start} to {end} is no time to audit.",
+                f"{start} to {end} is not a valid time range.",
                 code="INVALID_RANGE",
-                fix="Give two instants, the first first.",
+                fix="Specify a from that is before to.",
             )
-        await self._opened()
+        await self._ensure_open()
         now = self._clock.now()
-        kept = timedelta(seconds=min(self._retention, 1e9))
-        oldest = now - kept
+        retention = timedelta(seconds=min(self._retention, 1e9))
+        oldest = now - retention
         if start < oldest:
             raise InvalidInput(
-                f"Finished jobs are kept since {oldest:%Y-%m-%dT%H:%M:%SZ}; of what was before, nothing can be proved.",
-                code="AUDIT_TOO_OLD", fix="Give a later from; TIMEBELL_RETENTION_DONE says how long jobs are kept.",
+                f"Finished jobs are kept since {oldest:%Y-%m-%dT%H:%M:%SZ}; earlier occurrences cannot be audited.",
+                code="AUDIT_TOO_OLD", fix="Specify a later from. TIMEBELL_RETENTION_DONE sets the retention of jobs.",
             )  # fmt: skip
-        ids = None if schedule is None else await self._ids(schedule, tenant_id)
-        found = await audit(
-            self._store.hot, start, end, now, ids=ids, tenant_id=tenant_id, keep=keep, most=most, progress=progress
+        ids = None if schedule is None else await self._schedule_ids(schedule, tenant_id)
+        result = await run_audit(
+            self._store.run_autocommit,
+            start,
+            end,
+            now,
+            schedule_ids=ids,
+            tenant_id=tenant_id,
+            max_differences=max_differences,
+            max_occurrences=max_occurrences,
+            progress=progress,
         )
-        found.forgive(self._clock.now() - kept)
-        return found
+        result.discard_expired(self._clock.now() - retention)
+        return result
 
-    async def why(self, schedule: str, at: datetime, *, tenant_id: str = "default") -> Why:
-        """Why an occurrence, named by its instant (an aware datetime), went as it went: in sentences.
+    async def why(self, schedule: str, at: datetime, *, tenant_id: str = "default") -> Explanation:
+        """Explain in sentences why the occurrence at an instant (an aware datetime) ran, or did not.
 
-        `schedule` is a name or an id. Of an instant that is none, it says so, and which are near. Raises NotFound
-        (SCHEDULE_NOT_FOUND).
+        `schedule` is a name or an id. If there is no occurrence at that instant, the explanation lists nearby ones.
+        Raises NotFound (SCHEDULE_NOT_FOUND).
         """
         instant = from_us(to_us(at, "the instant"))
-        await self._opened()
-        (id_,) = await self._ids(schedule, tenant_id, one=True)
+        await self._ensure_open()
+        (id_,) = await self._schedule_ids(schedule, tenant_id, single=True)
         return explain(
-            await self._store.run(occurrence_facts.facts, tenant_id, id_, instant), instant, self._clock.now()
+            await self._store.run(occurrence_facts.collect_facts, tenant_id, id_, instant), instant, self._clock.now()
         )
 
-    async def _ids(self, named: str, tenant_id: str | None, *, one: bool = False) -> list[str]:
-        """By name, also of several tenants; or by id, also of one that was deleted."""
-        found: list[str] = await self._store.run(rows.named, named, uuid_of(named), tenant_id)
-        if not found:
-            raise NotFound(f"There is no schedule {named!s:.60}.", code="SCHEDULE_NOT_FOUND")
-        return found[:1] if one else found
+    async def _schedule_ids(self, schedule: str, tenant_id: str | None, *, single: bool = False) -> list[str]:
+        """Return the ids of schedules by name, possibly of several tenants, or by id, including deleted ones."""
+        ids: list[str] = await self._store.run(rows.find_schedule_ids, schedule, parse_uuid(schedule), tenant_id)
+        if not ids:
+            raise NotFound(f"There is no schedule {schedule!s:.60}.", code="SCHEDULE_NOT_FOUND")
+        return ids[:1] if single else ids

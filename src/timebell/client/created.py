@@ -1,4 +1,4 @@
-"""Jobs just written, as their maker sees them."""
+"""Job objects for jobs that were just created, without reading them from the database."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from itertools import repeat
 from threading import RLock
 from typing import Any
 
-from timebell.model.job import Alike, Job, JobState, NewJob
+from timebell.model.job import Job, JobState, NewJob, UniformJobs
 from timebell.model.payload import decode
 
 
-def shown(new: NewJob) -> Job:
-    """A job just written, as its maker sees it."""
+def job_from_new(new: NewJob) -> Job:
+    """Return the Job that describes a job that was just inserted."""
     job = Job(
         id=new.id, tenant_id=new.tenant_id, topic=new.topic, state=JobState.PENDING,
         scheduled_at=new.scheduled_at, run_at=new.run_at, timezone=new.timezone, payload=decode(new.payload),
@@ -28,59 +28,59 @@ def shown(new: NewJob) -> Job:
     if new.retry is not None:
         job.retry = decode(new.retry)
     if new.conditions is not None:
-        asks = decode(new.conditions)
-        job.condition, job.unless = asks.get("condition", []), asks.get("unless")
+        conditions = decode(new.conditions)
+        job.condition, job.unless = conditions.get("condition", []), conditions.get("unless")
     return job
 
 
-class _Unread(Job):
-    """One of thousands, whose maker seldom looks at them: it is read, for good, when anything is asked of it.
+class _LazyJob(Job):
+    """A job of a bulk insert, built on first access, because callers rarely look at thousands of jobs.
 
-    Until then its first two slots say where it is to be read; from then on it is a `Job` and nothing else.
+    Until then its first two slots hold the batch and the index of the job; afterwards its class is `Job`.
     """
 
     __slots__ = ()
-    __dataclass_fields__ = Job.__dataclass_fields__  # asked of a type itself by those who look for no others
+    __dataclass_fields__ = Job.__dataclass_fields__  # for code that reads it from the class without its bases
 
     def __getattribute__(self, name: str) -> Any:
-        return getattr(_read(self), name)
+        return getattr(_load(self), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(_read(self), name, value)
+        setattr(_load(self), name, value)
 
     def __eq__(self, other: object) -> bool:
-        return _read(self) == other
+        return _load(self) == other
 
-    __hash__ = None  # type: ignore[assignment]  # as a Job's
+    __hash__ = None  # type: ignore[assignment]  # like Job
 
 
 _slots = [getattr(Job, name) for name in Job.__slots__]
-_of, _at = _slots[:2]
-_reading = RLock()  # what looks at one may interrupt who reads another: a signal, a finalizer
+_batch_slot, _index_slot = _slots[:2]
+_load_lock = RLock()  # reentrant: a signal handler or finalizer may access a lazy job while another one is loading
 
 
-def _forget_readers() -> None:
-    """A fork has none of the threads that read."""
-    global _reading  # noqa: PLW0603
-    _reading = RLock()
+def _replace_load_lock() -> None:
+    """Replace the lock after a fork: the thread that held it does not exist in the child."""
+    global _load_lock  # noqa: PLW0603
+    _load_lock = RLock()
 
 
-os.register_at_fork(after_in_child=_forget_readers)
+os.register_at_fork(after_in_child=_replace_load_lock)
 
 
-def _read(unread: _Unread) -> Job:
-    with _reading:
-        if type(unread) is _Unread:
-            job = shown(_of.__get__(unread).job(_at.__get__(unread)))
+def _load(lazy: _LazyJob) -> Job:
+    with _load_lock:
+        if type(lazy) is _LazyJob:
+            job = job_from_new(_batch_slot.__get__(lazy).job(_index_slot.__get__(lazy)))
             for slot in _slots:
-                slot.__set__(unread, slot.__get__(job))
-            object.__setattr__(unread, "__class__", Job)
-    return unread
+                slot.__set__(lazy, slot.__get__(job))
+            object.__setattr__(lazy, "__class__", Job)
+    return lazy
 
 
-def all_shown(new: Alike) -> list[Job]:
-    """As `shown`, of many: at next to no cost before they are looked at."""
-    jobs: list[Job] = list(map(object.__new__, repeat(_Unread, len(new))))
-    deque(map(_of.__set__, jobs, repeat(new)), 0)
-    deque(map(_at.__set__, jobs, range(len(new))), 0)
+def lazy_jobs(new: UniformJobs) -> list[Job]:
+    """Return the Jobs of a bulk insert; each is built on first access."""
+    jobs: list[Job] = list(map(object.__new__, repeat(_LazyJob, len(new))))
+    deque(map(_batch_slot.__set__, jobs, repeat(new)), 0)
+    deque(map(_index_slot.__set__, jobs, range(len(new))), 0)
     return jobs

@@ -1,4 +1,4 @@
-"""The verbs for schedules: write one, under a name; get; list."""
+"""Client operations on schedules: create, edit, pause, trigger, backfill, override, get, list."""
 
 from __future__ import annotations
 
@@ -10,323 +10,371 @@ from typing import Any, TypeVar
 
 from timebell import tracing
 from timebell.alarm import Alarm
-from timebell.client.upcoming import page_of, read_cursor
+from timebell.client.upcoming import merge_page, parse_cursor
 from timebell.client.validation import (
-    Accepted,
-    group_name,
-    labelled,
-    payload_of,
-    queue_name,
-    text,
+    PayloadEncoder,
+    check_group_name,
+    check_priority,
+    check_queue_name,
+    check_text,
+    encode_payload,
+    merge_labels,
+    parse_uuid,
     unknown_options,
-    urgency,
-    uuid_of,
 )
 from timebell.clock import Clock
-from timebell.engine.planner import job_of
+from timebell.engine.planner import build_job
 from timebell.errors import InvalidInput, InvalidRecurrence, NotFound
 from timebell.ids import new_id
 from timebell.model import page, preconditions
 from timebell.model.job import Job
 from timebell.model.page import Page
-from timebell.model.payload import decode, encode, legible
-from timebell.model.policy import CatchUp, Lateness, Overlap, Retry, Unheard, choice, seconds
+from timebell.model.payload import decode, encode, sanitize_text
+from timebell.model.policy import CatchUp, OnUnhandled, Overlap, Retry, WhenLate, parse_choice, parse_seconds
 from timebell.model.schedule import Action, Policies, Revision, Schedule, Upcoming
 from timebell.recurrence import Calendar, OnCalendar, Spec, zone
 from timebell.recurrence.instants import from_us, to_us
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import backlogs
 from timebell.store.jobs.backlogs import Backlog
-from timebell.store.jobs.repository import Swept
-from timebell.store.schedules import actions, calendars, overrides, schedules
+from timebell.store.jobs.repository import BulkCancelResult
+from timebell.store.schedules import actions, calendars, overrides, queries
 from timebell.targets.handler import check_topic
 
 R = TypeVar("R")
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
-CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+CHANNEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-OPTIONS = (
-    "timezone", "name", "tenant_id", "enabled", "start", "end", "max_runs", "calendar", "roll", "class_", "unheard",
-    "correlation_id", "created_by", *Policies.__slots__, *Action.__slots__,
+SCHEDULE_OPTIONS = (
+    "timezone", "name", "tenant_id", "enabled", "start", "end", "max_runs", "calendar", "roll", "when_late",
+    "on_unhandled", "correlation_id", "created_by", *Policies.__slots__, *Action.__slots__,
 )  # fmt: skip
 
 
 class Schedules:
-    """The verbs. `opened` makes sure that the store is open; `check_target` validates targets, `accepted` payloads."""
+    """Schedule operations.
+
+    `ensure_open` opens the store if needed, `check_target` validates targets, `payload_encoder` validates and encodes
+    payloads.
+    """
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
-        planning: Alarm,
-        working: Alarm,
-        opened: Callable[[], Any],
-        check_target: Callable[[Any, Unheard | None], dict[str, Any] | None],
-        accepted: Accepted,
+        planner_alarm: Alarm,
+        worker_alarm: Alarm,
+        ensure_open: Callable[[], Any],
+        check_target: Callable[[Any, OnUnhandled | None], dict[str, Any] | None],
+        payload_encoder: PayloadEncoder,
         default_timezone: str | None,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._planning = planning
-        self._working = working
-        self._opened = opened
+        self._planner_alarm = planner_alarm
+        self._worker_alarm = worker_alarm
+        self._ensure_open = ensure_open
         self._check_target = check_target
-        self._accepted = accepted
+        self._payload_encoder = payload_encoder
         self._default_timezone = default_timezone
 
-    async def since(self, options: Mapping[str, Any], connection: Any = None) -> datetime | None:
-        """When the schedule that these options name was made, if there is one: where its own grid begins."""
-        await self._opened()
+    async def find_created_at(self, options: Mapping[str, Any], connection: Any = None) -> datetime | None:
+        """Return when the schedule named by these options was created, if it exists: its interval is anchored there."""
+        await self._ensure_open()
         name, tenant_id = options.get("name"), options.get("tenant_id") or "default"
         if not isinstance(name, str) or not isinstance(tenant_id, str):
             return None
         if connection is None:
-            found = await self._store.run(schedules.made_at, tenant_id, name)
+            created_at = await self._store.run(queries.find_created_at, tenant_id, name)
         else:
-            found = await self._store.join(connection, schedules.made_at, tenant_id, name)
-        return found
+            created_at = await self._store.join(connection, queries.find_created_at, tenant_id, name)
+        return created_at
 
-    async def calendar_of(self, options: Mapping[str, Any], connection: Any = None) -> Calendar | None:
-        """The calendar that these options name, if they name one. Raises InvalidInput, NotFound."""
-        named = options.get("calendar")
-        if not isinstance(named, str):
+    async def find_calendar(self, options: Mapping[str, Any], connection: Any = None) -> Calendar | None:
+        """Return the saved calendar that these options refer to by name, if any. Raises InvalidInput, NotFound."""
+        reference = options.get("calendar")
+        if not isinstance(reference, str):
             return None
-        name, version = calendar_name(named)
-        return await self.calendar(name, version, options.get("tenant_id") or "default", connection)
+        name, version = parse_calendar_name(reference)
+        return await self.get_calendar(name, version, options.get("tenant_id") or "default", connection)
 
-    async def calendar(
+    async def get_calendar(
         self, name: str, version: int | None = None, tenant_id: str = "default", connection: Any = None
     ) -> Calendar:
-        """A saved calendar, the newest version unless one is given. Raises NotFound (CALENDAR_NOT_FOUND)."""
-        await self._opened()
-        call: tuple[Any, ...] = (calendars.find, text(tenant_id, "tenant_id"), name, version)
-        found: Calendar | None = await self._run(connection, *call)
-        if found is None:
+        """Return a saved calendar, by default its newest version. Raises NotFound (CALENDAR_NOT_FOUND)."""
+        await self._ensure_open()
+        call: tuple[Any, ...] = (calendars.find_calendar, check_text(tenant_id, "tenant_id"), name, version)
+        calendar: Calendar | None = await self._run(connection, *call)
+        if calendar is None:
             raise NotFound(
-                f"There is no calendar {name!s:.60}" + ("." if version is None else f" of version {version}."),
+                f"There is no calendar {name!s:.60}" + ("." if version is None else f", version {version}."),
                 code="CALENDAR_NOT_FOUND", fix="Save it with save_calendar.",
             )  # fmt: skip
-        return found
+        return calendar
 
     async def save_calendar(
         self, name: str, calendar: Calendar, tenant_id: str = "default", connection: Any = None
     ) -> calendars.SavedCalendar:
-        """Write a version of a calendar and give it to the schedules that follow it. Raises InvalidInput."""
+        """Store a new version of a calendar and apply it to the schedules that follow it. Raises InvalidInput."""
         if not isinstance(calendar, Calendar):
             raise InvalidInput(
-                f"{calendar!r:.60} is no calendar.", code="INVALID_CALENDAR", fix='E.g. Calendar.of("KR").'
+                f"{calendar!r:.60} is not a Calendar.", code="INVALID_CALENDAR", fix='For example: Calendar.of("KR").'
             )
-        chosen, version = calendar_name(name)
+        calendar_name, version = parse_calendar_name(name)
         if version is not None:
-            raise InvalidInput("A new version gets its number when it is saved.", code="INVALID_CALENDAR")
-        await self._opened()
+            raise InvalidInput("A new version cannot specify its number.", code="INVALID_CALENDAR")
+        await self._ensure_open()
         call: tuple[Any, ...] = (
-            calendars.save,
-            text(tenant_id, "tenant_id"),
-            chosen,
+            calendars.save_calendar,
+            check_text(tenant_id, "tenant_id"),
+            calendar_name,
             calendar,
-            job_of,
+            build_job,
             self._clock.now(),
         )
         saved: calendars.SavedCalendar = await self._run(connection, *call)
-        self._planning.poke_threadsafe()
+        self._planner_alarm.wake_threadsafe()
         return saved
 
     def draft(
-        self, topic: str, spec: Spec, options: Mapping[str, Any], now: datetime, since: datetime | None = None,
+        self, topic: str, spec: Spec, options: Mapping[str, Any], now: datetime, created_at: datetime | None = None,
         calendar: Calendar | None = None,
     ) -> Schedule:  # fmt: skip
-        """A schedule from what a person gives, checked; nothing is written. Raises InvalidInput.
+        """Validate options and return a schedule; nothing is written. Raises InvalidInput.
 
-        `since` anchors what names no anchor: an edit keeps the grid that the schedule has had since it was made.
-        `calendar` is the one that the options name; without it the days of a name are not known yet.
+        `created_at` (default: now) anchors a recurrence without its own anchor, so that an edit keeps the schedule's
+        grid. `calendar` is the calendar that the options refer to by name; without it an empty one is used.
         """
         if not isinstance(spec, Spec):
             raise InvalidInput(
                 f"{spec!r:.60} is not a recurrence.", code="INVALID_RECURRENCE",
-                fix='Give Cron("0 9 * * *"), Every("PT1H") or Dates([...]).',
+                fix='Use Cron("0 9 * * *"), Every("PT1H") or Dates([...]).',
             )  # fmt: skip
-        given = dict(options)
-        spec = _on_calendar(spec, given, calendar)
-        named = given.pop("timezone", None) or self._default_timezone
-        if named is None:
+        remaining = dict(options)
+        spec = _apply_calendar(spec, remaining, calendar)
+        timezone = remaining.pop("timezone", None) or self._default_timezone
+        if timezone is None:
             raise InvalidInput(
-                "A schedule has to say its time zone.", code="TIMEZONE_MISSING",
+                "A schedule requires a time zone.", code="TIMEZONE_MISSING",
                 fix='Pass timezone="Asia/Seoul", or set a default with Timebell(timezone=...).',
             )  # fmt: skip
-        zone(named)
-        bounds = {name: given.pop(name, None) for name in ("start", "end", "max_runs")}
+        zone(timezone)
+        bounds = {name: remaining.pop(name, None) for name in ("start", "end", "max_runs")}
         id_ = new_id(now)
-        name = text(given.pop("name", None) or f"{topic}-{id_[-12:]}", "name")
-        tenant_id = given.pop("tenant_id", None)
-        tenant_id = text("default" if tenant_id is None else tenant_id, "tenant_id")
-        recurrence = spec.bind(named, created_at=since or now, key=f"{tenant_id}/{name}", **bounds)
-        enabled = given.pop("enabled", True)
+        name = check_text(remaining.pop("name", None) or f"{topic}-{id_[-12:]}", "name")
+        tenant_id = remaining.pop("tenant_id", None)
+        tenant_id = check_text("default" if tenant_id is None else tenant_id, "tenant_id")
+        recurrence = spec.bind(timezone, created_at=created_at or now, key=f"{tenant_id}/{name}", **bounds)
+        enabled = remaining.pop("enabled", True)
         if not isinstance(enabled, bool):
             raise InvalidInput(f"enabled is {enabled!r}; it is True or False.", code="INVALID_ENABLED")
-        policies = _policies(given)
+        policies = _build_policies(remaining)
         if spec.delay is not None:
             _check_delay(policies)
-        action = self._action(topic, given)
-        created_by = given.pop("created_by", None)
-        if given:
-            raise unknown_options("schedule_repeat", given, OPTIONS)
+        action = self._build_action(topic, remaining)
+        created_by = remaining.pop("created_by", None)
+        if remaining:
+            raise unknown_options("schedule_repeat", remaining, SCHEDULE_OPTIONS)
         return Schedule(
             id=id_, tenant_id=tenant_id, name=name, recurrence=recurrence,
-            action=action, policies=policies, enabled=enabled, next_fire_at=recurrence.first(now),
-            created_at=now, updated_at=now, created_by=None if created_by is None else text(created_by, "created_by"),
+            action=action, policies=policies, enabled=enabled, next_fire_at=recurrence.first_fire(now),
+            created_at=now, updated_at=now,
+            created_by=None if created_by is None else check_text(created_by, "created_by"),
         )  # fmt: skip
 
-    def _action(self, topic: str, given: dict[str, Any]) -> Action:
-        """What each occurrence becomes; takes its options out of `given`."""
-        labels = {name: given.pop(name, None) for name in ("owner_id", "correlation_id")}
-        metadata = tracing.context_to_keep() | labelled(given.pop("metadata", None), labels)
-        unheard = given.pop("unheard", None)
-        unheard = None if unheard is None else choice(Unheard, unheard, "unheard")
-        target = self._check_target(given.pop("target", None), unheard)
-        payload, metadata = payload_of(check_topic(topic), given.pop("payload", None), metadata, target, self._accepted)
+    def _build_action(self, topic: str, options: dict[str, Any]) -> Action:
+        """Return the action of each occurrence; removes its options from `options`."""
+        labels = {name: options.pop(name, None) for name in ("owner_id", "correlation_id")}
+        metadata = tracing.current_context() | merge_labels(options.pop("metadata", None), labels)
+        on_unhandled = options.pop("on_unhandled", None)
+        on_unhandled = None if on_unhandled is None else parse_choice(OnUnhandled, on_unhandled, "on_unhandled")
+        target = self._check_target(options.pop("target", None), on_unhandled)
+        payload, metadata = encode_payload(
+            check_topic(topic), options.pop("payload", None), metadata, target, self._payload_encoder
+        )
         encode(metadata, "metadata")
         return Action(
             topic=topic, payload=decode(payload), metadata=metadata, owner_id=metadata.get("owner_id"), target=target,
-            queue=queue_name(given.pop("queue", "default")), priority=urgency(given.pop("priority", 0)),
-            group=group_name(given.pop("group", None)),
-            **preconditions.read(given.pop("condition", None), given.pop("unless", None)),
-            retry=Retry.read(given.pop("retry", None)),
-            timeout=_optional(given.pop("timeout", None), "timeout"),
-            expires_after=_optional(given.pop("expires_after", None), "expires_after"),
-            description=_description(given.pop("description", None)), labels=_labels(given.pop("labels", None)),
+            queue=check_queue_name(options.pop("queue", "default")),
+            priority=check_priority(options.pop("priority", 0)),
+            group=check_group_name(options.pop("group", None)),
+            **preconditions.normalize(options.pop("condition", None), options.pop("unless", None)),
+            retry=Retry.parse(options.pop("retry", None)),
+            timeout=_optional_seconds(options.pop("timeout", None), "timeout"),
+            expires_after=_optional_seconds(options.pop("expires_after", None), "expires_after"),
+            description=_check_description(options.pop("description", None)),
+            labels=_check_labels(options.pop("labels", None)),
         )  # fmt: skip
 
     async def put(
         self, schedule: Schedule, *, replace: bool, revision: int | None = None, connection: Any = None
     ) -> Schedule:  # fmt: skip
-        """Write it; with `replace`, over the one of the same name (at this `revision`). Raises Conflict, NotFound."""
-        spec, outlives = schedule.recurrence.spec, schedule.code_hash is not None  # code outlives its schedule's end
-        if schedule.next_fire_at is None and not (outlives or spec.allow_never):
+        """Store a schedule; with `replace`, also over one with the same name (at `revision`, if specified).
+
+        Raises Conflict, NotFound, InvalidRecurrence (NEVER_FIRES).
+        """
+        # A code-defined schedule may be past its end: its definition stays in the program.
+        spec, defined_in_code = schedule.recurrence.spec, schedule.code_hash is not None
+        if schedule.next_fire_at is None and not (defined_in_code or spec.allow_never):
             raise InvalidRecurrence(
-                f"{schedule.recurrence.describe()}: {spec.over()}.", code="NEVER_FIRES",
-                fix="Give a later end, more runs, or years or dates to come.",
+                f"{schedule.recurrence.describe()}: {spec.exhausted_message()}.", code="NEVER_FIRES",
+                fix="Use a later end, more runs, or future years or dates.",
             )  # fmt: skip
-        await self._opened()
+        await self._ensure_open()
         now = self._clock.now()
         if connection is None:
-            written = await self._store.run(calendars.put, schedule, job_of, now, replace=replace, revision=revision)
+            written = await self._store.run(
+                calendars.upsert_schedule_on_calendar, schedule, build_job, now, replace=replace, revision=revision
+            )
         else:
             written = await self._store.join(
-                connection, calendars.put, schedule, job_of, now, replace=replace, revision=revision
+                connection,
+                calendars.upsert_schedule_on_calendar,
+                schedule,
+                build_job,
+                now,
+                replace=replace,
+                revision=revision,
             )
-        self._planning.poke_threadsafe()
+        self._planner_alarm.wake_threadsafe()
         return written
 
     async def get(self, id_: str | None = None, *, name: str | None = None, tenant_id: str = "default") -> Schedule:
-        """One schedule, by id or by name. Raises NotFound."""
-        await self._opened()
-        known = name is not None or (id_ := uuid_of(id_)) is not None
-        found = await self._store.run(schedules.find, tenant_id, id_=id_, name=name) if known else None
-        if found is None:
-            raise _no_such_schedule(name or id_)
-        return found
+        """Return a schedule by id or by name. Raises NotFound."""
+        await self._ensure_open()
+        valid = name is not None or (id_ := parse_uuid(id_)) is not None
+        schedule = await self._store.run(queries.find_schedule, tenant_id, id_=id_, name=name) if valid else None
+        if schedule is None:
+            raise _schedule_not_found(name or id_)
+        return schedule
 
     async def pause(
         self, id_: str, reason: str | None = None, *, tenant_id: str = "default", connection: Any = None
     ) -> Schedule:
-        """Fire nothing more, until `resume`. A pause outlives deploys. Raises NotFound."""
-        reason = None if reason is None else text(reason, "reason", 500)
-        return await self._steer(connection, actions.pause, tenant_id, id_, reason)
+        """Pause a schedule until `resume`. A pause survives deployments. Raises NotFound."""
+        reason = None if reason is None else check_text(reason, "reason", 500)
+        return await self._run_action(connection, actions.pause_schedule, tenant_id, id_, reason)
 
     async def resume(
         self, id_: str, *, catch_up: bool = False, tenant_id: str = "default", connection: Any = None
     ) -> Schedule:
-        """Fire again. What fell into the pause is skipped, reason `paused`, unless `catch_up` lets the
-        schedule's catch-up decide on it. Raises NotFound."""
-        return await self._steer(connection, actions.resume, tenant_id, id_, catch_up)
+        """Resume a schedule. Occurrences during the pause are skipped with reason `paused`, unless `catch_up`.
+
+        With `catch_up`, the schedule's catch-up policy decides on them. Raises NotFound.
+        """
+        return await self._run_action(connection, actions.resume_schedule, tenant_id, id_, catch_up)
 
     async def trigger(self, id_: str, *, tenant_id: str = "default", connection: Any = None) -> Job:
-        """One more run, now: obeys overlap, moves nothing; `skipped` if overlap says so. Raises NotFound."""
-        return await self._steer(connection, actions.trigger, tenant_id, id_)
+        """Run a schedule once, now; the job is `skipped` if the overlap policy requires it. Raises NotFound.
+
+        The schedule's next occurrence does not change.
+        """
+        return await self._run_action(connection, actions.trigger_schedule, tenant_id, id_)
 
     async def backfill(
         self, id_: str, start: datetime, end: datetime, *, overlap: str | None = None, dry_run: bool = False,
         tenant_id: str = "default", connection: Any = None,
-    ) -> actions.Backfilled:  # fmt: skip
-        """Run what was skipped or never was in [start, end), aware datetimes of the past; never what has run.
+    ) -> actions.BackfillResult:  # fmt: skip
+        """Run the occurrences in [start, end) that were skipped or never recorded, and none that has run.
 
-        One after another, unless overlap (by default the schedule's) is `allow`. With `dry_run` nothing is
-        written. Raises InvalidInput (INVALID_RANGE, BACKFILL_TOO_LARGE), NotFound.
+        `start` and `end` are aware datetimes in the past. The jobs run one after another, unless `overlap` (by default
+        the schedule's) is `allow`. With `dry_run` nothing is written. Raises InvalidInput (INVALID_RANGE,
+        BACKFILL_TOO_LARGE), NotFound.
         """
-        policy = None if overlap is None else choice(Overlap, overlap, "overlap")
+        policy = None if overlap is None else parse_choice(Overlap, overlap, "overlap")
         now = self._clock.now()
-        if not (_aware(start) and _aware(end) and start < end <= now):
+        if not (_is_aware(start) and _is_aware(end) and start < end <= now):
             raise InvalidInput(
-                f"{start!s:.40} to {end!s:.40} is no time to backfill.", code="INVALID_RANGE",
-                fix="Give two datetimes with a time zone, the first before the second, none in the future.",
+                f"{start!s:.40} to {end!s:.40} is not a range to backfill.", code="INVALID_RANGE",
+                fix="Use two datetimes with a time zone, the first before the second, none in the future.",
             )  # fmt: skip
-        return await self._steer(connection, actions.backfill, tenant_id, id_, start, end, policy, dry_run)
+        return await self._run_action(
+            connection, actions.backfill_schedule, tenant_id, id_, start, end, policy, dry_run
+        )
 
     async def backlogs(self, *, tenant_id: str = "default") -> list[Backlog]:
-        """What waits for `recover`, by schedule, the most first."""
-        await self._opened()
-        return await self._store.run(backlogs.waiting, tenant_id)
+        """Return the held backlogs by schedule, largest first."""
+        await self._ensure_open()
+        return await self._store.run(backlogs.list_backlogs, tenant_id)
 
-    async def recover(self, id_: str | None = None, *, discard: bool = False, tenant_id: str = "default") -> int:
-        """Let go what an outage left behind and was more than `hold_above`, of one schedule or of all; how many
-        jobs. With `discard` they are cancelled. None waiting is no error."""
-        await self._opened()
-        known = None if id_ is None else uuid_of(id_)
-        if id_ is not None and known is None:
-            raise _no_such_schedule(id_)
-        count = await self._store.run(actions.recover, tenant_id, known, discard, self._clock.now())
-        self._working.poke_threadsafe()
+    async def release(self, id_: str | None = None, *, discard: bool = False, tenant_id: str = "default") -> int:
+        """Release the held backlog of one schedule or of all; return the number of jobs, which may be 0.
+
+        A backlog is held if an outage left more than `hold_above` jobs. With `discard` the jobs are cancelled.
+        Raises NotFound for an invalid id.
+        """
+        await self._ensure_open()
+        schedule_id = None if id_ is None else parse_uuid(id_)
+        if id_ is not None and schedule_id is None:
+            raise _schedule_not_found(id_)
+        count = await self._store.run(actions.release_backlog, tenant_id, schedule_id, discard, self._clock.now())
+        self._worker_alarm.wake_threadsafe()
         return count
 
     async def skip(self, id_: str, at: datetime, *, tenant_id: str = "default", connection: Any = None) -> Schedule:
-        """Leave out one occurrence to come, named by its nominal instant (aware): it becomes a row `skipped`, reason
-        `override`, when its time comes. Raises NotFound, InvalidInput (NOT_AN_OCCURRENCE, OCCURRENCE_PAST)."""
+        """Skip the future occurrence at `at` (aware): it is recorded as `skipped` with reason `override` when due.
+
+        Raises NotFound, InvalidInput (NOT_AN_OCCURRENCE, OCCURRENCE_PAST).
+        """
         return await self._override(connection, tenant_id, id_, "skip", at, None)
 
     async def move(
         self, id_: str, at: datetime, to: datetime, *, tenant_id: str = "default", connection: Any = None
     ) -> Schedule:
-        """Let one occurrence to come fire at another instant to come, which is what identifies it then; at its own
-        it leaves a row as `skip` does. Raises as `skip`, and Conflict (OCCURRENCE_EXISTS)."""
+        """Move the future occurrence at `at` to the future instant `to`, which then identifies it.
+
+        Its original instant is recorded as in `skip`. Raises the errors of `skip`, and Conflict (OCCURRENCE_EXISTS).
+        """
         to_us(to, "to")
         return await self._override(connection, tenant_id, id_, "move", at, to)
 
     async def undo(self, id_: str, at: datetime, *, tenant_id: str = "default", connection: Any = None) -> Schedule:
-        """Take back a `skip` or a `move` whose nominal instant is still to come. Raises NotFound
-        (OVERRIDE_NOT_FOUND), InvalidInput (OCCURRENCE_PAST)."""
+        """Undo a `skip` or a `move` whose original instant is in the future.
+
+        Raises NotFound (OVERRIDE_NOT_FOUND), InvalidInput (OCCURRENCE_PAST).
+        """
         return await self._override(connection, tenant_id, id_, "undo", at, None)
 
     async def _override(
-        self, connection: Any, tenant_id: str, id_: str, action: overrides.Action, at: datetime, to: datetime | None
+        self,
+        connection: Any,
+        tenant_id: str,
+        id_: str,
+        action: overrides.OverrideAction,
+        at: datetime,
+        to: datetime | None,
     ) -> Schedule:
-        instants = [None if one is None else from_us(to_us(one, "the occurrence")) for one in (at, to)]
-        return await self._steer(connection, overrides.override, tenant_id, id_, action, *instants)
+        instants = [None if instant is None else from_us(to_us(instant, "the occurrence")) for instant in (at, to)]
+        return await self._run_action(connection, overrides.override_occurrence, tenant_id, id_, action, *instants)
 
     async def history(self, id_: str, *, tenant_id: str = "default") -> list[Revision]:
-        """Every revision, the newest first; those of a schedule that was deleted too. Raises NotFound."""
-        await self._opened()
-        known = uuid_of(id_)
-        found = [] if known is None else await self._store.run(actions.history, tenant_id, known)
-        if not found:
-            raise _no_such_schedule(id_)
-        return found
+        """Return every revision of an existing or deleted schedule, newest first. Raises NotFound."""
+        await self._ensure_open()
+        schedule_id = parse_uuid(id_)
+        revisions = [] if schedule_id is None else await self._store.run(actions.list_revisions, tenant_id, schedule_id)
+        if not revisions:
+            raise _schedule_not_found(id_)
+        return revisions
 
     async def revert(self, id_: str, revision: int, *, tenant_id: str = "default", connection: Any = None) -> Schedule:
-        """Make it again what it was at a revision: an edit, so it fires nothing and loses nothing. Raises NotFound."""
-        schedule, known = await self._steer(connection, actions.revert, tenant_id, id_, revision)
-        if not known:
+        """Restore an earlier revision. Like any edit, this fires nothing and loses no occurrence. Raises NotFound."""
+        schedule, revision_exists = await self._run_action(
+            connection, actions.revert_schedule, tenant_id, id_, revision
+        )
+        if not revision_exists:
             raise NotFound(
                 f"The schedule has no revision {revision!r:.20}.", code="REVISION_NOT_FOUND",
                 fix=f"It has 1 to {schedule.revision}.",
             )  # fmt: skip
         return schedule
 
-    async def delete(self, id_: str, *, tenant_id: str = "default", connection: Any = None) -> Swept:
-        """Forget it. Its jobs that wait are cancelled (`prevented`), those that run (`in_flight`) not tried again;
-        finished jobs and revisions stay. Raises NotFound."""
-        return await self._steer(connection, actions.delete, tenant_id, id_)
+    async def delete(self, id_: str, *, tenant_id: str = "default", connection: Any = None) -> BulkCancelResult:
+        """Delete a schedule; finished jobs and revisions are kept. Raises NotFound.
+
+        Pending jobs are cancelled (`prevented`), running ones are not retried (`in_flight`).
+        """
+        return await self._run_action(connection, actions.delete_schedule, tenant_id, id_)
 
     async def upcoming(
         self,
@@ -337,164 +385,178 @@ class Schedules:
         limit: int = 500,
         cursor: str | None = None,
     ) -> Page[Upcoming]:
-        """What schedules will fire in [start, end), aware datetimes, soonest first: a page of the occurrences to come
-        of a tenant (None: of all). Pauses, bounds, calendars and overrides count; of a fixed delay, whose runs decide
-        the next, only the next. What is past is in `app.list`. Raises InvalidInput (INVALID_RANGE, INVALID_LIMIT,
-        INVALID_CURSOR)."""
-        if not (_aware(start) and _aware(end) and start < end):
+        """Return a page of the future occurrences in [start, end) of a tenant (None: of all tenants), soonest first.
+
+        `start` and `end` are aware datetimes. Pauses, bounds, calendars and overrides are respected. A fixed delay has
+        only its next occurrence. For past occurrences use `app.list`. Raises InvalidInput (INVALID_RANGE,
+        INVALID_LIMIT, INVALID_CURSOR).
+        """
+        if not (_is_aware(start) and _is_aware(end) and start < end):
             raise InvalidInput(
-                f"{start!s:.40} to {end!s:.40} is no stretch of time.", code="INVALID_RANGE",
-                fix="Give two datetimes with a time zone, the first before the second.",
+                f"{start!s:.40} to {end!s:.40} is not a valid time range.", code="INVALID_RANGE",
+                fix="Use two datetimes with a time zone, the first before the second.",
             )  # fmt: skip
-        page.check(limit, None)
-        after = read_cursor(cursor)
-        await self._opened()
-        found = await self._store.run(schedules.firing, tenant_id, end)
-        return page_of(found, max(start, self._clock.now()), end, limit, after)
+        page.validate_paging(limit, None)
+        after = parse_cursor(cursor)
+        await self._ensure_open()
+        firing = await self._store.run(queries.list_firing_before, tenant_id, end)
+        return merge_page(firing, max(start, self._clock.now()), end, limit, after)
 
     async def _run(self, connection: Any, operation: Callable[..., R], *args: Any) -> R:
         if connection is None:
             return await self._store.run(operation, *args)
         return await self._store.join(connection, operation, *args)
 
-    async def _steer(self, connection: Any, verb: Callable[..., R | None], tenant_id: str, id_: str, *args: Any) -> R:
-        await self._opened()
-        known = uuid_of(id_)
-        found: R | None = None
-        if known is not None:
-            call = (verb, tenant_id, known, *args, job_of, self._clock.now())
-            found = await (self._store.run(*call) if connection is None else self._store.join(connection, *call))
-        if found is None:
-            raise _no_such_schedule(id_)
-        self._planning.poke_threadsafe()
-        self._working.poke_threadsafe()
-        return found
+    async def _run_action(
+        self, connection: Any, action: Callable[..., R | None], tenant_id: str, id_: str, *args: Any
+    ) -> R:
+        await self._ensure_open()
+        schedule_id = parse_uuid(id_)
+        result: R | None = None
+        if schedule_id is not None:
+            call = (action, tenant_id, schedule_id, *args, build_job, self._clock.now())
+            result = await (self._store.run(*call) if connection is None else self._store.join(connection, *call))
+        if result is None:
+            raise _schedule_not_found(id_)
+        self._planner_alarm.wake_threadsafe()
+        self._worker_alarm.wake_threadsafe()
+        return result
 
     async def list(
         self, tenant_id: str | None, limit: int, cursor: str | None, *, name: str | None = None,
-        enabled: bool | None = None, topic: str | None = None, labels: Mapping[str, str] = schedules.EVERY,
+        enabled: bool | None = None, topic: str | None = None, labels: Mapping[str, str] = queries.ANY_LABELS,
         contains: str | None = None,
     ) -> Page[Schedule]:  # fmt: skip
-        """A page of schedules, newest first: all, or those with this name, switch, topic and these labels, and whose
-        name contains this."""
-        await self._opened()
-        wanted: dict[str, Any] = {"name": name, "enabled": enabled, "topic": topic, "labels": labels}
-        wanted["contains"] = contains
-        return await self._store.run(schedules.page, tenant_id, limit, page.check(limit, cursor), **wanted)
+        """Return a page of schedules, newest first. Filters are combined with AND; `contains` searches the name."""
+        await self._ensure_open()
+        filters: dict[str, Any] = {"name": name, "enabled": enabled, "topic": topic, "labels": labels}
+        filters["contains"] = contains
+        return await self._store.run(
+            queries.list_schedules, tenant_id, limit, page.validate_paging(limit, cursor), **filters
+        )
 
 
-def _aware(instant: Any) -> bool:
+def _is_aware(instant: Any) -> bool:
     return isinstance(instant, datetime) and instant.utcoffset() is not None
 
 
-def _no_such_schedule(named: object) -> NotFound:
-    return NotFound(f"There is no schedule {named!s:.60}.", code="SCHEDULE_NOT_FOUND")
+def _schedule_not_found(identifier: object) -> NotFound:
+    return NotFound(f"There is no schedule {identifier!s:.60}.", code="SCHEDULE_NOT_FOUND")
 
 
 def code_hash(spec: Spec, topic: str, options: Mapping[str, Any]) -> str:
-    """A fingerprint of a code-defined schedule: it is written again only when this changes."""
+    """Return a fingerprint of a code-defined schedule, which is stored again only if the fingerprint changes."""
     facts = repr((repr(spec), topic, sorted((name, repr(value)) for name, value in options.items())))
     return sha256(facts.encode()).hexdigest()
 
 
-def _description(given: Any) -> str | None:
-    """What people say of a schedule, of at most 2,000 characters. Raises InvalidInput."""
-    if given is None or (isinstance(given, str) and len(given) <= 2000 and legible(given, 2000) == given):
-        return given
+def _check_description(description: Any) -> str | None:
+    """Return a valid description, of at most 2,000 characters. Raises InvalidInput."""
+    if description is None or (
+        isinstance(description, str) and len(description) <= 2000 and sanitize_text(description, 2000) == description
+    ):
+        return description
     raise InvalidInput(
-        f"description is {given!r:.60}; it is text of at most 2,000 characters.", code="INVALID_DESCRIPTION"
+        f"description is {description!r:.60}; it must be text of at most 2,000 characters.",
+        code="INVALID_DESCRIPTION",
     )
 
 
-def _labels(given: Any) -> dict[str, str]:
-    """Up to 32 words for filters, each with its value. Raises InvalidInput."""
-    if given is None:
+def _check_labels(labels: Any) -> dict[str, str]:
+    """Return valid labels: up to 32 names with values, used as filters. Raises InvalidInput."""
+    if labels is None:
         return {}
-    if not isinstance(given, Mapping) or len(given) > 32 or any(not _LABEL.fullmatch(str(name)) for name in given):
+    if (
+        not isinstance(labels, Mapping)
+        or len(labels) > 32
+        or any(not _LABEL_NAME.fullmatch(str(name)) for name in labels)
+    ):
         raise InvalidInput(
-            f"labels is {given!r:.60}.", code="INVALID_LABELS",
-            fix='Give up to 32, such as {"team": "billing"}: names of letters, digits, dots, dashes and underscores.',
+            f"labels is {labels!r:.60}.", code="INVALID_LABELS",
+            fix='Use up to 32, such as {"team": "billing"}, with names of letters, digits, dots, dashes, underscores.',
         )  # fmt: skip
-    return {name: text(value, "labels") for name, value in given.items()}
+    return {name: check_text(value, "labels") for name, value in labels.items()}
 
 
-def _policies(given: dict[str, Any]) -> Policies:
-    """The policies among the options, taken out of `given`."""
+def _build_policies(options: dict[str, Any]) -> Policies:
+    """Return the policies; removes their options from `options`."""
     default = Policies()
     return Policies(
-        overlap=choice(Overlap, given.pop("overlap", default.overlap), "overlap"),
-        catch_up=choice(CatchUp, given.pop("catch_up", default.catch_up), "catch_up"),
-        catch_up_window=seconds(given.pop("catch_up_window", default.catch_up_window), "catch_up_window"),
-        catch_up_limit=_jobs(given.pop("catch_up_limit", default.catch_up_limit), "catch_up_limit"),
-        missed_after=seconds(given.pop("missed_after", default.missed_after), "missed_after"),
-        lateness=choice(Lateness, given.pop("class_", default.lateness), "class"),
-        catch_up_pace=seconds(given.pop("catch_up_pace", default.catch_up_pace), "catch_up_pace"),
-        hold_above=_jobs(given.pop("hold_above", default.hold_above), "hold_above"),
-        jitter=seconds(given.pop("jitter", default.jitter), "jitter"),
-        tolerance=seconds(given.pop("tolerance", default.tolerance), "tolerance"),
-        notify=_channels(given.pop("notify", default.notify)),
+        overlap=parse_choice(Overlap, options.pop("overlap", default.overlap), "overlap"),
+        catch_up=parse_choice(CatchUp, options.pop("catch_up", default.catch_up), "catch_up"),
+        catch_up_window=parse_seconds(options.pop("catch_up_window", default.catch_up_window), "catch_up_window"),
+        catch_up_limit=_check_job_count(options.pop("catch_up_limit", default.catch_up_limit), "catch_up_limit"),
+        missed_after=parse_seconds(options.pop("missed_after", default.missed_after), "missed_after"),
+        when_late=parse_choice(WhenLate, options.pop("when_late", default.when_late), "when_late"),
+        catch_up_pace=parse_seconds(options.pop("catch_up_pace", default.catch_up_pace), "catch_up_pace"),
+        hold_above=_check_job_count(options.pop("hold_above", default.hold_above), "hold_above"),
+        jitter=parse_seconds(options.pop("jitter", default.jitter), "jitter"),
+        tolerance=parse_seconds(options.pop("tolerance", default.tolerance), "tolerance"),
+        notify=_check_channels(options.pop("notify", default.notify)),
     )
 
 
-def _jobs(value: Any, field: str) -> int:
-    """A number of jobs that one outage may leave, at most as many as a backfill makes. Raises InvalidInput."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= actions.MOST_BACKFILLED:
+def _check_job_count(value: Any, field: str) -> int:
+    """Return a valid number of catch-up jobs, at most MAX_BACKFILLED_OCCURRENCES. Raises InvalidInput."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= actions.MAX_BACKFILLED_OCCURRENCES:
         raise InvalidInput(
             f"{field} is {value!r:.60}.", code="INVALID_CATCH_UP",
-            fix=f"Give a whole number from 0 to {actions.MOST_BACKFILLED:,}.",
+            fix=f"Use a whole number from 0 to {actions.MAX_BACKFILLED_OCCURRENCES:,}.",
         )  # fmt: skip
     return value
 
 
-def _channels(given: Any) -> tuple[str, ...]:
-    """Names of alert channels: one, or several. Raises InvalidInput (INVALID_NOTIFY)."""
-    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (None,)
-    if len(names) > 10 or not all(isinstance(name, str) and CHANNEL.fullmatch(name) for name in names):
+def _check_channels(channels: Any) -> tuple[str, ...]:
+    """Return valid names of alert channels, up to 10. Raises InvalidInput (INVALID_NOTIFY)."""
+    names = (
+        (channels,) if isinstance(channels, str) else tuple(channels) if isinstance(channels, list | tuple) else (None,)
+    )
+    if len(names) > 10 or not all(isinstance(name, str) and CHANNEL_NAME.fullmatch(name) for name in names):
         raise InvalidInput(
-            f"notify is {given!r:.60}.", code="INVALID_NOTIFY",
-            fix='Give names that TIMEBELL_ALERT_URLS has, such as ["billing"] for billing=slack://...',
+            f"notify is {channels!r:.60}.", code="INVALID_NOTIFY",
+            fix='Use names defined in TIMEBELL_ALERT_URLS, such as ["billing"] for billing=slack://...',
         )  # fmt: skip
     return names
 
 
 def _check_delay(policies: Policies) -> None:
-    """Of a fixed delay no run overlaps another and none is missed. Raises InvalidInput."""
+    """Check that a fixed delay has default policies: its runs cannot overlap or be missed. Raises InvalidInput."""
     if policies.overlap is not Overlap.SKIP:
         raise InvalidInput(
-            f"overlap is {policies.overlap}, but a fixed delay counts from the last run, so that no two can overlap.",
-            code="INVALID_OVERLAP", fix="Leave overlap out, or since.",
+            f"overlap is {policies.overlap}, but a fixed delay is measured from the last run: runs cannot overlap.",
+            code="INVALID_OVERLAP", fix="Omit overlap or since.",
         )  # fmt: skip
     if policies.catch_up is not CatchUp.LATEST:
         raise InvalidInput(
-            f"catch_up is {policies.catch_up}, but a fixed delay has no grid to miss: after an outage it runs once.",
-            code="INVALID_CATCH_UP", fix="Leave catch_up out; expires_after keeps a late run from starting.",
+            f"catch_up is {policies.catch_up}, but a fixed delay has no missed runs: after an outage it runs once.",
+            code="INVALID_CATCH_UP", fix="Omit catch_up. Use expires_after to prevent a late run.",
         )  # fmt: skip
 
 
-def calendar_name(given: str) -> tuple[str, int | None]:
-    """`name`, or `name@3` for its third version. Raises InvalidInput (INVALID_CALENDAR)."""
-    name, at, version = given.partition("@") if isinstance(given, str) else ("", "", "")
+def parse_calendar_name(reference: str) -> tuple[str, int | None]:
+    """Split `name`, or `name@3` for version 3, into name and version. Raises InvalidInput (INVALID_CALENDAR)."""
+    name, at, version = reference.partition("@") if isinstance(reference, str) else ("", "", "")
     number = int(version) if version.isascii() and version.isdigit() and len(version) < 10 else None
     if not 0 < len(name) <= 200 or "\0" in name or bool(at) != bool(number):
         raise InvalidInput(
-            f"calendar is {given!r:.60}.", code="INVALID_CALENDAR",
-            fix='Give a Calendar, a name, or a name and a version such as "kr@3".',
+            f"calendar is {reference!r:.60}.", code="INVALID_CALENDAR",
+            fix='Use a Calendar, a name, or a name and a version such as "kr@3".',
         )  # fmt: skip
     return name, number
 
 
-def _on_calendar(spec: Spec, given: dict[str, Any], found: Calendar | None) -> Spec:
-    """The spec on the calendar among the options, which are taken out of `given`."""
-    named, roll = given.pop("calendar", None), given.pop("roll", None)
-    if named is None:
+def _apply_calendar(spec: Spec, options: dict[str, Any], calendar: Calendar | None) -> Spec:
+    """Return the spec restricted to the calendar in the options; removes `calendar` and `roll` from `options`."""
+    reference, roll = options.pop("calendar", None), options.pop("roll", None)
+    if reference is None:
         if roll is not None:
-            raise InvalidInput("roll says what to do on days off, and there is no calendar.", code="INVALID_ROLL")
+            raise InvalidInput("roll requires a calendar.", code="INVALID_ROLL")
         return spec
-    if isinstance(named, Calendar):
-        return OnCalendar(spec, named, roll or "skip")
-    _, version = calendar_name(named)
-    return OnCalendar(spec, found or Calendar(), roll or "skip", follows=version is None)
+    if isinstance(reference, Calendar):
+        return OnCalendar(spec, reference, roll or "skip")
+    _, version = parse_calendar_name(reference)
+    return OnCalendar(spec, calendar or Calendar(), roll or "skip", follows=version is None)
 
 
-def _optional(value: float | timedelta | None, field: str) -> float | None:
-    return None if value is None else seconds(value, field, least=0.001)
+def _optional_seconds(value: float | timedelta | None, field: str) -> float | None:
+    return None if value is None else parse_seconds(value, field, minimum=0.001)

@@ -1,4 +1,4 @@
-"""The verbs for targets under a name: make, change, test, rotate, enable, delete."""
+"""Client operations on named targets: create, change, test, rotate, enable, delete."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from timebell.client.secrets import named as plain_name
-from timebell.client.validation import text
+from timebell.client.secrets import check_name
+from timebell.client.validation import check_text
 from timebell.clock import Clock
 from timebell.engine import named_targets
 from timebell.errors import InvalidInput, Refused, TimebellError
@@ -17,26 +17,26 @@ from timebell.ids import new_id
 from timebell.model import page
 from timebell.model.page import Page
 from timebell.model.payload import encode
-from timebell.model.policy import seconds
-from timebell.model.target import NamedTarget, filled, masked, secret_names
+from timebell.model.policy import parse_seconds
+from timebell.model.target import NamedTarget, fill_secrets, mask_secrets, secret_names
 from timebell.store.dialects.base import Store
-from timebell.store.jobs.bind_targets import no_such_target
+from timebell.store.jobs.bind_targets import target_not_found
 from timebell.store.tenancy import secrets, targets
 from timebell.targets.base import Delivery, Outcome, Target
 from timebell.tenancy.secrets import Keyring
 
 R = TypeVar("R")
-OVERLAP = timedelta(days=1)
-LONGEST_OVERLAP = 30 * 86_400.0
-TEST_WITHIN = 30.0
+DEFAULT_OVERLAP = timedelta(days=1)
+MAX_OVERLAP_SECONDS = 30 * 86_400.0
+TEST_TIMEOUT_SECONDS = 30.0
 TEST_TOPIC = "timebell.test"
-SIGNED = ("http",)
-"""The kinds of targets that sign what they send."""
+SIGNING_KINDS = ("http",)
+"""Kinds of targets that sign their requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tested:
-    """What a test delivery came to. `latency` is in seconds; in `sent`, and in what came back, secrets are masked."""
+class TargetTestResult:
+    """Result of a test delivery. `latency` is in seconds; secrets in `request` are masked."""
 
     target: NamedTarget
     delivered: bool
@@ -44,165 +44,188 @@ class Tested:
     code: str | None
     error: str | None
     response: Any
-    sent: dict[str, Any] = field(default_factory=dict)
+    request: dict[str, Any] = field(default_factory=dict)
 
 
 class Targets:
-    """The verbs. `find` gives what delivers to a kind, `opened` makes sure that the store is open."""
+    """Target operations.
+
+    `ensure_open` opens the store if needed, `get_keyring` provides the keys for secrets, `find_kind` returns the target
+    implementation of a kind.
+    """
 
     def __init__(
-        self, store: Store, clock: Clock, opened: Callable[[], Any], ring: Callable[[], Keyring],
-        find: Callable[[str], Target],
+        self, store: Store, clock: Clock, ensure_open: Callable[[], Any], get_keyring: Callable[[], Keyring],
+        find_kind: Callable[[str], Target],
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
-        self._opened = opened
-        self._ring = ring
-        self._find = find
+        self._ensure_open = ensure_open
+        self._get_keyring = get_keyring
+        self._find_kind = find_kind
 
     async def put(
         self, name: str, kind: str, options: Mapping[str, Any], *, signing_secret: str | None = None,
         replace: bool = True, tenant_id: str = "default", created_by: str | None = None, connection: Any = None,
     ) -> NamedTarget:  # fmt: skip
-        """Make a target, or change the options of the one that there is, unless `replace=False`.
+        """Create a target, or change the options of an existing one, unless `replace=False`.
 
-        Any option may be `{"secret": "name"}`. A new one of kind `http` gets a signing secret, unless it brings one
-        (`whsec_...`): it is in the answer's `signing_secret`, this once. Jobs and schedules that name the target
-        are delivered as it is at that moment. Raises InvalidInput (TARGET_OPTIONS_INVALID, ...), Refused
-        (SECRET_KEY_MISSING, PRIVATE_ADDRESS, ...), NotFound (SECRET_NOT_FOUND), Conflict (TARGET_EXISTS,
-        TARGET_KIND_FIXED).
+        Any option may be `{"secret": "name"}`. A new target of kind `http` gets a signing secret (`whsec_...`), by
+        default a generated one, which only this call returns, in `signing_secret`. Jobs and schedules that refer to
+        the target use its options at the time of delivery.
+
+        Raises InvalidInput (INVALID_TARGET_OPTIONS, ...), Refused (SECRET_KEY_MISSING, PRIVATE_ADDRESS, ...), NotFound
+        (SECRET_NOT_FOUND), Conflict (TARGET_EXISTS, TARGET_KIND_FIXED).
         """
         if not isinstance(options, Mapping) or "signingSecrets" in options:
             raise InvalidInput(
-                f"options is {options!r:.60}.", code="TARGET_OPTIONS_INVALID", fix='E.g. {"url": "https://..."}.'
+                f"options is {options!r:.60}.",
+                code="INVALID_TARGET_OPTIONS",
+                fix='Use a mapping such as {"url": "https://..."}.',
             )
-        target, tenant_id = self._find(kind), text(tenant_id, "tenant_id")
-        given = _signing_secret(kind, signing_secret)
+        target, tenant_id = self._find_kind(kind), check_text(tenant_id, "tenant_id")
+        checked_secret = _check_signing_secret(kind, signing_secret)
         now = self._clock.now()
-        wanted = NamedTarget(
-            tenant_id=tenant_id, name=plain_name(name), kind=kind, options=dict(options), created_at=now,
+        requested = NamedTarget(
+            tenant_id=tenant_id, name=check_name(name), kind=kind, options=dict(options), created_at=now,
             created_by=created_by, updated_at=now,
         )  # fmt: skip
-        encode(wanted.options, "options")
-        await self._opened()
-        ring = self._ring()
+        encode(requested.options, "options")
+        await self._ensure_open()
+        keyring = self._get_keyring()
         if connection is None:
             async with self._store.begin() as own:
-                return await self._put(own, ring, target, wanted, given, replace)
-        return await self._put(connection, ring, target, wanted, given, replace)
+                return await self._put(own, keyring, target, requested, checked_secret, replace)
+        return await self._put(connection, keyring, target, requested, checked_secret, replace)
 
     async def _put(
-        self, connection: Any, ring: Keyring, target: Target, wanted: NamedTarget, given: str | None, replace: bool
+        self, connection: Any, keyring: Keyring, target: Target, requested: NamedTarget, signing_secret: str | None,
+        replace: bool,
     ) -> NamedTarget:  # fmt: skip
-        now, tenant_id = self._clock.now(), wanted.tenant_id
-        names = secret_names(wanted.options)
-        values = await self._store.join(connection, secrets.values, ring, tenant_id, names, kept=True)
-        signing = given or (_new_signing_secret() if wanted.kind in SIGNED else None)
-        _check(target, wanted.options, values, signing)
-        known = await self._store.join(connection, targets.find, tenant_id, wanted.name, now)
-        if known is None:
-            given = signing
-        return await self._store.join(connection, targets.put, ring, wanted, given, now, replace=replace)
+        now, tenant_id = self._clock.now(), requested.tenant_id
+        names = secret_names(requested.options)
+        values = await self._store.join(connection, secrets.decrypt_values, keyring, tenant_id, names, lock=True)
+        initial_secret = signing_secret or (_new_signing_secret() if requested.kind in SIGNING_KINDS else None)
+        _check_options(target, requested.options, values, initial_secret)
+        existing = await self._store.join(connection, targets.find_target, tenant_id, requested.name, now)
+        if existing is None:
+            signing_secret = initial_secret
+        return await self._store.join(
+            connection, targets.upsert_target, keyring, requested, signing_secret, now, replace=replace
+        )
 
     async def get(self, name: str, *, tenant_id: str = "default") -> NamedTarget:
-        """One target. Raises NotFound (TARGET_NOT_FOUND)."""
-        return await self._one(None, name, targets.find, tenant_id, name, self._clock.now())
+        """Return a target. Raises NotFound (TARGET_NOT_FOUND)."""
+        return await self._run_on_target(None, name, targets.find_target, tenant_id, name, self._clock.now())
 
     async def list(
         self, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
     ) -> Page[NamedTarget]:  # fmt: skip
-        """A page of targets by name. Raises InvalidInput."""
-        page.check(limit, None)
-        await self._opened()
-        return await self._store.run(targets.page, tenant_id, limit, cursor, self._clock.now())
+        """Return a page of targets in name order. Raises InvalidInput."""
+        page.validate_paging(limit, None)
+        await self._ensure_open()
+        return await self._store.run(targets.list_targets, tenant_id, limit, cursor, self._clock.now())
 
     async def delete(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> NamedTarget:
-        """Forget a target. Raises NotFound, and Conflict (TARGET_IN_USE) while schedules or pending jobs name it."""
-        return await self._one(connection, name, targets.remove, tenant_id, name, self._clock.now())
+        """Delete a target. Raises NotFound, and Conflict (TARGET_IN_USE) while schedules, triggers or jobs use it."""
+        return await self._run_on_target(connection, name, targets.delete_target, tenant_id, name, self._clock.now())
 
     async def enable(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> NamedTarget:
-        """Deliver to it again, after it was disabled; jobs that failed meanwhile wait for a replay. Raises NotFound."""
-        return await self._one(connection, name, targets.enable, tenant_id, name, self._clock.now())
+        """Enable a disabled target; jobs that failed meanwhile have to be retried manually. Raises NotFound."""
+        return await self._run_on_target(connection, name, targets.enable_target, tenant_id, name, self._clock.now())
 
     async def rotate_secret(
-        self, name: str, *, signing_secret: str | None = None, overlap: float | timedelta = OVERLAP,
+        self, name: str, *, signing_secret: str | None = None, overlap: float | timedelta = DEFAULT_OVERLAP,
         tenant_id: str = "default", connection: Any = None,
     ) -> NamedTarget:  # fmt: skip
-        """Give it a new signing secret, which is in the answer's `signing_secret`, this once. For `overlap` (seconds,
-        or a timedelta) requests carry a signature by the old one too. Raises NotFound, InvalidInput, Conflict."""
-        lasts = seconds(overlap, "overlap")
-        if lasts > LONGEST_OVERLAP:
-            raise InvalidInput("overlap is more than 30 days.", code="INVALID_OVERLAP", fix="Give at most 30 days.")
-        given = _signing_secret("http", signing_secret) or _new_signing_secret()
-        call = (targets.rotate, self._ring(), tenant_id, name, given, timedelta(seconds=lasts), self._clock.now())
-        return await self._one(connection, name, *call)
+        """Replace the signing secret; only this call returns the new one, in `signing_secret`.
 
-    async def test(self, name: str, *, tenant_id: str = "default") -> Tested:
-        """Send a signed test event (topic `timebell.test`), though the target be disabled, and say what it came to.
+        For `overlap` (seconds or a timedelta), requests are also signed with the old secret. Raises NotFound,
+        InvalidInput, Conflict.
+        """
+        overlap_seconds = parse_seconds(overlap, "overlap")
+        if overlap_seconds > MAX_OVERLAP_SECONDS:
+            raise InvalidInput("overlap is more than 30 days.", code="INVALID_OVERLAP", fix="Use at most 30 days.")
+        new_secret = _check_signing_secret("http", signing_secret) or _new_signing_secret()
+        call = (
+            targets.rotate_signing_secret,
+            self._get_keyring(),
+            tenant_id,
+            name,
+            new_secret,
+            timedelta(seconds=overlap_seconds),
+            self._clock.now(),
+        )
+        return await self._run_on_target(connection, name, *call)
+
+    async def test(self, name: str, *, tenant_id: str = "default") -> TargetTestResult:
+        """Send a signed test event (topic `timebell.test`), even to a disabled target, and return the result.
 
         Raises NotFound, Refused.
         """
-        await self._opened()
+        await self._ensure_open()
         now = self._clock.now()
         key = (tenant_id, name)
-        found = (await self._store.run(targets.resolve, self._ring(), [key], now))[key]
-        if isinstance(found, TimebellError):
-            raise found
-        shown = await self.get(name, tenant_id=tenant_id)
+        resolved = (await self._store.run(targets.resolve_targets, self._get_keyring(), [key], now))[key]
+        if isinstance(resolved, TimebellError):
+            raise resolved
+        target = await self.get(name, tenant_id=tenant_id)
         id_ = new_id(now)
         delivery = Delivery(
             job_id=id_, tenant_id=tenant_id, topic=TEST_TOPIC, payload={"test": True}, metadata={}, timezone="UTC",
             scheduled_at=now, fired_at=now, schedule_id=None, schedule_name=None, occurrence_key=id_, attempt=1,
             upcoming=[],
         )  # fmt: skip
-        began = self._clock.monotonic()
+        started = self._clock.monotonic()
         try:
-            async with asyncio.timeout(TEST_WITHIN):
-                outcome = await named_targets.deliver(self._find(found.kind), found, delivery, anyway=True)
+            async with asyncio.timeout(TEST_TIMEOUT_SECONDS):
+                outcome = await named_targets.deliver(
+                    self._find_kind(resolved.kind), resolved, delivery, ignore_disabled=True
+                )
         except TimeoutError:
-            outcome = Outcome.failed("TIMEOUT", f"It took longer than {TEST_WITHIN:g} s.")
-        took = self._clock.monotonic() - began
-        return Tested(
-            target=shown, delivered=outcome.delivered, latency=took, code=outcome.code, error=outcome.error,
-            response=outcome.result, sent=_sent(outcome.sent, found.secrets),
+            outcome = Outcome.failed("TIMEOUT", f"The delivery took longer than {TEST_TIMEOUT_SECONDS:g} s.")
+        latency = self._clock.monotonic() - started
+        return TargetTestResult(
+            target=target, delivered=outcome.delivered, latency=latency, code=outcome.code, error=outcome.error,
+            response=outcome.result, request=_mask_request(outcome.sent_request, resolved.secrets),
         )  # fmt: skip
 
-    async def _one(self, connection: Any, name: str, operation: Callable[..., R | None], *args: Any) -> R:
-        await self._opened()
+    async def _run_on_target(self, connection: Any, name: str, operation: Callable[..., R | None], *args: Any) -> R:
+        await self._ensure_open()
         if connection is None:
-            found = await self._store.run(operation, *args)
+            result = await self._store.run(operation, *args)
         else:
-            found = await self._store.join(connection, operation, *args)
-        if found is None:
-            raise no_such_target(name)
-        return found
+            result = await self._store.join(connection, operation, *args)
+        if result is None:
+            raise target_not_found(name)
+        return result
 
 
-def _check(target: Target, options: Mapping[str, Any], values: Mapping[str, str], signing: str | None) -> None:
-    """Check options with the secrets in them. Raises InvalidInput, Refused, which say none of these."""
-    given = filled(options, values)
+def _check_options(target: Target, options: Mapping[str, Any], values: Mapping[str, str], signing: str | None) -> None:
+    """Check options with the values of their secrets. Raises InvalidInput, Refused, with masked values."""
+    filled = fill_secrets(options, values)
     try:
-        target.check(given if signing is None else {**given, "signingSecrets": [signing]})
-    except (InvalidInput, Refused) as unfit:
-        unfit.message = masked(unfit.message, values.values())
-        unfit.args = (unfit.message,)
-        unfit.fix = masked(unfit.fix, values.values())
-        raise unfit from None
+        target.check(filled if signing is None else {**filled, "signingSecrets": [signing]})
+    except (InvalidInput, Refused) as error:
+        error.message = mask_secrets(error.message, values.values())
+        error.args = (error.message,)
+        error.fix = mask_secrets(error.fix, values.values())
+        raise error from None
 
 
-def _signing_secret(kind: str, given: str | None) -> str | None:
-    """A signing secret that somebody brings. Raises InvalidInput (SIGNING_SECRET_INVALID, TARGET_UNSIGNED)."""
-    if given is None:
+def _check_signing_secret(kind: str, secret: str | None) -> str | None:
+    """Return a valid signing secret of the caller. Raises InvalidInput (INVALID_SIGNING_SECRET, TARGET_UNSIGNED)."""
+    if secret is None:
         return None
-    if kind not in SIGNED:
-        raise InvalidInput(f"A target of kind {kind} signs nothing.", code="TARGET_UNSIGNED")
-    from timebell.targets.http import signers
+    if kind not in SIGNING_KINDS:
+        raise InvalidInput(f"A target of kind {kind} has no signing secret.", code="TARGET_UNSIGNED")
+    from timebell.targets.http import signing_keys
 
-    if not isinstance(given, str) or not signers([given]):
+    if not isinstance(secret, str) or not signing_keys([secret]):
         raise InvalidInput(
-            "The signing secret is empty.", code="SIGNING_SECRET_INVALID", fix="Leave it out for a new one."
+            "The signing secret is empty.", code="INVALID_SIGNING_SECRET", fix="Omit it to generate a new one."
         )
-    return given
+    return secret
 
 
 def _new_signing_secret() -> str:
@@ -211,11 +234,11 @@ def _new_signing_secret() -> str:
     return new_signing_secret()
 
 
-def _sent(sent: Any, values: Any) -> dict[str, Any]:
-    """What went out, for people: bytes as text, and no secret."""
-    if not isinstance(sent, Mapping):
+def _mask_request(request: Any, values: Any) -> dict[str, Any]:
+    """Return a sent request for display: bytes as text, secrets masked."""
+    if not isinstance(request, Mapping):
         return {}
     plain = {name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-             for name, value in sent.items()}  # fmt: skip
-    shown: dict[str, Any] = masked(plain, values)
-    return shown
+             for name, value in request.items()}  # fmt: skip
+    masked: dict[str, Any] = mask_secrets(plain, values)
+    return masked

@@ -1,4 +1,4 @@
-"""The verbs for triggers and their sources: make, change, pause, scan; and what a source says of its items."""
+"""Client operations on triggers, their sources, and the items of sources."""
 
 from __future__ import annotations
 
@@ -9,164 +9,174 @@ from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
 from timebell.client.jobs import Jobs, JobSpec
-from timebell.client.secrets import named as plain_name
-from timebell.client.validation import text, unknown_options, uuid_of
+from timebell.client.secrets import check_name
+from timebell.client.validation import check_text, parse_uuid, unknown_options
 from timebell.clock import Clock
 from timebell.errors import InvalidInput, NotFound
 from timebell.ids import new_id
 from timebell.model import condition as conditions
 from timebell.model import page
 from timebell.model.audience_source import has_password
-from timebell.model.connection import connection_of
+from timebell.model.connection import connection_name
 from timebell.model.operation import Operation
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
-from timebell.model.policy import Retry, seconds
+from timebell.model.policy import Retry, parse_seconds
 from timebell.model.schedule import Action
-from timebell.model.target import secret_of
+from timebell.model.target import referenced_secret
 from timebell.model.trigger import (
-    GRACE,
-    Change,
+    DEFAULT_GRACE_SECONDS,
+    ChangeSummary,
+    FiringKey,
     Item,
-    Observed,
-    Place,
-    Rule,
+    ItemChange,
     Source,
     Trigger,
-    offsets_of,
-    version_of,
+    TriggerRule,
+    parse_offsets,
+    parse_version,
 )
 from timebell.recurrence import zone
 from timebell.store.cluster import operations
 from timebell.store.dialects.base import Store
 from timebell.store.triggers import planned_firings, sources, triggers
-from timebell.store.triggers.planned_firings import payload_of
-from timebell.store.triggers.sources import no_such_source, no_such_trigger
-from timebell.triggers import adapter
+from timebell.store.triggers.planned_firings import build_payload
+from timebell.store.triggers.query_sources import no_such_source
+from timebell.store.triggers.sources import no_such_trigger
+from timebell.triggers import create_adapter
 
 R = TypeVar("R")
-KINDS = ("webhook", "sql", "monday")
-BATCH = 500
-LONGEST_GRACE = 30 * 86_400.0
-OPTIONS = (
+SOURCE_KINDS = ("webhook", "sql", "monday")
+ITEM_BATCH_SIZE = 500
+MAX_GRACE_SECONDS = 30 * 86_400.0
+TRIGGER_OPTIONS = (
     *("payload", "metadata", "owner_id", "target", "queue", "priority", "group", "retry", "timeout", "expires_after"),
     *("offsets", "timezone", "recipients", "condition", "unless", "grace"),
 )
 
 
 class Triggers:
-    """The verbs. `opened` makes sure that the store is open; `jobs` checks what is to be done when one fires."""
+    """Trigger operations.
+
+    `ensure_open` opens the store if needed, `jobs` validates the job that a trigger creates, `wake_operations` is
+    called when the leader has new work.
+    """
 
     def __init__(
-        self, store: Store, clock: Clock, working: Alarm, opened: Callable[[], Any], jobs: Jobs,
-        operate: Callable[[], None],
+        self, store: Store, clock: Clock, worker_alarm: Alarm, ensure_open: Callable[[], Any], jobs: Jobs,
+        wake_operations: Callable[[], None],
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
-        self._working = working
-        self._opened = opened
+        self._worker_alarm = worker_alarm
+        self._ensure_open = ensure_open
         self._jobs = jobs
-        self._operate = operate
+        self._wake_operations = wake_operations
 
     async def put_source(
         self, name: str, kind: str = "webhook", options: Mapping[str, Any] | None = None, *, replace: bool = True,
         tenant_id: str = "default", created_by: str | None = None, connection: Any = None,
     ) -> Source:  # fmt: skip
-        """Make a source, or give the one there is other options, unless `replace=False`.
+        """Create a source, or change the options of an existing one, unless `replace=False`.
 
-        Raises InvalidInput (INVALID_NAME, SOURCE_UNKNOWN, SOURCE_OPTIONS_INVALID), Conflict (SOURCE_EXISTS,
+        Raises InvalidInput (INVALID_NAME, SOURCE_UNKNOWN, INVALID_SOURCE_OPTIONS), Conflict (SOURCE_EXISTS,
         SOURCE_KIND_FIXED).
         """
-        if kind not in KINDS:
+        if kind not in SOURCE_KINDS:
             raise InvalidInput(
-                f"There is no source {kind!r:.60}.", code="SOURCE_UNKNOWN", fix=f"The kinds are {', '.join(KINDS)}."
+                f"There is no source kind {kind!r:.60}.",
+                code="SOURCE_UNKNOWN",
+                fix=f"Use one of {', '.join(SOURCE_KINDS)}.",
             )
         _check_options(kind, options or {})
         now = self._clock.now()
-        wanted = Source(
-            id=new_id(now), tenant_id=text(tenant_id, "tenant_id"), name=plain_name(name), kind=kind,
+        new_source = Source(
+            id=new_id(now), tenant_id=check_text(tenant_id, "tenant_id"), name=check_name(name), kind=kind,
             options=dict(options or {}), created_at=now, created_by=created_by, updated_at=now,
         )  # fmt: skip
-        made = await self._run(connection, sources.put, wanted, now, replace=replace)
+        source = await self._run(connection, sources.upsert_source, new_source, now, replace=replace)
         if connection is None:
-            self._operate()
-        return made
+            self._wake_operations()
+        return source
 
-    async def source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
-        """One source. Raises NotFound (SOURCE_NOT_FOUND)."""
-        found = await self._run(connection, sources.find, tenant_id, name)
-        if found is None:
+    async def get_source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
+        """Return a source. Raises NotFound (SOURCE_NOT_FOUND)."""
+        source = await self._run(connection, sources.find_source, tenant_id, name)
+        if source is None:
             raise no_such_source(name)
-        return found
+        return source
 
-    async def sources(
+    async def list_sources(
         self, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
     ) -> Page[Source]:  # fmt: skip
-        """A page of sources by name. Raises InvalidInput."""
-        page.check(limit, None)
-        return await self._run(None, sources.page, tenant_id, limit, cursor)
+        """Return a page of sources in name order. Raises InvalidInput."""
+        page.validate_paging(limit, None)
+        return await self._run(None, sources.list_sources, tenant_id, limit, cursor)
 
     async def delete_source(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Source:
-        """Forget a source and its items. Raises NotFound, and Conflict (SOURCE_IN_USE) while it has triggers."""
-        found = await self._run(connection, sources.remove, tenant_id, name)
-        if found is None:
+        """Delete a source and its items. Raises NotFound, and Conflict (SOURCE_IN_USE) while it has triggers."""
+        source = await self._run(connection, sources.delete_source, tenant_id, name)
+        if source is None:
             raise no_such_source(name)
-        return found
+        return source
 
     async def put_items(
         self, source: str, changes: Iterable[Mapping[str, Any]], *, tenant_id: str = "default", connection: Any = None
-    ) -> Observed:  # fmt: skip
-        """Say of items of a source what they are now: `{"key": "42", "version": 7, "fields": {...}}`, or that one is
-        gone: `{"key": "42", "version": 8, "deleted": True}`.
+    ) -> ChangeSummary:  # fmt: skip
+        """Update items of a source: `{"key": "42", "version": 7, "fields": {...}}`, or
+        `{"key": "42", "version": 8, "deleted": True}` for a deleted one.
 
-        Jobs follow in the same transaction, 500 items at a time. A change that is not newer than what is known is
-        counted as `stale`; one without a version is always newer. Raises InvalidInput (INVALID_ITEM, INVALID_VERSION),
-        NotFound (SOURCE_NOT_FOUND).
+        Their jobs are reconciled in the same transaction, 500 items per transaction. A change that is not newer than
+        the stored version is counted as `stale`; a change without a version is always newer. Raises InvalidInput
+        (INVALID_ITEM, INVALID_VERSION), NotFound (SOURCE_NOT_FOUND).
         """
-        read = [_change(one) for one in changes]
-        home = await self.source(source, tenant_id=tenant_id, connection=connection)
-        total = Observed()
-        for start in range(0, len(read), BATCH):
-            batch = read[start : start + BATCH]
-            total.add(await self._run(connection, planned_firings.observe, home, batch, self._clock.now()))
+        parsed = [_parse_change(change) for change in changes]
+        source_row = await self.get_source(source, tenant_id=tenant_id, connection=connection)
+        total = ChangeSummary()
+        for start in range(0, len(parsed), ITEM_BATCH_SIZE):
+            batch = parsed[start : start + ITEM_BATCH_SIZE]
+            total.add(await self._run(connection, planned_firings.apply_changes, source_row, batch, self._clock.now()))
         if total.made:
-            self._working.poke_threadsafe()
+            self._worker_alarm.wake_threadsafe()
         return total
 
-    async def items(
+    async def list_items(
         self, source: str, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
     ) -> Page[Item]:  # fmt: skip
-        """A page of a source's items by key, as they were last heard of. Raises InvalidInput, NotFound."""
-        page.check(limit, None)
-        home = await self.source(source, tenant_id=tenant_id)
-        return await self._run(None, sources.page_of_items, home.id, limit, cursor)
+        """Return a page of a source's last known items in key order. Raises InvalidInput, NotFound."""
+        page.validate_paging(limit, None)
+        source_row = await self.get_source(source, tenant_id=tenant_id)
+        return await self._run(None, sources.list_items, source_row.id, limit, cursor)
 
     async def put(
         self, /, name: str, source: str, column: str, topic: str, *, replace: bool = True, tenant_id: str = "default",
         created_by: str | None = None, connection: Any = None, **options: Any,
     ) -> tuple[Trigger, Operation | None]:  # fmt: skip
-        """Make a trigger, or change the one there is, unless `replace=False`: a job of `topic` at each of `offsets`
-        (`["0"]`) from the instant in `column` of each item; and the operation that plans for the items there are.
+        """Create a trigger, or change an existing one, unless `replace=False`.
 
-        Options: offsets, timezone (of values without an offset from UTC), recipients (a column: one job a person),
-        condition (comparisons of fields that have to hold at that time), unless (a query to a source of kind sql: what
-        it finds speaks against firing; :item, :recipient, :offset and the item's fields are parameters), grace
-        (seconds, 300: so late an instant still fires when it is learnt of), and of the job payload, metadata,
-        owner_id, target, queue, priority, group,
-        retry, timeout, expires_after. The same again is no edit, and there is no operation. Raises InvalidInput
-        (INVALID_OFFSET, INVALID_CONDITION, ...), NotFound (SOURCE_NOT_FOUND, TARGET_NOT_FOUND), Conflict
-        (TRIGGER_EXISTS, TRIGGER_SOURCE_FIXED).
+        The trigger creates a job of `topic` at each of `offsets` (default `["0"]`) from the instant in `column` of each
+        item. Returns the trigger, and the operation that plans the jobs of the existing items; the operation is None
+        if the trigger is unchanged.
+
+        Options of the rule: offsets, timezone (of values without a UTC offset), recipients (a column; one job per
+        recipient), condition (comparisons of fields that must hold at that time), unless (a query to a source of kind
+        sql that prevents firing if it returns a row; :item, :recipient, :offset and the item's fields are parameters),
+        grace (seconds, default 300: instants learned of later than this do not fire). Options of the job: payload,
+        metadata, owner_id, target, queue, priority, group, retry, timeout, expires_after.
+
+        Raises InvalidInput (INVALID_OFFSET, INVALID_CONDITION, ...), NotFound (SOURCE_NOT_FOUND, TARGET_NOT_FOUND),
+        Conflict (TRIGGER_EXISTS, TRIGGER_SOURCE_FIXED).
         """
-        if unknown := [option for option in options if option not in OPTIONS]:
-            raise unknown_options("triggers.put", unknown, OPTIONS)
+        if unknown := [option for option in options if option not in TRIGGER_OPTIONS]:
+            raise unknown_options("triggers.put", unknown, TRIGGER_OPTIONS)
         now = self._clock.now()
-        wanted = self._draft(name, source, column, topic, options, tenant_id, created_by, now)
-        await self._opened()
+        draft = self._draft(name, source, column, topic, options, tenant_id, created_by, now)
+        await self._ensure_open()
 
-        made = await self._run(connection, triggers.put, wanted, now, replace=replace)
-        if made[1] is not None and connection is None:
-            self._operate()
-        return made
+        trigger, operation = await self._run(connection, triggers.upsert_trigger, draft, now, replace=replace)
+        if operation is not None and connection is None:
+            self._wake_operations()
+        return trigger, operation
 
     def _draft(
         self, name: str, source: str, column: str, topic: str, options: Mapping[str, Any], tenant_id: str,
@@ -175,140 +185,153 @@ class Triggers:
         timezone, recipients = options.get("timezone"), options.get("recipients")
         if timezone is not None:
             zone(timezone)
-        grace = seconds(options.get("grace", GRACE), "grace")
-        rule = Rule(
-            column=text(column, "column"), offsets=offsets_of(options.get("offsets", ["0"])), timezone=timezone,
-            recipients=None if recipients is None else text(recipients, "recipients"),
-            condition=conditions.read(options.get("condition")), grace=min(grace, LONGEST_GRACE),
-            unless=conditions.query(options.get("unless")),
+        grace = parse_seconds(options.get("grace", DEFAULT_GRACE_SECONDS), "grace")
+        rule = TriggerRule(
+            column=check_text(column, "column"), offsets=parse_offsets(options.get("offsets", ["0"])),
+            timezone=timezone,
+            recipients=None if recipients is None else check_text(recipients, "recipients"),
+            condition=conditions.parse_comparisons(options.get("condition")), grace=min(grace, MAX_GRACE_SECONDS),
+            unless=conditions.parse_query(options.get("unless")),
         )  # fmt: skip
-        encode(sources.rule_json(rule), "condition")
+        encode(sources.rule_to_json(rule), "condition")
         retry, timeout, expires = (options.get(name) for name in ("retry", "timeout", "expires_after"))
         action = Action(
             topic=topic, payload=options.get("payload"), metadata=dict(options.get("metadata") or {}),
             owner_id=options.get("owner_id"), target=options.get("target"), queue=options.get("queue", "default"),
-            priority=options.get("priority", 0), group=options.get("group"), retry=Retry.read(retry),
-            timeout=None if timeout is None else seconds(timeout, "timeout", least=0.001),
-            expires_after=None if expires is None else seconds(expires, "expires_after"),
+            priority=options.get("priority", 0), group=options.get("group"), retry=Retry.parse(retry),
+            timeout=None if timeout is None else parse_seconds(timeout, "timeout", minimum=0.001),
+            expires_after=None if expires is None else parse_seconds(expires, "expires_after"),
         )  # fmt: skip
         drafted = Trigger(
-            id=new_id(now), tenant_id=text(tenant_id, "tenant_id"), name=plain_name(name), source_id="",
-            source=plain_name(source), rule=rule, action=action, created_at=now, created_by=created_by, updated_at=now,
+            id=new_id(now), tenant_id=check_text(tenant_id, "tenant_id"), name=check_name(name), source_id="",
+            source=check_name(source), rule=rule, action=action, created_at=now, created_by=created_by, updated_at=now,
         )  # fmt: skip
-        # Checked as a job of it would be.
+        # Validate the action as a job of the trigger.
         sample = JobSpec(
-            topic=topic, timezone="UTC", payload=payload_of(drafted, "item", Place("0", "someone"), now),
+            topic=topic, timezone="UTC", payload=build_payload(drafted, "item", FiringKey("0", "someone"), now),
             owner_id=action.owner_id, metadata=action.metadata or None, retry=action.retry, timeout=action.timeout,
             queue=action.queue, priority=action.priority, group=action.group, target=action.target,
             run_at=now + timedelta(seconds=1),
         )  # fmt: skip
         checked = self._jobs.draft(sample, drafted.id, now)
-        target = {"name": checked.named} if checked.named is not None else decode(checked.target)
-        kept = dataclasses.replace(action, target=target, metadata=decode(checked.metadata) or {})
-        return dataclasses.replace(drafted, action=kept)
+        target = {"name": checked.target_name} if checked.target_name is not None else decode(checked.target)
+        normalized = dataclasses.replace(action, target=target, metadata=decode(checked.metadata) or {})
+        return dataclasses.replace(drafted, action=normalized)
 
     async def get(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Trigger:
-        """One trigger. Raises NotFound (TRIGGER_NOT_FOUND)."""
-        return await self._one(connection, name, sources.trigger, tenant_id, name)
+        """Return a trigger. Raises NotFound (TRIGGER_NOT_FOUND)."""
+        return await self._run_on_trigger(connection, name, sources.find_trigger, tenant_id, name)
 
     async def list(
         self, *, tenant_id: str = "default", limit: int = 50, cursor: str | None = None
     ) -> Page[Trigger]:  # fmt: skip
-        """A page of triggers by name. Raises InvalidInput."""
-        page.check(limit, None)
-        return await self._run(None, sources.page_of_triggers, tenant_id, limit, cursor)
+        """Return a page of triggers in name order. Raises InvalidInput."""
+        page.validate_paging(limit, None)
+        return await self._run(None, sources.list_triggers, tenant_id, limit, cursor)
 
     async def pause(
         self, name: str, reason: str | None = None, *, tenant_id: str = "default", connection: Any = None
     ) -> Trigger:  # fmt: skip
-        """Fire nothing until it is resumed: what becomes due meanwhile is `skipped (paused)`. Raises NotFound."""
-        return await self._one(connection, name, triggers.enable, tenant_id, name, reason, self._clock.now(), on=False)
+        """Pause a trigger until `resume`: jobs that become due meanwhile are `skipped (paused)`. Raises NotFound."""
+        return await self._run_on_trigger(
+            connection, name, triggers.set_enabled, tenant_id, name, reason, self._clock.now(), enabled=False
+        )
 
     async def resume(self, name: str, *, tenant_id: str = "default", connection: Any = None) -> Trigger:
-        """Fire again. Raises NotFound."""
-        return await self._one(connection, name, triggers.enable, tenant_id, name, None, self._clock.now(), on=True)
+        """Resume a trigger. Raises NotFound."""
+        return await self._run_on_trigger(
+            connection, name, triggers.set_enabled, tenant_id, name, None, self._clock.now(), enabled=True
+        )
 
     async def scan(
         self, name: str, *, tenant_id: str = "default", created_by: str | None = None, connection: Any = None
     ) -> Operation:  # fmt: skip
-        """Go through every item once more, and plan what is missing. Raises NotFound."""
-        found = await self.get(name, tenant_id=tenant_id, connection=connection)
-        begun = await self._run(connection, triggers.scan, found, self._clock.now(), created_by)
+        """Start an operation that reconciles every item and plans missing jobs. Raises NotFound."""
+        trigger = await self.get(name, tenant_id=tenant_id, connection=connection)
+        operation = await self._run(connection, triggers.start_scan, trigger, self._clock.now(), created_by)
         if connection is None:
-            self._operate()
-        return begun
+            self._wake_operations()
+        return operation
 
-    async def progress(self, operation_id: str, *, tenant_id: str = "default") -> Operation:
-        """How far a scan, or another operation, has come. Raises NotFound (OPERATION_NOT_FOUND)."""
-        id_ = uuid_of(operation_id)
-        found = None if id_ is None else await self._run(None, operations.find, tenant_id, id_)
-        if found is None:
+    async def get_operation(self, operation_id: str, *, tenant_id: str = "default") -> Operation:
+        """Return a scan or another operation with its progress. Raises NotFound (OPERATION_NOT_FOUND)."""
+        id_ = parse_uuid(operation_id)
+        operation = None if id_ is None else await self._run(None, operations.find_operation, tenant_id, id_)
+        if operation is None:
             raise NotFound(f"There is no operation {operation_id!s:.60}.", code="OPERATION_NOT_FOUND")
-        return found
+        return operation
 
     async def delete(
         self, name: str, *, tenant_id: str = "default", created_by: str | None = None, connection: Any = None
     ) -> Operation:  # fmt: skip
-        """Forget a trigger: from now on nothing of it is delivered, and the operation cancels its jobs.
+        """Delete a trigger: none of its jobs is delivered from now on, and the returned operation cancels them.
 
         Raises NotFound.
         """
         now = self._clock.now()
-        _, begun = await self._one(connection, name, triggers.remove, tenant_id, name, now, created_by)
+        _, operation = await self._run_on_trigger(
+            connection, name, triggers.delete_trigger, tenant_id, name, now, created_by
+        )
         if connection is None:
-            self._operate()
-        return begun
+            self._wake_operations()
+        return operation
 
-    async def _one(
+    async def _run_on_trigger(
         self, connection: Any, name: str, operation: Callable[..., R | None], *args: Any, **kwargs: Any
     ) -> R:
-        found = await self._run(connection, operation, *args, **kwargs)
-        if found is None:
+        result = await self._run(connection, operation, *args, **kwargs)
+        if result is None:
             raise no_such_trigger(name)
-        return found
+        return result
 
     async def _run(self, connection: Any, operation: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        await self._opened()
+        await self._ensure_open()
         if connection is None:
             return await self._store.run(operation, *args, **kwargs)
         return await self._store.join(connection, operation, *args, **kwargs)
 
 
 def _check_options(kind: str, options: Any) -> None:
-    """Raises InvalidInput (SOURCE_OPTIONS_INVALID)."""
+    """Check the options of a source. Raises InvalidInput (INVALID_SOURCE_OPTIONS)."""
     if not isinstance(options, Mapping) or (kind == "webhook" and options):
         raise InvalidInput(
-            f"A source of kind {kind} has no such options.", code="SOURCE_OPTIONS_INVALID",
-            fix="A webhook has none; the others take a mapping.",
+            f"The options are not valid for a source of kind {kind}.", code="INVALID_SOURCE_OPTIONS",
+            fix="A webhook source has no options; the others require a mapping.",
         )  # fmt: skip
     encode(dict(options), "options")
     if kind != "webhook":
-        hidden = {"url": "postgresql://host/name", "token": "token", "signingSecret": "secret"}
-        stands = {name for name, value in options.items() if secret_of(value) is not None}
-        stands |= {name for name, value in options.items() if name == "token" and connection_of(value) is not None}
-        adapter(kind, {name: hidden.get(name, value) if name in stands else value for name, value in options.items()})
-        if "url" not in stands and has_password(str(options.get("url", ""))):
+        # The adapter is only constructed for validation, so references are replaced by valid placeholders.
+        placeholders = {"url": "postgresql://host/name", "token": "token", "signingSecret": "secret"}
+        references = {name for name, value in options.items() if referenced_secret(value) is not None}
+        references |= {
+            name for name, value in options.items() if name == "token" and connection_name(value) is not None
+        }
+        create_adapter(
+            kind,
+            {name: placeholders.get(name, value) if name in references else value for name, value in options.items()},
+        )
+        if "url" not in references and has_password(str(options.get("url", ""))):
             raise InvalidInput(
-                "The url has a password in it, which everybody who reads the source would see.",
-                code="SOURCE_OPTIONS_INVALID", fix='Put the url into a secret, and give {"secret": "its name"}.',
+                "The url contains a password, which everyone who can read the source would see.",
+                code="INVALID_SOURCE_OPTIONS", fix='Store the url as a secret and use {"secret": "its name"}.',
             )  # fmt: skip
 
 
-def _change(given: Any) -> Change:
-    """A change as it is written. Raises InvalidInput (INVALID_ITEM, INVALID_KEY, INVALID_VERSION, PAYLOAD_...)."""
-    if not isinstance(given, Mapping) or not given.keys() <= {"key", "version", "fields", "deleted"}:
-        raise _invalid_item(given)
-    key, version, fields, gone = (given.get(name) for name in ("key", "version", "fields", "deleted"))
+def _parse_change(item: Any) -> ItemChange:
+    """Parse an item change. Raises InvalidInput (INVALID_ITEM, INVALID_KEY, INVALID_VERSION, PAYLOAD_...)."""
+    if not isinstance(item, Mapping) or not item.keys() <= {"key", "version", "fields", "deleted"}:
+        raise _invalid_item(item)
+    key, version, fields, gone = (item.get(name) for name in ("key", "version", "fields", "deleted"))
     key = str(key) if isinstance(key, int) and not isinstance(key, bool) else key
     if gone not in (None, True, False) or bool(gone) == isinstance(fields, Mapping) or (gone and fields is not None):
-        raise _invalid_item(given)
-    read = None if gone else dict(fields)  # type: ignore[arg-type]
-    encode(read, "fields")
-    return Change(text(key, "key"), None if version is None else version_of(version), read)
+        raise _invalid_item(item)
+    new_fields = None if gone else dict(fields)  # type: ignore[arg-type]
+    encode(new_fields, "fields")
+    return ItemChange(check_text(key, "key"), None if version is None else parse_version(version), new_fields)
 
 
-def _invalid_item(given: Any) -> InvalidInput:
+def _invalid_item(item: Any) -> InvalidInput:
     return InvalidInput(
-        f"{given!r:.80} is no change of an item.", code="INVALID_ITEM",
-        fix='Give {"key": ..., "version": ..., "fields": {...}}, or {"key": ..., "version": ..., "deleted": true}.',
+        f"{item!r:.80} is not a valid item change.", code="INVALID_ITEM",
+        fix='Use {"key": ..., "version": ..., "fields": {...}}, or {"key": ..., "version": ..., "deleted": true}.',
     )  # fmt: skip

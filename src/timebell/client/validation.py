@@ -1,4 +1,4 @@
-"""What callers give in the fields of jobs, schedules and the rest, checked: names, labels, payloads, priorities."""
+"""Validation of fields shared by jobs, schedules and other objects: names, labels, payloads, priorities."""
 
 from __future__ import annotations
 
@@ -8,107 +8,116 @@ from typing import Any
 from uuid import UUID
 
 from timebell.errors import InvalidInput, NotFound
-from timebell.model.payload import decode, encode, legible
-from timebell.model.routes import COMPLETES
+from timebell.model.payload import decode, encode, sanitize_text
+from timebell.model.routes import COMPLETE_UNHANDLED
 from timebell.targets import bodies
-from timebell.targets.payloads import plain
-from timebell.targets.push.target import check_fit
+from timebell.targets.payloads import to_json_value
+from timebell.targets.push.target import check_renders
 
 PRIORITIES = range(-32_768, 32_768)
 
-Accepted = Callable[[str, Any, dict[str, Any]], tuple[str, dict[str, Any]]]
-"""(topic, payload, metadata) of a job for handlers: the payload as JSON, and the metadata to be kept."""
+PayloadEncoder = Callable[[str, Any, dict[str, Any]], tuple[str, dict[str, Any]]]
+"""(topic, payload, metadata) of a job for handlers -> (payload as JSON, metadata to store)."""
 
 
-def unknown_options(verb: str, unknown: Iterable[str], known: Iterable[str]) -> InvalidInput:
-    """The error for arguments that a verb does not have, with the names they come close to."""
-    near = [get_close_matches("timezone" if name == "tz" else name, known, 1) for name in unknown]
-    fix = " and ".join(found[0] for found in near if found)
+def unknown_options(operation: str, unknown: Iterable[str], known: Iterable[str]) -> InvalidInput:
+    """Return the error for unknown arguments of an operation; suggests the nearest known names."""
+    matches = [get_close_matches("timezone" if name == "tz" else name, known, 1) for name in unknown]
+    fix = " and ".join(match[0] for match in matches if match)
     return InvalidInput(
-        f"{verb} has no option {', '.join(sorted(unknown))}.", code="UNKNOWN_OPTION",
+        f"{operation} has no option {', '.join(sorted(unknown))}.", code="UNKNOWN_OPTION",
         fix=f"Did you mean {fix}?" if fix else "",
     )  # fmt: skip
 
 
-def text(value: Any, field: str, most: int = 200) -> str:
-    """A non-empty name of at most `most` characters. Raises InvalidInput."""
-    if type(value) is str and 0 < len(value) <= most and value.isascii() and "\x00" not in value:
+def check_text(value: Any, field: str, max_length: int = 200) -> str:
+    """Return a valid text of 1 to `max_length` characters. Raises InvalidInput (INVALID_<FIELD>)."""
+    if type(value) is str and 0 < len(value) <= max_length and value.isascii() and "\x00" not in value:
         return value
-    if not isinstance(value, str) or not 0 < len(value) <= most or legible(value, most) != value:
+    if not isinstance(value, str) or not 0 < len(value) <= max_length or sanitize_text(value, max_length) != value:
         raise InvalidInput(
-            f"{field} is {value!r:.60}; it is text of 1 to {most} characters.", code=f"INVALID_{field.upper()}"
+            f"{field} is {value!r:.60}; it must be text of 1 to {max_length} characters.",
+            code=f"INVALID_{field.upper()}",
         )
     return value
 
 
-def queue_name(value: Any) -> str:
-    """The name of a queue. `*`, which stands for all of them, is none. Raises InvalidInput."""
+def check_queue_name(value: Any) -> str:
+    """Return a valid queue name; `*` is reserved for all queues. Raises InvalidInput."""
     if value == "*":
-        raise InvalidInput("A queue cannot be called *.", code="INVALID_QUEUE", fix="Give it a name.")
-    return text(value, "queue", 100)
+        raise InvalidInput("A queue cannot be named *.", code="INVALID_QUEUE", fix="Use another name.")
+    return check_text(value, "queue", 100)
 
 
-def group_name(value: Any) -> str | None:
-    """The name of a group, or None. Raises InvalidInput."""
-    return None if value is None else text(value, "group")
+def check_group_name(value: Any) -> str | None:
+    """Return a valid group name, or None. Raises InvalidInput."""
+    return None if value is None else check_text(value, "group")
 
 
-def labelled(metadata: Mapping[str, Any] | None, labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata with these labels in it, wherever they were given. Raises InvalidInput."""
+def merge_labels(metadata: Mapping[str, Any] | None, labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata with these labels; a label that is None is taken from the metadata. Raises InvalidInput."""
     if metadata is not None and not isinstance(metadata, Mapping):
         raise InvalidInput(
-            f"metadata is {metadata!r:.60}.", code="INVALID_METADATA", fix='Give a mapping, such as {"source": "crm"}.'
+            f"metadata is {metadata!r:.60}.", code="INVALID_METADATA", fix='Use a mapping, such as {"source": "crm"}.'
         )
-    given = {**(metadata or {})}
+    merged = {**(metadata or {})}
     for name, value in labels.items():
-        value = given.get(name) if value is None else value
+        value = merged.get(name) if value is None else value
         if value is not None:
-            given[name] = text(value, name)
-    return given
+            merged[name] = check_text(value, name)
+    return merged
 
 
-def payload_of(
-    topic: str, payload: Any, metadata: dict[str, Any], target: Mapping[str, Any] | None, accepted: Accepted
+def encode_payload(
+    topic: str,
+    payload: Any,
+    metadata: dict[str, Any],
+    target: Mapping[str, Any] | None,
+    payload_encoder: PayloadEncoder,
 ) -> tuple[str, dict[str, Any]]:
-    """A payload as JSON, and the metadata to be kept; checked against what handlers take, or what the target's body
-    asks for. Raises InvalidPayload."""
-    if target is None or target == COMPLETES:
-        return accepted(topic, payload, metadata)
-    written = encode(plain(payload))
-    known = {"topic": topic, "payload": decode(written), "metadata": metadata}
+    """Return a payload as JSON, and the metadata to store. Raises InvalidPayload.
+
+    The payload is validated against the type that handlers declare, or by rendering the body of the target.
+    """
+    if target is None or target == COMPLETE_UNHANDLED:
+        return payload_encoder(topic, payload, metadata)
+    encoded = encode(to_json_value(payload))
+    known = {"topic": topic, "payload": decode(encoded), "metadata": metadata}
     if target.get("kind") == "push":
-        check_fit(bodies.sample(**known), target["options"])
+        check_renders(bodies.sample_delivery(**known), target["options"])
     else:
-        bodies.check_fit(target.get("options", {}), **known)
-    return written, metadata
+        bodies.check_renders(target.get("options", {}), **known)
+    return encoded, metadata
 
 
-def urgency(priority: Any) -> int:
-    """A priority: the lower, the sooner. Raises InvalidInput."""
+def check_priority(priority: Any) -> int:
+    """Return a valid priority; lower values run first. Raises InvalidInput."""
     if isinstance(priority, bool) or not isinstance(priority, int) or priority not in PRIORITIES:
         raise InvalidInput(
-            f"priority is {priority!r:.60}; it is a whole number.", code="INVALID_PRIORITY",
+            f"priority is {priority!r:.60}; it must be a whole number.", code="INVALID_PRIORITY",
             fix=f"Use {PRIORITIES.start} (first) to {PRIORITIES.stop - 1} (last).",
         )  # fmt: skip
     return priority
 
 
-def uuid_of(given: Any) -> str | None:
-    """An id in its one spelling; None for what cannot be an id."""
+def parse_uuid(value: Any) -> str | None:
+    """Return an id in canonical form; None if it is not a valid id."""
     try:
-        return str(UUID(given))
+        return str(UUID(value))
     except (ValueError, AttributeError, TypeError):
         return None
 
 
-def job_uuid(given: str) -> str:
-    """An id in its one spelling. Raises NotFound for what cannot be an id."""
-    id_ = uuid_of(given)
+def parse_job_id(value: str) -> str:
+    """Return a job id in canonical form. Raises NotFound for an invalid id."""
+    id_ = parse_uuid(value)
     if id_ is None:
-        raise no_such_job(given)
+        raise job_not_found(value)
     return id_
 
 
-def no_such_job(job_id: object) -> NotFound:
-    """The error for an unknown id."""
-    return NotFound(f"There is no job {job_id!s:.60}.", code="JOB_NOT_FOUND", fix="Finished jobs go after 30 days.")
+def job_not_found(job_id: object) -> NotFound:
+    """Return the error for an unknown job id."""
+    return NotFound(
+        f"There is no job {job_id!s:.60}.", code="JOB_NOT_FOUND", fix="Finished jobs are deleted after 30 days."
+    )

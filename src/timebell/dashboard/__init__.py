@@ -1,1 +1,1 @@
-"""The pages. So far one: what is next and what just ran, read-only."""
+"""The dashboard: server-rendered pages on top of the HTTP API."""

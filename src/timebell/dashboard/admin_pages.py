@@ -1,4 +1,4 @@
-"""Where things are: targets and secrets (by name alone), tenants and what they use, nodes; and the search."""
+"""Pages of targets, secret names, tenants and nodes, and the search."""
 
 from __future__ import annotations
 
@@ -6,116 +6,132 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from timebell.client.validation import uuid_of
-from timebell.dashboard.api_client import part
-from timebell.dashboard.rendering import NAV, instant, span
-from timebell.dashboard.views import Page, See
-from timebell.model.billing_months import first_of
+from timebell.client.validation import parse_uuid
+from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.rendering import NAVIGATION, format_seconds, to_datetime
+from timebell.dashboard.views import CurrentView, PageRoute
+from timebell.model.billing_months import month_start
 from timebell.store.audit import overview as rows
 
-FEW = 8
-routes = APIRouter(route_class=Page)
+MAX_HITS_PER_KIND = 8
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/targets")
-async def targets(view: See, cursor: str = "") -> Response:
-    """Where jobs go under a name, and the names of secrets."""
-    found = await view.get("/targets", limit=50, cursor=cursor)
-    secrets = await view.ask("GET", "/secrets", limit=200)
-    return view.page("targets", found=found, secrets=None if secrets.refused else secrets.body["items"])
+async def targets(view: CurrentView, cursor: str = "") -> Response:
+    """List named targets and, for users who may read them, the names of secrets."""
+    page = await view.get("/targets", limit=50, cursor=cursor)
+    secrets = await view.call_api("GET", "/secrets", limit=200)
+    return view.render("targets", page=page, secrets=None if secrets.is_error else secrets.body["items"])
 
 
 @routes.post("/ui/targets/{name}/enable")
-async def enable(name: str, view: See) -> Response:
-    """Send to it again."""
-    await view.send("POST", f"/targets/{part(name)}/enable")
-    return view.back("/ui/targets", "enabled")
+async def enable(name: str, view: CurrentView) -> Response:
+    """Re-enable a disabled target."""
+    await view.change("POST", f"/targets/{quote_segment(name)}/enable")
+    return view.redirect("/ui/targets", "enabled")
 
 
 @routes.post("/ui/targets/{name}/test")
-async def test(name: str, view: See) -> Response:
-    """Send one message to it, and show what came back."""
-    return view.page("target_test", name=name, told=await view.send("POST", f"/targets/{part(name)}/test"))
+async def send_test(name: str, view: CurrentView) -> Response:
+    """Send a test message to a target and show the response."""
+    result = await view.change("POST", f"/targets/{quote_segment(name)}/test")
+    return view.render("target_test", name=name, result=result)
 
 
 @routes.get("/ui/tenants")
-async def tenants(view: See, cursor: str = "") -> Response:
-    """Who uses how much of what they may."""
-    found = await view.get("/tenants", limit=50, cursor=cursor)
-    asked = [await view.ask("GET", f"/tenants/{part(one['id'])}/usage") for one in found["items"]]
-    used = [each.body for each in asked if not each.refused]  # no URL leads to one with a / in its name
-    began = {
-        each["tenantId"]: first_of(view.now, each["month"]["timezone"]) for each in used if each["month"]["limit"]
+async def tenants(view: CurrentView, cursor: str = "") -> Response:
+    """List tenants with their usage and limits."""
+    page = await view.get("/tenants", limit=50, cursor=cursor)
+    responses = [
+        await view.call_api("GET", f"/tenants/{quote_segment(tenant['id'])}/usage") for tenant in page["items"]
+    ]  # fmt: skip
+    usages = [response.body for response in responses if not response.is_error]  # an id with a slash has no usage URL
+    month_starts = {
+        usage["tenantId"]: month_start(view.now, usage["month"]["timezone"])
+        for usage in usages if usage["month"]["limit"]
     }  # fmt: skip
-    skipped = await view.app.store.run(rows.skipped_by_quota, began) if began else {}
-    return view.page("tenants", found=found, used=used, skipped=skipped)
+    quota_skips = await view.app.store.run(rows.count_quota_skips, month_starts) if month_starts else {}
+    return view.render("tenants", page=page, usages=usages, quota_skips=quota_skips)
 
 
 @routes.get("/ui/nodes")
-async def nodes(view: See) -> Response:
-    """Which processes run, and which one leads."""
-    found = await view.get("/nodes")
-    releases = sorted({one["tzdata"] for one in found["items"] if one["alive"]})
-    return view.page("nodes", found=found, releases=releases, story=leadership(found["leaderships"]))
+async def nodes(view: CurrentView) -> Response:
+    """List nodes, and the history of leaders."""
+    cluster = await view.get("/nodes")
+    tzdata_releases = sorted({node["tzdata"] for node in cluster["items"] if node["alive"]})
+    steps = leadership_timeline(cluster["leaderships"])
+    return view.render("nodes", cluster=cluster, tzdata_releases=tzdata_releases, steps=steps)
 
 
-def leadership(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Who took the lease when, and where nobody had it, newest first."""
-    told: list[dict[str, Any]] = []
-    for n, one in enumerate(found):
-        before = found[n + 1] if n + 1 < len(found) else None
-        gap = None if before is None or not before["endedAt"] else _between(before["endedAt"], one["takenAt"])
-        told.append({"at": one["takenAt"], "look": "ok", "what": f"{one['node']} took the lease",
-                     "more": f"fence {one['fence']}"})  # fmt: skip
-        if gap is not None and before is not None and not before["resigned"]:
-            told.append({
-                "at": before["endedAt"], "look": "missed", "what": f"No leader for {span(gap)}",
-                "more": f"{before['node']} was not heard from any more",
+def leadership_timeline(leaderships: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the steps of the leader history, newest first: leases acquired and released, times without a leader."""
+    steps: list[dict[str, Any]] = []
+    for n, leadership in enumerate(leaderships):
+        previous = leaderships[n + 1] if n + 1 < len(leaderships) else None
+        gap = None
+        if previous is not None and previous["endedAt"]:
+            gap = _seconds_between(previous["endedAt"], leadership["acquiredAt"])
+        title, detail = f"{leadership['node']} acquired the lease", f"fence {leadership['fence']}"
+        steps.append({"at": leadership["acquiredAt"], "style": "ok", "title": title, "detail": detail})
+        if gap is not None and previous is not None and not previous["resigned"]:
+            steps.append({
+                "at": previous["endedAt"], "style": "missed", "title": f"No leader for {format_seconds(gap)}",
+                "detail": f"{previous['node']} stopped sending heartbeats",
             })  # fmt: skip
-        elif before is not None and before["resigned"]:
-            later = f"; nobody led for {span(gap)}" if gap else "; no gap"
-            told.append({"at": before["endedAt"], "look": "", "what": f"{before['node']} left", "more": later[2:]})
-    if found and found[0]["endedAt"]:
-        told.insert(0, {"at": found[0]["endedAt"], "look": "missed", "what": f"{found[0]['node']} left",
-                        "more": "nobody has led since"})  # fmt: skip
-    return told
+        elif previous is not None and previous["resigned"]:
+            detail = f"no leader for {format_seconds(gap)}" if gap else "no gap"
+            steps.append({"at": previous["endedAt"], "style": "", "title": f"{previous['node']} resigned",
+                          "detail": detail})  # fmt: skip
+    if leaderships and leaderships[0]["endedAt"]:
+        latest = leaderships[0]
+        steps.insert(0, {"at": latest["endedAt"], "style": "missed", "title": f"{latest['node']} stopped leading",
+                         "detail": "no leader since"})  # fmt: skip
+    return steps
 
 
-def _between(start: str, end: str) -> int:
-    return max(0, round((instant(end) - instant(start)).total_seconds()))
+def _seconds_between(start: str, end: str) -> int:
+    return max(0, round((to_datetime(end) - to_datetime(start)).total_seconds()))
 
 
 @routes.post("/ui/nodes/{id}/drain")
-async def drain(id: str, view: See) -> Response:
-    """Let it finish what it runs, and leave."""
-    await view.send("POST", f"/nodes/{part(id)}/drain")
-    return view.back("/ui/nodes", "draining")
+async def drain(id: str, view: CurrentView) -> Response:
+    """Drain a node: it finishes its running jobs and stops."""
+    await view.change("POST", f"/nodes/{quote_segment(id)}/drain")
+    return view.redirect("/ui/nodes", "draining")
 
 
 @routes.get("/ui/search")
-async def search(view: See, q: str = "") -> Response:
-    """Schedules, campaigns and triggers by part of their name, a job by its id, topics, pages."""
+async def search(view: CurrentView, q: str = "") -> Response:
+    """Search schedules, campaigns and triggers by a part of the name, a job by id, topics, and pages.
+
+    Only the newest 200 campaigns and triggers are searched.
+    """
     q = q.strip()
     hits = []
-    if uuid_of(q) is not None:
-        answer = await view.ask("GET", f"/jobs/{part(q)}")
-        hits += [] if answer.refused else [(answer.body["topic"], f"/ui/jobs/{part(q)}", "job")]
+    if parse_uuid(q) is not None:
+        response = await view.call_api("GET", f"/jobs/{quote_segment(q)}")
+        hits += [] if response.is_error else [(response.body["topic"], f"/ui/jobs/{quote_segment(q)}", "job")]
     if q:
-        found = await view.get("/schedules", contains=q, limit=FEW)
-        hits += [(one["name"], f"/ui/schedules/{part(one['id'])}", "schedule") for one in found["items"]]
-        for what, kind in (("campaigns", "campaign"), ("triggers", "trigger")):
-            newest = (await view.get(f"/{what}", limit=200))["items"]
-            named = [(one["name"], one["id"] if what == "campaigns" else one["name"]) for one in newest]
+        schedules = (await view.get("/schedules", contains=q, limit=MAX_HITS_PER_KIND))["items"]
+        hits += [(each["name"], f"/ui/schedules/{quote_segment(each['id'])}", "schedule") for each in schedules]
+        for collection, kind in (("campaigns", "campaign"), ("triggers", "trigger")):
+            newest = (await view.get(f"/{collection}", limit=200))["items"]
+            names = [(each["name"], each["id"] if collection == "campaigns" else each["name"]) for each in newest]
             hits += [
-                (name, f"/ui/{what}/{part(id_)}", kind) for name, id_ in named if name and q.lower() in name.lower()
-            ][: FEW // 2]
-        hits.append((f"Jobs of the topic {q}", f"/ui/jobs?q=topic:{part(q)}", "jobs"))
-    hits += [(label, url, "page") for _, url, label, role, _ in NAV if q.lower() in label.lower() and view.may(role)]
-    return view.page("search", hits=hits[: 2 * FEW], q=q)
+                (name, f"/ui/{collection}/{quote_segment(id_)}", kind)
+                for name, id_ in names
+                if name and q.lower() in name.lower()
+            ][: MAX_HITS_PER_KIND // 2]
+        hits.append((f"Jobs with topic {q}", f"/ui/jobs?q=topic:{quote_segment(q)}", "jobs"))
+    hits += [
+        (label, url, "page") for _, url, label, role, _ in NAVIGATION if q.lower() in label.lower() and view.may(role)
+    ]
+    return view.render("search", hits=hits[: 2 * MAX_HITS_PER_KIND], q=q)
 
 
 @routes.get("/ui/{rest:path}")
-async def nowhere(rest: str, view: See) -> Response:
-    """There is no such page."""
-    problem = {"detail": "There is no such page.", "code": "NOT_FOUND", "fix": "The navigation has all there are."}
-    return view.page("trouble", 404, problem=problem, status=404, id=view.request.state.id)
+async def page_not_found(rest: str, view: CurrentView) -> Response:
+    """Render the error page of an unknown path."""
+    problem = {"detail": "There is no such page.", "code": "NOT_FOUND", "fix": "Use the navigation."}
+    return view.render("error", 404, problem=problem, status=404, request_id=view.request.state.id)

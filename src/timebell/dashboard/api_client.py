@@ -1,7 +1,6 @@
-"""The API, asked from within the process in the name of whoever looks at a page.
+"""In-process client of the HTTP API, used by all pages in the name of the signed-in user.
 
-A page has no rules of its own: what a caller may see and do, the limits, the audit record and the transaction of a
-change are those of the API, as its one wall (`api/route.py`) has them.
+Pages have no rules of their own: `api/route.py` applies permissions, limits, transactions and the audit log.
 """
 
 from __future__ import annotations
@@ -15,78 +14,82 @@ import orjson
 from fastapi import FastAPI
 
 from timebell.api import v1
-from timebell.api.authentication import Caller, Door
-from timebell.api.problems import install
-from timebell.api.route import PREFIX
+from timebell.api.authentication import Authenticator, Caller
+from timebell.api.problems import install_handlers
+from timebell.api.route import API_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the API answered."""
+class ApiResponse:
+    """Response of the API; `body` is decoded JSON."""
 
     status: int
     body: Any
     headers: Mapping[str, str]
 
     @property
-    def refused(self) -> bool:
-        """Whether the body is a problem."""
+    def is_error(self) -> bool:
+        """True if the body is a problem document."""
         return self.status >= 400
 
 
-class Refusal(Exception):
-    """A problem that the API answered with."""
+class ApiError(Exception):
+    """The API returned a problem."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.body.get("detail", ""))
-        self.answer = answer
+    def __init__(self, response: ApiResponse) -> None:
+        super().__init__(response.body.get("detail", ""))
+        self.response = response
 
 
 @dataclass
-class Inside:
-    """The API of a door, without a socket between."""
+class ApiClient:
+    """Call the API as an ASGI application, without a socket."""
 
-    door: Door
-    _web: FastAPI = field(default_factory=lambda: FastAPI(docs_url=None, redoc_url=None, openapi_url=None))
+    authenticator: Authenticator
+    _application: FastAPI = field(default_factory=lambda: FastAPI(docs_url=None, redoc_url=None, openapi_url=None))
 
     def __post_init__(self) -> None:
-        self._web.state.door = self.door
-        install(self._web)
-        self._web.router.routes.extend(v1.routes.routes)
+        self._application.state.authenticator = self.authenticator
+        install_handlers(self._application)
+        self._application.router.routes.extend(v1.routes.routes)
 
-    async def ask(
+    async def request(
         self, caller: Caller, request_id: str, method: str, path: str, body: Any = None,
         query: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None,
-    ) -> Answer:  # fmt: skip
-        """One request; `path` is below /api/v1 and quoted already, members of None are left out of the query."""
+    ) -> ApiResponse:  # fmt: skip
+        """Send one request.
+
+        `path` is relative to /api/v1 and already quoted. Query parameters that are None or empty are omitted. The scope
+        carries `caller`, so the API does not authenticate again.
+        """
         content = b"" if body is None else orjson.dumps(body)
-        given = {"content-type": "application/json"} if content else {}
-        asked = {name: value for name, value in (query or {}).items() if value not in (None, "")}
+        all_headers = {**({"content-type": "application/json"} if content else {}), **(headers or {})}
+        parameters = {name: value for name, value in (query or {}).items() if value not in (None, "")}
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-            "path": PREFIX + unquote(path), "raw_path": (PREFIX + path).encode(), "root_path": "",
-            "query_string": urlencode(asked, doseq=True).encode(), "server": None, "client": (caller.address, 0),
-            "headers": [(name.lower().encode(), text.encode()) for name, text in {**given, **(headers or {})}.items()],
+            "path": API_PREFIX + unquote(path), "raw_path": (API_PREFIX + path).encode(), "root_path": "",
+            "query_string": urlencode(parameters, doseq=True).encode(), "server": None, "client": (caller.address, 0),
+            "headers": [(name.lower().encode(), text.encode()) for name, text in all_headers.items()],
             "state": {"id": request_id, "headers": {}, "caller": caller},
         }  # fmt: skip
-        began: dict[str, Any] = {}
-        parts: list[bytes] = []
+        start: dict[str, Any] = {}
+        chunks: list[bytes] = []
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": content, "more_body": False}
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.start":
-                began.update(message)
+                start.update(message)
             else:
-                parts.append(message.get("body", b""))
+                chunks.append(message.get("body", b""))
 
-        await self._web(scope, receive, send)
-        told = {name.decode(): value.decode() for name, value in began["headers"]}
-        text = b"".join(parts)
-        return Answer(began["status"], orjson.loads(text) if text else None, told)
+        await self._application(scope, receive, send)
+        response_headers = {name.decode(): value.decode() for name, value in start["headers"]}
+        received = b"".join(chunks)
+        return ApiResponse(start["status"], orjson.loads(received) if received else None, response_headers)
 
 
-def part(text: str) -> str:
-    """One part of a path, quoted."""
+def quote_segment(text: str) -> str:
+    """Percent-encode one path segment, including slashes."""
     return quote(text, safe="")

@@ -1,4 +1,8 @@
-"""Several schedules or jobs at once: first how many those are and why, then each by itself; who is refused is named."""
+"""Actions on several selected schedules or jobs.
+
+The first request renders a confirmation with their number. The confirmed one applies the action to each item
+separately and lists those that failed.
+"""
 
 from __future__ import annotations
 
@@ -7,67 +11,72 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 
-from timebell.client.validation import uuid_of
-from timebell.dashboard.api_client import part
-from timebell.dashboard.views import Page, See, View
+from timebell.client.validation import parse_uuid
+from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput
 
-DONE = {
+ACTION_LABELS = {
     "schedules": {"pause": "Paused", "resume": "Resumed", "delete": "Deleted"},
     "jobs": {"cancel": "Cancelled", "retry": "Retried"},
 }
-NAME = {"schedules": "name", "jobs": "topic"}
-MARK = "one-"  # before the id of each that was chosen; its value is the revision that was looked at
-NAMED = 12
-routes = APIRouter(route_class=Page)
+NAME_FIELDS = {"schedules": "name", "jobs": "topic"}
+ID_PREFIX = "one-"  # form fields `one-<id>` are the selected items; the value is the revision that was displayed
+MAX_NAMES = 12
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.post("/ui/schedules/several")
-async def several_schedules(view: See) -> Response:
-    """Pause, resume or delete them. Raises InvalidInput (NOTHING_CHOSEN)."""
-    return await _several(view, "schedules", "/ui/schedules")
+async def change_schedules(view: CurrentView) -> Response:
+    """Pause, resume or delete the selected schedules. Raises InvalidInput (NOTHING_CHOSEN)."""
+    return await _bulk_action(view, "schedules", "/ui/schedules")
 
 
 @routes.post("/ui/jobs/several")
-async def several_jobs(view: See) -> Response:
-    """Cancel or retry them, and go back to the list as it was. Raises InvalidInput (NOTHING_CHOSEN)."""
+async def change_jobs(view: CurrentView) -> Response:
+    """Cancel or retry the selected jobs, then return to the filtered list. Raises InvalidInput (NOTHING_CHOSEN)."""
     q = view.form.get("q", "")
-    return await _several(view, "jobs", f"/ui/jobs?q={quote(q, safe='')}" if q else "/ui/jobs")
+    return await _bulk_action(view, "jobs", f"/ui/jobs?q={quote(q, safe='')}" if q else "/ui/jobs")
 
 
-async def _several(view: View, of: str, back: str) -> Response:
-    what = view.form.get("what", "")
-    chosen = {
-        name.removeprefix(MARK): revision for name, revision in view.form.items()
-        if name.startswith(MARK) and uuid_of(name.removeprefix(MARK)) is not None
+async def _bulk_action(view: View, kind: str, list_url: str) -> Response:
+    action = view.form.get("what", "")
+    selected = {
+        name.removeprefix(ID_PREFIX): revision for name, revision in view.form.items()
+        if name.startswith(ID_PREFIX) and parse_uuid(name.removeprefix(ID_PREFIX)) is not None
     }  # fmt: skip
-    if what not in DONE[of] or not chosen:
+    if action not in ACTION_LABELS[kind] or not selected:
         raise InvalidInput(
-            f"No {of.removesuffix('s')} is chosen.", code="NOTHING_CHOSEN", fix="Tick those that are meant."
+            f"No {kind.removesuffix('s')} is selected.", code="NOTHING_CHOSEN", fix="Select at least one."
         )
-    facts: dict[str, Any] = {"what": what, "chosen": chosen, "of": of, "back": back, "told": None, "refused": []}
+    variables: dict[str, Any] = {"action": action, "selected": selected, "kind": kind, "list_url": list_url}
     if "sure" not in view.form:
-        names = [(await view.get(f"/{of}/{part(id_)}"))[NAME[of]] for id_ in list(chosen)[:NAMED]]
-        return view.page("several", names=names, **facts)
-    for id_, revision in chosen.items():
-        if (why := await _do(view, of, what, id_, revision)) is not None:
-            facts["refused"].append((id_, why))
-    if facts["refused"]:
-        return view.page("several", 409, names=[], **facts | {"told": DONE[of][what]})
-    return view.back(back, f"several-{what}")
+        names = [
+            (await view.get(f"/{kind}/{quote_segment(id_)}"))[NAME_FIELDS[kind]] for id_ in list(selected)[:MAX_NAMES]
+        ]
+        return view.render("bulk_action", names=names, failures=[], **variables)
+    failures = []
+    for id_, revision in selected.items():
+        if (reason := await _apply_action(view, kind, action, id_, revision)) is not None:
+            failures.append((id_, reason))
+    if failures:
+        return view.render(
+            "bulk_action", 409, names=[], failures=failures, done_label=ACTION_LABELS[kind][action], **variables
+        )
+    return view.redirect(list_url, f"several-{action}")
 
 
-async def _do(view: View, of: str, what: str, id_: str, revision: str) -> str | None:
-    """Do it to one; why not, where that is so."""
-    path = f"/{of}/{part(id_)}"
-    if what == "delete":
-        answer = await view.ask("DELETE", path, headers={"if-match": f'"{revision}"'})
+async def _apply_action(view: View, kind: str, action: str, id_: str, revision: str) -> str | None:
+    """Apply the action to one item; returns None, or why it failed."""
+    path = f"/{kind}/{quote_segment(id_)}"
+    if action == "delete":
+        response = await view.call_api("DELETE", path, headers={"if-match": f'"{revision}"'})
     else:
         reason = view.form.get("reason", "").strip()
-        body = {"reason": reason} if what == "pause" and reason else {}
-        answer = await view.ask("POST", f"{path}/{what}", body if of == "schedules" else None)
-    if answer.refused:
-        return str(answer.body.get("detail", ""))
-    if what == "cancel" and answer.body["outcome"] == "already_done":
-        return f"It is {answer.body['job']['status']} already."
+        body = {"reason": reason} if action == "pause" and reason else {}
+        response = await view.call_api("POST", f"{path}/{action}", body if kind == "schedules" else None)
+    if response.is_error:
+        return str(response.body.get("detail", ""))
+    if action == "cancel" and response.body["outcome"] == "already_done":
+        return f"Already {response.body['job']['status']}."
     return None

@@ -1,4 +1,4 @@
-"""Campaigns: how far, how fast, who was left out; and what may be done with one."""
+"""Pages of campaigns: the list, progress, timetable, recipients, and actions."""
 
 from __future__ import annotations
 
@@ -9,124 +9,138 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from timebell.dashboard.api_client import part
-from timebell.dashboard.overview_data import LATELY, Now
-from timebell.dashboard.views import Page, See, View
+from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.overview_data import PACE_WINDOW_SECONDS
+from timebell.dashboard.views import CurrentView, PageRoute, View
 
-STATES = {
+STATE_LABELS = {
     "pending": ("wait", "Planned"), "running": ("run", "Sending"), "paused": ("paused", "Paused"),
     "stopped": ("skip", "Stopped"), "completed": ("ok", "Sent"),
 }  # fmt: skip
-GATES = ("approval", "ceiling", "change", "canary")  # what the reason of a pause begins with where a gate stopped it
-FATES = {
-    "": "All", "accepted": "Accepted", "refused": "Refused", "unknown": "Not known", "unsent": "Not reached",
-    "sending": "On the way", "left": "Not sent to",
+# Prefixes of the pause reason of a campaign that waits for approval.
+GATE_REASONS = ("approval", "ceiling", "change", "canary")
+DELIVERY_STATES = {
+    "": "All", "accepted": "Accepted", "refused": "Refused", "unknown": "Unknown", "unsent": "Not reached",
+    "sending": "In progress", "remaining": "Not sent",
 }  # fmt: skip
-PROVIDER = "FCM takes 600,000 a minute, unless the project has more"
-routes = APIRouter(route_class=Page)
+PROVIDER_LIMIT = "FCM limit: 600,000 a minute by default"
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/campaigns")
-async def campaigns(view: See, state: str = "", cursor: str = "") -> Response:
-    """A page of them, newest first."""
-    found = await view.get("/campaigns", limit=50, cursor=cursor, state=state)
-    return view.page("campaigns", found=found, state=state, states=STATES, look=look)
+async def campaigns(view: CurrentView, state: str = "", cursor: str = "") -> Response:
+    """List campaigns, newest first."""
+    page = await view.get("/campaigns", limit=50, cursor=cursor, state=state)
+    return view.render("campaigns", page=page, state=state, states=STATE_LABELS, state_label=state_label)
 
 
 @routes.get("/ui/campaigns/{id}")
-async def campaign(id: str, view: See) -> Response:
-    """One: its progress (alone, for htmx), its message and its timetable."""
-    one = await view.get(f"/campaigns/{part(id)}")
-    facts = {"one": one, "state": look(one), "gated": gated(one), "far": await far(view, one)}
-    if view.partial:
-        return view.page("_campaign", **facts)
-    request = (await view.get(f"/campaigns/{part(id)}/preview"))["request"]
-    return view.page("campaign", **facts, request=request)
+async def campaign(id: str, view: CurrentView) -> Response:
+    """Show one campaign; for htmx, only its progress."""
+    record = await view.get(f"/campaigns/{quote_segment(id)}")
+    variables = {
+        "campaign": record, "state": state_label(record), "needs_approval": needs_approval(record),
+        "progress": await load_progress(view, record),
+    }  # fmt: skip
+    if view.is_fragment_request:
+        return view.render("partials/campaign_progress", **variables)
+    request = (await view.get(f"/campaigns/{quote_segment(id)}/preview"))["request"]
+    return view.render("campaign", **variables, request=request)
 
 
 @routes.get("/ui/campaigns/{id}/timetable")
-async def timetable(id: str, view: See) -> Response:
-    """When each zone is sent to, and who is left out: apart, as all of the audience has to be counted."""
-    one = await view.get(f"/campaigns/{part(id)}")
-    return view.page("campaign_timetable", one=one, plan=await view.get(f"/campaigns/{part(id)}/timetable"))
+async def timetable(id: str, view: CurrentView) -> Response:
+    """Show the send times of each zone. A separate request, because it counts the whole audience."""
+    record = await view.get(f"/campaigns/{quote_segment(id)}")
+    plan = await view.get(f"/campaigns/{quote_segment(id)}/timetable")
+    return view.render("campaign_timetable", campaign=record, timetable=plan)
 
 
 @routes.get("/ui/campaigns/{id}/people")
-async def people(id: str, view: See, state: str = "", cursor: str = "") -> Response:
-    """Who it was sent to and what became of it, or who it was not sent to."""
-    one = await view.get(f"/campaigns/{part(id)}")
-    which = {} if state == "left" else {"state": state}
-    path = f"/campaigns/{part(id)}/{'left' if state == 'left' else 'deliveries'}"
-    found = await view.get(path, limit=50, cursor=cursor, **which)
-    return view.page("campaign_people", one=one, found=found, state=state, fates=FATES)
+async def recipients(id: str, view: CurrentView, state: str = "", cursor: str = "") -> Response:
+    """List the deliveries by state, or (`state=remaining`) the devices that the campaign was not sent to."""
+    record = await view.get(f"/campaigns/{quote_segment(id)}")
+    is_remaining = state == "remaining"
+    filters = {} if is_remaining else {"state": state}
+    path = f"/campaigns/{quote_segment(id)}/{'remaining' if is_remaining else 'deliveries'}"
+    page = await view.get(path, limit=50, cursor=cursor, **filters)
+    return view.render("campaign_recipients", campaign=record, page=page, state=state, delivery_states=DELIVERY_STATES)
 
 
 @routes.get("/ui/campaigns/{id}/stop")
-async def stop_page(id: str, view: See) -> Response:
-    """Whether really."""
-    one = await view.get(f"/campaigns/{part(id)}")
-    return view.page("campaign_stop", one=one, far=await far(view, one))
+async def stop_page(id: str, view: CurrentView) -> Response:
+    """Ask for confirmation before a campaign is stopped."""
+    record = await view.get(f"/campaigns/{quote_segment(id)}")
+    return view.render("campaign_stop", campaign=record, progress=await load_progress(view, record))
 
 
 @routes.post("/ui/campaigns/{id}/test")
-async def test(id: str, view: See) -> Response:
-    """Send it to some devices alone, and look at that job."""
-    given = re.split(r"[\s,]+", view.form.get("devices", "").strip())
+async def send_test(id: str, view: CurrentView) -> Response:
+    """Send the message of a campaign to the specified devices or users, then show that job."""
+    parts = re.split(r"[\s,]+", view.form.get("devices", "").strip())
     kind = "userIds" if view.form.get("kind") == "users" else "tokens"
-    told = await view.send("POST", f"/campaigns/{part(id)}/test", {kind: [one for one in given if one]})
-    return view.back(f"/ui/jobs/{part(told['jobId'])}", "tested")
+    body = {kind: [part for part in parts if part]}
+    result = await view.change("POST", f"/campaigns/{quote_segment(id)}/test", body)
+    return view.redirect(f"/ui/jobs/{quote_segment(result['jobId'])}", "tested")
 
 
-DONE = {
+DONE_MESSAGES = {
     "start": "started", "pause": "pausing", "resume": "sending", "approve": "approved", "stop": "stopping",
     "retry": "retrying",
 }  # fmt: skip
 
 
 @routes.post("/ui/campaigns/{id}/{verb}")
-async def steer(id: str, verb: str, view: See) -> Response:
-    """Start, pause, resume, approve, stop, or send to those who were not reached."""
+async def perform_action(id: str, verb: str, view: CurrentView) -> Response:
+    """Start, pause, resume, approve or stop a campaign, or (`retry`) send to the recipients not reached."""
     reason = view.form.get("reason", "").strip()
     body: dict[str, Any] | None = None
     if verb in ("pause", "stop"):
         body = {"reason": reason} if reason else {}
     if verb == "retry":
         body = {"unknown": "unknown" in view.form}
-    await view.send("POST", f"/campaigns/{part(id)}/{part(verb)}", body)
-    return view.back(f"/ui/campaigns/{part(id)}", DONE.get(verb, ""))
+    await view.change("POST", f"/campaigns/{quote_segment(id)}/{quote_segment(verb)}", body)
+    return view.redirect(f"/ui/campaigns/{quote_segment(id)}", DONE_MESSAGES.get(verb, ""))
 
 
-def gated(one: Mapping[str, Any]) -> bool:
-    """Whether a gate stopped it, so that somebody has to approve."""
-    return one["state"] == "paused" and str(one["reason"] or "").split(":")[0] in GATES
+def needs_approval(record: Mapping[str, Any]) -> bool:
+    """Return whether a gate paused the campaign, so that it waits for approval."""
+    return record["state"] == "paused" and str(record["reason"] or "").split(":")[0] in GATE_REASONS
 
 
-def look(one: Mapping[str, Any]) -> tuple[str, str]:
-    """Colour and word for a campaign."""
-    return ("retry", "Waits for approval") if gated(one) else STATES[one["state"]]
+def state_label(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the CSS class and label of a campaign's state."""
+    return ("retry", "Awaiting approval") if needs_approval(record) else STATE_LABELS[record["state"]]
 
 
-async def far(view: View, one: Mapping[str, Any]) -> dict[str, Any]:
-    """How far it is: of how many (`all`), how many are dealt with (`past`), how fast a second, and the squares."""
-    now: Now = view.request.app.state.now
-    seen = await now.campaign(view.caller.tenant_id, one["id"])
-    counts = one["counts"]
-    past = one["opened"] - counts.get("pending", 0)
-    total = one["opened"] if one["state"] == "completed" else max(seen.meant, one["opened"], one["expected"] or 0)
-    rate = seen.map.lately / LATELY if one["state"] == "running" else 0.0
-    chunks = max(-(-total // one["chunkSize"]), sum(cell.chunks for cell in seen.map.cells))
+async def load_progress(view: View, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the progress of a campaign.
+
+    Recipients: `total`, `processed`, `remaining` (not sent to yet). `rate` is recipients per second, `eta` the time
+    until the end; None: not sending. `chunk_map` has the cells of the started chunks, `open_cells` is the number of
+    cells of chunks not started, `chunk_count` the number of all chunks.
+    """
+    progress = await view.overview_cache.campaign_progress(view.caller.tenant_id, record["id"])
+    chunk_map, opened = progress.chunk_map, record["opened"]
+    processed = opened - record["counts"].get("pending", 0)
+    total = opened
+    if record["state"] != "completed":
+        total = max(progress.audience_size, opened, record["expected"] or 0)
+    rate = chunk_map.recently_ended / PACE_WINDOW_SECONDS if record["state"] == "running" else 0.0
+    chunk_count = max(-(-total // record["chunkSize"]), sum(cell.chunks for cell in chunk_map.cells))
     return {
-        "all": total, "past": past, "left": max(0, total - one["opened"]), "rate": rate, "map": seen.map,
-        "chunks": chunks, "rest": max(0, -(-chunks // seen.map.per) - len(seen.map.cells)),
-        "seconds": timedelta(seconds=round((total - past) / rate)) if rate else None, "limit": limit(one),
+        "total": total, "processed": processed, "remaining": max(0, total - opened), "rate": rate,
+        "eta": timedelta(seconds=round((total - processed) / rate)) if rate else None,
+        "rate_limit": format_rate_limit(record), "chunk_map": chunk_map, "chunk_count": chunk_count,
+        "open_cells": max(0, -(-chunk_count // chunk_map.chunks_per_cell) - len(chunk_map.cells)),
     }  # fmt: skip
 
 
-def limit(one: Mapping[str, Any]) -> str:
-    """What it can be no faster than."""
-    pause = one["chunkDelayMs"]
-    if not isinstance(pause, int) or not pause:
-        return PROVIDER
-    rate = 1000 * one["chunkSize"] / pause
+def format_rate_limit(record: Mapping[str, Any]) -> str:
+    """Format what limits the speed of a campaign: its delay between chunks, or the provider."""
+    delay_ms = record["chunkDelayMs"]
+    if not isinstance(delay_ms, int) or not delay_ms:
+        return PROVIDER_LIMIT
+    rate = 1000 * record["chunkSize"] / delay_ms
     pace = f"{rate:,.0f} a second" if rate >= 1 else f"{60 * rate:,.0f} a minute"
-    return f"held to {pace}: {one['chunkSize']:,} every {pause / 1000:g} s"
+    return f"limited to {pace}: {record['chunkSize']:,} every {delay_ms / 1000:g} s"

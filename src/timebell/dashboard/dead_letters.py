@@ -1,84 +1,86 @@
-"""Dead letters: what broke, how much, is it safe to replay?"""
+"""Pages of dead letters: groups by error or topic, retry and discard with confirmation."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
-from timebell.dashboard.api_client import part
-from timebell.dashboard.views import Page, See, View
+from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.store.audit import overview as rows
 
-FILTERS = {"topic": "topic", "errorCode": "errorCode", "scheduleId": "scheduleId"}
-DONE = {"replay": "replaying", "discard": "discarding"}
-routes = APIRouter(route_class=Page)
+FILTER_FIELDS = {"topic": "topic", "errorCode": "errorCode", "scheduleId": "scheduleId"}
+DONE_MESSAGES = {"retry": "replaying", "discard": "discarding"}
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/dead-letters")
 async def dead_letters(
-    view: See, topic: str = "", errorCode: str = "", scheduleId: str = "", by: str = "error", cursor: str = ""  # noqa: N803 - as in the URL
+    view: CurrentView, topic: str = "", error_code: Annotated[str, Query(alias="errorCode")] = "",
+    schedule_id: Annotated[str, Query(alias="scheduleId")] = "", by: str = "error", cursor: str = "",
 ) -> Response:  # fmt: skip
-    """Grouped by what went wrong, or those of a group; and the replays that run."""
-    chosen = {"topic": topic, "errorCode": errorCode, "scheduleId": scheduleId}
-    groups = await view.get("/dead-letters", groupBy="topic" if by == "topic" else "error", limit=50, **chosen)
-    single = any(chosen.values())
-    found = await view.get("/dead-letters", limit=50, cursor=cursor, **chosen) if single else None
-    running = (await view.get("/operations", limit=10))["items"]
-    shown = [group["latest"] for group in groups["items"]] + (found["items"] if found else [])
-    names, again = await view.app.store.run(
-        rows.about, view.caller.tenant_id, {job["id"] for job in shown},
-        {job["scheduleId"] for job in shown if job["scheduleId"]},
+    """List groups of dead letters; with a filter also the single jobs. Show the latest retries and discards."""
+    filters = {"topic": topic, "errorCode": error_code, "scheduleId": schedule_id}
+    groups = await view.get("/dead-letters", groupBy="topic" if by == "topic" else "error", limit=50, **filters)
+    has_filter = any(filters.values())
+    page = await view.get("/dead-letters", limit=50, cursor=cursor, **filters) if has_filter else None
+    operations = (await view.get("/operations", limit=10))["items"]
+    jobs = [group["latest"] for group in groups["items"]] + (page["items"] if page else [])
+    schedule_names, retry_counts = await view.app.store.run(
+        rows.get_names_and_retry_counts, view.caller.tenant_id, {job["id"] for job in jobs},
+        {job["scheduleId"] for job in jobs if job["scheduleId"]},
     )  # fmt: skip
-    return view.page(
-        "dead_letters", groups=groups, by=by, found=found, chosen={k: v for k, v in chosen.items() if v}, names=names,
-        again=again, operations=[one for one in running if one["kind"] in ("replay", "discard")][:5],
+    return view.render(
+        "dead_letters", groups=groups, by=by, page=page, filters={name: text for name, text in filters.items() if text},
+        schedule_names=schedule_names, retry_counts=retry_counts,
+        operations=[operation for operation in operations if operation["kind"] in ("retry", "discard")][:5],
     )  # fmt: skip
 
 
 @routes.get("/ui/operations/{id}")
-async def operation(id: str, view: See) -> Response:
-    """How far one is."""
-    return view.page("operation", one=await view.get(f"/operations/{part(id)}"))
+async def operation(id: str, view: CurrentView) -> Response:
+    """Show the progress of an operation."""
+    return view.render("operation", operation=await view.get(f"/operations/{quote_segment(id)}"))
 
 
 @routes.post("/ui/operations/{id}/cancel")
-async def stop(id: str, view: See) -> Response:
-    """Go no further with it."""
-    told = await view.send("POST", f"/operations/{part(id)}/cancel")
-    return view.back("/ui/triggers" if told["kind"] == "scan" else "/ui/dead-letters", "stopped")
+async def cancel_operation(id: str, view: CurrentView) -> Response:
+    """Cancel an operation. Completed steps are not undone."""
+    cancelled = await view.change("POST", f"/operations/{quote_segment(id)}/cancel")
+    return view.redirect("/ui/triggers" if cancelled["kind"] == "scan" else "/ui/dead-letters", "stopped")
 
 
-@routes.post("/ui/dead-letters/replay")
-async def replay(view: See) -> Response:
-    """First how many, then they, at a rate."""
-    return await _operate(view, "replay")
+@routes.post("/ui/dead-letters/retry")
+async def retry(view: CurrentView) -> Response:
+    """Ask for confirmation with the number of jobs; once confirmed, retry them, optionally at a limited rate."""
+    return await _start_operation(view, "retry")
 
 
 @routes.post("/ui/dead-letters/discard")
-async def discard(view: See) -> Response:
-    """First how many, then they."""
-    return await _operate(view, "discard")
+async def discard(view: CurrentView) -> Response:
+    """Ask for confirmation with the number of jobs; once confirmed, discard them."""
+    return await _start_operation(view, "discard")
 
 
-async def _operate(view: View, what: str) -> Response:
-    chosen = {name: view.form[name] for name in FILTERS if view.form.get(name)}
-    rate, sure = view.form.get("rate", "").strip(), "sure" in view.form
-    body: dict[str, Any] = {"filter": chosen, "dryRun": not sure}
-    if what == "replay" and rate:
+async def _start_operation(view: View, action: str) -> Response:
+    filters = {name: view.form[name] for name in FILTER_FIELDS if view.form.get(name)}
+    rate, is_confirmed = view.form.get("rate", "").strip(), "sure" in view.form
+    body: dict[str, Any] = {"filter": filters, "dryRun": not is_confirmed}
+    if action == "retry" and rate:
         try:
             body["rate"] = float(rate)
         except ValueError:
             body["rate"] = rate
-    answer = view.good(await view.ask("POST", f"/dead-letters/{what}", body)).body
-    if sure:
-        return view.back(f"/ui/operations/{answer['id']}", DONE[what])
-    return view.page("dead_sure", what=what, count=answer["count"], chosen=chosen, rate=rate)
+    result = view.check_response(await view.call_api("POST", f"/dead-letters/{action}", body)).body
+    if is_confirmed:
+        return view.redirect(f"/ui/operations/{result['id']}", DONE_MESSAGES[action])
+    return view.render("dead_letters_confirm", action=action, count=result["count"], filters=filters, rate=rate)
 
 
-@routes.post("/ui/backlogs/{what}")
-async def backlogs(what: str, view: See) -> Response:
-    """What an outage left: let it run, or rest."""
-    chosen = "release" if what == "release" else "discard"
-    await view.send("POST", f"/backlogs/{chosen}", {})
-    return view.back("/ui/", "released" if chosen == "release" else "discarded")
+@routes.post("/ui/backlogs/{action}")
+async def resolve_backlog(action: str, view: CurrentView) -> Response:
+    """Release or discard the jobs that an outage left behind."""
+    resolution = "release" if action == "release" else "discard"
+    await view.change("POST", f"/backlogs/{resolution}", {})
+    return view.redirect("/ui/", "released" if resolution == "release" else "discarded")

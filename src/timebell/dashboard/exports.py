@@ -1,5 +1,7 @@
-"""Lists as files: CSV for a spreadsheet, JSON lines for a program. The first MOST of what a list shows, read page by
-page while they are sent; a file has what the API shows to whoever asks."""
+"""Downloads of lists as CSV or JSON lines.
+
+A file contains the first MAX_ROWS rows of a list, fetched from the API page by page while the response is streamed.
+"""
 
 from __future__ import annotations
 
@@ -15,106 +17,111 @@ from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
 from timebell.alarm import Alarm
-from timebell.dashboard.api_client import Answer, Refusal, part
-from timebell.dashboard.dead_letters import FILTERS
-from timebell.dashboard.jobs import wanted_of
-from timebell.dashboard.views import Page, See, View
+from timebell.dashboard.api_client import ApiError, ApiResponse, quote_segment
+from timebell.dashboard.dead_letters import FILTER_FIELDS
+from timebell.dashboard.jobs import parse_filter
+from timebell.dashboard.views import CurrentView, PageRoute, View
 
-MOST, PAGE = 10_000, 200
+MAX_ROWS, PAGE_SIZE = 10_000, 200
 SECOND = timedelta(seconds=1)
-KINDS = {"csv": "text/csv", "jsonl": "application/x-ndjson"}
-JOBS = (
+MEDIA_TYPES = {"csv": "text/csv", "jsonl": "application/x-ndjson"}
+JOB_COLUMNS = (
     "id", "topic", "status", "reason", "kind", "scheduleId", "scheduledAt", "runAt", "timezone", "firedAt",
     "completedAt", "durationMs", "attemptNumber", "attemptsMade", "key", "queue", "priority", "hold", "errorCode",
     "errorMessage", "payload", "metadata", "result",
 )  # fmt: skip
-EXECUTIONS = (
+EXECUTION_COLUMNS = (
     "id", "scheduledAt", "kind", "status", "reason", "firedAt", "completedAt", "durationMs", "attemptNumber",
     "errorMessage", "skippedCount", "skippedTo", "result",
 )  # fmt: skip
-# What a spreadsheet takes for a formula; the last four are as wide as a Chinese character.
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-routes = APIRouter(route_class=Page)
+# A spreadsheet interprets text with these prefixes as a formula; the last four are full-width characters.
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/jobs/export")
-async def jobs(view: See, q: str = "", format: str = "csv") -> Response:
-    """Jobs that fit a filter."""
-    wanted, problem = await wanted_of(view, q)
-    if "lag" in wanted:
-        problem = {"detail": "There is no file of jobs by their lag.", "fix": "Leave lag: out."}
+async def jobs(view: CurrentView, q: str = "", format: str = "csv") -> Response:
+    """Download the jobs that match a filter."""
+    filters, problem = await parse_filter(view, q)
+    if "lag" in filters:
+        problem = {"detail": "A search by lag cannot be exported.", "fix": "Remove lag: from the filter."}
         problem["code"] = "INVALID_FILTER"
     if problem is not None:
-        raise Refusal(Answer(422, problem, {}))
-    return await _file(view, "jobs", format, "/jobs", JOBS, wanted)
+        raise ApiError(ApiResponse(422, problem, {}))
+    return await _download(view, "jobs", format, "/jobs", JOB_COLUMNS, filters)
 
 
 @routes.get("/ui/schedules/{id}/export")
-async def executions(id: str, view: See, format: str = "csv") -> Response:
-    """What became of a schedule's occurrences."""
-    return await _file(view, "executions", format, f"/schedules/{part(id)}/executions", EXECUTIONS, {})
+async def executions(id: str, view: CurrentView, format: str = "csv") -> Response:
+    """Download the outcomes of a schedule's occurrences."""
+    return await _download(
+        view, "executions", format, f"/schedules/{quote_segment(id)}/executions", EXECUTION_COLUMNS, {}
+    )
 
 
 @routes.get("/ui/dead-letters/export")
-async def dead_letters(view: See, format: str = "csv") -> Response:
-    """Dead letters that fit the filter of their page."""
-    wanted = {name: text for name, text in view.request.query_params.items() if name in FILTERS}
-    return await _file(view, "dead-letters", format, "/dead-letters", (*JOBS, "failedAt"), wanted)
+async def dead_letters(view: CurrentView, format: str = "csv") -> Response:
+    """Download the dead letters that match the filter of their page."""
+    filters = {name: text for name, text in view.request.query_params.items() if name in FILTER_FIELDS}
+    return await _download(view, "dead-letters", format, "/dead-letters", (*JOB_COLUMNS, "failedAt"), filters)
 
 
-async def _file(
-    view: View, name: str, kind: str, path: str, columns: Sequence[str], wanted: Mapping[str, Any]
+async def _download(
+    view: View, name: str, file_type: str, path: str, columns: Sequence[str], filters: Mapping[str, Any]
 ) -> Response:  # fmt: skip
-    kind = kind if kind in KINDS else "csv"
-    first = await view.get(path, limit=PAGE, **wanted)  # who may not, or asks amiss, hears it before a file begins
-    named = f"timebell-{name}-{view.now:%Y-%m-%dT%H%MZ}.{kind}"
+    file_type = file_type if file_type in MEDIA_TYPES else "csv"
+    # Fetched before the response starts, so that a missing permission or a wrong filter is an error page, not a file.
+    first_page = await view.get(path, limit=PAGE_SIZE, **filters)
+    file_name = f"timebell-{name}-{view.now:%Y-%m-%dT%H%MZ}.{file_type}"
     return StreamingResponse(
-        _sent(view, path, wanted, first, columns if kind == "csv" else None), media_type=KINDS[kind],
-        headers={"Content-Disposition": f'attachment; filename="{named}"'},
+        _stream_rows(view, path, filters, first_page, columns if file_type == "csv" else None),
+        media_type=MEDIA_TYPES[file_type], headers={"Content-Disposition": f'attachment; filename="{file_name}"'},
     )  # fmt: skip
 
 
-async def _sent(
-    view: View, path: str, wanted: Mapping[str, Any], page: Any, columns: Sequence[str] | None
+async def _stream_rows(
+    view: View, path: str, filters: Mapping[str, Any], page: Any, columns: Sequence[str] | None
 ) -> AsyncIterator[bytes]:  # fmt: skip
-    left = MOST
+    remaining = MAX_ROWS
     if columns is not None:
-        yield _csv([columns])
+        yield _encode_csv([columns])
     while True:
-        items = page["items"][:left]
-        left -= len(items)
+        items = page["items"][:remaining]
+        remaining -= len(items)
         if columns is None:
-            yield b"".join(orjson.dumps(one) + b"\n" for one in items)
+            yield b"".join(orjson.dumps(item) + b"\n" for item in items)
         else:
-            yield _csv([[cell(one.get(name)) for name in columns] for one in items])
-        if not left or page["nextCursor"] is None:
+            yield _encode_csv([[escape_cell(item.get(name)) for name in columns] for item in items])
+        if not remaining or page["nextCursor"] is None:
             return
-        page = await _next(view, path, wanted, page["nextCursor"])
+        page = await _next_page(view, path, filters, page["nextCursor"])
 
 
-async def _next(view: View, path: str, wanted: Mapping[str, Any], cursor: str) -> Any:
-    """The page after a cursor, within what the tenant may ask a second. Raises Refusal, which ends a file before its
-    end, so that a browser calls it broken."""
+async def _next_page(view: View, path: str, filters: Mapping[str, Any], cursor: str) -> Any:
+    """Fetch the page after a cursor; while the tenant's rate limit is exceeded, retry each second.
+
+    Raises ApiError, which aborts the response, so that the browser reports an incomplete download.
+    """
     alarm = Alarm(view.app.clock)
     try:
         while True:
-            answer = await view.ask("GET", path, limit=PAGE, cursor=cursor, **wanted)
-            if answer.status != 429:
-                return view.good(answer).body
+            response = await view.call_api("GET", path, limit=PAGE_SIZE, cursor=cursor, **filters)
+            if response.status != 429:
+                return view.check_response(response).body
             await alarm.wait(view.app.clock.now() + SECOND)
     finally:
         alarm.close()
 
 
-def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
-    written = io.StringIO()
-    csv.writer(written).writerows(rows)
-    return written.getvalue().encode()
+def _encode_csv(rows: Sequence[Sequence[Any]]) -> bytes:
+    output = io.StringIO()
+    csv.writer(output).writerows(rows)
+    return output.getvalue().encode()
 
 
-def cell(value: Any) -> Any:
-    """A value as CSV has it: no text that a spreadsheet would compute."""
+def escape_cell(value: Any) -> Any:
+    """Convert a value to a CSV cell; text that a spreadsheet would evaluate is prefixed with an apostrophe."""
     if value is None or isinstance(value, int | float):
         return value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"'{text}" if text.startswith(FORMULA) else text
+    return f"'{text}" if text.startswith(FORMULA_PREFIXES) else text

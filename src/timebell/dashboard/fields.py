@@ -1,4 +1,4 @@
-"""What stands in a form's fields, as the API takes it; every reader raises InvalidInput for what it is not."""
+"""Parse form fields into API values. Every parser raises InvalidInput for a value that it cannot read."""
 
 from __future__ import annotations
 
@@ -11,60 +11,68 @@ from fastapi import Request, Response
 from timebell.dashboard.views import View
 from timebell.errors import InvalidInput, TimebellError
 from timebell.model.payload import read_json
-from timebell.recurrence.zone_names import names as zone_names
+from timebell.recurrence.zone_names import accepted_names as zone_names
 
 
-def number(name: str, text: str) -> float | int | None:
-    """A number; None: the field is empty."""
+def parse_number(name: str, text: str) -> float | int | None:
+    """Parse a number within 64 bits; None: the field is empty."""
     text = text.strip()
     if not text:
         return None
     try:
-        found = int(text) if text.lstrip("-").isdigit() else float(text)
+        number = int(text) if text.lstrip("-").isdigit() else float(text)
     except ValueError:
-        found = nan
-    if not -(2**63) <= found < 2**63:
-        raise InvalidInput(f"{name} is {text!r:.40}, which is no number.", code="FIELDS_INVALID")
-    return found
+        number = nan
+    if not -(2**63) <= number < 2**63:
+        raise InvalidInput(f"{name} is {text!r:.40}, which is not a number.", code="INVALID_FIELDS")
+    return number
 
 
-def from_json(name: str, text: str) -> Any:
-    """JSON; None: the field is empty."""
+def parse_json(name: str, text: str) -> Any:
+    """Parse JSON; None: the field is empty."""
     try:
         return read_json(text.encode(errors="replace"), name) if text.strip() else None
-    except InvalidInput as bad:
-        raise InvalidInput(bad.message, code=bad.code, fix=bad.fix or 'E.g. {"to": "you"}') from None
+    except InvalidInput as error:
+        raise InvalidInput(error.message, code=error.code, fix=error.fix or 'E.g. {"to": "you"}') from None
 
 
-def texts(form: Mapping[str, str], *names: str) -> dict[str, str]:
-    """Those of these fields that are not empty."""
-    found = {name: form.get(name, "").strip() for name in names}
-    return {name: text for name, text in found.items() if text}
+def text_fields(form: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Return the named fields that are not empty, stripped."""
+    values = {name: form.get(name, "").strip() for name in names}
+    return {name: text for name, text in values.items() if text}
 
 
-def default_zone(request: Request, view: View) -> str:
-    """The zone that stands in an empty form."""
-    mine = request.cookies.get("timebell-timezone", "").replace("%2F", "/")
-    return view.app.settings.default_timezone or (mine if mine in zone_names() else "UTC")
+def default_timezone(request: Request, view: View) -> str:
+    """Return the zone of an empty form: the configured default, else that of the browser, else UTC."""
+    browser_zone = request.cookies.get("timebell-timezone", "").replace("%2F", "/")
+    return view.app.settings.default_timezone or (browser_zone if browser_zone in zone_names() else "UTC")
 
 
-def problem(unfit: TimebellError) -> dict[str, Any]:
-    """What is wrong, as the API says it."""
-    return {"detail": unfit.message, "fix": unfit.fix, "code": unfit.code}
+def to_problem(error: TimebellError) -> dict[str, Any]:
+    """Convert an error to the members of an API problem."""
+    return {"detail": error.message, "fix": error.fix, "code": error.code}
 
 
-def plain(value: Any) -> str:
-    """A value as a field shows it: 60, and not 60.0."""
+def format_value(value: Any) -> str:
+    """Format a value for a form field: 60, not 60.0."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-async def sent(
-    view: View, path: str, read: Callable[[Mapping[str, str]], Any], shown: Callable[..., Awaitable[Response]]
+async def submit(
+    view: View,
+    path: str,
+    parse_form: Callable[[Mapping[str, str]], Any],
+    render_form: Callable[..., Awaitable[Response]],
 ) -> Any:
-    """What the API made of a form, as `read` gives it; or the form again, as it is `shown`, with what is wrong."""
+    """Post a form to the API at `path`.
+
+    Returns the body of the API response, or a Response with the form and its problem.
+    """
     try:
-        body = read(view.form)
-    except InvalidInput as unfit:
-        return await shown(view, view.form, problem(unfit), status=422)
-    answer = await view.ask("POST", path, body)
-    return await shown(view, view.form, answer.body, status=answer.status) if answer.refused else answer.body
+        body = parse_form(view.form)
+    except InvalidInput as error:
+        return await render_form(view, view.form, to_problem(error), status=422)
+    response = await view.call_api("POST", path, body)
+    if response.is_error:
+        return await render_form(view, view.form, response.body, status=response.status)
+    return response.body

@@ -1,4 +1,4 @@
-"""Jobs: what waits, runs, is stuck; and what happened to one, step by step."""
+"""Pages of jobs: the filtered list, one job as a timeline, retry and cancel."""
 
 from __future__ import annotations
 
@@ -9,191 +9,203 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
-from timebell.api.job_fields import shown_job
-from timebell.client.validation import uuid_of
-from timebell.dashboard.api_client import part
-from timebell.dashboard.rendering import HOLDS, instant, lag, pretty, span
-from timebell.dashboard.views import Page, See, View
+from timebell.api.job_fields import render_job
+from timebell.client.validation import parse_uuid
+from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.fields import to_problem
+from timebell.dashboard.rendering import HOLD_REASONS, format_json, format_lag, format_seconds, to_datetime
+from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput
 from timebell.model.job import STATE_WORDS
 from timebell.model.payload import read_json
-from timebell.settings import duration
+from timebell.settings import parse_duration
 from timebell.store.audit import overview as rows
 from timebell.tenancy.roles import Role, require
 
 STATES = ("pending", "running", "failed", "completed", "skipped", "cancelled")
-# The words of the filter -> what the API calls them.
-WORDS = {
+# Name in a filter expression -> query parameter of the API.
+FILTER_PARAMETERS = {
     "status": "status", "topic": "topic", "owner": "ownerId", "schedule": "scheduleId", "key": "key", "queue": "queue",
     "attempts": "minAttempts", "lag": "lag",
 }  # fmt: skip
-COLUMNS = {"topic": "topic", "ownerId": "owner_id", "scheduleId": "schedule_id", "key": "key", "queue": "queue"}
-routes = APIRouter(route_class=Page)
+FILTER_COLUMNS = {"topic": "topic", "ownerId": "owner_id", "scheduleId": "schedule_id", "key": "key", "queue": "queue"}
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/jobs")
-async def jobs(view: See, q: str = "", cursor: str = "") -> Response:
-    """A page of them, filtered by words such as `status:failed topic:erp.sync attempts:2`."""
-    if (id_ := uuid_of(q.strip())) is not None:
+async def jobs(view: CurrentView, q: str = "", cursor: str = "") -> Response:
+    """List jobs, filtered by expressions such as `status:failed topic:erp.sync attempts:2`."""
+    if (id_ := parse_uuid(q.strip())) is not None:
         return RedirectResponse(f"/ui/jobs/{id_}", 303)
-    wanted, problem = await wanted_of(view, q)
-    late = problem is None and "lag" in wanted
+    filters, problem = await parse_filter(view, q)
+    is_lag_search = problem is None and "lag" in filters
     status = 422
-    found: dict[str, Any] = {"items": [], "nextCursor": None}
-    if late:
-        found["items"] = await _late(view, wanted)
+    page: dict[str, Any] = {"items": [], "nextCursor": None}
+    if is_lag_search:
+        page["items"] = await _find_late_jobs(view, filters)
     elif problem is None:
-        answer = await view.ask("GET", "/jobs", limit=50, cursor=cursor, **wanted)
-        if answer.refused:
-            problem, status = answer.body, answer.status
+        response = await view.call_api("GET", "/jobs", limit=50, cursor=cursor, **filters)
+        if response.is_error:
+            problem, status = response.body, response.status
         else:
-            found = answer.body
-    rest = " ".join(word for word in q.split() if not word.startswith("status:"))
+            page = response.body
+    other_filters = " ".join(word for word in q.split() if not word.startswith("status:"))
     tenant_id = view.caller.tenant_id
-    ids = {job["scheduleId"] for job in found["items"] if job["scheduleId"]}
-    names = await view.app.store.run(rows.names, tenant_id, ids) if ids else {}
-    return view.page(
-        "jobs", 200 if problem is None else status, names=names, found=found, q=q, problem=problem, states=STATES,
-        counts=view.request.app.state.now.counts(tenant_id), status=wanted.get("status", ""), words=WORDS, rest=rest,
-        late=late,
+    ids = {job["scheduleId"] for job in page["items"] if job["scheduleId"]}
+    names = await view.app.store.run(rows.get_schedule_names, tenant_id, ids) if ids else {}
+    return view.render(
+        "jobs", 200 if problem is None else status, page=page, schedule_names=names, q=q, problem=problem,
+        states=STATES, counts=view.overview_cache.counts(tenant_id), status=filters.get("status", ""),
+        filter_names=FILTER_PARAMETERS, other_filters=other_filters, is_lag_search=is_lag_search,
     )  # fmt: skip
 
 
-async def wanted_of(view: View, q: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The filter as the API takes it, or what is wrong with it."""
-    wanted: dict[str, Any] = {}
+async def parse_filter(view: View, q: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Parse a filter expression; returns the query parameters and None, or an empty dict and a problem.
+
+    The lag is in seconds, and not a parameter of the API. A word without a colon is a topic.
+    """
+    filters: dict[str, Any] = {}
     for word in q.split():
         name, colon, value = word.partition(":")
         if not colon:
             name, value = "topic", word
-        if name not in WORDS or not value:
-            known = ", ".join(f"{each}:" for each in WORDS)
-            return {}, {"detail": f"{word!r:.60} is no filter.", "fix": f"There are {known} or a topic.",
+        if name not in FILTER_PARAMETERS or not value:
+            known = ", ".join(f"{each}:" for each in FILTER_PARAMETERS)
+            return {}, {"detail": f"{word!r:.60} is not a filter.", "fix": f"Use {known} or a topic.",
                         "code": "INVALID_FILTER"}  # fmt: skip
-        if name == "schedule" and uuid_of(value) is None:
-            named = (await view.get("/schedules", name=value, limit=1))["items"]
-            if not named:
-                return {}, {"detail": f"There is no schedule {value!r:.60}.", "fix": "Give its name or id.",
+        if name == "schedule" and parse_uuid(value) is None:
+            matches = (await view.get("/schedules", name=value, limit=1))["items"]
+            if not matches:
+                return {}, {"detail": f"There is no schedule {value!r:.60}.", "fix": "Specify its name or id.",
                             "code": "SCHEDULE_NOT_FOUND"}  # fmt: skip
-            value = named[0]["id"]
-        wanted[WORDS[name]] = value.lstrip(">=") if name in ("attempts", "lag") else value
+            value = matches[0]["id"]
+        filters[FILTER_PARAMETERS[name]] = value.lstrip(">=") if name in ("attempts", "lag") else value
         if name == "lag":
-            wanted["lag"] = duration(wanted["lag"])
-            if wanted["lag"] is None:
-                return {}, {"detail": f"{word!r:.60} has no lag.", "fix": "Write lag:>5s, or lag:>200ms.",
+            filters["lag"] = parse_duration(filters["lag"])
+            if filters["lag"] is None:
+                return {}, {"detail": f"{word!r:.60} is not a lag.", "fix": "E.g. lag:>5s or lag:>200ms.",
                             "code": "INVALID_FILTER"}  # fmt: skip
-    return wanted, None
+    return filters, None
 
 
-async def _late(view: View, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those of the last hour that started late. Raises InvalidInput (STATUS_INVALID)."""
-    columns = {COLUMNS[name]: value for name, value in wanted.items() if name in COLUMNS}
-    if status := wanted.get("status"):
+async def _find_late_jobs(view: View, filters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List the latest late starts among running jobs and jobs finished within an hour.
+
+    Raises InvalidInput (INVALID_STATUS).
+    """
+    columns = {FILTER_COLUMNS[name]: value for name, value in filters.items() if name in FILTER_COLUMNS}
+    if status := filters.get("status"):
         if status not in STATE_WORDS:
             raise InvalidInput(
-                f"There is no status {status!r:.40}.", code="STATUS_INVALID", fix=f"Use {', '.join(STATE_WORDS)}."
+                f"There is no status {status!r:.40}.", code="INVALID_STATUS", fix=f"Use {', '.join(STATE_WORDS)}."
             )
         columns["state"] = {state.value for state in STATE_WORDS[status]}
     if "schedule_id" in columns:
-        columns["schedule_id"] = uuid_of(columns["schedule_id"])
-    if (least := wanted.get("minAttempts", "")).isdecimal():
-        columns["attempt"] = int(least[:9])
-    span = timedelta(seconds=min(wanted["lag"], 1e9))
-    found = await view.app.store.run(rows.late, view.caller.tenant_id, view.now, span, columns)
-    return [shown_job(job) for job in found]
+        columns["schedule_id"] = parse_uuid(columns["schedule_id"])
+    if (min_attempts := filters.get("minAttempts", "")).isdecimal():
+        columns["attempt"] = int(min_attempts[:9])
+    min_lag = timedelta(seconds=min(filters["lag"], 1e9))
+    late_jobs = await view.app.store.run(rows.list_late_starts, view.caller.tenant_id, view.now, min_lag, columns)
+    return [render_job(job) for job in late_jobs]
 
 
 @routes.get("/ui/jobs/{id}")
-async def job(id: str, view: See) -> Response:
-    """One, as a timeline."""
-    one = await view.get(f"/jobs/{part(id)}")
-    name = None
-    if one["scheduleId"]:
-        answer = await view.ask("GET", f"/schedules/{part(one['scheduleId'])}")
-        name = None if answer.refused else answer.body["name"]
-    nodes = {each["id"]: each["name"] for each in (await view.get("/nodes"))["items"]}
-    return view.page("job", one=one, schedule=name, steps=steps(one, nodes), nodes=nodes)
+async def job(id: str, view: CurrentView) -> Response:
+    """Show one job as a timeline."""
+    job_ = await view.get(f"/jobs/{quote_segment(id)}")
+    schedule_name = None
+    if job_["scheduleId"]:
+        response = await view.call_api("GET", f"/schedules/{quote_segment(job_['scheduleId'])}")
+        schedule_name = None if response.is_error else response.body["name"]
+    node_names = {node["id"]: node["name"] for node in (await view.get("/nodes"))["items"]}
+    steps = timeline_steps(job_, node_names)
+    return view.render("job", job=job_, schedule_name=schedule_name, steps=steps, node_names=node_names)
 
 
 @routes.post("/ui/jobs/{id}/retry")
-async def retry(id: str, view: See) -> Response:
-    """Try it again."""
-    await view.send("POST", f"/jobs/{part(id)}/retry")
-    return view.back(f"/ui/jobs/{part(id)}", "retried")
+async def retry(id: str, view: CurrentView) -> Response:
+    """Retry a failed job."""
+    await view.change("POST", f"/jobs/{quote_segment(id)}/retry")
+    return view.redirect(f"/ui/jobs/{quote_segment(id)}", "retried")
 
 
 @routes.get("/ui/jobs/{id}/edit")
-async def edit(id: str, view: See) -> Response:
-    """What a failed one carried, to be mended. Raises Refused (ROLE_TOO_LOW)."""
+async def edit(id: str, view: CurrentView) -> Response:
+    """Render the payload of a failed job as a form. Raises Refused (ROLE_TOO_LOW)."""
     require(view.caller.role, Role.EDITOR)
-    one = await view.get(f"/jobs/{part(id)}")
-    return view.page("job_edit", one=one, text=pretty(one["payload"]), problem=None)
+    job_ = await view.get(f"/jobs/{quote_segment(id)}")
+    return view.render("job_edit", job=job_, text=format_json(job_["payload"]), problem=None)
 
 
 @routes.post("/ui/jobs/{id}/edit")
-async def retry_edited(id: str, view: See) -> Response:
-    """A new job with what the form has, in place of the failed one."""
-    one = await view.get(f"/jobs/{part(id)}")
+async def retry_edited(id: str, view: CurrentView) -> Response:
+    """Replace a failed job by a new one with the payload of the form."""
+    job_ = await view.get(f"/jobs/{quote_segment(id)}")
     text = view.form.get("payload", "")
     try:
         payload = read_json(text.encode(errors="replace"), "payload")
-    except InvalidInput as unfit:
-        problem = {"detail": unfit.message, "fix": unfit.fix, "code": unfit.code}
-        return view.page("job_edit", 422, one=one, text=text, problem=problem)
-    answer = await view.ask("POST", f"/jobs/{part(id)}/retry", {"payload": payload})
-    if answer.refused:
-        return view.page("job_edit", answer.status, one=one, text=text, problem=answer.body)
-    return view.back(f"/ui/jobs/{part(answer.body['id'])}", "edited")
+    except InvalidInput as error:
+        return view.render("job_edit", 422, job=job_, text=text, problem=to_problem(error))
+    response = await view.call_api("POST", f"/jobs/{quote_segment(id)}/retry", {"payload": payload})
+    if response.is_error:
+        return view.render("job_edit", response.status, job=job_, text=text, problem=response.body)
+    return view.redirect(f"/ui/jobs/{quote_segment(response.body['id'])}", "edited")
 
 
 @routes.post("/ui/jobs/{id}/cancel")
-async def cancel(id: str, view: See) -> Response:
-    """Keep it from starting."""
-    await view.send("POST", f"/jobs/{part(id)}/cancel")
-    return view.back(f"/ui/jobs/{part(id)}", "cancelled")
+async def cancel(id: str, view: CurrentView) -> Response:
+    """Cancel a job."""
+    await view.change("POST", f"/jobs/{quote_segment(id)}/cancel")
+    return view.redirect(f"/ui/jobs/{quote_segment(id)}", "cancelled")
 
 
-def steps(job: dict[str, Any], nodes: dict[str, str]) -> list[dict[str, Any]]:
-    """What happened: (when, how it looks, what, more)."""
-    found = [_step(job["createdAt"], "wait", "Made", "") | {"due": job["runAt"]}]
-    before = None
-    for tried in job["attempts"]:
-        number = tried["attempt"]
-        if tried.get("startedAt"):
-            found.append(_began(job, number, tried["startedAt"], tried.get("node"), before, nodes))
-        if tried.get("endedAt"):
-            before = tried["endedAt"]
-            said = f"{tried.get('code') or ''}: {tried.get('error') or ''}".strip(": ")
-            found.append(_step(before, "bad", f"Attempt {number} failed", said))
-    ended = {tried["attempt"] for tried in job["attempts"]}
-    if job["firedAt"] and job["attemptNumber"] not in ended:
-        found.append(_began(job, job["attemptNumber"], job["firedAt"], job["nodeId"], before, nodes))
-    looks = {"completed": ("ok", "Done"), "failed": ("bad", "Dead: no attempt is left"),
-             "cancelled": ("skip", "Cancelled"), "skipped": ("missed", f"Skipped: {job['reason']}")}  # fmt: skip
-    if job["status"] in looks and job["completedAt"]:
-        found.append(_step(job["completedAt"], *looks[job["status"]], ""))
+def timeline_steps(job: dict[str, Any], node_names: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the steps of a job's timeline, oldest first: `at`, `style`, `title`, `detail`."""
+    steps = [_step(job["createdAt"], "wait", "Created", "") | {"due": job["runAt"]}]
+    previous_end = None
+    for attempt in job["attempts"]:
+        number = attempt["attempt"]
+        if attempt.get("startedAt"):
+            steps.append(
+                _start_step(job, number, attempt["startedAt"], attempt.get("node"), previous_end, node_names)
+            )  # fmt: skip
+        if attempt.get("endedAt"):
+            previous_end = attempt["endedAt"]
+            detail = f"{attempt.get('code') or ''}: {attempt.get('error') or ''}".strip(": ")
+            steps.append(_step(previous_end, "bad", f"Attempt {number} failed", detail))
+    recorded_attempts = {attempt["attempt"] for attempt in job["attempts"]}
+    if job["firedAt"] and job["attemptNumber"] not in recorded_attempts:
+        steps.append(
+            _start_step(job, job["attemptNumber"], job["firedAt"], job["nodeId"], previous_end, node_names)
+        )  # fmt: skip
+    final_steps = {"completed": ("ok", "Completed"), "failed": ("bad", "Dead: no attempts left"),
+                   "cancelled": ("skip", "Cancelled"), "skipped": ("missed", f"Skipped: {job['reason']}")}  # fmt: skip
+    if job["status"] in final_steps and job["completedAt"]:
+        steps.append(_step(job["completedAt"], *final_steps[job["status"]], ""))
     elif job["status"] == "pending":
-        hold = f"held: {HOLDS.get(job['hold'], job['hold'])}" if job["hold"] else ""
-        found.append(_step(job["runAt"], "retry" if ended else "wait", "Waits until then", hold))
-    return found
+        hold = f"held: {HOLD_REASONS.get(job['hold'], job['hold'])}" if job["hold"] else ""
+        steps.append(_step(job["runAt"], "retry" if recorded_attempts else "wait", "Scheduled", hold))
+    return steps
 
 
-def _began(
-    job: dict[str, Any], number: int, at: str, node: str | None, before: str | None, nodes: dict[str, str]
+def _start_step(
+    job: dict[str, Any], number: int, at: str, node: str | None, previous_end: str | None, node_names: dict[str, str]
 ) -> dict[str, Any]:  # fmt: skip
-    """The start of an attempt: where, and how late it was, or how long it had waited since the last one."""
-    said = [f"on {nodes.get(node, node)}"] if node else []
-    if before is not None:
-        waited = (instant(_z(at)) - instant(_z(before))).total_seconds()
-        said.append(f"{span(round(waited) if waited >= 10 else max(0.0, round(waited, 1)))} after the last")
+    """Return the start of an attempt: its node, and the start lag or the time since the previous attempt."""
+    details = [f"on {node_names.get(node, node)}"] if node else []
+    if previous_end is not None:
+        delay = (to_datetime(_with_utc_suffix(at)) - to_datetime(_with_utc_suffix(previous_end))).total_seconds()
+        rounded = round(delay) if delay >= 10 else max(0.0, round(delay, 1))
+        details.append(f"{format_seconds(rounded)} after the previous attempt")
     elif number == job["attemptNumber"] == 1 and job["status"] != "pending":
-        said.append(f"lag {lag(job)}")
-    return _step(at, "run", f"Attempt {number} began", ", ".join(said))
+        details.append(f"lag {format_lag(job)}")
+    return _step(at, "run", f"Attempt {number} started", ", ".join(details))
 
 
-def _z(at: str) -> str:
+def _with_utc_suffix(at: str) -> str:
     return at.replace("+00:00", "Z")
 
 
-def _step(at: str, look: str, what: str, more: str) -> dict[str, Any]:
-    return {"at": _z(at), "look": look, "what": what, "more": more}
+def _step(at: str, style: str, title: str, detail: str) -> dict[str, Any]:
+    return {"at": _with_utc_suffix(at), "style": style, "title": title, "detail": detail}

@@ -1,4 +1,4 @@
-"""The first page: is everything firing on time, and what needs me?"""
+"""The overview page: whether jobs run on time, and what needs attention."""
 
 from __future__ import annotations
 
@@ -10,116 +10,119 @@ from fastapi.responses import RedirectResponse
 
 from timebell.alarm import Alarm
 from timebell.api.streams import EventStream
-from timebell.dashboard.overview_data import Now, Tiles
-from timebell.dashboard.rendering import Times, render
-from timebell.dashboard.views import Page, See, View
+from timebell.dashboard.overview_data import Tiles
+from timebell.dashboard.rendering import TimeFormatter, render_template
+from timebell.dashboard.sessions import Sessions
+from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import StoreError
 
-EVERY = timedelta(seconds=1)
-KEEP_ALIVE = timedelta(seconds=15)
-CHECKED = timedelta(seconds=10)
-VIEWERS = 1000  # of a tenant, in a process
-routes = APIRouter(route_class=Page)
+TILES_INTERVAL = timedelta(seconds=1)
+KEEP_ALIVE_INTERVAL = timedelta(seconds=15)
+SESSION_CHECK_INTERVAL = timedelta(seconds=10)
+MAX_VIEWERS = 1000  # open event streams per tenant and process
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/")
-async def front() -> Response:
-    """The dashboard is what a browser wants here."""
+async def redirect_to_dashboard() -> Response:
+    """Redirect browsers to the dashboard."""
     return RedirectResponse("/ui/", 307)
 
 
 @routes.get("/ui/")
-async def overview(view: See, days: str = "") -> Response:
-    """The whole page, with the fires of a day or of a week."""
-    tiles = await now_of(view).tiles(view.caller.tenant_id)
+async def overview(view: CurrentView, days: str = "") -> Response:
+    """Show the tiles, items that need attention, and the runs of the next day or (`days=7`) week."""
+    cache = view.overview_cache
+    tiles = await cache.tiles(view.caller.tenant_id)
     nodes = await view.get("/nodes")
-    week = days == "7"
-    lanes = await now_of(view).week(view.caller.tenant_id) if week else tiles.ahead.lanes
-    return view.page(
+    shows_week = days == "7"
+    timelines = await cache.week(view.caller.tenant_id) if shows_week else tiles.upcoming.timelines
+    return view.render(
         "overview", tiles=tiles, nodes=nodes, title=headline(tiles, nodes["leader"] is not None),
-        week=week, lanes=lanes, ticks=ticks(view, week),
-        lost={one.id for one in tiles.signals.missed}, failing={one.name for one in tiles.signals.dead_lately},
+        shows_week=shows_week, timelines=timelines, ticks=axis_ticks(view, shows_week),
+        missed_ids={item.id for item in tiles.signals.missed},
+        failing_topics={item.name for item in tiles.signals.dead_lately},
     )  # fmt: skip
 
 
 @routes.get("/ui/runs")
-async def runs(view: See) -> Response:
-    """What ended in each hour: apart, as a long history takes longer to count than a page may."""
-    hours = await now_of(view).runs(view.caller.tenant_id)
-    most = max((sum(counts.get(kind, 0) for kind in ("done", "failed", "missed")) for _, counts in hours), default=0)
-    return view.page("runs", hours=hours, most=max(1, most))
+async def runs(view: CurrentView) -> Response:
+    """Show the outcomes of each hour. A separate request, because counting a long history can exceed a page timeout."""
+    hours = await view.overview_cache.runs_per_hour(view.caller.tenant_id)
+    outcomes = ("done", "failed", "missed")
+    max_runs = max((sum(counts.get(outcome, 0) for outcome in outcomes) for _, counts in hours), default=0)
+    return view.render("runs", hours=hours, max_runs=max(1, max_runs))
 
 
 @routes.get("/ui/live")
-async def live(request: Request, view: See) -> Response:
-    """The tiles again whenever they change, until the session is over or the server stops."""
-    return EventStream(_sent(request, view), view.inside.door, f"tiles of {view.caller.tenant_id}", VIEWERS)
+async def live(request: Request, view: CurrentView) -> Response:
+    """Stream the tiles whenever they change, until the session ends or the server stops."""
+    return EventStream(
+        _stream_tiles(request, view), view.api.authenticator, f"tiles of {view.caller.tenant_id}", MAX_VIEWERS
+    )
 
 
-async def _sent(request: Request, view: View) -> AsyncGenerator[bytes, None]:
-    clock, door, alarm = view.app.clock, view.inside.door, Alarm(view.app.clock)
-    before, said = b"", clock.now()
-    checked = clock.now()
+async def _stream_tiles(request: Request, view: View) -> AsyncGenerator[bytes, None]:
+    clock, authenticator, alarm = view.app.clock, view.api.authenticator, Alarm(view.app.clock)
+    sessions: Sessions = request.app.state.sessions
+    last_event, last_sent_at = b"", clock.now()
+    session_checked_at = clock.now()
     try:
         yield b": connected\nretry: 2000\n\n"
-        with door.told(alarm):
-            while not door.stopping:
+        with authenticator.wake_on_stop(alarm):
+            while not authenticator.stopping:
                 now = clock.now()
-                if now - checked >= CHECKED:
-                    checked = now
-                    if not await request.app.state.sessions.still(request):
+                if now - session_checked_at >= SESSION_CHECK_INTERVAL:
+                    session_checked_at = now
+                    if not await sessions.is_active(request):
                         return
                 try:
-                    event = await _event(request, view)
+                    event = await _tiles_event(request, view)
                 except StoreError:
-                    event = before  # the page says how old it is
-                if event is not before and event != before:
-                    before, said = event, now
+                    event = last_event  # the page shows the age of its data
+                if event is not last_event and event != last_event:
+                    last_event, last_sent_at = event, now
                     yield event
-                elif now - said >= KEEP_ALIVE:
-                    said = now
+                elif now - last_sent_at >= KEEP_ALIVE_INTERVAL:
+                    last_sent_at = now
                     yield b": keep-alive\n\n"
-                await alarm.wait(clock.now() + EVERY)
+                await alarm.wait(clock.now() + TILES_INTERVAL)
     finally:
         alarm.close()
 
 
-async def _event(request: Request, view: View) -> bytes:
-    """The tiles as HTML, in an event: rendered once for all who look at a tenant."""
-    now = now_of(view)
-    tiles = await now.tiles(view.caller.tenant_id)
-    kept: dict[str, tuple[Tiles, bytes]] = request.app.state.fragments
-    known = kept.get(view.caller.tenant_id)
-    if known is None or known[0] is not tiles:
-        html = render(request, "_tiles", view, {"tiles": tiles}).replace("\n", " ")
-        known = kept[view.caller.tenant_id] = (tiles, f"data: {html}\n\n".encode())
-    return known[1]
+async def _tiles_event(request: Request, view: View) -> bytes:
+    """Return the tiles as a server-sent event with HTML; rendered once for all viewers of a tenant."""
+    tiles = await view.overview_cache.tiles(view.caller.tenant_id)
+    events: dict[str, tuple[Tiles, bytes]] = request.app.state.tiles_events
+    cached = events.get(view.caller.tenant_id)
+    if cached is None or cached[0] is not tiles:
+        html = render_template(request, "partials/tiles", view, {"tiles": tiles}).replace("\n", " ")
+        cached = events[view.caller.tenant_id] = (tiles, f"data: {html}\n\n".encode())
+    return cached[1]
 
 
-def ticks(view: View, week: bool) -> list[datetime]:
-    """Where the axis of what comes has marks: every third hour, or the midnights of the zone that is shown."""
-    if not week:
+def axis_ticks(view: View, shows_week: bool) -> list[datetime]:
+    """Return the ticks of the time axis: every third hour, or each midnight in the display zone."""
+    if not shows_week:
         first = (view.now + timedelta(hours=1)).replace(minute=0, second=0, microsecond=0)
         return [first + timedelta(hours=hours) for hours in range(0, 24, 3)]
-    today = Times.of(view.request, view.now).local(view.now).replace(hour=0, minute=0, second=0, microsecond=0)
+    today = (
+        TimeFormatter.from_request(view.request, view.now)
+        .local(view.now)
+        .replace(hour=0, minute=0, second=0, microsecond=0)
+    )
     return [today + timedelta(days=day) for day in range(1, 8)]
 
 
-def now_of(view: View) -> Now:
-    """What is kept of how tenants stand."""
-    found: Now = view.request.app.state.now
-    return found
-
-
-def headline(tiles: Tiles, led: bool) -> str:
-    """The answer, in a sentence."""
-    words = ("", "one thing needs", "two things need", "three things need", "four things need", "five things need")
-    needs = tiles.needs + (not led)
-    said = words[needs] if needs < len(words) else f"{needs} things need"
+def headline(tiles: Tiles, has_leader: bool) -> str:
+    """Return the title of the overview: whether jobs run on time, and how many items need attention."""
+    count = tiles.attention_count + (not has_leader)
+    attention = "1 item needs attention" if count == 1 else f"{count} items need attention"
     if tiles.signals.stopped:
-        return "All firing is stopped"
-    if not led:
-        return "Nobody leads: nothing new fires"
+        return "Everything is paused"
+    if not has_leader:
+        return "No leader: schedules create no new jobs"
     if tiles.signals.overdue:
-        return f"Firing late, {said} you"
-    return "Firing on time" if not needs else f"Firing on time, {said} you"
+        return f"Running late, {attention}"
+    return "Running on time" if not count else f"Running on time, {attention}"

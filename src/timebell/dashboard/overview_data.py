@@ -1,4 +1,7 @@
-"""How a tenant stands: read at most once a second in a process, however many look."""
+"""Cached figures of the overview page, per tenant.
+
+Each figure is read from the store at most once per interval and process, regardless of the number of viewers.
+"""
 
 from __future__ import annotations
 
@@ -15,297 +18,323 @@ from timebell.app import Timebell
 from timebell.model.decide import upcoming
 from timebell.model.schedule import Schedule
 from timebell.store.audit import overview as rows
-from timebell.store.audit.overview import Signals
+from timebell.store.audit.overview import TenantStatus
 from timebell.store.campaigns import progress
 from timebell.store.campaigns.progress import ChunkMap
 
-FRESH = 1.0  # seconds
-AHEAD_FRESH = 15.0
-RUNS_FRESH = 60.0
-WHOLE = 60.0  # seconds for which only the newest of what ended is read again
-SETTLED = timedelta(seconds=10)  # what ended so long ago has long been written
-GRACE = 60.0  # seconds after which a schedule that has not fired needs somebody
-AHEAD, WEEK, LANES, SOONEST = timedelta(hours=24), timedelta(days=7), 8, 200
-DENSE = 48  # fires from which a lane is a bar: dots would touch
-MOST_FIRES = 2_000
-LAGS = 1_000  # of the newest, of which the start lag is told
-HOURS = 48
-LATELY = 10.0  # seconds over which the pace of a campaign is told
-MEANT_FRESH = 300.0
+TILES_TTL_SECONDS = 1.0
+UPCOMING_TTL_SECONDS = 15.0
+RUNS_TTL_SECONDS = 60.0
+FULL_RELOAD_INTERVAL_SECONDS = 60.0  # in between, only the newest finished jobs are read again
+LATE_COMMIT_MARGIN = timedelta(seconds=10)  # a finished job is assumed to be committed within this time
+OVERDUE_AFTER_SECONDS = 60.0  # a schedule that is late by more needs attention
+UPCOMING_PERIOD, WEEK, MAX_TIMELINES, MAX_SCHEDULES = timedelta(hours=24), timedelta(days=7), 8, 200
+DENSE_FIRES = 48  # a timeline with this many runs is drawn as a bar, because dots would overlap
+MAX_FIRES = 2_000
+LAG_SAMPLE_SIZE = 1_000  # newest runs that the start lag is computed from
+HISTORY_HOURS = 48
+PACE_WINDOW_SECONDS = 10.0  # the pace of a campaign is averaged over this time
+AUDIENCE_TTL_SECONDS = 300.0
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """What a schedule fires in the next day, or week; `dense` means a bar."""
+class ScheduleTimeline:
+    """Upcoming runs of one schedule within a day or a week; `is_dense`: drawn as a bar, and `fires` may be cut."""
 
     schedule: Schedule
     fires: list[datetime]
-    dense: bool
+    is_dense: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """What comes: lanes, how much within an hour (`complete` if all was counted), its largest minute, and the fires of
-    each two minutes of it."""
+class Upcoming:
+    """Upcoming runs of a tenant.
 
-    lanes: list[Lane]
-    hour: int
-    complete: bool
+    `burst` is the minute with the most runs within the next hour, and their number. `next_hour_histogram` counts runs
+    in spans of two minutes. `is_complete` is false if counting stopped at a limit.
+    """
+
+    timelines: list[ScheduleTimeline]
+    next_hour_count: int
+    is_complete: bool
     burst: tuple[datetime, int] | None
-    shape: list[float]
+    next_hour_histogram: list[float]
 
-    def after(self, now: datetime) -> datetime | None:
-        """What fires next, as far as is known here."""
-        return min((at for lane in self.lanes for at in lane.fires if at > now), default=None)
+    def next_fire_after(self, now: datetime) -> datetime | None:
+        """Return the next run after `now` among the timelines."""
+        return min((at for timeline in self.timelines for at in timeline.fires if at > now), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The figures of the first page. Lags are seconds; None: nothing ran."""
+    """Figures of the overview tiles, of the last hour. Lags are seconds; None: nothing ran. `rate` is per minute."""
 
-    signals: Signals
-    ahead: Ahead
-    median: float | None
-    p99: float | None
+    signals: TenantStatus
+    upcoming: Upcoming
+    median_lag: float | None
+    p99_lag: float | None
     rate: int
     ran: int
     failed: int
-    worst: str | None
+    worst_topic: str | None
     worst_failed: int
     lags: list[float]
     rates: list[float]
 
     @property
     def missed(self) -> int:
-        """Occurrences of the last day that were missed."""
-        return sum(one.count for one in self.signals.missed)
+        """Number of occurrences missed within the last day."""
+        return sum(item.count for item in self.signals.missed)
 
     @property
     def topics(self) -> list[dict[str, Any]]:
-        """The busiest topics: runs, failures, and what 95 in 100 took at most (milliseconds)."""
-        took: dict[str, list[float]] = {}
+        """The six topics with the most runs: number of runs and failures, 95th percentile of the duration (ms)."""
+        durations_by_topic: dict[str, list[float]] = {}
         failed: Counter[str] = Counter()
-        for row in _ran(self.signals):
-            took.setdefault(row.topic, []).append((row.finished_at - row.started_at).total_seconds())
+        for row in _finished_runs(self.signals):
+            durations_by_topic.setdefault(row.topic, []).append((row.finished_at - row.started_at).total_seconds())
             failed[row.topic] += row.state == "failed"
-        busiest = sorted(took.items(), key=lambda one: -len(one[1]))[:6]
+        busiest = sorted(durations_by_topic.items(), key=lambda item: -len(item[1]))[:6]
         return [
             {
                 "topic": topic,
-                "runs": len(each),
+                "runs": len(durations),
                 "failed": failed[topic],
-                "p95": round(1000 * (_at(sorted(each), 0.95) or 0)),
+                "p95": round(1000 * (_quantile(sorted(durations), 0.95) or 0)),
             }
-            for topic, each in busiest
+            for topic, durations in busiest
         ]
 
     @property
-    def needs(self) -> int:
-        """How many things need somebody."""
-        found = self.signals
-        listed = (found.missed, found.overdue, found.faults, found.disabled, found.dead_lately, found.gated,
-                  found.sources, found.quota)  # fmt: skip
-        return sum(map(len, listed)) + bool(found.waiting) + found.stopped
+    def attention_count(self) -> int:
+        """Number of items that need attention."""
+        s = self.signals
+        lists = (s.missed, s.overdue, s.errored, s.disabled, s.dead_lately, s.paused_campaigns, s.sources, s.quota)
+        return sum(map(len, lists)) + bool(s.backlog_jobs) + s.stopped
 
 
 @dataclass(frozen=True, slots=True)
-class Far:
-    """How far a campaign is: its chunks, and how many it is for."""
+class CampaignProgress:
+    """Chunks of a campaign, and the number of its recipients."""
 
-    map: ChunkMap
-    meant: int
+    chunk_map: ChunkMap
+    audience_size: int
 
 
-class Now:
-    """What was read last of each tenant."""
+class OverviewCache:
+    """Cache of the figures of each tenant; concurrent requests for the same figure share one read."""
 
     def __init__(self, app: Timebell) -> None:
         self._app = app
-        self._kept: dict[tuple[str, str], tuple[Any, float]] = {}
+        self._entries: dict[tuple[str, str], tuple[Any, float]] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
-        self._hours: dict[str, dict[datetime, dict[str, int]]] = {}
-        self._ended: dict[str, tuple[list[Any], float]] = {}  # newest first, and when all of them were read
+        self._runs_by_hour: dict[str, dict[datetime, dict[str, int]]] = {}
+        self._recent_runs: dict[str, tuple[list[Any], float]] = {}  # newest first; time of the last full read
 
     async def tiles(self, tenant_id: str) -> Tiles:
-        """The figures, at most a second old."""
-        ahead = await self.ahead(tenant_id)
+        """Return the tiles, at most a second old."""
+        upcoming_fires = await self.upcoming(tenant_id)
 
-        async def read() -> Tiles:
+        async def load() -> Tiles:
             now, at = self._app.clock.now(), self._app.clock.monotonic()
-            known, whole = self._ended.get(tenant_id, ([], at))
-            if at - whole >= WHOLE:
-                known = []
-            since = max(now - HOUR, known[0].finished_at - SETTLED) if known else now - HOUR
-            found: Signals = await self._app.store.run(rows.signals, tenant_id, now, GRACE, since)
-            first = bisect_right(known, now - since, key=lambda row: now - row.finished_at)  # newest first
-            beyond = bisect_right(known, HOUR, key=lambda row: now - row.finished_at)
-            ended = [*found.ended, *known[first:beyond]][: rows.NEWEST]
-            self._ended[tenant_id] = (ended, whole if known else at)
-            return _tiles(replace(found, ended=ended), ahead, now)
+            known_rows, fully_read_at = self._recent_runs.get(tenant_id, ([], at))
+            if at - fully_read_at >= FULL_RELOAD_INTERVAL_SECONDS:
+                known_rows = []
+            since = max(now - HOUR, known_rows[0].finished_at - LATE_COMMIT_MARGIN) if known_rows else now - HOUR
+            status: TenantStatus = await self._app.store.run(
+                rows.get_status, tenant_id, now, OVERDUE_AFTER_SECONDS, since
+            )
+            # Newest first: append the known rows between `since` and an hour ago to those just read.
+            start = bisect_right(known_rows, now - since, key=lambda row: now - row.finished_at)
+            end = bisect_right(known_rows, HOUR, key=lambda row: now - row.finished_at)
+            ended = [*status.ended, *known_rows[start:end]][: rows.MAX_FINISHED_ROWS]
+            self._recent_runs[tenant_id] = (ended, fully_read_at if known_rows else at)
+            return _build_tiles(replace(status, ended=ended), upcoming_fires, now)
 
-        return await self._fresh("tiles", tenant_id, FRESH, read)  # type: ignore[no-any-return]
+        return await self._cached("tiles", tenant_id, TILES_TTL_SECONDS, load)  # type: ignore[no-any-return]
 
-    def dead(self, tenant_id: str) -> int:
-        """How many dead letters there were when somebody last looked; 0: none, or nobody has."""
-        kept = self._kept.get(("tiles", tenant_id))
-        return kept[0].signals.dead if kept is not None else 0
+    def dead_count(self, tenant_id: str) -> int:
+        """Return the cached number of dead letters; 0 if the tiles have not been read."""
+        status = self._cached_status(tenant_id)
+        return status.dead if status is not None else 0
 
     def counts(self, tenant_id: str) -> dict[str, int]:
-        """How many jobs wait, run and are dead, when somebody last looked."""
-        kept = self._kept.get(("tiles", tenant_id))
-        return {**kept[0].signals.counts, "failed": kept[0].signals.dead} if kept is not None else {}
+        """Return the cached numbers of pending, running and failed jobs; empty if the tiles have not been read."""
+        status = self._cached_status(tenant_id)
+        return {**status.counts, "failed": status.dead} if status is not None else {}
 
-    def sending(self, tenant_id: str) -> int:
-        """How many campaigns were under way when somebody last looked."""
-        kept = self._kept.get(("tiles", tenant_id))
-        return kept[0].signals.sending if kept is not None else 0
+    def running_campaigns(self, tenant_id: str) -> int:
+        """Return the cached number of running or paused campaigns; 0 if the tiles have not been read."""
+        status = self._cached_status(tenant_id)
+        return status.active_campaigns if status is not None else 0
 
-    async def campaign(self, tenant_id: str, id_: str) -> Far:
-        """How far a campaign is, at most a second old; its audience is counted less often, as it may be large."""
-        of = await self._app.campaigns.get(id_, tenant_id=tenant_id)
+    def _cached_status(self, tenant_id: str) -> TenantStatus | None:
+        entry = self._entries.get(("tiles", tenant_id))
+        return entry[0].signals if entry is not None else None
+
+    async def campaign_progress(self, tenant_id: str, id_: str) -> CampaignProgress:
+        """Return the progress of a campaign, at most a second old.
+
+        The audience may be large, so it is counted every 15 s, and every 5 min once the campaign has started.
+        """
+        campaign = await self._app.campaigns.get(id_, tenant_id=tenant_id)
 
         async def count() -> int:
-            return await self._app.store.run(progress.meant, of)
+            return await self._app.store.run(progress.count_recipients, campaign)
 
-        begun = "begun" if of.cutoff else "planned"
-        meant = await self._fresh(begun, f"{tenant_id} {id_}", MEANT_FRESH if of.cutoff else AHEAD_FRESH, count)
-        total = max(meant, of.expected or 0)
+        is_started = bool(campaign.cutoff)
+        audience_size = await self._cached(
+            "started" if is_started else "planned", f"{tenant_id} {id_}",
+            AUDIENCE_TTL_SECONDS if is_started else UPCOMING_TTL_SECONDS, count,
+        )  # fmt: skip
+        total = max(audience_size, campaign.expected or 0)
 
-        async def read() -> ChunkMap:
-            since = self._app.clock.now() - timedelta(seconds=LATELY)
-            return await self._app.store.run(progress.chunk_map, of, total, since)
+        async def load() -> ChunkMap:
+            since = self._app.clock.now() - timedelta(seconds=PACE_WINDOW_SECONDS)
+            return await self._app.store.run(progress.build_chunk_map, campaign, total, since)
 
-        return Far(await self._fresh("chunks", f"{tenant_id} {id_}", FRESH, read), meant)
+        chunk_map = await self._cached("chunks", f"{tenant_id} {id_}", TILES_TTL_SECONDS, load)
+        return CampaignProgress(chunk_map, audience_size)
 
-    async def audience(
+    async def audience_count(
         self, tenant_id: str, filters: str, count: Callable[[], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
-        """What `count` says of these filters, at most some seconds old."""
-        return await self._fresh("audience", f"{tenant_id} {filters}", AHEAD_FRESH, count)  # type: ignore[no-any-return]
+        """Return the result of `count` for these filters, at most 15 s old."""
+        return await self._cached("audience", f"{tenant_id} {filters}", UPCOMING_TTL_SECONDS, count)  # type: ignore[no-any-return]
 
-    async def ahead(self, tenant_id: str) -> Ahead:
-        """What comes, at most some seconds old."""
+    async def upcoming(self, tenant_id: str) -> Upcoming:
+        """Return the upcoming runs, at most 15 s old."""
 
-        async def read() -> Ahead:
+        async def load() -> Upcoming:
             now = self._app.clock.now()
-            found: list[Schedule] = await self._app.store.run(rows.soonest, tenant_id, now + AHEAD, SOONEST)
-            due: int = await self._app.store.run(rows.due, tenant_id, now + timedelta(hours=1))
-            return await asyncio.to_thread(_ahead, found, due, now)
+            schedules: list[Schedule] = await self._app.store.run(
+                rows.list_next_to_fire, tenant_id, now + UPCOMING_PERIOD, MAX_SCHEDULES
+            )
+            due: int = await self._app.store.run(rows.count_due, tenant_id, now + timedelta(hours=1))
+            return await asyncio.to_thread(_build_upcoming, schedules, due, now)
 
-        return await self._fresh("ahead", tenant_id, AHEAD_FRESH, read)  # type: ignore[no-any-return]
+        return await self._cached("upcoming", tenant_id, UPCOMING_TTL_SECONDS, load)  # type: ignore[no-any-return]
 
-    async def week(self, tenant_id: str) -> list[Lane]:
-        """What fires in the next seven days, at most a minute old."""
+    async def week(self, tenant_id: str) -> list[ScheduleTimeline]:
+        """Return the timelines of the next seven days, at most a minute old."""
 
-        async def read() -> list[Lane]:
+        async def load() -> list[ScheduleTimeline]:
             now = self._app.clock.now()
-            found: list[Schedule] = await self._app.store.run(rows.soonest, tenant_id, now + WEEK, LANES)
-            return await asyncio.to_thread(_lanes, found, now)
+            schedules: list[Schedule] = await self._app.store.run(
+                rows.list_next_to_fire, tenant_id, now + WEEK, MAX_TIMELINES
+            )
+            return await asyncio.to_thread(_build_timelines, schedules, now)
 
-        return await self._fresh("week", tenant_id, RUNS_FRESH, read)  # type: ignore[no-any-return]
+        return await self._cached("week", tenant_id, RUNS_TTL_SECONDS, load)  # type: ignore[no-any-return]
 
-    async def runs(self, tenant_id: str) -> list[tuple[datetime, dict[str, int]]]:
-        """What ended in each of the last hours, at most a minute old. An hour that is over is counted once, each in a
-        transaction of its own: a long history must not hold up what fires."""
+    async def runs_per_hour(self, tenant_id: str) -> list[tuple[datetime, dict[str, int]]]:
+        """Return the outcomes of each of the last 48 hours, at most a minute old.
 
-        async def read() -> list[tuple[datetime, dict[str, int]]]:
-            current = self._app.clock.now().replace(minute=0, second=0, microsecond=0)
-            hours = [current - step * HOUR for step in range(1, HOURS)]
-            kept = self._hours.setdefault(tenant_id, {})  # each at once: who is cut short goes on the next time
-            for hour in hours:
-                if hour not in kept:
-                    kept[hour] = await self._within(tenant_id, hour)
-            self._hours[tenant_id] = {hour: kept[hour] for hour in hours}
-            return sorted({**self._hours[tenant_id], current: await self._within(tenant_id, current)}.items())
+        A finished hour is counted only once. Each hour is counted in its own transaction, so that a long history does
+        not delay the engine.
+        """
 
-        return await self._fresh("runs", tenant_id, RUNS_FRESH, read)  # type: ignore[no-any-return]
+        async def load() -> list[tuple[datetime, dict[str, int]]]:
+            current_hour = self._app.clock.now().replace(minute=0, second=0, microsecond=0)
+            past_hours = [current_hour - step * HOUR for step in range(1, HISTORY_HOURS)]
+            # Stored hour by hour: after a page timeout, the next request continues where this one stopped.
+            counts = self._runs_by_hour.setdefault(tenant_id, {})
+            for hour in past_hours:
+                if hour not in counts:
+                    counts[hour] = await self._count_hour(tenant_id, hour)
+            self._runs_by_hour[tenant_id] = {hour: counts[hour] for hour in past_hours}
+            current_counts = await self._count_hour(tenant_id, current_hour)
+            return sorted({**self._runs_by_hour[tenant_id], current_hour: current_counts}.items())
 
-    async def _within(self, tenant_id: str, hour: datetime) -> dict[str, int]:
-        return await self._app.store.run(rows.ended_within, tenant_id, hour, hour + HOUR)
+        return await self._cached("runs", tenant_id, RUNS_TTL_SECONDS, load)  # type: ignore[no-any-return]
 
-    async def _fresh(self, what: str, tenant_id: str, seconds: float, read: Any) -> Any:
-        key, clock = (what, tenant_id), self._app.clock
-        if len(self._kept) > 10_000:
-            self._kept.clear()
+    async def _count_hour(self, tenant_id: str, hour: datetime) -> dict[str, int]:
+        return await self._app.store.run(rows.count_outcomes, tenant_id, hour, hour + HOUR)
+
+    async def _cached(self, kind: str, tenant_id: str, seconds: float, load: Any) -> Any:
+        key, clock = (kind, tenant_id), self._app.clock
+        if len(self._entries) > 10_000:
+            self._entries.clear()
             self._locks.clear()
-            self._hours.clear()
-            self._ended.clear()
+            self._runs_by_hour.clear()
+            self._recent_runs.clear()
         async with self._locks.setdefault(key, asyncio.Lock()):
-            kept = self._kept.get(key)
-            if kept is None or clock.monotonic() - kept[1] >= seconds:
-                kept = self._kept[key] = (await read(), clock.monotonic())
-        return kept[0]
+            entry = self._entries.get(key)
+            if entry is None or clock.monotonic() - entry[1] >= seconds:
+                entry = self._entries[key] = (await load(), clock.monotonic())
+        return entry[0]
 
 
-def _ahead(found: Sequence[Schedule], due: int, now: datetime) -> Ahead:
-    lanes: list[Lane] = []
-    hour, complete = due, len(found) < SOONEST
-    minutes: Counter[datetime] = Counter()
-    left = MOST_FIRES
-    for schedule in found:
+def _build_upcoming(schedules: Sequence[Schedule], due: int, now: datetime) -> Upcoming:
+    timelines: list[ScheduleTimeline] = []
+    next_hour_count, is_complete = due, len(schedules) < MAX_SCHEDULES
+    fires_by_minute: Counter[datetime] = Counter()
+    remaining = MAX_FIRES
+    for schedule in schedules:
         fires = []
-        for at in upcoming(schedule, now, now + AHEAD):
-            left -= 1
+        for at in upcoming(schedule, now, now + UPCOMING_PERIOD):
+            remaining -= 1
             if at < now + timedelta(hours=1):
-                hour += 1
-                minutes[at.replace(second=0, microsecond=0)] += 1
+                next_hour_count += 1
+                fires_by_minute[at.replace(second=0, microsecond=0)] += 1
             fires.append(at)
-            if (len(fires) >= DENSE and at >= now + timedelta(hours=1)) or left < 0:
+            if (len(fires) >= DENSE_FIRES and at >= now + timedelta(hours=1)) or remaining < 0:
                 break
-        complete &= left >= 0
-        if fires and len(lanes) < LANES:
-            lanes.append(Lane(schedule, fires, len(fires) >= DENSE))
-        if left < 0:
+        is_complete &= remaining >= 0
+        if fires and len(timelines) < MAX_TIMELINES:
+            timelines.append(ScheduleTimeline(schedule, fires, len(fires) >= DENSE_FIRES))
+        if remaining < 0:
             break
-    burst = max(minutes.items(), key=lambda one: one[1], default=None)
-    return Ahead(lanes, hour, complete, burst, _shape(minutes, now))
+    burst = max(fires_by_minute.items(), key=lambda item: item[1], default=None)
+    return Upcoming(timelines, next_hour_count, is_complete, burst, _fires_per_two_minutes(fires_by_minute, now))
 
 
-def _shape(minutes: Counter[datetime], now: datetime) -> list[float]:
-    """Fires in each two minutes of the next hour; none, if there are none."""
-    first = now.replace(second=0, microsecond=0)
-    spans = Counter(int((at - first) / (2 * MINUTE)) for at in minutes.elements())
-    return [float(spans[n]) for n in range(30)] if minutes else []
+def _fires_per_two_minutes(fires_by_minute: Counter[datetime], now: datetime) -> list[float]:
+    """Return the number of runs in each two minutes of the next hour; empty if there are none."""
+    start = now.replace(second=0, microsecond=0)
+    spans = Counter(int((at - start) / (2 * MINUTE)) for at in fires_by_minute.elements())
+    return [float(spans[n]) for n in range(30)] if fires_by_minute else []
 
 
-def _lanes(found: Sequence[Schedule], now: datetime) -> list[Lane]:
-    each = ((schedule, list(islice(upcoming(schedule, now, now + WEEK), DENSE))) for schedule in found)
-    return [Lane(schedule, fires, len(fires) >= DENSE) for schedule, fires in each if fires]
+def _build_timelines(schedules: Sequence[Schedule], now: datetime) -> list[ScheduleTimeline]:
+    planned = ((schedule, list(islice(upcoming(schedule, now, now + WEEK), DENSE_FIRES))) for schedule in schedules)
+    return [ScheduleTimeline(schedule, fires, len(fires) >= DENSE_FIRES) for schedule, fires in planned if fires]
 
 
-def _ran(found: Signals) -> list[Any]:
-    return [row for row in found.ended if row.state in ("completed", "failed") and row.started_at is not None]
+def _finished_runs(signals: TenantStatus) -> list[Any]:
+    return [row for row in signals.ended if row.state in ("completed", "failed") and row.started_at is not None]
 
 
-def _tiles(found: Signals, ahead: Ahead, now: datetime) -> Tiles:
-    ran = _ran(found)
-    lags = [max(0.0, (row.started_at - row.run_at).total_seconds()) for row in ran[:LAGS]]
-    lately = bisect_right(ran, MINUTE, key=lambda row: now - row.finished_at)  # newest first
-    if ran and lately == len(ran) >= rows.NEWEST:
-        lately = round(60 * len(ran) / max(0.001, (now - ran[-1].finished_at).total_seconds()))
-    failed = Counter(row.topic for row in ran if row.state == "failed")
+def _build_tiles(signals: TenantStatus, upcoming_fires: Upcoming, now: datetime) -> Tiles:
+    runs = _finished_runs(signals)
+    lags = [max(0.0, (row.started_at - row.run_at).total_seconds()) for row in runs[:LAG_SAMPLE_SIZE]]
+    rate = bisect_right(runs, MINUTE, key=lambda row: now - row.finished_at)  # newest first
+    if runs and rate == len(runs) >= rows.MAX_FINISHED_ROWS:  # truncated within the minute: extrapolate
+        rate = round(60 * len(runs) / max(0.001, (now - runs[-1].finished_at).total_seconds()))
+    failed = Counter(row.topic for row in runs if row.state == "failed")
     worst = next(iter(failed.most_common(1)), None)
     ordered = sorted(lags)
     return Tiles(
-        found, ahead, _at(ordered, 0.5), _at(ordered, 0.99), lately, len(ran), failed.total(),
-        worst[0] if worst else None, worst[1] if worst else 0, _mean(lags, 28), _rates(ran, now),
+        signals, upcoming_fires, _quantile(ordered, 0.5), _quantile(ordered, 0.99), rate, len(runs), failed.total(),
+        worst[0] if worst else None, worst[1] if worst else 0, _part_means(lags, 28), _runs_per_two_minutes(runs, now),
     )  # fmt: skip
 
 
-def _at(ordered: list[float], share: float) -> float | None:
+def _quantile(ordered: list[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-def _mean(newest_first: list[float], parts: int) -> list[float]:
-    """Means of equal parts, oldest first."""
-    size = max(1, len(newest_first) // parts)
-    cut = [newest_first[at : at + size] for at in range(0, len(newest_first), size)]
-    return [sum(one) / len(one) for one in reversed(cut)][-parts:]
+def _part_means(newest_first: list[float], count: int) -> list[float]:
+    """Split into `count` parts of equal size and return their means, oldest first."""
+    size = max(1, len(newest_first) // count)
+    parts = [newest_first[start : start + size] for start in range(0, len(newest_first), size)]
+    return [sum(part) / len(part) for part in reversed(parts)][-count:]
 
 
-def _rates(ran: list[Any], now: datetime) -> list[float]:
-    """Ends in each of the last 28 spans of two minutes, oldest first."""
-    spans = (bisect_left(ran, age * 2 * MINUTE, key=lambda row: now - row.finished_at) for age in range(1, 29))
-    older = [0, *spans]
-    return [float(older[age + 1] - older[age]) for age in range(27, -1, -1)]
+def _runs_per_two_minutes(runs: list[Any], now: datetime) -> list[float]:
+    """Return the number of runs finished in each of the last 28 spans of two minutes, oldest first."""
+    # Number of runs younger than each age; the differences are the counts of the spans.
+    younger = [0]
+    younger += (bisect_left(runs, age * 2 * MINUTE, key=lambda row: now - row.finished_at) for age in range(1, 29))
+    return [float(younger[age + 1] - younger[age]) for age in range(27, -1, -1)]

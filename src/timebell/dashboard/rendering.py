@@ -1,8 +1,9 @@
-"""Templates, and how values look in them."""
+"""Template environment of the dashboard, and formatting of values in it."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,10 +17,11 @@ import jinja2
 from fastapi import Request
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
+from jinja2.ext import Extension
 
-from timebell.dashboard.api_client import part
+from timebell.dashboard.api_client import quote_segment
 from timebell.errors import InvalidInput
-from timebell.formatting import local, milliseconds, relative
+from timebell.formatting import format_milliseconds, format_relative, to_local
 from timebell.recurrence import tzdata_version, zone
 from timebell.recurrence.instants import parse_instant
 from timebell.settings import package_version
@@ -27,52 +29,52 @@ from timebell.settings import package_version
 if TYPE_CHECKING:
     from timebell.dashboard.views import View
 
-HERE = Path(__file__).parent
-STATIC = HERE / "static"
-# A state or the reason of a skip -> (its colour and icon, its word).
-STATES = {
-    "pending": ("wait", "Scheduled"), "running": ("run", "Running"), "dispatched": ("run", "With a worker"),
-    "completed": ("ok", "Done"), "failed": ("bad", "Failed"), "cancelled": ("skip", "Cancelled"),
+PACKAGE_DIR = Path(__file__).parent
+STATIC_DIR = PACKAGE_DIR / "static"
+INDENTATION = re.compile(r"^ +", re.MULTILINE)
+# State of a job, or reason of a skip -> (CSS class and icon, label).
+STATE_LABELS = {
+    "pending": ("wait", "Scheduled"), "running": ("run", "Running"), "dispatched": ("run", "Dispatched"),
+    "completed": ("ok", "Completed"), "failed": ("bad", "Failed"), "cancelled": ("skip", "Cancelled"),
     "skipped": ("skip", "Skipped"), "missed": ("missed", "Missed"), "retry": ("retry", "Retrying"),
     "overlap": ("skip", "Skipped"), "coalesced": ("skip", "Coalesced"), "paused": ("paused", "Paused"),
-    "override": ("skip", "Left out"), "expired": ("missed", "Expired"),
+    "override": ("skip", "Skipped"), "expired": ("missed", "Expired"),
 }  # fmt: skip
-# Why an occurrence was skipped -> as a list says it.
-REASONS = {
-    "overlap": "the last run was still going", "missed": "nothing ran in time to fire it",
-    "coalesced": "a later one ran for all of them", "paused": "paused then", "override": "left out by hand",
-    "expired": "it would have been too late", "condition": "its condition did not hold",
-    "quota": "the month of the tenant was used up", "orphaned": "access to its source was lost",
-    "discarded": "discarded", "replaced": "another job took its place", "rescheduled": "moved to another time",
+# Reason of a skip -> explanation shown in lists.
+SKIP_REASONS = {
+    "overlap": "previous run still active", "missed": "no node was running when it was due",
+    "coalesced": "a later occurrence ran instead", "paused": "schedule was paused", "override": "skipped manually",
+    "expired": "past its expiry time", "condition": "condition not met", "quota": "monthly quota exhausted",
+    "orphaned": "access to the source was lost", "discarded": "discarded", "replaced": "replaced by another job",
+    "rescheduled": "moved to another time",
 }  # fmt: skip
-# Why a job that waits is not taken.
-HOLDS = {
-    "overlap": "waits for its turn", "unheard": "no node listens to its topic",
-    "recover": "an outage left it: release or discard", "group": "as many of its group run as may",
-    "tenant": "as many of the tenant run as may", "stopping": "asked to stop",
+# Why a pending or running job is held.
+HOLD_REASONS = {
+    "overlap": "waiting for the previous run", "unhandled": "no node handles its topic",
+    "backlog": "backlog of an outage: release or discard", "group": "concurrency limit of its group reached",
+    "tenant": "concurrency limit of the tenant reached", "stopping": "stop requested",
 }  # fmt: skip
-# What a form did, as the page after it says.
-DONE = {
-    "created": "Created.", "saved": "Saved.", "paused": "Paused. It fires nothing until it is resumed.",
-    "resumed": "Resumed.", "triggered": "Fired once, now. The schedule itself has not moved.",
-    "skipped": "The next fire is left out.", "undone": "The fire happens after all.", "reverted": "Reverted.",
-    "deleted": "Deleted. Its history stays.", "backfilled": "The backfill has begun.", "retried": "It is tried again.",
-    "edited": "This is the new job, with the payload as you wrote it.",
-    "cancelled": "Cancelled.", "replaying": "The replay has begun.", "discarding": "Discarding has begun.",
-    "stopped": "Stopped: what is done stays done.", "draining": "The node finishes what it runs, and leaves.",
-    "several-pause": "Paused. They fire nothing until they are resumed.", "several-resume": "Resumed.",
-    "several-delete": "Deleted. Their history stays.", "several-retry": "They are tried again.",
-    "several-cancel": "Cancelled: what waited will not start, what runs is not tried again.",
-    "started": "It is sent now.", "pausing": "Paused. Chunks that are under way end; it keeps its place.",
-    "sending": "It goes on where it paused.", "approved": "Approved: it goes on.",
-    "stopping": "Stopped, for good. Whom a chunk under way is for still gets it.",
-    "retrying": "It is sent to those who were not reached.", "tested": "The test is on its way: this is its job.",
-    "scanning": "The scan has begun.",
-    "watching": "Created. It goes through the items there are now.",
-    "tried": "Fired once, as this job. No schedule was made or changed.",
-    "enabled": "It is sent to again.", "released": "What waited runs now.", "discarded": "What waited is discarded.",
+# Value of `did` after a form -> message on the next page.
+DONE_MESSAGES = {
+    "created": "Created.", "saved": "Saved.", "paused": "Paused. Nothing runs until resumed.",
+    "resumed": "Resumed.", "triggered": "Triggered once. The next scheduled run is unchanged.",
+    "skipped": "Next run skipped.", "undone": "Override removed.", "reverted": "Revision restored.",
+    "deleted": "Deleted. The history is kept.", "backfilled": "Backfill started.", "retried": "Retry scheduled.",
+    "edited": "Retry created with the edited payload.", "cancelled": "Cancelled.", "replaying": "Retry started.",
+    "discarding": "Discard started.", "stopped": "Stopped. Completed steps are not undone.",
+    "draining": "Draining. The node stops after its running jobs.",
+    "several-pause": "Paused. Nothing runs until resumed.", "several-resume": "Resumed.",
+    "several-delete": "Deleted. The history is kept.", "several-retry": "Retries scheduled.",
+    "several-cancel": "Cancelled. Pending jobs will not start; running jobs are not retried.",
+    "started": "Sending started.", "pausing": "Paused. Chunks in progress are completed.", "sending": "Resumed.",
+    "approved": "Approved. Sending continues.", "stopping": "Stopped. Chunks in progress are completed.",
+    "retrying": "Sending to the recipients not reached.", "tested": "Test sent as this job.",
+    "scanning": "Scan started.", "watching": "Created. Scanning the existing items.",
+    "tried": "Triggered once as this job. No schedule was created or changed.", "enabled": "Target re-enabled.",
+    "released": "Backlog released.", "discarded": "Backlog discarded.",
 }  # fmt: skip
-NAV = (
+# (key, URL, label, required role, SVG path of the icon)
+NAVIGATION = (
     ("overview", "/ui/", "Overview", "viewer", "M4 13h6V4H4zM14 20h6v-9h-6zM4 20h6v-4H4zM14 8h6V4h-6z"),
     ("schedules", "/ui/schedules", "Schedules", "viewer", "M12 7v5l3 2M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18z"),
     ("jobs", "/ui/jobs", "Jobs", "viewer", "M4 7h16M4 12h16M4 17h10"),
@@ -89,166 +91,184 @@ NAV = (
 )  # fmt: skip
 
 
-class _Compiled(FileSystemBytecodeCache):
-    """What templates are compiled to, which takes a second or two, is kept beside what Python compiles our modules
-    to, for the next start; where nothing may be written it is not."""
+class _BytecodeCache(FileSystemBytecodeCache):
+    """Cache of compiled templates in `__pycache__`: compiling all of them takes a second or two.
+
+    Without write access, templates are compiled at each start.
+    """
 
     def __init__(self) -> None:
-        here = sha256(Path(__file__).read_bytes()).hexdigest()[:16]  # options and filters are part of what it becomes
-        super().__init__(str(HERE / "__pycache__"), f"%s.{here}.{jinja2.__version__}")
+        # This module defines the options and filters that the compiled templates depend on.
+        digest = sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+        super().__init__(str(PACKAGE_DIR / "__pycache__"), f"%s.{digest}.{jinja2.__version__}")
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        """As in FileSystemBytecodeCache, or nothing."""
         if not sys.dont_write_bytecode:
             with suppress(OSError):
                 super().dump_bytecode(bucket)
 
 
+class _StripIndentation(Extension):
+    """Remove the indentation of template lines, which is for readers of the source and only enlarges the HTML."""
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return INDENTATION.sub("", source)
+
+
 @cache
-def templates() -> Environment:
-    """The environment of all pages."""
-    made = Environment(
-        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, bytecode_cache=_Compiled(),
+def template_environment() -> Environment:
+    """Return the Jinja environment of all pages."""
+    environment = Environment(
+        loader=FileSystemLoader(PACKAGE_DIR / "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, bytecode_cache=_BytecodeCache(), extensions=[_StripIndentation],
     )  # fmt: skip
-    made.filters |= {
-        "number": "{:,}".format, "milliseconds": milliseconds, "json": pretty, "part": part, "lag": lag, "took": took,
-        "span": span, "brief": brief,
+    environment.filters |= {
+        "number": "{:,}".format, "json": format_json, "segment": quote_segment, "lag": format_lag,
+        "duration": format_duration, "seconds": format_seconds, "short_summary": short_summary,
     }  # fmt: skip
-    made.globals |= {
-        "NAV": NAV, "STATES": STATES, "REASONS": REASONS, "HOLDS": HOLDS,
-        "version": package_version(), "tzdata": tzdata_version(), "asset": asset,
-        "live_files": live_files, "state_of": state_of, "target_word": target_word,
+    environment.globals |= {
+        "NAVIGATION": NAVIGATION, "STATE_LABELS": STATE_LABELS, "SKIP_REASONS": SKIP_REASONS,
+        "HOLD_REASONS": HOLD_REASONS, "version": package_version(), "tzdata": tzdata_version(), "asset_url": asset_url,
+        "has_live_scripts": has_live_scripts, "job_state": job_state, "target_label": target_label,
     }  # fmt: skip
-    return made
+    return environment
 
 
-def render(request: Request, name: str, view: View | None, facts: Mapping[str, Any]) -> str:
-    """A page as HTML."""
-    times = Times.of(request, view.now if view else None)
-    kept = "&".join(each for each in request.url.query.split("&") if each and not each.startswith("did="))
+def render_template(request: Request, name: str, view: View | None, variables: Mapping[str, Any]) -> str:
+    """Render a page as HTML."""
+    times = TimeFormatter.from_request(request, view.now if view else None)
+    query = "&".join(pair for pair in request.url.query.split("&") if pair and not pair.startswith("did="))
     shared = {
-        "view": view, "times": times, "here": request.url.path + (f"?{kept}" if kept else ""),
-        "done": DONE.get(request.query_params.get("did", "")),
+        "view": view, "times": times, "current_url": request.url.path + (f"?{query}" if query else ""),
+        "flash": DONE_MESSAGES.get(request.query_params.get("did", "")),
     }  # fmt: skip
-    return templates().get_template(f"{name}.html").render({**shared, **facts})
+    return template_environment().get_template(f"{name}.html").render({**shared, **variables})
 
 
-class Times:
-    """Instants in the zone that the reader wants: that of the schedule, their own, or UTC."""
+class TimeFormatter:
+    """Format instants in the zone that the user selected: that of the schedule, that of the browser, or UTC.
 
-    def __init__(self, wanted: str, mine: str, now: datetime | None) -> None:
-        self.wanted, self.mine, self.now = wanted, mine, now
+    `now` is None on pages without a signed-in user. Each method accepts an instant as `datetime` or as text of the API,
+    and the zone of the object that the instant belongs to.
+    """
+
+    def __init__(self, choice: str, browser_zone: str, now: datetime | None) -> None:
+        self.choice, self.browser_zone, self.now = choice, browser_zone, now
 
     @classmethod
-    def of(cls, request: Request, now: datetime | None) -> Times:
-        """As the cookies say."""
-        mine = request.cookies.get("timebell-timezone", "").replace("%2F", "/")
+    def from_request(cls, request: Request, now: datetime | None) -> TimeFormatter:
+        """Read the selected zone and the zone of the browser from cookies."""
+        browser_zone = request.cookies.get("timebell-timezone", "").replace("%2F", "/")
         try:
-            zone(mine)
+            zone(browser_zone)
         except InvalidInput:
-            mine = ""
-        wanted = request.cookies.get("timebell-zone", "schedule")
-        return cls(wanted if wanted in ("schedule", "utc") or (wanted == "mine" and mine) else "schedule", mine, now)
+            browser_zone = ""
+        choice = request.cookies.get("timebell-zone", "schedule")
+        is_available = choice in ("schedule", "utc") or (choice == "mine" and browser_zone)
+        return cls(choice if is_available else "schedule", browser_zone, now)
 
-    def zone_for(self, own: str | None) -> str:
-        """The zone to show an instant in that belongs to something with a zone of its own."""
-        return {"utc": "UTC", "mine": self.mine}.get(self.wanted, own or "UTC")
+    def zone_for(self, own_zone: str | None) -> str:
+        """Return the display zone for an object whose own zone is `own_zone`."""
+        return {"utc": "UTC", "mine": self.browser_zone}.get(self.choice, own_zone or "UTC")
 
-    def local(self, given: str | datetime, own: str | None = None) -> datetime:
-        """An instant in that zone."""
-        return local(instant(given), self.zone_for(own))
+    def local(self, instant: str | datetime, own_zone: str | None = None) -> datetime:
+        """Convert an instant to the display zone."""
+        return to_local(to_datetime(instant), self.zone_for(own_zone))
 
-    def long(self, given: str | datetime, own: str | None = None) -> str:
-        """With day, seconds and zone."""
-        return f"{self.local(given, own):%a %d %b %Y, %H:%M:%S} {self.zoned(given, own)}"
+    def long(self, instant: str | datetime, own_zone: str | None = None) -> str:
+        """Format with weekday, date, seconds and zone."""
+        return f"{self.local(instant, own_zone):%a %d %b %Y, %H:%M:%S} {self.zone_label(instant, own_zone)}"
 
-    def short(self, given: str | datetime, own: str | None = None) -> str:
-        """With day, minutes and zone; with the year where that is another."""
-        at = self.local(given, own)
+    def short(self, instant: str | datetime, own_zone: str | None = None) -> str:
+        """Format with weekday, date, minutes and zone; with the year unless it is the current one."""
+        at = self.local(instant, own_zone)
         year = f" {at.year}" if self.now is None or at.year != self.now.year else ""
-        return f"{at:%a %d %b}{year}, {at:%H:%M} {self.zoned(given, own)}"
+        return f"{at:%a %d %b}{year}, {at:%H:%M} {self.zone_label(instant, own_zone)}"
 
-    def zoned(self, given: str | datetime, own: str | None = None) -> str:
-        """The abbreviation of the zone; where that is a number, the place too."""
-        at = self.local(given, own)
-        short = at.strftime("%Z")
-        return f"{short} {self.zone_for(own)}" if short[:1] in "+-" else short
+    def zone_label(self, instant: str | datetime, own_zone: str | None = None) -> str:
+        """Return the zone abbreviation; with the zone name if the abbreviation is only an offset (`+03`)."""
+        at = self.local(instant, own_zone)
+        abbreviation = at.strftime("%Z")
+        return f"{abbreviation} {self.zone_for(own_zone)}" if abbreviation[:1] in "+-" else abbreviation
 
-    def relative(self, given: str | datetime) -> str:
-        """How far from now."""
+    def relative(self, instant: str | datetime) -> str:
+        """Format the distance from now."""
         assert self.now is not None
-        return relative(instant(given) - self.now)
+        return format_relative(to_datetime(instant) - self.now)
 
     @staticmethod
-    def iso(given: str | datetime) -> str:
-        """In UTC, for machines."""
-        return f"{instant(given).astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+    def iso(instant: str | datetime) -> str:
+        """Format in UTC as ISO 8601, for machines."""
+        return f"{to_datetime(instant).astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
-def instant(given: str | datetime) -> datetime:
-    """What the API says as an aware datetime."""
-    return given if isinstance(given, datetime) else parse_instant(given, "at")
+def to_datetime(instant: str | datetime) -> datetime:
+    """Parse an instant of the API into an aware datetime."""
+    return instant if isinstance(instant, datetime) else parse_instant(instant, "at")
 
 
-def state_of(job: Mapping[str, Any]) -> tuple[str, str]:
-    """Colour and word for a job or an occurrence."""
+def job_state(job: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the CSS class and label of a job or an occurrence."""
     if job["status"] == "skipped":
-        return STATES.get(job["reason"] or "skipped", STATES["skipped"])
-    tried = job.get("attemptsMade", 0) if job["status"] == "pending" else 0
-    return STATES["retry"] if tried else STATES.get(job["status"], ("wait", job["status"]))
+        return STATE_LABELS.get(job["reason"] or "skipped", STATE_LABELS["skipped"])
+    attempts_made = job.get("attemptsMade", 0) if job["status"] == "pending" else 0
+    return STATE_LABELS["retry"] if attempts_made else STATE_LABELS.get(job["status"], ("wait", job["status"]))
 
 
-def target_word(target: Mapping[str, Any] | None) -> str:
-    """Where jobs go, in a word."""
+def target_label(target: Mapping[str, Any] | None) -> str:
+    """Return the name or kind of a job's target."""
     return (
         "handler" if target is None else str(target.get("name") or target.get("kind") or target.get("type") or "target")
     )
 
 
-def lag(job: Mapping[str, Any]) -> str:
-    """From when it was due until it started."""
+def format_lag(job: Mapping[str, Any]) -> str:
+    """Format the time from due to started."""
     due, fired = job.get("runAt") or job.get("scheduledAt"), job.get("firedAt")
-    return "–" if due is None or fired is None else milliseconds(instant(fired) - instant(due))
+    return "–" if due is None or fired is None else format_milliseconds(to_datetime(fired) - to_datetime(due))
 
 
-def took(given: int | None) -> str:
-    """Milliseconds as people read them."""
-    if given is None:
+def format_duration(duration_ms: int | None) -> str:
+    """Format milliseconds: `840 ms`, `12.3 s`."""
+    if duration_ms is None:
         return "–"
-    return f"{given:,} ms" if given < 10_000 else f"{timedelta(milliseconds=given).total_seconds():,.1f} s"
+    return (
+        f"{duration_ms:,} ms"
+        if duration_ms < 10_000
+        else f"{timedelta(milliseconds=duration_ms).total_seconds():,.1f} s"
+    )
 
 
-def brief(one: Mapping[str, Any]) -> str:
-    """When a schedule fires, in words, where its zone stands beside them."""
-    said = str(one["summary"]).removesuffix(f", {one['timezone']}")
-    return said.split(" from ")[0] if said.startswith("Every") else said
+def short_summary(schedule: Mapping[str, Any]) -> str:
+    """Return the summary of a schedule without its zone, which lists show separately."""
+    summary = str(schedule["summary"]).removesuffix(f", {schedule['timezone']}")
+    return summary.split(" from ")[0] if summary.startswith("Every") else summary
 
 
-def span(seconds: float) -> str:
-    """Seconds as people read them: `24 h`, `1 min 30 s`, `0.5 s`."""
+def format_seconds(seconds: float) -> str:
+    """Format seconds in units: `24 h`, `1 min 30 s`, `0.5 s`."""
     if seconds != int(seconds) or not seconds:
         return f"{seconds:g} s"
-    parts, left = [], int(seconds)
+    parts, rest = [], int(seconds)
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s")):
-        if left >= size and not (unit == "d" and left < 2 * size):
-            parts.append(f"{left // size} {unit}")
-            left %= size
+        if rest >= size and not (unit == "d" and rest < 2 * size):
+            parts.append(f"{rest // size} {unit}")
+            rest %= size
     return " ".join(parts)
 
 
-def pretty(given: Any) -> str:
-    """JSON to read."""
-    return json.dumps(given, indent=1, ensure_ascii=False)
+def format_json(value: Any) -> str:
+    """Format as indented JSON."""
+    return json.dumps(value, indent=1, ensure_ascii=False)
 
 
 @cache
-def asset(name: str) -> str:
-    """The address of a file of ours; it changes when the file does."""
-    return f"/ui/static/{name}?v={sha256((STATIC / name).read_bytes()).hexdigest()[:12]}"
+def asset_url(name: str) -> str:
+    """Return the URL of a static file; it contains a digest of the file, so that browsers can cache it."""
+    return f"/ui/static/{name}?v={sha256((STATIC_DIR / name).read_bytes()).hexdigest()[:12]}"
 
 
 @cache
-def live_files() -> bool:
-    """Whether the build brought the scripts that make pages live."""
-    return (STATIC / "vendor" / "htmx.min.js").exists()
+def has_live_scripts() -> bool:
+    """Return whether the build installed the third-party scripts that update pages live."""
+    return (STATIC_DIR / "vendor" / "htmx.min.js").exists()

@@ -1,4 +1,4 @@
-"""Schedules: which are healthy, when each fires next, with which rules; and what can be done to one."""
+"""Pages of schedules: the list with health and next runs, one schedule, and its actions."""
 
 from __future__ import annotations
 
@@ -8,154 +8,156 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from timebell.dashboard.api_client import part
-from timebell.dashboard.views import Page, See
+from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.views import CurrentView, PageRoute
 
-RECENT = 28
-FIRES = 6
+RECENT_RUNS = 28
+UPCOMING_FIRES = 6
+REVISION_FIELDS = ("revision", "effectiveAt", "summary")  # of the revision itself, not settings of the schedule
 
-routes = APIRouter(route_class=Page)
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/schedules")
-async def schedules(view: See, q: str = "", enabled: str = "", cursor: str = "") -> Response:
-    """A page of them."""
-    found = await view.get(
-        "/schedules", limit=50, recent=RECENT, contains=q.strip(), enabled=enabled, cursor=cursor
+async def schedules(view: CurrentView, q: str = "", enabled: str = "", cursor: str = "") -> Response:
+    """List schedules, filtered by a part of the name and by status."""
+    page = await view.get(
+        "/schedules", limit=50, recent=RECENT_RUNS, contains=q.strip(), enabled=enabled, cursor=cursor
     )  # fmt: skip
-    rows = [one | {"health": health(one)} for one in found["items"]]
-    return view.page("schedules", rows=rows, found=found, q=q, enabled=enabled)
+    rows = [record | {"health": health(record)} for record in page["items"]]
+    return view.render("schedules", rows=rows, page=page, q=q, enabled=enabled)
 
 
 @routes.get("/ui/schedules/{id}")
-async def schedule(id: str, view: See, cursor: str = "") -> Response:
-    """One, with what ran, what comes and all that is set."""
-    path = f"/schedules/{part(id)}"
-    one = await view.get(path)
-    ran, comes, revisions = await asyncio.gather(
-        view.get(f"{path}/executions", limit=RECENT, cursor=cursor), view.get(f"{path}/next", count=FIRES),
-        view.get(f"{path}/revisions"),
+async def schedule(id: str, view: CurrentView, cursor: str = "") -> Response:
+    """Show one schedule: recent and next runs, revisions, settings."""
+    path = f"/schedules/{quote_segment(id)}"
+    record = await view.get(path)
+    executions, next_runs, revisions = await asyncio.gather(
+        view.get(f"{path}/executions", limit=RECENT_RUNS, cursor=cursor),
+        view.get(f"{path}/next", count=UPCOMING_FIRES), view.get(f"{path}/revisions"),
     )  # fmt: skip
     items = revisions["items"]
-    outcomes = [each["reason"] or each["status"] for each in ran["items"]]
-    notes = await view.ask("POST", "/schedules/preview", body_of_revision(one["name"], items[0]), count=1)
-    return view.page(
-        "schedule", one=one, ran=ran, comes=comes["items"], revisions=changes(items), health=health(
-            one | {"recent": outcomes}), outcomes=outcomes,
-        notes=[] if notes.refused else notes.body["notes"], cursor=cursor,
+    outcomes = [execution["reason"] or execution["status"] for execution in executions["items"]]
+    preview = await view.call_api("POST", "/schedules/preview", revision_body(record["name"], items[0]), count=1)
+    return view.render(
+        "schedule", schedule=record, executions=executions, outcomes=outcomes, next_runs=next_runs["items"],
+        revisions=with_changes(items), health=health(record | {"recent": outcomes}),
+        notes=[] if preview.is_error else preview.body["notes"],
     )  # fmt: skip
 
 
 @routes.post("/ui/schedules/{id}/pause")
-async def pause(id: str, view: See) -> Response:
-    """Pause it, with a reason."""
+async def pause(id: str, view: CurrentView) -> Response:
+    """Pause a schedule, optionally with a reason."""
     reason = view.form.get("reason", "").strip()
-    await view.send("POST", f"/schedules/{part(id)}/pause", {"reason": reason} if reason else {})
-    return view.back(f"/ui/schedules/{part(id)}", "paused")
+    await view.change("POST", f"/schedules/{quote_segment(id)}/pause", {"reason": reason} if reason else {})
+    return view.redirect(f"/ui/schedules/{quote_segment(id)}", "paused")
 
 
 @routes.post("/ui/schedules/{id}/resume")
-async def resume(id: str, view: See) -> Response:
-    """Resume it; with `catchUp`, what the pause left out is decided by its catch-up."""
-    await view.send("POST", f"/schedules/{part(id)}/resume", {"catchUp": "catchUp" in view.form})
-    return view.back(f"/ui/schedules/{part(id)}", "resumed")
+async def resume(id: str, view: CurrentView) -> Response:
+    """Resume a schedule; with `catchUp`, its catch-up policy applies to the occurrences during the pause."""
+    await view.change("POST", f"/schedules/{quote_segment(id)}/resume", {"catchUp": "catchUp" in view.form})
+    return view.redirect(f"/ui/schedules/{quote_segment(id)}", "resumed")
 
 
 @routes.post("/ui/schedules/{id}/trigger")
-async def trigger(id: str, view: See) -> Response:
-    """Fire it once, now."""
-    await view.send("POST", f"/schedules/{part(id)}/trigger")
-    return view.back(f"/ui/schedules/{part(id)}", "triggered")
+async def trigger(id: str, view: CurrentView) -> Response:
+    """Trigger a schedule once, immediately."""
+    await view.change("POST", f"/schedules/{quote_segment(id)}/trigger")
+    return view.redirect(f"/ui/schedules/{quote_segment(id)}", "triggered")
 
 
 @routes.post("/ui/schedules/{id}/skip-next")
-async def skip_next(id: str, view: See) -> Response:
-    """Leave out the next fire."""
-    await view.send("POST", f"/schedules/{part(id)}/skip-next")
-    return view.back(f"/ui/schedules/{part(id)}", "skipped")
+async def skip_next(id: str, view: CurrentView) -> Response:
+    """Skip the next run."""
+    await view.change("POST", f"/schedules/{quote_segment(id)}/skip-next")
+    return view.redirect(f"/ui/schedules/{quote_segment(id)}", "skipped")
 
 
 @routes.post("/ui/schedules/{id}/undo")
-async def undo(id: str, view: See) -> Response:
-    """Take a skip or a move back."""
-    answer = await view.ask("DELETE", f"/schedules/{part(id)}/overrides", at=view.form.get("at", ""))
-    view.good(answer)
-    return view.back(f"/ui/schedules/{part(id)}", "undone")
+async def undo(id: str, view: CurrentView) -> Response:
+    """Remove an override, that is a skipped or moved occurrence."""
+    response = await view.call_api("DELETE", f"/schedules/{quote_segment(id)}/overrides", at=view.form.get("at", ""))
+    view.check_response(response)
+    return view.redirect(f"/ui/schedules/{quote_segment(id)}", "undone")
 
 
 @routes.post("/ui/schedules/{id}/revert")
-async def revert(id: str, view: See) -> Response:
-    """Make it what it was at a revision."""
+async def revert(id: str, view: CurrentView) -> Response:
+    """Restore an earlier revision."""
     number = view.form.get("revision", "")
-    await view.send("POST", f"/schedules/{part(id)}/revert", {"revision": int(number[:9]) if number.isdecimal() else 0})
-    return view.back(f"/ui/schedules/{part(id)}", "reverted")
+    await view.change(
+        "POST", f"/schedules/{quote_segment(id)}/revert", {"revision": int(number[:9]) if number.isdecimal() else 0}
+    )
+    return view.redirect(f"/ui/schedules/{quote_segment(id)}", "reverted")
 
 
 @routes.get("/ui/schedules/{id}/backfill")
-async def backfill_page(id: str, view: See) -> Response:
-    """Which range."""
-    one = await view.get(f"/schedules/{part(id)}")
-    return view.page("backfill", one=one, dry=None, problem=None, given={})
+async def backfill_page(id: str, view: CurrentView) -> Response:
+    """Render the form of a backfill."""
+    record = await view.get(f"/schedules/{quote_segment(id)}")
+    return view.render("backfill", schedule=record, dry_run=None, problem=None, fields={})
 
 
 @routes.post("/ui/schedules/{id}/backfill")
-async def backfill(id: str, view: See) -> Response:
-    """First how many those are, then they."""
-    path, sure = f"/schedules/{part(id)}", "sure" in view.form
-    one = await view.get(path)
-    given = {name: view.form.get(name, "").strip() for name in ("from", "to", "overlapPolicy")}
-    body = {name: text for name, text in given.items() if text} | {"dryRun": not sure}
-    answer = await view.ask("POST", f"{path}/backfill", body)
-    if answer.refused:
-        return view.page("backfill", 400, one=one, dry=None, problem=answer.body, given=given)
-    if sure:
-        return view.back(f"/ui/schedules/{part(id)}", "backfilled")
-    return view.page("backfill", one=one, dry=answer.body, problem=None, given=given)
+async def backfill(id: str, view: CurrentView) -> Response:
+    """Ask for confirmation with the occurrences in the range; once confirmed, start the backfill."""
+    path, is_confirmed = f"/schedules/{quote_segment(id)}", "sure" in view.form
+    record = await view.get(path)
+    fields = {name: view.form.get(name, "").strip() for name in ("from", "to", "overlapPolicy")}
+    body = {name: text for name, text in fields.items() if text} | {"dryRun": not is_confirmed}
+    response = await view.call_api("POST", f"{path}/backfill", body)
+    if response.is_error:
+        return view.render("backfill", 400, schedule=record, dry_run=None, problem=response.body, fields=fields)
+    if is_confirmed:
+        return view.redirect(f"/ui/schedules/{quote_segment(id)}", "backfilled")
+    return view.render("backfill", schedule=record, dry_run=response.body, problem=None, fields=fields)
 
 
 @routes.get("/ui/schedules/{id}/delete")
-async def delete_page(id: str, view: See) -> Response:
-    """Whether really."""
-    return view.page("delete", one=await view.get(f"/schedules/{part(id)}"))
+async def delete_page(id: str, view: CurrentView) -> Response:
+    """Ask for confirmation before a schedule is deleted."""
+    return view.render("schedule_delete", schedule=await view.get(f"/schedules/{quote_segment(id)}"))
 
 
 @routes.post("/ui/schedules/{id}/delete")
-async def delete(id: str, view: See) -> Response:
-    """Forget it, at the revision that was looked at."""
-    await view.send("DELETE", f"/schedules/{part(id)}", if_match=f'"{view.form.get("revision", "")}"')
-    return view.back("/ui/schedules", "deleted")
+async def delete(id: str, view: CurrentView) -> Response:
+    """Delete a schedule, unless it has changed since the revision that was displayed."""
+    await view.change("DELETE", f"/schedules/{quote_segment(id)}", if_match=f'"{view.form.get("revision", "")}"')
+    return view.redirect("/ui/schedules", "deleted")
 
 
-def health(one: Mapping[str, Any]) -> tuple[str, str]:
-    """Colour and word for a schedule."""
-    last = (one.get("recent") or [None])[0]
-    if one["fault"]:
-        return "bad", "Set aside"
-    if not one["enabled"]:
+def health(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the CSS class and label of a schedule's health."""
+    last = (record.get("recent") or [None])[0]
+    if record["error"]:
+        return "bad", "Errored"
+    if not record["enabled"]:
         return "paused", "Paused"
     if last == "failed":
         return "bad", "Failing"
     if last in ("missed", "expired"):
         return "missed", "Missed"
-    return ("ok", "Healthy") if one["nextFireAt"] else ("skip", "Ended")
+    return ("ok", "Healthy") if record["nextFireAt"] else ("skip", "Ended")
 
 
-def body_of_revision(name: str, revision: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a schedule what it was at a revision."""
-    told = ("revision", "effectiveAt", "summary")
-    return {"name": name, **{field: value for field, value in revision.items() if field not in told}}
+def revision_body(name: str, revision: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request body that creates a schedule as of a revision."""
+    return {"name": name, **{field: value for field, value in revision.items() if field not in REVISION_FIELDS}}
 
 
-def changes(revisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Revisions, newest first, each with what was other than before."""
-    before = [*revisions[1:], {}]
+def with_changes(revisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add to each revision the fields that it changed (`changed`). The order is newest first."""
+    previous_revisions = [*revisions[1:], {}]
     return [
-        {**one, "changed": differences(old, one) if old else []} for one, old in zip(revisions, before, strict=True)
+        {**revision, "changed": changed_fields(previous, revision) if previous else []}
+        for revision, previous in zip(revisions, previous_revisions, strict=True)
     ]
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """The fields that differ: (name, before, now)."""
-    left = ("revision", "effectiveAt", "summary")
-    names = [name for name in {**old, **new} if name not in left]
+def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the fields that differ between two revisions: (name, old value, new value)."""
+    names = [name for name in {**old, **new} if name not in REVISION_FIELDS]
     return [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]

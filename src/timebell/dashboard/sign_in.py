@@ -1,4 +1,4 @@
-"""Signing in and out, and what a browser remembers."""
+"""Sign-in, sign-out, and display preferences."""
 
 from __future__ import annotations
 
@@ -8,57 +8,60 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from timebell.api.authentication import TooManyWrongKeys
-from timebell.dashboard.rendering import render
-from timebell.dashboard.sessions import TENANT, Sessions, give
-from timebell.dashboard.views import ZONES, Page, See, inside_only
+from timebell.dashboard.fields import to_problem
+from timebell.dashboard.rendering import render_template
+from timebell.dashboard.sessions import TENANT_COOKIE, Sessions, set_session_cookie
+from timebell.dashboard.views import ZONE_CHOICES, CurrentView, PageRoute, local_path
 from timebell.errors import TimebellError
 
-routes = APIRouter(route_class=Page)
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/sign-in")
 async def sign_in_page(request: Request, next: str = "/ui/") -> Response:
-    """The form."""
-    return HTMLResponse(render(request, "sign_in", None, {"next": inside_only(next), "problem": None}))
+    """Render the sign-in form."""
+    return HTMLResponse(render_template(request, "sign_in", None, {"next": local_path(next), "problem": None}))
 
 
 @routes.post("/ui/sign-in")
 async def sign_in(request: Request) -> Response:
-    """A session, by password or by key: always a new one."""
+    """Start a new session by password or API key. An existing session is replaced, never reused."""
     form: dict[str, str] = request.state.form
     sessions: Sessions = request.app.state.sessions
-    ahead = inside_only(form.get("next", ""))
+    next_path = local_path(form.get("next", ""))
     try:
         if form.get("key"):
-            token = await sessions.sign_in_with_key(request.app.state.door, request, form["key"].strip())
+            token = await sessions.sign_in_with_key(request.app.state.authenticator, request, form["key"].strip())
         else:
             name, password = form.get("name", "").strip(), form.get("password", "")
-            token = await sessions.sign_in(request.app.state.door, request, name[:200], password[:200])
-    except TimebellError as refused:
-        facts = {"next": ahead, "problem": {"detail": refused.message, "fix": refused.fix, "code": refused.code}}
-        status = 429 if isinstance(refused, TooManyWrongKeys) else 401
-        return HTMLResponse(render(request, "sign_in", None, facts), status)
-    response = RedirectResponse(ahead, 303)
-    give(response, token)
+            token = await sessions.sign_in(request.app.state.authenticator, request, name[:200], password[:200])
+    except TimebellError as error:
+        variables = {"next": next_path, "problem": to_problem(error)}
+        status = 429 if isinstance(error, TooManyWrongKeys) else 401
+        return HTMLResponse(render_template(request, "sign_in", None, variables), status)
+    response = RedirectResponse(next_path, 303)
+    set_session_cookie(response, token)
     return response
 
 
 @routes.post("/ui/sign-out")
-async def sign_out(request: Request, view: See) -> Response:
-    """No session any more, here and in the store."""
+async def sign_out(request: Request, view: CurrentView) -> Response:
+    """End the session: delete it in the store and in the browser."""
     sessions: Sessions = request.app.state.sessions
     await sessions.sign_out(request)
     response = RedirectResponse("/ui/sign-in", 303)
-    give(response, None)
+    set_session_cookie(response, None)
     return response
 
 
 @routes.post("/ui/shown")
-async def shown(request: Request, view: See) -> Response:
-    """Remember in which zone times are shown, and which tenant."""
-    response = RedirectResponse(inside_only(view.form.get("back", "")), 303)
-    if view.form.get("zone") in ZONES:
+async def save_preferences(request: Request, view: CurrentView) -> Response:
+    """Store the zone of displayed times and the selected tenant in cookies."""
+    response = RedirectResponse(local_path(view.form.get("back", "")), 303)
+    if view.form.get("zone") in ZONE_CHOICES:
         response.set_cookie("timebell-zone", view.form["zone"], max_age=31_536_000, path="/ui", samesite="lax")
-    if view.caller.everywhere and view.form.get("tenant"):
-        response.set_cookie(TENANT, quote(view.form["tenant"], safe=""), path="/ui", samesite="lax", httponly=True)
+    if view.caller.is_platform and view.form.get("tenant"):
+        response.set_cookie(
+            TENANT_COOKIE, quote(view.form["tenant"], safe=""), path="/ui", samesite="lax", httponly=True
+        )
     return response

@@ -1,4 +1,4 @@
-"""Making a trigger, with a preview of what it would fire of the items that are there."""
+"""Form that creates a trigger, with a preview of the jobs for the existing items."""
 
 from __future__ import annotations
 
@@ -9,129 +9,140 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from timebell.dashboard.api_client import part
-from timebell.dashboard.fields import default_zone, from_json, number, problem, sent, texts
-from timebell.dashboard.triggers import words
-from timebell.dashboard.views import Page, See, View
+from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.fields import default_timezone, parse_json, parse_number, submit, text_fields, to_problem
+from timebell.dashboard.triggers import describe_rule
+from timebell.dashboard.views import CurrentView, PageRoute, View
 from timebell.errors import InvalidInput, TimebellError
 from timebell.model import condition
-from timebell.model.trigger import Rule, Value, offsets_of
+from timebell.model.trigger import ColumnStatus, TriggerRule, parse_offsets
 from timebell.recurrence import zone
-from timebell.recurrence.zone_names import names as zone_names
+from timebell.recurrence.zone_names import accepted_names as zone_names
 
-FIRES = 6
-ITEMS = 100  # of a source, that a preview looks at
-FRESH = {"offsets": "-15m", "payload": "", "condition": ""}
-TEXTS = ("name", "source", "column", "timezone", "recipients", "topic", "queue", "target")
-NUMBERS = ("graceSeconds", "maxRetries", "timeoutSeconds")
-routes = APIRouter(route_class=Page)
+PREVIEW_FIRES = 6
+PREVIEW_ITEMS = 100  # items of a source that a preview evaluates
+EMPTY_FORM = {"offsets": "-15m", "payload": "", "condition": ""}
+TEXT_FIELDS = ("name", "source", "column", "timezone", "recipients", "topic", "queue", "target")
+NUMBER_FIELDS = ("graceSeconds", "maxRetries", "timeoutSeconds")
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/new/trigger")
-async def new(request: Request, view: See) -> Response:
-    """An empty form, or what its preview button sent."""
-    return await _shown(view, {**FRESH, "timezone": default_zone(request, view), **dict(request.query_params)}, None)
+async def new(request: Request, view: CurrentView) -> Response:
+    """Render an empty form, or the fields that its Preview button sent."""
+    return await _render_form(
+        view, {**EMPTY_FORM, "timezone": default_timezone(request, view), **dict(request.query_params)}, None
+    )
 
 
 @routes.post("/ui/new/trigger")
-async def create(view: See) -> Response:
-    """Make it; the scan that plans for the items there are begins."""
-    made = await sent(view, "/triggers", body_of, _shown)
-    return made if isinstance(made, Response) else view.back(f"/ui/triggers/{part(made['name'])}", "watching")
+async def create(view: CurrentView) -> Response:
+    """Create a trigger, which starts a scan that plans jobs for the existing items."""
+    created = await submit(view, "/triggers", to_request_body, _render_form)
+    if isinstance(created, Response):
+        return created
+    return view.redirect(f"/ui/triggers/{quote_segment(created['name'])}", "watching")
 
 
 @routes.get("/ui/new/trigger/preview")
-async def preview(request: Request, view: See) -> Response:
-    """What the trigger in the form would fire."""
-    return view.page("_trigger_preview", p=await previewed(view, dict(request.query_params)))
+async def preview(request: Request, view: CurrentView) -> Response:
+    """Render the preview of the trigger in the form, as a fragment."""
+    fields = dict(request.query_params)
+    return view.render("partials/trigger_preview", preview=await build_preview(view, fields))
 
 
-async def _shown(view: View, form: Mapping[str, str], wrong: Any, status: int = 200) -> Response:
+async def _render_form(view: View, form: Mapping[str, str], problem: Any, status: int = 200) -> Response:
     sources = (await view.get("/sources", limit=200))["items"]
     targets = (await view.get("/targets", limit=200))["items"]
-    names = [one["name"] for one in sources]
-    filled = {**FRESH, "timezone": "", "source": names[0] if len(names) == 1 else "", **form}
-    return view.page(
-        "trigger_form", status, form=filled, problem=wrong, p=await previewed(view, filled),
-        sources=[(name, name) for name in names],
-        targets=[(one["name"], one["name"]) for one in targets], zones=sorted(zone_names()),
+    source_names = [source["name"] for source in sources]
+    fields = {**EMPTY_FORM, "timezone": "", "source": source_names[0] if len(source_names) == 1 else "", **form}
+    return view.render(
+        "trigger_form", status, form=fields, problem=problem, preview=await build_preview(view, fields),
+        sources=[(name, name) for name in source_names],
+        targets=[(target["name"], target["name"]) for target in targets], zones=sorted(zone_names()),
     )  # fmt: skip
 
 
-def body_of(form: Mapping[str, str]) -> dict[str, Any]:
-    """A form as the API takes it. Raises InvalidInput."""
-    body: dict[str, Any] = texts(form, *TEXTS)
-    body |= {name: found for name in NUMBERS if (found := number(name, form.get(name, ""))) is not None}
-    body["offsets"] = [one for one in re.split(r"[\s,]+", form.get("offsets", "").strip()) if one] or ["0"]
-    if rules := conditions_of(form.get("condition", "")):
-        body["condition"] = rules
-    if (payload := from_json("payload", form.get("payload", ""))) is not None:
+def to_request_body(form: Mapping[str, str]) -> dict[str, Any]:
+    """Convert form fields to a request body of the API. Raises InvalidInput."""
+    body: dict[str, Any] = text_fields(form, *TEXT_FIELDS)
+    body |= {name: number for name in NUMBER_FIELDS if (number := parse_number(name, form.get(name, ""))) is not None}
+    body["offsets"] = [offset for offset in re.split(r"[\s,]+", form.get("offsets", "").strip()) if offset] or ["0"]
+    if comparisons := parse_conditions(form.get("condition", "")):
+        body["condition"] = comparisons
+    if (payload := parse_json("payload", form.get("payload", ""))) is not None:
         body["payload"] = payload
     return body
 
 
-def conditions_of(text: str) -> list[dict[str, Any]]:
-    """Comparisons, one a line: `status eq active`, `age ge 18`, `done empty`. Raises InvalidInput."""
-    found = []
+def parse_conditions(text: str) -> list[dict[str, Any]]:
+    """Parse comparisons, one per line: `status eq active`, `age ge 18`, `done empty`.
+
+    A value is JSON, or else text. Raises InvalidInput.
+    """
+    comparisons = []
     for line in filter(None, (each.strip() for each in text.splitlines())):
         field, *rest = line.split(None, 2)
-        one: dict[str, Any] = {"field": field, "op": rest[0] if rest else ""}
+        comparison: dict[str, Any] = {"field": field, "op": rest[0] if rest else ""}
         if len(rest) > 1:
             try:
-                one["value"] = from_json("condition", rest[1])
+                comparison["value"] = parse_json("condition", rest[1])
             except InvalidInput:
-                one["value"] = rest[1]
-        found.append(one)
-    condition.read(found)
-    return found
+                comparison["value"] = rest[1]
+        comparisons.append(comparison)
+    condition.parse_comparisons(comparisons)
+    return comparisons
 
 
-async def previewed(view: View, form: Mapping[str, str]) -> dict[str, Any]:
-    """In words, and the next fires of the first ITEMS of its source; or a `problem`."""
+async def build_preview(view: View, form: Mapping[str, str]) -> dict[str, Any]:
+    """Return the rule in words and the next runs for the first PREVIEW_ITEMS items of the source, or a `problem`."""
     try:
-        body = body_of(form)
-        rule = Rule(
-            column=body.get("column", ""), offsets=offsets_of(body["offsets"]), timezone=body.get("timezone"),
-            recipients=body.get("recipients"), condition=condition.read(body.get("condition")),
+        body = to_request_body(form)
+        rule = TriggerRule(
+            column=body.get("column", ""), offsets=parse_offsets(body["offsets"]), timezone=body.get("timezone"),
+            recipients=body.get("recipients"), condition=condition.parse_comparisons(body.get("condition")),
         )  # fmt: skip
         if rule.timezone is not None:
             zone(rule.timezone)
-    except TimebellError as unfit:
-        return {"problem": problem(unfit)}
-    said = {
+    except TimebellError as error:
+        return {"problem": to_problem(error)}
+    record = {
         "offsets": body["offsets"], "column": rule.column or "…", "recipients": rule.recipients, "unless": None,
         "timezone": rule.timezone, "condition": body.get("condition", []),
     }  # fmt: skip
-    told: dict[str, Any] = {"problem": None, "words": words(said), "looked": 0, "fires": [], "columns": [], "odd": {}}
+    preview: dict[str, Any] = {
+        "problem": None, "rule": describe_rule(record), "has_source": "source" in body, "item_count": 0,
+        "has_more": False, "runs": [], "columns": [], "skipped": {}, "timezone": rule.timezone or "UTC",
+    }  # fmt: skip
     if "source" not in body:
-        return told
-    answer = await view.ask("GET", f"/sources/{part(body['source'])}/items", limit=ITEMS)
-    if answer.refused:
-        return {"problem": answer.body}
-    items = [one for one in answer.body["items"] if one["fields"] is not None]
-    told |= {"looked": len(items), "more": answer.body["nextCursor"] is not None, "timezone": rule.timezone or "UTC"}
-    told["columns"] = sorted({name for one in items for name in one["fields"]})
+        return preview
+    response = await view.call_api("GET", f"/sources/{quote_segment(body['source'])}/items", limit=PREVIEW_ITEMS)
+    if response.is_error:
+        return {"problem": response.body}
+    items = [item for item in response.body["items"] if item["fields"] is not None]
+    preview |= {"item_count": len(items), "has_more": response.body["nextCursor"] is not None}
+    preview["columns"] = sorted({name for item in items for name in item["fields"]})
     if rule.column:
-        told["fires"], told["odd"] = fires(rule, items, view.now)
-    return told
+        preview["runs"], preview["skipped"] = next_fires(rule, items, view.now)
+    return preview
 
 
-def fires(
-    rule: Rule, items: list[dict[str, Any]], now: datetime
+def next_fires(
+    rule: TriggerRule, items: list[dict[str, Any]], now: datetime
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:  # fmt: skip
-    """The next fires of these items, and of how many nothing comes, by why."""
-    found, odd = [], {"without": 0, "unreadable": 0, "unfit": 0, "past": 0}
-    for one in items:
-        places, value = rule.wanted(one["fields"])
-        ahead = [(at, place) for place, at in places.items() if at > now]
-        if value is Value.UNREADABLE:
-            odd["unreadable"] += 1
-        elif value is Value.NONE:
-            odd["without"] += 1
-        elif not condition.judge(rule.condition, one["fields"]).holds:
-            odd["unfit"] += 1
-        elif not ahead:
-            odd["past"] += 1
+    """Return the next runs for these items, and the number of items without one, by reason."""
+    runs, skipped = [], {"empty": 0, "unreadable": 0, "excluded": 0, "past": 0}
+    for item in items:
+        firings, status = rule.desired_firings(item["fields"])
+        future_firings = [(at, key) for key, at in firings.items() if at > now]
+        if status is ColumnStatus.UNREADABLE:
+            skipped["unreadable"] += 1
+        elif status is ColumnStatus.EMPTY:
+            skipped["empty"] += 1
+        elif not condition.evaluate(rule.condition, item["fields"]).holds:
+            skipped["excluded"] += 1
+        elif not future_firings:
+            skipped["past"] += 1
         else:
-            found += [{"at": at, "item": one["key"], "for": place.recipient} for at, place in ahead]
-    return sorted(found, key=lambda one: (one["at"], one["item"], one["for"]))[:FIRES], odd
+            runs += [{"at": at, "item": item["key"], "recipient": key.recipient} for at, key in future_firings]
+    return sorted(runs, key=lambda run: (run["at"], run["item"], run["recipient"]))[:PREVIEW_FIRES], skipped

@@ -1,4 +1,4 @@
-"""Triggers: are jobs in step with the data? Where the dates are, in which words each fires, and what scans do."""
+"""Pages of triggers and their sources: the list, one trigger, and its actions."""
 
 from __future__ import annotations
 
@@ -9,125 +9,134 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from timebell.dashboard.api_client import part
-from timebell.dashboard.views import Page, See
+from timebell.dashboard.api_client import quote_segment
+from timebell.dashboard.views import CurrentView, PageRoute
 from timebell.store.campaigns import progress
 
-UNITS = {"s": "s", "m": "min", "h": "h", "d": "days", "w": "weeks"}
-SIGNS = {
+UNIT_LABELS = {"s": "s", "m": "min", "h": "h", "d": "days", "w": "weeks"}
+OPERATOR_LABELS = {
     "eq": "is", "ne": "is not", "lt": "<", "le": "≤", "gt": ">", "ge": "≥", "in": "is one of",
     "not_in": "is none of", "empty": "is empty", "not_empty": "is not empty",
 }  # fmt: skip
-SIGN_IN = "re-authorization required"  # what a source says in its fault when its token is of no use any more
-DONE = {"pause": "paused", "resume": "resumed", "scan": "scanning"}
-routes = APIRouter(route_class=Page)
+REAUTHORIZATION_ERROR = "re-authorization required"  # contained in the error of a source whose token is rejected
+DONE_MESSAGES = {"pause": "paused", "resume": "resumed", "scan": "scanning"}
+routes = APIRouter(route_class=PageRoute)
 
 
 @routes.get("/ui/triggers")
-async def triggers(view: See, cursor: str = "") -> Response:
-    """A page of them, the scans that run, and the sources."""
-    found = await view.get("/triggers", limit=50, cursor=cursor)
-    sources = {one["name"]: one for one in (await view.get("/sources", limit=200))["items"]}
-    for name in {one["source"] for one in found["items"]} - sources.keys():
-        sources[name] = await view.get(f"/sources/{part(name)}")
+async def triggers(view: CurrentView, cursor: str = "") -> Response:
+    """List triggers, running scans and sources."""
+    page = await view.get("/triggers", limit=50, cursor=cursor)
+    sources = {source["name"]: source for source in (await view.get("/sources", limit=200))["items"]}
+    for name in {record["source"] for record in page["items"]} - sources.keys():
+        sources[name] = await view.get(f"/sources/{quote_segment(name)}")
     scans = (await view.get("/operations", kind="scan", state="running", limit=50))["items"]
-    waiting = await view.app.store.run(progress.planned, [one["id"] for one in found["items"]])
+    planned = await view.app.store.run(progress.count_planned_jobs, [record["id"] for record in page["items"]])
     rows = [
-        one | {"home": sources[one["source"]], "waiting": waiting[one["id"]], "words": words(one),
-               "look": look(one, sources[one["source"]], scans)}
-        for one in found["items"]
+        record | {
+            "source_record": sources[record["source"]], "planned_jobs": planned[record["id"]],
+            "rule": describe_rule(record), "state": state_label(record, sources[record["source"]], scans),
+        }
+        for record in page["items"]
     ]  # fmt: skip
-    return view.page(
-        "triggers", rows=rows, found=found, scans=scans, sources=list(sources.values()), source_look=source_look,
+    return view.render(
+        "triggers", rows=rows, page=page, scans=scans, sources=list(sources.values()), source_label=source_label,
     )  # fmt: skip
 
 
 @routes.get("/ui/triggers/{name}")
-async def trigger(name: str, view: See, cursor: str = "") -> Response:
-    """One: its rule, its source, its scans and the items."""
-    one = await view.get(f"/triggers/{part(name)}")
-    home = await view.get(f"/sources/{part(one['source'])}")
-    items = await view.get(f"/sources/{part(one['source'])}/items", limit=25, cursor=cursor)
-    listed = (await view.get("/operations", kind="scan", limit=50))["items"]
-    scans = [each for each in listed if each["spec"].get("trigger") == one["id"]][:3]
-    planned = await view.app.store.run(progress.planned, [one["id"]])
-    running = [each for each in scans if each["state"] == "running"]
-    home["options"] = {name: bare(value) for name, value in home["options"].items()}
-    return view.page(
-        "trigger", one=one, home=home, items=items, scans=scans, planned=planned[one["id"]], words=words(one),
-        state=look(one, home, running), secrets=secrets_of(home), sign_in=needs_sign_in(home),
+async def trigger(name: str, view: CurrentView, cursor: str = "") -> Response:
+    """Show one trigger: its rule, source, scans and items."""
+    record = await view.get(f"/triggers/{quote_segment(name)}")
+    source_path = f"/sources/{quote_segment(record['source'])}"
+    source = await view.get(source_path)
+    items = await view.get(f"{source_path}/items", limit=25, cursor=cursor)
+    operations = (await view.get("/operations", kind="scan", limit=50))["items"]
+    scans = [operation for operation in operations if operation["spec"].get("trigger") == record["id"]][:3]
+    planned = await view.app.store.run(progress.count_planned_jobs, [record["id"]])
+    running_scans = [scan for scan in scans if scan["state"] == "running"]
+    source["options"] = {option: redact_password(value) for option, value in source["options"].items()}
+    return view.render(
+        "trigger", trigger=record, source=source, items=items, scans=scans, planned_jobs=planned[record["id"]],
+        rule=describe_rule(record), state=state_label(record, source, running_scans),
+        secret_names=secret_names(source), needs_reauthorization=needs_reauthorization(source),
     )  # fmt: skip
 
 
 @routes.post("/ui/triggers/{name}/{verb}")
-async def steer(name: str, verb: str, view: See) -> Response:
-    """Pause with a reason, resume, or scan."""
+async def perform_action(name: str, verb: str, view: CurrentView) -> Response:
+    """Pause (with a reason), resume or scan a trigger."""
     reason = view.form.get("reason", "").strip()
     body = {"reason": reason} if verb == "pause" and reason else None
-    await view.send("POST", f"/triggers/{part(name)}/{part(verb)}", body)
-    return view.back(f"/ui/triggers/{part(name)}", DONE.get(verb, ""))
+    await view.change("POST", f"/triggers/{quote_segment(name)}/{quote_segment(verb)}", body)
+    return view.redirect(f"/ui/triggers/{quote_segment(name)}", DONE_MESSAGES.get(verb, ""))
 
 
-def needs_sign_in(home: Mapping[str, Any]) -> bool:
-    """Whether the source wants another token."""
-    return SIGN_IN in (home["fault"] or "")
+def needs_reauthorization(source: Mapping[str, Any]) -> bool:
+    """Return whether the source needs a new token."""
+    return REAUTHORIZATION_ERROR in (source["error"] or "")
 
 
-def look(one: Mapping[str, Any], home: Mapping[str, Any], scans: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Colour and word for a trigger."""
-    if not one["enabled"]:
+def state_label(
+    record: Mapping[str, Any], source: Mapping[str, Any], scans: Sequence[Mapping[str, Any]]
+) -> tuple[str, str]:
+    """Return the CSS class and label of a trigger's state; `scans` are the running ones."""
+    if not record["enabled"]:
         return "paused", "Paused"
-    if home["orphanedAt"] or home["fault"]:
-        return source_look(home)
-    if any(each["spec"].get("trigger") == one["id"] for each in scans):
+    if source["orphanedAt"] or source["error"]:
+        return source_label(source)
+    if any(scan["spec"].get("trigger") == record["id"] for scan in scans):
         return "run", "Scanning"
-    return "ok", "In step"
+    return "ok", "Up to date"
 
 
-def source_look(home: Mapping[str, Any]) -> tuple[str, str]:
-    """Colour and word for a source."""
-    if needs_sign_in(home):
-        return "retry", "Sign in again"
-    if home["orphanedAt"]:
+def source_label(source: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the CSS class and label of a source's state."""
+    if needs_reauthorization(source):
+        return "retry", "Token required"
+    if source["orphanedAt"]:
         return "bad", "Orphaned"
-    return ("bad", "Cannot be read") if home["fault"] else ("ok", "In step")
+    return ("bad", "Unreadable") if source["error"] else ("ok", "Up to date")
 
 
-def secrets_of(home: Mapping[str, Any]) -> list[str]:
-    """The names of the secrets that a source uses."""
-    return [value["secret"] for value in home["options"].values() if isinstance(value, dict) and "secret" in value]
+def secret_names(source: Mapping[str, Any]) -> list[str]:
+    """Return the names of the secrets that a source uses."""
+    return [value["secret"] for value in source["options"].values() if isinstance(value, dict) and "secret" in value]
 
 
-def bare(value: Any) -> Any:
-    """An option without the password that a URL may have in it."""
+def redact_password(value: Any) -> Any:
+    """Remove the credentials of a URL from an option."""
     return re.sub(r"(?<=://)[^/@\s]*@", "…@", value) if isinstance(value, str) else value
 
 
-def words(one: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """When it fires, as (text, code) in turn: 15 min before `start_at`, for each in `users`, if `status` is active."""
-    steps = [_offset(each) for each in one["offsets"]]
-    said = [(f"{' and '.join(steps)} ", one["column"])]
-    if one["recipients"]:
-        said.append((", for each in ", one["recipients"]))
-    for n, each in enumerate(one["condition"]):
-        value = each.get("value")
-        said.append((" and " if n else ", if ", each["field"]))
-        said.append(
+def describe_rule(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Describe the rule of a trigger as alternating (text, code).
+
+    E.g. 15 min before `start_at`, for each in `users`, if `status` is `active`.
+    """
+    offsets = [_describe_offset(offset) for offset in record["offsets"]]
+    parts = [(f"{' and '.join(offsets)} ", record["column"])]
+    if record["recipients"]:
+        parts.append((", for each in ", record["recipients"]))
+    for n, comparison in enumerate(record["condition"]):
+        value = comparison.get("value")
+        parts.append((" and " if n else ", if ", comparison["field"]))
+        parts.append(
             (
-                f" {SIGNS.get(each['op'], each['op'])} ",
+                f" {OPERATOR_LABELS.get(comparison['op'], comparison['op'])} ",
                 "" if value is None else value if isinstance(value, str) else json.dumps(value),
             )
         )
-    if one["unless"]:
-        said.append((", unless ", one["unless"]))
-    if one["timezone"]:
-        said.append((", local times of ", one["timezone"]))
-    return said
+    if record["unless"]:
+        parts.append((", unless ", record["unless"]))
+    if record["timezone"]:
+        parts.append((", local times in ", record["timezone"]))
+    return parts
 
 
-def _offset(text: str) -> str:
-    found = re.fullmatch(r"([+-])(\d+)([smhdw])", text)
-    if found is None:
+def _describe_offset(text: str) -> str:
+    match = re.fullmatch(r"([+-])(\d+)([smhdw])", text)
+    if match is None:
         return "at"
-    unit = UNITS[found[3]].rstrip("s" if found[2] == "1" and len(UNITS[found[3]]) > 1 else "")
-    return f"{found[2]} {unit} {'before' if found[1] == '-' else 'after'}"
+    unit = UNIT_LABELS[match[3]].rstrip("s" if match[2] == "1" and len(UNIT_LABELS[match[3]]) > 1 else "")
+    return f"{match[2]} {unit} {'before' if match[1] == '-' else 'after'}"

@@ -1,7 +1,7 @@
-"""What every page has: who looks, what they may, times in the zone they want, and the API to ask.
+"""Base of all pages: the signed-in user, form parsing, API calls, rendering and error pages.
 
-A page is a route of class `Page`; its function takes a `See` and answers with `view.page(...)`, or after a form with
-`view.back(...)`. Whatever goes wrong on the way becomes a page that says what, why and what to do.
+A page is a route of class `PageRoute`. Its function takes a `CurrentView` and returns `view.render(...)`, or after a
+form `view.redirect(...)`. Every error becomes a page with its message, fix and code.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from fastapi import Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 
-from timebell.api.authentication import Caller, Door
+from timebell.api.authentication import Authenticator, Caller
 from timebell.app import Timebell
-from timebell.dashboard.api_client import Answer, Inside, Refusal
-from timebell.dashboard.overview_data import Now
-from timebell.dashboard.rendering import render
-from timebell.dashboard.sessions import Seen, Sessions, check_origin, check_token
+from timebell.dashboard.api_client import ApiClient, ApiError, ApiResponse
+from timebell.dashboard.overview_data import OverviewCache
+from timebell.dashboard.rendering import render_template
+from timebell.dashboard.sessions import Sessions, Visitor, check_origin, check_token
 from timebell.errors import InvalidInput, StoreError, TimebellError
 from timebell.tenancy.roles import Role
 
 log = logging.getLogger("timebell.dashboard")
-MOST_BYTES = 256 * 1024
-MOST_FIELDS = 500
-PATIENCE = 5.0  # seconds for everything that a page shows
-HEADERS = {
+MAX_FORM_BYTES = 256 * 1024
+MAX_FORM_FIELDS = 500
+PAGE_TIMEOUT_SECONDS = 5.0  # for all data of one page
+SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self';"
     " img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "Strict-Transport-Security": "max-age=31536000",
@@ -40,177 +40,195 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-ZONES = ("schedule", "mine", "utc")
-OUTSIDE = ("/ui/sign-in",)  # what those see who are not signed in
+ZONE_CHOICES = ("schedule", "mine", "utc")
+PUBLIC_PATHS = ("/ui/sign-in",)  # accessible without a session
 
 
 class PageTooSlow(TimebellError):
-    """A page took too long."""
+    """A page exceeded its time limit."""
 
     code = "PAGE_TOO_SLOW"
 
 
 @dataclass
 class View:
-    """One request for a page."""
+    """One request for a page: its user, form and API client."""
 
     app: Timebell
     request: Request
-    inside: Inside
-    seen: Seen
+    api: ApiClient
+    visitor: Visitor
     now: datetime
     form: dict[str, str] = field(default_factory=dict)
 
     @property
     def caller(self) -> Caller:
-        """Who looks."""
-        return self.seen.caller
+        """Identity, role and tenant of the user."""
+        return self.visitor.caller
 
     def may(self, role: str) -> bool:
-        """Whether the caller's role covers this one: what they may not do has no button."""
+        """Return whether the user has at least this role. Templates hide actions that are not allowed."""
         return self.caller.role.covers(Role(role))
 
     @property
-    def partial(self) -> bool:
-        """Whether htmx asks, to put the answer into a page."""
+    def overview_cache(self) -> OverviewCache:
+        """Cached figures of the overview, shared by all requests of this process."""
+        cache: OverviewCache = self.request.app.state.overview_cache
+        return cache
+
+    @property
+    def is_fragment_request(self) -> bool:
+        """True if htmx requests a fragment to insert into a page."""
         return self.request.headers.get("hx-request") == "true"
 
-    async def ask(self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None,
-                  **query: Any) -> Answer:  # fmt: skip
-        """Ask the API, whatever it answers."""
-        asked = {name.rstrip("_"): value for name, value in query.items()}
-        return await self.inside.ask(self.caller, self.request.state.id, method, path, body, asked, headers)
+    async def call_api(self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None,
+                  **query: Any) -> ApiResponse:  # fmt: skip
+        """Call the API and return its response, also if it is an error.
+
+        Query parameters are keywords; a trailing underscore is removed (`from_`).
+        """
+        parameters = {name.rstrip("_"): value for name, value in query.items()}
+        return await self.api.request(self.caller, self.request.state.id, method, path, body, parameters, headers)
 
     async def get(self, path: str, **query: Any) -> Any:
-        """The body of an answer. Raises Refusal."""
-        return self.good(await self.ask("GET", path, **query)).body
+        """GET from the API and return the body. Raises ApiError."""
+        return self.check_response(await self.call_api("GET", path, **query)).body
 
-    async def send(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        """Change something; what came of it. Raises Refusal."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.good(await self.ask(method, path, body, headers=named)).body
+    async def change(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """Send a change to the API and return the body of its response. Raises ApiError.
 
-    def good(self, answer: Answer) -> Answer:
-        """The answer. Raises Refusal where it is none."""
-        if answer.refused:
-            raise Refusal(answer)
-        return answer
+        Headers are keywords; underscores become hyphens (`if_match`).
+        """
+        header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.check_response(await self.call_api(method, path, body, headers=header_fields)).body
 
-    def page(self, template: str, code: int = 200, /, **facts: Any) -> HTMLResponse:
-        """A template, filled in."""
-        now: Now = self.request.app.state.now
-        facts["waiting"] = {"dead": now.dead(self.caller.tenant_id), "campaigns": now.sending(self.caller.tenant_id)}
-        return HTMLResponse(render(self.request, template, self, facts), code)
+    def check_response(self, response: ApiResponse) -> ApiResponse:
+        """Return the response. Raises ApiError if it is an error."""
+        if response.is_error:
+            raise ApiError(response)
+        return response
 
-    def back(self, to: str, did: str) -> RedirectResponse:
-        """After a form: the page to look at, and what was done."""
-        path, _, fragment = to.partition("#")
-        joined = f"{path}{'&' if '?' in path else '?'}did={did}" + (f"#{fragment}" if fragment else "")
-        return RedirectResponse(joined, 303)
+    def render(self, template: str, code: int = 200, /, **variables: Any) -> HTMLResponse:
+        """Render a template with the variables that every page needs."""
+        variables["navigation_counts"] = {
+            "dead": self.overview_cache.dead_count(self.caller.tenant_id),
+            "campaigns": self.overview_cache.running_campaigns(self.caller.tenant_id),
+        }
+        return HTMLResponse(render_template(self.request, template, self, variables), code)
+
+    def redirect(self, url: str, message: str) -> RedirectResponse:
+        """Redirect after a form. `message` is a key of `DONE_MESSAGES`; the next page displays that text."""
+        path, _, fragment = url.partition("#")
+        location = f"{path}{'&' if '?' in path else '?'}did={message}" + (f"#{fragment}" if fragment else "")
+        return RedirectResponse(location, 303)
 
 
-async def _view(request: Request) -> View:
+async def _current_view(request: Request) -> View:
     view: View = request.state.view
     return view
 
 
-See = Annotated[View, Depends(_view)]
-"""The parameter by which a page's function gets its `View`."""
+CurrentView = Annotated[View, Depends(_current_view)]
+"""Parameter type that injects the `View` into a page function."""
 
 
-class Page(APIRoute):
-    """A route that shows a page."""
+class PageRoute(APIRoute):
+    """Route of a page: session and form checks, time limit, error pages, security headers."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """As in APIRoute."""
         inner = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            response = await caught(request)
-            response.headers.update(HEADERS)
+            response = await handle_errors(request)
+            response.headers.update(SECURITY_HEADERS)
             return response
 
-        async def caught(request: Request) -> Response:
+        async def handle_errors(request: Request) -> Response:
             try:
-                async with asyncio.timeout(PATIENCE):
-                    return await _answer(request, inner)
-            except Refusal as refusal:
-                return trouble(request, refusal.answer.status, refusal.answer.body)
+                async with asyncio.timeout(PAGE_TIMEOUT_SECONDS):
+                    return await _handle(request, inner)
+            except ApiError as error:
+                return error_page(request, error.response.status, error.response.body)
             except TimeoutError:
-                slow = PageTooSlow(
-                    f"This took longer than {PATIENCE:g} s: it is too much to look at, or the database hardly answers.",
-                    fix="Ask for less, such as a shorter range, or try again.",
+                timeout = PageTooSlow(
+                    f"The page took longer than {PAGE_TIMEOUT_SECONDS:g} s: too much data, or a slow database.",
+                    fix="Request less, such as a shorter range, or try again.",
                 )
-                return trouble(request, 503, {"detail": slow.message, "code": slow.code, "fix": slow.fix})
-            except StoreError as failed:
-                log.warning("%s %s: %s", request.method, request.url.path, failed)
-                return trouble(request, 503, {
-                    "detail": "The database does not answer.", "code": failed.code,
-                    "fix": "Nothing is lost: what is due fires when it is back. Try again.",
+                return error_page(request, 503, {"detail": timeout.message, "code": timeout.code, "fix": timeout.fix})
+            except StoreError as error:
+                log.warning("could not render page method=%s path=%s error=%s", request.method, request.url.path, error)
+                return error_page(request, 503, {
+                    "detail": "The database does not answer.", "code": error.code,
+                    "fix": "Nothing is lost: due jobs run when it is back. Try again.",
                 })  # fmt: skip
-            except TimebellError as failed:
-                status = HTTPStatus.BAD_REQUEST if isinstance(failed, InvalidInput) else HTTPStatus.FORBIDDEN
-                return trouble(request, status, {"detail": failed.message, "code": failed.code, "fix": failed.fix})
+            except TimebellError as error:
+                status = HTTPStatus.BAD_REQUEST if isinstance(error, InvalidInput) else HTTPStatus.FORBIDDEN
+                return error_page(request, status, {"detail": error.message, "code": error.code, "fix": error.fix})
 
         return handle
 
 
-async def _answer(request: Request, inner: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
-    kept = request.app.state
-    door: Door = kept.door
-    app = door.app
+async def _handle(request: Request, inner: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
+    state = request.app.state
+    authenticator: Authenticator = state.authenticator
+    app = authenticator.app
     if app.service is None:
         await app.open()
-    if not hasattr(kept, "inside"):
-        kept.inside, kept.sessions, kept.now, kept.fragments = Inside(door), Sessions(app), Now(app), {}
-    sessions: Sessions = kept.sessions
+    if not hasattr(state, "api_client"):  # first page of this process
+        state.sessions, state.overview_cache, state.tiles_events = Sessions(app), OverviewCache(app), {}
+        state.api_client = ApiClient(authenticator)
+    sessions: Sessions = state.sessions
     if request.method == "POST":
         check_origin(request)
-    seen = await sessions.seen(door, request)
-    if seen is None and request.url.path not in OUTSIDE:
-        return to_sign_in(request)
-    if seen is not None:
-        request.state.view = View(app, request, request.app.state.inside, seen, app.clock.now())
+    visitor = await sessions.identify(authenticator, request)
+    if visitor is None and request.url.path not in PUBLIC_PATHS:
+        return redirect_to_sign_in(request)
+    if visitor is not None:
+        request.state.view = View(app, request, state.api_client, visitor, app.clock.now())
     if request.method == "POST":
         form = request.state.form = await read_form(request)
-        if seen is not None and request.url.path not in OUTSIDE:
-            check_token(seen, form.pop("_token", "") or request.headers.get("timebell-form", ""))
+        if visitor is not None and request.url.path not in PUBLIC_PATHS:
+            check_token(visitor, form.pop("_token", "") or request.headers.get("timebell-form", ""))
             request.state.view.form = form
     return await inner(request)
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form. Raises InvalidInput (FORM_TOO_LARGE)."""
-    parts, size = [], 0
-    async for each in request.stream():
-        size += len(each)
-        if size > MOST_BYTES:
-            raise InvalidInput("The form has too much in it.", code="FORM_TOO_LARGE", fix="Use the API.")
-        parts.append(each)
+    """Read the fields of a form, with line breaks as `\\n`. Raises InvalidInput (FORM_TOO_LARGE)."""
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > MAX_FORM_BYTES:
+            raise InvalidInput("The form is too large.", code="FORM_TOO_LARGE", fix="Use the API.")
+        chunks.append(chunk)
     try:
-        given = parse_qsl(b"".join(parts).decode(errors="replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        fields = parse_qsl(
+            b"".join(chunks).decode(errors="replace"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS
+        )
     except ValueError:
         raise InvalidInput("The form has too many fields.", code="FORM_TOO_LARGE", fix="Use the API.") from None
-    return {name: text.replace("\r\n", "\n") for name, text in given}
+    return {name: text.replace("\r\n", "\n") for name, text in fields}
 
 
-def to_sign_in(request: Request) -> Response:
-    """Sign in first, and come back."""
+def redirect_to_sign_in(request: Request) -> Response:
+    """Redirect to the sign-in page, which returns to the requested page."""
     if request.headers.get("hx-request") == "true" or "text/event-stream" in request.headers.get("accept", ""):
-        return Response(status_code=401, headers={"HX-Refresh": "true"})  # the page itself, which leads to the form
-    wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    ahead = wanted if request.method == "GET" else "/ui/"
-    return RedirectResponse(f"/ui/sign-in?next={quote(ahead, safe='')}", 303)
+        return Response(status_code=401, headers={"HX-Refresh": "true"})  # htmx reloads the page, which redirects
+    requested = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    next_path = requested if request.method == "GET" else "/ui/"
+    return RedirectResponse(f"/ui/sign-in?next={quote(next_path, safe='')}", 303)
 
 
-def inside_only(path: str) -> str:
-    """A path of ours to go on to; whatever else was asked, the overview."""
-    fine = path.startswith("/ui/") and not path.startswith("//") and "\\" not in path and path.isprintable()
-    return path if fine and path.isascii() else "/ui/"
+def local_path(path: str) -> str:
+    """Return `path` if it is a path of the dashboard, else that of the overview; prevents open redirects."""
+    is_local = path.startswith("/ui/") and not path.startswith("//") and "\\" not in path and path.isprintable()
+    return path if is_local and path.isascii() else "/ui/"
 
 
-def trouble(request: Request, status: int, body: Mapping[str, Any]) -> Response:
-    """A page for what went wrong."""
+def error_page(request: Request, status: int, problem: Mapping[str, Any]) -> Response:
+    """Render an API problem as a page, or as a fragment for htmx."""
     view: View | None = getattr(request.state, "view", None)
-    facts = {"problem": body, "status": status, "id": getattr(request.state, "id", None), "waiting": {}}
-    return HTMLResponse(render(request, "trouble", view, facts), status)
+    variables = {
+        "problem": problem, "status": status, "request_id": getattr(request.state, "id", None), "navigation_counts": {},
+    }  # fmt: skip
+    return HTMLResponse(render_template(request, "error", view, variables), status)

@@ -1,7 +1,7 @@
-"""Who wants to know that a job is due now, in this process or in others: `Timebell.arrivals`.
+"""Live stream of started jobs, within a process or across processes: `Timebell.arrivals`.
 
-A node says of each job that starts for the first time its id, topic, tenant and the instant; a listener reads the job
-itself from the store. These are hints: each reaches a listener once at most, and none that was not there.
+When a job starts its first attempt, the node publishes its id, topic, tenant and start time; a listener reads the job
+from the store. These messages are hints: delivery is at most once, and only to listeners subscribed at that moment.
 """
 
 from __future__ import annotations
@@ -19,134 +19,140 @@ from timebell.clock import Clock
 from timebell.model.job import Attempt, Job
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import repository
-from timebell.store.notifications import ASK_EVERY, ASKED_FOR, Bridge, packed, unpacked
+from timebell.store.notifications import (
+    REQUEST_INTERVAL_SECONDS,
+    REQUEST_VALIDITY_SECONDS,
+    NotificationChannel,
+    pack_hints,
+    unpack_hints,
+)
 from timebell.store.types import from_micros, to_micros
 from timebell.targets.handler import Arrived, Handler
 
 log = logging.getLogger("timebell.arrivals")
 
-GATHER = 0.05  # seconds in which hints are gathered before they are sent
-MOST_WAITING = 10_000  # hints that wait to be sent, or for a listener; the oldest are dropped
-PAUSE = 1.0  # seconds until a lost bridge is tried again
+HINT_BATCH_SECONDS = 0.05  # how long hints are collected before they are sent
+MAX_QUEUED_HINTS = 10_000  # per listener and for sending; then the oldest are dropped
+RECONNECT_DELAY_SECONDS = 1.0  # pause before a lost channel is connected again
 
 
 class Hint(NamedTuple):
-    """A job that is due now."""
+    """The notification that a job has started."""
 
     id: str
     topic: str
     tenant_id: str
-    at: str
-    """When it started, in microseconds since 1970."""
+    started_at_micros: str
+    """Start time in microseconds since 1970, as text."""
 
 
 class Listener:
-    """One who wants to know of some topics, of one tenant or of all."""
+    """A subscriber to the topics of a pattern, for one tenant or for all (None)."""
 
     def __init__(self, pattern: str, tenant_id: str | None, clock: Clock) -> None:
-        self._wants = Handler(pattern, lambda event: None)
+        self._pattern = Handler(pattern, lambda event: None)
         self._tenant_id = tenant_id
-        self._hints: deque[Hint] = deque(maxlen=MOST_WAITING)
-        self._dropped = 0
+        self._hints: deque[Hint] = deque(maxlen=MAX_QUEUED_HINTS)
+        self._dropped_count = 0
         self.alarm = Alarm(clock)
 
-    def take(self, hint: Hint) -> None:
-        """Remember it, if it is for this one."""
-        if self._tenant_id in (None, hint.tenant_id) and self._wants.hears(hint.topic):
-            if len(self._hints) == MOST_WAITING:
-                self._dropped += 1
-                if self._dropped % MOST_WAITING == 1:
-                    log.warning("a listener to arrivals is too slow: %d were dropped", self._dropped)
+    def offer(self, hint: Hint) -> None:
+        """Queue a hint if it matches the subscription."""
+        if self._tenant_id in (None, hint.tenant_id) and self._pattern.matches(hint.topic):
+            if len(self._hints) == MAX_QUEUED_HINTS:
+                self._dropped_count += 1
+                if self._dropped_count % MAX_QUEUED_HINTS == 1:
+                    log.warning("a listener to arrivals is too slow: %d arrivals were dropped", self._dropped_count)
             self._hints.append(hint)
-            self.alarm.poke()
+            self.alarm.wake()
 
     async def next(self) -> Hint:
-        """The oldest that waits, or the next to come."""
+        """Return the oldest queued hint; wait for one if the queue is empty."""
         while not self._hints:
             await self.alarm.wait(None)
         return self._hints.popleft()
 
 
-class Heard:
-    """The events of a listener, for `async for`; a wait for one that is given up takes nothing from the next."""
+class ArrivalStream:
+    """The events of a listener, for `async for`. A cancelled wait loses no event."""
 
     def __init__(self, listener: Listener, store: Store) -> None:
         self._listener, self._store = listener, store
 
-    def __aiter__(self) -> Heard:
+    def __aiter__(self) -> ArrivalStream:
         return self
 
     async def __anext__(self) -> Arrived:
         while True:
             hint = await self._listener.next()
-            job = await self._store.run(repository.find, hint.tenant_id, hint.id)
+            job = await self._store.run(repository.find_job, hint.tenant_id, hint.id)
             if job is not None:
-                return _arrived(job, hint)
+                return _build_event(job, hint)
 
 
-class Arrivals:
-    """What a process knows of arrivals: of its own node, or by the bridge of all of them."""
+class ArrivalHub:
+    """Publishes and receives the hints of a process: its own only, or through a channel those of all nodes."""
 
-    def __init__(self, bridge: Bridge | None, clock: Clock) -> None:
-        self.bridge = bridge
+    def __init__(self, channel: NotificationChannel | None, clock: Clock) -> None:
+        self.channel = channel
         self._clock = clock
         self._listeners: set[Listener] = set()
-        self._asked_until = 0.0
-        self._waiting: deque[Hint] = deque(maxlen=MOST_WAITING)
-        self._sending: asyncio.Task[None] | None = None
-        self._hearing: asyncio.Task[None] | None = None
+        self._requested_until = 0.0
+        self._outgoing: deque[Hint] = deque(maxlen=MAX_QUEUED_HINTS)
+        self._sender: asyncio.Task[None] | None = None
+        self._receiver: asyncio.Task[None] | None = None
 
-    def asked(self) -> None:
-        """Somebody elsewhere listens: send hints for a while."""
-        self._asked_until = self._clock.monotonic() + ASKED_FOR
+    def mark_requested(self) -> None:
+        """Record that another process listens, so that hints are sent for `REQUEST_VALIDITY_SECONDS`."""
+        self._requested_until = self._clock.monotonic() + REQUEST_VALIDITY_SECONDS
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody wants to know."""
-        if self.bridge is None:
+    def has_listeners(self) -> bool:
+        """True if published hints may have a listener."""
+        if self.channel is None:
             return bool(self._listeners)
-        return not self.bridge.on_request or self._clock.monotonic() < self._asked_until
+        return not self.channel.on_request or self._clock.monotonic() < self._requested_until
 
-    def told(self, attempt: Attempt, at: datetime) -> None:
-        """An attempt starts: on the way of every job, so it does nothing where nobody wants to know."""
-        if not self.wanted:
+    def publish(self, attempt: Attempt, at: datetime) -> None:
+        """Publish the start of an attempt. Does nothing without listeners, as it is called for every job."""
+        if not self.has_listeners:
             return
-        if self.bridge is None:
-            self._take(_hint(attempt, at))
+        if self.channel is None:
+            self._dispatch(_build_hint(attempt, at))
         else:
-            self._waiting.append(_hint(attempt, at))
-            if self._sending is None or self._sending.done():
-                self._sending = asyncio.create_task(self._send_soon(), name="timebell-arrivals")
+            self._outgoing.append(_build_hint(attempt, at))
+            if self._sender is None or self._sender.done():
+                self._sender = asyncio.create_task(self._flush_soon(), name="timebell-arrivals")
 
-    def _take(self, hint: Hint) -> None:
+    def _dispatch(self, hint: Hint) -> None:
         for listener in self._listeners:
-            listener.take(hint)
+            listener.offer(hint)
 
-    async def _send_soon(self) -> None:
+    async def _flush_soon(self) -> None:
         alarm = Alarm(self._clock)
         try:
-            while self._waiting:
-                await alarm.wait(self._clock.now() + timedelta(seconds=GATHER))
+            while self._outgoing:
+                await alarm.wait(self._clock.now() + timedelta(seconds=HINT_BATCH_SECONDS))
                 await self.flush()
         finally:
             alarm.close()
 
     async def flush(self) -> None:
-        """Send what waits. What cannot be sent is lost: it was a hint."""
-        hints = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        if not hints or self.bridge is None:
+        """Send the queued hints. Hints that cannot be sent are dropped."""
+        hints = [self._outgoing.popleft() for _ in range(len(self._outgoing))]
+        if not hints or self.channel is None:
             return
         try:
-            await self.bridge.tell(packed(list(hints)))
-        except Exception as failed:
-            log.warning("%d arrivals could not be told: %s", len(hints), type(failed).__name__)
+            await self.channel.publish(pack_hints(list(hints)))
+        except Exception as error:
+            log.warning("could not publish %d arrivals: %s", len(hints), type(error).__name__)
 
     @asynccontextmanager
-    async def listening(self, pattern: str, tenant_id: str | None) -> AsyncIterator[Listener]:
-        """A listener, which hears while the block runs. Raises StoreUnreachable when it cannot begin."""
-        if self.bridge is not None and self._hearing is None:
-            look_after = await self.bridge.connect(self._heard)
-            self._hearing = asyncio.create_task(self._hear(self.bridge, look_after), name="timebell-listening")
+    async def subscribe(self, pattern: str, tenant_id: str | None) -> AsyncIterator[Listener]:
+        """Yield a listener that receives hints while the block runs. Raises StoreUnreachable if it cannot connect."""
+        if self.channel is not None and self._receiver is None:
+            keep_alive = await self.channel.connect(self._on_message)
+            self._receiver = asyncio.create_task(self._receive(self.channel, keep_alive), name="timebell-listening")
         listener = Listener(pattern, tenant_id, self._clock)
         self._listeners.add(listener)
         try:
@@ -155,63 +161,63 @@ class Arrivals:
             self._listeners.discard(listener)
             listener.alarm.close()
             if not self._listeners:
-                await self._hush()
+                await self._stop_receiving()
 
-    async def _hear(self, bridge: Bridge, look_after: Callable[[], object]) -> None:
-        """Keep the bridge, and connect anew when it is lost."""
+    async def _receive(self, channel: NotificationChannel, keep_alive: Callable[[], object]) -> None:
+        """Keep the channel connected; reconnect after a failure."""
         alarm, lost = Alarm(self._clock), False
         try:
             while True:
                 try:
                     if lost:
-                        await bridge.close()
-                        look_after = await bridge.connect(self._heard)
-                        log.warning("arrivals are heard again; those in between are lost")
+                        await channel.close()
+                        keep_alive = await channel.connect(self._on_message)
+                        log.warning("receiving arrivals again; those in between are lost")
                         lost = False
-                    await look_after()  # type: ignore[misc]
-                    pause = ASK_EVERY if bridge.on_request else 0.0
-                except Exception as failed:
+                    await keep_alive()  # type: ignore[misc]
+                    pause = REQUEST_INTERVAL_SECONDS if channel.on_request else 0.0
+                except Exception as error:
                     if not lost:
-                        log.warning("arrivals are not heard for now: %s", type(failed).__name__)
-                    lost, pause = True, PAUSE
+                        log.warning("arrivals cannot be received, reconnecting: %s", type(error).__name__)
+                    lost, pause = True, RECONNECT_DELAY_SECONDS
                 if pause:
                     await alarm.wait(self._clock.now() + timedelta(seconds=pause))
         finally:
             alarm.close()
 
-    def _heard(self, text: str) -> None:
-        for one in unpacked(text):
+    def _on_message(self, text: str) -> None:
+        for fields in unpack_hints(text):
             with suppress(TypeError, ValueError):
-                hint = Hint(*one)
-                int(hint.at)
-                self._take(hint)
+                hint = Hint(*fields)
+                int(hint.started_at_micros)
+                self._dispatch(hint)
 
-    async def _hush(self) -> None:
-        hearing, self._hearing = self._hearing, None
-        if hearing is not None and self.bridge is not None:
-            hearing.cancel()
-            await asyncio.wait([hearing])
-            await self.bridge.close()
+    async def _stop_receiving(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None and self.channel is not None:
+            receiver.cancel()
+            await asyncio.wait([receiver])
+            await self.channel.close()
 
     async def close(self) -> None:
-        """Send what waits and let go of the bridge."""
+        """Send the queued hints and close the channel."""
         await self.flush()
-        if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.wait([self._sending])
-            self._sending = None
-        await self._hush()
-        if self.bridge is not None:
-            await self.bridge.close()
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.wait([self._sender])
+            self._sender = None
+        await self._stop_receiving()
+        if self.channel is not None:
+            await self.channel.close()
 
 
-def _hint(attempt: Attempt, at: datetime) -> Hint:
+def _build_hint(attempt: Attempt, at: datetime) -> Hint:
     return Hint(attempt.id, attempt.topic, attempt.tenant_id, str(to_micros(at)))
 
 
-def _arrived(job: Job, hint: Hint) -> Arrived:
-    """The event of a job that a hint was about."""
-    at = from_micros(int(hint.at))
+def _build_event(job: Job, hint: Hint) -> Arrived:
+    """Build the event of a started job."""
+    at = from_micros(int(hint.started_at_micros))
     tenant = {} if job.tenant_id == "default" else {"tenant_id": job.tenant_id}
     return Arrived(
         topic=job.topic, payload=job.payload, metadata={**job.metadata, **tenant}, timezone=job.timezone,

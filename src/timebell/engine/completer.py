@@ -1,8 +1,8 @@
-"""The completer writes endings in batches: all that came while the last batch was written.
+"""Write completions in batches: everything submitted while the previous batch was written.
 
-It waits for no timer, so a lone ending is written at once and a flood in a few statements. What the store
-cannot take now is kept until it can; the fence then decides whether it still counts. It waits for nobody's locks
-either, as the node that has them may stand still: what is locked is left out, and written a little later.
+There is no timer, so a single completion is written immediately and a burst in a few statements. If the store fails,
+completions stay queued until it recovers; the fence then decides whether they still apply. Locked rows are skipped
+(SKIP LOCKED) and written a little later, because the node that holds the locks may be frozen.
 """
 
 from __future__ import annotations
@@ -14,53 +14,54 @@ from collections.abc import Collection
 
 from timebell.engine.node import Node
 from timebell.errors import StoreError
-from timebell.model.job import Ending, JobState
+from timebell.model.job import Completion, JobState
 from timebell.store.jobs import complete, external_reports, serial
-from timebell.store.jobs.outcome_notices import end_told
+from timebell.store.jobs.outcome_notices import complete_with_notices
 
 log = logging.getLogger("timebell.completer")
 
-MOST = 1000
-SHORTEST, LONGEST = 0.02, 0.3  # seconds until what was locked is tried again, doubled each time
+MAX_BATCH_SIZE = 1000
+# Pause before locked rows are written again; doubled up to the maximum.
+MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS = 0.02, 0.3
 
 
 class Completer:
-    """The service; `put` is called by whoever ended an attempt, `step` writes one batch."""
+    """The completer service: `submit` queues completions, `step` writes one batch."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._waiting: list[Ending] = []
-        self._locked: list[Ending] = []
-        self._pause = SHORTEST
-        self._arrived: asyncio.Future[None] | None = None
+        self._queue: list[Completion] = []
+        self._deferred: list[Completion] = []
+        self._retry_delay = MIN_LOCKED_RETRY_SECONDS
+        self._wakeup: asyncio.Future[None] | None = None
 
     @property
-    def skip(self) -> bool:
-        """Whether rows can be locked one by one, so that those that are can be left out."""
-        return bool(self.node.store.dialect.words["skip_locked"])
+    def skip_locked(self) -> bool:
+        """True if the database has row locks, so that locked rows can be skipped."""
+        return bool(self.node.store.dialect.macros["skip_locked"])
 
-    def put(self, *endings: Ending) -> None:
-        """Take endings over; the attempts stay held until they are written."""
-        self._waiting += endings
-        if self._arrived is not None:
-            if not self._arrived.done():
-                self._arrived.set_result(None)
-            self._arrived = None
+    def submit(self, *completions: Completion) -> None:
+        """Queue completions; their attempts stay in `node.running_attempts` until they are written."""
+        self._queue += completions
+        if self._wakeup is not None:
+            if not self._wakeup.done():
+                self._wakeup.set_result(None)
+            self._wakeup = None
 
     @property
-    def empty(self) -> bool:
-        """Whether everything put so far is written."""
-        return not self._waiting and not self._locked
+    def is_empty(self) -> bool:
+        """True if all submitted completions are written."""
+        return not self._queue and not self._deferred
 
-    async def wait(self) -> None:
-        """Until there is something to write. For one who waits."""
-        if not self._waiting:
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
+    async def wait_for_work(self) -> None:
+        """Wait until a completion is queued. Supports one waiter."""
+        if not self._queue:
+            self._wakeup = asyncio.get_running_loop().create_future()
+            await self._wakeup
 
     async def step(self) -> None:
-        """Write one batch. On a StoreError it stays, to be written again."""
-        batch = self._waiting[:MOST]
+        """Write one batch. On a StoreError, which propagates, the batch stays queued."""
+        batch = self._queue[:MAX_BATCH_SIZE]
         if not batch:
             return
         try:
@@ -68,133 +69,155 @@ class Completer:
         except StoreError:
             raise
         except Exception:
-            locked = await self._write_singly(batch)
-        del self._waiting[: len(batch)]
-        left = {(ending.id, ending.attempt) for ending in locked}
-        written = [ending for ending in batch if (ending.id, ending.attempt) not in left] if left else batch
-        self.node.let_all_go(written)
+            locked = await self._write_individually(batch)
+        del self._queue[: len(batch)]
+        unwritten = {(completion.id, completion.attempt) for completion in locked}
+        written = (
+            [completion for completion in batch if (completion.id, completion.attempt) not in unwritten]
+            if unwritten
+            else batch
+        )
+        self.node.untrack_completed(written)
         self.node.counters.ended += len(written)
-        if self.node.limited:
-            self.node.working.poke()  # a tenant may have room for another
+        if self.node.limited_tenants:
+            self.node.worker_alarm.wake()  # a tenant may have capacity for another job
         if locked:
-            self._put_off(locked)
-        elif not self._locked:
-            self._pause = SHORTEST
+            self._defer(locked)
+        elif not self._deferred:
+            self._retry_delay = MIN_LOCKED_RETRY_SECONDS
 
-    def _put_off(self, locked: list[Ending]) -> None:
-        """Write them a little later: whoever has locked their rows is done by then, or the store ends it."""
-        if not self._locked:
-            asyncio.get_running_loop().call_later(self._pause, self._resume)
-            self._pause = min(2 * self._pause, LONGEST)
-        self._locked += locked
+    def _defer(self, locked: list[Completion]) -> None:
+        """Resubmit after a pause; by then the lock is released, or the heartbeat has terminated its session."""
+        if not self._deferred:
+            asyncio.get_running_loop().call_later(self._retry_delay, self._resubmit_deferred)
+            self._retry_delay = min(2 * self._retry_delay, MAX_LOCKED_RETRY_SECONDS)
+        self._deferred += locked
 
-    def _resume(self) -> None:
-        locked, self._locked = self._locked, []
-        self.put(*locked)
+    def _resubmit_deferred(self) -> None:
+        locked, self._deferred = self._deferred, []
+        self.submit(*locked)
 
-    async def _write_singly(self, batch: list[Ending]) -> list[Ending]:
-        """Write a batch that the store refused, without the ending that it is for: that attempt's lease runs out."""
+    async def _write_individually(self, batch: list[Completion]) -> list[Completion]:
+        """Write a batch one by one after it failed, and drop the offending completion: that attempt's lease expires."""
         locked = []
-        for ending in batch:
+        for completion in batch:
             try:
-                locked += await self.write([ending])
+                locked += await self.write([completion])
             except StoreError:
                 raise
             except Exception:
-                log.exception("what came of job %s cannot be written", ending.id)
+                log.exception("could not persist the result of job %s", completion.id)
         return locked
 
-    async def write(self, batch: list[Ending]) -> list[Ending]:
-        """Write endings, whoever they come from; those with an old fence change nothing. Those that were not written,
-        as another transaction has locked what they change: they are to be written again."""
-        store, skip = self.node.store, self.skip
-        again, handed, final = _by_state(batch)
+    async def write(self, batch: list[Completion]) -> list[Completion]:
+        """Write completions of this node's or other nodes' attempts; a stale fence changes nothing.
+
+        Returns the completions that were not written because their rows are locked; write them again later.
+        """
+        store, skip_locked = self.node.store, self.skip_locked
+        retries, dispatched, final = _group_by_state(batch)
         locked: set[str] = set()
-        if handed:
-            out = await store.hot(complete.dispatch, handed, skip=skip)
-            left = [ending for ending in handed if ending.id not in out]
-            locked |= (await self._still(left)).keys()
-            for ending in left:
-                if ending.id not in locked and ending.errors is not None:  # its receiver has reported: as it said
-                    await store.run(external_reports.record, ending)
-        if again:
-            grouped = [ending for ending in again if ending.grouped is not None]
-            lone = [ending for ending in again if ending.grouped is None]
-            kept = await store.hot(complete.retry, lone, skip=skip) if lone else set()
+        if dispatched:
+            written_ids = await store.run_autocommit(complete.dispatch, dispatched, skip_locked=skip_locked)
+            unwritten = [completion for completion in dispatched if completion.id not in written_ids]
+            locked |= (await self._find_locked(unwritten)).keys()
+            for completion in unwritten:
+                # Reported already, so only the delivery record is stored.
+                if completion.id not in locked and completion.errors is not None:
+                    await store.run(external_reports.record_delivery, completion)
+        if retries:
+            grouped = [completion for completion in retries if completion.group_queue is not None]
+            ungrouped = [completion for completion in retries if completion.group_queue is None]
+            rescheduled = (
+                await store.run_autocommit(complete.schedule_retries, ungrouped, skip_locked=skip_locked)
+                if ungrouped
+                else set()
+            )
             if grouped:
-                kept |= await store.run(serial.retry_in_group, grouped)
-            left = [ending for ending in again if ending.id not in kept]
-            locked |= {id_ for id_, asked in (await self._still(left)).items() if not asked}
-            # Not back to pending: its cancel was asked meanwhile (then it ends here), or the fence is old.
+                rescheduled |= await store.run(serial.schedule_group_retries, grouped)
+            unwritten = [completion for completion in retries if completion.id not in rescheduled]
+            locked |= {
+                id_ for id_, cancel_requested in (await self._find_locked(unwritten)).items() if not cancel_requested
+            }
+            # Not rescheduled, because a cancel was requested meanwhile (then the job ends here) or the fence is stale.
             final += [
-                dataclasses.replace(ending, state=JobState.CANCELLED) for ending in left if ending.id not in locked
+                dataclasses.replace(completion, state=JobState.CANCELLED)
+                for completion in unwritten
+                if completion.id not in locked
             ]
-            self.node.working.poke()  # it learns when they are due
-        told, plain, in_turn = _by_way(final)
+            self.node.worker_alarm.wake()  # so that it learns when the retries are due
+        watched, plain, serialized = _group_by_path(final)
         written: set[str] = set()
         if plain:
-            ended = await (store.hot if store.dialect.delete_in_cte else store.run)(complete.end, plain, skip=skip)
-            whole = len(ended) == len(plain)  # as almost always
-            written |= {one.id for one in plain} if whole else {str(row["id"]) for row in ended}
-            if any(row["serial"] for row in ended):
-                self._turned(await store.run(serial.hand_on, ended, plain))
-        if in_turn:
-            schedules = [ending.schedule_id for ending in in_turn if ending.schedule_id]
-            written |= self._turned(await store.run(serial.end_in_turn, in_turn, schedules, skip=skip))
-        if told:
-            written |= self._turned(await store.run(end_told, told, skip=skip))
-            self.node.working.poke()
+            rows = await (store.run_autocommit if store.dialect.delete_in_cte else store.run)(
+                complete.complete_jobs, plain, skip_locked=skip_locked
+            )
+            all_written = len(rows) == len(plain)  # the usual case
+            written |= {completion.id for completion in plain} if all_written else {str(row["id"]) for row in rows}
+            if any(row["serial"] for row in rows):
+                self._wake_services(await store.run(serial.release_successors, rows, plain))
+        if serialized:
+            schedules = [completion.schedule_id for completion in serialized if completion.schedule_id]
+            written |= self._wake_services(
+                await store.run(serial.complete_serial, serialized, schedules, skip_locked=skip_locked)
+            )
+        if watched:
+            written |= self._wake_services(await store.run(complete_with_notices, watched, skip_locked=skip_locked))
+            self.node.worker_alarm.wake()
         if len(written) < len(final):
-            left = [ending for ending in final if ending.id not in written]
-            locked |= (await self._still(left)).keys()
-            self._came_too_late([ending.id for ending in left if ending.id not in locked])
-        return [ending for ending in batch if ending.id in locked] if locked else []
+            unwritten = [completion for completion in final if completion.id not in written]
+            locked |= (await self._find_locked(unwritten)).keys()
+            self._report_stale([completion.id for completion in unwritten if completion.id not in locked])
+        return [completion for completion in batch if completion.id in locked] if locked else []
 
-    async def _still(self, left: Collection[Ending]) -> dict[str, bool]:
-        """Of what was not written the ids whose fence holds, and whether their cancel was asked."""
-        if not left or not self.skip:
+    async def _find_locked(self, unwritten: Collection[Completion]) -> dict[str, bool]:
+        """Return the ids of unwritten completions whose fence is current, with their cancel_requested flag."""
+        if not unwritten or not self.skip_locked:
             return {}
-        return await self.node.store.hot(complete.still, [(ending.id, ending.attempt, ending.was) for ending in left])
+        return await self.node.store.run_autocommit(
+            complete.find_unchanged,
+            [(completion.id, completion.attempt, completion.expected_state) for completion in unwritten],
+        )
 
-    def _came_too_late(self, stale: list[str]) -> None:
+    def _report_stale(self, stale: list[str]) -> None:
         if stale:
             self.node.counters.fenced += len(stale)
-            log.warning("%d endings came too late and changed nothing: %s", len(stale), ", ".join(stale[:5]))
+            log.warning("%d stale completions were ignored: %s", len(stale), ", ".join(stale[:5]))
 
-    def _turned(self, ended: serial.Ended) -> set[str]:
-        """Wake those for whom there is something to do now; the ids whose fence held."""
-        if ended.let_go:
-            self.node.working.poke()
-        if ended.put_off:
-            self.node.planning.poke()
-        return ended.ids
+    def _wake_services(self, result: serial.CompletionResult) -> set[str]:
+        """Wake the worker and planner as needed; return the ids of the written completions."""
+        if result.released:
+            self.node.worker_alarm.wake()
+        if result.schedule_advanced:
+            self.node.planner_alarm.wake()
+        return result.ids
 
 
-def _by_state(batch: list[Ending]) -> tuple[list[Ending], list[Ending], list[Ending]]:
-    """Those that are tried again, are handed over, and are over."""
-    again: list[Ending] = []
-    handed: list[Ending] = []
-    final: list[Ending] = []
-    for ending in batch:
-        if ending.state is JobState.PENDING:
-            again.append(ending)
-        elif ending.state is JobState.DISPATCHED:
-            handed.append(ending)
+def _group_by_state(batch: list[Completion]) -> tuple[list[Completion], list[Completion], list[Completion]]:
+    """Split completions into retries, dispatched and final ones."""
+    retries: list[Completion] = []
+    dispatched: list[Completion] = []
+    final: list[Completion] = []
+    for completion in batch:
+        if completion.state is JobState.PENDING:
+            retries.append(completion)
+        elif completion.state is JobState.DISPATCHED:
+            dispatched.append(completion)
         else:
-            final.append(ending)
-    return again, handed, final
+            final.append(completion)
+    return retries, dispatched, final
 
 
-def _by_way(final: list[Ending]) -> tuple[list[Ending], list[Ending], list[Ending]]:
-    """Those that somebody is told of, those on their own, and those that take turns."""
-    told: list[Ending] = []
-    plain: list[Ending] = []
-    in_turn: list[Ending] = []
-    for ending in final:
-        if ending.state is JobState.FAILED or ending.watched:
-            told.append(ending)
-        elif ending.schedule_id is None and ending.grouped is None:
-            plain.append(ending)
+def _group_by_path(final: list[Completion]) -> tuple[list[Completion], list[Completion], list[Completion]]:
+    """Split final completions into those with notices, plain ones, and those of serial schedules or groups."""
+    watched: list[Completion] = []
+    plain: list[Completion] = []
+    serialized: list[Completion] = []
+    for completion in final:
+        if completion.state is JobState.FAILED or completion.watched:
+            watched.append(completion)
+        elif completion.schedule_id is None and completion.group_queue is None:
+            plain.append(completion)
         else:
-            in_turn.append(ending)
-    return told, plain, in_turn
+            serialized.append(completion)
+    return watched, plain, serialized

@@ -1,4 +1,4 @@
-"""A coroutine whose first step is taken at once: most deliveries are over with it, and need neither timer nor turn."""
+"""Start a coroutine eagerly, without a task or timer: most deliveries finish in their first step."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Begun(Generic[T]):
-    """`over` says whether the first step was the last, with its `result`; else await it for the rest."""
+class EagerCoroutine(Generic[T]):
+    """A coroutine whose first step has run; if `done`, `result` is its value, otherwise await it for the rest."""
 
-    __slots__ = ("_awaited", "_coroutine", "over", "result")
+    __slots__ = ("_coroutine", "_pending", "done", "result")
 
     result: T
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        """Raises what the first step raises."""
+        """Run the first step. Exceptions of that step propagate."""
         self._coroutine = coroutine
-        self._awaited: Any = None
-        self.over = False
+        self._pending: Any = None
+        self.done = False
         try:
-            self._awaited = coroutine.send(None)
+            self._pending = coroutine.send(None)
         except StopIteration as stop:
-            self.result, self.over = stop.value, True
+            self.result, self.done = stop.value, True
 
     def __await__(self) -> Generator[Any, Any, T]:
-        coroutine, awaited = self._coroutine, self._awaited
+        coroutine, awaited = self._coroutine, self._pending
         step: Callable[[Any], Any]
         while True:
             try:
-                sent = yield awaited
+                value = yield awaited
             except GeneratorExit:
                 coroutine.close()
                 raise
-            except BaseException as thrown:
-                step, given = coroutine.throw, thrown
+            except BaseException as exc:
+                step, argument = coroutine.throw, exc
             else:
-                step, given = coroutine.send, sent
+                step, argument = coroutine.send, value
             try:
-                awaited = step(given)
+                awaited = step(argument)
             except StopIteration as stop:
                 result: T = stop.value
                 return result

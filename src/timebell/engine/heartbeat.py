@@ -1,7 +1,7 @@
-"""The pulse of a node: every few seconds it measures the clock, renews leases, and looks after the others.
+"""The heartbeat of a node: measure the clock offset, renew leases, recover attempts of dead nodes.
 
-A lease is a counter on the attempt. Its owner raises it; whoever watches judges its age by his own monotonic
-clock. So no step of any wall clock can end a lease or make one last.
+A lease is a counter on the attempt. Its owner increments it, and an observer measures by its own monotonic clock how
+long the counter has not changed. So no wall clock step can end or prolong a lease.
 """
 
 from __future__ import annotations
@@ -13,252 +13,274 @@ from math import inf
 from timebell.engine.completer import Completer
 from timebell.engine.leader.leader import Leader
 from timebell.engine.node import Node
-from timebell.engine.runner import mark
+from timebell.engine.runner import finalize_completion
 from timebell.model import decide
-from timebell.model.job import Attempt, Ending, JobState
+from timebell.model.job import Attempt, Completion, JobState
 from timebell.model.payload import decode
-from timebell.model.repair_report import Healed
+from timebell.model.repair_report import RepairReport
 from timebell.store.cluster import nodes, stalled_sessions
 from timebell.store.jobs import claim, complete, unhandled_topics
-from timebell.store.notifications import ARRIVALS
+from timebell.store.notifications import ARRIVALS_REQUEST
 from timebell.store.tenancy import monthly_quota, tenant_limits
 from timebell.store.transaction import SCHEDULES
 
-log = logging.getLogger("timebell.pulse")
+log = logging.getLogger("timebell.heartbeat")
 
-FAR = 0.5  # seconds of clock offset from which it is worth a look
-CALLED_IN = 500  # attempts of outside workers that are looked at at once
-AGAIN = 0.5  # seconds until what another transaction has locked is looked at again
-STOP_WITHIN = 10.0  # seconds that an attempt has to stop when a later occurrence asks it to
+CLOCK_OFFSET_WARNING_SECONDS = 0.5  # clock offsets above this are logged
+EXPIRE_BATCH_SIZE = 500  # overdue dispatched attempts per statement
+LOCKED_ROW_RETRY_SECONDS = 0.5  # pause before locked rows are tried again
+STOP_TIMEOUT_SECONDS = 10.0  # time for an attempt to stop under overlap `cancel_previous`, then it is fenced
 
 
-class Pulse:
-    """The service; `step` is one heartbeat."""
+class Heartbeat:
+    """The heartbeat service; each `step` is one heartbeat."""
 
-    def __init__(self, node: Node, completer: Completer, leader: Leader, announced: nodes.Node) -> None:
+    def __init__(self, node: Node, completer: Completer, leader: Leader, node_record: nodes.Node) -> None:
         self.node = node
         self.completer = completer
         self.leader = leader
-        self.announced = announced
-        self._seen: dict[tuple[str, int], tuple[int, float]] = {}
-        self._asked: dict[tuple[str, int], float] = {}
-        self._over_at = inf  # when the next lease of another node is over, unless it is renewed
-        self._locked = False  # whether there was something that others had locked
+        self.node_record = node_record
+        self._last_heartbeats: dict[tuple[str, int], tuple[int, float]] = {}
+        self._stop_requested_at: dict[tuple[str, int], float] = {}
+        self._next_lease_expiry = inf  # monotonic time of the next lease expiry of another node
+        self._rows_locked = False  # whether this heartbeat skipped locked rows
 
     async def start(self) -> None:
-        """Before the first claim: know the time, be known, and take back what a dead engine left."""
+        """Prepare before the first claim: measure the clock, register the node, recover orphaned attempts."""
         node = self.node
-        await self._measure()
-        if abs(ahead := node.clock.offset) > FAR:
+        await self._measure_clock()
+        if abs(offset := node.clock.offset) > CLOCK_OFFSET_WARNING_SECONDS:
             log.warning(
-                "this node's clock is %.1f s %s the database's, which is the one that counts: check NTP here and there",
-                abs(ahead), "behind" if ahead > 0 else "ahead of",
+                "this node's clock is %.1f s %s the database's clock, which Timebell follows: check NTP on both hosts",
+                abs(offset), "behind" if offset > 0 else "ahead of",
             )  # fmt: skip
-        await node.store.run(nodes.announce, self.announced)
-        await self._warn_of_newer_zone_data()
-        await node.store.run(unhandled_topics.hear, self.announced.routes)
-        node.limited = await node.store.run(tenant_limits.limited)
-        node.metered = await node.store.run(monthly_quota.metered)
-        if not node.store.many_nodes:  # its file is ours alone, so whatever runs there has no one
-            rescued = await self._rescue(list(await node.store.run(claim.running)))
-            node.healed += Healed({"lease": rescued})
+        await node.store.run(nodes.announce, self.node_record)
+        await self._warn_about_newer_tzdata()
+        await node.store.run(unhandled_topics.release_handled, self.node_record.routes)
+        node.limited_tenants = await node.store.run(tenant_limits.list_limited_tenants)
+        node.metered_tenants = await node.store.run(monthly_quota.list_metered_tenants)
+        if not node.store.multi_node:  # SQLite allows one engine, so every running attempt is orphaned
+            rescued = await self._recover_abandoned(list(await node.store.run(claim.list_running_attempts)))
+            node.repair_report += RepairReport({"lease": rescued})
 
-    async def _warn_of_newer_zone_data(self) -> None:
-        mine = self.announced.tzdata
-        newer = [one for one in await self.node.store.run(nodes.listed) if one.tzdata > mine]
+    async def _warn_about_newer_tzdata(self) -> None:
+        own_version = self.node_record.tzdata
+        newer = [other for other in await self.node.store.run(nodes.list_nodes) if other.tzdata > own_version]
         if newer:
             log.warning(
-                "this node has the zone data %s, and %s has %s: upgrade the tzdata package here",
-                mine, newer[0].name, newer[0].tzdata,
+                "this node has zone data %s, but %s has %s: upgrade the tzdata package of this node",
+                own_version, newer[0].name, newer[0].tzdata,
             )  # fmt: skip
 
     async def step(self) -> datetime | None:
-        """One heartbeat; when the next is."""
+        """Run one heartbeat; return when the next one is due."""
         node = self.node
-        self._locked = False
-        self._drop_lapsed()
-        await self._measure()
-        await self._renew()
-        if ended := await node.store.hot(stalled_sessions.end):  # before all that may wait for what they have locked
-            log.warning("sessions that fell silent in the middle of a statement were ended: %s", ended)
-        self.announced = self._announcement()
-        if await node.store.run(nodes.announce, self.announced) and not node.stopping:
-            log.info("this node was asked to drain")
+        self._rows_locked = False
+        self._stop_expired()
+        await self._measure_clock()
+        await self._renew_leases()
+        # Early, because the following steps may wait for locks of stalled sessions.
+        if terminated := await node.store.run_autocommit(stalled_sessions.terminate_stalled):
+            log.warning("terminated database sessions that stalled in the middle of a statement: %s", terminated)
+        self.node_record = self._next_node_record()
+        if await node.store.run(nodes.announce, self.node_record) and not node.stopping:
+            log.info("drain of this node was requested")
             node.stopping = True
-            node.drain_asked.set()
-        node.listening = await node.store.listen(self._told)
-        rescued = await self._watch()
-        node.healed += rescued  # not in one line: the sum before the wait would undo what others add meanwhile
-        node.limited = await node.store.run(tenant_limits.limited)
-        node.metered = await node.store.run(monthly_quota.metered)
-        self.leader.alarm.poke()  # not in here: what it waits for must keep no lease from being renewed, or watched
-        node.working.poke()
-        node.planning.poke()
-        pause = min(node.options.heartbeat, max(0.0, self._over_at - node.clock.monotonic()))
-        if self._locked:
-            pause = min(pause, AGAIN)
-        if self._asked:
-            pause = min(pause, max(0.0, min(self._asked.values()) + STOP_WITHIN - node.clock.monotonic()))
+            node.drain_requested.set()
+        node.receives_notifications = await node.store.listen(self._on_notification)
+        repairs = await self._watch_leases()
+        # Not in one line with the await: += would then read the report first and lose concurrent additions.
+        node.repair_report += repairs
+        node.limited_tenants = await node.store.run(tenant_limits.list_limited_tenants)
+        node.metered_tenants = await node.store.run(monthly_quota.list_metered_tenants)
+        # The leader is a separate service, so that its waits cannot delay the renewal and supervision of leases.
+        self.leader.alarm.wake()
+        node.worker_alarm.wake()
+        node.planner_alarm.wake()
+        pause = min(node.options.heartbeat, max(0.0, self._next_lease_expiry - node.clock.monotonic()))
+        if self._rows_locked:
+            pause = min(pause, LOCKED_ROW_RETRY_SECONDS)
+        if self._stop_requested_at:
+            pause = min(
+                pause, max(0.0, min(self._stop_requested_at.values()) + STOP_TIMEOUT_SECONDS - node.clock.monotonic())
+            )
         return node.clock.now() + timedelta(seconds=pause)
 
-    def _told(self, of: str) -> None:
-        """Another process says that something is due sooner than this node knows, or wants to know what starts."""
-        if of == ARRIVALS:
+    def _on_notification(self, channel: str) -> None:
+        """Handle a notification of another process: a job or schedule may be due earlier, or arrivals are requested."""
+        if channel == ARRIVALS_REQUEST:
             if self.node.arrivals is not None:
-                self.node.arrivals.asked()
+                self.node.arrivals.mark_requested()
             return
-        self.node.working.poke()
-        if of == SCHEDULES:
-            self.node.planning.poke()
+        self.node.worker_alarm.wake()
+        if channel == SCHEDULES:
+            self.node.planner_alarm.wake()
 
-    def _announcement(self) -> nodes.Node:
-        was, node = self.announced, self.node
+    def _next_node_record(self) -> nodes.Node:
+        record, node = self.node_record, self.node
         return nodes.Node(
-            was.id, was.name, was.version, was.tzdata, was.routes, was.beat + 1, was.started_at, node.clock.now(),
-            slots=node.options.slots, running=len(node.held), clock_ahead=round(-1000 * node.clock.offset),
+            record.id, record.name, record.version, record.tzdata, record.routes, record.heartbeat + 1,
+            record.started_at, node.clock.now(),
+            slots=node.options.slots, running=len(node.running_attempts),
+            clock_ahead=round(-1000 * node.clock.offset),
         )  # fmt: skip
 
-    async def _measure(self) -> None:
+    async def _measure_clock(self) -> None:
         clock = self.node.clock
-        sent = clock.monotonic()
-        reading = await self.node.store.reading()
-        step = clock.discipline(reading, sent, clock.monotonic())
+        sent_at = clock.monotonic()
+        reading = await self.node.store.read_clock()
+        step = clock.discipline(reading, sent_at, clock.monotonic())
         if step is not None:
             self.node.counters.clock_steps += 1
             log.warning("the database's clock stepped by %.3f s; due times follow it", step.seconds)
 
-    def _drop_lapsed(self) -> None:
-        """Stop what this node may no longer do: attempts whose lease it could not renew in time."""
+    def _stop_expired(self) -> None:
+        """Stop attempts whose lease was not renewed in time."""
         now = self.node.clock.monotonic()
-        for held in list(self.node.held.values()):
-            if held.lease_until <= now:
-                self._drop(held.attempt.id)
+        for running in list(self.node.running_attempts.values()):
+            if running.lease_until <= now:
+                self._stop_lost(running.attempt.id)
 
-    def _drop(self, id_: str) -> None:
-        held = self.node.held.get(id_)
-        if held is None or held.task is None or held.task.done() or held.completing:
+    def _stop_lost(self, job_id: str) -> None:
+        running = self.node.running_attempts.get(job_id)
+        if running is None or running.task is None or running.task.done() or running.completing:
             return
-        log.warning("the lease of job %s was lost; its attempt %d is stopped", id_, held.attempt.number)
-        held.stop("lost")
+        log.warning("lost the lease of job %s; stopping its attempt %d", job_id, running.attempt.number)
+        running.stop("lost")
 
-    async def _renew(self) -> None:
+    async def _renew_leases(self) -> None:
         node = self.node
         clock = node.clock
-        soon = clock.monotonic() + node.options.lease - node.options.heartbeat * 0.5
+        renew_before = clock.monotonic() + node.options.lease - node.options.heartbeat * 0.5
         aging = [
-            (held.attempt.id, held.attempt.number)
-            for held in node.held.values()
-            if held.lease_until < soon and not held.completing and held.drop != "lost"
+            (running.attempt.id, running.attempt.number)
+            for running in node.running_attempts.values()
+            if running.lease_until < renew_before and not running.completing and running.stop_reason != "lost"
         ]
         if not aging:
             return
-        sent = clock.monotonic()
-        ours = await node.store.hot(complete.beat, aging, skip=self.completer.skip)
-        left = [(id_, number, JobState.RUNNING) for id_, number in aging if id_ not in ours]
-        locked = await node.store.hot(complete.still, left) if left and self.completer.skip else {}
-        self._locked = self._locked or bool(locked)
+        sent_at = clock.monotonic()
+        renewed = await node.store.run_autocommit(complete.renew_leases, aging, skip_locked=self.completer.skip_locked)
+        unrenewed = [(id_, number, JobState.RUNNING) for id_, number in aging if id_ not in renewed]
+        locked = (
+            await node.store.run_autocommit(complete.find_unchanged, unrenewed)
+            if unrenewed and self.completer.skip_locked
+            else {}
+        )
+        self._rows_locked = self._rows_locked or bool(locked)
         for id_, number in aging:
-            held = node.held.get(id_)
-            if held is None or held.attempt.number != number:  # over meanwhile
+            running = node.running_attempts.get(id_)
+            if running is None or running.attempt.number != number:  # completed meanwhile
                 continue
-            if id_ in ours:
-                held.lease_until = sent + node.options.lease
+            if id_ in renewed:
+                running.lease_until = sent_at + node.options.lease
             elif id_ not in locked:
-                self._drop(id_)
+                self._stop_lost(id_)
 
-    async def look(self) -> Healed:
-        """Watch the leases and hear what is held for this node, now: what that healed, and what others hold."""
-        watched = await self._watch()
-        freed = await self.node.store.run(unhandled_topics.hear, self.announced.routes)
-        if freed:
-            self.node.working.poke()
-        return watched + Healed({"unheard": freed})
+    async def check_now(self) -> RepairReport:
+        """Check all leases and release unhandled jobs that this node handles; return the report."""
+        report = await self._watch_leases()
+        released = await self.node.store.run(unhandled_topics.release_handled, self.node_record.routes)
+        if released:
+            self.node.worker_alarm.wake()
+        return report + RepairReport({"unhandled": released})
 
-    async def _watch(self) -> Healed:
-        """Take back attempts whose counter has stood still for a whole lease, and stop those that were asked to."""
+    async def _watch_leases(self) -> RepairReport:
+        """Recover attempts whose counter has not changed for a whole lease, and stop superseded attempts."""
         node = self.node
         now = node.clock.monotonic()
-        running = await node.store.hot(claim.running)
-        await self._stop([key for key, (_, stopping) in running.items() if stopping], now)
-        held = {(one.attempt.id, one.attempt.number) for one in node.held.values()}
-        seen: dict[tuple[str, int], tuple[int, float]] = {}
+        running = await node.store.run_autocommit(claim.list_running_attempts)
+        await self._stop_superseded([key for key, (_, stopping) in running.items() if stopping], now)
+        own = {(tracked.attempt.id, tracked.attempt.number) for tracked in node.running_attempts.values()}
+        observed: dict[tuple[str, int], tuple[int, float]] = {}
         dead = []
-        for key, (beat, _) in running.items():
-            if key in held:
+        for key, (heartbeat, _) in running.items():
+            if key in own:
                 continue
-            was = self._seen.get(key)
-            seen[key] = was if was is not None and was[0] == beat else (beat, now)
-            if now - seen[key][1] >= node.options.lease:
+            last = self._last_heartbeats.get(key)
+            observed[key] = last if last is not None and last[0] == heartbeat else (heartbeat, now)
+            if now - observed[key][1] >= node.options.lease:
                 dead.append(key)
-        self._seen = seen
-        ends = [since + node.options.lease for _, since in seen.values()]
-        self._over_at = min((end for end in ends if end > now), default=inf)
-        await self._call_in()
-        rescued = await self._rescue(dead)
-        return Healed({"lease": rescued}, {"leased": len(seen) - len(dead)})
+        self._last_heartbeats = observed
+        expiries = [since + node.options.lease for _, since in observed.values()]
+        self._next_lease_expiry = min((expiry for expiry in expiries if expiry > now), default=inf)
+        await self._expire_dispatched()
+        rescued = await self._recover_abandoned(dead)
+        return RepairReport({"lease": rescued}, {"leased": len(observed) - len(dead)})
 
-    async def _stop(self, asked: list[tuple[str, int]], now: float) -> None:
-        """Tell the attempts of this node that a later occurrence waits; end for them those that do not listen."""
+    async def _stop_superseded(self, requested: list[tuple[str, int]], now: float) -> None:
+        """Cancel this node's superseded attempts; after a timeout, complete unresponsive ones of any node."""
         node = self.node
-        self._asked = {key: self._asked.get(key, now) for key in asked}
-        deaf = [key for key, since in self._asked.items() if now - since >= STOP_WITHIN]
-        for id_, number in asked:
-            held = node.held.get(id_)
-            if held is None or held.attempt.number != number or held.drop or held.task is None or held.task.done():
+        self._stop_requested_at = {key: self._stop_requested_at.get(key, now) for key in requested}
+        unresponsive = [key for key, since in self._stop_requested_at.items() if now - since >= STOP_TIMEOUT_SECONDS]
+        for id_, number in requested:
+            running = node.running_attempts.get(id_)
+            if (
+                running is None
+                or running.attempt.number != number
+                or running.stop_reason
+                or running.task is None
+                or running.task.done()
+            ):
                 continue
-            if node.can_stop(held.attempt):
-                held.stop("stop")
-        attempts = await node.store.run(claim.abandoned, deaf, node.clock.now()) if deaf else []
+            if node.can_cancel(running.attempt):
+                running.stop("stop")
+        attempts = (
+            await node.store.run(claim.load_live_attempts, unresponsive, node.clock.now()) if unresponsive else []
+        )
         at = node.clock.now()
         await self.completer.write([
-            mark(attempt, decide.superseded(attempt.id, attempt.number, at), node.id) for attempt in attempts
+            finalize_completion(attempt, decide.complete_superseded(attempt.id, attempt.number, at), node.id)
+            for attempt in attempts
         ])  # fmt: skip
 
-    async def _call_in(self) -> None:
-        """What outside workers were given and have not reported on in time has failed."""
+    async def _expire_dispatched(self) -> None:
+        """Fail dispatched attempts that external workers have not reported in time."""
         node = self.node
         now = node.clock.now()
         while True:
-            late = await node.store.hot(claim.overdue, CALLED_IN, now)
-            ended = []
-            for attempt in late:
-                retry = node.retry_of(attempt, decode(attempt.retry))
-                error = f"Nothing was reported within its timeout of {node.timeout_of(attempt):g} s."
-                ending = decide.after_failure(
-                    attempt.id, attempt.number, attempt.tries, retry, now, "TIMEOUT", error
+            overdue = await node.store.run_autocommit(claim.list_overdue_dispatched, EXPIRE_BATCH_SIZE, now)
+            completed = []
+            for attempt in overdue:
+                retry = node.retry_policy_for(attempt, decode(attempt.retry))
+                error = f"No report arrived within the timeout of {node.timeout_for(attempt):g} s."
+                completion = decide.complete_after_failure(
+                    attempt.id, attempt.number, attempt.attempts_used, retry, now, "TIMEOUT", error
                 )  # fmt: skip
-                ended.append((attempt, mark(attempt, ending, node.id)))
-            await self._write(ended)
-            if len(late) < CALLED_IN or self._locked:
+                completed.append((attempt, finalize_completion(attempt, completion, node.id)))
+            await self._write_completions(completed)
+            if len(overdue) < EXPIRE_BATCH_SIZE or self._rows_locked:
                 return
 
-    async def _rescue(self, keys: list[tuple[str, int]]) -> int:
-        """Let abandoned attempts be tried again at once, or fail those that have used up their tries; how many."""
+    async def _recover_abandoned(self, keys: list[tuple[str, int]]) -> int:
+        """Retry abandoned attempts immediately, or fail those without attempts left; return their number."""
         if not keys:
             return 0
         node = self.node
         now = node.clock.now()
-        ended = []
-        for attempt in await node.store.run(claim.abandoned, keys, now):
-            retry = node.retry_of(attempt, decode(attempt.retry))
-            ending = decide.after_failure(
-                attempt.id, attempt.number, attempt.tries, retry, now, "LEASE_LOST",
-                "The node that ran it stopped answering.",
+        completed = []
+        for attempt in await node.store.run(claim.load_live_attempts, keys, now):
+            retry = node.retry_policy_for(attempt, decode(attempt.retry))
+            completion = decide.complete_after_failure(
+                attempt.id, attempt.number, attempt.attempts_used, retry, now, "LEASE_LOST",
+                "The node that ran this attempt stopped renewing its lease.",
             )  # fmt: skip
-            if ending.state is JobState.PENDING:
-                ending.run_at = now
-            ended.append((attempt, mark(attempt, ending, node.id)))
-        rescued = await self._write(ended)
+            if completion.state is JobState.PENDING:
+                completion.run_at = now
+            completed.append((attempt, finalize_completion(attempt, completion, node.id)))
+        rescued = await self._write_completions(completed)
         node.counters.rescued += rescued
         if rescued:
-            log.warning("%d attempts of nodes that stopped answering were taken back", rescued)
+            log.warning("recovered %d attempts of unresponsive nodes", rescued)
         return rescued
 
-    async def _write(self, ended: list[tuple[Attempt, Ending]]) -> int:
-        """Write the ends of attempts of others; how many. Those that are locked are found again."""
-        locked = {ending.id for ending in await self.completer.write([ending for _, ending in ended])}
-        for attempt, ending in ended:
-            if ending.id not in locked:
-                self.node.counters.came_to(attempt.topic, ending)
-        self._locked = self._locked or bool(locked)
-        return len(ended) - len(locked)
+    async def _write_completions(self, completed: list[tuple[Attempt, Completion]]) -> int:
+        """Write completions of other nodes' attempts; return their number. Locked rows are found again later."""
+        locked = {
+            completion.id for completion in await self.completer.write([completion for _, completion in completed])
+        }
+        for attempt, completion in completed:
+            if completion.id not in locked:
+                self.node.counters.record_completion(attempt.topic, completion)
+        self._rows_locked = self._rows_locked or bool(locked)
+        return len(completed) - len(locked)

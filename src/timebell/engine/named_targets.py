@@ -1,4 +1,4 @@
-"""Targets under a name: looked up just before each delivery, so that an edit reaches what is scheduled already."""
+"""Named targets, resolved just before each delivery, so that an edit also applies to scheduled jobs."""
 
 from __future__ import annotations
 
@@ -8,94 +8,100 @@ import traceback
 
 from timebell.engine.node import Node
 from timebell.errors import InvalidInput, Refused, StoreError, TimebellError
-from timebell.model.target import Resolved, masked
+from timebell.model.target import ResolvedTarget, mask_secrets
 from timebell.store.tenancy import targets
-from timebell.store.tenancy.targets import Key
+from timebell.store.tenancy.targets import TargetKey
 from timebell.targets.base import Delivery, Outcome, Target
 from timebell.tenancy.secrets import keyring
 
 log = logging.getLogger("timebell.targets")
 
-Found = Resolved | TimebellError
+ResolvedOrError = ResolvedTarget | TimebellError
 
 
-class Names:
-    """Looks up names, with all that are asked for meanwhile in one query."""
+class TargetResolver:
+    """Resolves target names; concurrent requests share one query."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._asked: dict[Key, asyncio.Future[Found]] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._pending: dict[TargetKey, asyncio.Future[ResolvedOrError]] = {}
+        self._resolving: asyncio.Task[None] | None = None
 
-    async def of(self, tenant_id: str, name: str) -> Found:
-        """A target as it is now, or what is wrong."""
-        waiting = self._asked.get((tenant_id, name))
-        if waiting is None:
-            waiting = self._asked[tenant_id, name] = asyncio.get_running_loop().create_future()
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-        return await asyncio.shield(waiting)
+    async def resolve(self, tenant_id: str, name: str) -> ResolvedOrError:
+        """Return the current target, or the error that prevents its use."""
+        future = self._pending.get((tenant_id, name))
+        if future is None:
+            future = self._pending[tenant_id, name] = asyncio.get_running_loop().create_future()
+        if self._resolving is None or self._resolving.done():
+            self._resolving = asyncio.create_task(self._resolve_pending())
+        return await asyncio.shield(future)
 
-    async def _look(self) -> None:
-        while self._asked:
-            asked, self._asked = self._asked, {}
-            found: dict[Key, Found] = {}
-            wrong: TimebellError = StoreError("The target could not be looked up.")
+    async def _resolve_pending(self) -> None:
+        while self._pending:
+            pending, self._pending = self._pending, {}
+            resolved: dict[TargetKey, ResolvedOrError] = {}
+            error: TimebellError = StoreError("The target could not be resolved.")
             try:
                 ring = keyring(self.node.secret_key)
-                found = dict(await self.node.store.run(targets.resolve, ring, asked, self.node.clock.now()))
-            except TimebellError as failed:
-                wrong = failed
-            except Exception:  # whoever waits must not wait for ever
-                log.exception("targets cannot be looked up")
-            for key, waiting in asked.items():
-                if not waiting.done():
-                    waiting.set_result(found.get(key, wrong))
+                resolved = dict(
+                    await self.node.store.run(targets.resolve_targets, ring, pending, self.node.clock.now())
+                )
+            except TimebellError as exc:
+                error = exc
+            except Exception:  # resolve the futures, whatever happened
+                log.exception("could not resolve targets")
+            for key, future in pending.items():
+                if not future.done():
+                    future.set_result(resolved.get(key, error))
 
-    async def gone(self, tenant_id: str, used: Resolved, why: str) -> None:
-        """The receiver is there no more: disable the target, unless it was edited meanwhile."""
+    async def disable_target(self, tenant_id: str, target: ResolvedTarget, reason: str) -> None:
+        """Disable a target whose receiver is gone, unless it was edited meanwhile."""
         try:
-            done = await self.node.store.run(
-                targets.disable, tenant_id, used.name, used.revision, why, self.node.clock.now()
+            disabled = await self.node.store.run(
+                targets.disable_target, tenant_id, target.name, target.revision, reason, self.node.clock.now()
             )
         except StoreError:
-            return  # the next delivery gets the same answer
-        if done:
+            return  # the next delivery will try again
+        if disabled:
             log.warning(
-                "target %s is disabled: %s Jobs for it fail until it is enabled", used.name, why,
-                extra={"event": "target.disabled", "target": used.name, "tenant": tenant_id},
+                "disabled target %s: %s Its jobs fail until it is enabled", target.name, reason,
+                extra={"event": "target.disabled", "target": target.name, "tenant": tenant_id},
             )  # fmt: skip
 
 
-def unusable(wrong: TimebellError) -> Outcome:
-    """The outcome of an attempt whose target could not be looked up."""
-    passes = isinstance(wrong, StoreError) or wrong.code in ("SECRET_KEY_MISSING", "SECRET_UNREADABLE")
-    return Outcome.failed(wrong.code, str(wrong), retryable=passes)
+def lookup_failed(error: TimebellError) -> Outcome:
+    """Return the outcome of an attempt whose target could not be resolved."""
+    is_transient = isinstance(error, StoreError) or error.code in ("SECRET_KEY_MISSING", "SECRET_UNREADABLE")
+    return Outcome.failed(error.code, str(error), retryable=is_transient)
 
 
-async def deliver(target: Target, resolved: Resolved, delivery: Delivery, *, anyway: bool = False) -> Outcome:
-    """Deliver to a target as it was looked up; its secrets are in nothing that comes back. One that is disabled gets
-    nothing, unless `anyway`."""
-    if resolved.disabled is not None and not anyway:
-        why = f"The target {resolved.name!r} is disabled: {resolved.disabled}"
+async def deliver(
+    target: Target, resolved: ResolvedTarget, delivery: Delivery, *, ignore_disabled: bool = False
+) -> Outcome:
+    """Deliver to a resolved target, and mask its secrets in the outcome.
+
+    A disabled target is not contacted, unless `ignore_disabled`.
+    """
+    if resolved.disabled_reason is not None and not ignore_disabled:
+        reason = f"Target {resolved.name!r} is disabled: {resolved.disabled_reason}"
         return Outcome.failed(
-            "TARGET_DISABLED", f"{why} Enable it (timebell target enable), then replay this job.", retryable=False
+            "TARGET_DISABLED", f"{reason} Enable it (timebell target enable), then retry this job.", retryable=False
         )
     try:
         options = target.check(resolved.options)
-    except (InvalidInput, Refused) as unfit:  # a secret was replaced, or the rules became stricter
-        absent = unfit.code == "BROKER_NOT_CONFIGURED"  # on this node: others have that connection, or it will
-        outcome = Outcome.failed(unfit.code, masked(str(unfit), resolved.secrets), retryable=absent)
-        outcome.counts = not absent
+    except (InvalidInput, Refused) as error:  # a secret was replaced, or the rules became stricter
+        is_unconfigured = error.code == "BROKER_NOT_CONFIGURED"  # on this node; others may have the connection
+        outcome = Outcome.failed(error.code, mask_secrets(str(error), resolved.secrets), retryable=is_unconfigured)
+        outcome.uses_attempt = not is_unconfigured
         return outcome
     try:
         outcome = await target.deliver(delivery, options)
-    except Exception as broken:  # a target's own fault is still an outcome, and its text may hold a secret
-        told = masked("".join(traceback.format_exception(broken)), resolved.secrets)
-        log.error("target %s broke on job %s\n%s", resolved.name, delivery.job_id, told)
-        said = masked(f"{type(broken).__name__}: {broken}", resolved.secrets)
-        return Outcome.failed("TARGET_BROKE", said[:500])
-    outcome.result = masked(outcome.result, resolved.secrets)
-    outcome.error = masked(outcome.error, resolved.secrets)
-    outcome.record = masked(outcome.record, resolved.secrets)
+    except Exception as exc:  # report a bug in a target as an outcome; its text may contain a secret
+        trace = mask_secrets("".join(traceback.format_exception(exc)), resolved.secrets)
+        log.error("target %s crashed on job %s\n%s", resolved.name, delivery.job_id, trace)
+        message = mask_secrets(f"{type(exc).__name__}: {exc}", resolved.secrets)
+        return Outcome.failed("TARGET_BROKE", message[:500])
+    outcome.result = mask_secrets(outcome.result, resolved.secrets)
+    outcome.error = mask_secrets(outcome.error, resolved.secrets)
+    outcome.record = mask_secrets(outcome.record, resolved.secrets)
     return outcome

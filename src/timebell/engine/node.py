@@ -1,4 +1,4 @@
-"""What the services of one node share: who it is, its store and clock, and the attempts it holds."""
+"""State shared by the services of one node: identity, store, clock, options and running attempts."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from timebell.alarm import Alarm
 from timebell.clock import Clock
-from timebell.engine.arrival_stream import Arrivals
-from timebell.model.job import Attempt, Ending
+from timebell.engine.arrival_stream import ArrivalHub
+from timebell.model.job import Attempt, Completion
 from timebell.model.policy import Retry
-from timebell.model.repair_report import Healed
+from timebell.model.repair_report import RepairReport
 from timebell.observe.alerts import Channels
 from timebell.observe.counters import Counters
 from timebell.recurrence import Recurrence
 from timebell.store.dialects.base import Store
-from timebell.targets.base import Block, Target
-from timebell.targets.handler import Handlers, Lone
+from timebell.targets.base import Target, TransactionBlock
+from timebell.targets.handler import FastHandler, Handlers
 
 if TYPE_CHECKING:
-    from timebell.engine.transactional_completion import Within
+    from timebell.engine.transactional_completion import TransactionalCompletion
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How a node works. Times are seconds."""
+class NodeOptions:
+    """Settings of a node. Durations are in seconds."""
 
     slots: int = 500
     threads: int = 16
-    batch: int = 500
+    batch_size: int = 500
     lease: float = 15.0
     heartbeat: float = 5.0
     poll: float = 1.0
@@ -41,56 +41,54 @@ class Options:
 
 
 @dataclass(slots=True)
-class Held:
-    """An attempt this node holds, until its ending is written. `lease_until` is monotonic seconds."""
+class RunningAttempt:
+    """An attempt of this node, from claim until its completion is written. `lease_until` is in monotonic seconds."""
 
     attempt: Attempt
     lease_until: float
-    completes: Callable[[Held], Within]
+    completion_factory: Callable[[RunningAttempt], TransactionalCompletion]
     task: asyncio.Task[None] | None = None
-    drop: str | None = None
-    """Why its task is being cancelled: `lost` (not ours any more), `drain` (give it back) or `stop`."""
-    begun: bool = False
+    stop_reason: str | None = None
+    """Why its task is being cancelled: `lost` (its lease), `drain` (requeue it) or `stop` (superseded)."""
+    started: bool = False
     completing: bool = False
-    """Whether its end is being, or was, written in a transaction of its handler's: its lease matters no more."""
-    within: Within | None = None
-    """The completion by its handler, once that has asked for it."""
-    lone: Lone | None = None
-    """The handler, if it can be called without a detour."""
-    call: Call | None = None
-    """Of a lone handler whose first step was taken: what is left to do."""
+    """True while or after a handler transaction completes it; its lease is irrelevant then."""
+    transactional_completion: TransactionalCompletion | None = None
+    """Created when the handler first calls `event.transaction()`."""
+    fast_handler: FastHandler | None = None
+    """The handler, if the attempt qualifies for the fast path."""
+    pending_call: PendingCall | None = None
+    """The rest of a fast-path call whose first step did not finish."""
 
-    def stop(self, why: str) -> None:
-        """Cancel its task. One that has not begun could not even give its place back: it finds out when it does."""
-        self.drop = why
-        if self.begun and self.task is not None:
+    def stop(self, reason: str) -> None:
+        """Cancel its task. A task that has not started checks `stop_reason` first, so that it still frees its slot."""
+        self.stop_reason = reason
+        if self.started and self.task is not None:
             self.task.cancel()
 
-    def transaction(self, result: Callable[[], Any]) -> Block:
-        """As in Completion."""
-        return self._completion().transaction(result)
+    def transaction(self, result: Callable[[], Any]) -> TransactionBlock:
+        return self._get_completion().transaction(result)
 
-    def joined(
+    def join_transaction(
         self, result: Callable[[], Any], connection: Any, atomic: AbstractContextManager[Any]
     ) -> AbstractContextManager[None]:
-        """As in Completion."""
-        return self._completion().joined(result, connection, atomic)
+        return self._get_completion().join_transaction(result, connection, atomic)
 
-    def _completion(self) -> Within:
-        if self.within is None:
-            self.within = self.completes(self)
-        return self.within
-
-
-class Call(NamedTuple):
-    """The rest of a call of a handler, and when it began (monotonic seconds)."""
-
-    rest: Awaitable[Any]
-    began: float
+    def _get_completion(self) -> TransactionalCompletion:
+        if self.transactional_completion is None:
+            self.transactional_completion = self.completion_factory(self)
+        return self.transactional_completion
 
 
-class Known(NamedTuple):
-    """What a node remembers of a schedule's revision for the jobs it runs."""
+class PendingCall(NamedTuple):
+    """The rest of a handler call, and when the call started (monotonic seconds)."""
+
+    awaitable: Awaitable[Any]
+    started_at: float
+
+
+class CachedRevision(NamedTuple):
+    """The parts of a schedule revision that a node caches for running its jobs. `tolerance` is in seconds."""
 
     name: str
     recurrence: Recurrence
@@ -105,71 +103,73 @@ class Node:
     id: str
     store: Store
     clock: Clock
-    options: Options
+    options: NodeOptions
     handlers: Handlers
     targets: Mapping[str, Target]
-    planning: Alarm
-    working: Alarm
-    beating: Alarm
-    named: Mapping[str, Target] = field(default_factory=dict)
-    """Targets for jobs that name theirs, by kind."""
+    planner_alarm: Alarm
+    worker_alarm: Alarm
+    heartbeat_alarm: Alarm
+    named_targets: Mapping[str, Target] = field(default_factory=dict)
+    """Targets for jobs that refer to a target by name, by kind."""
     secret_key: str | None = field(default=None, repr=False)
-    held: dict[str, Held] = field(default_factory=dict)
-    known: dict[tuple[str, int], Known] = field(default_factory=dict)
+    running_attempts: dict[str, RunningAttempt] = field(default_factory=dict)
+    revision_cache: dict[tuple[str, int], CachedRevision] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
-    healed: Healed = field(default_factory=Healed)
-    """The report of all looks for lost work since it started."""
-    channels: Channels = field(default_factory=Channels)
-    arrivals: Arrivals | None = None
-    """Who wants to know what starts."""
-    limited: frozenset[str] = frozenset()
-    """The tenants of which not everything that is due may start, as of the last heartbeat."""
-    metered: frozenset[str] = frozenset()
-    """The tenants that have a limit a month, as of the last heartbeat."""
+    repair_report: RepairReport = field(default_factory=RepairReport)
+    """Sum of all repair reports since the node started."""
+    alert_channels: Channels = field(default_factory=Channels)
+    arrivals: ArrivalHub | None = None
+    """Publishes started jobs to `Timebell.arrivals`."""
+    limited_tenants: frozenset[str] = frozenset()
+    """Tenants with concurrency or rate limits, as of the last heartbeat."""
+    metered_tenants: frozenset[str] = frozenset()
+    """Tenants with a monthly quota, as of the last heartbeat."""
     stopping: bool = False
-    drain_asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when someone elsewhere asked this node to finish what it runs and leave."""
-    listening: bool = False
+    drain_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when an operator asked this node to drain."""
+    receives_notifications: bool = False
 
-    def let_go(self, id_: str, number: int) -> None:
-        """Hold an attempt no longer. The next one at the same job may have begun here while its end was written."""
-        held = self.held.get(id_)
-        if held is not None and held.attempt.number == number:
-            del self.held[id_]
+    def untrack(self, job_id: str, number: int) -> None:
+        """Remove an attempt, unless a later attempt of the same job has started here meanwhile."""
+        running = self.running_attempts.get(job_id)
+        if running is not None and running.attempt.number == number:
+            del self.running_attempts[job_id]
 
-    def let_all_go(self, ended: Iterable[Ending]) -> None:
-        """As `let_go`, of all that were written."""
-        holds = self.held
-        for ending in ended:
-            held = holds.get(ending.id)
-            if held is not None and held.attempt.number == ending.attempt:
-                del holds[ending.id]
+    def untrack_completed(self, completions: Iterable[Completion]) -> None:
+        """Remove the attempts of written completions, as `untrack` does."""
+        running_attempts = self.running_attempts
+        for completion in completions:
+            running = running_attempts.get(completion.id)
+            if running is not None and running.attempt.number == completion.attempt:
+                del running_attempts[completion.id]
 
-    def retry_of(self, attempt: Attempt, given: Mapping[str, Any] | None) -> Retry:
-        """The retry policy of a job: its own, its handler's, the default."""
-        if given is not None:
-            return Retry(**given)
+    def retry_policy_for(self, attempt: Attempt, own_policy: Mapping[str, Any] | None) -> Retry:
+        """Return the retry policy of a job: its own, else its handler's, else the default."""
+        if own_policy is not None:
+            return Retry(**own_policy)
         if attempt.is_for_handlers:
-            for handler in self.handlers.matching(attempt.topic)[:1]:
+            for handler in self.handlers.handlers_for(attempt.topic)[:1]:
                 if handler.retry is not None:
                     return handler.retry
         return DEFAULT_RETRY
 
-    def can_stop(self, attempt: Attempt) -> bool:
-        """Whether cancelling its task ends the work itself: a plain function goes on in its thread."""
-        return not attempt.is_for_handlers or all(one.is_async for one in self.handlers.matching(attempt.topic))
+    def can_cancel(self, attempt: Attempt) -> bool:
+        """True if cancelling the task stops the work; a sync handler continues in its thread."""
+        return not attempt.is_for_handlers or all(
+            handler.is_async for handler in self.handlers.handlers_for(attempt.topic)
+        )
 
-    def timeout_of(self, attempt: Attempt) -> float:
-        """Seconds an attempt may take: the job's own, its handler's, the default."""
+    def timeout_for(self, attempt: Attempt) -> float:
+        """Return the timeout of an attempt in seconds: the job's own, else its handler's, else the default."""
         if attempt.timeout is not None:
             return attempt.timeout
         if attempt.is_for_handlers:
-            for handler in self.handlers.matching(attempt.topic)[:1]:
+            for handler in self.handlers.handlers_for(attempt.topic)[:1]:
                 if handler.timeout is not None:
                     return handler.timeout
-        return DEFAULT_TIMEOUT if attempt.schedule_id is None else DEFAULT_SCHEDULE_TIMEOUT
+        return DEFAULT_TIMEOUT_SECONDS if attempt.schedule_id is None else DEFAULT_SCHEDULE_TIMEOUT_SECONDS
 
 
 DEFAULT_RETRY = Retry()
-DEFAULT_TIMEOUT = 60.0
-DEFAULT_SCHEDULE_TIMEOUT = 3600.0
+DEFAULT_TIMEOUT_SECONDS = 60.0
+DEFAULT_SCHEDULE_TIMEOUT_SECONDS = 3600.0

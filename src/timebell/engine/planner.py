@@ -1,7 +1,7 @@
-"""The planner turns occurrences into jobs: it sleeps to the next due schedule, fires what is due, sleeps again.
+"""The planner turns occurrences into jobs: sleep until the next schedule is due, fire all due schedules, sleep again.
 
-Every node plans; none of them leads. Two that wake for the same instant lock different schedules, and the
-cursor, moved in the same transaction as the job is written, lets each occurrence through once.
+Every node plans; no leader is needed. Nodes that wake at the same time lock different schedules (SKIP LOCKED), and each
+occurrence fires once, because the schedule's cursor advances in the transaction that inserts the job.
 """
 
 from __future__ import annotations
@@ -9,96 +9,101 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from timebell.engine.node import Known, Node
+from timebell.engine.node import CachedRevision, Node
 from timebell.engine.worker import Worker
 from timebell.ids import new_id
 from timebell.model.job import Hold, Kind, NewJob
 from timebell.model.payload import encode
-from timebell.model.policy import Lateness, Overlap
-from timebell.model.preconditions import kept
-from timebell.model.routes import route
+from timebell.model.policy import Overlap, WhenLate
+from timebell.model.preconditions import serialize
+from timebell.model.routes import route_for
 from timebell.model.schedule import Action, Schedule
 from timebell.store.schedules import schedules
 
-BATCH = 250
-REMEMBERED = 10_000  # schedules of which it knows what their jobs say
-SHORTEST, LONGEST = 0.002, 0.25  # seconds to wait when what is due is another planner's just now
+PLAN_BATCH_SIZE = 250
+MAX_CACHED_TEMPLATES = 10_000  # schedules whose job template is cached
+# Pause when all due schedules are locked by other planners; doubled up to the maximum.
+MIN_CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS = 0.002, 0.25
 
 
 class Planner:
-    """The service; `step` is one pass."""
+    """The planner service; each `step` fires one batch of due schedules."""
 
     def __init__(self, node: Node, worker: Worker) -> None:
         self.node = node
         self.worker = worker
-        self._pause = SHORTEST
-        self._said: dict[str, tuple[Action, dict[str, Any]]] = {}
+        self._conflict_pause = MIN_CONFLICT_PAUSE_SECONDS
+        self._job_templates: dict[str, tuple[Action, dict[str, Any]]] = {}
 
     async def step(self) -> datetime | None:
-        """Fire what is due; when to look again."""
+        """Fire due schedules; return when to run again (None: on the next wake-up)."""
         node = self.node
         if node.stopping:
             return None
-        with self.worker.room() as room:
-            sent, now = node.clock.monotonic(), node.clock.now()
-            fired = await node.store.run(schedules.fire, self.build, now, BATCH, room)
-            self.worker.start(fired.started, sent)
+        with self.worker.reserve_slots() as reservation:
+            sent_at, now = node.clock.monotonic(), node.clock.now()
+            fired = await node.store.run(schedules.fire_due_schedules, self.build, now, PLAN_BATCH_SIZE, reservation)
+            self.worker.start_inserted(fired.started_attempts, sent_at)
         node.counters.fired += fired.jobs
         node.counters.skipped += fired.skips
-        node.counters.left_out(fired.reasons)
-        if fired.jobs > len(fired.started):
-            node.working.poke()
-        if fired.stopping:
-            node.beating.poke()
-        following = fired.next_fire_at
-        if fired.schedules or following is None or following > now:
-            self._pause = SHORTEST
-            if node.listening:
-                return following
-            look_again = now + timedelta(seconds=node.options.poll)  # nobody tells of schedules made elsewhere
-            return look_again if following is None else min(following, look_again)
-        self._pause = min(self._pause * 2, LONGEST)
-        return now + timedelta(seconds=self._pause)
+        node.counters.record_skipped(fired.skips_by_reason)
+        if fired.jobs > len(fired.started_attempts):
+            node.worker_alarm.wake()
+        if fired.cancels_requested:
+            node.heartbeat_alarm.wake()
+        next_fire_at = fired.next_fire_at
+        if fired.schedules or next_fire_at is None or next_fire_at > now:
+            self._conflict_pause = MIN_CONFLICT_PAUSE_SECONDS
+            if node.receives_notifications:
+                return next_fire_at
+            # Without notifications, schedules created by other processes are found by polling.
+            poll_at = now + timedelta(seconds=node.options.poll)
+            return poll_at if next_fire_at is None else min(next_fire_at, poll_at)
+        self._conflict_pause = min(self._conflict_pause * 2, MAX_CONFLICT_PAUSE_SECONDS)
+        return now + timedelta(seconds=self._conflict_pause)
 
     def build(self, schedule: Schedule, at: datetime, hold: Hold | None, now: datetime) -> NewJob:
-        """The job of one occurrence, remembering the recurrence for the event's `upcoming`."""
+        """Build the job of one occurrence, and cache its schedule revision for the event's `upcoming`."""
         key = schedule.id, schedule.revision
-        known, recurrence = self.node.known.get(key), schedule.recurrence
-        if known is None or known.recurrence is not recurrence:
+        cached, recurrence = self.node.revision_cache.get(key), schedule.recurrence
+        if cached is None or cached.recurrence is not recurrence:
             policies = schedule.policies
-            self.node.known[key] = Known(schedule.name, recurrence, policies.tolerance, policies.notify)
-        action, said = self._said.get(schedule.id, (None, None))
-        if action is not schedule.action or said is None:  # the same object as long as its text is the same
-            if len(self._said) >= REMEMBERED:
-                self._said.clear()
-            said = said_of(schedule.action)
-            self._said[schedule.id] = schedule.action, said
-        return job_of(schedule, at, hold, now, said)
+            self.node.revision_cache[key] = CachedRevision(
+                schedule.name, recurrence, policies.tolerance, policies.notify
+            )
+        action, template = self._job_templates.get(schedule.id, (None, None))
+        if action is not schedule.action or template is None:  # same object as long as the stored text is unchanged
+            if len(self._job_templates) >= MAX_CACHED_TEMPLATES:
+                self._job_templates.clear()
+            template = job_template(schedule.action)
+            self._job_templates[schedule.id] = schedule.action, template
+        return build_job(schedule, at, hold, now, template)
 
 
-def job_of(
-    schedule: Schedule, at: datetime, hold: Hold | None, now: datetime, said: dict[str, Any] | None = None
+def build_job(
+    schedule: Schedule, at: datetime, hold: Hold | None, now: datetime, template: dict[str, Any] | None = None
 ) -> NewJob:
-    """The job of one occurrence; `said` is what `said_of` says of its action, where that is known."""
+    """Build the job of one occurrence. `template` is the cached `job_template` of its action, if known."""
     policies = schedule.policies
-    lasts = schedule.action.expires_after
-    if lasts is None and policies.lateness is Lateness.ANCHORED:
-        lasts = policies.missed_after
+    expires_after = schedule.action.expires_after
+    if expires_after is None and policies.when_late is WhenLate.EXPIRE:
+        expires_after = policies.missed_after
     return NewJob(
         id=new_id(now), tenant_id=schedule.tenant_id, scheduled_at=at, run_at=at, timezone=schedule.recurrence.timezone,
         created_at=now, kind=Kind.PLANNED, schedule_id=schedule.id, revision=schedule.revision,
-        expires_at=None if lasts is None else at + timedelta(seconds=lasts), hold=hold,
-        serial=policies.overlap is not Overlap.ALLOW, **(said_of(schedule.action) if said is None else said),
+        expires_at=None if expires_after is None else at + timedelta(seconds=expires_after), hold=hold,
+        serial=policies.overlap is not Overlap.ALLOW,
+        **(job_template(schedule.action) if template is None else template),
     )  # fmt: skip
 
 
-def said_of(action: Action) -> dict[str, Any]:
-    """What all jobs of an action have in common, as fields of a NewJob."""
+def job_template(action: Action) -> dict[str, Any]:
+    """Return the NewJob fields that are common to all jobs of an action."""
     return {
         "topic": action.topic, "payload": encode(action.payload),
         "metadata": encode(action.metadata) if action.metadata else None, "owner_id": action.owner_id,
         "target": encode(action.target) if action.target else None,
-        "route": route(action.topic, action.target), "queue": action.queue, "priority": action.priority,
-        "group": action.group, "conditions": kept(action.condition, action.unless),
+        "route": route_for(action.topic, action.target), "queue": action.queue, "priority": action.priority,
+        "group": action.group, "conditions": serialize(action.condition, action.unless),
         "retry": encode(action.retry.to_json()) if action.retry else None, "timeout": action.timeout,
     }  # fmt: skip

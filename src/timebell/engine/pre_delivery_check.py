@@ -1,7 +1,6 @@
-"""The gate: what is asked just before a job of a trigger, one with a condition, or of a tenant with a limited month, is
-delivered.
+"""Checks just before delivery: trigger items, conditions and monthly quotas.
 
-All who ask meanwhile are looked at in one transaction, so a thousand that are due at once are a few of them.
+Concurrent checks share a transaction, so a thousand simultaneously due jobs need only a few.
 """
 
 from __future__ import annotations
@@ -13,100 +12,104 @@ from typing import TYPE_CHECKING
 from timebell.engine.node import Node
 from timebell.errors import InvalidInput, NotFound, StoreError, TimebellError
 from timebell.model import decide
-from timebell.model.job import Attempt, Ending, JobState, Kind
+from timebell.model.job import Attempt, Completion, JobState, Kind
 from timebell.model.payload import decode, encode
-from timebell.model.preconditions import Gated
+from timebell.model.preconditions import Preconditions
 from timebell.store.jobs import pre_delivery_check
-from timebell.store.jobs.pre_delivery_check import Asked, Found, Ruling
+from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck, QueryResult
 
 if TYPE_CHECKING:
-    from timebell.engine.triggers.source_reads import Reading
+    from timebell.engine.triggers.source_reads import SourceReader
 
-log = logging.getLogger("timebell.gate")
+log = logging.getLogger("timebell.preconditions")
 
-AT_ONCE = 500  # attempts a transaction
+MAX_CHECKS_PER_TRANSACTION = 500
 
 
-class Gate:
-    """The gate of a node."""
+class PreDeliveryCheck:
+    """The pre-delivery checks of a node."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._reading: Reading | None = None
-        self._asked: dict[str, tuple[Asked, asyncio.Future[Ruling | TimebellError]]] = {}
-        self._ruling: asyncio.Task[None] | None = None
+        self._source_reader: SourceReader | None = None
+        self._pending: dict[str, tuple[DeliveryCheck, asyncio.Future[Decision | TimebellError]]] = {}
+        self._checking: asyncio.Task[None] | None = None
 
-    def asks(self, attempt: Attempt) -> bool:
-        """Whether there is anything to ask of an attempt."""
-        gated = attempt.conditions is not None or attempt.kind == Kind.TRIGGER
-        return gated or attempt.tenant_id in self.node.metered
+    def applies_to(self, attempt: Attempt) -> bool:
+        """True if the attempt needs a check."""
+        has_conditions = attempt.conditions is not None or attempt.kind == Kind.TRIGGER
+        return has_conditions or attempt.tenant_id in self.node.metered_tenants
 
-    async def of(self, attempt: Attempt) -> Ending | None:
-        """What becomes of an attempt that asks, instead of its delivery; None: let it be delivered."""
-        own = None
-        if attempt.conditions is not None and not attempt.replays:
+    async def check(self, attempt: Attempt) -> Completion | None:
+        """Return None if the attempt may be delivered, otherwise the completion that replaces the delivery."""
+        preconditions = None
+        if attempt.conditions is not None and not attempt.manual_retries:
             try:
-                own = Gated.of(attempt.conditions, attempt.payload, attempt.metadata)
-            except InvalidInput as unfit:  # of a newer release, whose nodes can
-                return self._ending(attempt, unfit)
-        asked = Asked(attempt.id, attempt.tenant_id, attempt.kind, attempt.replays > 0, own)
-        waiting: asyncio.Future[Ruling | TimebellError] = asyncio.get_running_loop().create_future()
-        self._asked[attempt.id] = asked, waiting
-        if self._ruling is None or self._ruling.done():
-            self._ruling = asyncio.create_task(self._rule())
-        return self._ending(attempt, await asyncio.shield(waiting))
+                preconditions = Preconditions.for_job(attempt.conditions, attempt.payload, attempt.metadata)
+            except InvalidInput as error:  # written by a newer release, whose nodes can decode it
+                return self._completion_for(attempt, error)
+        delivery_check = DeliveryCheck(
+            attempt.id, attempt.tenant_id, attempt.kind, attempt.manual_retries > 0, preconditions
+        )
+        decision: asyncio.Future[Decision | TimebellError] = asyncio.get_running_loop().create_future()
+        self._pending[attempt.id] = delivery_check, decision
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check_pending())
+        return self._completion_for(attempt, await asyncio.shield(decision))
 
     async def close(self) -> None:
-        """Let go of the sources."""
-        if self._reading is not None:
-            await self._reading.close()
+        """Close the source adapters."""
+        if self._source_reader is not None:
+            await self._source_reader.close()
 
-    async def _rule(self) -> None:
-        while self._asked:
-            batch = dict(list(self._asked.items())[:AT_ONCE])
+    async def _check_pending(self) -> None:
+        while self._pending:
+            batch = dict(list(self._pending.items())[:MAX_CHECKS_PER_TRANSACTION])
             for id_ in batch:
-                del self._asked[id_]
-            found: dict[str, Ruling | TimebellError] = {}
-            wrong: TimebellError = StoreError("Whether it may run could not be looked up.")
+                del self._pending[id_]
+            decisions: dict[str, Decision | TimebellError] = {}
+            error: TimebellError = StoreError("The pre-delivery check could not be run.")
             try:
-                asked = [one for one, _ in batch.values()]
-                queries: dict[str, Found] = {}
-                if reads := [one for one in asked if one.of_trigger or one.unless]:
-                    from timebell.engine.triggers.source_reads import Reading  # only where there are sources
+                checks = [check for check, _ in batch.values()]
+                queries: dict[str, QueryResult] = {}
+                if reads := [check for check in checks if check.checks_trigger or check.unless]:
+                    from timebell.engine.triggers.source_reads import SourceReader  # imported only if sources are used
 
-                    self._reading = self._reading or Reading(self.node)
-                    queries, failed_ones = await self._reading.of(reads)
-                    found |= failed_ones
-                    asked = [one for one in asked if one.id not in failed_ones]
-                found |= await self.node.store.run(pre_delivery_check.rule, asked, self.node.clock.now(), queries)
-            except StoreError as failed:
-                wrong = failed
-            except Exception:  # whoever waits must not wait for ever
-                log.exception("the gate failed")
-            for id_, (_, waiting) in batch.items():
-                if not waiting.done():
-                    waiting.set_result(found.get(id_, wrong))
-            self.node.working.poke()  # what was moved may be due soon
+                    self._source_reader = self._source_reader or SourceReader(self.node)
+                    queries, errors = await self._source_reader.read(reads)
+                    decisions |= errors
+                    checks = [check for check in checks if check.id not in errors]
+                decisions |= await self.node.store.run(
+                    pre_delivery_check.decide, checks, self.node.clock.now(), queries
+                )
+            except StoreError as exc:
+                error = exc
+            except Exception:  # resolve the futures, whatever happened
+                log.exception("the pre-delivery check failed")
+            for id_, (_, future) in batch.items():
+                if not future.done():
+                    future.set_result(decisions.get(id_, error))
+            self.node.worker_alarm.wake()  # rescheduled jobs may be due soon
 
-    def _ending(self, attempt: Attempt, ruling: Ruling | TimebellError) -> Ending | None:
-        now, verdicts = self.node.clock.now(), self.node.counters.verdicts
-        if isinstance(ruling, TimebellError):
+    def _completion_for(self, attempt: Attempt, decision: Decision | TimebellError) -> Completion | None:
+        now, verdicts = self.node.clock.now(), self.node.counters.delivery_check_verdicts
+        if isinstance(decision, TimebellError):
             verdicts.add("waits")
-            retry = self.node.retry_of(attempt, decode(attempt.retry))
-            return decide.after_failure(
-                attempt.id, attempt.number, attempt.tries, retry, now, ruling.code, str(ruling), counts=False,
-                retryable=not isinstance(ruling, NotFound),
+            retry = self.node.retry_policy_for(attempt, decode(attempt.retry))
+            return decide.complete_after_failure(
+                attempt.id, attempt.number, attempt.attempts_used, retry, now, decision.code, str(decision),
+                uses_attempt=False, retryable=not isinstance(decision, NotFound),
             )  # fmt: skip
-        if ruling.state is None:
+        if decision.state is None:
             verdicts.add("passed")
-            attempt.verdict = ruling.verdict
+            attempt.verdict = decision.verdict
             return None
-        verdicts.add(ruling.reason or "withdrawn")
-        state = ruling.state
-        if state is JobState.SKIPPED and attempt.tries:  # something was delivered, so it is no skip
+        verdicts.add(decision.reason or "withdrawn")
+        state = decision.state
+        if state is JobState.SKIPPED and attempt.attempts_used:  # an earlier attempt was delivered, so it is not a skip
             state = JobState.CANCELLED
-        result = None if ruling.verdict is None else encode({"condition": ruling.verdict}, "result")
-        return Ending(
-            attempt.id, attempt.number, state, now, reason=ruling.reason, code=ruling.code, error=ruling.error,
-            result=result, counts=False,
+        result = None if decision.verdict is None else encode({"condition": decision.verdict}, "result")
+        return Completion(
+            attempt.id, attempt.number, state, now, reason=decision.reason, code=decision.code, error=decision.error,
+            result=result, uses_attempt=False,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A node's life: start the services, keep each of them going, drain, leave."""
+"""The life cycle of a node: start the services, supervise them, drain, deregister."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from zlib import crc32
 
 from timebell.alarm import Alarm
 from timebell.engine.completer import Completer
-from timebell.engine.heartbeat import Pulse
+from timebell.engine.heartbeat import Heartbeat
 from timebell.engine.leader import repair
 from timebell.engine.leader.leader import Leader
 from timebell.engine.node import Node
 from timebell.engine.planner import Planner
 from timebell.engine.worker import Worker
 from timebell.errors import StoreError
-from timebell.model.repair_report import Healed
+from timebell.model.repair_report import RepairReport
 from timebell.store.cluster import nodes
 from timebell.store.jobs import claim
 from timebell.store.schedules import schedules
 
 log = logging.getLogger("timebell.engine")
 
-PLANNING = 2.0  # seconds that a drain waits for a pass of the planner
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # seconds between tries while the store does not answer
+PLANNER_DRAIN_SECONDS = 2.0  # how long a drain waits for a planner step
+MIN_RETRY_DELAY_SECONDS, MAX_RETRY_DELAY_SECONDS = 0.1, 1.0  # between steps of a failing service
 
 
 class Service:
-    """The engine of one node."""
+    """The engine of one node: heartbeat, planner, worker, completer and the leader's services."""
 
     def __init__(self, node: Node, version: str, tzdata: str) -> None:
         self.node = node
@@ -40,159 +40,162 @@ class Service:
         self.planner = Planner(node, self.worker)
         self.leader = Leader(node)
         now = node.clock.now()
-        me = nodes.Node(node.id, node.options.name, version, tzdata, self.worker.routes, 0, now, now)
-        self.pulse = Pulse(node, self.completer, self.leader, me)
-        self.failing: dict[str, StoreError] = {}
-        self.began = node.clock.monotonic()
+        node_record = nodes.Node(node.id, node.options.name, version, tzdata, self.worker.routes, 0, now, now)
+        self.heartbeat = Heartbeat(node, self.completer, self.leader, node_record)
+        self.failing_services: dict[str, StoreError] = {}
+        self.started_at = node.clock.monotonic()
         self._alarms: dict[str, Alarm] = {}
-        self.turned: dict[str, float] = {}
-        """When each service last ended a step (monotonic seconds)."""
+        self.last_step_at: dict[str, float] = {}
+        """When each service last finished a step (monotonic seconds)."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Plan and work while the block runs; then drain and leave. Raises StoreError if it cannot start."""
+        """Run all services while the block runs, then drain and deregister. Raises StoreError if startup fails."""
         node = self.node
         node.handlers.threads = ThreadPoolExecutor(node.options.threads, thread_name_prefix="timebell")
         node.handlers.monotonic = node.clock.monotonic
         await node.store.lock_engine()
-        await self.pulse.start()
+        await self.heartbeat.start()
         tasks = [
-            asyncio.create_task(self._keep(name, step, alarm), name=f"timebell-{name}")
+            asyncio.create_task(self._supervise(name, step, alarm), name=f"timebell-{name}")
             for name, step, alarm in (
-                ("pulse", self.pulse.step, node.beating),
-                ("planner", self.planner.step, node.planning),
-                ("worker", self.worker.step, node.working),
-                ("looking", self.worker.looking.step, self.worker.looking.alarm),
+                ("heartbeat", self.heartbeat.step, node.heartbeat_alarm),
+                ("planner", self.planner.step, node.planner_alarm),
+                ("worker", self.worker.step, node.worker_alarm),
+                ("scanner", self.worker.scanner.step, self.worker.scanner.alarm),
                 ("operations", self.leader.operations.step, self.leader.operations.alarm),
-                ("reconciler", self.leader.reconciling.step, self.leader.reconciling.alarm),
-                ("sources", self.leader.watching.step, self.leader.watching.alarm),
+                ("reconciler", self.leader.broker_reconciler.step, self.leader.broker_reconciler.alarm),
+                ("sources", self.leader.source_poller.step, self.leader.source_poller.alarm),
                 ("leader", self.leader.step, self.leader.alarm),
             )
         ]
-        completing = asyncio.create_task(self._complete(), name="timebell-completer")
+        completer_task = asyncio.create_task(self._run_completer(), name="timebell-completer")
         try:
             yield
         finally:
             await self._drain()
-            for task in (*tasks, completing):
+            for task in (*tasks, completer_task):
                 task.cancel()
-            await asyncio.gather(*tasks, completing, return_exceptions=True)
-            await self.leader.watching.close()
-            await self.worker.runner.gate.close()
-            await self._leave()
+            await asyncio.gather(*tasks, completer_task, return_exceptions=True)
+            await self.leader.source_poller.close()
+            await self.worker.runner.pre_delivery_check.close()
+            await self._deregister()
             node.handlers.threads.shutdown(wait=False, cancel_futures=True)
             for alarm in (
-                node.beating, node.planning, node.working, self.worker.looking.alarm, self.leader.operations.alarm,
-                self.leader.reconciling.alarm, self.leader.alarm,
+                node.heartbeat_alarm, node.planner_alarm, node.worker_alarm, self.worker.scanner.alarm,
+                self.leader.operations.alarm, self.leader.broker_reconciler.alarm, self.leader.alarm,
             ):  # fmt: skip
                 alarm.close()
 
-    def operate(self) -> None:
-        """There may be a new operation, or a new source."""
-        self.leader.operations.alarm.poke()
-        self.leader.watching.alarm.poke()
+    def wake_operations(self) -> None:
+        """Wake the services that run operations and read sources, because one of them may be new."""
+        self.leader.operations.alarm.wake()
+        self.leader.source_poller.alarm.wake()
 
-    async def idle(self) -> None:
-        """Until nothing is due, nothing runs and nothing is left to write."""
+    async def wait_until_idle(self) -> None:
+        """Wait until nothing is due, nothing runs and every completion is written."""
         node = self.node
         while True:
-            # Before the look: what is claimed or ends meanwhile may let others go.
+            # Read before the query: an attempt that starts or completes meanwhile may release other jobs.
             now, started = node.clock.now(), node.counters.started
-            busy = bool(node.held) or self.worker.starting
-            lanes = await node.store.hot(claim.lanes, self.worker.routes, now)
-            fire_at = await node.store.run(schedules.next_fire)
+            busy = bool(node.running_attempts) or self.worker.is_starting
+            lanes = await node.store.run_autocommit(claim.list_lanes, self.worker.routes, now)
+            next_fire_at = await node.store.run(schedules.find_next_fire_at)
             due = any(lane.next_due is not None and lane.next_due <= now for lane in lanes)
-            busy = busy or bool(node.held) or self.worker.starting or node.counters.started != started
-            if not due and not busy and (fire_at is None or fire_at > now):
+            busy = busy or bool(node.running_attempts) or self.worker.is_starting or node.counters.started != started
+            if not due and not busy and (next_fire_at is None or next_fire_at > now):
                 return
             alarm = Alarm(node.clock)
             await alarm.wait(now + timedelta(seconds=0.05))
             alarm.close()
 
     @property
-    def healed(self) -> Healed:
-        """What this node healed since it started, and what it looked at."""
-        return self.node.healed
+    def repair_report(self) -> RepairReport:
+        """Repairs by this node since it started, and the number of rows it checked."""
+        return self.node.repair_report
 
-    async def heal(self) -> Healed:
-        """Look at everything now, as the node does bit by bit; what that came to."""
+    async def repair_now(self) -> RepairReport:
+        """Run all repairs immediately that the node otherwise spreads over time, and return the report."""
         node = self.node
-        found = await self.pulse.look()
-        found += await repair.look(node.store.run, node.clock.now(), node.options.retention)
-        found += await self.leader.reconciling.look()
-        repair.report(node, found)
-        return found
+        report = await self.heartbeat.check_now()
+        report += await repair.repair_all(node.store.run, node.clock.now(), node.options.retention)
+        report += await self.leader.broker_reconciler.reconcile()
+        repair.record_repairs(node, report)
+        return report
 
-    async def _keep(self, name: str, step: Callable[[], Awaitable[datetime | None]], alarm: Alarm) -> None:
-        """Run a service for ever: step, wait for the instant it names or a poke; on an error, pause and go on."""
-        pause = FIRST_PAUSE
+    async def _supervise(self, name: str, step: Callable[[], Awaitable[datetime | None]], alarm: Alarm) -> None:
+        """Run a service forever: step, then wait for the time it returned or a wake-up; after an error, back off."""
+        pause = MIN_RETRY_DELAY_SECONDS
         self._alarms[name] = alarm
         while True:
             try:
-                until = await step()
-                pause = FIRST_PAUSE
-                if name in self.failing:
-                    del self.failing[name]
-                    for other in self.failing:  # it need not wait any longer
-                        self._alarms[other].poke()
-                    if not self.failing:
-                        log.warning("the store answers again")
-            except StoreError as failed:
-                if not self.failing:
-                    log.warning("%s Going on as soon as it answers.", failed)
-                self.failing[name] = failed
-                until, pause = self._later(pause), min(pause * 2, LONGEST_PAUSE)
+                next_step_at = await step()
+                pause = MIN_RETRY_DELAY_SECONDS
+                if name in self.failing_services:
+                    del self.failing_services[name]
+                    for other in self.failing_services:  # the store is reachable, so retry them now
+                        self._alarms[other].wake()
+                    if not self.failing_services:
+                        log.warning("the store is reachable again")
+            except StoreError as error:
+                if not self.failing_services:
+                    log.warning("%s Retrying until the store is reachable.", error)
+                self.failing_services[name] = error
+                next_step_at, pause = self._retry_at(pause), min(pause * 2, MAX_RETRY_DELAY_SECONDS)
             except Exception:
-                log.exception("the %s failed and goes on", name)
-                until, pause = self._later(pause), min(pause * 2, LONGEST_PAUSE)
-            self.turned[name] = self.node.clock.monotonic()
-            if until is None or until > self.node.clock.now():
-                await alarm.wait(until)
+                log.exception("service %s crashed; restarting", name)
+                next_step_at, pause = self._retry_at(pause), min(pause * 2, MAX_RETRY_DELAY_SECONDS)
+            self.last_step_at[name] = self.node.clock.monotonic()
+            if next_step_at is None or next_step_at > self.node.clock.now():
+                await alarm.wait(next_step_at)
 
-    def _later(self, pause: float) -> datetime:
-        """After the pause, a little different on every node so that they do not come back together."""
+    def _retry_at(self, delay: float) -> datetime:
+        """Return now plus `delay`, scaled by 0.5 to 1.5 depending on the node id so that nodes do not retry in step."""
         spread = 0.5 + crc32(self.node.id.encode()) / 2**32
-        return self.node.clock.now() + timedelta(seconds=pause * spread)
+        return self.node.clock.now() + timedelta(seconds=delay * spread)
 
-    async def _complete(self) -> None:
+    async def _run_completer(self) -> None:
         alarm = Alarm(self.node.clock)
 
         async def step() -> datetime | None:
-            await self.completer.wait()
+            await self.completer.wait_for_work()
             await self.completer.step()
             return self.node.clock.now()
 
         try:
-            await self._keep("completer", step, alarm)
+            await self._supervise("completer", step, alarm)
         finally:
             alarm.close()
 
     async def _drain(self) -> None:
-        """Stop planning and claiming, let what runs finish, give the rest back, write every ending."""
+        """Stop planning and claiming, let attempts finish, requeue the others, write all completions."""
         node = self.node
         node.stopping = True
-        node.working.poke()
-        began = node.clock.monotonic()
-        # What starts jobs must not be cut off, or they would be nobody's; but a planner may wait for locks, and long.
+        node.worker_alarm.wake()
+        started_at = node.clock.monotonic()
+        # Do not interrupt a claim or an insert: its jobs would run nowhere until their leases expire. The wait for the
+        # planner is bounded, because it may wait for row locks.
         alarm = Alarm(node.clock)
-        while (passed := node.clock.monotonic() - began) < node.options.drain and (
-            node.held or self.worker.claiming or (self.worker.lent and passed < PLANNING)
+        while (elapsed := node.clock.monotonic() - started_at) < node.options.drain and (
+            node.running_attempts
+            or self.worker.claiming
+            or (self.worker.reserved_slots and elapsed < PLANNER_DRAIN_SECONDS)
         ):
             await alarm.wait(node.clock.now() + timedelta(seconds=0.02))
-        for held in list(node.held.values()):
-            if held.task is not None and not held.task.done():
-                held.stop("drain")
+        for running in list(node.running_attempts.values()):
+            if running.task is not None and not running.task.done():
+                running.stop("drain")
         if self.worker.tasks:
             await asyncio.wait(self.worker.tasks, timeout=1)
         for _ in range(100):
-            if self.completer.empty or self.failing:
+            if self.completer.is_empty or self.failing_services:
                 break
             await alarm.wait(node.clock.now() + timedelta(seconds=0.02))
         alarm.close()
 
-    async def _leave(self) -> None:
+    async def _deregister(self) -> None:
         try:
-            await self.node.store.run(nodes.forget, [self.node.id], self.node.clock.now())
-        except StoreError as failed:
-            log.warning("left without saying so: %s", failed)
+            await self.node.store.run(nodes.remove_nodes, [self.node.id], self.node.clock.now())
+        except StoreError as error:
+            log.warning("could not deregister node: %s", error)
         await self.node.store.unlock_engine()

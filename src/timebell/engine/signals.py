@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a process of our own in good order."""
+"""Graceful shutdown of Timebell's own processes on SIGTERM and SIGINT."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-ENDING = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[asyncio.Event]:
-    """An event that the first of these signals sets; the second exits at once."""
+    """Yield an event that is set by the first stop signal. A second signal exits immediately with code 130."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def handle() -> None:
@@ -20,10 +20,10 @@ def stopped_by_signals() -> Iterator[asyncio.Event]:
             raise SystemExit(130)
         stop.set()
 
-    for number in ENDING:
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, handle)
     try:
         yield stop
     finally:
-        for number in ENDING:
+        for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)

@@ -1,8 +1,8 @@
-"""The completion of an attempt inside a transaction of its handler's: what the handler writes there exists if and
-only if this attempt completed the job.
+"""Complete an attempt inside a transaction of its handler (`event.transaction()`).
 
-The fence is looked at where the job ends, in the transaction. So it does not matter how the attempt was lost, or
-when: a node that died left nothing, one that was frozen or timed out writes nothing.
+The handler's writes are committed if and only if this attempt completes the job. The fence is checked by the statement
+that completes the job, in the same transaction. So it does not matter how or when the attempt was lost: a dead node
+leaves nothing behind, and a frozen or timed-out attempt cannot commit.
 """
 
 from __future__ import annotations
@@ -22,158 +22,170 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timebell.engine.node import Held, Node
+from timebell.engine.node import Node, RunningAttempt
 from timebell.errors import Conflict, TimebellError
-from timebell.model.job import Attempt, Ending, JobState
+from timebell.model.job import Attempt, Completion, JobState
 from timebell.store.dialects.base import Finish
 from timebell.store.jobs import serial
-from timebell.store.jobs.outcome_notices import end_told
+from timebell.store.jobs.outcome_notices import complete_with_notices
 from timebell.store.transaction import Transaction
 
 log = logging.getLogger("timebell.runner")
 
 
-class Within:
-    """Of one attempt. `ending` makes the completed ending of an attempt and a result."""
+class TransactionalCompletion:
+    """The transactional completion of one attempt. `make_completion` builds it from the attempt and a result."""
 
-    def __init__(self, node: Node, held: Held, ending: Callable[[Attempt, Any], Ending]) -> None:
+    def __init__(
+        self, node: Node, running_attempt: RunningAttempt, make_completion: Callable[[Attempt, Any], Completion]
+    ) -> None:
         self.node = node
-        self.held = held
-        self.completed: Ending | None = None
-        """What was committed."""
+        self.running_attempt = running_attempt
+        self.completed: Completion | None = None
+        """The committed completion."""
         self.lost = False
-        """Whether the attempt turned out to be no longer this node's."""
-        self._ending = ending
+        """True if the fence check failed, so another transaction owns or finished the attempt."""
+        self._make_completion = make_completion
 
-    def transaction(self, result: Callable[[], Any]) -> Block:
-        """As in Completion."""
-        return Block(self, result)
+    def transaction(self, result: Callable[[], Any]) -> TransactionBlock:
+        """Return the context manager behind `event.transaction()`; `result` is called when the block ends."""
+        return TransactionBlock(self, result)
 
     @asynccontextmanager
-    async def awaited(self, result: Callable[[], Any]) -> AsyncIterator[AsyncConnection]:
-        """The block of an async handler."""
-        task = self.held.task
+    async def async_transaction(self, result: Callable[[], Any]) -> AsyncIterator[AsyncConnection]:
+        """Run the transaction of an async handler. Raises TimebellError (OTHER_EVENT_LOOP)."""
+        task = self.running_attempt.task
         if task is None or asyncio.get_running_loop() is not task.get_loop():
             raise TimebellError(
-                "event.transaction() was awaited on another event loop than the engine's.", code="OTHER_EVENT_LOOP",
+                "event.transaction() was awaited on an event loop other than the engine's.", code="OTHER_EVENT_LOOP",
                 fix="Make the handler async, or write: with event.transaction() as connection.",
             )  # fmt: skip
         with self._completing(result) as finish:
-            async with self.node.store.lend(finish) as connection:
+            async with self.node.store.handler_transaction(finish) as connection:
                 yield connection
 
     @contextmanager
-    def blocking(self, result: Callable[[], Any]) -> Iterator[Connection]:
-        """The block of a handler that is a plain function."""
-        _check_thread()
-        with self._completing(result) as finish, self.node.store.lend_to_thread(finish) as connection:
+    def sync_transaction(self, result: Callable[[], Any]) -> Iterator[Connection]:
+        """Run the transaction of a sync handler. Raises TimebellError (BLOCKING_IN_LOOP) on an event loop's thread."""
+        _reject_event_loop_thread()
+        with self._completing(result) as finish, self.node.store.handler_transaction_in_thread(finish) as connection:
             yield connection
 
     @contextmanager
-    def joined(self, result: Callable[[], Any], connection: Any, atomic: AbstractContextManager[Any]) -> Iterator[None]:
-        """As in Completion."""
-        _check_thread()
+    def join_transaction(
+        self, result: Callable[[], Any], connection: Any, atomic: AbstractContextManager[Any]
+    ) -> Iterator[None]:
+        """Complete the job on the caller's `connection`, inside its own `atomic` block."""
+        _reject_event_loop_thread()
         with self._completing(result) as finish, atomic:
             yield
-            _at_once(self.node.store.join(connection, finish))
+            _run_without_waiting(self.node.store.join(connection, finish))
 
     @contextmanager
     def _completing(self, result: Callable[[], Any]) -> Iterator[Finish]:
-        """What ends the job in the transaction; when the block is over well, it was committed."""
-        if self.completed is not None:
-            raise self._over("It was completed by this attempt already")
-        ended: list[tuple[Ending, serial.Ended]] = []
+        """Yield the function that completes the job in the transaction. A normal exit means it was committed.
 
-        def complete(tx: Transaction) -> None:
-            self.held.completing = True
-            ending = self._ending(self.held.attempt, result())
-            ended.append((ending, end_told(tx, [ending]) if ending.watched else serial.complete(tx, ending)))
-            if ending.id not in ended[-1][1].ids:
+        Raises Conflict (ATTEMPT_OVER) if the attempt cannot complete the job.
+        """
+        if self.completed is not None:
+            raise self._attempt_over("This attempt has completed it already")
+        results: list[tuple[Completion, serial.CompletionResult]] = []
+
+        # The simulation crashes nodes at operations by their function name; its registry contains `complete_one`.
+        def complete_one(tx: Transaction) -> None:
+            self.running_attempt.completing = True
+            completion = self._make_completion(self.running_attempt.attempt, result())
+            results.append(
+                (
+                    completion,
+                    complete_with_notices(tx, [completion])
+                    if completion.watched
+                    else serial.complete_one(tx, completion),
+                )
+            )
+            if completion.id not in results[-1][1].ids:
                 self.lost = True
-                raise self._over("It was taken over, or has timed out")
+                raise self._attempt_over("The attempt was taken over or timed out")
 
         try:
-            yield complete
+            yield complete_one
         except BaseException:
-            self.held.completing = False
+            self.running_attempt.completing = False
             raise
-        self.completed, after = ended[-1]
-        if after.let_go:
-            self.node.working.poke_threadsafe()
-        if after.put_off:
-            self.node.planning.poke_threadsafe()
+        self.completed, written = results[-1]
+        if written.released:
+            self.node.worker_alarm.wake_threadsafe()
+        if written.schedule_advanced:
+            self.node.planner_alarm.wake_threadsafe()
 
-    def _over(self, why: str) -> Conflict:
-        attempt = self.held.attempt
+    def _attempt_over(self, reason: str) -> Conflict:
+        attempt = self.running_attempt.attempt
         return Conflict(
-            f"Attempt {attempt.number} at job {attempt.id} cannot complete it. {why}; nothing of this transaction was"
-            " written.",
-            code="ATTEMPT_OVER", fix="Let the error end the handler.", existing=attempt.id,
+            f"Attempt {attempt.number} cannot complete job {attempt.id}. {reason}; this transaction was rolled back.",
+            code="ATTEMPT_OVER", fix="Let the error propagate out of the handler.", existing=attempt.id,
         )  # fmt: skip
 
-    def report(self, ending: Ending | None) -> None:
-        """Say what became of an attempt that was over before its handler was: nothing more is written of it."""
-        attempt, counters = self.held.attempt, self.node.counters
+    def report_outcome(self, completion: Completion | None) -> None:
+        """Count and log an attempt that was completed or lost before its handler returned; nothing more is written."""
+        attempt, counters = self.running_attempt.attempt, self.node.counters
         if self.completed is None:
             counters.fenced += 1
-            log.warning("attempt %d at job %s was lost; its transaction was rolled back", attempt.number, attempt.id)
+            log.warning("attempt %d of job %s was lost; its transaction was rolled back", attempt.number, attempt.id)
             return
         counters.ended += 1
-        if ending is None or ending.state is not JobState.COMPLETED:
-            what = None if ending is None else ending.error or ending.reason or ending.state
-            log.error(
-                "job %s is completed: its transaction was committed. Then its handler failed: %s", attempt.id, what
-            )
-        elif ending.result not in (None, self.completed.result):
+        if completion is None or completion.state is not JobState.COMPLETED:
+            error = None if completion is None else completion.error or completion.reason or completion.state
+            log.error("the handler of job %s failed after its transaction had completed the job: %s", attempt.id, error)
+        elif completion.result not in (None, self.completed.result):
             log.warning(
-                "what the handler of job %s returned is not kept, as it was completed before: set event.result inside"
-                " the transaction", attempt.id,
+                "the return value of the handler of job %s is discarded, because the job was completed before: set"
+                " event.result inside the transaction", attempt.id,
             )  # fmt: skip
 
 
-def _check_thread() -> None:
+def _reject_event_loop_thread() -> None:
     if asyncio._get_running_loop() is not None:
         raise TimebellError(
-            "with event.transaction() blocks, and this thread runs an event loop, which would stand still.",
+            "with event.transaction() would block the event loop of this thread.",
             code="BLOCKING_IN_LOOP", fix="Write: async with event.transaction() as connection.",
         )  # fmt: skip
 
 
-def _at_once(work: Coroutine[Any, Any, None]) -> None:
-    """Run what waits for nobody: on a blocking connection `join` does not."""
+def _run_without_waiting(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never suspends; `join` does not on a blocking connection."""
     try:
-        work.send(None)
+        coroutine.send(None)
     except StopIteration:
         return
-    work.close()
-    raise AssertionError("it waits")
+    coroutine.close()
+    raise AssertionError("the coroutine suspended")
 
 
-class Block:
-    """`async with` or `with`: once."""
+class TransactionBlock:
+    """The object returned by `event.transaction()`, for one `async with` or `with`."""
 
-    def __init__(self, within: Within, result: Callable[[], Any]) -> None:
-        self._within = within
+    def __init__(self, completion: TransactionalCompletion, result: Callable[[], Any]) -> None:
+        self._completion = completion
         self._result = result
-        self._awaited: AbstractAsyncContextManager[AsyncConnection] | None = None
-        self._blocking: AbstractContextManager[Connection] | None = None
+        self._async_context: AbstractAsyncContextManager[AsyncConnection] | None = None
+        self._sync_context: AbstractContextManager[Connection] | None = None
 
     async def __aenter__(self) -> AsyncConnection:
-        self._awaited = self._within.awaited(self._result)
-        return await self._awaited.__aenter__()
+        self._async_context = self._completion.async_transaction(self._result)
+        return await self._async_context.__aenter__()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._awaited is not None
-        return await self._awaited.__aexit__(kind, raised, trace)
+        assert self._async_context is not None
+        return await self._async_context.__aexit__(kind, exc, trace)
 
     def __enter__(self) -> Connection:
-        self._blocking = self._within.blocking(self._result)
-        return self._blocking.__enter__()
+        self._sync_context = self._completion.sync_transaction(self._result)
+        return self._sync_context.__enter__()
 
     def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._blocking is not None
-        return self._blocking.__exit__(kind, raised, trace)
+        assert self._sync_context is not None
+        return self._sync_context.__exit__(kind, exc, trace)

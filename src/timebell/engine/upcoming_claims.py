@@ -1,7 +1,7 @@
-"""What a look at the lanes saw coming, so that it is claimed at its instant without another look.
+"""Cache of the next due jobs seen by a lane scan, so that they are claimed at their due time without another scan.
 
-A look, and the claim after it, would take as long as each other. What changes in between pokes the worker, which looks
-anew; and a claim by foresight takes nothing of a queue that was paused or limited meanwhile.
+A scan takes about as long as the claim after it. Changes in between wake the worker, which then scans again; and a
+cached claim takes no job of a queue that was paused or limited meanwhile.
 """
 
 from __future__ import annotations
@@ -14,66 +14,76 @@ from timebell.model.routes import Routes
 from timebell.store.dialects.base import Store
 from timebell.store.jobs import claim
 
-NEAR = timedelta(seconds=0.25)
-"""How far ahead the jobs of a lane are asked for one by one, if one is due by then."""
-MOST = 50  # jobs of a lane that are asked for at once
-LANES = 4  # lanes that are asked
+LOOKAHEAD = timedelta(seconds=0.25)
+"""How far ahead the due times of individual jobs are loaded."""
+MAX_JOBS_PER_LANE = 50  # due times loaded per lane
+MAX_LANES = 4  # lanes whose due times are loaded
 
 
-class Foresight:
-    """The instants at which something of a lane is due, each job with its own, as of the last look."""
+class UpcomingClaims:
+    """Due times and their lanes, one entry per job, as of the last scan."""
 
     def __init__(self) -> None:
-        self._coming: list[tuple[datetime, claim.Lane]] = []
+        self._upcoming: list[tuple[datetime, claim.QueueLane]] = []
         self._routes = Routes()
-        self._until: datetime | None = None
+        self._valid_until: datetime | None = None
 
-    def forget(self) -> None:
-        """Something is not as it was foreseen."""
-        self._coming.clear()
+    def clear(self) -> None:
+        """Discard the cache after a mismatch."""
+        self._upcoming.clear()
 
-    def due(self, routes: Routes, now: datetime) -> list[claim.Lane]:
-        """The lanes of what is due by now, one for each job; none where it takes a look to know."""
-        if routes != self._routes or (self._until is not None and self._until <= now):
-            self.forget()
+    def pop_due(self, routes: Routes, now: datetime) -> list[claim.QueueLane]:
+        """Remove and return the lanes of due entries, once per job; empty if a scan is needed."""
+        if routes != self._routes or (self._valid_until is not None and self._valid_until <= now):
+            self.clear()
         count = 0
-        for at, _ in self._coming:
-            if at > now:
+        for due_at, _ in self._upcoming:
+            if due_at > now:
                 break
             count += 1
-        found, self._coming = [lane for _, lane in self._coming[:count]], self._coming[count:]
-        return found
+        due_lanes, self._upcoming = [lane for _, lane in self._upcoming[:count]], self._upcoming[count:]
+        return due_lanes
 
-    def knows_more_of(self, lanes: Sequence[claim.Lane]) -> bool:
-        """Whether it knows what comes next in each of them."""
-        left = {id(lane) for _, lane in self._coming}
-        return all(id(lane) in left for lane in lanes)
+    def covers(self, lanes: Sequence[claim.QueueLane]) -> bool:
+        """True if each of these lanes has an upcoming entry."""
+        cached_lane_ids = {id(lane) for _, lane in self._upcoming}
+        return all(id(lane) in cached_lane_ids for lane in lanes)
 
     @property
-    def next(self) -> datetime | None:
-        """When to claim, or to look, next."""
-        first = self._coming[0][0] if self._coming else None
-        return min(filter(None, (first, self._until)), default=None)
+    def next_at(self) -> datetime | None:
+        """When to claim or scan next; None if nothing is cached."""
+        first_due = self._upcoming[0][0] if self._upcoming else None
+        return min(filter(None, (first_due, self._valid_until)), default=None)
 
-    async def learn(
-        self, store: Store, lanes: Sequence[claim.Lane], routes: Routes, now: datetime, until: datetime | None
+    async def refresh(
+        self,
+        store: Store,
+        lanes: Sequence[claim.QueueLane],
+        routes: Routes,
+        now: datetime,
+        valid_until: datetime | None,
     ) -> None:
-        """Remember what a look at `now` saw coming in lanes where nothing is left to start; it is good `until` then."""
-        coming: list[tuple[datetime, claim.Lane]] = []
-        asked = 0
+        """Cache the upcoming jobs of lanes scanned at `now` that have nothing left to start now.
+
+        The cache is valid until `valid_until` (None: until cleared), or earlier if a lane's next start is uncertain.
+        """
+        upcoming: list[tuple[datetime, claim.QueueLane]] = []
+        loaded_lanes = 0
         for lane in lanes:
-            at = lane.starts_at if lane.limited else lane.later
-            if at is None:
+            next_start = lane.earliest_start if lane.has_limits else lane.next_future_due
+            if next_start is None:
                 continue
-            if lane.limited or lane.crowded:  # whose first may start then or not
-                until = at if until is None else min(at, until)
-            elif asked < LANES and at <= now + NEAR:
-                asked += 1
-                instants, known = await store.hot(claim.coming, lane, routes, MOST, now, now + NEAR)
-                coming += [(instant, lane) for instant in instants]
-                if not instants:
-                    until = known if until is None else min(known, until)
+            if lane.has_limits or lane.needs_fair_sharing:  # the first job may start then or not, so scan
+                valid_until = next_start if valid_until is None else min(next_start, valid_until)
+            elif loaded_lanes < MAX_LANES and next_start <= now + LOOKAHEAD:
+                loaded_lanes += 1
+                due_times, known_until = await store.run_autocommit(
+                    claim.list_upcoming, lane, routes, MAX_JOBS_PER_LANE, now, now + LOOKAHEAD
+                )
+                upcoming += [(due_at, lane) for due_at in due_times]
+                if not due_times:
+                    valid_until = known_until if valid_until is None else min(known_until, valid_until)
             else:
-                coming.append((at, lane))
-        coming.sort(key=itemgetter(0))
-        self._coming, self._routes, self._until = coming, routes, until
+                upcoming.append((next_start, lane))
+        upcoming.sort(key=itemgetter(0))
+        self._upcoming, self._routes, self._valid_until = upcoming, routes, valid_until

@@ -1,6 +1,7 @@
-"""The worker claims due jobs and starts them: it sleeps to the next due instant, claims, starts, looks again.
+"""The worker: sleep until the next job is due, claim due jobs, start them, scan again.
 
-Claiming is starting. A node claims no more than it has hands free, and only what it can take.
+A claimed job starts immediately: a node claims only as many jobs as it has free slots, and only topics and targets that
+it handles.
 """
 
 from __future__ import annotations
@@ -16,347 +17,374 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from timebell.engine.completer import Completer
-from timebell.engine.node import Held, Known, Node
-from timebell.engine.queue_scanner import Looking
+from timebell.engine.node import CachedRevision, Node, RunningAttempt
+from timebell.engine.queue_scanner import QueueScanner
 from timebell.engine.runner import Runner
-from timebell.engine.upcoming_claims import Foresight
-from timebell.model.job import Attempt, Ending
-from timebell.model.routes import Routes, route_by_name
+from timebell.engine.upcoming_claims import UpcomingClaims
+from timebell.model.job import Attempt, Completion
+from timebell.model.routes import Routes, named_target_route
 from timebell.store.jobs import claim as job_claim
 from timebell.store.jobs import queue_limits, start_on_insert
-from timebell.store.schedules import schedules
+from timebell.store.schedules import queries
 from timebell.store.tenancy import tenant_limits
 
 log = logging.getLogger("timebell.worker")
 
-AT_ONCE = 0.05  # seconds for which lanes with plenty to start are claimed from again before a new look
-SHORTEST, LONGEST = 0.0005, 0.25  # seconds to wait when what is due is another node's just now
+REPEAT_CLAIM_SECONDS = 0.05  # how long to keep claiming from a backlogged lane before a new scan
+# Pause when all due jobs are locked by other nodes; doubled up to the maximum.
+MIN_CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS = 0.0005, 0.25
 
 
 @dataclass(slots=True)
-class Hands:
-    """Places for attempts of one sort: on the event loop, or in threads."""
+class SlotPool:
+    """Slots for one kind of attempt: on the event loop, or in threads."""
 
     routes: Routes
-    free: int
-    most: int
-    """How many are claimed at once: not all, so that some run while others are claimed."""
+    free_slots: int
+    max_claim: int
+    """Maximum jobs per claim: half of the slots, so that some jobs run while the next ones are claimed."""
 
 
-class Taken(NamedTuple):
-    """What one claim started, and how many it had to put back; the lease is to the monotonic second."""
+class ClaimResult(NamedTuple):
+    """The attempts started by one claim, the number of jobs it had to return, and the lease end (monotonic seconds)."""
 
     attempts: Sequence[Attempt]
-    put_back: int = 0
+    returned: int = 0
     lease_until: float = 0.0
 
 
 class Worker:
-    """The service; `step` is one look at the store and the claims it leads to."""
+    """The worker service; each `step` is one scan of the store and the resulting claims."""
 
     def __init__(self, node: Node, completer: Completer) -> None:
         self.node = node
         self.runner = Runner(node)
         self.completer = completer
-        delivered = Routes(
+        target_routes = Routes(
             frozenset(f"@{kind}" for kind in node.targets if kind != "handler")
-            | frozenset(route_by_name(kind) for kind in node.named)
+            | frozenset(named_target_route(kind) for kind in node.named_targets)
         )
-        self.hands = [
-            Hands(routes, places, min(-(-places // 2), node.options.batch))
-            for routes, places in (
-                (node.handlers.routes(is_async=True) | delivered, node.options.slots),
+        self.pools = [
+            SlotPool(routes, slots, min(-(-slots // 2), node.options.batch_size))
+            for routes, slots in (
+                (node.handlers.routes(is_async=True) | target_routes, node.options.slots),
                 (node.handlers.routes(is_async=False), node.options.threads),
             )
         ]
-        self._taking = [hands for hands in self.hands if hands.routes]
+        self._active_pools = [pool for pool in self.pools if pool.routes]
         self.tasks: set[asyncio.Task[None]] = set()
         self.claiming = False
-        self.foresight = Foresight()
-        self.looking = Looking(node)
-        self.lent = 0
-        """Places kept for what a planner may start."""
-        self._behind = True
-        self._pause = SHORTEST
-        self._rounds = 0
-        self._served: dict[tuple[str, int], tuple[int, str]] = {}
+        self.upcoming_claims = UpcomingClaims()
+        self.scanner = QueueScanner(node)
+        self.reserved_slots = 0
+        """Slots reserved for jobs that the planner may start on insert."""
+        self._backlogged = True
+        self._conflict_pause = MIN_CONFLICT_PAUSE_SECONDS
+        self._claim_count = 0
+        self._last_served: dict[tuple[str, int], tuple[int, str]] = {}
 
     @property
     def routes(self) -> Routes:
-        """All that this node can take."""
-        return self.hands[0].routes | self.hands[1].routes
+        """All routes this node handles."""
+        return self.pools[0].routes | self.pools[1].routes
 
     @property
-    def starting(self) -> bool:
-        """Whether something may start that this node does not hold yet."""
-        return self.claiming or self.lent > 0
+    def is_starting(self) -> bool:
+        """True if jobs may be starting that are not in `node.running_attempts` yet."""
+        return self.claiming or self.reserved_slots > 0
 
     @contextmanager
-    def room(self) -> Iterator[start_on_insert.Room]:
-        """Places that are kept for jobs which start as they are made: up to half of those that are free, as others may
-        come due meanwhile, and who makes them may have to wait for somebody's lock; none while some wait for a place,
-        or where only a claim can tell whether they may start."""
-        hands, node = self.hands[0], self.node
-        closed = self._behind or self.claiming or node.limited or not hands.routes
-        most = 0 if closed else hands.free // 2
-        hands.free -= most
-        self.lent += most
+    def reserve_slots(self) -> Iterator[start_on_insert.SlotReservation]:
+        """Reserve slots for start-on-insert while the block runs.
+
+        Reserves at most half of the free slots, because other jobs may come due meanwhile and the planner may have to
+        wait for a row lock. Reserves none while due jobs wait for a slot, or when tenant limits make a claim necessary.
+        """
+        pool, node = self.pools[0], self.node
+        unavailable = self._backlogged or self.claiming or node.limited_tenants or not pool.routes
+        reserved = 0 if unavailable else pool.free_slots // 2
+        pool.free_slots -= reserved
+        self.reserved_slots += reserved
         try:
-            yield start_on_insert.Room(node.id, hands.routes, most)
+            yield start_on_insert.SlotReservation(node.id, pool.routes, reserved)
         finally:
-            self.lent -= most
-            hands.free += most
-            if 0 < hands.free <= most:  # none was, as in `_free`
-                node.working.poke()
+            self.reserved_slots -= reserved
+            pool.free_slots += reserved
+            if 0 < pool.free_slots <= reserved:  # the pool was exhausted, so the worker did not scan for it
+                node.worker_alarm.wake()
 
     async def step(self) -> datetime | None:
-        """Claim what is due and fits; when to look again (None: when poked)."""
+        """Claim due jobs up to the free slots. Returns when to scan again (None: on the next wake-up)."""
         node = self.node
-        free = [hands for hands in self._taking if hands.free > 0]
-        if node.stopping or not free:
-            self._behind = True
+        free_pools = [pool for pool in self._active_pools if pool.free_slots > 0]
+        if node.stopping or not free_pools:
+            self._backlogged = True
             return None
-        routes = free[0].routes if len(free) == 1 else self.routes
-        looking = node.working.poked or bool(node.limited)
-        if not looking and (foreseen := self.foresight.due(routes, node.clock.now())):
-            return await self._claim_foreseen(foreseen, free)
-        self.foresight.forget()
-        if node.limited:
-            await node.store.run(tenant_limits.let_go, node.clock.now())
-        looked_at = node.clock.now()
-        lanes = await self.looking.lanes(routes, looked_at)
+        routes = free_pools[0].routes if len(free_pools) == 1 else self.routes
+        scan_needed = node.worker_alarm.was_woken or bool(node.limited_tenants)
+        if not scan_needed and (upcoming := self.upcoming_claims.pop_due(routes, node.clock.now())):
+            return await self._claim_upcoming(upcoming, free_pools)
+        self.upcoming_claims.clear()
+        if node.limited_tenants:
+            await node.store.run(tenant_limits.release_held, node.clock.now())
+        scanned_at = node.clock.now()
+        lanes = await self.scanner.scan(routes, scanned_at)
         now = node.clock.now()
-        due, later = self._due(lanes, now)
-        claimed, all_of_it = await self._claim_all(due, free)
-        all_of_it = all_of_it and not node.store.many_nodes  # else others claim too, by the server's clock
-        if claimed and not all_of_it:
+        due, later = self._split_due(lanes, now)
+        claimed, all_claimed = await self._claim_all(due, free_pools)
+        all_claimed = all_claimed and not node.store.multi_node  # other nodes claim concurrently: scan once more
+        if claimed and not all_claimed:
             return now
-        look_by = None if node.listening else now + timedelta(seconds=node.options.poll)
+        rescan_at = None if node.receives_notifications else now + timedelta(seconds=node.options.poll)
         if due and not claimed:
-            later.append(node.clock.now() + timedelta(seconds=self._pause))
-            self._pause = min(self._pause * 2, LONGEST)
-            node.counters.claim_conflicts += any(hands.free for hands in free)
-        elif not node.limited:  # nothing is left that could start
-            await self.foresight.learn(node.store, lanes, routes, looked_at, look_by)
-            return self.foresight.next
-        if node.limited:  # of those that wait for their minute to be over some may start
-            later += [now + timedelta(seconds=1), *(lane.later for lane in due if lane.later is not None)]
-        return min([*later, look_by] if look_by else later, default=None)
+            later.append(node.clock.now() + timedelta(seconds=self._conflict_pause))
+            self._conflict_pause = min(self._conflict_pause * 2, MAX_CONFLICT_PAUSE_SECONDS)
+            node.counters.claim_conflicts += any(pool.free_slots for pool in free_pools)
+        elif not node.limited_tenants:  # nothing is left that could start now
+            await self.upcoming_claims.refresh(node.store, lanes, routes, scanned_at, rescan_at)
+            return self.upcoming_claims.next_at
+        if node.limited_tenants:  # held jobs may start when their tenant's rate allows
+            later += [
+                now + timedelta(seconds=1),
+                *(lane.next_future_due for lane in due if lane.next_future_due is not None),
+            ]
+        return min([*later, rescan_at] if rescan_at else later, default=None)
 
-    async def _claim_foreseen(self, foreseen: list[job_claim.Lane], free: list[Hands]) -> datetime | None:
-        """Claim, without a look, from the lanes in which so many are due; when to go on."""
-        lanes = list({id(lane): lane for lane in foreseen}.values())
+    async def _claim_upcoming(self, upcoming: list[job_claim.QueueLane], pools: list[SlotPool]) -> datetime | None:
+        """Claim cached upcoming jobs, one lane entry per due job, without a scan. Returns when to continue."""
+        lanes = list({id(lane): lane for lane in upcoming}.values())
         try:
-            claimed, all_of_it = await self._claim_all(self._in_order(lanes), free, foreseen=True)
+            claimed, all_claimed = await self._claim_all(self._sort_lanes(lanes), pools, from_cache=True)
         except BaseException:
-            self.foresight.forget()  # it does not know of these any more
+            self.upcoming_claims.clear()  # the popped entries are not cached anymore
             raise
-        if claimed < len(foreseen) or not all_of_it or not self.foresight.knows_more_of(lanes):
-            self.foresight.forget()
+        if claimed < len(upcoming) or not all_claimed or not self.upcoming_claims.covers(lanes):
+            self.upcoming_claims.clear()
             return self.node.clock.now()
-        return self.foresight.next
+        return self.upcoming_claims.next_at
 
     async def _claim_all(
-        self, due: list[job_claim.Lane], free: list[Hands], *, foreseen: bool = False
+        self, due: list[job_claim.QueueLane], pools: list[SlotPool], *, from_cache: bool = False
     ) -> tuple[int, bool]:
-        """Claim what fits from lanes in order; how many, and whether that was all."""
-        claimed, behind = 0, False
-        again_until = self.node.clock.monotonic() + AT_ONCE
+        """Claim from the due lanes in order, up to the free slots.
+
+        Returns the number of claimed jobs, and whether nothing claimable is left in these lanes.
+        """
+        claimed, backlogged = 0, False
+        repeat_until = self.node.clock.monotonic() + REPEAT_CLAIM_SECONDS
         self.claiming = True
         try:
-            for at, lane in enumerate(due, 1):
-                beside = 1 if at == len(due) else 1 + sum(other.priority == lane.priority for other in due[at:])
-                alone = sum(other.priority == lane.priority for other in due) == 1
-                for hands in free:
-                    count, more = await self._claim(
-                        lane, hands, beside, again_until if alone else 0.0, foreseen=foreseen
+            for position, lane in enumerate(due, 1):
+                sharing_lanes = (
+                    1 if position == len(due) else 1 + sum(other.priority == lane.priority for other in due[position:])
+                )
+                is_only_lane = sum(other.priority == lane.priority for other in due) == 1
+                for pool in pools:
+                    count, has_more = await self._claim_lane(
+                        lane, pool, sharing_lanes, repeat_until if is_only_lane else 0.0, from_cache=from_cache
                     )
                     claimed += count
-                    behind = behind or more or lane.limited or lane.crowded
+                    backlogged = backlogged or has_more or lane.has_limits or lane.needs_fair_sharing
         finally:
-            self.claiming, self._behind = False, behind
+            self.claiming, self._backlogged = False, backlogged
         if claimed:
-            self.node.counters.found.observe(claimed)
-            self._pause = SHORTEST
-        return claimed, not behind
+            self.node.counters.claim_sizes.observe(claimed)
+            self._conflict_pause = MIN_CONFLICT_PAUSE_SECONDS
+        return claimed, not backlogged
 
-    def _due(self, lanes: Sequence[job_claim.Lane], now: datetime) -> tuple[list[job_claim.Lane], list[datetime]]:
-        """The lanes with something to start, in order; and when something is to start in the others."""
-        due: list[job_claim.Lane] = []
+    def _split_due(
+        self, lanes: Sequence[job_claim.QueueLane], now: datetime
+    ) -> tuple[list[job_claim.QueueLane], list[datetime]]:
+        """Split lanes into due ones, in claim order, and the start times of the others."""
+        due: list[job_claim.QueueLane] = []
         later: list[datetime] = []
         for lane in lanes:
-            if (starts_at := lane.starts_at) is not None:
+            if (starts_at := lane.earliest_start) is not None:
                 if starts_at <= now:
                     due.append(lane)
                 else:
                     later.append(starts_at)
-        return self._in_order(due), later
+        return self._sort_lanes(due), later
 
-    def _in_order(self, due: list[job_claim.Lane]) -> list[job_claim.Lane]:
-        """Those of one priority share the hands; who was served longest ago goes first, if they are too few for all."""
+    def _sort_lanes(self, due: list[job_claim.QueueLane]) -> list[job_claim.QueueLane]:
+        """Sort by priority, then least recently served: lanes of one priority share the slots."""
         if len(due) > 1:
-            due.sort(key=lambda lane: (lane.priority, self._served.get((lane.queue, lane.priority), (0, ""))[0]))
+            due.sort(key=lambda lane: (lane.priority, self._last_served.get((lane.queue, lane.priority), (0, ""))[0]))
         return due
 
-    async def _claim(
-        self, lane: job_claim.Lane, hands: Hands, beside: int, until: float, *, foreseen: bool
+    async def _claim_lane(
+        self, lane: job_claim.QueueLane, pool: SlotPool, sharing_lanes: int, repeat_until: float, *, from_cache: bool
     ) -> tuple[int, bool]:
-        """Claim and start jobs of a lane, one of so many that share the hands; how many, and whether there may be more.
+        """Claim and start jobs of one lane.
 
-        If it has plenty, then `until` that monotonic second the next are claimed while those before them run.
+        `sharing_lanes` is the number of remaining lanes of this priority; each gets an equal part of the free slots.
+        While the lane has more due jobs and `repeat_until` (monotonic seconds) is not reached, the next batch is
+        claimed while the previous one starts. Returns the number of claimed jobs, and whether more may be due.
         """
         node, total = self.node, 0
-        if lane.limited or lane.crowded or node.limited:
-            until = 0.0
-        most = min(-(-hands.free // beside), hands.most)
-        taken = await self._take(lane, hands, most, unchanged=foreseen)
+        if lane.has_limits or lane.needs_fair_sharing or node.limited_tenants:
+            repeat_until = 0.0
+        limit = min(-(-pool.free_slots // sharing_lanes), pool.max_claim)
+        result = await self._claim_batch(lane, pool, limit, recheck_queue=from_cache)
         while True:
-            count = len(taken.attempts) + taken.put_back
+            count = len(result.attempts) + result.returned
             total += count
-            hands.free -= len(taken.attempts)
-            if count < most or min(count, hands.free) < 1 or node.clock.monotonic() >= until:
-                self._begin(taken, hands)
-                return total, count >= most
-            most = min(hands.free, hands.most)
-            taking = asyncio.create_task(self._take(lane, hands, most, unchanged=True))
-            asyncio.get_running_loop().call_soon(self._begin, taken, hands)  # after its statement has gone off
-            taken = await taking
+            pool.free_slots -= len(result.attempts)
+            if count < limit or min(count, pool.free_slots) < 1 or node.clock.monotonic() >= repeat_until:
+                self._start_claimed(result, pool)
+                return total, count >= limit
+            limit = min(pool.free_slots, pool.max_claim)
+            next_claim = asyncio.create_task(self._claim_batch(lane, pool, limit, recheck_queue=True))
+            # Start the previous batch after the claim statement was sent, while the store processes it.
+            asyncio.get_running_loop().call_soon(self._start_claimed, result, pool)
+            result = await next_claim
 
-    async def _take(self, lane: job_claim.Lane, hands: Hands, most: int, *, unchanged: bool) -> Taken:
-        """Claim up to so many jobs of a lane; with `unchanged` only if it is as it was seen."""
+    async def _claim_batch(
+        self, lane: job_claim.QueueLane, pool: SlotPool, limit: int, *, recheck_queue: bool
+    ) -> ClaimResult:
+        """Claim up to `limit` jobs of a lane.
+
+        With `recheck_queue`, claim none if its queue was paused or limited since the scan.
+        """
         node = self.node
-        if most < 1 or node.stopping:
-            return Taken([])
-        store, what = node.store, (lane, hands.routes, node.id, most)
-        tenants = await self._turns(lane, most)
-        sent = node.clock.monotonic()
-        now, put_back = node.clock.now(), 0
-        take = queue_limits.claim_limited if lane.limited else queue_limits.claim_shares
-        if node.limited:
-            claim = (take, *what, now, tenants)
-            attempts, put_back = await store.run(tenant_limits.claim_admitted, node.limited, now, *claim)
-        elif lane.limited or tenants:
-            attempts = await store.run(take, *what, now, tenants)
+        if limit < 1 or node.stopping:
+            return ClaimResult([])
+        store, args = node.store, (lane, pool.routes, node.id, limit)
+        tenants = await self._next_tenants(lane, limit)
+        sent_at = node.clock.monotonic()
+        now, returned = node.clock.now(), 0
+        claim_with_limits = queue_limits.claim_limited if lane.has_limits else queue_limits.claim_fair_shares
+        if node.limited_tenants:
+            claim = (claim_with_limits, *args, now, tenants)
+            attempts, returned = await store.run(tenant_limits.claim_within_limits, node.limited_tenants, now, *claim)
+        elif lane.has_limits or tenants:
+            attempts = await store.run(claim_with_limits, *args, now, tenants)
         else:
-            attempts = await store.hot(job_claim.claim, *what, now, unchanged=unchanged)
-        await self._learn(attempts)
-        return Taken(attempts, put_back, sent + node.options.lease)
+            attempts = await store.run_autocommit(job_claim.claim_batch, *args, now, recheck_queue=recheck_queue)
+        await self._cache_revisions(attempts)
+        return ClaimResult(attempts, returned, sent_at + node.options.lease)
 
-    def start(self, attempts: Sequence[Attempt], sent: float) -> None:
-        """Start what was made in `room`; leases are counted from before it was asked for."""
-        hands = self.hands[0]
-        hands.free -= len(attempts)
-        self._begin(Taken(attempts, 0, sent + self.node.options.lease), hands)
+    def start_inserted(self, attempts: Sequence[Attempt], requested_at: float) -> None:
+        """Start jobs inserted as running. Their leases count from `requested_at`, taken before the insert was sent."""
+        pool = self.pools[0]
+        pool.free_slots -= len(attempts)
+        self._start_claimed(ClaimResult(attempts, 0, requested_at + self.node.options.lease), pool)
 
-    def _begin(self, taken: Taken, hands: Hands) -> None:
-        """Hold what was claimed, and give it tasks."""
+    def _start_claimed(self, claimed: ClaimResult, pool: SlotPool) -> None:
+        """Register claimed attempts on the node and create their tasks."""
         node = self.node
-        started = [Held(attempt, taken.lease_until, self.runner.completes) for attempt in taken.attempts]
-        for held in started:
-            node.held[held.attempt.id] = held
-        self._give_tasks(started, hands)
+        started = [
+            RunningAttempt(attempt, claimed.lease_until, self.runner.transactional_completion)
+            for attempt in claimed.attempts
+        ]
+        for running in started:
+            node.running_attempts[running.attempt.id] = running
+        self._create_tasks(started, pool)
         node.counters.started += len(started)
 
-    async def _turns(self, lane: job_claim.Lane, most: int) -> list[str]:
-        """The tenants that share a late lane, those first whose turn is next; none where nobody has to."""
-        self._rounds += 1
+    async def _next_tenants(self, lane: job_claim.QueueLane, limit: int) -> list[str]:
+        """Return the tenants that share a late lane, in serving order; empty if the lane needs no fair sharing."""
+        self._claim_count += 1
         key = lane.queue, lane.priority
         tenants: list[str] = []
-        after = self._served.get(key, (0, ""))[1]
-        if lane.crowded:
+        last_tenant = self._last_served.get(key, (0, ""))[1]
+        if lane.needs_fair_sharing:
             now = self.node.clock.now()
-            tenants, after = await self.node.store.hot(queue_limits.turns_of, lane, after, most, now)
-        if len(self._served) > 10_000:
-            self._served.clear()
-        self._served[key] = self._rounds, after
+            tenants, last_tenant = await self.node.store.run_autocommit(
+                queue_limits.next_tenants, lane, last_tenant, limit, now
+            )
+        if len(self._last_served) > 10_000:
+            self._last_served.clear()
+        self._last_served[key] = self._claim_count, last_tenant
         return tenants
 
-    async def _learn(self, attempts: Sequence[Attempt]) -> None:
-        """Know the recurrence of every schedule that these jobs come from."""
-        known = self.node.known
+    async def _cache_revisions(self, attempts: Sequence[Attempt]) -> None:
+        """Load the schedule revisions of these jobs that are not cached yet."""
+        cache = self.node.revision_cache
         unknown: set[tuple[str, int]] = set()
         for attempt in attempts:
             if attempt.schedule_id is not None and attempt.revision is not None:
                 key = attempt.schedule_id, attempt.revision
-                if key not in known:
+                if key not in cache:
                     unknown.add(key)
         if unknown:
-            if len(known) > 100_000:
-                known.clear()
+            if len(cache) > 100_000:
+                cache.clear()
             try:
-                found = await self.node.store.run(schedules.revisions_of, unknown)
-                known.update({key: Known(*row) for key, row in found.items()})
-            except Exception:  # the jobs are claimed: they run, if without knowing what is next
-                log.exception("the schedules of %d jobs cannot be read", len(attempts))
+                rows = await self.node.store.run(queries.find_revisions, unknown)
+                cache.update({key: CachedRevision(*row) for key, row in rows.items()})
+            except Exception:  # the jobs are claimed, so they run anyway, without `upcoming`
+                log.exception("could not load the schedules of %d jobs", len(attempts))
 
-    def _give_tasks(self, started: Iterable[Held], hands: Hands) -> None:
-        """Give each a task, but for those in a row that are likely over with their first step: they share one."""
-        sharing: deque[Held] = deque()
-        for held in started:
-            held.lone = self.runner.lone(held.attempt)
-            if held.lone is not None and held.lone.at_once:
-                sharing.append(held)
+    def _create_tasks(self, started: Iterable[RunningAttempt], pool: SlotPool) -> None:
+        """Create tasks for attempts: one each, or a shared one for adjacent attempts likely to finish in one step."""
+        group: deque[RunningAttempt] = deque()
+        for running in started:
+            running.fast_handler = self.runner.fast_path_handler(running.attempt)
+            if running.fast_handler is not None and running.fast_handler.finishes_immediately:
+                group.append(running)
                 continue
-            if sharing:
-                self._start(sharing, hands)
-                sharing = deque()
-            self._start(deque((held,)), hands)
-        if sharing:
-            self._start(sharing, hands)
+            if group:
+                self._start_task(group, pool)
+                group = deque()
+            self._start_task(deque((running,)), pool)
+        if group:
+            self._start_task(group, pool)
 
-    def _start(self, waiting: deque[Held], hands: Hands) -> None:
-        task = asyncio.get_running_loop().create_task(self._attempt(waiting, hands))
-        if not task.done():  # as it may be where tasks are eager
+    def _start_task(self, group: deque[RunningAttempt], pool: SlotPool) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_group(group, pool))
+        if not task.done():  # an eager task may be
             self.tasks.add(task)
-        for held in waiting:
-            held.task = task
+        for running in group:
+            running.task = task
 
-    async def _attempt(self, waiting: deque[Held], hands: Hands) -> None:
-        """Attempts, from claim to the completer; a place is free as soon as the work is over.
+    async def _run_group(self, group: deque[RunningAttempt], pool: SlotPool) -> None:
+        """Run attempts one after another and submit their completions; a slot is freed as soon as its work ends.
 
-        One that is not over with its first step keeps the task, and those behind it go on in others.
+        An attempt that does not finish in its first step keeps this task; the attempts after it get other tasks.
         """
-        task, clean = asyncio.current_task(), copy_context()
-        held: Held | None = None
-        endings: list[Ending] = []
+        task, clean_context = asyncio.current_task(), copy_context()
+        running: RunningAttempt | None = None
+        completions: list[Completion] = []
         try:
             try:
-                if self.runner.at_once(waiting, clean, endings):
-                    held = waiting.popleft()
-                    if held.lone is not None and held.call is not None:
-                        held.lone.at_once = False  # nor are those behind it, perhaps: they get tasks of their own
+                if self.runner.run_fast_path(group, clean_context, completions):
+                    running = group.popleft()
+                    if running.fast_handler is not None and running.pending_call is not None:
+                        # The attempts after it probably do not either: each gets its own task.
+                        running.fast_handler.finishes_immediately = False
             except BaseException:
-                self._lose(waiting.popleft(), hands)
+                self._abandon(group.popleft(), pool)
                 raise
             finally:
-                if endings:
-                    self._free(len(endings), hands)
-                    self.completer.put(*endings)
-                if waiting:
-                    clean.run(self._give_tasks, waiting, hands)
-            if held is None:
+                if completions:
+                    self._free_slots(len(completions), pool)
+                    self.completer.submit(*completions)
+                if group:
+                    clean_context.run(self._create_tasks, group, pool)
+            if running is None:
                 return
-            held.task = task
+            running.task = task
             try:
-                ending = await self.runner.run(held)
+                completion = await self.runner.run(running)
             except BaseException:
-                self._lose(held, hands)
+                self._abandon(running, pool)
                 raise
-            self._free(1, hands)
-            if ending is None:
-                self.node.let_go(held.attempt.id, held.attempt.number)
+            self._free_slots(1, pool)
+            if completion is None:
+                self.node.untrack(running.attempt.id, running.attempt.number)
             else:
-                self.completer.put(ending)
+                self.completer.submit(completion)
         finally:
             if task is not None:
                 self.tasks.discard(task)
 
-    def _lose(self, held: Held, hands: Hands) -> None:
-        self.node.let_go(held.attempt.id, held.attempt.number)  # its lease runs out, and it is taken back
-        self._free(1, hands)
+    def _abandon(self, running: RunningAttempt, pool: SlotPool) -> None:
+        self.node.untrack(running.attempt.id, running.attempt.number)  # its lease expires, then it is recovered
+        self._free_slots(1, pool)
 
-    def _free(self, count: int, hands: Hands) -> None:
-        """Places are free again."""
-        hands.free += count
-        if 0 < hands.free <= count:  # none was: what is due for these hands was not looked at
-            self.node.working.poke()
+    def _free_slots(self, count: int, pool: SlotPool) -> None:
+        """Return slots to the pool; wake the worker if the pool was exhausted."""
+        pool.free_slots += count
+        if 0 < pool.free_slots <= count:  # it was exhausted, so the last scan ignored this pool
+            self.node.worker_alarm.wake()

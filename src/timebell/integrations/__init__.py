@@ -1,1 +1,1 @@
-"""Ways into frameworks, one module each: nothing here is imported unless its framework is there."""
+"""Framework integrations, one module each, imported only by applications that use the framework."""

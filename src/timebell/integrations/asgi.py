@@ -1,5 +1,7 @@
-"""The API and the dashboard inside another ASGI application: `web.mount("/bell", mounted(bell))` of FastAPI or
-Starlette, and whatever else mounts the way they do."""
+"""Mount the API and the dashboard in another ASGI application, such as FastAPI or Starlette.
+
+`web.mount("/bell", asgi_app(bell))`
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ try:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from timebell.api import v1
-    from timebell.api.server import Site
+    from timebell.api.server import HttpApp
     from timebell.dashboard import site
 except ModuleNotFoundError as missing:
     raise Refused(
@@ -23,78 +25,78 @@ except ModuleNotFoundError as missing:
     ) from missing  # fmt: skip
 
 COOKIE_PATH = re.compile(r"(;\s*path=)/ui\b", re.IGNORECASE)
-ADDRESS = re.compile(rb'(?<!value=)"/ui/')  # what a form says to us stays as it is
-TEXTS = ("text/html", "text/event-stream", "text/javascript", "application/javascript")
+UI_LINK = re.compile(rb'(?<!value=)"/ui/')  # form values are sent back to the dashboard and stay unchanged
+REWRITTEN_TYPES = ("text/html", "text/event-stream", "text/javascript", "application/javascript")
 
 
-def mounted(app: Timebell, *, api: bool = True, ui: bool = True) -> ASGIApp:
-    """`/api/v1` and `/ui/` of an app, for a prefix of the caller's own application.
+def asgi_app(app: Timebell, *, api: bool = True, ui: bool = True) -> ASGIApp:
+    """Return an ASGI application with `/api/v1` (if `api`) and `/ui/` (if `ui`), to mount under a prefix.
 
-    Keys and sign-in are as ever; so is `TIMEBELL_SECRET_KEY`. Pages name their addresses with the prefix, `root_path`
-    of a proxy included.
+    API keys, sign-in and `TIMEBELL_SECRET_KEY` work as in a standalone server. Links in pages include the prefix and
+    the `root_path` of a proxy.
     """
-    web = Site(app, [*([v1.routes] if api else []), *([site.routes] if ui else [])])
+    web = HttpApp(app, [*([v1.routes] if api else []), *([site.routes] if ui else [])])
 
-    async def under_prefix(scope: Scope, receive: Receive, send: Send) -> None:
+    async def mounted_app(scope: Scope, receive: Receive, send: Send) -> None:
         prefix = scope.get("root_path", "")
-        inside = dict(scope, root_path="", path=scope["path"].removeprefix(prefix) or "/")
-        inside.pop("app", None)  # the outer one's
-        inside.pop("router", None)
-        inside["state"] = dict(scope.get("state") or {})
-        await web(inside, receive, _Outwards(prefix, send).send)
+        inner_scope = dict(scope, root_path="", path=scope["path"].removeprefix(prefix) or "/")
+        inner_scope.pop("app", None)  # these belong to the outer application
+        inner_scope.pop("router", None)
+        inner_scope["state"] = dict(scope.get("state") or {})
+        await web(inner_scope, receive, _PrefixRewriter(prefix, send).send)
 
-    return under_prefix
+    return mounted_app
 
 
-class _Outwards:
-    """Answers as they are told outside: addresses of ours get the prefix.
+class _PrefixRewriter:
+    """Adds the prefix to URLs of Timebell in responses.
 
-    Pages are escaped, so that an address after a plain quotation mark is one of ours and never somebody's text.
+    Pages are HTML-escaped, so a URL after an unescaped quotation mark is always part of a template, never user text.
     """
 
     def __init__(self, prefix: str, send: Send) -> None:
         self._prefix, self._send = prefix, send
-        self._start: Message | None = None
-        self._whole: list[bytes] = []
-        self._streams = False
+        self._start_message: Message | None = None
+        self._body_parts: list[bytes] = []
+        self._is_stream = False
 
     async def send(self, message: Message) -> None:
-        """As ASGI has it."""
+        """Send an ASGI message."""
         if message["type"] == "http.response.start":
-            headers = self._head(message["headers"])
+            headers = self._rewrite_headers(message["headers"])
             message = {**message, "headers": headers.raw}
             kind = headers.get("content-type", "").partition(";")[0]
-            if self._prefix and kind in TEXTS:
-                self._start, self._streams = message, kind == "text/event-stream"
-            if self._start is None or self._streams:
+            if self._prefix and kind in REWRITTEN_TYPES:
+                self._start_message, self._is_stream = message, kind == "text/event-stream"
+            if self._start_message is None or self._is_stream:
                 await self._send(message)
-        elif self._start is None:
+        elif self._start_message is None:
             await self._send(message)
-        elif self._streams:  # one message is one event
-            await self._send({**message, "body": self._put(message.get("body", b""))})
+        elif self._is_stream:  # one message is one event
+            await self._send({**message, "body": self._rewrite_body(message.get("body", b""))})
         else:
-            await self._page(message)
+            await self._buffer_page(message)
 
-    async def _page(self, message: Message) -> None:
-        """Gather a page; when it is whole, send it."""
-        self._whole.append(message.get("body", b""))
+    async def _buffer_page(self, message: Message) -> None:
+        """Buffer a page; send it when it is complete, with the new content length."""
+        self._body_parts.append(message.get("body", b""))
         if message.get("more_body"):
             return
-        assert self._start is not None
-        body = self._put(b"".join(self._whole))
-        headers = MutableHeaders(raw=list(self._start["headers"]))
+        assert self._start_message is not None
+        body = self._rewrite_body(b"".join(self._body_parts))
+        headers = MutableHeaders(raw=list(self._start_message["headers"]))
         if body:
             headers["content-length"] = str(len(body))
-        await self._send({**self._start, "headers": headers.raw})
+        await self._send({**self._start_message, "headers": headers.raw})
         await self._send({"type": "http.response.body", "body": body})
 
-    def _put(self, body: bytes) -> bytes:
+    def _rewrite_body(self, body: bytes) -> bytes:
         prefix = self._prefix.encode()
-        return ADDRESS.sub(lambda _: b'"%s/ui/' % prefix, body).replace(b"path=/ui;", b"path=%s/ui;" % prefix)
+        return UI_LINK.sub(lambda _: b'"%s/ui/' % prefix, body).replace(b"path=/ui;", b"path=%s/ui;" % prefix)
 
-    def _head(self, given: Iterable[tuple[bytes, bytes]]) -> MutableHeaders:
-        """Where to go on, and where a cookie counts."""
-        headers = MutableHeaders(raw=list(given))
+    def _rewrite_headers(self, raw_headers: Iterable[tuple[bytes, bytes]]) -> MutableHeaders:
+        """Add the prefix to the Location header and to cookie paths."""
+        headers = MutableHeaders(raw=list(raw_headers))
         cookies = headers.getlist("set-cookie")
         del headers["set-cookie"]
         for cookie in cookies:

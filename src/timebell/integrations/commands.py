@@ -1,4 +1,4 @@
-"""The command line within another's: `manage.py timebell ...` and `flask timebell ...`."""
+"""Run the Timebell command line from another one: `manage.py timebell ...` and `flask timebell ...`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from timebell.errors import TimebellError
 
 
 def run(program: str, arguments: Sequence[str], app: str | None, url: Callable[[], str]) -> None:
-    """Run a command of Timebell's for `app` (`module:attribute`), on its database, or on the one at `url`."""
+    """Run a Timebell command for `app` (`module:attribute`) and its database, or for the database at `url`.
+
+    `program` is the command's name in usage messages.
+    """
     from timebell.cli.loading import load_app
     from timebell.cli.main import main
-    from timebell.cli.output import complain, exit_code
+    from timebell.cli.output import exit_code, print_error
 
     try:
         if app is not None:
@@ -22,7 +25,7 @@ def run(program: str, arguments: Sequence[str], app: str | None, url: Callable[[
         else:
             os.environ.setdefault("TIMEBELL_DATABASE_URL", url())
     except TimebellError as error:
-        complain(error)
+        print_error(error)
         sys.exit(exit_code(error))
     sys.argv = [program, *arguments]
     main()

@@ -1,0 +1,1 @@
+"""Data types and pure decision functions, without input or output."""

@@ -1,4 +1,4 @@
-"""The record of a job's attempts: a line for each that failed, or was delivered outside of Python."""
+"""The attempt records of a job: one per attempt that failed or was delivered to a target outside Python."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ from typing import Any
 from timebell.errors import InvalidPayload
 from timebell.model.payload import encode
 
-KEPT = 20
-KEPT_BYTES = KEPT * 16_384
+MAX_RECORDED_ATTEMPTS = 20
+MAX_RECORD_BYTES = MAX_RECORDED_ATTEMPTS * 16_384
 
-Line = dict[str, Any]
+AttemptRecord = dict[str, Any]
 
 
-def kept(lines: list[Line]) -> str:
-    """The last of these lines as JSON; where it gets too long, only the very last one keeps its response."""
-    lines = lines[-KEPT:]
+def encode_recent(records: list[AttemptRecord]) -> str:
+    """Encode the newest records as JSON; above MAX_RECORD_BYTES, only the newest one keeps its response.
+
+    At most MAX_RECORDED_ATTEMPTS are encoded. Raises InvalidPayload if the result is still too large.
+    """
+    records = records[-MAX_RECORDED_ATTEMPTS:]
     try:
-        return encode(lines, "attempts", limit=KEPT_BYTES)
+        return encode(records, "attempts", limit=MAX_RECORD_BYTES)
     except InvalidPayload:
-        for line in lines[:-1]:
-            line.pop("response", None)
-        return encode(lines, "attempts", limit=KEPT_BYTES)
+        for record in records[:-1]:
+            record.pop("response", None)
+        return encode(records, "attempts", limit=MAX_RECORD_BYTES)
 
 
-def with_delivery(lines: list[Line], delivery: Line) -> list[Line]:
-    """The lines with that of a delivery among them, whose end was written before it: what was said of the end stays."""
+def merge_delivery(records: list[AttemptRecord], delivery: AttemptRecord) -> list[AttemptRecord]:
+    """Return `records` with a delivery record merged in, ordered by attempt.
+
+    Fields of an existing record of the same attempt win: they were written when the attempt completed, which can
+    happen before its delivery is recorded.
+    """
     number = delivery["attempt"]
-    said = [line for line in lines if line.get("attempt", 0) == number]
-    others = [line for line in lines if line.get("attempt", 0) != number]
-    return sorted([*others, {**delivery, **(said[-1] if said else {})}], key=lambda line: line.get("attempt", 0))
+    same = [record for record in records if record.get("attempt", 0) == number]
+    others = [record for record in records if record.get("attempt", 0) != number]
+    merged = {**delivery, **(same[-1] if same else {})}
+    return sorted([*others, merged], key=lambda record: record.get("attempt", 0))

@@ -1,4 +1,4 @@
-"""Who a campaign is for: filters over what is known of a device, and what a device is registered with. Pure."""
+"""Audience filters of a campaign, and the validated fields of a device registration. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from timebell.errors import InvalidInput
 from timebell.recurrence import zone
 
 PLATFORMS = ("android", "ios", "web")
-OLDEST = 150
-MOST_ATTRIBUTES = 50
-MOST_TOPICS = 200
-_NAMES = {
+MAX_AGE_YEARS = 150
+MAX_ATTRIBUTES = 50
+MAX_TOPICS = 200
+_FIELD_BY_FILTER = {
     "gender": "gender", "ageMin": "age_min", "ageMax": "age_max", "platform": "platform", "pushOnOff": "push_on",
     "marketingOnOff": "marketing_on", "topic": "topic", "language": "language", "timezone": "timezone",
     "attributes": "attributes", "audience": "audience",
 }  # fmt: skip
-FILTERS = tuple(_NAMES)
-"""What an audience may be chosen by."""
+FILTER_NAMES = tuple(_FIELD_BY_FILTER)
+"""JSON names of the filters that select an audience."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """All of these hold for whoever is sent to; None asks nothing. `age_min` and `age_max` are years, inclusive."""
+    """Conditions that every recipient satisfies; None means no condition. Ages are years, both limits inclusive."""
 
     gender: str | None = None
     age_min: int | None = None
@@ -41,37 +41,42 @@ class Filters:
     timezone: str | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     audience: str | None = None
-    """The name of one that is read from a database of the customer's own."""
+    """The name of an audience that is read from the customer's own database."""
 
     @classmethod
-    def read(cls, given: Any) -> Filters:
-        """From JSON. What is null or empty asks nothing. Raises InvalidInput (FILTER_INVALID)."""
-        if given is None:
+    def from_json(cls, filters: Any) -> Filters:
+        """Parse JSON filters; null and empty values are ignored. Raises InvalidInput (INVALID_FILTER)."""
+        if filters is None:
             return cls()
-        if not isinstance(given, Mapping):
-            raise _unfit(f"filters is {given!r:.60}, and no object")
-        for name in given:
-            if name not in _NAMES:
-                near = get_close_matches(str(name), _NAMES, 1)
-                raise _unfit(f"There is no filter {name!r:.60}", near)
-        found: dict[str, Any] = {
-            _NAMES[name]: value for name, value in given.items() if value is not None and value not in ("", {})
+        if not isinstance(filters, Mapping):
+            raise _invalid(f"filters is {filters!r:.60}, not an object")
+        for name in filters:
+            if name not in _FIELD_BY_FILTER:
+                near = get_close_matches(str(name), _FIELD_BY_FILTER, 1)
+                raise _invalid(f"There is no filter {name!r:.60}", near)
+        parsed: dict[str, Any] = {
+            _FIELD_BY_FILTER[name]: value
+            for name, value in filters.items()
+            if value is not None and value not in ("", {})
         }
-        found = {name: _READ[name](value, name) for name, value in found.items()}
-        if found.get("age_min", 0) > found.get("age_max", OLDEST):
-            raise _unfit("ageMin is more than ageMax, so nobody is meant")
-        return cls(**found)
+        parsed = {name: _FILTER_PARSERS[name](value, name) for name, value in parsed.items()}
+        if parsed.get("age_min", 0) > parsed.get("age_max", MAX_AGE_YEARS):
+            raise _invalid("ageMin is greater than ageMax, so no device matches")
+        return cls(**parsed)
 
-    def json(self) -> dict[str, Any]:
-        """As `read` takes it; what asks nothing is left out."""
-        short = {inner: outer for outer, inner in _NAMES.items()}
-        held = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {short[name]: value for name, value in held.items() if value not in (None, False, {})}
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form that `from_json` parses, without unset filters."""
+        filter_by_field = {inner: outer for outer, inner in _FIELD_BY_FILTER.items()}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {filter_by_field[name]: value for name, value in values.items() if value not in (None, False, {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A token and what is known of whose it is. `marketing_on` None: never asked, which is no consent."""
+    """A push token and the registered facts about its user.
+
+    `marketing_on` None means that consent was never requested, which counts as no consent.
+    """
 
     id: str
     token: str
@@ -87,113 +92,118 @@ class Device:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
-KNOWN = tuple(each.name for each in fields(Device) if each.name not in ("id", "token"))
-"""What a registration may say of a device."""
+DEVICE_FIELDS = tuple(each.name for each in fields(Device) if each.name not in ("id", "token"))
+"""Fields that a registration may set."""
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a registration says of a device, by the names of `Device`. Raises InvalidInput (DEVICE_INVALID, ...)."""
-    if unknown := [name for name in given if name not in KNOWN]:
-        near = get_close_matches(str(unknown[0]), KNOWN, 1)
+def validate_device(registration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a registration, normalized, under the names of `Device`.
+
+    Raises InvalidInput (INVALID_DEVICE, or the error of an unknown time zone).
+    """
+    if unknown := [name for name in registration if name not in DEVICE_FIELDS]:
+        near = get_close_matches(str(unknown[0]), DEVICE_FIELDS, 1)
         raise InvalidInput(
-            f"A device has no {unknown[0]!r:.60}.", code="DEVICE_INVALID",
+            f"A device has no field {unknown[0]!r:.60}.", code="INVALID_DEVICE",
             fix=f"Did you mean {near[0]}?" if near else "Put it into attributes.",
         )  # fmt: skip
-    found = dict(given)
+    device = dict(registration)
     for name in ("user_id", "gender", "language"):
-        if found.get(name) is not None:
-            found[name] = _text(found[name], name, "DEVICE_INVALID", 20 if name == "gender" else 200)
-    if found.get("timezone") is not None:
-        zone(found["timezone"])
-    if found.get("platform") is not None:
-        found["platform"] = _platform(found["platform"], code="DEVICE_INVALID")
-    if found.get("age") is not None:
-        found["age"] = _age(found["age"], "age", "DEVICE_INVALID")
+        if device.get(name) is not None:
+            device[name] = _parse_text(device[name], name, "INVALID_DEVICE", 20 if name == "gender" else 200)
+    if device.get("timezone") is not None:
+        zone(device["timezone"])
+    if device.get("platform") is not None:
+        device["platform"] = _parse_platform(device["platform"], code="INVALID_DEVICE")
+    if device.get("age") is not None:
+        device["age"] = _parse_age(device["age"], "age", "INVALID_DEVICE")
     for name in ("push_on", "marketing_on"):
-        if name in found:
-            found[name] = _consent(found[name], name)
-    if found.get("push_on", True) is None:
-        found["push_on"] = True
-    if "topics" in found:
-        found["topics"] = _topics(found["topics"])
-    if "attributes" in found:
-        found["attributes"] = attributes_of(found["attributes"] or {}, "DEVICE_INVALID")
-    return found
+        if name in device:
+            device[name] = _parse_consent(device[name], name)
+    if device.get("push_on", True) is None:
+        device["push_on"] = True
+    if "topics" in device:
+        device["topics"] = _parse_topics(device["topics"])
+    if "attributes" in device:
+        device["attributes"] = validate_attributes(device["attributes"] or {}, "INVALID_DEVICE")
+    return device
 
 
-def attributes_of(given: Any, code: str = "FILTER_INVALID") -> dict[str, Any]:
-    """Names with texts, numbers, booleans. Raises InvalidInput."""
-    if not isinstance(given, Mapping) or len(given) > MOST_ATTRIBUTES:
-        raise _unfit(f"attributes is an object of at most {MOST_ATTRIBUTES} members", code=code)
-    for name, value in given.items():
+def validate_attributes(attributes: Any, code: str = "INVALID_FILTER") -> dict[str, Any]:
+    """Return the attributes as a dict: names with strings, numbers or booleans. Raises InvalidInput (`code`)."""
+    if not isinstance(attributes, Mapping) or len(attributes) > MAX_ATTRIBUTES:
+        raise _invalid(f"attributes must be an object of at most {MAX_ATTRIBUTES} members", code=code)
+    for name, value in attributes.items():
         if not isinstance(value, str | int | float | bool) or not isinstance(name, str) or len(str(value)) > 500:
-            raise _unfit(f"attributes.{name!s:.60} is {value!r:.60}; it may be a text, number or boolean", code=code)
-    return dict(given)
+            problem = f"attributes.{name!s:.60} is {value!r:.60}, not a string, number or boolean"
+            raise _invalid(problem, code=code)
+    return dict(attributes)
 
 
-def written(value: Any) -> str:
-    """JSON as devices keep it: compact and sorted, so that a member can be looked for as it is written."""
+def encode_sorted(value: Any) -> str:
+    """Encode compact JSON with sorted keys, as stored with devices, so that SQL can search for a member as text."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
-def hash_of(token: str) -> str:
-    """What a token is found by."""
+def hash_token(token: str) -> str:
+    """Return the hex SHA-256 digest under which a token is stored and looked up."""
     return sha256(token.encode()).hexdigest()
 
 
-def _consent(value: Any, name: str) -> bool | None:
+def _parse_consent(value: Any, name: str) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
     if value in ("Y", "N"):
         return bool(value == "Y")
-    raise _unfit(f'{name} is {value!r:.60}, not true, false, "Y" or "N"', code="DEVICE_INVALID")
+    raise _invalid(f'{name} is {value!r:.60}; use true, false, "Y" or "N"', code="INVALID_DEVICE")
 
 
-def _yes(value: Any, name: str) -> bool:
+def _parse_required_consent(value: Any, name: str) -> bool:
     if value is True or value == "Y":
         return True
-    short = "pushOnOff" if name == "push_on" else "marketingOnOff"
-    raise _unfit(f'{short} is {value!r:.60}; it is true or "Y", or left out to ask nothing')
+    filter_name = "pushOnOff" if name == "push_on" else "marketingOnOff"
+    raise _invalid(f'{filter_name} is {value!r:.60}; use true or "Y", or omit the filter')
 
 
-def _topics(given: Any) -> tuple[str, ...]:
-    if given is None:
+def _parse_topics(topics: Any) -> tuple[str, ...]:
+    if topics is None:
         return ()
-    fit = isinstance(given, list | tuple) and len(given) <= MOST_TOPICS
-    if not fit or not all(isinstance(each, str) and 0 < len(each) <= 900 for each in given):
-        raise _unfit(f"topics is a list of at most {MOST_TOPICS} topics of FCM", code="DEVICE_INVALID")
-    return tuple(sorted(set(given)))
+    is_short_list = isinstance(topics, list | tuple) and len(topics) <= MAX_TOPICS
+    if not is_short_list or not all(isinstance(topic, str) and 0 < len(topic) <= 900 for topic in topics):
+        raise _invalid(f"topics must be a list of at most {MAX_TOPICS} FCM topics", code="INVALID_DEVICE")
+    return tuple(sorted(set(topics)))
 
 
-def _text(value: Any, name: str, code: str = "FILTER_INVALID", longest: int = 900) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= longest or "\0" in value:
-        raise _unfit(f"{name} is {value!r:.60}, and a text is meant, of at most {longest} characters", code=code)
+def _parse_text(value: Any, name: str, code: str = "INVALID_FILTER", max_length: int = 900) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= max_length or "\0" in value:
+        raise _invalid(f"{name} is {value!r:.60}, not a string of at most {max_length} characters", code=code)
     return value
 
 
-def _place(value: Any, name: str) -> str:
-    return zone(_text(value, name)).name
+def _parse_timezone(value: Any, name: str) -> str:
+    return zone(_parse_text(value, name)).name
 
 
-def _platform(value: Any, _: str = "", code: str = "FILTER_INVALID") -> str:
+def _parse_platform(value: Any, _: str = "", code: str = "INVALID_FILTER") -> str:
     if not isinstance(value, str) or value.lower() not in PLATFORMS:
-        raise _unfit(f"platform is {value!r:.60}, and is one of: {', '.join(PLATFORMS)}", code=code)
+        raise _invalid(f"platform is {value!r:.60}; use one of {', '.join(PLATFORMS)}", code=code)
     return value.lower()
 
 
-def _age(value: Any, name: str, code: str = "FILTER_INVALID") -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= OLDEST:
-        raise _unfit(f"{name} is {value!r:.60}, and is 0 to {OLDEST} years", code=code)
+def _parse_age(value: Any, name: str, code: str = "INVALID_FILTER") -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_AGE_YEARS:
+        raise _invalid(f"{name} is {value!r:.60}; it must be 0 to {MAX_AGE_YEARS} years", code=code)
     return value
 
 
-def _unfit(why: str, near: list[str] | None = None, code: str | None = None) -> InvalidInput:
-    fix = f"Did you mean {near[0]}?" if near else "See docs/guides/campaigns.md."
-    return InvalidInput(f"{why}.", code=code or "FILTER_INVALID", fix=fix)
+def _invalid(problem: str, suggestions: list[str] | None = None, code: str | None = None) -> InvalidInput:
+    fix = f"Did you mean {suggestions[0]}?" if suggestions else "See docs/guides/campaigns.md."
+    return InvalidInput(f"{problem}.", code=code or "INVALID_FILTER", fix=fix)
 
 
-_READ: dict[str, Callable[[Any, str], Any]] = {
-    "gender": _text, "audience": _text, "topic": _text, "language": _text, "timezone": _place, "platform": _platform,
-    "push_on": _yes, "marketing_on": _yes, "age_min": _age, "age_max": _age,
-    "attributes": lambda value, _: attributes_of(value),
+_FILTER_PARSERS: dict[str, Callable[[Any, str], Any]] = {
+    "gender": _parse_text, "audience": _parse_text, "topic": _parse_text, "language": _parse_text,
+    "timezone": _parse_timezone, "platform": _parse_platform, "push_on": _parse_required_consent,
+    "marketing_on": _parse_required_consent, "age_min": _parse_age, "age_max": _parse_age,
+    "attributes": lambda value, _: validate_attributes(value),
 }  # fmt: skip

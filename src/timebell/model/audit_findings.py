@@ -1,4 +1,4 @@
-"""What an audit is given and what it finds, as data."""
+"""Input and result types of the schedule audit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ STARTED = (JobState.RUNNING, JobState.DISPATCHED, JobState.COMPLETED, JobState.F
 
 
 class Finding(StrEnum):
-    """What an audit finds."""
+    """The kind of a difference between expected and recorded occurrences."""
 
     MISSING = "missing"
-    DOUBLED = "doubled"
+    DUPLICATED = "doubled"
     UNEXPECTED = "unexpected"
     MISCOUNTED = "miscounted"
     EARLY = "early"
@@ -29,7 +29,7 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that is not as it should be: `count` occurrences from `at` to `to`, with the ids of the rows in it."""
+    """One difference: `count` occurrences from `at` to `to`, with the ids of the job rows involved."""
 
     finding: Finding
     schedule_id: str
@@ -41,7 +41,7 @@ class Difference:
     jobs: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready fields."""
+        """Return the JSON form."""
         return {
             "finding": self.finding.value, "scheduleId": self.schedule_id, "schedule": self.schedule,
             "at": format_instant(self.at), "to": format_instant(self.to), "count": self.count, "detail": self.detail,
@@ -50,9 +50,13 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Counts:
-    """What was compared. `fired` have started, `skipped` is by reason; `due` are not decided yet and need not be:
-    too recent, or of a paused schedule. `moved` are where other zone data had them."""
+class AuditCounts:
+    """Totals of an audit.
+
+    `fired` occurrences have started; `skipped` counts by reason. `due` ones are not decided yet and need not be: too
+    recent, or of a paused schedule. `moved` ones lie where another tzdata release put them. `found` counts the
+    differences by kind.
+    """
 
     schedules: int = 0
     expected: int = 0
@@ -66,15 +70,15 @@ class Counts:
     skipped: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
 
-    def numbers(self) -> Mapping[str, int]:
-        """Those that are single numbers, in the order in which they are shown."""
+    def totals(self) -> Mapping[str, int]:
+        """Return the scalar counters, in display order."""
         names = ("schedules", "expected", "fired", "pending", "cancelled", "due", "manual", "backfilled", "moved")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A row of a schedule, live or finished. A range row stands for `count` skipped ones up to `to`."""
+class RecordedJob:
+    """A job row of a schedule, live or finished. A range row represents `count` skipped ones up to `range_end`."""
 
     id: str
     kind: str
@@ -87,62 +91,67 @@ class Recorded:
     started_at: datetime | None = None
     reason: str | None = None
     count: int = 1
-    to: datetime | None = None
+    range_end: datetime | None = None
 
     @property
-    def last(self) -> datetime:
-        """The last instant it stands for."""
-        return self.scheduled_at if self.to is None else max(self.to, self.scheduled_at)
+    def last_instant(self) -> datetime:
+        """The last instant that this row represents."""
+        return self.scheduled_at if self.range_end is None else max(self.range_end, self.scheduled_at)
 
     @property
-    def ranges(self) -> bool:
-        """Whether it stands for several."""
-        return self.count != 1 or self.last != self.scheduled_at
+    def is_range(self) -> bool:
+        """True if this row represents several occurrences."""
+        return self.count != 1 or self.last_instant != self.scheduled_at
 
     @property
-    def ran(self) -> bool:
-        """Whether it is an occurrence that ran or is to run."""
+    def has_run_or_will(self) -> bool:
+        """True if the occurrence ran or will run."""
         if self.state == JobState.CANCELLED:
             return self.attempt > 0
         return self.state != JobState.SKIPPED
 
     @property
-    def early(self) -> bool:
-        """Whether it began before its time. Of a job that waits again, run_at is that of an attempt to come."""
+    def started_early(self) -> bool:
+        """True if the job started before it was due. While a job waits for a retry, run_at is that of the retry."""
         if self.started_at is None:
             return False
         return self.started_at < self.scheduled_at or (self.state in STARTED and self.started_at < self.run_at)
 
 
 @dataclass(frozen=True, slots=True)
-class Revised:
-    """A revision: its number, and from when on it holds."""
+class RevisionStart:
+    """A revision number and the instant from which it applies."""
 
     number: int
     effective_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """A schedule as an audit needs it. `recurrence` reads that of a revision and raises what makes it unreadable;
-    `exists` is false once it was deleted."""
+class ScheduleHistory:
+    """The facts of a schedule that an audit needs.
+
+    `exists` is false once the schedule was deleted. `load_recurrence` returns the recurrence of a revision, or raises
+    the error that makes it unreadable.
+    """
 
     id: str
     name: str
     exists: bool = True
     enabled: bool = True
-    fault: str | None = None
+    error: str | None = None
     next_fire_at: datetime | None = None
-    revisions: Sequence[Revised]
-    recurrence: Callable[[int], Recurrence]
+    revisions: Sequence[RevisionStart]
+    load_recurrence: Callable[[int], Recurrence]
 
 
 @dataclass(frozen=True, slots=True)
-class ZoneMove:
-    """New zone data moved what lies in a zone `by` so much, from `since` (or before: it may have come late) on; rows
-    written up to `until` may be where the data before had them."""
+class ZoneShift:
+    """A tzdata change moved the instants of a zone by `shift`, from `since` on, or earlier if it was installed late.
+
+    Rows scheduled up to `until` may lie where the previous release put them.
+    """
 
     timezone: str
     since: datetime
     until: datetime
-    by: timedelta
+    shift: timedelta

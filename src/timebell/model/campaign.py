@@ -1,13 +1,13 @@
-"""A campaign: what may be done with it in which state, what became of whom, and when each chunk is sent. Pure.
+"""Campaign states and actions, recipient counts, and the timetable of chunks. Pure.
 
-When a recipient is sent to is decided in one order, each step on what the one before it left:
+The send time of a recipient is decided in this order, each step using the result of the previous one:
 
-1. **The instant**: the same for all, or a local time where each recipient is. A local time that the clock skips is read
-   as RFC 5545 does (02:30 becomes 03:30), the first of two that it repeats.
-2. **Quiet hours** where the recipient is: who would be woken waits until they end, or is left out.
-3. **The throttle**: chunks of so many recipients, so far apart. A chunk is never sent early to make up for it.
-4. **Quiet hours again**, as the throttle may have moved a chunk into them; others whose day has begun go first.
-5. **The end** of the campaign: who would be sent to later is left out, as `expired`.
+1. **The instant**: the same for all, or a local time in each recipient's zone. A local time that the clock skips is
+   resolved as in RFC 5545 (02:30 becomes 03:30); of a repeated local time the first instant is used.
+2. **Quiet hours** in the recipient's zone: recipients wait until they end, or are excluded.
+3. **The throttle**: chunks of a maximum size, with a minimum interval. A chunk is never sent early to compensate.
+4. **Quiet hours again**, as the throttle may have delayed a chunk into them; zones outside quiet hours go first.
+5. **The expiry** of the campaign: recipients due later are excluded as `expired`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from enum import StrEnum
 from timebell.errors import Conflict, InvalidInput
 from timebell.recurrence import Zone, resolve_local
 
-DAY_S = 86_400
+DAY_SECONDS = 86_400
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class CampaignState(StrEnum):
-    """Where it stands."""
+    """The state of a campaign."""
 
     PENDING = "pending"
-    """Made; may be edited until it starts."""
+    """Created; can be edited until it starts."""
     RUNNING = "running"
     PAUSED = "paused"
     STOPPED = "stopped"
-    """By hand, for good: nobody else is sent to."""
+    """Stopped by a user, before all recipients were reached; final except for a retry."""
     COMPLETED = "completed"
 
 
-class CampaignVerb(StrEnum):
-    """What may be asked of it."""
+class CampaignAction(StrEnum):
+    """An action on a campaign."""
 
     EDIT = "edit"
     START = "start"
@@ -47,11 +47,11 @@ class CampaignVerb(StrEnum):
     STOP = "stop"
     FINISH = "finish"
     RETRY = "retry"
-    """Once more to those who were not reached: never to whom it was accepted for."""
+    """Send again to the recipients that were not reached; never to those whose push was accepted."""
 
 
-_S, _V = CampaignState, CampaignVerb
-MOVES: dict[tuple[CampaignState, CampaignVerb], CampaignState] = {
+_S, _V = CampaignState, CampaignAction
+TRANSITIONS: dict[tuple[CampaignState, CampaignAction], CampaignState] = {
     (_S.PENDING, _V.EDIT): _S.PENDING,
     (_S.PENDING, _V.START): _S.RUNNING,
     (_S.PENDING, _V.STOP): _S.STOPPED,
@@ -63,27 +63,29 @@ MOVES: dict[tuple[CampaignState, CampaignVerb], CampaignState] = {
     (_S.STOPPED, _V.RETRY): _S.RUNNING,
     (_S.COMPLETED, _V.RETRY): _S.RUNNING,
 }
-_SAME = {
+_NO_OP_ACTIONS = {
     (_S.RUNNING, _V.START), (_S.RUNNING, _V.RESUME), (_S.PAUSED, _V.PAUSE), (_S.STOPPED, _V.STOP),
     (_S.COMPLETED, _V.FINISH),
 }  # fmt: skip
 
 
-def after(state: CampaignState, verb: CampaignVerb) -> CampaignState:
-    """The state that follows; what is done already may be asked again. Raises Conflict (CAMPAIGN_STATE)."""
-    if (state, verb) in _SAME:
+def next_state(state: CampaignState, action: CampaignAction) -> CampaignState:
+    """Return the state after an action; repeating an action has no effect. Raises Conflict (CAMPAIGN_STATE)."""
+    if (state, action) in _NO_OP_ACTIONS:
         return state
-    if (state, verb) not in MOVES:
-        allowed = ", ".join(each.value for start, each in MOVES if start is state and each is not _V.FINISH)
+    if (state, action) not in TRANSITIONS:
+        allowed = ", ".join(each.value for start, each in TRANSITIONS if start is state and each is not _V.FINISH)
         raise Conflict(
-            f"The campaign is {state}, so {verb} cannot be done.", code="CAMPAIGN_STATE", fix=f"It allows: {allowed}."
+            f"The campaign is {state}, so {action} is not possible.",
+            code="CAMPAIGN_STATE",
+            fix=f"It allows: {allowed}.",
         )
-    return MOVES[state, verb]
+    return TRANSITIONS[state, action]
 
 
 @dataclass(slots=True)
-class Counts:
-    """How many recipients stand where; together they are all there are."""
+class RecipientCounts:
+    """Numbers of recipients by status; each recipient is counted once."""
 
     pending: int = 0
     accepted: int = 0
@@ -93,17 +95,17 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """Everybody."""
+        """The number of all recipients."""
         return self.pending + self.accepted + self.refused + self.unknown + self.skipped
 
     @property
-    def over(self) -> bool:
-        """Whether nobody is left to send to."""
+    def is_finished(self) -> bool:
+        """True if no recipient is pending."""
         return self.pending == 0
 
 
-class InQuiet(StrEnum):
-    """What becomes of those who would be woken."""
+class QuietHoursPolicy(StrEnum):
+    """The treatment of recipients that are due during quiet hours."""
 
     WAIT = "wait"
     SKIP = "skip"
@@ -111,77 +113,83 @@ class InQuiet(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuietHours:
-    """Local times [start, end), over midnight if `end` is before `start`. Raises InvalidInput (QUIET_HOURS_INVALID)."""
+    """Local times [start, end), across midnight if `end` is before `start`.
+
+    Raises InvalidInput (INVALID_QUIET_HOURS) if both are equal or have a UTC offset.
+    """
 
     start: time
     end: time
-    then: InQuiet = InQuiet.WAIT
+    policy: QuietHoursPolicy = QuietHoursPolicy.WAIT
 
     def __post_init__(self) -> None:
         if self.start == self.end or self.start.tzinfo is not None or self.end.tzinfo is not None:
             raise InvalidInput(
-                "Quiet hours are from one local time to another.", code="QUIET_HOURS_INVALID", fix="21:00 to 08:00."
+                "Quiet hours need two different local times, start and end.",
+                code="INVALID_QUIET_HOURS",
+                fix="E.g. 21:00 to 08:00.",
             )
 
-    def over_at(self, at: datetime, where: Zone) -> datetime | None:
-        """If it is quiet there at this aware instant, the one at which it no longer is; else None.
+    def quiet_until(self, at: datetime, zone: Zone) -> datetime | None:
+        """Return the end of the quiet hours in progress in a zone at `at` (aware); None if there are none.
 
-        An end that the clock skips is where the gap ends; of one that it repeats, each ends what was quiet before it.
+        An end that the clock skips is moved to the end of the gap. An end that the clock repeats occurs twice; the
+        first occurrence after `at` counts.
         """
-        local = where.local(at).time()
-        within = self.start <= local < self.end if self.start < self.end else local >= self.start or local < self.end
-        if not within:
+        local = zone.local(at).time()
+        is_quiet = self.start <= local < self.end if self.start < self.end else local >= self.start or local < self.end
+        if not is_quiet:
             return None
-        day = _second(at) + where.offset(_second(at))
-        midnight = day - day % DAY_S
+        day = _epoch_seconds(at) + zone.offset(_epoch_seconds(at))
+        midnight = day - day % DAY_SECONDS
         end = self.end.hour * 3600 + self.end.minute * 60 + self.end.second
-        found = (
+        ends = (
             second
             for days in range(3)
-            for second in _instants(where, midnight + days * DAY_S + end)
+            for second in _instants_of_local(zone, midnight + days * DAY_SECONDS + end)
             if _EPOCH + timedelta(seconds=second) > at
         )
-        return _EPOCH + timedelta(seconds=next(found))
+        return _EPOCH + timedelta(seconds=next(ends))
 
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """`size` recipients a chunk, and at least `apart` between the starts of two.
+    """At most `chunk_size` recipients per chunk, and at least `min_interval` between the starts of two chunks.
 
-    Raises InvalidInput (THROTTLE_INVALID).
+    Raises InvalidInput (INVALID_THROTTLE).
     """
 
-    size: int = 500
-    apart: timedelta = timedelta(seconds=2)
+    chunk_size: int = 500
+    min_interval: timedelta = timedelta(seconds=2)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= 500 or self.apart < timedelta(0):
+        if not 1 <= self.chunk_size <= 500 or self.min_interval < timedelta(0):
             raise InvalidInput(
-                "A chunk has 1 to 500 recipients, and chunks are not less than 0 s apart.", code="THROTTLE_INVALID",
+                "A chunk must have 1 to 500 recipients; the interval must not be negative.", code="INVALID_THROTTLE",
                 fix="chunkSize 500 and chunkDelayMs 2000 are the defaults.",
             )  # fmt: skip
 
 
-class LeftOut(StrEnum):
-    """Why somebody is not sent to at all."""
+class ExclusionReason(StrEnum):
+    """The reason why a device is excluded from a campaign."""
 
     FILTERS = "filters"
-    """Does not fit what is asked for besides consent."""
+    """Does not match the filters other than consent."""
     PUSH_OFF = "pushOff"
-    """Fits, and wants no pushes."""
+    """Matches the other filters, but pushes are turned off."""
     MARKETING_OFF = "marketingOff"
-    """Fits, and did not consent to marketing."""
-    NO_TOKEN = "noToken"  # noqa: S105 - not one
-    """A row of the audience without a token."""
+    """Matches the other filters, but without consent to marketing."""
+    NO_TOKEN = "noToken"  # noqa: S105 - not a secret
+    """The audience row has no token."""
     QUIET = "quiet"
-    """Would have been woken."""
+    """Due during quiet hours whose policy is `skip`."""
     EXPIRED = "expired"
-    """Would have got it after the end."""
+    """Due after the campaign expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Recipients `first` to `first + size - 1` of a zone, in the audience's order, at an aware UTC instant."""
+    """Recipients `first` to `first + size - 1` of a zone, in audience order, sent at an aware UTC instant."""
 
     at: datetime
     zone: str
@@ -191,67 +199,68 @@ class Chunk:
 
 @dataclass(slots=True)
 class Timetable:
-    """When everybody is sent to, in the order of time, and who is left out: (zone, why) and how many."""
+    """The chunks in time order, and the numbers of excluded recipients by zone and reason."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    left_out: dict[tuple[str, LeftOut], int] = field(default_factory=dict)
+    excluded: dict[tuple[str, ExclusionReason], int] = field(default_factory=dict)
 
-    def per_zone(self) -> Iterator[tuple[str, datetime, datetime, int]]:
-        """Of each zone: the first chunk's instant, the last one's, and how many recipients; by the first."""
-        found: dict[str, tuple[datetime, datetime, int]] = {}
+    def zone_summaries(self) -> Iterator[tuple[str, datetime, datetime, int]]:
+        """Yield (zone, first chunk's instant, last chunk's instant, recipients), ordered by the first instant."""
+        summaries: dict[str, tuple[datetime, datetime, int]] = {}
         for chunk in self.chunks:
-            first, _, size = found.get(chunk.zone, (chunk.at, chunk.at, 0))
-            found[chunk.zone] = first, chunk.at, size + chunk.size
-        yield from ((zone, *each) for zone, each in found.items())
+            first, _, size = summaries.get(chunk.zone, (chunk.at, chunk.at, 0))
+            summaries[chunk.zone] = first, chunk.at, size + chunk.size
+        yield from ((zone, *summary) for zone, summary in summaries.items())
 
 
-def timetable(
+def build_timetable(
     audience: Mapping[Zone, int],
-    when: datetime,
+    send_at: datetime,
     *,
     now: datetime,
-    quiet: QuietHours | None = None,
+    quiet_hours: QuietHours | None = None,
     throttle: Throttle | None = None,
     until: datetime | None = None,
 ) -> Timetable:
-    """When each chunk is sent, by the rules of this module. `audience`: how many recipients in each zone.
+    """Plan the chunks by the rules of this module.
 
-    `when` is an aware instant, or naive: a local time where each recipient is. Nothing is before `now` (aware): where
-    a local time is past already, it is sent as soon as the rest allows. `until` (aware) is the last instant to send.
+    `audience` is the number of recipients per zone. `send_at` is an aware instant, or a naive local time in each
+    recipient's zone. No chunk is planned before `now` (aware): a past local time is due immediately. `until` (aware)
+    is the last instant at which a chunk may be sent; None: no limit.
     """
     throttle = throttle or Throttle()
     plan = Timetable()
     waiting: list[tuple[datetime, str, int]] = []
-    zones = {where.name: where for where in audience}
-    left = {where.name: count for where, count in audience.items() if count > 0}
-    for name in sorted(left):
-        at = when if when.tzinfo is not None else resolve_local(when, zones[name])[0]
+    zones = {zone.name: zone for zone in audience}
+    remaining = {zone.name: count for zone, count in audience.items() if count > 0}
+    for name in sorted(remaining):
+        at = send_at if send_at.tzinfo is not None else resolve_local(send_at, zones[name])[0]
         heapq.heappush(waiting, (max(at.astimezone(UTC), now.astimezone(UTC)), name, 0))
-    free = now.astimezone(UTC)
+    next_slot = now.astimezone(UTC)
     while waiting:
         due, name, first = heapq.heappop(waiting)
-        at = max(due, free)
-        rest = left[name] - first
-        over = None if quiet is None else quiet.over_at(at, zones[name])
-        if over is not None and quiet is not None and quiet.then is InQuiet.SKIP:
-            plan.left_out[name, LeftOut.QUIET] = rest
-        elif over is not None:
-            heapq.heappush(waiting, (over, name, first))
+        at = max(due, next_slot)
+        size_left = remaining[name] - first
+        quiet_until = None if quiet_hours is None else quiet_hours.quiet_until(at, zones[name])
+        if quiet_until is not None and quiet_hours is not None and quiet_hours.policy is QuietHoursPolicy.SKIP:
+            plan.excluded[name, ExclusionReason.QUIET] = size_left
+        elif quiet_until is not None:
+            heapq.heappush(waiting, (quiet_until, name, first))
         elif until is not None and at > until:
-            plan.left_out[name, LeftOut.EXPIRED] = rest
+            plan.excluded[name, ExclusionReason.EXPIRED] = size_left
         else:
-            size = min(throttle.size, rest)
+            size = min(throttle.chunk_size, size_left)
             plan.chunks.append(Chunk(at, name, first, size))
-            free = at + throttle.apart
-            if rest > size:
+            next_slot = at + throttle.min_interval
+            if size_left > size:
                 heapq.heappush(waiting, (due, name, first + size))
     return plan
 
 
-def _second(at: datetime) -> int:
+def _epoch_seconds(at: datetime) -> int:
     return (at - _EPOCH) // timedelta(seconds=1)
 
 
-def _instants(where: Zone, local: int) -> tuple[int, ...]:
-    """When clocks there show a local second; where they skip it, the end of the gap."""
-    return where.instants(local) or ((end,) if (end := where.gap_end(local)) is not None else ())
+def _instants_of_local(zone: Zone, local_second: int) -> tuple[int, ...]:
+    """Return the instants of a local second; if the clock skips it, the end of the gap."""
+    return zone.instants(local_second) or ((end,) if (end := zone.gap_end(local_second)) is not None else ())

@@ -1,4 +1,4 @@
-"""What a campaign sends, to whom and how fast; and how its walk goes from zone to zone. Pure."""
+"""The plan of a campaign (content, audience, pace) and its progress through the zones. Pure."""
 
 from __future__ import annotations
 
@@ -11,35 +11,39 @@ from typing import Any
 from timebell.errors import InvalidInput
 from timebell.model import mapping
 from timebell.model.audience import Filters
-from timebell.model.campaign import CampaignState, Counts, InQuiet, LeftOut, QuietHours
-from timebell.model.mapping import Fields
+from timebell.model.campaign import CampaignState, ExclusionReason, QuietHours, QuietHoursPolicy, RecipientCounts
+from timebell.model.mapping import FieldMapping
 from timebell.recurrence import Zone, resolve_local, zone
 
-ROOTS = frozenset({"campaignId", "scheduleId", "deviceId", "userId"})
-"""What a notification id may be made of."""
-MOST_OPEN = 8
-"""Chunks under way at once: enough to keep the provider busy, few enough to stop soon."""
+NOTIFICATION_ID_ROOTS = frozenset({"campaignId", "scheduleId", "deviceId", "userId"})
+"""Placeholders that a notification id may contain."""
+MAX_OPEN_CHUNKS = 8
+"""Chunks sent concurrently: enough to keep the provider busy, few enough to stop soon."""
 ADAPTIVE = "adaptive"
-_CONTENT = ("title", "body", "data", "rename", "ttl")
-OPTIONS = (
+_CONTENT_FIELDS = ("title", "body", "data", "rename", "ttl")
+OPTION_NAMES = (
     "title", "body", "data", "fields", "ttl", "collapseKey", "notificationId", "filters", "marketing", "chunkSize",
     "chunkDelayMs", "quietHours", "localTime", "expiresAt", "unknown", "canary", "maxRecipients", "maxChange",
-    "approveAbove", "audienceAs", "contentAs",
+    "approveAbove", "audienceFormat", "contentType",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """After the first `size` recipients it goes on only if at most `max_error_rate` (0 to 1) of them failed."""
+    """Stop after the first `size` recipients if more than `max_error_rate` (0 to 1) of them failed."""
 
     size: int
     max_error_rate: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
-    """`delay` is between the starts of two chunks, None: as fast as the provider takes them. `local`: a local time
-    where each recipient is. `max_change` is a share of what the last campaign of the same name reached."""
+class CampaignPlan:
+    """Content, audience and pace of a campaign.
+
+    `ttl` is in seconds. `chunk_delay` is the interval between the starts of two chunks; None: as fast as the provider
+    accepts them. `local_time` is naive and applies in each recipient's zone. `max_change` is the allowed change of the
+    audience size, as a fraction of the size of the previous campaign of the same name.
+    """
 
     title: str | None = None
     body: str | None = None
@@ -50,105 +54,116 @@ class Sending:
     notification_id: str | None = None
     filters: Filters = field(default_factory=Filters)
     marketing: bool = False
-    size: int = 500
-    delay: timedelta | None = timedelta(seconds=2)
-    quiet: QuietHours | None = None
-    local: datetime | None = None
+    chunk_size: int = 500
+    chunk_delay: timedelta | None = timedelta(seconds=2)
+    quiet_hours: QuietHours | None = None
+    local_time: datetime | None = None
     expires_at: datetime | None = None
     leave_unknown: bool = True
     canary: Canary | None = None
     max_recipients: int | None = None
     max_change: float | None = None
     approve_above: int | None = None
-    pinned: bool = False
-    """Who gets it is decided when the campaign is made, not when it starts; consent counts as it is when it is sent."""
+    audience_pinned: bool = False
+    """Select the recipients when the campaign is created, not when it starts; consent is checked when sending."""
     content_live: bool = False
-    """The message may be changed while it is sent; who was sent to has it as it was."""
+    """The message may be edited during sending; chunks already sent keep the old message."""
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Sending:
-        """From JSON, as `json` writes it. Raises InvalidInput (CAMPAIGN_INVALID, FILTER_INVALID,
-        CONSENT_FILTER_MISSING, QUIET_HOURS_INVALID, TEMPLATE_INVALID, ...)."""
-        for name in given:
-            if name not in OPTIONS:
-                near = get_close_matches(str(name), OPTIONS, 1)
-                raise _unfit(f"A campaign has no {name!r:.60}", f"Did you mean {near[0]}?" if near else "")
-        said = {name: value for name, value in given.items() if value is not None}
-        found = cls(
-            title=_text(said, "title"), body=_text(said, "body"), data=_object(said, "data"), rename=_rename(said),
-            ttl=_whole(said, "ttl", 0, 28 * 86_400), collapse_key=_text(said, "collapseKey"),
-            notification_id=_text(said, "notificationId"), filters=Filters.read(said.get("filters")),
-            marketing=_flag(said, "marketing"), size=_whole(said, "chunkSize", 1, 500) or 500, delay=_delay(said),
-            quiet=_quiet(said), local=_local(said), expires_at=_instant(said),
-            leave_unknown=_one_of(said, "unknown", ("leave", "retry")) != "retry", canary=_canary(said),
-            max_recipients=_whole(said, "maxRecipients", 1, 10**12), max_change=_share(said, "maxChange", 1000.0),
-            approve_above=_whole(said, "approveAbove", 0, 10**12),
-            pinned=_one_of(said, "audienceAs", ("live", "pinned")) == "pinned",
-            content_live=_one_of(said, "contentAs", ("live", "pinned")) == "live",
-        )  # fmt: skip
-        if found.notification_id is not None:
-            mapping.check({"notificationId": found.notification_id}, ROOTS)
-        if found.marketing and not found.filters.marketing_on:
-            raise InvalidInput(
-                "It is marketing, and its filters do not ask for consent to that.", code="CONSENT_FILTER_MISSING",
-                fix='Add "marketingOnOff": true to filters, or leave marketing out if it is none.',
-            )  # fmt: skip
-        return found
+    def from_json(cls, options: Mapping[str, Any]) -> CampaignPlan:
+        """Parse the JSON form that `to_json` returns.
 
-    def json(self) -> dict[str, Any]:
-        """All of it, defaults filled in; what is not set is left out."""
-        said: dict[str, Any] = {
+        Raises InvalidInput (INVALID_CAMPAIGN, INVALID_FILTER, CONSENT_FILTER_MISSING, INVALID_QUIET_HOURS,
+        INVALID_TEMPLATE, ...).
+        """
+        for name in options:
+            if name not in OPTION_NAMES:
+                near = get_close_matches(str(name), OPTION_NAMES, 1)
+                raise _invalid(f"A campaign has no option {name!r:.60}", f"Did you mean {near[0]}?" if near else "")
+        values = {name: value for name, value in options.items() if value is not None}
+        plan = cls(
+            title=_text(values, "title"), body=_text(values, "body"), data=_object(values, "data"),
+            rename=_field_names(values), ttl=_integer(values, "ttl", 0, 28 * 86_400),
+            collapse_key=_text(values, "collapseKey"), notification_id=_text(values, "notificationId"),
+            filters=Filters.from_json(values.get("filters")), marketing=_flag(values, "marketing"),
+            chunk_size=_integer(values, "chunkSize", 1, 500) or 500, chunk_delay=_chunk_delay(values),
+            quiet_hours=_quiet_hours(values), local_time=_local_time(values), expires_at=_expiry(values),
+            leave_unknown=_one_of(values, "unknown", ("leave", "retry")) != "retry", canary=_canary(values),
+            max_recipients=_integer(values, "maxRecipients", 1, 10**12),
+            max_change=_fraction(values, "maxChange", 1000.0),
+            approve_above=_integer(values, "approveAbove", 0, 10**12),
+            audience_pinned=_one_of(values, "audienceFormat", ("live", "pinned")) == "pinned",
+            content_live=_one_of(values, "contentType", ("live", "pinned")) == "live",
+        )  # fmt: skip
+        if plan.notification_id is not None:
+            mapping.check_template({"notificationId": plan.notification_id}, NOTIFICATION_ID_ROOTS)
+        if plan.marketing and not plan.filters.marketing_on:
+            raise InvalidInput(
+                "A marketing campaign must filter by consent to marketing.", code="CONSENT_FILTER_MISSING",
+                fix='Add "marketingOnOff": true to filters, or remove "marketing" if the campaign is not marketing.',
+            )  # fmt: skip
+        return plan
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form with defaults filled in; options that are not set are omitted."""
+        options: dict[str, Any] = {
             "title": self.title, "body": self.body, "data": dict(self.data),
             "fields": {"rename": dict(self.rename)} if self.rename else None, "ttl": self.ttl,
-            "collapseKey": self.collapse_key, "notificationId": self.notification_id, "filters": self.filters.json(),
-            "marketing": self.marketing or None, "chunkSize": self.size,
-            "chunkDelayMs": ADAPTIVE if self.delay is None else self.delay // timedelta(milliseconds=1),
-            "quietHours": None if self.quiet is None else {
-                "start": self.quiet.start.isoformat("minutes"), "end": self.quiet.end.isoformat("minutes"),
-                "then": self.quiet.then.value,
+            "collapseKey": self.collapse_key, "notificationId": self.notification_id, "filters": self.filters.to_json(),
+            "marketing": self.marketing or None, "chunkSize": self.chunk_size,
+            "chunkDelayMs": ADAPTIVE if self.chunk_delay is None else self.chunk_delay // timedelta(milliseconds=1),
+            "quietHours": None if self.quiet_hours is None else {
+                "start": self.quiet_hours.start.isoformat("minutes"), "end": self.quiet_hours.end.isoformat("minutes"),
+                "then": self.quiet_hours.policy.value,
             },
-            "localTime": None if self.local is None else self.local.isoformat(),
+            "localTime": None if self.local_time is None else self.local_time.isoformat(),
             "expiresAt": None if self.expires_at is None else self.expires_at.isoformat().replace("+00:00", "Z"),
             "unknown": "leave" if self.leave_unknown else "retry",
             "canary": None if self.canary is None
             else {"size": self.canary.size, "maxErrorRate": self.canary.max_error_rate},
             "maxRecipients": self.max_recipients, "maxChange": self.max_change, "approveAbove": self.approve_above,
-            "audienceAs": "pinned" if self.pinned else None, "contentAs": "live" if self.content_live else None,
+            "audienceFormat": "pinned" if self.audience_pinned else None,
+            "contentType": "live" if self.content_live else None,
         }  # fmt: skip
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None}
 
-    def with_content_of(self, other: Sending) -> Sending:
-        """This one, with the message of another."""
-        return replace(self, **{name: getattr(other, name) for name in _CONTENT})
-
-    @property
-    def by_zone(self) -> bool:
-        """Whether it matters where a recipient is."""
-        return self.local is not None or self.quiet is not None
+    def with_content_from(self, other: CampaignPlan) -> CampaignPlan:
+        """Return this plan with the content of another."""
+        return replace(self, **{name: getattr(other, name) for name in _CONTENT_FIELDS})
 
     @property
-    def gated(self) -> bool:
-        """Whether its size has to be known before anything is sent."""
-        return any(gate is not None for gate in (self.max_recipients, self.max_change, self.approve_above))
+    def is_zone_dependent(self) -> bool:
+        """True if the send time depends on the recipient's zone."""
+        return self.local_time is not None or self.quiet_hours is not None
 
-    def texts(self) -> dict[str, str]:
-        """`data` as a phone gets it: strings, under the app's names. Raises InvalidPayload (BODY_UNFIT)."""
-        strings: dict[str, str] = Fields(self.rename, strings=True).of(self.data)
+    @property
+    def requires_size_check(self) -> bool:
+        """True if the audience must be counted before the first chunk."""
+        return any(limit is not None for limit in (self.max_recipients, self.max_change, self.approve_above))
+
+    def data_strings(self) -> dict[str, str]:
+        """Return `data` as sent to the device: strings under renamed fields. Raises InvalidPayload (INVALID_BODY)."""
+        strings: dict[str, str] = FieldMapping(self.rename, strings=True).apply(self.data)
         return strings
 
-    def notification_of(self, campaign_id: str, schedule_id: str | None, device_id: str, user_id: str | None) -> str:
-        """Which notification it is, to one recipient. Raises InvalidPayload (BODY_UNFIT)."""
+    def notification_id_for(
+        self, campaign_id: str, schedule_id: str | None, device_id: str, user_id: str | None
+    ) -> str:
+        """Return the notification id for one recipient. Raises InvalidPayload (INVALID_BODY)."""
         if self.notification_id is None:
             return campaign_id
-        known = {"campaignId": campaign_id, "scheduleId": schedule_id or campaign_id, "deviceId": device_id,
+        values = {"campaignId": campaign_id, "scheduleId": schedule_id or campaign_id, "deviceId": device_id,
                  "userId": user_id or device_id}  # fmt: skip
-        return str(mapping.fill({"id": self.notification_id}, known)["id"])
+        return str(mapping.fill_template({"id": self.notification_id}, values)["id"])
 
 
 @dataclass(slots=True)
-class Lane:
-    """How far the recipients of a zone were walked (None: of all zones). `of` is `devices`, or `ledger` for those who
-    were not reached before: then `until` is the first chunk that is not looked at."""
+class ZoneProgress:
+    """Progress through the recipients of one zone (`zone` None: of all zones).
+
+    `cursor` is the last recipient read. `of` is `devices`; or `ledger` in a retry, which reads the recorded chunks
+    before chunk `until` for recipients in `states`.
+    """
 
     zone: str | None
     at: datetime
@@ -157,74 +172,94 @@ class Lane:
     of: str = "devices"
     until: int = 0
     states: Sequence[str] = ()
-    why: LeftOut | None = None
-    """Of one that is done before all were sent to: why they were left out."""
+    why: ExclusionReason | None = None
+    """The reason why the remaining recipients were excluded, if the zone ended before all were sent to."""
 
-    def json(self) -> dict[str, Any]:
-        """As it is kept."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored JSON form."""
         return {
             "zone": self.zone, "at": self.at.isoformat(), "cursor": self.cursor, "done": self.done, "of": self.of,
             "until": self.until, "states": list(self.states), "why": None if self.why is None else self.why.value,
         }  # fmt: skip
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Lane:
-        """As `json` wrote it."""
-        why = given.get("why")
-        return cls(**{**given, "at": datetime.fromisoformat(given["at"]), "why": None if why is None else LeftOut(why)})
+    def from_json(cls, stored: Mapping[str, Any]) -> ZoneProgress:
+        """Parse the stored JSON form."""
+        why = stored.get("why")
+        return cls(
+            **{
+                **stored,
+                "at": datetime.fromisoformat(stored["at"]),
+                "why": None if why is None else ExclusionReason(why),
+            }
+        )
 
 
-def lanes(sending: Sending, at: datetime, home: str, zones: Sequence[str | None]) -> list[Lane]:
-    """What there is to walk: all at once, or a lane for each zone; `home` is where those are whose zone is unknown."""
-    if not sending.by_zone:
-        return [Lane(None, at)]
-    names = sorted({name or home for name in zones})
-    return [Lane(name, at if sending.local is None else resolve_local(sending.local, zone(name))[0]) for name in names]
+def plan_zones(
+    plan: CampaignPlan, at: datetime, default_timezone: str, zones: Sequence[str | None]
+) -> list[ZoneProgress]:
+    """Return the initial progress: one entry for all recipients, or one per zone if send times depend on the zone.
+
+    `default_timezone` is the zone of recipients whose zone is unknown.
+    """
+    if not plan.is_zone_dependent:
+        return [ZoneProgress(None, at)]
+    names = sorted({name or default_timezone for name in zones})
+    return [
+        ZoneProgress(name, at if plan.local_time is None else resolve_local(plan.local_time, zone(name))[0])
+        for name in names
+    ]
 
 
-def earliest(sending: Sending, at: datetime) -> datetime:
-    """When somebody may be due first: local times begin 14 hours before those of UTC."""
-    return at if sending.local is None else sending.local.replace(tzinfo=UTC) - timedelta(hours=14)
+def earliest_send_at(plan: CampaignPlan, at: datetime) -> datetime:
+    """Return the earliest instant at which a recipient may be due: local times are at most 14 hours ahead of UTC."""
+    return at if plan.local_time is None else plan.local_time.replace(tzinfo=UTC) - timedelta(hours=14)
 
 
-def next_lane(given: Sequence[Lane], sending: Sending, now: datetime) -> tuple[Lane | None, datetime]:
-    """Which lane goes next, and when; lanes whose time is over are done by this, their people left out."""
-    found: tuple[datetime, int] | None = None
-    for n, lane in enumerate(given):
-        if lane.done:
+def next_zone(zones: Sequence[ZoneProgress], plan: CampaignPlan, now: datetime) -> tuple[ZoneProgress | None, datetime]:
+    """Return the zone to send to next and the instant; (None, now) if all zones are done.
+
+    Zones that can no longer be sent to are marked as done, with the reason.
+    """
+    earliest: tuple[datetime, int] | None = None
+    for n, progress in enumerate(zones):
+        if progress.done:
             continue
-        at = max(lane.at, now)
-        if sending.quiet is not None and lane.zone is not None:
-            over = sending.quiet.over_at(at, zone(lane.zone))
-            if over is not None and sending.quiet.then is InQuiet.SKIP:
-                lane.done, lane.why = True, LeftOut.QUIET
+        at = max(progress.at, now)
+        if plan.quiet_hours is not None and progress.zone is not None:
+            quiet_until = plan.quiet_hours.quiet_until(at, zone(progress.zone))
+            if quiet_until is not None and plan.quiet_hours.policy is QuietHoursPolicy.SKIP:
+                progress.done, progress.why = True, ExclusionReason.QUIET
                 continue
-            at = over or at
-        if sending.expires_at is not None and at > sending.expires_at:
-            lane.done, lane.why = True, LeftOut.EXPIRED
+            at = quiet_until or at
+        if plan.expires_at is not None and at > plan.expires_at:
+            progress.done, progress.why = True, ExclusionReason.EXPIRED
             continue
-        if found is None or at < found[0]:
-            found = at, n
-    return (None, now) if found is None else (given[found[1]], found[0])
+        if earliest is None or at < earliest[0]:
+            earliest = at, n
+    return (None, now) if earliest is None else (zones[earliest[1]], earliest[0])
 
 
-def pin_of(campaign_id: str) -> str:
-    """The name of the audience that a campaign's recipients are pinned as; no other can have it."""
+def pinned_audience(campaign_id: str) -> str:
+    """Return the name of the audience that stores a campaign's pinned recipients; users cannot create such a name."""
     return f"@{campaign_id}"
 
 
-def zone_of(name: str | None, home: str) -> Zone:
-    """Where somebody is, as far as it is known."""
-    return zone(name or home)
+def zone_or_default(name: str | None, default_timezone: str) -> Zone:
+    """Return the zone of a recipient, or the default zone if it is unknown."""
+    return zone(name or default_timezone)
 
 
 @dataclass(slots=True, kw_only=True)
 class Campaign:
-    """A campaign and how far it is. Instants are aware UTC; `unsent` were tried and may be tried again."""
+    """A campaign and its progress. Instants are aware UTC.
+
+    `opened` recipients are in chunks that were opened; `unsent` ones were attempted and may be attempted again.
+    """
 
     id: str
     tenant_id: str
-    sending: Sending
+    plan: CampaignPlan
     state: CampaignState
     send_at: datetime
     timezone: str
@@ -235,7 +270,7 @@ class Campaign:
     schedule_id: str | None = None
     job_id: str | None = None
     next_chunk: int = 1
-    lanes: list[Lane] = field(default_factory=list)
+    zone_progress: list[ZoneProgress] = field(default_factory=list)
     cutoff: datetime | None = None
     round: int = 0
     open_chunks: int = 0
@@ -250,150 +285,150 @@ class Campaign:
     created_by: str | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    left_out: dict[str, int] = field(default_factory=dict)
-    """How many the walk passed over so far, by LeftOut."""
+    excluded: dict[str, int] = field(default_factory=dict)
+    """Numbers of recipients excluded so far, by ExclusionReason."""
     pinned_at: datetime | None = None
 
     @property
     def filters(self) -> Filters:
-        """Who gets it: what is asked for, or whom it was pinned to, of those who still consent."""
-        asked = self.sending.filters
+        """The plan's filters; once the audience is pinned, its pinned recipients that still consent."""
+        planned = self.plan.filters
         if self.pinned_at is None:
-            return asked
-        return Filters(push_on=asked.push_on, marketing_on=asked.marketing_on, audience=pin_of(self.id))
+            return planned
+        return Filters(push_on=planned.push_on, marketing_on=planned.marketing_on, audience=pinned_audience(self.id))
 
     @property
-    def notification(self) -> str:
-        """Which notification it is to all; of one that is another to each, by what pattern."""
-        return self.sending.notification_id or self.id
+    def notification_pattern(self) -> str:
+        """The template of the notification ids, or the campaign's id if all recipients get the same notification."""
+        return self.plan.notification_id or self.id
 
-    def leave_out(self, why: LeftOut, count: int) -> None:
-        """Count some who were passed over."""
+    def exclude(self, reason: ExclusionReason, count: int) -> None:
+        """Count `count` excluded recipients."""
         if count:
-            self.left_out[why.value] = self.left_out.get(why.value, 0) + count
+            self.excluded[reason.value] = self.excluded.get(reason.value, 0) + count
 
     @property
-    def walked(self) -> bool:
-        """Whether nobody is left to open a chunk for."""
-        return self.started_at is not None and all(lane.done for lane in self.lanes)
+    def all_chunks_opened(self) -> bool:
+        """True once every recipient is in an opened chunk or excluded."""
+        return self.started_at is not None and all(progress.done for progress in self.zone_progress)
 
-    def counts(self) -> Counts:
-        """Of those it was sent to so far."""
+    def counts(self) -> RecipientCounts:
+        """Return the counts of the recipients in opened chunks."""
         ended = self.accepted + self.refused + self.unknown + self.unsent
-        return Counts(self.opened - ended, self.accepted, self.refused, self.unknown, self.unsent)
+        return RecipientCounts(self.opened - ended, self.accepted, self.refused, self.unknown, self.unsent)
 
 
-def _text(said: Mapping[str, Any], name: str) -> str | None:
-    value = said.get(name)
+def _text(options: Mapping[str, Any], name: str) -> str | None:
+    value = options.get(name)
     if value is not None and (not isinstance(value, str) or "\0" in value or not value):
-        raise _unfit(f"{name} is {value!r:.60}, and a text is meant")
+        raise _invalid(f"{name} is {value!r:.60}, not a non-empty string")
     return value
 
 
-def _flag(said: Mapping[str, Any], name: str) -> bool:
-    value = said.get(name, False)
+def _flag(options: Mapping[str, Any], name: str) -> bool:
+    value = options.get(name, False)
     if not isinstance(value, bool):
-        raise _unfit(f"{name} is {value!r:.60}, and is true or false")
+        raise _invalid(f"{name} is {value!r:.60}; use true or false")
     return value
 
 
-def _one_of(said: Mapping[str, Any], name: str, words: Sequence[str]) -> str | None:
-    value = said.get(name)
-    if value is not None and value not in words:
-        raise _unfit(f"{name} is {value!r:.60}, and is one of: {', '.join(words)}")
+def _one_of(options: Mapping[str, Any], name: str, choices: Sequence[str]) -> str | None:
+    value = options.get(name)
+    if value is not None and value not in choices:
+        raise _invalid(f"{name} is {value!r:.60}; use one of {', '.join(choices)}")
     return value
 
 
-def _object(said: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = said.get(name, {})
+def _object(options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = options.get(name, {})
     if not isinstance(value, Mapping):
-        raise _unfit(f"{name} is {value!r:.60}, and is an object")
+        raise _invalid(f"{name} is {value!r:.60}, not an object")
     return dict(value)
 
 
-def _rename(said: Mapping[str, Any]) -> dict[str, str]:
-    value = _object(said, "fields")
+def _field_names(options: Mapping[str, Any]) -> dict[str, str]:
+    value = _object(options, "fields")
     rename = value.get("rename", {})
     if value.keys() - {"rename"} or not isinstance(rename, Mapping):
-        raise _unfit('fields is {"rename": {"bible_code": "bibleCode"}}')
+        raise _invalid('fields must be like {"rename": {"bible_code": "bibleCode"}}')
     if not all(isinstance(new, str) and new for new in rename.values()) or len(set(rename.values())) < len(rename):
-        raise _unfit("fields.rename gives two fields one name, or one no name")
+        raise _invalid("fields.rename maps two fields to the same name, or one to no name")
     return dict(rename)
 
 
-def _whole(said: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    value = said.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most):
-        raise _unfit(f"{name} is {value!r:.60}, and is {least:,} to {most:,}")
+def _integer(options: Mapping[str, Any], name: str, minimum: int, maximum: int) -> int | None:
+    value = options.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum):
+        raise _invalid(f"{name} is {value!r:.60}; it must be an integer from {minimum:,} to {maximum:,}")
     return value
 
 
-def _share(said: Mapping[str, Any], name: str, most: float) -> float | None:
-    value = said.get(name)
+def _fraction(options: Mapping[str, Any], name: str, maximum: float) -> float | None:
+    value = options.get(name)
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-        raise _unfit(f"{name} is {value!r:.60}, and is a share: 0.2 is a fifth")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= maximum:
+        raise _invalid(f"{name} is {value!r:.60}; it must be a fraction such as 0.2, at most {maximum:g}")
     return float(value)
 
 
-def _delay(said: Mapping[str, Any]) -> timedelta | None:
-    if said.get("chunkDelayMs") == ADAPTIVE:
+def _chunk_delay(options: Mapping[str, Any]) -> timedelta | None:
+    if options.get("chunkDelayMs") == ADAPTIVE:
         return None
-    given = _whole(said, "chunkDelayMs", 0, 86_400_000)
-    return timedelta(milliseconds=2000 if given is None else given)
+    milliseconds = _integer(options, "chunkDelayMs", 0, 86_400_000)
+    return timedelta(milliseconds=2000 if milliseconds is None else milliseconds)
 
 
-def _quiet(said: Mapping[str, Any]) -> QuietHours | None:
-    value = _object(said, "quietHours")
+def _quiet_hours(options: Mapping[str, Any]) -> QuietHours | None:
+    value = _object(options, "quietHours")
     if not value:
         return None
     try:
         start, end = time.fromisoformat(value["start"]), time.fromisoformat(value["end"])
-        then = InQuiet(value.get("then", "wait"))
+        policy = QuietHoursPolicy(value.get("then", "wait"))
     except (KeyError, TypeError, ValueError):
-        raise _unfit('quietHours is {"start": "21:00", "end": "08:00", "then": "wait" or "skip"}') from None
-    if any(each.second or each.microsecond for each in (start, end)):  # they are kept to the minute
-        raise _unfit("quietHours are to the minute")
-    return QuietHours(start, end, then)
+        raise _invalid('quietHours must be {"start": "21:00", "end": "08:00", "then": "wait" or "skip"}') from None
+    if any(each.second or each.microsecond for each in (start, end)):  # stored with minute resolution
+        raise _invalid("quietHours must be whole minutes")
+    return QuietHours(start, end, policy)
 
 
-def _local(said: Mapping[str, Any]) -> datetime | None:
-    value = said.get("localTime")
+def _local_time(options: Mapping[str, Any]) -> datetime | None:
+    value = options.get("localTime")
     if value is None:
         return None
     try:
-        found = datetime.fromisoformat(value)
+        local = datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        found = None
-    if found is None or found.tzinfo is not None:
-        raise _unfit(f"localTime is {value!r:.60}, and is a local time: 2027-03-01T09:00")
-    return found
+        local = None
+    if local is None or local.tzinfo is not None:
+        raise _invalid(f"localTime is {value!r:.60}, not a local time such as 2027-03-01T09:00")
+    return local
 
 
-def _instant(said: Mapping[str, Any]) -> datetime | None:
-    value = said.get("expiresAt")
+def _expiry(options: Mapping[str, Any]) -> datetime | None:
+    value = options.get("expiresAt")
     if value is None:
         return None
     try:
-        found = datetime.fromisoformat(value)
-        ends = None if found.tzinfo is None else found.astimezone(UTC)
+        parsed = datetime.fromisoformat(value)
+        expires_at = None if parsed.tzinfo is None else parsed.astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
-        ends = None
-    if ends is None:
-        raise _unfit(f"expiresAt is {value!r:.60}, and is an instant: 2027-03-01T12:00:00Z")
-    return ends
+        expires_at = None
+    if expires_at is None:
+        raise _invalid(f"expiresAt is {value!r:.60}, not an instant such as 2027-03-01T12:00:00Z")
+    return expires_at
 
 
-def _canary(said: Mapping[str, Any]) -> Canary | None:
-    value = _object(said, "canary")
+def _canary(options: Mapping[str, Any]) -> Canary | None:
+    value = _object(options, "canary")
     if not value:
         return None
-    size, rate = _whole(value, "size", 1, 10**9), _share(value, "maxErrorRate", 1.0)
+    size, rate = _integer(value, "size", 1, 10**9), _fraction(value, "maxErrorRate", 1.0)
     if value.keys() - {"size", "maxErrorRate"} or size is None or rate is None:
-        raise _unfit('canary is {"size": 1000, "maxErrorRate": 0.05}')
+        raise _invalid('canary must be like {"size": 1000, "maxErrorRate": 0.05}')
     return Canary(size, rate)
 
 
-def _unfit(why: str, fix: str = "") -> InvalidInput:
-    return InvalidInput(f"{why}.", code="CAMPAIGN_INVALID", fix=fix or "See docs/guides/campaigns.md.")
+def _invalid(problem: str, fix: str = "") -> InvalidInput:
+    return InvalidInput(f"{problem}.", code="INVALID_CAMPAIGN", fix=fix or "See docs/guides/campaigns.md.")

@@ -1,4 +1,4 @@
-"""A connection: the tokens with which a tenant's sources are read (OAuth 2.0), and when they have to be renewed."""
+"""A connection: the OAuth 2.0 tokens for reading a tenant's sources, and when to renew them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-EARLY = timedelta(seconds=300)
-"""So long before it ends a token is renewed; of one that lives shortly, in the last fifth of its life."""
-LOST = "Token expired and refresh failed - re-authorization required"
+RENEWAL_LEAD_TIME = timedelta(seconds=300)
+"""A token is renewed this long before it expires, or in the last fifth of its lifetime if that is shorter."""
+REAUTHORIZATION_MESSAGE = "Token expired and refresh failed - re-authorization required"
 TOKEN_URL = "https://auth.monday.com/oauth2/token"  # noqa: S105 - an address
-AUTH_ERRORS = ("invalid_grant", "invalid_client", "unauthorized_client", "access_denied")
-"""What a token endpoint answers (RFC 6749, section 5.2) when no further try will help."""
+PERMANENT_OAUTH_ERRORS = ("invalid_grant", "invalid_client", "unauthorized_client", "access_denied")
+"""Errors of a token endpoint (RFC 6749, section 5.2) that a retry cannot resolve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A connection as it is listed; its tokens are shown to nobody. `version` counts the tokens it has had.
+    """A connection without its tokens, which are never returned. Instants are aware UTC.
 
-    Instants are aware UTC. An `unauthorised` one needs new tokens from somebody; `fault` is why, or why it could not be
-    renewed just now."""
+    `version` increases with each new token. An `unauthorized` connection needs new tokens from a user. `error` is the
+    reason for that, or for the latest failed renewal.
+    """
 
     tenant_id: str
     name: str
@@ -29,8 +30,8 @@ class Connection:
     version: int = 1
     expires_at: datetime | None = None
     renewed_at: datetime
-    unauthorised: bool = False
-    fault: str | None = None
+    unauthorized: bool = False
+    error: str | None = None
     renewing_until: datetime | None = None
     created_at: datetime
     created_by: str | None = None
@@ -38,37 +39,37 @@ class Connection:
 
     @property
     def state(self) -> str:
-        """`ready`, `failing` (it could not be renewed just now) or `reauthorise`."""
-        return "reauthorise" if self.unauthorised else "failing" if self.fault is not None else "ready"
+        """`ready`, `failing` (the latest renewal failed) or `reauthorize`."""
+        return "reauthorize" if self.unauthorized else "failing" if self.error is not None else "ready"
 
-    def near_end(self, now: datetime) -> bool:
-        """Whether its token is to be renewed."""
+    def needs_renewal(self, now: datetime) -> bool:
+        """Return whether the token is due for renewal."""
         if self.expires_at is None:
             return False
-        return now >= self.expires_at - min(EARLY, (self.expires_at - self.renewed_at) / 5)
+        return now >= self.expires_at - min(RENEWAL_LEAD_TIME, (self.expires_at - self.renewed_at) / 5)
 
-    def over(self, now: datetime) -> bool:
-        """Whether its token has ended."""
+    def is_expired(self, now: datetime) -> bool:
+        """Return whether the token has expired."""
         return self.expires_at is not None and now >= self.expires_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """What a connection keeps encrypted."""
+    """The credentials of a connection, which are stored encrypted."""
 
     access: str = field(repr=False)
     refresh: str | None = field(default=None, repr=False)
     client_secret: str | None = field(default=None, repr=False)
 
 
-def connection_of(value: Any) -> str | None:
-    """The name of the connection that an option stands for, if it does."""
+def connection_name(value: Any) -> str | None:
+    """Return the name in a `{"connection": "name"}` option; None for any other value."""
     if isinstance(value, Mapping) and value.keys() == {"connection"} and isinstance(value["connection"], str):
         return value["connection"]
     return None
 
 
-def is_refused(status: int, said: Any) -> bool:
-    """Whether a token endpoint says that no further try will help."""
-    error = said.get("error") if isinstance(said, Mapping) else None
-    return status in (401, 403) or (400 <= status < 500 and error in AUTH_ERRORS)
+def is_permanent_refusal(status: int, answer: Any) -> bool:
+    """Return whether a token endpoint's response means that retrying cannot succeed."""
+    error = answer.get("error") if isinstance(answer, Mapping) else None
+    return status in (401, 403) or (400 <= status < 500 and error in PERMANENT_OAUTH_ERRORS)

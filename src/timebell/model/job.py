@@ -1,9 +1,9 @@
-"""A job: one durable unit of work with a `run_at`, and everything that can become of it.
+"""A job: one durable unit of work with a `run_at`, and its state transitions.
 
-    pending -> running -> completed                     the plain way
+    pending -> running -> completed                     the usual path
     running | dispatched -> pending                     a retry, later run_at
-    running -> dispatched -> completed                  handed to an outside worker, which reports back
-    running | dispatched -> failed                      tries used up, or not retryable: the dead letter
+    running -> dispatched -> completed                  given to an external worker, which reports the result
+    running | dispatched -> failed                      attempts used up, or not retryable: a dead letter
     pending | running | dispatched -> cancelled
     pending | running -> skipped                        with a reason; nothing was delivered
 
@@ -19,11 +19,11 @@ from enum import StrEnum
 from typing import Any
 
 from timebell.ids import occurrence_key
-from timebell.model.routes import COMPLETES_TEXT
+from timebell.model.routes import COMPLETE_UNHANDLED_JSON
 
 
 class JobState(StrEnum):
-    """Where a job stands. The last four are final, but for the replay of a failed one."""
+    """The state of a job. The last four are final, except that a failed job can be retried manually."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -37,7 +37,7 @@ class JobState(StrEnum):
 LIVE = (JobState.PENDING, JobState.RUNNING, JobState.DISPATCHED)
 FINISHED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.SKIPPED)
 
-# Words that filters understand besides the states themselves.
+# State filters: the states themselves, and aliases.
 STATE_WORDS: dict[str, tuple[JobState, ...]] = {
     **{state.value: (state,) for state in JobState},
     "active": (JobState.RUNNING, JobState.DISPATCHED),
@@ -48,7 +48,7 @@ STATE_WORDS: dict[str, tuple[JobState, ...]] = {
 
 
 class Kind(StrEnum):
-    """Why a job exists: a one-shot, an occurrence of a schedule, or a date elsewhere."""
+    """The origin of a job: a one-shot, an occurrence of a schedule, or a trigger."""
 
     ONCE = "once"
     PLANNED = "planned"
@@ -58,7 +58,7 @@ class Kind(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why an occurrence was skipped; the same words in rows, metrics and pages."""
+    """The reason why an occurrence was skipped, as stored in rows and used in metrics and pages."""
 
     OVERLAP = "overlap"
     MISSED = "missed"
@@ -72,19 +72,19 @@ class Reason(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a job stands outside the claim index."""
+    """The reason why a job is excluded from the claim index."""
 
     OVERLAP = "overlap"
-    UNHEARD = "unheard"
-    RECOVER = "recover"
+    UNHANDLED = "unhandled"
+    BACKLOG = "backlog"
     GROUP = "group"
     TENANT = "tenant"
     STOPPING = "stopping"
-    """Of a running job: a later occurrence has asked it to stop and waits for it."""
+    """Set on a running job: a later occurrence supersedes it and waits until it has stopped."""
 
 
 class CancelOutcome(StrEnum):
-    """What a cancel achieved; asking again gives the first answer."""
+    """The result of a cancel request; repeating the request returns the same result."""
 
     PREVENTED = "prevented"
     IN_FLIGHT = "in_flight"
@@ -93,7 +93,7 @@ class CancelOutcome(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A job as users see it. Instants are aware UTC datetimes, durations seconds."""
+    """A job as returned to callers. Instants are aware UTC datetimes, durations seconds."""
 
     id: str
     tenant_id: str
@@ -119,7 +119,7 @@ class Job:
     expires_at: datetime | None = None
     hold: Hold | None = None
     attempt: int = 0
-    tries: int = 0
+    attempts_used: int = 0
     node_id: str | None = None
     created_at: datetime
     local_time: str | None = None
@@ -135,37 +135,37 @@ class Job:
     skipped_to: datetime | None = None
     skipped_count: int = 1
     adjusted: str | None = None
-    """Of a job just made at a local time: `gap` or `fold` if the clock skips or repeats that time."""
+    """For a job just created at a local time: `gap` or `fold` if the clock skips or repeats that time."""
 
     @property
     def status(self) -> JobState:
-        """`state`, under the name that filters use."""
+        """An alias of `state`, named as in the filters."""
         return self.state
 
     @property
     def correlation_id(self) -> str | None:
-        """From the metadata."""
+        """The `correlation_id` of the metadata."""
         return self.metadata.get("correlation_id")
 
     @property
     def client_request_id(self) -> str | None:
-        """From the metadata."""
+        """The `client_request_id` of the metadata."""
         return self.metadata.get("client_request_id")
 
     @property
     def occurrence_key(self) -> str:
-        """The key a receiver de-duplicates on: the same after retry, takeover and restore."""
-        return key_of(self.id, self.schedule_id, self.scheduled_at, self.kind)
+        """The key by which receivers deduplicate: the same after a retry, a takeover and a restore."""
+        return job_occurrence_key(self.id, self.schedule_id, self.scheduled_at, self.kind)
 
 
-def key_of(job_id: str, schedule_id: str | None, scheduled_at: datetime, kind: str) -> str:
-    """The occurrence key of a job: of its occurrence, or of itself when it is a one-shot."""
+def job_occurrence_key(job_id: str, schedule_id: str | None, scheduled_at: datetime, kind: str) -> str:
+    """Return the occurrence key of a job: its own id for a one-shot, otherwise derived from its occurrence."""
     return job_id if schedule_id is None else occurrence_key(schedule_id, scheduled_at, kind)
 
 
 @dataclass(slots=True, kw_only=True)
 class NewJob:
-    """A job to be written. JSON fields are text already, checked; `route` is derived."""
+    """A job to insert. JSON fields are validated and encoded as text; `route` is derived from topic and target."""
 
     id: str
     tenant_id: str
@@ -183,8 +183,8 @@ class NewJob:
     schedule_id: str | None = None
     revision: int | None = None
     target: str | None = None
-    named: str | None = None
-    """The name of its target, of which the kind is not known before it is written."""
+    target_name: str | None = None
+    """The name of its target, whose kind is looked up when the job is inserted."""
     route: str = ""
     queue: str = "default"
     priority: int = 0
@@ -201,40 +201,43 @@ class NewJob:
     adjusted: str | None = None
 
 
-class Alike:
-    """Jobs to be written that differ in nothing but their ids, times and payloads, which spares them one by one.
+class UniformJobs:
+    """Jobs to insert that differ only in id, run time and payload; avoids one `NewJob` object per job.
 
-    They are one-shots with no name, target or end of their own; `like` is the first of them.
+    They are one-shots without key, target or expiry. `template` is the first of them.
     """
 
-    __slots__ = ("differing", "like")
+    __slots__ = ("template", "varying")
 
-    def __init__(self, like: NewJob, ids: list[str], times: list[datetime], payloads: list[str]) -> None:
-        self.like = like
-        self.differing: dict[str, list[Any]] = {
-            "id": ids, "scheduled_at": times, "run_at": times, "payload": payloads,
+    def __init__(self, template: NewJob, ids: list[str], run_times: list[datetime], payloads: list[str]) -> None:
+        self.template = template
+        self.varying: dict[str, list[Any]] = {
+            "id": ids, "scheduled_at": run_times, "run_at": run_times, "payload": payloads,
         }  # fmt: skip
 
     def __len__(self) -> int:
-        return len(self.differing["id"])
+        return len(self.varying["id"])
 
     def __iter__(self) -> Iterator[NewJob]:
         return map(self.job, range(len(self)))
 
-    def job(self, at: int) -> NewJob:
-        """One of them."""
-        return replace(self.like, **{name: values[at] for name, values in self.differing.items()})
+    def job(self, index: int) -> NewJob:
+        """Return the job at `index`."""
+        return replace(self.template, **{name: values[index] for name, values in self.varying.items()})
 
     @property
-    def soonest(self) -> datetime:
-        """When the first of them is due."""
-        found: datetime = min(self.differing["run_at"])
-        return found
+    def earliest_run_at(self) -> datetime:
+        """The earliest run time."""
+        earliest: datetime = min(self.varying["run_at"])
+        return earliest
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One try at a job by this node. Its `number` is the fence every later write carries."""
+    """One attempt at a job by this node.
+
+    `number` is the fence: every later write requires that the job's row still has this attempt number.
+    """
 
     id: str
     tenant_id: str
@@ -251,7 +254,7 @@ class Attempt:
     timeout: float | None
     expires_at: datetime | None
     number: int
-    tries: int
+    attempts_used: int
     serial: bool
     errors: str | None
     revision: int | None
@@ -259,36 +262,36 @@ class Attempt:
     started_at: datetime
     state: JobState = JobState.RUNNING
     group: str | None = None
-    used: dict[str, Any] | None = None
-    """Of a target under a name: which one it was delivered to, as it was then."""
+    target_used: dict[str, Any] | None = None
+    """For a named target: its name, kind and revision at delivery."""
     priority: int = 0
-    replays: int = 0
-    """How often it was replayed after it had failed for good."""
+    manual_retries: int = 0
+    """How often the job was retried manually after it had failed."""
     conditions: str | None = None
-    """What it asks before it is delivered: see `model/preconditions.py`."""
+    """JSON of the preconditions checked before delivery: see `model/preconditions.py`."""
     verdict: dict[str, Any] | None = None
-    """Of one with a condition: that it held, and of which values."""
+    """For a job with a condition: the verdict and the compared values."""
     trace_id: str | None = None
-    """Of its delivery, if deliveries are traced."""
+    """The trace id of the delivery, if deliveries are traced."""
 
     @property
     def is_for_handlers(self) -> bool:
-        """Whether handlers of its topic take it, rather than another target."""
-        return self.target is None or self.target == COMPLETES_TEXT
+        """True if handlers of the topic run the job, rather than another target."""
+        return self.target is None or self.target == COMPLETE_UNHANDLED_JSON
 
     @property
     def occurrence_key(self) -> str:
-        """As `Job.occurrence_key`."""
-        return key_of(self.id, self.schedule_id, self.scheduled_at, self.kind)
+        """The key by which receivers deduplicate, equal to `Job.occurrence_key`."""
+        return job_occurrence_key(self.id, self.schedule_id, self.scheduled_at, self.kind)
 
 
 @dataclass(slots=True)
-class Ending:
-    """What became of a job: a final state, `pending` again at `run_at`, or `dispatched` until `run_at`.
+class Completion:
+    """The outcome of an attempt: a final state, `pending` again at `run_at`, or `dispatched` until `run_at`.
 
-    `attempt` and `was` are its guard. `counts` says whether the attempt uses up a try; `errors` is the job's list of
-    attempts that failed, or were delivered outside of Python, as JSON; `watched`, whether somebody is told when its
-    schedule works again.
+    `attempt` and `expected_state` are the fence: the completion has no effect unless the job's row still has both.
+    `uses_attempt` is false if the attempt does not count against the retry policy. `errors` is the JSON list of the
+    job's recorded attempts. With `watched`, alert channels are notified when the schedule recovers.
     """
 
     id: str
@@ -300,16 +303,16 @@ class Ending:
     error: str | None = None
     code: str | None = None
     result: str | None = None
-    counts: bool = True
-    was: JobState = JobState.RUNNING
+    uses_attempt: bool = True
+    expected_state: JobState = JobState.RUNNING
     errors: str | None = None
     cancel: str | None = None
     replaced_by: str | None = None
     schedule_id: str | None = None
     watched: bool = False
-    grouped: str | None = None
-    """Of a running job of a group: its queue."""
+    group_queue: str | None = None
+    """The queue of a running job that belongs to a group."""
     progress: Any = None
-    """JSON: what was done before it ended, for the next attempt to know."""
-    record: dict[str, Any] | None = None
-    """What is recorded of a delivery to a target outside Python."""
+    """JSON progress of the attempt, available to the next attempt."""
+    delivery_record: dict[str, Any] | None = None
+    """The attempt record of a delivery to a target outside Python."""

@@ -1,6 +1,6 @@
-"""What a queue allows: how many jobs at once, how many starts in a time, how many at once of each group.
+"""Queue limits: concurrent jobs, starts per interval, and concurrent jobs per group.
 
-Pure functions; the claim asks them while it has the queue's row locked.
+Pure functions, called by the claim while it holds the lock on the queue's row.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from timebell.errors import InvalidInput
-from timebell.model.policy import seconds
+from timebell.model.policy import parse_seconds
 
-GRAINS = 50
-MOST = 1_000_000
+RATE_BUCKETS = 50
+MAX_LIMIT = 1_000_000
 
-Starts = Sequence[tuple[int, int]]
-"""When jobs of a queue started (microseconds since 1970) and how many then, oldest first."""
-Group = tuple[str, str]
-"""A group of a queue: its tenant, and its name."""
+StartHistory = Sequence[tuple[int, int]]
+"""Starts of a queue's jobs, oldest first: (microseconds since 1970, number of jobs)."""
+GroupKey = tuple[str, str]
+"""A group of a queue: (tenant id, group name)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a queue over all nodes; None: no limit.
+    """The limits of a queue over all nodes; None means no limit.
 
-    `concurrency` jobs run at once, of which `concurrency_per_group` of each group; `rate` start in any `per` seconds.
+    At most `concurrency` jobs run simultaneously, at most `concurrency_per_group` of each group, and at most `rate`
+    start in any `per` seconds.
     """
 
     concurrency: int | None = None
@@ -35,94 +36,98 @@ class Limits:
     concurrency_per_group: int | None = None
 
     @classmethod
-    def read(
+    def parse(
         cls, concurrency: int | None, rate: int | None, per: float | timedelta, concurrency_per_group: int | None
     ) -> Limits:
-        """Limits as a person gives them. Raises InvalidInput."""
-        if not _counts(concurrency):
-            raise InvalidInput(f"concurrency is {concurrency!r}; it is at least 1.", code="INVALID_CONCURRENCY")
-        if not _counts(concurrency_per_group):
+        """Validate limits. Raises InvalidInput (INVALID_CONCURRENCY, INVALID_RATE, INVALID_DURATION, ...)."""
+        if not _is_valid_limit(concurrency):
+            raise InvalidInput(f"concurrency is {concurrency!r}; it must be at least 1.", code="INVALID_CONCURRENCY")
+        if not _is_valid_limit(concurrency_per_group):
             raise InvalidInput(
-                f"concurrency_per_group is {concurrency_per_group!r}; it is at least 1.",
+                f"concurrency_per_group is {concurrency_per_group!r}; it must be at least 1.",
                 code="INVALID_CONCURRENCY_PER_GROUP",
             )
-        if not _counts(rate):
+        if not _is_valid_limit(rate):
             raise InvalidInput(
-                f"rate is {rate!r}; it is a whole number from 1 to {MOST:,}.", code="INVALID_RATE",
-                fix="For one job in ten seconds give rate=1, per=10.",
+                f"rate is {rate!r}; it must be an integer from 1 to {MAX_LIMIT:,}.", code="INVALID_RATE",
+                fix="For one job every ten seconds use rate=1, per=10.",
             )  # fmt: skip
         return cls(
-            concurrency=concurrency, rate=rate, per=seconds(per, "per", least=0.001),
+            concurrency=concurrency, rate=rate, per=parse_seconds(per, "per", minimum=0.001),
             concurrency_per_group=concurrency_per_group,
         )  # fmt: skip
 
 
-def _counts(value: object) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST)
+def _is_valid_limit(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_LIMIT)
 
 
-def recent(starts: Starts, per: int, now: int) -> list[tuple[int, int]]:
-    """The starts of the last `per` microseconds. Those of a clock that was ahead count as of now."""
+def recent_starts(starts: StartHistory, per: int, now: int) -> list[tuple[int, int]]:
+    """Return the starts of the last `per` microseconds; future ones (of a fast clock) are set to `now`."""
     return [(min(at, now), count) for at, count in starts if at > now - per]
 
 
-def allowed(starts: Starts, rate: int, per: int, now: int) -> int:
-    """How many may start now, so that in no time of this length more than `rate` do."""
-    return max(0, rate - sum(count for _, count in recent(starts, per, now)))
+def available_starts(starts: StartHistory, rate: int, per: int, now: int) -> int:
+    """Return how many jobs may start now, so that no interval of `per` microseconds has more than `rate` starts."""
+    return max(0, rate - sum(count for _, count in recent_starts(starts, per, now)))
 
 
-def next_start(starts: Starts, rate: int, per: int, now: int) -> int:
-    """When the next may start: now, or as soon as enough of those before are `per` ago."""
-    counted = recent(starts, per, now)
-    over = sum(count for _, count in counted) - rate
+def next_start(starts: StartHistory, rate: int, per: int, now: int) -> int:
+    """Return the earliest instant of the next start: now, or when enough earlier starts are `per` ago."""
+    recent = recent_starts(starts, per, now)
+    excess = sum(count for _, count in recent) - rate
     at = now
-    for began, count in counted:
-        if over < 0:
+    for started, count in recent:
+        if excess < 0:
             break
-        over, at = over - count, began + per
+        excess, at = excess - count, started + per
     return at
 
 
-def started(starts: Starts, rate: int, per: int, now: int, count: int) -> list[tuple[int, int]]:
-    """The starts to remember after `count` more.
+def record_starts(starts: StartHistory, rate: int, per: int, now: int, count: int) -> list[tuple[int, int]]:
+    """Return the history after `count` more starts at `now`, without starts that no longer count.
 
-    Of a large rate, those within a fiftieth of the time are kept as one, at the instant of the last: what is
-    remembered stays small, and is never earlier than it was.
+    With a `rate` above RATE_BUCKETS, starts within the same `per / RATE_BUCKETS` are merged at the instant of the last
+    one. This bounds the history, and never makes a start appear earlier than it was.
     """
-    kept = recent(starts, per, now)
-    grain = per // GRAINS if rate > GRAINS else 0
-    if kept and (kept[-1][0] == now or (grain and kept[-1][0] // grain == now // grain)):
-        count += kept.pop()[1]
-    return [*kept, (now, count)]
+    history = recent_starts(starts, per, now)
+    bucket = per // RATE_BUCKETS if rate > RATE_BUCKETS else 0
+    if history and (history[-1][0] == now or (bucket and history[-1][0] // bucket == now // bucket)):
+        count += history.pop()[1]
+    return [*history, (now, count)]
 
 
-def admitted(
-    groups: Iterable[Group | None], running: Counter[Group], per_group: int, most: int
+def admit_by_group(
+    groups: Iterable[GroupKey | None], running: Counter[GroupKey], per_group: int, limit: int
 ) -> tuple[list[int], list[int]]:
-    """Of due jobs in order, given by their groups, which start and which wait for one of their group to end.
+    """Return the indexes of the due jobs that start, and of those that wait because their group is full.
 
-    At most `most` start; those after them do neither. `running` counts each group and is brought up to date.
+    `groups` has the group of each due job (None: no group), in claim order. At most `limit` start; the jobs after
+    those are in neither list. `running` counts the running jobs of each group and is updated.
     """
     start: list[int] = []
     wait: list[int] = []
-    for at, group in enumerate(groups):
-        if len(start) == most:
+    for index, group in enumerate(groups):
+        if len(start) == limit:
             break
         if group is None:
-            start.append(at)
+            start.append(index)
         elif running[group] < per_group:
             running[group] += 1
-            start.append(at)
+            start.append(index)
         else:
-            wait.append(at)
+            wait.append(index)
     return start, wait
 
 
-def in_turns(tenants: Sequence[str]) -> list[int]:
-    """The order in which jobs, given by their tenants, are taken so that each tenant has one before any has two."""
-    nth: Counter[str] = Counter()
-    turns = []
-    for at, tenant in enumerate(tenants):
-        turns.append((nth[tenant], at))
-        nth[tenant] += 1
-    return [at for _, at in sorted(turns)]
+def round_robin(tenants: Sequence[str]) -> list[int]:
+    """Return job indexes in round-robin order: one job of each tenant before the second of any.
+
+    `tenants` has the tenant id of each job, in claim order.
+    """
+    counts: Counter[str] = Counter()
+    rounds = []
+    for index, tenant in enumerate(tenants):
+        rounds.append((counts[tenant], index))
+        counts[tenant] += 1
+    return [index for _, index in sorted(rounds)]

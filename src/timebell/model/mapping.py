@@ -1,14 +1,16 @@
-"""From the names things are stored under to those a receiver reads: fields renamed, documents filled in. Pure.
+"""Build request bodies for receivers: rename fields, and fill templates. Pure.
 
-A template is a JSON document whose strings hold placeholders: `{{payload.title}}`. There is nothing to run in one.
+A template is a JSON document whose strings may contain placeholders such as `{{payload.title}}`. There are no
+expressions or loops.
 
-    {{payload.items.0."odd name"}}   a path; a part in double quotes may hold anything but quotes and braces
-    {{payload.version?}}             may be absent or null: then the member or element it stands in is left out
-    {{payload.version|string}}       as text; `|strings` makes text of every member of an object
-    {{'{{'}}                         two braces, as they are
+    {{payload.items.0."odd name"}}   a path; a part in double quotes may contain anything except quotes and braces
+    {{payload.version?}}             optional: if absent or null, the enclosing member or element is omitted
+    {{payload.version|string}}       converted to a string; `|strings` converts every member of an object
+    {{'{{'}}                         two literal braces
 
-A string that is one placeholder becomes its value, whatever JSON type it has; in a longer one the value is put in as
-text. What is absent and not marked `?` is an error: no receiver reads "undefined", "null" or an empty place instead.
+A string that consists of one placeholder becomes its value, of any JSON type; within a longer string the value is
+inserted as text. A value that is absent and not optional is an error, so that no receiver gets "undefined", "null" or
+an empty string instead.
 """
 
 from __future__ import annotations
@@ -25,134 +27,136 @@ import orjson
 from timebell.errors import InvalidInput, InvalidPayload
 from timebell.model.payload import MAX_DEPTH
 
-_OPEN = re.compile(r"\{\{(?:'([^']*+)'|([^{}]*+))\}\}")
-_PLACE = re.compile(
+_BRACES = re.compile(r"\{\{(?:'([^']*+)'|([^{}]*+))\}\}")
+_EXPRESSION = re.compile(
     r"\s*(?P<path>(?:[\w$-]+|\"[^\"{}]+\")(?:\.(?:[\w$-]+|\"[^\"{}]+\"))*)"
     r"(?P<optional>\?)?\s*(?:\|\s*(?P<form>strings?)\s*)?"
 )
-_PART = re.compile(r"\"([^\"]+)\"|([^.\"]+)")
+_PATH_PART = re.compile(r"\"([^\"]+)\"|([^.\"]+)")
 _SYNTAX = "Write {{payload.title}}, {{payload.title?}} where it may be absent, {{payload.count|string}} for text."
 _ABSENT: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
 class _Placeholder:
-    written: str
+    source: str
     path: tuple[str, ...]
     optional: bool
-    form: str | None
+    conversion: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    """What becomes of an object's fields on their way out: new names, all values as strings, nulls left out.
+class FieldMapping:
+    """Transform an object's fields: rename them, convert values to strings, omit nulls.
 
-    A string of a number, a boolean, a list or an object is its JSON; null has none, so `strings` leaves it out.
+    Numbers, booleans, lists and objects are converted to their JSON text; `strings` omits nulls.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict)
     strings: bool = False
     omit_null: bool = False
 
-    def of(self, source: Any) -> Any:
-        """The renamed object. 0, false and "" are values and stay. Raises InvalidPayload (BODY_UNFIT)."""
+    def apply(self, source: Any) -> Any:
+        """Return the transformed object. 0, false and "" are not omitted. Raises InvalidPayload (INVALID_BODY)."""
         if not isinstance(source, Mapping):
-            raise _unfit("fields are of an object, and payload is none")
+            raise _invalid_body("fields requires an object, and the payload is not one")
         mapped: dict[str, Any] = {}
         for name, value in source.items():
             if value is None and (self.strings or self.omit_null):
                 continue
             new = self.rename.get(name, name)
             if new in mapped:
-                raise _unfit(f"payload has two fields that would be named {new!r:.60}")
-            mapped[new] = _text(value) if self.strings else value
+                raise _invalid_body(f"payload has two fields that would be named {new!r:.60}")
+            mapped[new] = _to_text(value) if self.strings else value
         return mapped
 
 
-def check(template: Any, roots: Mapping[str, Any] | frozenset[str]) -> None:
-    """Raises InvalidInput (TEMPLATE_INVALID) for what `fill` cannot read, and paths that begin with none of `roots`."""
-    _check(template, "template", roots, 0)
+def check_template(template: Any, roots: Mapping[str, Any] | frozenset[str]) -> None:
+    """Validate a template; each path must begin with one of `roots`. Raises InvalidInput (INVALID_TEMPLATE)."""
+    _check_node(template, "template", roots, 0)
     if isinstance(template, str) and any(each.optional for each in _placeholders(template)):
-        raise _invalid("template is one string, which cannot be left out", "Leave the ? away.")
+        raise _invalid("template is a single string, which cannot be omitted", "Remove the ?.")
 
 
-def fill(template: Any, source: Mapping[str, Any]) -> Any:
-    """A checked template with its placeholders filled in from `source`; neither is changed.
+def fill_template(template: Any, source: Mapping[str, Any]) -> Any:
+    """Return a validated template with its placeholders filled from `source`; neither argument is modified.
 
-    Raises InvalidPayload (BODY_UNFIT), naming the place and what it misses.
+    Raises InvalidPayload (INVALID_BODY) with the location and the missing value.
     """
-    return _fill(template, source, "template")
+    return _fill_node(template, source, "template")
 
 
-def _check(template: Any, place: str, roots: Any, depth: int) -> None:
+def _check_node(template: Any, location: str, roots: Any, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise _invalid(f"template is nested deeper than {MAX_DEPTH} levels")
     if isinstance(template, str):
-        for each in _placeholders(template, place):
+        for each in _placeholders(template, location):
             if each.path[0] not in roots:
                 near = get_close_matches(each.path[0], roots, 1)
                 known = f"It is one of: {', '.join(sorted(roots))}."
                 raise _invalid(
-                    f"{place} asks for {each.path[0]!r:.60}, which no delivery has",
+                    f"{location} uses {each.path[0]!r:.60}, which no delivery has",
                     f"Did you mean {near[0]}? {known}" if near else known,
                 )
     elif isinstance(template, dict):
         for name, item in template.items():
             if isinstance(name, str) and "{{" in name:
-                raise _invalid(f"{place} has a placeholder in the name {name!r:.60}", "Only values are filled in.")
-            _check(item, f"{place}.{name}", roots, depth + 1)
+                raise _invalid(f"{location} has a placeholder in the name {name!r:.60}", "Only values are filled in.")
+            _check_node(item, f"{location}.{name}", roots, depth + 1)
     elif isinstance(template, list):
         for index, item in enumerate(template):
-            _check(item, f"{place}.{index}", roots, depth + 1)
+            _check_node(item, f"{location}.{index}", roots, depth + 1)
 
 
-def _fill(template: Any, source: Mapping[str, Any], place: str) -> Any:
+def _fill_node(template: Any, source: Mapping[str, Any], location: str) -> Any:
     if isinstance(template, str):
-        return _string(template, source, place)
+        return _fill_string(template, source, location)
     if isinstance(template, dict):
-        members = {name: _fill(item, source, f"{place}.{name}") for name, item in template.items()}
+        members = {name: _fill_node(item, source, f"{location}.{name}") for name, item in template.items()}
         return {name: value for name, value in members.items() if value is not _ABSENT}
     if isinstance(template, list):
-        elements = (_fill(item, source, f"{place}.{index}") for index, item in enumerate(template))
+        elements = (_fill_node(item, source, f"{location}.{index}") for index, item in enumerate(template))
         return [value for value in elements if value is not _ABSENT]
     return template
 
 
-def _string(template: str, source: Mapping[str, Any], place: str) -> Any:
-    parts = _parts(template)
+def _fill_string(template: str, source: Mapping[str, Any], location: str) -> Any:
+    parts = _parse(template)
     if len(parts) == 1 and isinstance(parts[0], _Placeholder):
-        return _value(parts[0], source, place)
+        return _resolve(parts[0], source, location)
     texts = []
     for part in parts:
         if isinstance(part, _Placeholder):
-            value = _value(part, source, place)
+            value = _resolve(part, source, location)
             if value is _ABSENT:
                 return _ABSENT
             if value is None:
-                raise _unfit(f"{place} puts {{{{{part.written}}}}} in a text, and it is null")
-            part = _text(value)
+                raise _invalid_body(f"{location} has {{{{{part.source}}}}} within a string, and it is null")
+            part = _to_text(value)
         texts.append(part)
     return "".join(texts)
 
 
-def _value(placeholder: _Placeholder, source: Mapping[str, Any], place: str) -> Any:
-    value = _at(source, placeholder.path)
+def _resolve(placeholder: _Placeholder, source: Mapping[str, Any], location: str) -> Any:
+    value = _lookup(source, placeholder.path)
     if value is _ABSENT or (value is None and placeholder.optional):
         if placeholder.optional:
             return _ABSENT
-        raise _unfit(f"{place} needs {{{{{placeholder.written}}}}}, which is absent")
-    if placeholder.form is None:
+        raise _invalid_body(f"{location} needs {{{{{placeholder.source}}}}}, which is absent")
+    if placeholder.conversion is None:
         return value
     if value is None:
-        raise _unfit(f"{place} makes a string of {{{{{placeholder.written}}}}}, and it is null")
-    if placeholder.form == "string":
-        return _text(value)
+        raise _invalid_body(f"{location} converts {{{{{placeholder.source}}}}} to a string, and it is null")
+    if placeholder.conversion == "string":
+        return _to_text(value)
     if not isinstance(value, Mapping):
-        raise _unfit(f"{place} makes strings of the members of {{{{{placeholder.written}}}}}, which is no object")
-    return Fields(strings=True).of(value)
+        raise _invalid_body(
+            f"{location} converts the members of {{{{{placeholder.source}}}}} to strings, and it is not an object"
+        )
+    return FieldMapping(strings=True).apply(value)
 
 
-def _at(source: Any, path: tuple[str, ...]) -> Any:
+def _lookup(source: Any, path: tuple[str, ...]) -> Any:
     for part in path:
         if isinstance(source, Mapping):
             source = source.get(part, _ABSENT)
@@ -163,49 +167,47 @@ def _at(source: Any, path: tuple[str, ...]) -> Any:
     return source
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def _placeholders(template: str, place: str = "template") -> list[_Placeholder]:
-    return [part for part in _parts(template, place) if isinstance(part, _Placeholder)]
+def _placeholders(template: str, location: str = "template") -> list[_Placeholder]:
+    return [part for part in _parse(template, location) if isinstance(part, _Placeholder)]
 
 
 @lru_cache(maxsize=1_000)
-def _parts(template: str, place: str = "template") -> tuple[str | _Placeholder, ...]:
-    """Text and placeholders in turn. Raises InvalidInput (TEMPLATE_INVALID)."""
+def _parse(template: str, location: str = "template") -> tuple[str | _Placeholder, ...]:
+    """Split a template string into text and placeholders. Raises InvalidInput (INVALID_TEMPLATE)."""
     parts: list[str | _Placeholder] = []
-    at = 0
-    for found in _OPEN.finditer(template):
-        parts += [_plain(template[at : found.start()], place)]
-        at = found.end()
-        if found[1] is not None:
-            parts.append(found[1])
+    position = 0
+    for braces in _BRACES.finditer(template):
+        parts += [_check_literal(template[position : braces.start()], location)]
+        position = braces.end()
+        if braces[1] is not None:
+            parts.append(braces[1])
             continue
-        read = _PLACE.fullmatch(found[2])
-        if read is None:
-            raise _invalid(f"{place} has {found[0]!r:.100}, which is no placeholder", _SYNTAX)
-        path = tuple(quoted or bare for quoted, bare in _PART.findall(read["path"]))
-        parts.append(_Placeholder(found[2].strip(), path, read["optional"] is not None, read["form"]))
-    parts.append(_plain(template[at:], place))
-    kept = tuple(part for part in parts if part != "")
-    return kept or ("",)
+        expression = _EXPRESSION.fullmatch(braces[2])
+        if expression is None:
+            raise _invalid(f"{location} has {braces[0]!r:.100}, which is not a placeholder", _SYNTAX)
+        path = tuple(quoted or bare for quoted, bare in _PATH_PART.findall(expression["path"]))
+        parts.append(_Placeholder(braces[2].strip(), path, expression["optional"] is not None, expression["form"]))
+    parts.append(_check_literal(template[position:], location))
+    non_empty = tuple(part for part in parts if part != "")
+    return non_empty or ("",)
 
 
-def _plain(text: str, place: str) -> str:
+def _check_literal(text: str, location: str) -> str:
     if "{{" in text or "}}" in text:
-        raise _invalid(
-            f"{place} has braces that open or close nothing", f"{_SYNTAX} Two braces as text: {{{{'{{{{'}}}}."
-        )
+        raise _invalid(f"{location} has unmatched braces", f"{_SYNTAX} Two literal braces: {{{{'{{{{'}}}}.")
     return text
 
 
-def _invalid(why: str, fix: str = "") -> InvalidInput:
-    return InvalidInput(f"{why}.", code="TEMPLATE_INVALID", fix=fix)
+def _invalid(problem: str, fix: str = "") -> InvalidInput:
+    return InvalidInput(f"{problem}.", code="INVALID_TEMPLATE", fix=fix)
 
 
-def _unfit(why: str) -> InvalidPayload:
+def _invalid_body(problem: str) -> InvalidPayload:
     return InvalidPayload(
-        f"The body cannot be made: {why}.", code="BODY_UNFIT",
-        fix="Give the payload what the target asks for, or mark it {{...?}} to leave it out.",
+        f"The body cannot be built: {problem}.", code="INVALID_BODY",
+        fix="Add the value to the payload, or mark the placeholder as optional: {{...?}}.",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""An operation: long work that one request started, and how far it has come."""
+"""A long-running operation that was started by a request, and its progress."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-STEP = 200
-"""So many items at once: a step is one transaction, and short."""
-TICK = 0.1  # seconds between the steps of one that keeps a rate
-AT_ONCE = 1.0  # seconds of its rate that one may make up for
-STALLED = timedelta(minutes=2)
-"""An import whose process is gone writes nothing for so long."""
+STEP_SIZE = 200
+"""Items per step: a step is one short transaction."""
+STEP_INTERVAL_SECONDS = 0.1  # minimum between the steps of an operation with a rate limit
+MAX_BURST_SECONDS = 1.0  # at most this much of unused rate may be used later
+STALL_TIMEOUT = timedelta(minutes=2)
+"""An import without progress for this long is considered abandoned by its process."""
 
 
 class OperationKind(StrEnum):
-    """What an operation does."""
+    """The kind of an operation."""
 
-    REPLAY = "replay"
+    RETRY = "retry"
     DISCARD = "discard"
     CANCEL = "cancel"
     IMPORT = "import"
@@ -26,7 +26,7 @@ class OperationKind(StrEnum):
 
 
 class OperationState(StrEnum):
-    """Where it stands."""
+    """The state of an operation."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -36,9 +36,10 @@ class OperationState(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """One operation. `spec` says of what; `done`, `failed` and `skipped` of `total` items (None: not known) are past.
+    """One operation. Instants are aware UTC datetimes.
 
-    `errors` are the first that were refused, and why. Instants are aware UTC datetimes.
+    `spec` defines the items; of `total` items (None: not known), `done`, `failed` and `skipped` are processed.
+    `errors` has the first failed items with the reasons.
     """
 
     id: str
@@ -58,27 +59,27 @@ class Operation:
     finished_at: datetime | None = None
 
     @property
-    def past(self) -> int:
-        """Items that are dealt with."""
+    def processed(self) -> int:
+        """The number of processed items."""
         return self.done + self.failed + self.skipped
 
     def rate(self) -> float | None:
-        """Items a second so far; None before the first."""
+        """Return the average number of items per second; None before the first item."""
         seconds = (self.updated_at - self.created_at).total_seconds()
-        return self.past / seconds if seconds > 0 and self.past else None
+        return self.processed / seconds if seconds > 0 and self.processed else None
 
     def eta(self) -> float | None:
-        """Seconds until it is over at this rate; None where that is not known."""
+        """Return the seconds until completion at the average rate; None if unknown or not running."""
         if self.state is not OperationState.RUNNING or self.total is None or not (rate := self.rate()):
             return None
-        return max(0, self.total - self.past) / rate
+        return max(0, self.total - self.processed) / rate
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one step of an operation came to; `cursor` is where the next one goes on, None: there is none.
+class StepResult:
+    """The result of one step of an operation; `cursor` is where the next step starts, None if this was the last one.
 
-    `spec` and `total` are given where they changed; `wait` is how many seconds there is nothing to go on with.
+    `spec` and `total` are set if they changed. `wait_seconds` is how long the next step has nothing to process.
     """
 
     done: int = 0
@@ -88,17 +89,20 @@ class Step:
     errors: tuple[dict[str, Any], ...] = ()
     spec: dict[str, Any] | None = None
     total: int | None = None
-    wait: float = 0.0
+    wait_seconds: float = 0.0
 
 
 def allowance(rate: float | None, last: datetime, now: datetime) -> tuple[int, datetime]:
-    """How many items may be dealt with now, at `rate` a second (None: as fast as it goes), and what counts as the
-    instant of that step; or none, and when to look again."""
+    """Return how many items may be processed now, and the instant to record for that step.
+
+    `rate` is in items per second, None: unlimited. `last` is the instant recorded for the previous step. If the next
+    step is not due yet, returns 0 and the instant at which it is.
+    """
     if rate is None:
-        return STEP, now
-    pause = timedelta(seconds=max(TICK, 1 / rate))
+        return STEP_SIZE, now
+    pause = timedelta(seconds=max(STEP_INTERVAL_SECONDS, 1 / rate))
     if now < last + pause:
         return 0, last + pause
-    begun = max(last, now - timedelta(seconds=max(AT_ONCE, 1 / rate)))
-    most = min(STEP, int(rate * (now - begun).total_seconds() + 1e-6))
-    return most, begun + timedelta(seconds=most / rate)
+    since = max(last, now - timedelta(seconds=max(MAX_BURST_SECONDS, 1 / rate)))
+    count = min(STEP_SIZE, int(rate * (now - since).total_seconds() + 1e-6))
+    return count, since + timedelta(seconds=count / rate)

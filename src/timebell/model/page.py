@@ -1,4 +1,4 @@
-"""One page of a listing, and the keyset cursor that leads to the next."""
+"""One page of a listing, with the keyset cursor of the next page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_LIMIT = 500
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """`items` in order of creation, newest first; `next_cursor` is None on the last page."""
+    """Items ordered by creation, newest first; `next_cursor` is None on the last page."""
 
     items: list[T]
     next_cursor: str | None
@@ -27,15 +27,18 @@ class Page(Generic[T]):
         return len(self.items)
 
 
-def check(limit: int, cursor: str | None) -> str | None:
-    """The id after which to go on. Raises InvalidInput (INVALID_LIMIT, INVALID_CURSOR)."""
+def validate_paging(limit: int, cursor: str | None) -> str | None:
+    """Return the id after which the page starts; None for the first page.
+
+    Raises InvalidInput (INVALID_LIMIT, INVALID_CURSOR).
+    """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
-        raise InvalidInput(f"limit is {limit!r}; it goes from 1 to {MAX_LIMIT}.", code="INVALID_LIMIT")
+        raise InvalidInput(f"limit is {limit!r}; it must be from 1 to {MAX_LIMIT}.", code="INVALID_LIMIT")
     if cursor is None:
         return None
     try:
         return str(UUID(cursor))
-    except (ValueError, AttributeError, TypeError) as bad:
+    except (ValueError, AttributeError, TypeError) as error:
         raise InvalidInput(
-            f"cursor {cursor!r} is not one of ours.", code="INVALID_CURSOR", fix="Use next_cursor as it came."
-        ) from bad
+            f"cursor {cursor!r} is not valid.", code="INVALID_CURSOR", fix="Pass next_cursor of the last page as it is."
+        ) from error

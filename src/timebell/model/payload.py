@@ -1,7 +1,7 @@
-"""Payloads: JSON with limits, checked when a job is made so that nothing unreadable is ever stored.
+"""JSON payloads: validated and limited when a job is created, so that nothing unreadable is ever stored.
 
-`read_json` is the one way in for JSON text from outside. The limits are those of RFC 8259 (sections 4 and 9), of
-what PostgreSQL's jsonb takes, and of what other readers of JSON agree on (RFC 7493, I-JSON).
+All JSON text from outside is parsed by `read_json`. The limits follow RFC 8259 (sections 4 and 9), PostgreSQL's jsonb,
+and the interoperability rules of RFC 7493 (I-JSON).
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import orjson
 
 from timebell.errors import InvalidPayload
 
-MAX_BYTES = 64 * 1024
+MAX_PAYLOAD_BYTES = 64 * 1024
 MAX_DEPTH = 32
-MAX_BODY = 256 * 1024
-"""Bytes of one JSON text from outside."""
+MAX_BODY_BYTES = 256 * 1024
+"""Default limit of one JSON text from outside, in bytes."""
 
-# All that is no bracket outside of a string, unfinished strings too. Possessive: it never goes back.
+# Everything except brackets outside of strings; includes unterminated strings. Possessive, so it never backtracks.
 _BETWEEN_BRACKETS = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+(?:"|\\?\Z))++', re.DOTALL)
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NESTING_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
-def encode(value: Any, field: str = "payload", *, limit: int = MAX_BYTES) -> str:
-    """`value` as JSON text of at most `limit` bytes and 32 levels.
+def encode(value: Any, field: str = "payload", *, limit: int = MAX_PAYLOAD_BYTES) -> str:
+    """Encode `value` as JSON text of at most `limit` bytes and MAX_DEPTH levels.
 
-    Raises InvalidPayload (PAYLOAD_NOT_JSON, PAYLOAD_TOO_DEEP, PAYLOAD_TOO_LARGE), naming the place.
+    Raises InvalidPayload (PAYLOAD_NOT_JSON, PAYLOAD_TOO_DEEP, PAYLOAD_TOO_LARGE) with the path below `field`.
     """
     _check(value, field, 0)
     try:
         text = orjson.dumps(value)
-    except (TypeError, ValueError) as refused:
-        raise InvalidPayload(f"{field} is not JSON: {refused}.") from refused
+    except (TypeError, ValueError) as error:
+        raise InvalidPayload(f"{field} is not JSON: {error}.") from error
     if len(text) > limit:
         raise InvalidPayload(
             f"{field} is {len(text):,} bytes of JSON; the limit is {limit:,}.",
@@ -47,59 +47,61 @@ def encode(value: Any, field: str = "payload", *, limit: int = MAX_BYTES) -> str
 
 
 def decode(text: str | None) -> Any:
-    """The value of JSON text; None for none."""
+    """Decode JSON text; None stays None."""
     return None if text is None else orjson.loads(text)
 
 
-def read_json(data: bytes, field: str = "body", *, limit: int = MAX_BODY) -> Any:
-    """The value of JSON text in UTF-8, if it means the same to every reader and can be stored.
+def read_json(data: bytes, field: str = "body", *, limit: int = MAX_BODY_BYTES) -> Any:
+    """Parse UTF-8 JSON text that every parser and database interprets in the same way.
 
-    Refused are more than `limit` bytes (PAYLOAD_TOO_LARGE) and more than 32 levels (PAYLOAD_TOO_DEEP), both before
-    anything parses it; text that is not JSON or not UTF-8 (JSON_INVALID); and what readers or databases disagree
-    on: a name that comes twice in an object, NaN and Infinity, integers of more than 64 bits, NUL, lone surrogates
-    (PAYLOAD_NOT_JSON). Raises InvalidPayload, naming `field` and the place within it.
+    Raises InvalidPayload with the path below `field`: PAYLOAD_TOO_LARGE above `limit` bytes and PAYLOAD_TOO_DEEP above
+    MAX_DEPTH levels, both before parsing; INVALID_JSON for text that is not JSON or not UTF-8; PAYLOAD_NOT_JSON for
+    duplicate names in an object, NaN, Infinity, integers of more than 64 bits, NUL characters and lone surrogates.
     """
     if len(data) > limit:
         raise InvalidPayload(
             f"{field} is {len(data):,} bytes; the limit is {limit:,}.", code="PAYLOAD_TOO_LARGE", fix="Send less."
         )
-    if _depth(data) > MAX_DEPTH:
+    if _max_nesting(data) > MAX_DEPTH:
         raise _too_deep(field)
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_object, parse_int=_integer)
-    except InvalidPayload as twice:
-        raise InvalidPayload(f"{field} {twice.message}", fix=twice.fix) from None
-    except ValueError as bad:  # JSONDecodeError and UnicodeDecodeError are ones
-        raise InvalidPayload(f"{field} is not JSON in UTF-8: {bad}.", code="JSON_INVALID") from bad
+        value = json.loads(data.decode(), object_pairs_hook=_unique_object, parse_int=_parse_integer)
+    except InvalidPayload as error:
+        raise InvalidPayload(f"{field} {error.message}", fix=error.fix) from None
+    except ValueError as error:  # includes JSONDecodeError and UnicodeDecodeError
+        raise InvalidPayload(f"{field} is not JSON in UTF-8: {error}.", code="INVALID_JSON") from error
     _check(value, field, 0)
     return value
 
 
-def _depth(data: bytes) -> int:
-    """The most brackets that are open at once."""
-    steps = _BETWEEN_BRACKETS.sub(b"", data).translate(_STEPS)
+def _max_nesting(data: bytes) -> int:
+    """Return the maximum number of brackets that are open at any position."""
+    steps = _BETWEEN_BRACKETS.sub(b"", data).translate(_NESTING_STEPS)
     return max(accumulate(memoryview(steps).cast("b")), default=0)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-        raise InvalidPayload(f"has an object with {twice!r:.60} in it twice.", fix="Keep one of them.")
-    return found
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        duplicate = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise InvalidPayload(f"has an object with the duplicate name {duplicate!r:.60}.", fix="Keep one of them.")
+    return members
 
 
-def _integer(digits: str) -> int:
-    return int(digits[:21])  # of the 64-bit ones the longest has 20: what is cut here is refused later
+def _parse_integer(digits: str) -> int:
+    return int(digits[:21])  # 64-bit integers have at most 20 characters: a truncated number is rejected later
 
 
-def legible(text: str, most: int) -> str:
-    """Text from outside, such as what an exception says, as every store can keep it; cut to `most` characters."""
-    return text[:most].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+def sanitize_text(text: str, max_length: int) -> str:
+    """Return external text, such as an exception message, in a form that every store accepts.
+
+    Truncates to `max_length` characters and replaces NUL characters and lone surrogates.
+    """
+    return text[:max_length].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 def _check(value: Any, path: str, depth: int) -> None:
-    """Refuse what JSON, orjson or PostgreSQL would refuse or silently change, before any of them sees it."""
+    """Reject values that JSON, orjson or PostgreSQL would reject or silently change."""
     kind = type(value)
     if value is None or kind is bool:
         return
@@ -117,15 +119,15 @@ def _check(value: Any, path: str, depth: int) -> None:
     else:
         raise InvalidPayload(
             f"{path} is a {kind.__name__} object; payloads are JSON.",
-            fix="Use text, numbers, booleans, None, lists and dicts; for a datetime, .isoformat() or a pydantic model.",
+            fix="Use strings, numbers, booleans, None, lists, dicts; for a datetime .isoformat() or a pydantic model.",
         )
 
 
 def _check_object(value: dict[Any, Any], path: str, depth: int) -> None:
-    """As `_check`, without a call for each of the values that most are: text and numbers."""
+    """Check an object like `_check`, with the common string and integer checks inlined for speed."""
     for key, item in value.items():
         if type(key) is not str:
-            raise InvalidPayload(f"{path} has the key {key!r}; keys in JSON are strings.")
+            raise InvalidPayload(f"{path} has the key {key!r}; JSON keys are strings.")
         if "\x00" in key or not key.isascii():
             _check_text(key, path)
         kind = type(item)
@@ -150,9 +152,9 @@ def _check_number(number: float, path: str) -> None:
 
 def _check_text(text: str, path: str) -> None:
     if "\x00" in text:
-        raise InvalidPayload(f"{path} holds a NUL character, which databases refuse.")
+        raise InvalidPayload(f"{path} contains a NUL character, which databases reject.")
     if not text.isascii():
         try:
             text.encode()
-        except UnicodeEncodeError as lone:
-            raise InvalidPayload(f"{path} holds a lone surrogate, which is not text.") from lone
+        except UnicodeEncodeError as error:
+            raise InvalidPayload(f"{path} contains a lone surrogate, which is not valid text.") from error

@@ -1,4 +1,4 @@
-"""Policies as data. What they mean is decided in `decide.py`; nothing here acts."""
+"""Policies as data; `decide.py` implements them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Self, TypeVar
 
 from timebell.errors import InvalidInput
 
-W = TypeVar("W", bound=StrEnum)
+E = TypeVar("E", bound=StrEnum)
 
 
 class Overlap(StrEnum):
-    """What an occurrence does when an earlier job of its schedule is still live."""
+    """The treatment of an occurrence while an earlier job of its schedule is still live."""
 
     SKIP = "skip"
     QUEUE = "queue"
@@ -23,64 +23,64 @@ class Overlap(StrEnum):
 
 
 class CatchUp(StrEnum):
-    """What becomes of occurrences that were missed (more than `missed_after` late)."""
+    """The treatment of missed occurrences (more than `missed_after` late)."""
 
     LATEST = "latest"
     ALL = "all"
     SKIP = "skip"
 
 
-class Lateness(StrEnum):
-    """What an occurrence is worth when it is missed."""
+class WhenLate(StrEnum):
+    """The treatment of a missed occurrence: it runs late, subject to catch-up, or expires."""
 
-    STATE = "state"
-    ANCHORED = "anchored"
+    RUN = "run"
+    EXPIRE = "expire"
 
 
-class Unheard(StrEnum):
-    """What becomes of a due job whose topic no live node listens to."""
+class OnUnhandled(StrEnum):
+    """The treatment of a due job whose topic no live node handles."""
 
     HOLD = "hold"
     COMPLETE = "complete"
 
 
 class Backoff(StrEnum):
-    """How the pause grows from one try to the next."""
+    """The growth of the pause between attempts."""
 
     FIXED = "fixed"
     LINEAR = "linear"
     EXPONENTIAL = "exponential"
 
 
-def choice(words: type[W], value: Any, field: str) -> W:
-    """`value` as one of the words. Raises InvalidInput."""
-    if value not in list(words):
+def parse_choice(choices: type[E], value: Any, field: str) -> E:
+    """Return `value` as a member of `choices`. Raises InvalidInput (INVALID_<FIELD>)."""
+    if value not in list(choices):
         raise InvalidInput(
-            f"{field} is {value!r:.60}.", code=f"INVALID_{field.upper()}", fix=f"Use {', '.join(words)}."
+            f"{field} is {value!r:.60}.", code=f"INVALID_{field.upper()}", fix=f"Use {', '.join(choices)}."
         )
-    return words(value)
+    return choices(value)
 
 
-def seconds(value: float | timedelta, field: str, *, least: float = 0.0) -> float:
-    """`value` as seconds. Raises InvalidInput when it is not a number of at least `least`."""
+def parse_seconds(value: float | timedelta, field: str, *, minimum: float = 0.0) -> float:
+    """Return a duration in seconds. Raises InvalidInput (INVALID_DURATION) below `minimum` or from 1e10 seconds."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1e10:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value < 1e10:
         raise InvalidInput(
-            f"{field} is {value!r}, which is not a duration of at least {least:g} seconds.",
+            f"{field} is {value!r}, which is not a duration of at least {minimum:g} seconds.",
             code="INVALID_DURATION",
-            fix="Give seconds as a number, or a timedelta.",
+            fix="Use a number of seconds or a timedelta.",
         )
     return float(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often and how soon a failed attempt is tried again.
+    """The retry policy of failed attempts.
 
-    `attempts` counts all tries, the first included (4 by default); errors, timeouts and lost leases use
-    them up, snoozes and drains do not. `delay` and `max_delay` are seconds (or timedeltas); each pause is
-    lengthened by up to `jitter` of itself.
+    `attempts` is the allowed total, including the first one. Errors, timeouts and lost leases use up attempts; snoozes
+    and drains do not. `delay` and `max_delay` are seconds (or timedeltas). Each pause is lengthened by a random
+    fraction of up to `jitter`. Raises InvalidInput (INVALID_RETRY, INVALID_DURATION).
     """
 
     attempts: int = 4
@@ -90,10 +90,10 @@ class Retry:
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
-        if not whole or not 1 <= self.attempts <= 1000:
+        is_integer = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
+        if not is_integer or not 1 <= self.attempts <= 1000:
             raise InvalidInput(
-                f"retry attempts is {self.attempts!r}; it goes from 1 (one try, no retry) to 1000.",
+                f"retry attempts is {self.attempts!r}; it must be from 1 (no retry) to 1000.",
                 code="INVALID_RETRY",
             )
         if self.backoff not in list(Backoff):
@@ -103,36 +103,39 @@ class Retry:
                 fix="Use fixed, linear or exponential.",
             )
         if not isinstance(self.jitter, int | float) or not 0 <= self.jitter <= 1:
-            raise InvalidInput(f"retry jitter is {self.jitter!r}; it goes from 0 to 1.", code="INVALID_RETRY")
+            raise InvalidInput(f"retry jitter is {self.jitter!r}; it must be from 0 to 1.", code="INVALID_RETRY")
         object.__setattr__(self, "backoff", Backoff(self.backoff))
-        object.__setattr__(self, "delay", seconds(self.delay, "retry delay"))
-        object.__setattr__(self, "max_delay", seconds(self.max_delay, "retry max_delay"))
+        object.__setattr__(self, "delay", parse_seconds(self.delay, "retry delay"))
+        object.__setattr__(self, "max_delay", parse_seconds(self.max_delay, "retry max_delay"))
 
     @classmethod
-    def read(cls, value: Self | Mapping[str, Any] | None) -> Self | None:
-        """A Retry as it is, or one from `{"attempts": 3, "backoff": "exponential", "delay": 5}`."""
+    def parse(cls, value: Self | Mapping[str, Any] | None) -> Self | None:
+        """Return a Retry unchanged, or build one from `{"attempts": 3, "backoff": "exponential", "delay": 5}`."""
         if value is None or isinstance(value, cls):
             return value
         if not isinstance(value, Mapping) or set(value) - set(cls.__slots__):
             raise InvalidInput(
                 f"retry is {value!r}.",
                 code="INVALID_RETRY",
-                fix=f"Give a Retry, or a mapping with {', '.join(cls.__slots__)}.",
+                fix=f"Use a Retry, or a mapping with {', '.join(cls.__slots__)}.",
             )
         return cls(**value)
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, durations in seconds."""
+        """Return the fields as JSON, durations in seconds."""
         return {name: getattr(self, name) for name in self.__slots__} | {"backoff": str(self.backoff)}
 
-    def pause(self, tries: int, fraction: float) -> float:
-        """Seconds to wait after the `tries`-th failed try; `fraction` in [0, 1) places it in the jitter."""
-        delay, longest = float(self.delay), float(self.max_delay)  # type: ignore[arg-type]
+    def pause_seconds(self, attempts_used: int, jitter_fraction: float) -> float:
+        """Return the seconds to wait after the `attempts_used`-th failed attempt.
+
+        `jitter_fraction` in [0, 1) selects a point within the jitter.
+        """
+        delay, max_delay = float(self.delay), float(self.max_delay)  # type: ignore[arg-type]
         match self.backoff:
             case Backoff.FIXED:
                 base = delay
             case Backoff.LINEAR:
-                base = delay * tries
+                base = delay * attempts_used
             case _:
-                base = delay * 2.0 ** min(tries - 1, 60)
-        return min(base, longest) * (1 + self.jitter * fraction)
+                base = delay * 2.0 ** min(attempts_used - 1, 60)
+        return min(base, max_delay) * (1 + self.jitter * jitter_fraction)

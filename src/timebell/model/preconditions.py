@@ -1,5 +1,7 @@
-"""What a job or schedule asks before it is delivered, beside its trigger if it has one: comparisons of what it carries,
-and a query to a source that speaks against it. Pure."""
+"""Preconditions of a job's delivery: comparisons of its own fields, and a query that must return no row. Pure.
+
+They apply in addition to those of the job's trigger, if it has one.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from timebell.model import condition as conditions
 from timebell.model.condition import Comparison
 from timebell.model.payload import decode, encode
 
-SPELT = {
+METADATA_NAMES = {
     "ownerId": "owner_id", "tenantId": "tenant_id", "correlationId": "correlation_id",
     "clientRequestId": "client_request_id",
 }  # fmt: skip
-"""Labels as JSON has them -> as the metadata does."""
+"""Metadata fields: JSON name -> stored name."""
 
 
-class Unless(NamedTuple):
-    """A query that must find nothing, with what it names, and the source that it is put to."""
+class UnlessQuery(NamedTuple):
+    """A query that must return no row, its parameters, and the name of the source that runs it."""
 
     source: str
     query: str
@@ -28,71 +30,73 @@ class Unless(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Gated:
-    """What one job asks: its comparisons, and the fields that these are of; and a query."""
+class Preconditions:
+    """The preconditions of one job: its comparisons with the values of their fields, and a query."""
 
     condition: tuple[Comparison, ...]
     fields: dict[str, Any]
-    unless: Unless | None = None
+    unless: UnlessQuery | None = None
 
     @classmethod
-    def of(cls, kept: str, payload: str, metadata: str | None) -> Gated:
-        """Of what is kept with a job, and what it carries."""
-        said, carried = decode(kept), {"payload": decode(payload), "metadata": decode(metadata) or {}}
-        compared = conditions.read(said.get("condition"))
-        fields = {one.field: look_up(one.field, **carried) for one in compared}
-        if (unless := said.get("unless")) is None:
-            return cls(compared, fields)
-        named = conditions.parameters_of(unless["query"])
-        own = carried["payload"] if isinstance(carried["payload"], Mapping) else {}
-        given = {name: own[name] if name in own else carried["metadata"].get(name) for name in named}
-        return cls(compared, fields, Unless(unless["source"], unless["query"], given))
+    def for_job(cls, stored: str, payload: str, metadata: str | None) -> Preconditions:
+        """Decode the preconditions stored with a job, and look up their inputs in its payload and metadata."""
+        spec, job_data = decode(stored), {"payload": decode(payload), "metadata": decode(metadata) or {}}
+        comparisons = conditions.parse_comparisons(spec.get("condition"))
+        fields = {one.field: lookup_field(one.field, **job_data) for one in comparisons}
+        if (unless := spec.get("unless")) is None:
+            return cls(comparisons, fields)
+        names = conditions.query_parameters(unless["query"])
+        own = job_data["payload"] if isinstance(job_data["payload"], Mapping) else {}
+        parameters = {name: own[name] if name in own else job_data["metadata"].get(name) for name in names}
+        return cls(comparisons, fields, UnlessQuery(unless["source"], unless["query"], parameters))
 
 
-def look_up(field: str, payload: Any, metadata: Mapping[str, Any]) -> Any:
-    """What a job carries under a name: of its payload, `payload.customer.plan` or `metadata.ownerId`; null if nothing.
+def lookup_field(field: str, payload: Any, metadata: Mapping[str, Any]) -> Any:
+    """Return the value at a path such as `customer.plan` or `metadata.ownerId`; None if absent.
 
-    A name that the payload itself has is that one.
+    A path starts in the payload, unless it begins with `payload` or `metadata`. A payload member whose name equals the
+    whole path takes precedence.
     """
     if isinstance(payload, Mapping) and field in payload:
         return payload[field]
     first, *names = field.split(".")
-    found: Any = payload
+    value: Any = payload
     if first == "metadata" and names:
-        found, names = metadata, [SPELT.get(names[0], names[0]), *names[1:]]
+        value, names = metadata, [METADATA_NAMES.get(names[0], names[0]), *names[1:]]
     elif first != "payload":
         names = [first, *names]
     for name in names:
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             return None
-        found = found.get(name)
-    return found
+        value = value.get(name)
+    return value
 
 
-def read(condition: Any, unless: Any) -> dict[str, Any]:
-    """Both as they are kept, what is empty left out. Raises InvalidInput (INVALID_CONDITION)."""
-    compared, asked = [one.to_json() for one in conditions.read(condition)], _unless(unless)
-    return {name: value for name, value in (("condition", compared), ("unless", asked)) if value}
+def normalize(condition: Any, unless: Any) -> dict[str, Any]:
+    """Return condition and query in their stored form, without empty ones. Raises InvalidInput (INVALID_CONDITION)."""
+    comparisons = [one.to_json() for one in conditions.parse_comparisons(condition)]
+    query = _normalize_unless(unless)
+    return {name: value for name, value in (("condition", comparisons), ("unless", query)) if value}
 
 
-def kept(condition: Any, unless: Any) -> str | None:
-    """As JSON to be kept with a job; None: it asks nothing. Raises InvalidInput (INVALID_CONDITION)."""
-    said = read(condition, unless)
-    return encode(said, "condition") if said else None
+def serialize(condition: Any, unless: Any) -> str | None:
+    """Encode preconditions as stored with a job; None if there are none. Raises InvalidInput (INVALID_CONDITION)."""
+    normalized = normalize(condition, unless)
+    return encode(normalized, "condition") if normalized else None
 
 
-def source_of(kept: str | None) -> str | None:
-    """The name of the source that is asked, if one is."""
-    return None if kept is None else (decode(kept).get("unless") or {}).get("source")
+def queried_source(stored: str | None) -> str | None:
+    """Return the name of the source that runs the stored query; None without a query."""
+    return None if stored is None else (decode(stored).get("unless") or {}).get("source")
 
 
-def _unless(given: Any) -> dict[str, str] | None:
-    if given is None:
+def _normalize_unless(unless: Any) -> dict[str, str] | None:
+    if unless is None:
         return None
-    source = given.get("source") if isinstance(given, Mapping) and given.keys() == {"source", "query"} else None
+    source = unless.get("source") if isinstance(unless, Mapping) and unless.keys() == {"source", "query"} else None
     if not isinstance(source, str) or not source:
         raise InvalidInput(
-            f"unless is {given!r:.60}.", code="INVALID_CONDITION",
-            fix='Give {"source": "duty", "query": "SELECT 1 FROM ..."}: a source of kind sql, and what to ask it.',
+            f"unless is {unless!r:.60}.", code="INVALID_CONDITION",
+            fix='Use {"source": "duty", "query": "SELECT 1 FROM ..."} with the name of a source of kind sql.',
         )  # fmt: skip
-    return {"source": source, "query": conditions.query(given["query"] or "") or ""}
+    return {"source": source, "query": conditions.parse_query(unless["query"] or "") or ""}

@@ -1,4 +1,4 @@
-"""What a look for lost work found: what was put right, and what rightly waits."""
+"""The result of a repair scan: items repaired, and items skipped because nothing was wrong with them."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Healed:
-    """A report: of what was `scanned`, so many were `healed` and so many `skipped`, as nothing was wrong with them."""
+class RepairReport:
+    """Numbers of scanned items: each was either repaired or skipped."""
 
-    what: Mapping[str, int] = field(default_factory=dict)
-    """How many were healed: `lease`, `unheard`, `turn`, `hold`, `schedule`, `message`."""
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    """How many were skipped, by why they are fine as they are; the words are in the glossary."""
+    repairs: Mapping[str, int] = field(default_factory=dict)
+    """Repaired items by kind: `lease`, `unhandled`, `turn`, `hold`, `schedule`, `message`."""
+    skip_reasons: Mapping[str, int] = field(default_factory=dict)
+    """Skipped items by the reason why they are in order; the reasons are in the glossary."""
 
     @property
     def scanned(self) -> int:
-        """How many were looked at."""
-        return self.healed + self.skipped
+        """The number of scanned items."""
+        return self.repaired + self.skipped
 
     @property
-    def healed(self) -> int:
-        """How many were put right."""
-        return sum(self.what.values())
+    def repaired(self) -> int:
+        """The number of repaired items."""
+        return sum(self.repairs.values())
 
     @property
     def skipped(self) -> int:
-        """How many were left as they were."""
-        return sum(self.reasons.values())
+        """The number of skipped items."""
+        return sum(self.skip_reasons.values())
 
-    def __add__(self, other: Healed) -> Healed:
-        return Healed(Counter(self.what) + Counter(other.what), Counter(self.reasons) + Counter(other.reasons))
+    def __add__(self, other: RepairReport) -> RepairReport:
+        return RepairReport(
+            Counter(self.repairs) + Counter(other.repairs), Counter(self.skip_reasons) + Counter(other.skip_reasons)
+        )
 
     def __str__(self) -> str:
-        text = f"{self.scanned} scanned, {self.healed} healed{_listed(self.what)}"
-        return f"{text}, {self.skipped} skipped{_listed(self.reasons)}"
+        text = f"{self.scanned} scanned, {self.repaired} repaired{_format_counts(self.repairs)}"
+        return f"{text}, {self.skipped} skipped{_format_counts(self.skip_reasons)}"
 
 
-def _listed(counts: Mapping[str, int]) -> str:
-    said = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count)
-    return f" ({said})" if said else ""
+def _format_counts(counts: Mapping[str, int]) -> str:
+    text = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count)
+    return f" ({text})" if text else ""

@@ -1,5 +1,8 @@
-"""What a node can take: a job's route is its topic, or `@http`, `@command` for targets that need no handler, or
-`@http:named` for those under a name, which take the secret key."""
+"""Routes: the kinds of jobs that a node can run.
+
+The route of a job is its topic; or, for targets that need no handler, the kind such as `@http` or `@command`; or
+`@http:named` for named targets, which only a node with the secret key can deliver.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +11,54 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-COMPLETES: dict[str, Any] = {"kind": "handler", "options": {"unheard": "complete"}}
-"""The target of a job for handlers that is over when it is due and no live node listens; without it, it is held."""
-COMPLETES_TEXT = '{"kind":"handler","options":{"unheard":"complete"}}'
-"""The same as it is stored."""
+COMPLETE_UNHANDLED: dict[str, Any] = {"kind": "handler", "options": {"on_unhandled": "complete"}}
+"""The target of a handler job that completes, instead of being held, if no live node handles its topic when due."""
+COMPLETE_UNHANDLED_JSON = '{"kind":"handler","options":{"on_unhandled":"complete"}}'
+"""The stored form of COMPLETE_UNHANDLED."""
 
 
-def route(topic: str, target: Mapping[str, Any] | None) -> str:
-    """The route of a job of this topic and target (None: the topic's handlers)."""
-    if target is None or target == COMPLETES:
+def route_for(topic: str, target: Mapping[str, Any] | None) -> str:
+    """Return the route of a job with this topic and target (None: the topic's handlers)."""
+    if target is None or target == COMPLETE_UNHANDLED:
         return topic
-    return route_by_name(target["kind"]) if "name" in target else f"@{target['kind']}"
+    return named_target_route(target["kind"]) if "name" in target else f"@{target['kind']}"
 
 
-def route_by_name(kind: str) -> str:
-    """The route of jobs for targets of this kind that have a name."""
+def named_target_route(kind: str) -> str:
+    """Return the route of jobs for named targets of this kind."""
     return f"@{kind}:named"
 
 
-def named(kind: str, name: str) -> dict[str, Any]:
-    """A target under a name, as a job or schedule has it; its options are looked up just before each delivery."""
+def named_target(kind: str, name: str) -> dict[str, Any]:
+    """Return a named target as stored with a job or schedule; its options are looked up before each delivery."""
     return {"kind": kind, "name": name}
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """What a node can take: exact routes, topic prefixes such as `billing.`, or every topic."""
+    """The routes that a node handles: exact routes, topic prefixes such as `billing.`, or every topic."""
 
     exact: frozenset[str] = frozenset()
     prefixes: frozenset[str] = frozenset()
-    everything: bool = False
+    all_topics: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.exact or self.prefixes or self.everything)
+        return bool(self.exact or self.prefixes or self.all_topics)
 
     def __or__(self, other: Routes) -> Routes:
-        return Routes(self.exact | other.exact, self.prefixes | other.prefixes, self.everything or other.everything)
+        return Routes(self.exact | other.exact, self.prefixes | other.prefixes, self.all_topics or other.all_topics)
 
-    def hears(self, route: str) -> bool:
-        """Whether a job of this route can be taken."""
-        if route in self.exact or (self.everything and not route.startswith("@")):
+    def handles(self, route: str) -> bool:
+        """Return whether a job with this route can run here."""
+        if route in self.exact or (self.all_topics and not route.startswith("@")):
             return True
         return any(route.startswith(prefix) for prefix in self.prefixes)
 
-    @lru_cache(maxsize=256)  # noqa: B019 - a node has two or three
-    def params(self) -> dict[str, Any]:
-        """The parameters of the `$hears` word."""
-        return {"exact": sorted(self.exact), "prefixes": sorted(self.prefixes), "everything": self.everything}
+    @lru_cache(maxsize=256)  # noqa: B019 - a node has two or three instances
+    def sql_params(self) -> dict[str, Any]:
+        """Return the parameters of the SQL macro that selects these routes."""
+        return {"exact": sorted(self.exact), "prefixes": sorted(self.prefixes), "everything": self.all_topics}
 
 
-ANYONE = Routes(prefixes=frozenset({"@"}), everything=True)
-"""Every route there is."""
+ALL_ROUTES = Routes(prefixes=frozenset({"@"}), all_topics=True)
+"""Every route."""

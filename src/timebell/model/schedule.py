@@ -1,4 +1,4 @@
-"""A schedule: a durable, named intent to make a job at each instant of a recurrence."""
+"""A schedule: a durable, named definition that creates a job at each instant of a recurrence."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from timebell.model.policy import CatchUp, Lateness, Overlap, Retry
+from timebell.model.policy import CatchUp, Overlap, Retry, WhenLate
 from timebell.recurrence import Override, Recurrence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """What a schedule does beyond firing on time. Durations are seconds.
+    """Policies for overlapping, missed and late occurrences. Durations are seconds.
 
-    A `state` occurrence is worth running late, an `anchored` one is void once it is missed. `catch_up_pace`
-    keeps what is made up for apart; more than `hold_above` of it wait for `recover`. `jitter` spreads starts,
-    `tolerance` is how late one may start before it is counted as a breach. `notify` names the alert channels that are
-    told when it fails and when it works again.
+    An occurrence is missed if it is more than `missed_after` late. `when_late` `run` lets it run late, subject to
+    `catch_up`; `expire` skips it. At most `catch_up_limit` occurrences of the last `catch_up_window` catch up,
+    `catch_up_pace` apart; more than `hold_above` at a time are held until the backlog is released. `jitter` spreads
+    starts. A start more than `tolerance` late counts as a breach. `notify` names the alert channels that are notified
+    when the schedule fails and when it recovers.
     """
 
     overlap: Overlap = Overlap.SKIP
@@ -25,7 +26,7 @@ class Policies:
     catch_up_window: float = 24 * 3600.0
     catch_up_limit: int = 100
     missed_after: float = 60.0
-    lateness: Lateness = Lateness.STATE
+    when_late: WhenLate = WhenLate.RUN
     catch_up_pace: float = 0.0
     hold_above: int = 1000
     jitter: float = 0.0
@@ -35,9 +36,9 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What each occurrence of a schedule becomes: the job's own settings; and what people say of it.
+    """The job settings of a schedule's occurrences, with the schedule's description and labels.
 
-    `condition` and `unless` are what is asked before its delivery, as JSON: see `model/preconditions.py`.
+    `condition` and `unless` are the preconditions of a delivery in JSON form: see `model/preconditions.py`.
     """
 
     topic: str
@@ -59,10 +60,10 @@ class Action:
 
 @dataclass(slots=True, kw_only=True)
 class Schedule:
-    """A schedule as it is stored. `next_fire_at` is its cursor: the first instant not yet decided.
+    """A stored schedule. `next_fire_at` is its cursor: the first instant not yet decided.
 
-    It fires while `enabled`; a pause makes it not so, from `paused_at` on. Nothing changes one; it is not frozen, as a
-    planner makes one of each that is due, and that would be three times as dear.
+    It fires while `enabled`; a pause disables it from `paused_at` on. Immutable by convention: a planner creates one
+    object per due schedule, and creating a frozen dataclass takes three times as long.
     """
 
     id: str
@@ -74,7 +75,7 @@ class Schedule:
     enabled: bool = True
     revision: int = 1
     code_hash: str | None = None
-    fault: str | None = None
+    error: str | None = None
     next_fire_at: datetime | None = None
     last_fired_at: datetime | None = None
     created_at: datetime
@@ -84,36 +85,36 @@ class Schedule:
     created_by: str | None = None
     tzdata: str | None = field(default=None, compare=False)
     utc_offset: int | None = field(default=None, compare=False)
-    """With what zone data `next_fire_at` was computed, and the seconds east of UTC that gave; None: not known."""
-    dropped: tuple[Override, ...] = ()
-    """Of a schedule just edited: the overrides that name no occurrence of it any more."""
+    """The tzdata release with which `next_fire_at` was computed, and the UTC offset (seconds east); None: unknown."""
+    dropped_overrides: tuple[Override, ...] = ()
+    """For a schedule just edited: the overrides that were dropped because their occurrences are gone."""
 
     @property
     def timezone(self) -> str:
-        """The zone's IANA key, as it was given."""
+        """The IANA key of the time zone."""
         return self.recurrence.timezone
 
     @property
-    def fires_at(self) -> datetime | None:
-        """When it fires next: the cursor, unless an override skips or moves that occurrence."""
+    def effective_next_fire_at(self) -> datetime | None:
+        """The next instant at which it fires: the cursor, unless an override skips or moves that occurrence."""
         if self.next_fire_at is None or not self.recurrence.overrides:
             return self.next_fire_at
-        return self.recurrence.fired().next(self.next_fire_at - timedelta(microseconds=1))
+        return self.recurrence.effective().next(self.next_fire_at - timedelta(microseconds=1))
 
     @property
     def topic(self) -> str:
-        """The topic its jobs carry."""
+        """The topic of its jobs."""
         return self.action.topic
 
     @property
-    def catch_up_from(self) -> timedelta:
-        """How far back a missed occurrence may lie and still fire."""
+    def catch_up_span(self) -> timedelta:
+        """The maximum age of a missed occurrence that can still fire."""
         return timedelta(seconds=self.policies.catch_up_window)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Upcoming:
-    """An occurrence to come: the aware UTC instant `at` which a schedule fires."""
+    """A future occurrence of a schedule; `at` is an aware UTC instant."""
 
     at: datetime
     schedule_id: str
@@ -124,7 +125,7 @@ class Upcoming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """What a schedule was from `effective_at` on, until the next revision."""
+    """The definition of a schedule from `effective_at` until the next revision."""
 
     number: int
     effective_at: datetime

@@ -1,8 +1,8 @@
-"""A trigger: fire at the instant in somebody else's column, plus an offset. All of it pure.
+"""Triggers: fire at the instant in a column of an external source, plus an offset. Pure.
 
-An *item* is a row of a *source*; its *fields* are what the source says of it. A trigger reads one field as an instant
-and wants a job at each offset from it, one for each recipient. What it wants is held against its *firings*, the
-memory of what was planned, and that gives what is to be made, moved and cancelled.
+An *item* is a row of a *source*, with the *fields* that the source reports. A trigger reads one field as an instant,
+and desires a job at each offset from it, for each recipient. `reconcile` compares the desired firings with the
+recorded *firings* and returns which jobs to create and to cancel.
 """
 
 from __future__ import annotations
@@ -17,47 +17,51 @@ from typing import Any, NamedTuple
 
 from timebell.errors import InvalidInput, InvalidInstant
 from timebell.model.condition import Comparison
-from timebell.model.payload import legible
+from timebell.model.payload import sanitize_text
 from timebell.model.schedule import Action
 from timebell.recurrence import resolve_local, zone
 
-GRACE = 300.0
-"""Seconds by which an instant may be past and still fire, when it is learnt of late."""
-LONGEST_KEY = 200
-UNAUTHORISED = "SOURCE_UNAUTHORIZED"
-SET_ASIDE = "SOURCE_ROWS_SET_ASIDE"
-RECIPIENTS = 1000  # of one item
-OFFSETS = 20  # of one trigger
-LAST_YEAR = 2199
-OFFSET = re.compile(r"([+-]?)(\d{1,6})([smhdw]?)", re.ASCII)
-SPANS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+DEFAULT_GRACE_SECONDS = 300.0
+"""An instant that becomes known late still fires if it is at most this many seconds past."""
+MAX_KEY_LENGTH = 200
+SOURCE_UNAUTHORIZED = "SOURCE_UNAUTHORIZED"
+SOURCE_ROWS_REJECTED = "SOURCE_ROWS_REJECTED"
+MAX_RECIPIENTS = 1000  # of one item
+MAX_OFFSETS = 20  # of one trigger
+MAX_YEAR = 2199
+OFFSET_PATTERN = re.compile(r"([+-]?)(\d{1,6})([smhdw]?)", re.ASCII)
+OFFSET_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """A step from a column's value: `0`, `-15m`, `+1d`. Days and weeks are of the calendar, in the trigger's zone
-    (the same time of day), the others elapse."""
+    """An offset from a column's instant, such as `0`, `-15m` or `+1d`.
+
+    Days and weeks are calendar units in the trigger's zone (same time of day); the others are elapsed time.
+    """
 
     count: int
     unit: str = "s"
 
     @classmethod
-    def read(cls, text: Any) -> Offset:
-        """Raises InvalidInput (INVALID_OFFSET)."""
-        found = OFFSET.fullmatch(text.strip()) if isinstance(text, str) else None
-        if found is None or (not found[3] and int(found[2])):
+    def parse(cls, text: Any) -> Offset:
+        """Parse an offset such as `-15m`. Raises InvalidInput (INVALID_OFFSET)."""
+        match = OFFSET_PATTERN.fullmatch(text.strip()) if isinstance(text, str) else None
+        if match is None or (not match[3] and int(match[2])):
             raise InvalidInput(
-                f"offset is {text!r:.40}.", code="INVALID_OFFSET", fix="Write 0, or like -15m, +2h, +1d: s, m, h, d, w."
+                f"offset is {text!r:.40}.",
+                code="INVALID_OFFSET",
+                fix="Use 0, or a number with a unit (s, m, h, d or w): -15m, +2h, +1d.",
             )
-        count = int(found[2]) * (-1 if found[1] == "-" else 1)
-        return cls(count, found[3] if count else "s")
+        count = int(match[2]) * (-1 if match[1] == "-" else 1)
+        return cls(count, match[3] if count else "s")
 
     def __str__(self) -> str:
         return f"{self.count:+}{self.unit}" if self.count else "0"
 
-    def after(self, at: datetime, timezone: str) -> datetime | None:
-        """The instant at this offset from one; None beyond the years that count."""
-        span = timedelta(**{SPANS[self.unit]: self.count})
+    def apply(self, at: datetime, timezone: str) -> datetime | None:
+        """Return the instant at this offset from `at`; None outside the years 1970 to MAX_YEAR."""
+        span = timedelta(**{OFFSET_UNITS[self.unit]: self.count})
         try:
             if self.unit not in ("d", "w") or not self.count:
                 moved = at + span
@@ -65,22 +69,23 @@ class Offset:
                 moved, _ = resolve_local(zone(timezone).local(at).replace(tzinfo=None) + span, zone(timezone))
         except (OverflowError, InvalidInstant):
             return None
-        return moved if 1970 <= moved.year <= LAST_YEAR else None
+        return moved if 1970 <= moved.year <= MAX_YEAR else None
 
 
-class Place(NamedTuple):
-    """What a trigger fires of one item: an offset, for a recipient (empty: for nobody in particular)."""
+class FiringKey(NamedTuple):
+    """Identifies one firing of a trigger for an item: an offset and a recipient (empty: no recipient)."""
 
     offset: str
     recipient: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """When a trigger fires. `column` holds the instant, `recipients` whom it is for: text, or a list of it.
+class TriggerRule:
+    """The firing rule of a trigger.
 
-    Values without an offset from UTC are wall time in `timezone`. `grace` is in seconds. `unless` is a query to the
-    source: whatever it finds speaks against firing.
+    `column` names the field with the instant; a value without a UTC offset is local time in `timezone`. `recipients`
+    names the field with the recipients, a string or a list of strings. `grace` is in seconds. `unless` is a query to
+    the source; the trigger does not fire if it returns a row.
     """
 
     column: str
@@ -89,69 +94,75 @@ class Rule:
     recipients: str | None = None
     condition: tuple[Comparison, ...] = ()
     unless: str | None = None
-    grace: float = GRACE
+    grace: float = DEFAULT_GRACE_SECONDS
 
-    def wanted(self, fields: Mapping[str, Any] | None) -> Wanted:
-        """What it wants of an item with these fields (None: it is gone)."""
+    def desired_firings(self, fields: Mapping[str, Any] | None) -> DesiredFirings:
+        """Return the firings desired for an item with these fields (None: the item was deleted)."""
         value = None if fields is None else fields.get(self.column)
         if fields is None or value is None or value == "":
-            return Wanted({}, Value.NONE)
-        at = instant_of(value, self.timezone)
-        people = [""] if self.recipients is None else people_of(fields.get(self.recipients))
-        if at is None or people is None:
-            return Wanted({}, Value.UNREADABLE)
-        places: dict[Place, datetime] = {}
+            return DesiredFirings({}, ColumnStatus.EMPTY)
+        at = parse_column_instant(value, self.timezone)
+        recipients = [""] if self.recipients is None else parse_recipients(fields.get(self.recipients))
+        if at is None or recipients is None:
+            return DesiredFirings({}, ColumnStatus.UNREADABLE)
+        instants: dict[FiringKey, datetime] = {}
         for offset in self.offsets:
-            due = offset.after(at, self.timezone or "UTC")
+            due = offset.apply(at, self.timezone or "UTC")
             if due is not None:
-                places |= {Place(str(offset), person): due for person in people}
-        return Wanted(places, Value.READ)
+                instants |= {FiringKey(str(offset), recipient): due for recipient in recipients}
+        return DesiredFirings(instants, ColumnStatus.READABLE)
 
 
-class Value(StrEnum):
-    """What was found in a column."""
+class ColumnStatus(StrEnum):
+    """The result of reading an item's columns."""
 
-    READ = "read"
-    NONE = "none"
+    READABLE = "read"
+    EMPTY = "none"
     UNREADABLE = "unreadable"
 
 
-class Wanted(NamedTuple):
-    """What a trigger wants of an item: the instants it is to fire at."""
+class DesiredFirings(NamedTuple):
+    """The instants at which a trigger should fire for an item."""
 
-    places: dict[Place, datetime]
-    value: Value
+    instants: dict[FiringKey, datetime]
+    column_status: ColumnStatus
 
 
-def instant_of(value: Any, timezone: str | None) -> datetime | None:
-    """A column's value as an aware UTC instant: ISO 8601 text, of which a date alone is its first instant in the zone.
-    None for what cannot be read, or is local time and no zone is declared."""
+def parse_column_instant(value: Any, timezone: str | None) -> datetime | None:
+    """Parse a column's ISO 8601 text as an aware UTC instant; a date alone is the start of that day in the zone.
+
+    Returns None for an unreadable value, and for local time without a `timezone`.
+    """
     if not isinstance(value, str) or len(value) > 64:
         return None
     try:
-        found = datetime.fromisoformat(value.strip())
-        if found.tzinfo is None:
-            found = resolve_local(found, zone(timezone))[0] if timezone is not None else None  # type: ignore[assignment]
+        instant = datetime.fromisoformat(value.strip())
+        if instant.tzinfo is None:
+            instant = resolve_local(instant, zone(timezone))[0] if timezone is not None else None  # type: ignore[assignment]
         else:
-            found = found.astimezone(UTC)
+            instant = instant.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-    return found if found is not None and 1970 <= found.year <= LAST_YEAR else None
+    return instant if instant is not None and 1970 <= instant.year <= MAX_YEAR else None
 
 
-def people_of(value: Any) -> list[str] | None:
-    """The recipients in a field, each once; nobody for an empty one, None for what names no people."""
+def parse_recipients(value: Any) -> list[str] | None:
+    """Return the distinct recipients in a field; an empty list for an empty field, None for an invalid value."""
     if value is None or value == "":
         return []
-    listed = value if isinstance(value, list) else [value]
-    people = [str(one) for one in listed if isinstance(one, str | int) and not isinstance(one, bool)]
-    if len(people) != len(listed) or len(people) > RECIPIENTS or not all(0 < len(one) <= LONGEST_KEY for one in people):
+    values = value if isinstance(value, list) else [value]
+    recipients = [str(one) for one in values if isinstance(one, str | int) and not isinstance(one, bool)]
+    if (
+        len(recipients) != len(values)
+        or len(recipients) > MAX_RECIPIENTS
+        or not all(0 < len(recipient) <= MAX_KEY_LENGTH for recipient in recipients)
+    ):
         return None
-    return list(dict.fromkeys(people))
+    return list(dict.fromkeys(recipients))
 
 
-def version_of(value: Any) -> int:
-    """A version as a number: a whole one, or an RFC 3339 instant as microseconds since 1970.
+def parse_version(value: Any) -> int:
+    """Return a version as an integer; an RFC 3339 instant becomes microseconds since 1970.
 
     Raises InvalidInput (INVALID_VERSION).
     """
@@ -160,46 +171,49 @@ def version_of(value: Any) -> int:
     if isinstance(value, str):
         if len(value) < 20 and value.isascii() and value.isdigit() and int(value) < 2**63:
             return int(value)
-        found = instant_of(value, None)
-        if found is not None:
-            return micros(found)
+        instant = parse_column_instant(value, None)
+        if instant is not None:
+            return epoch_micros(instant)
     raise InvalidInput(
         f"version is {value!r:.60}.", code="INVALID_VERSION",
-        fix="Give a whole number that rises with each change, or the instant of the change: 2027-03-14T07:00:00.25Z.",
+        fix="Use an integer that increases with each change, or the instant of the change: 2027-03-14T07:00:00.25Z.",
     )  # fmt: skip
 
 
-def unfit_key(key: str) -> str | None:
-    """Why no store keeps a row under this key; None if they do."""
-    if len(key) > LONGEST_KEY:
-        return f"{key!r:.60}: the key has {len(key):,} characters; the limit is {LONGEST_KEY}."
-    return None if legible(key, LONGEST_KEY) == key else f"{key!r:.60}: the key has characters that are no text."
+def key_problem(key: str) -> str | None:
+    """Return why an item key cannot be stored; None if it can."""
+    if len(key) > MAX_KEY_LENGTH:
+        return f"{key!r:.60}: the key has {len(key):,} characters; the limit is {MAX_KEY_LENGTH}."
+    return None if sanitize_text(key, MAX_KEY_LENGTH) == key else f"{key!r:.60}: the key has invalid characters."
 
 
-def micros(at: datetime) -> int:
-    """Microseconds since 1970."""
+def epoch_micros(at: datetime) -> int:
+    """Return an aware instant as microseconds since 1970."""
     return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-def key_of(trigger_id: str, item: str, place: Place) -> str:
-    """The key of the one live job for a place of an item. No two places share one, whatever their names are."""
-    parts = ["trigger", trigger_id, _part(item), place.offset]
-    key = "__".join([*parts, _part(place.recipient)] if place.recipient else parts)
-    if len(key) <= LONGEST_KEY:
+def firing_job_key(trigger_id: str, item: str, firing_key: FiringKey) -> str:
+    """Return the key of the one live job of a firing; distinct firings have distinct keys, whatever their names are."""
+    parts = ["trigger", trigger_id, _escape_part(item), firing_key.offset]
+    key = "__".join([*parts, _escape_part(firing_key.recipient)] if firing_key.recipient else parts)
+    if len(key) <= MAX_KEY_LENGTH:
         return key
     return f"trigger__{trigger_id}__{sha256(key.encode()).hexdigest()}"
 
 
-def _part(name: str) -> str:
-    """A name in which two underscores never meet, nor a part's edge."""
+def _escape_part(name: str) -> str:
+    """Escape underscores at the ends of a part and next to another one, so that `__` only separates parts."""
     quoted = name.replace("%", "%25")
     return re.sub(r"^_|_$|_(?=_)|(?<=_)_", "%5F", quoted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
-    """What was planned for a place: the job made for the instant `at` (None: nothing), by which revision of the
-    trigger; and the last instant that a job of it has started for."""
+    """The record of one planned firing.
+
+    `job_id` was created for the instant `at` (None: no job) by `revision` of the trigger. `fired_at` is the latest
+    instant for which a job has started.
+    """
 
     at: datetime | None
     job_id: str | None = None
@@ -208,59 +222,66 @@ class Firing:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """What brings firings to what is wanted. A move is a cancel and a make."""
+class FiringChanges:
+    """The changes that turn the recorded firings into the desired ones. A move is a cancel and a create."""
 
-    make: dict[Place, datetime] = field(default_factory=dict)
-    cancel: list[Place] = field(default_factory=list)
-    late: list[Place] = field(default_factory=list)
-    """Wanted, but past by more than the grace."""
+    create: dict[FiringKey, datetime] = field(default_factory=dict)
+    cancel: list[FiringKey] = field(default_factory=list)
+    too_late: list[FiringKey] = field(default_factory=list)
+    """Desired, but past by more than the grace."""
 
     def __bool__(self) -> bool:
-        return bool(self.make or self.cancel)
+        return bool(self.create or self.cancel)
 
 
 def reconcile(
-    wanted: Mapping[Place, datetime], firings: Mapping[Place, Firing], revision: int, now: datetime, grace: float
-) -> Steps:
-    """Hold what is wanted against what was planned.
+    desired: Mapping[FiringKey, datetime],
+    firings: Mapping[FiringKey, Firing],
+    revision: int,
+    now: datetime,
+    grace: float,
+) -> FiringChanges:
+    """Compare the desired with the recorded firings.
 
-    An instant that was planned or has fired is not made again, however often it is reported. One that is past is made
-    within the grace. What is no longer wanted, or wanted at another instant, is cancelled. A new revision of the
-    trigger makes again what is still to come.
+    An instant that is planned or has fired is not created again, however often it is reported. A past instant is
+    created within `grace` seconds. A firing that is not desired, or desired at another instant, is cancelled. A new
+    `revision` of the trigger replaces the jobs of future firings.
     """
-    steps = Steps()
+    changes = FiringChanges()
     oldest = now - timedelta(seconds=grace)
-    for place, at in wanted.items():
-        planned = firings.get(place)
+    for key, at in desired.items():
+        planned = firings.get(key)
         if planned is not None and planned.at == at and (planned.revision == revision or at <= now):
             continue
         fired = planned is not None and planned.fired_at == at
         late = at < oldest
         if planned is not None and planned.at is not None:
-            steps.cancel.append(place)
+            changes.cancel.append(key)
         if late and not fired:
-            steps.late.append(place)
+            changes.too_late.append(key)
         if not late and not fired:
-            steps.make[place] = at
-    steps.cancel.extend(place for place, one in firings.items() if one.at is not None and place not in wanted)
-    return steps
+            changes.create[key] = at
+    changes.cancel.extend(key for key, firing in firings.items() if firing.at is not None and key not in desired)
+    return changes
 
 
-def offsets_of(given: Any) -> tuple[Offset, ...]:
-    """Offsets as they are written, each once. Raises InvalidInput (INVALID_OFFSET)."""
-    listed: Iterable[Any] = [given] if isinstance(given, str | Offset) else given
-    if not isinstance(listed, list | tuple) or not 0 < len(listed) <= OFFSETS:
+def parse_offsets(offsets: Any) -> tuple[Offset, ...]:
+    """Parse one offset or a list of 1 to MAX_OFFSETS, without duplicates. Raises InvalidInput (INVALID_OFFSET)."""
+    values: Iterable[Any] = [offsets] if isinstance(offsets, str | Offset) else offsets
+    if not isinstance(values, list | tuple) or not 0 < len(values) <= MAX_OFFSETS:
         raise InvalidInput(
-            f"offsets is {given!r:.60}.", code="INVALID_OFFSET", fix=f'Give 1 to {OFFSETS}, e.g. ["-15m", "0"].'
+            f"offsets is {offsets!r:.60}.", code="INVALID_OFFSET", fix=f'Give 1 to {MAX_OFFSETS}, e.g. ["-15m", "0"].'
         )
-    return tuple(dict.fromkeys(one if isinstance(one, Offset) else Offset.read(one) for one in listed))
+    return tuple(dict.fromkeys(one if isinstance(one, Offset) else Offset.parse(one) for one in values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where dated rows are. `options` are those of its kind; a `fault` is what is wrong with it now, `fault_code` its
-    code. Access to an orphaned one was lost (`orphaned_reason`); it may come back."""
+    """An external source of items.
+
+    `options` depend on its `kind`. `error` and `error_code` describe the current failure, if any. An orphaned source
+    has lost access to its items (`orphaned_reason`); it recovers if access returns.
+    """
 
     id: str
     tenant_id: str
@@ -269,8 +290,8 @@ class Source:
     options: dict[str, Any] = field(default_factory=dict)
     cursor: str | None = None
     synced_at: datetime | None = None
-    fault: str | None = None
-    fault_code: str | None = None
+    error: str | None = None
+    error_code: str | None = None
     orphaned_at: datetime | None = None
     orphaned_reason: str | None = None
     created_at: datetime
@@ -279,28 +300,31 @@ class Source:
 
     @property
     def state(self) -> str:
-        """`ready`, `failing`, `reauthorise` (somebody has to give new tokens) or `orphaned`."""
+        """`ready`, `failing`, `reauthorize` (new tokens are required) or `orphaned`."""
         if self.orphaned_at is not None:
             return "orphaned"
-        if self.fault is None:
+        if self.error is None:
             return "ready"
-        return "reauthorise" if self.fault_code == UNAUTHORISED else "failing"
+        return "reauthorize" if self.error_code == SOURCE_UNAUTHORIZED else "failing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
-    """A trigger as it is stored. `source` is the name of its source, `board` what jobs say of it; `orphaned` is why
-    access to that was lost, if it was, `unauthorised` that its tokens are not taken any more."""
+    """A stored trigger.
+
+    `source` is the name of its source, `source_label` the source's label in job payloads. `orphaned_reason` is set
+    while the source is orphaned, `unauthorized_reason` while its tokens are rejected.
+    """
 
     id: str
     tenant_id: str
     name: str
     source_id: str
     source: str
-    board: str = ""
-    orphaned: str | None = None
-    unauthorised: str | None = None
-    rule: Rule
+    source_label: str = ""
+    orphaned_reason: str | None = None
+    unauthorized_reason: str | None = None
+    rule: TriggerRule
     action: Action
     enabled: bool = True
     pause_reason: str | None = None
@@ -311,18 +335,20 @@ class Trigger:
 
     @property
     def state(self) -> str:
-        """`ready`, `paused`, `orphaned` or `reauthorise` (what is due waits for new tokens)."""
+        """`ready`, `paused`, `orphaned` or `reauthorize` (due firings wait for new tokens)."""
         if not self.enabled:
             return "paused"
-        if self.orphaned is not None:
+        if self.orphaned_reason is not None:
             return "orphaned"
-        return "ready" if self.unauthorised is None else "reauthorise"
+        return "ready" if self.unauthorized_reason is None else "reauthorize"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What a source says of an item: its fields (None: it is gone), as of a version. Without a version it is taken for
-    newer than what is known."""
+class ItemChange:
+    """The fields of an item as reported by a source (None: the item was deleted), with their version.
+
+    A change without a version counts as newer than the stored item.
+    """
 
     key: str
     version: int | None
@@ -330,20 +356,22 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What a webhook says of an item: that it has changed, or is gone. `at` is when, if it says so; `column` what has
-    the value now, if it says that."""
+class WebhookNotice:
+    """A webhook's report that an item was changed or deleted.
+
+    `at` is the instant of the change, if reported; `column` and `value` the changed field, if reported.
+    """
 
     key: str
     at: datetime | None = None
-    gone: bool = False
+    deleted: bool = False
     column: str | None = None
     value: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A row of a source, as it was last heard of; `fields` None: it is gone."""
+    """The latest known version of an item; `fields` None: it was deleted."""
 
     key: str
     version: int
@@ -352,13 +380,13 @@ class Item:
 
 
 @dataclass(slots=True)
-class Observed:
-    """What changes came to: so many items were `changed`, `same` as known, or `stale`, as something newer was known.
+class ChangeSummary:
+    """The result of applying item changes.
 
-    Of jobs: `made`, `cancelled` (of which a move is one, and one made), `late` (past by more than the grace, so not
-    made), and items of which a trigger can read no instant (`unreadable`).
-
-    `unfit` are rows that cannot be kept, each with the reason: they are set aside, and what was known of them stays.
+    Items are counted as `changed`, `same` (equal to the stored item) or `stale` (older than the stored item), and as
+    `unreadable` if a trigger could not read an instant. Jobs are counted as `made` (created), `cancelled` (a move
+    counts as both) or `late` (past by more than the grace, so not created). `rejected` has the reasons of rows that
+    cannot be stored; the stored items of these keys are unchanged.
     """
 
     changed: int = 0
@@ -368,9 +396,9 @@ class Observed:
     cancelled: int = 0
     late: int = 0
     unreadable: int = 0
-    unfit: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
 
-    def add(self, more: Observed) -> None:
-        """Count what other changes came to, too."""
+    def add(self, other: ChangeSummary) -> None:
+        """Add the counts and rejections of another summary."""
         for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(more, name))
+            setattr(self, name, getattr(self, name) + getattr(other, name))

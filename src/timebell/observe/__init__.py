@@ -1,1 +1,1 @@
-"""What there is to tell: counts, metrics, the watchdog, alerts."""
+"""Observability: counters, metrics, the watchdog and alerts."""

@@ -1,4 +1,4 @@
-"""Alerts: what is told, when, and how it gets out through Apprise (Slack, PagerDuty, mail and a hundred others)."""
+"""Alerts: deduplication, rate limiting, and delivery through Apprise (Slack, PagerDuty, email and others)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("timebell.alerts")
 
-MOST, WINDOW = 10, 600.0
-"""So many messages in so many seconds; what is still true afterwards is told then."""
-AGAIN = 4 * 3600.0
-"""Seconds after which a problem that lasts is told once more."""
-PATIENCE = 20.0
-_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(?=[a-z][a-z0-9+.-]*://)")
+MAX_MESSAGES, WINDOW_SECONDS = 10, 600.0
+"""At most MAX_MESSAGES messages in WINDOW_SECONDS seconds. Excess messages are sent later if they still apply."""
+REMINDER_INTERVAL_SECONDS = 4 * 3600.0
+"""Seconds after which a reminder of an ongoing problem is sent."""
+SEND_TIMEOUT_SECONDS = 20.0
+_NAMED_URL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(?=[a-z][a-z0-9+.-]*://)")
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is sent; `resolved` says that a problem is over."""
+    """Alert message; `resolved` marks the end of a problem."""
 
     code: str
     text: str
@@ -36,89 +36,97 @@ class Message:
 
     @property
     def title(self) -> str:
-        """One line."""
+        """One-line title."""
         return f"Timebell: {self.code}{' resolved' if self.resolved else ''}"
 
 
-class Desk:
-    """Decides what is told of the problems there are: each once, once more while it lasts, and its end; never more
-    than `MOST` messages in `WINDOW` seconds, so that what comes and goes is told as it stands in the end."""
+class AlertTracker:
+    """Decide which messages to send about current problems.
+
+    Each problem is sent once, again every REMINDER_INTERVAL_SECONDS while it lasts, and once when it is resolved. The
+    rate limit delays messages, so a flapping problem is eventually reported in its current state.
+    """
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[str, float]] = {}
-        self._sent: deque[float] = deque()
+        self._alerted: dict[str, tuple[str, float]] = {}
+        self._sent_at: deque[float] = deque()
 
     @property
-    def open(self) -> dict[str, str]:
-        """What was told of and is not over: the text, by code."""
-        return {code: text for code, (text, _) in self._told.items()}
+    def open_alerts(self) -> dict[str, str]:
+        """Texts of the reported problems that are not resolved, by code."""
+        return {code: text for code, (text, _) in self._alerted.items()}
 
-    def take_over(self, told: Mapping[str, str], now: float) -> None:
-        """Go on from what another desk left open (monotonic seconds of this one)."""
-        self._told = {code: (text, self._told.get(code, ("", now))[1]) for code, text in told.items()}
+    def restore(self, alerts: Mapping[str, str], now: float) -> None:
+        """Take over the open alerts of another tracker. `now` is this process's monotonic time in seconds."""
+        self._alerted = {code: (text, self._alerted.get(code, ("", now))[1]) for code, text in alerts.items()}
 
-    def news(self, problems: Iterable[Problem], now: float) -> list[Message]:
-        """What to tell now (monotonic seconds)."""
-        active = {one.code: one.text for one in problems}
-        while self._sent and now - self._sent[0] >= WINDOW:
-            self._sent.popleft()
-        wanted = [Message(code, text) for code, text in active.items()
-                  if code not in self._told or now - self._told[code][1] >= AGAIN]  # fmt: skip
-        wanted += [
-            Message(code, f"It is over: {text}", True) for code, (text, _) in self._told.items() if code not in active
+    def due_messages(self, problems: Iterable[Problem], now: float) -> list[Message]:
+        """Return the messages to send now and mark them as sent. `now` is monotonic time in seconds."""
+        active = {problem.code: problem.text for problem in problems}
+        while self._sent_at and now - self._sent_at[0] >= WINDOW_SECONDS:
+            self._sent_at.popleft()
+        wanted = [
+            Message(code, text)
+            for code, text in active.items()
+            if code not in self._alerted or now - self._alerted[code][1] >= REMINDER_INTERVAL_SECONDS
         ]
-        told = wanted[: MOST - len(self._sent)]
-        for message in told:
-            self._sent.append(now)
+        wanted += [
+            Message(code, f"Resolved: {text}", True) for code, (text, _) in self._alerted.items() if code not in active
+        ]
+        due = wanted[: MAX_MESSAGES - len(self._sent_at)]
+        for message in due:
+            self._sent_at.append(now)
             if message.resolved:
-                del self._told[message.code]
+                del self._alerted[message.code]
             else:
-                self._told[message.code] = message.text, now
-        return told
+                self._alerted[message.code] = message.text, now
+        return due
 
 
 class Channels:
-    """Where alerts go: Apprise URLs, each with a name or without (`billing=slack://...`)."""
+    """Alert destinations: Apprise URLs, optionally named (`billing=slack://...`)."""
 
     def __init__(self, urls: str | None = None) -> None:
-        """`urls` are separated by spaces or commas. Raises InvalidInput (ALERTS_UNAVAILABLE, ALERT_URL_INVALID)."""
+        """Parse URLs separated by spaces or commas. Raises InvalidInput (ALERTS_UNAVAILABLE, INVALID_ALERT_URL)."""
         self._by_name: dict[str, Any] = {}
-        given = re.split(r"[\s,]+(?=(?:[\w.-]+=)?[a-z][a-z0-9+.-]*://)", (urls or "").strip(" ,\n"))
-        for number, url in enumerate(filter(None, given), start=1):
-            name = _NAMED.match(url)
-            self._channel(name[1] if name else "", number, url[name.end() :] if name else url)
+        entries = re.split(r"[\s,]+(?=(?:[\w.-]+=)?[a-z][a-z0-9+.-]*://)", (urls or "").strip(" ,\n"))
+        for number, url in enumerate(filter(None, entries), start=1):
+            name = _NAMED_URL.match(url)
+            self._add_url(name[1] if name else "", number, url[name.end() :] if name else url)
 
-    def _channel(self, name: str, number: int, url: str) -> None:
+    def _add_url(self, name: str, number: int, url: str) -> None:
         channel = self._by_name.get(name) or self._by_name.setdefault(name, _apprise())
         if not channel.add(url):
             raise InvalidInput(
-                f"Alert URL number {number} is none that Apprise knows.", code="ALERT_URL_INVALID",
-                fix="Their forms are on https://appriseit.com, such as mailto://user:password@example.com.",
+                f"Apprise does not support alert URL number {number}.", code="INVALID_ALERT_URL",
+                fix="Use a URL format listed on https://appriseit.com, such as mailto://user:password@example.com.",
             )  # fmt: skip
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
     async def send(self, message: Message, names: Collection[str] = ()) -> bool:
-        """Tell those of these names, and those without a name if none is given or one is not known here; whether
-        all were told."""
+        """Send a message to the channels with these names; return whether all deliveries succeeded.
+
+        Unnamed channels receive it if `names` is empty or contains an unknown name.
+        """
         unknown = [name for name in names if name not in self._by_name]
         if unknown:
-            log.warning("no alert URL is called %s", ", ".join(unknown))
+            log.warning("no alert URL is named %s", ", ".join(unknown))
         chosen = [self._by_name[name] for name in names if name in self._by_name]
         if (unknown or not names) and "" in self._by_name:
             chosen.append(self._by_name[""])
         if not chosen:
             return not names
         kind = "success" if message.resolved else "failure"
-        sending = [one.async_notify(body=message.text, title=message.title, notify_type=kind) for one in chosen]
+        sending = [channel.async_notify(body=message.text, title=message.title, notify_type=kind) for channel in chosen]
         try:
-            async with asyncio.timeout(PATIENCE):
-                told = await asyncio.gather(*sending, return_exceptions=True)
+            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+                results = await asyncio.gather(*sending, return_exceptions=True)
         except TimeoutError:
-            told = [None]
-        if not all(one and not isinstance(one, BaseException) for one in told):
-            log.error("an alert could not be sent: %s", message.title)
+            results = [None]
+        if not all(result and not isinstance(result, BaseException) for result in results):
+            log.error("could not send alert: %s", message.title)
             return False
         return True
 
@@ -128,6 +136,6 @@ def _apprise() -> apprise.Apprise:
         import apprise
     except ImportError as missing:
         raise InvalidInput(
-            "Alerts need Apprise.", code="ALERTS_UNAVAILABLE", fix='Install it: pip install "timebell[alerts]"'
+            "Alerts require Apprise.", code="ALERTS_UNAVAILABLE", fix='Install it: pip install "timebell[alerts]"'
         ) from missing
     return apprise.Apprise()

@@ -1,6 +1,7 @@
-"""What a node counts while it runs. Plain numbers in memory: what reads them out is `metrics.py`.
+"""In-memory counters and histograms of a node. `metrics.py` exports them.
 
-Labels stay few: no job ids, no tenants, and from `MOST` topics on further ones count as `other`.
+Cardinality is bounded: there are no labels for jobs or tenants, and once a metric has MAX_SERIES series, new topics are
+counted as `other`.
 """
 
 from __future__ import annotations
@@ -10,38 +11,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from timebell.model.audit_findings import Finding
-from timebell.model.job import Ending, JobState, Reason
-from timebell.model.trigger import Observed
+from timebell.model.job import Completion, JobState, Reason
+from timebell.model.trigger import ChangeSummary
 
 VERDICTS = ("passed", "condition", "quota", "orphaned", "paused", "withdrawn", "waits")
-DELIVERED = "handler", "ok"
-MOST = 500  # series of one metric
+HANDLER_OK = "handler", "ok"
+MAX_SERIES = 500  # series of one metric
 OTHER = "other"
-LAG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
-TIMES = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
-RATIOS = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 1.0)
-FOUND = (1.0, 2.0, 5.0, 10.0, 50.0, 100.0, 500.0)
-DATABASE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+LAG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
+DURATION_BUCKETS = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
+RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95, 1.0)
+CLAIM_SIZE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 50.0, 100.0, 500.0)
+DATABASE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
-class Tally:
-    """Numbers that only rise, by label values. Those of `begin` are there from the start, as a rise from nothing
-    goes unseen."""
+class LabeledCounter:
+    """Counter by label values.
 
-    def __init__(self, begin: Sequence[str] = ()) -> None:
-        self.values: dict[tuple[str, ...], int] = {(word,): 0 for word in begin}
+    The labels in `initial` start at 0, because `increase()` in Prometheus ignores the first sample of a new series.
+    """
+
+    def __init__(self, initial: Sequence[str] = ()) -> None:
+        self.values: dict[tuple[str, ...], int] = {(label,): 0 for label in initial}
 
     def add(self, *labels: str, by: int = 1) -> None:
-        """Count."""
+        """Increment the series of these labels."""
         try:
             self.values[labels] += by
         except KeyError:
-            self.values[self.of(*labels)] += by
+            self.values[self.series_key(*labels)] += by
 
-    def of(self, *labels: str) -> tuple[str, ...]:
-        """The key of `values` under which these labels count."""
+    def series_key(self, *labels: str) -> tuple[str, ...]:
+        """Return the key of `values` for these labels, creating the series if necessary."""
         if labels not in self.values:
-            if len(self.values) >= MOST:
+            if len(self.values) >= MAX_SERIES:
                 labels = (OTHER, *labels[1:])
             self.values.setdefault(labels, 0)
         return labels
@@ -49,36 +52,37 @@ class Tally:
 
 @dataclass(slots=True)
 class Series:
-    """How many values fell into each bucket (the last one has no bound), and their sum."""
+    """Number of values in each bucket (the last one is unbounded), and the sum of all values."""
 
     buckets: list[int]
     total: float = 0.0
 
 
-class Spread:
-    """How values are distributed, by label values: a histogram."""
+class Histogram:
+    """Histogram by label values."""
 
-    def __init__(self, bounds: Sequence[float], *, labelled: bool = True) -> None:
+    def __init__(self, bounds: Sequence[float], *, labeled: bool = True) -> None:
         self.bounds = bounds
-        self._least = bounds[0]
-        self.series: dict[tuple[str, ...], Series] = {} if labelled else {(): self._new()}
+        self._lowest_bound = bounds[0]
+        self.series: dict[tuple[str, ...], Series] = {} if labeled else {(): self._new()}
 
-    def of(self, *labels: str) -> Series:
-        """The series of these labels."""
+    def get_series(self, *labels: str) -> Series:
+        """Return the series of these labels, creating it if necessary."""
         try:
             return self.series[labels]
         except KeyError:
-            if len(self.series) >= MOST:
+            if len(self.series) >= MAX_SERIES:
                 labels = (OTHER, *labels[1:])
             return self.series.setdefault(labels, self._new())
 
     def observe(self, value: float, *labels: str) -> None:
-        """Take a value in."""
+        """Record a value."""
         try:
             series = self.series[labels]
         except KeyError:
-            series = self.of(*labels)
-        series.buckets[bisect_left(self.bounds, value) if value > self._least else 0] += 1  # as most of them are
+            series = self.get_series(*labels)
+        # Most values fall into the first bucket and need no search.
+        series.buckets[bisect_left(self.bounds, value) if value > self._lowest_bound else 0] += 1
         series.total += value
 
     def _new(self) -> Series:
@@ -87,7 +91,7 @@ class Spread:
 
 @dataclass(slots=True)
 class Counters:
-    """What this node saw since it started."""
+    """Counters of this node since it started."""
 
     fired: int = 0
     skipped: int = 0
@@ -97,95 +101,108 @@ class Counters:
     rescued: int = 0
     clock_steps: int = 0
     leader_changes: int = 0
-    unheard: int = 0
+    unhandled: int = 0
     lag_max: float = 0.0
     tolerance_breaches: int = 0
     claim_conflicts: int = 0
-    double_fires: int = 0
-    fires: Tally = field(default_factory=Tally)
-    attempts: Tally = field(default_factory=Tally)
-    not_run: Tally = field(default_factory=lambda: Tally([reason.value for reason in Reason]))
-    missed: Tally = field(default_factory=lambda: Tally(["unrecorded", "policy"]))
-    differences: Tally = field(default_factory=lambda: Tally([finding.value for finding in Finding]))
-    deliveries: Tally = field(default_factory=Tally)
-    messages: Tally = field(default_factory=lambda: Tally(["accepted", "refused", "unknown", "again"]))
-    scans: Tally = field(default_factory=lambda: Tally(["ok", "failed", "unauthorised", "orphaned"]))
-    items: Tally = field(default_factory=lambda: Tally(["changed", "same", "stale", "set_aside"]))
-    verdicts: Tally = field(default_factory=lambda: Tally(VERDICTS))
-    refreshes: Tally = field(default_factory=lambda: Tally(["ok", "failed", "unauthorised"]))
-    lag: Spread = field(default_factory=lambda: Spread(LAG, labelled=False))
-    runs: Spread = field(default_factory=lambda: Spread(TIMES))
-    ratios: Spread = field(default_factory=lambda: Spread(RATIOS))
-    delivering: Spread = field(default_factory=lambda: Spread(TIMES))
-    found: Spread = field(default_factory=lambda: Spread(FOUND, labelled=False))
-    database: Spread = field(default_factory=lambda: Spread(DATABASE))
-    _well: dict[str, tuple[Series, Series, Series, tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
-    """Of each topic what `went_well` counts in."""
+    duplicate_fires: int = 0
+    fires: LabeledCounter = field(default_factory=LabeledCounter)
+    attempts: LabeledCounter = field(default_factory=LabeledCounter)
+    not_run: LabeledCounter = field(default_factory=lambda: LabeledCounter([reason.value for reason in Reason]))
+    missed: LabeledCounter = field(default_factory=lambda: LabeledCounter(["unrecorded", "policy"]))
+    audit_differences: LabeledCounter = field(
+        default_factory=lambda: LabeledCounter([finding.value for finding in Finding])
+    )
+    deliveries: LabeledCounter = field(default_factory=LabeledCounter)
+    campaign_messages: LabeledCounter = field(
+        default_factory=lambda: LabeledCounter(["accepted", "refused", "unknown", "again"])
+    )
+    source_scans: LabeledCounter = field(
+        default_factory=lambda: LabeledCounter(["ok", "failed", "unauthorized", "orphaned"])
+    )
+    source_items: LabeledCounter = field(
+        default_factory=lambda: LabeledCounter(["changed", "same", "stale", "unusable"])
+    )
+    delivery_check_verdicts: LabeledCounter = field(default_factory=lambda: LabeledCounter(VERDICTS))
+    token_refreshes: LabeledCounter = field(default_factory=lambda: LabeledCounter(["ok", "failed", "unauthorized"]))
+    lag: Histogram = field(default_factory=lambda: Histogram(LAG_BUCKETS, labeled=False))
+    run_durations: Histogram = field(default_factory=lambda: Histogram(DURATION_BUCKETS))
+    timeout_ratios: Histogram = field(default_factory=lambda: Histogram(RATIO_BUCKETS))
+    delivery_durations: Histogram = field(default_factory=lambda: Histogram(DURATION_BUCKETS))
+    claim_sizes: Histogram = field(default_factory=lambda: Histogram(CLAIM_SIZE_BUCKETS, labeled=False))
+    database_durations: Histogram = field(default_factory=lambda: Histogram(DATABASE_BUCKETS))
+    _success_series: dict[str, tuple[Series, Series, Series, tuple[str, ...], tuple[str, ...]]] = field(
+        default_factory=dict
+    )
+    """Series and keys that `record_success` updates, by topic."""
 
-    def late(self, lag: float, tolerance: float) -> None:
-        """Count how late a job started, in seconds, and whether that is more than is tolerated."""
+    def record_lag(self, lag: float, tolerance: float) -> None:
+        """Record the start lag of a job and whether it exceeds the tolerance, both in seconds."""
         if lag > self.lag_max:
             self.lag_max = lag
         if lag < 0.0:
             lag = 0.0
         series = self.lag.series[()]
-        series.buckets[bisect_left(LAG, lag)] += 1
+        series.buckets[bisect_left(LAG_BUCKETS, lag)] += 1
         series.total += lag
         self.tolerance_breaches += lag > tolerance
 
-    def went_well(self, topic: str, took: float, timeout: float) -> None:
-        """Count an attempt of a handler that completed its job: as its delivery, and `came_to`."""
+    def record_success(self, topic: str, took: float, timeout: float) -> None:
+        """Count a handler attempt that completed its job, including its delivery. Durations are in seconds."""
         try:
-            runs, ratios, delivering, attempt, fire = self._well[topic]
+            runs, ratios, delivering, attempt, fire = self._success_series[topic]
         except KeyError:
-            if len(self._well) >= MOST:
-                self._well.clear()
-            self.deliveries.of(*DELIVERED)
-            runs, ratios, delivering, attempt, fire = self._well[topic] = (
-                self.runs.of(topic), self.ratios.of(topic), self.delivering.of("handler"),
-                self.attempts.of(topic, "ok"), self.fires.of(topic, "ok"),
+            if len(self._success_series) >= MAX_SERIES:
+                self._success_series.clear()
+            self.deliveries.series_key(*HANDLER_OK)
+            runs, ratios, delivering, attempt, fire = self._success_series[topic] = (
+                self.run_durations.get_series(topic), self.timeout_ratios.get_series(topic),
+                self.delivery_durations.get_series("handler"),
+                self.attempts.series_key(topic, "ok"), self.fires.series_key(topic, "ok"),
             )  # fmt: skip
-        if took <= TIMES[0] and took <= RATIOS[0] * timeout:  # as most of them
+        if took <= DURATION_BUCKETS[0] and took <= RATIO_BUCKETS[0] * timeout:  # the common case
             runs.buckets[0] += 1
             ratios.buckets[0] += 1
             delivering.buckets[0] += 1
         else:
-            runs.buckets[bisect_left(TIMES, took)] += 1
-            ratios.buckets[bisect_left(RATIOS, took / timeout)] += 1
-            delivering.buckets[bisect_left(TIMES, took)] += 1
+            runs.buckets[bisect_left(DURATION_BUCKETS, took)] += 1
+            ratios.buckets[bisect_left(RATIO_BUCKETS, took / timeout)] += 1
+            delivering.buckets[bisect_left(DURATION_BUCKETS, took)] += 1
         runs.total += took
         ratios.total += took / timeout
         delivering.total += took
-        self.deliveries.values[DELIVERED] += 1
+        self.deliveries.values[HANDLER_OK] += 1
         self.attempts.values[attempt] += 1
         self.fires.values[fire] += 1
 
-    def came_to(self, topic: str, ending: Ending) -> None:
-        """Count what an attempt came to."""
-        match ending.state:
+    def record_completion(self, topic: str, completion: Completion) -> None:
+        """Count the completion of an attempt."""
+        match completion.state:
             case JobState.COMPLETED:
                 self.attempts.add(topic, "ok")
                 self.fires.add(topic, "ok")
             case JobState.SKIPPED:
-                self.left_out({ending.reason or OTHER: 1})
+                self.record_skipped({completion.reason or OTHER: 1})
             case JobState.CANCELLED:
                 self.attempts.add(topic, "cancelled")
-            case JobState.DISPATCHED:  # what it comes to is counted where it is reported
+            case JobState.DISPATCHED:  # its result is counted when it is reported
                 self.attempts.add(topic, "dispatched")
-            case JobState.PENDING if not ending.counts:
+            case JobState.PENDING if not completion.uses_attempt:
                 self.attempts.add(topic, "postponed")
             case state:
-                self.attempts.add(topic, {"TIMEOUT": "timeout", "LEASE_LOST": "lost"}.get(ending.code or "", "failed"))
+                self.attempts.add(
+                    topic, {"TIMEOUT": "timeout", "LEASE_LOST": "lost"}.get(completion.code or "", "failed")
+                )
                 self.fires.add(topic, "dead" if state is JobState.FAILED else "failed")
 
-    def observed(self, found: Observed) -> None:
-        """Count what changes of items came to."""
+    def record_observed(self, summary: ChangeSummary) -> None:
+        """Count the outcomes of item changes."""
         for outcome in ("changed", "same", "stale"):
-            self.items.add(outcome, by=getattr(found, outcome))
-        self.items.add("set_aside", by=len(found.unfit))
+            self.source_items.add(outcome, by=getattr(summary, outcome))
+        self.source_items.add("unusable", by=len(summary.rejected))
 
-    def left_out(self, reasons: dict[str, int]) -> None:
-        """Count occurrences that did not run, by the reason in their rows."""
+    def record_skipped(self, reasons: dict[str, int]) -> None:
+        """Count occurrences that did not run, by the reason stored in their rows."""
         for reason, count in reasons.items():
             self.not_run.add(reason, by=count)
             if reason in (Reason.MISSED, Reason.COALESCED, Reason.EXPIRED):

@@ -1,4 +1,4 @@
-"""Metrics as text: Prometheus' format 0.0.4, or OpenMetrics 1.0 for who asks for it."""
+"""Text formats of metrics: Prometheus 0.0.4, or OpenMetrics 1.0 if the client accepts it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 Kind = Literal["counter", "gauge", "histogram"]
-PLAIN = "text/plain; version=0.0.4; charset=utf-8"
-OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+PROMETHEUS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_MEDIA_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Sample(NamedTuple):
-    """A value. `suffix` follows the name of the metric: `_bucket`, `_sum` and `_count` of histograms."""
+    """Value of a metric. `suffix` is appended to its name: `_bucket`, `_sum` or `_count` for histograms."""
 
     labels: Iterable[tuple[str, str]]
     value: float
@@ -20,7 +20,7 @@ class Sample(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A metric with its values. The name of a counter ends in `_total`."""
+    """Metric with its samples. Counter names end in `_total`."""
 
     name: str
     kind: Kind
@@ -28,33 +28,41 @@ class Family(NamedTuple):
     samples: list[Sample]
 
 
-def exposed(families: Iterable[Family], accept: str) -> tuple[str, str]:
-    """All of them as text, and its media type, by what the reader accepts."""
-    types = {one.partition(";")[0].strip().lower() for one in accept.split(",")}
+def render(families: Iterable[Family], accept: str) -> tuple[str, str]:
+    """Return the rendered metrics and their media type, chosen by the Accept header."""
+    types = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
     if "application/openmetrics-text" not in types:
-        return "".join(f"{line}\n" for one in families for line in _lines(one, one.name, _plain(one.help))), PLAIN
-    # There a counter is called without its _total in these two lines, and quotes are escaped in help, too.
-    lines = (line for one in families for line in _lines(one, one.name.removesuffix("_total"), _escaped(one.help)))
-    return "".join(f"{line}\n" for line in (*lines, "# EOF")), OPEN
+        return "".join(
+            f"{line}\n"
+            for family in families
+            for line in _render_family(family, family.name, _escape_help(family.help))
+        ), PROMETHEUS_MEDIA_TYPE
+    # OpenMetrics omits _total in the HELP and TYPE lines of counters and escapes quotes in help texts.
+    lines = (
+        line
+        for family in families
+        for line in _render_family(family, family.name.removesuffix("_total"), _escape_label(family.help))
+    )
+    return "".join(f"{line}\n" for line in (*lines, "# EOF")), OPENMETRICS_MEDIA_TYPE
 
 
-def _lines(family: Family, name: str, told: str) -> Iterator[str]:
-    yield f"# HELP {name} {told}"
+def _render_family(family: Family, name: str, help_text: str) -> Iterator[str]:
+    yield f"# HELP {name} {help_text}"
     yield f"# TYPE {name} {family.kind}"
     for labels, value, suffix in family.samples:
-        within = ",".join(f'{label}="{_escaped(word)}"' for label, word in labels)
-        yield f"{family.name}{suffix}{f'{{{within}}}' if within else ''} {_number(value)}"
+        label_text = ",".join(f'{label}="{_escape_label(text)}"' for label, text in labels)
+        yield f"{family.name}{suffix}{f'{{{label_text}}}' if label_text else ''} {_format_number(value)}"
 
 
-def _plain(text: str) -> str:
+def _escape_help(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n")
 
 
-def _escaped(text: str) -> str:
-    return _plain(text).replace('"', r"\"")
+def _escape_label(text: str) -> str:
+    return _escape_help(text).replace('"', r"\"")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     if math.isfinite(value):
         return repr(float(value))
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"

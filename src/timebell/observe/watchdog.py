@@ -1,4 +1,7 @@
-"""What should have happened and did not: pure comparisons, for the leader's counts and for `timebell watch`."""
+"""Detection of overdue schedules, late jobs and silent nodes.
+
+Pure functions and state without I/O, used by the leader's watchdog and by `timebell watch`.
+"""
 
 from __future__ import annotations
 
@@ -8,120 +11,155 @@ from datetime import datetime, timedelta
 
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence import Recurrence
-from timebell.store.cluster.gauges import Overdue
-from timebell.store.schedules.recurrence_column import recurrence_of
+from timebell.store.cluster.gauges import OverdueSchedule
+from timebell.store.schedules.recurrence_column import recurrence_from_json
 
-GRACE = 10.0
-"""Seconds after its instant from which an occurrence without any row is overdue."""
-WAITING = 60.0
-"""Seconds from which a job that is due and has not started is worth an alarm: from then on it counts as missed."""
-SILENCE = 10.0
-"""Seconds for which the database may fail to answer before that is worth an alarm."""
-NAMED = 3
-COUNTED = 100
-"""Occurrences of a schedule that one look counts: a heart must not stand still over a long outage."""
+OVERDUE_GRACE_SECONDS = 10.0
+"""Seconds after its due time at which an occurrence without a row counts as overdue."""
+START_ALARM_SECONDS = 60.0
+"""Seconds after which a due job that has not started raises an alarm and counts as missed."""
+DATABASE_SILENCE_SECONDS = 10.0
+"""Seconds without a database response that raise an alarm."""
+MAX_NAMED_SCHEDULES = 3
+MAX_COUNTED = 100
+"""Maximum occurrences of a schedule counted in one check, so a long outage cannot block the heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that needs a person. The code stays the same for as long as it lasts."""
+    """Problem that requires an operator. Its code is stable for as long as it lasts."""
 
     code: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One look at the database: the beat of every node by id, what is overdue, how long the oldest due job waits
-    (seconds)."""
+class ClusterSnapshot:
+    """State of the cluster as read from the database.
 
-    beats: Mapping[str, int]
-    overdue: Sequence[Overdue]
-    oldest: float
+    `heartbeats` maps node ids to heartbeat counters; `oldest_due_age_seconds` is the wait of the oldest due job.
+    """
+
+    heartbeats: Mapping[str, int]
+    overdue: Sequence[OverdueSchedule]
+    oldest_due_age_seconds: float
 
 
-def unrecorded(recurrence: Recurrence, cursor: datetime, counted: datetime | None, until: datetime) -> int:
-    """How many occurrences from the cursor up to `until` have no row and were not counted before: those after
-    `counted`, the last instant that was. Counting stops at `COUNTED`."""
-    start = cursor if counted is None else max(cursor, counted + timedelta(microseconds=1))
+def count_unrecorded(recurrence: Recurrence, cursor: datetime, counted_until: datetime | None, until: datetime) -> int:
+    """Count occurrences from the cursor through `until` that have no row and were not counted before.
+
+    Occurrences up to and including `counted_until` were counted earlier. Counting stops at MAX_COUNTED.
+    """
+    start = cursor if counted_until is None else max(cursor, counted_until + timedelta(microseconds=1))
     if start > until:
         return 0
     if recurrence.spec.delay is not None:
-        return int(counted is None)
+        return int(counted_until is None)
     count = 0
     try:
-        at = recurrence.fired().next(start - timedelta(microseconds=1))
-        while at is not None and at <= until and count < COUNTED:
+        at = recurrence.effective().next(start - timedelta(microseconds=1))
+        while at is not None and at <= until and count < MAX_COUNTED:
             count += 1
-            at = recurrence.fired().next(at)
-    except InvalidRecurrence:  # a search for more that was given up
+            at = recurrence.effective().next(at)
+    except InvalidRecurrence:  # the search for the next occurrence reached its limit
         pass
     return count
 
 
-class Unrecorded:
-    """Counts each occurrence that is overdue without a row once, however often one looks."""
+class UnrecordedCounter:
+    """Count each overdue occurrence without a row once, regardless of the number of checks."""
 
     def __init__(self) -> None:
-        self._counted: dict[str, datetime] = {}
+        self._counted_until: dict[str, datetime] = {}
 
-    def count(self, overdue: Sequence[Overdue], now: datetime) -> int:
-        """How many more there are."""
-        until, found = now - timedelta(seconds=GRACE), 0
-        for one in overdue:
+    def count(self, overdue: Sequence[OverdueSchedule], now: datetime) -> int:
+        """Return the number of overdue occurrences not counted before."""
+        until, total = now - timedelta(seconds=OVERDUE_GRACE_SECONDS), 0
+        for schedule in overdue:
             try:
-                found += unrecorded(recurrence_of(one.recurrence), one.since, self._counted.get(one.id), until)
-            except Exception:  # not readable: its instant is overdue all the same
-                found += one.id not in self._counted
-        self._counted = {one.id: until for one in overdue}
-        return found
+                total += count_unrecorded(
+                    recurrence_from_json(schedule.recurrence),
+                    schedule.since,
+                    self._counted_until.get(schedule.id),
+                    until,
+                )
+            except Exception:  # the recurrence is unreadable, but its next occurrence is overdue regardless
+                total += schedule.id not in self._counted_until
+        self._counted_until = {schedule.id: until for schedule in overdue}
+        return total
 
 
 @dataclass(slots=True)
 class Watch:
-    """Judges looks at the database. Times are the watcher's own monotonic seconds; `lease` is how long a node may
-    be silent."""
+    """Derive problems from successive snapshots of the database.
 
-    lease: float
-    began: float
-    _answered: float = field(init=False)
-    _alive: float = field(init=False)
-    _beats: Mapping[str, int] = field(default_factory=dict)
+    Times are monotonic seconds of this process. `lease_seconds` is the time without a heartbeat after which nodes count
+    as dead.
+    """
+
+    lease_seconds: float
+    started: float
+    _last_response: float = field(init=False)
+    _last_heartbeat: float = field(init=False)
+    _heartbeats: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._answered = self._alive = self.began
+        self._last_response = self._last_heartbeat = self.started
 
-    def judge(self, seen: Seen | None, why: str, now: float) -> list[Problem]:
-        """The problems there are, from a look, or from none and the reason."""
-        if seen is None:
-            # How the nodes are is not known meanwhile; they get the time of a lease to show it.
-            self._alive, self._beats = now, {}
-            if now - self._answered < SILENCE:
+    def find_problems(self, snapshot: ClusterSnapshot | None, reason: str, now: float) -> list[Problem]:
+        """Return the current problems. A `snapshot` of None means the database did not respond, for `reason`."""
+        if snapshot is None:
+            # The state of the nodes is unknown meanwhile, so give them a full lease to send a heartbeat.
+            self._last_heartbeat, self._heartbeats = now, {}
+            if now - self._last_response < DATABASE_SILENCE_SECONDS:
                 return []
-            return [Problem("DATABASE_UNREACHABLE", f"The database has not answered for {SILENCE:g} s: {why}")]
-        self._answered = now
-        if any(self._beats.get(id_) != beat for id_, beat in seen.beats.items()) and self._beats:
-            self._alive = now
-        self._beats = seen.beats or self._beats
-        return [*self._nodes(now), *_overdue(seen.overdue), *_waiting(seen.oldest)]
+            return [
+                Problem(
+                    "DATABASE_UNREACHABLE",
+                    f"The database has not responded for {DATABASE_SILENCE_SECONDS:g} s: {reason}",
+                )
+            ]
+        self._last_response = now
+        if (
+            any(self._heartbeats.get(id_) != heartbeat for id_, heartbeat in snapshot.heartbeats.items())
+            and self._heartbeats
+        ):
+            self._last_heartbeat = now
+        self._heartbeats = snapshot.heartbeats or self._heartbeats
+        return [
+            *self._node_problems(now),
+            *_overdue_problems(snapshot.overdue),
+            *_waiting_problems(snapshot.oldest_due_age_seconds),
+        ]
 
-    def _nodes(self, now: float) -> list[Problem]:
-        silent = now - self._alive
-        if silent < self.lease:
+    def _node_problems(self, now: float) -> list[Problem]:
+        silent = now - self._last_heartbeat
+        if silent < self.lease_seconds:
             return []
-        return [Problem("NO_LIVE_NODE", f"No node has given a sign of life for {silent:.0f} s: nothing fires.")]
+        return [Problem("NO_LIVE_NODE", f"No node has sent a heartbeat for {silent:.0f} s: nothing fires.")]
 
 
-def _overdue(overdue: Sequence[Overdue]) -> list[Problem]:
+def _overdue_problems(overdue: Sequence[OverdueSchedule]) -> list[Problem]:
     if not overdue:
         return []
-    named = ", ".join(f"{one.label} (since {one.since:%Y-%m-%d %H:%M:%S} UTC)" for one in overdue[:NAMED])
-    more = ", ..." if len(overdue) > NAMED else ""
-    many = "A schedule has" if len(overdue) == 1 else f"{len(overdue)} schedules have"
-    return [Problem("SCHEDULE_NOT_FIRED", f"{many} not fired more than {GRACE:g} s after the time: {named}{more}.")]
+    examples = ", ".join(
+        f"{schedule.label} (since {schedule.since:%Y-%m-%d %H:%M:%S} UTC)" for schedule in overdue[:MAX_NAMED_SCHEDULES]
+    )
+    more = ", ..." if len(overdue) > MAX_NAMED_SCHEDULES else ""
+    subject = "A schedule has" if len(overdue) == 1 else f"{len(overdue)} schedules have"
+    return [
+        Problem(
+            "SCHEDULE_NOT_FIRED",
+            f"{subject} not fired more than {OVERDUE_GRACE_SECONDS:g} s after the due time: {examples}{more}.",
+        )
+    ]
 
 
-def _waiting(oldest: float) -> list[Problem]:
-    if oldest < WAITING:
+def _waiting_problems(oldest_due_age_seconds: float) -> list[Problem]:
+    if oldest_due_age_seconds < START_ALARM_SECONDS:
         return []
-    return [Problem("JOBS_NOT_STARTED", f"Jobs have been due for up to {oldest:.0f} s and have not started.")]
+    return [
+        Problem(
+            "JOBS_NOT_STARTED", f"Jobs have been due for up to {oldest_due_age_seconds:.0f} s and have not started."
+        )
+    ]

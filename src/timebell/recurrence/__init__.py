@@ -1,15 +1,36 @@
-"""When: recurrences as immutable data and pure functions, without a clock and without a store."""
+"""Recurrences as immutable data and pure functions, independent of clocks and stores.
 
-from timebell.recurrence.calendar.business_days import OnCalendar
+From the bottom to the top; a module imports only from lower layers:
+
+- `instants`, `zones`: instants as integers, and the zone data.
+- `rules`: sets of instants in one zone.
+- `calendar`, `hours`: business days and hours of the day that limit a rule.
+- `recurrence`: a spec in one zone, with bounds and overrides. The rest of the program uses it.
+- `spec`: a recurrence as the user writes it, and the operators that combine several.
+- `cron`, `rrule`, `interval`, `dates`: the notations. Each has a spec, which compiles to a rule.
+- `codec`: specs and recurrences from text and JSON. `preview` and `tzdata_diff` are built on all of it.
+"""
+
 from timebell.recurrence.calendar.calendar import Calendar
-from timebell.recurrence.codec import parse_cron, parse_interval, spec_from_json, spec_to_json
-from timebell.recurrence.core import Fold, Gap, Override, Recurrence, Roll, Rule, Spec
+from timebell.recurrence.codec import parse_cron, parse_interval, recurrence_from_json, spec_from_json
 from timebell.recurrence.cron.spec import Cron
 from timebell.recurrence.dates import Dates
+from timebell.recurrence.hours import Hours
 from timebell.recurrence.interval import Every
-from timebell.recurrence.operators import Except, Hours, Union, Within
+from timebell.recurrence.recurrence import Override, Recurrence
 from timebell.recurrence.rrule.spec import RRule
-from timebell.recurrence.zones import Note, Release, Zone, installed, open_release, resolve_local, tzdata_version, zone
+from timebell.recurrence.rules.rule import Fold, Gap, Rule
+from timebell.recurrence.spec import Except, OnCalendar, Roll, Spec, Union, Within
+from timebell.recurrence.zones import (
+    Note,
+    Release,
+    Zone,
+    installed_release,
+    open_release,
+    resolve_local,
+    tzdata_version,
+    zone,
+)
 
 __all__ = [
     "Calendar",
@@ -32,13 +53,13 @@ __all__ = [
     "Union",
     "Within",
     "Zone",
-    "installed",
+    "installed_release",
     "open_release",
     "parse_cron",
     "parse_interval",
+    "recurrence_from_json",
     "resolve_local",
     "spec_from_json",
-    "spec_to_json",
     "tzdata_version",
     "zone",
 ]

@@ -1,4 +1,4 @@
-"""Recurrences in plain English."""
+"""Plain English descriptions: shared phrases, intervals and dates."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
 )
-_SINCE = {"last_end": "after each run ends", "last_start": "after each run starts"}
-_MONTH_ENDS = {
+_SINCE_TEXT = {"last_end": "after each run ends", "last_start": "after each run starts"}
+_MONTH_END_TEXT = {
     "skip": ", without the months that lack the day",
     "next": ", on the 1st of the next month where a month lacks the day",
 }
-_FEW_DATES = 3
+_MAX_LISTED_DATES = 3
 
 
 def describe_interval(step: Step, anchor: datetime | None, month_end: str = "back") -> str:
-    """E.g. "Every 15 minutes from 2027-03-14 07:00 UTC"."""
+    """Describe an interval, e.g. "Every 15 minutes from 2027-03-14 07:00 UTC"."""
     every = describe_step(step)
     if every.startswith("1 ") and " and " not in every:
         every = every[2:]
-    return f"Every {every}" + (f" from {moment(anchor)}" if anchor else "") + _MONTH_ENDS.get(month_end, "")
+    return f"Every {every}" + (f" from {format_moment(anchor)}" if anchor else "") + _MONTH_END_TEXT.get(month_end, "")
 
 
 def describe_delay(step: Step, since: str, anchor: datetime | None) -> str:
-    """E.g. "10 minutes after each run ends, from 2027-03-14 07:00 UTC"."""
-    return f"{describe_step(step)} {_SINCE[since]}" + (f", from {moment(anchor)}" if anchor else "")
+    """Describe a fixed delay, e.g. "10 minutes after each run ends, from 2027-03-14 07:00 UTC"."""
+    return f"{describe_step(step)} {_SINCE_TEXT[since]}" + (f", from {format_moment(anchor)}" if anchor else "")
 
 
 def describe_step(step: Step) -> str:
-    """E.g. "1 hour and 30 minutes"."""
-    seconds, fraction = divmod(step.elapsed, 1_000_000)
+    """Describe a duration, e.g. "1 hour and 30 minutes"."""
+    seconds, fraction = divmod(step.elapsed_us, 1_000_000)
     units = (
         (step.months // 12, "year"),
         (step.months % 12, "month"),
@@ -46,67 +46,67 @@ def describe_step(step: Step) -> str:
         (seconds // 3600, "hour"),
         (seconds // 60 % 60, "minute"),
     )
-    amounts = [_amount(number, unit) for number, unit in units if number]
+    amounts = [_pluralize(number, unit) for number, unit in units if number]
     if seconds % 60 or fraction:
-        exact = f"{seconds % 60}.{fraction:06}".rstrip("0").rstrip(".") if fraction else str(seconds % 60)
-        amounts.append(f"{exact} second{'' if exact == '1' else 's'}")
+        seconds_text = f"{seconds % 60}.{fraction:06}".rstrip("0").rstrip(".") if fraction else str(seconds % 60)
+        amounts.append(f"{seconds_text} second{'' if seconds_text == '1' else 's'}")
     return join(amounts)
 
 
 def describe_dates(dates: Sequence[datetime]) -> str:
-    """E.g. "At 2027-03-14 07:00 UTC, 2027-04-14 07:00 UTC and 2027-05-14 07:00 UTC"."""
-    shown = [moment(one) for one in dates[:_FEW_DATES]]
-    more = len(dates) - len(shown)
-    return f"At {join([*shown, f'{more} more']) if more else join(shown)}"
+    """Describe a list of dates, e.g. "At 2027-03-14 07:00 UTC, 2027-04-14 07:00 UTC and 2027-05-14 07:00 UTC"."""
+    listed = [format_moment(moment) for moment in dates[:_MAX_LISTED_DATES]]
+    more = len(dates) - len(listed)
+    return f"At {join([*listed, f'{more} more']) if more else join(listed)}"
 
 
 def describe_date(day: date) -> str:
-    """E.g. "Sun 14 Mar 2027", in any locale."""
+    """Format a date like "Sun 14 Mar 2027", independent of the locale."""
     return f"{day_name(day.isoweekday() % 7)[:3]} {day.day} {month_name(day.month)[:3]} {day.year}"
 
 
-def join(words: Sequence[str], last: str = "and") -> str:
-    """E.g. "a, b and c"."""
-    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else "".join(words)
+def join(words: Sequence[str], conjunction: str = "and") -> str:
+    """Join words like "a, b and c"."""
+    return f"{', '.join(words[:-1])} {conjunction} {words[-1]}" if len(words) > 1 else "".join(words)
 
 
-def _amount(number: int, unit: str) -> str:
+def _pluralize(number: int, unit: str) -> str:
     return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
-def moment(when: datetime) -> str:
-    """E.g. "2027-03-14 07:00 UTC", without UTC for a local time."""
-    spec = "auto" if when.second or when.microsecond else "minutes"
-    text = when.replace(tzinfo=None).isoformat(sep=" ", timespec=spec)
-    return text if when.tzinfo is None else f"{text} UTC"
+def format_moment(moment: datetime) -> str:
+    """Format a datetime like "2027-03-14 07:00 UTC"; a local time has no "UTC"."""
+    timespec = "auto" if moment.second or moment.microsecond else "minutes"
+    text = moment.replace(tzinfo=None).isoformat(sep=" ", timespec=timespec)
+    return text if moment.tzinfo is None else f"{text} UTC"
 
 
 def month_name(number: int) -> str:
-    """January is 1."""
+    """Return the English name of a month; January is 1."""
     return _MONTHS[number - 1]
 
 
 def day_name(number: int) -> str:
-    """Sunday is 0."""
+    """Return the English name of a weekday; Sunday is 0."""
     return _DAYS[number]
 
 
 def ordinal(number: int) -> str:
-    """E.g. 3 as "3rd"."""
-    tail = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{tail}"
+    """Format an ordinal number, e.g. 3 as "3rd"."""
+    suffix = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
 
 
-def runs(values: Iterable[int], name: Callable[[int], str] = str, last: str = "and") -> str:
-    """E.g. 1, 2, 3, 7 as "1 to 3 and 7"."""
-    found: list[list[int]] = []
+def join_ranges(values: Iterable[int], name: Callable[[int], str] = str, conjunction: str = "and") -> str:
+    """Join numbers with runs of three or more as ranges, e.g. 1, 2, 3, 7 as "1 to 3 and 7"."""
+    runs: list[list[int]] = []
     for value in values:
-        if found and found[-1][-1] == value - 1:
-            found[-1].append(value)
+        if runs and runs[-1][-1] == value - 1:
+            runs[-1].append(value)
         else:
-            found.append([value])
+            runs.append([value])
     words: list[str] = []
-    for run in found:
-        named = [name(value) for value in run]
-        words += [f"{named[0]} to {named[-1]}"] if len(run) > 2 else named
-    return join(words, last)
+    for run in runs:
+        names = [name(value) for value in run]
+        words += [f"{names[0]} to {names[-1]}"] if len(run) > 2 else names
+    return join(words, conjunction)

@@ -1,40 +1,42 @@
-"""Intervals: anchor + k * duration, k = 0, 1, 2, ... ISO 8601 durations, RFC 5545 3.3.6.
+"""Intervals: anchor + k * duration for k = 0, 1, 2, ..., with ISO 8601 durations (RFC 5545 3.3.6).
 
 Years, months, weeks and days are steps of the local calendar; hours, minutes and seconds are elapsed time.
-Every instant is computed from the anchor, so a short month or a jump of the clock never moves later ones.
-With `since` there is no grid: each run puts the next one off, and the anchor is the only instant known ahead.
+Every instant is computed from the anchor, so a short month or a clock change never shifts later ones.
+With `since`, the interval is a fixed delay: each run determines the next instant, and only the anchor is known in
+advance.
 """
 
 from __future__ import annotations
 
 import re
 from calendar import isleap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from math import gcd
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Self, get_args
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self, get_args
 
 from timebell.errors import InvalidRecurrence
-from timebell.recurrence.core import JSON, Delay, Fold, Gap, Rule, Since, Spec
-from timebell.recurrence.dates import DatesRule
 from timebell.recurrence.describe import describe_delay, describe_interval
 from timebell.recurrence.instants import (
     DAY_S,
-    MAX,
     MAX_S,
-    SECOND,
+    MAX_US,
+    SECOND_US,
     format_instant,
     from_us,
+    local_to_us,
     parse_instant,
     to_us,
-    wall_us,
 )
-from timebell.recurrence.local_times import WallRule, Walls
+from timebell.recurrence.rules.dates import DatesRule
+from timebell.recurrence.rules.local_times import LocalTimeRule, LocalTimes
+from timebell.recurrence.rules.rule import Fold, Gap, MonthEnd, Rule
+from timebell.recurrence.spec import JSON, Delay, Since, Spec
 from timebell.recurrence.zones import Zone
 
-_ISO = re.compile(
+_ISO_DURATION = re.compile(
     r"P(?=.)(?:(?P<years>\d{1,9})Y)?(?:(?P<months>\d{1,9})M)?(?:(?P<weeks>\d{1,9})W)?(?:(?P<days>\d{1,9})D)?"
     r"(?:T(?=.)(?:(?P<hours>\d{1,9})H)?(?:(?P<minutes>\d{1,9})M)?"
     r"(?:(?P<seconds>\d{1,9})(?:\.(?P<fraction>\d{1,6}))?S)?)?",
@@ -42,10 +44,8 @@ _ISO = re.compile(
 )
 _MEAN_MONTH = 2_629_746  # seconds; 400 Gregorian years are 146,097 days
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
-_LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_MONTH_LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _FEBRUARY = 1
-
-MonthEnd = Literal["back", "skip", "next"]
 
 
 class Step(NamedTuple):
@@ -53,24 +53,24 @@ class Step(NamedTuple):
 
     months: int
     days: int
-    elapsed: int
+    elapsed_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class Every(Spec):
-    """Every so long, counted from an anchor, which is the first instant.
+    """Instants at equal intervals from an anchor, which is the first one.
 
-    `duration` is ISO 8601 text, calendar ("P1D", "P3M") or elapsed ("PT15M"), or a timedelta (elapsed).
-    `anchor` is an aware datetime, or a naive one for a local time in the zone; without one, the creation.
+    `duration` is ISO 8601 text, in calendar steps ("P1D", "P3M") or elapsed time ("PT15M"), or a timedelta (elapsed).
+    `anchor` is an aware datetime, or a naive one for a local time in the zone; the default is the time of creation.
 
-    `since` makes an elapsed duration a fixed delay: "last_end" counts it from the end of each run, "last_start"
-    from its start (but not before its end). The first run is at the anchor; without one, the duration after the
-    creation.
+    `since` turns an elapsed duration into a fixed delay: "last_end" measures it from the end of each run, "last_start"
+    from its start (but the next run never starts before the end of the last). The first run is at the anchor, by
+    default one delay after the creation.
 
-    Of calendar steps: `month_end` says what a step of months does in a month that lacks the anchor's day: "back"
-    takes the last day, "skip" leaves the month out, "next" takes the 1st of the month after (as RFC 7529 SKIP).
-    `gap` ("end", "shift", "skip") and `fold` ("first", "last", "both") are as in Cron, by default RFC 5545 3.3.5.
-    Raises InvalidRecurrence (INVALID_INTERVAL).
+    The other options apply to calendar steps. `month_end` is for steps of months and decides about months that lack the
+    anchor's day: "back" uses their last day, "skip" omits them, "next" uses the 1st of the following month (SKIP of
+    RFC 7529). `gap` ("end", "shift", "skip") and `fold` ("first", "last", "both") mean the same as in Cron; the
+    defaults are those of RFC 5545 3.3.5. Raises InvalidRecurrence (INVALID_INTERVAL).
     """
 
     kind: ClassVar[str] = "interval"
@@ -84,15 +84,15 @@ class Every(Spec):
 
     def __post_init__(self) -> None:
         if isinstance(self.duration, timedelta):
-            object.__setattr__(self, "duration", _iso(self.duration))
+            object.__setattr__(self, "duration", _to_iso_duration(self.duration))
         elif not isinstance(self.duration, str):
             refuse(f"A duration is text or a timedelta, not {self.duration!r:.64}.", 'E.g. "PT15M".')
         self._check_options(parse_duration(self.duration))
         if self.anchor is not None:
             if not isinstance(self.anchor, datetime):
-                refuse(f"anchor must be a datetime, not {self.anchor!r}.", "Give a datetime, or none.")
+                refuse(f"anchor must be a datetime, not {self.anchor!r}.", "Specify a datetime, or omit it.")
             if not 1970 <= self.anchor.year < 2200:
-                refuse(f"anchor is in the year {self.anchor.year}.", "Give one within 1970 to 2199.")
+                refuse(f"anchor is in the year {self.anchor.year}.", "Specify one within 1970 to 2199.")
             if self.anchor.tzinfo is not None:
                 object.__setattr__(self, "anchor", self.anchor.astimezone(UTC))
 
@@ -104,51 +104,51 @@ class Every(Spec):
         for name, value, allowed in options:
             if value not in allowed:
                 refuse(f"{name}={value!r:.64} is unknown.", f"Use one of {', '.join(filter(None, allowed))}.")
-        if self.since is not None and not step.elapsed:
+        if self.since is not None and not step.elapsed_us:
             refuse(
-                f"since counts elapsed time, and {self.duration} is a step of the calendar.",
+                f"since requires elapsed time, and {self.duration} is a calendar step.",
                 f"Write it in hours or shorter, such as {'PT24H' if not step.months else 'PT720H'}.",
             )
         if self.month_end != "back" and not step.months:
-            refuse(f"month_end concerns steps of months, and {self.duration} has none.", "Leave it out.")
-        if step.elapsed and (self.gap, self.fold) != ("shift", "first"):
+            refuse(f"month_end applies to steps of months, and {self.duration} has none.", "Omit it.")
+        if step.elapsed_us and (self.gap, self.fold) != ("shift", "first"):
             refuse(
-                f"gap and fold concern steps of the calendar, and {self.duration} is elapsed time.",
-                "Leave them out, or use days and longer.",
+                f"gap and fold apply to calendar steps, and {self.duration} is elapsed time.",
+                "Omit them, or use days or longer units.",
             )
 
     @property
     def step(self) -> Step:
-        """The duration in numbers."""
+        """The parsed duration."""
         return parse_duration(str(self.duration))
 
     @property
     def delay(self) -> Delay | None:
-        return None if self.since is None else Delay(self.step.elapsed, self.since)
+        return None if self.since is None else Delay(self.step.elapsed_us, self.since)
 
-    def anchored(self, created_at: datetime) -> Every:
-        first = to_us(created_at, "created_at") + (self.step.elapsed if self.since else 0)
+    def with_anchor(self, created_at: datetime) -> Every:
+        first = to_us(created_at, "created_at") + (self.step.elapsed_us if self.since else 0)
         if self.anchor is not None:
             return self
-        if first >= MAX:
+        if first >= MAX_US:
             raise InvalidRecurrence(
-                f"{self.duration} from now is after the year 2199.", code="NEVER_FIRES", fix="Give a shorter duration."
+                f"{self.duration} from now is after the year 2199.", code="NEVER_FIRES", fix="Use a shorter duration."
             )
         return replace(self, anchor=from_us(first))
 
-    def compiled(self, where: Zone) -> Rule:
+    def compile(self, zone: Zone) -> Rule:
         if self.anchor is None:
-            refuse("The interval has no anchor.", "Give one, or bind the interval with created_at.")
+            refuse("The interval has no anchor.", "Specify one, or bind the interval with created_at.")
         if self.since is not None:
-            return DatesRule((self.anchor,), where)
-        return ElapsedRule(self.step, self.anchor, where) if self.step.elapsed else CalendarRule(self, where)
+            return DatesRule((self.anchor,), zone)
+        return ElapsedRule(self.step, self.anchor, zone) if self.step.elapsed_us else CalendarRule(self, zone)
 
     def describe(self) -> str:
         if self.since is not None:
             return describe_delay(self.step, self.since, self.anchor)
         return describe_interval(self.step, self.anchor, self.month_end)
 
-    def fields(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "spec": self.duration, "anchor": format_instant(self.anchor) if self.anchor else None,
         }  # fmt: skip
@@ -161,7 +161,7 @@ class Every(Spec):
         return fields
 
     @classmethod
-    def from_fields(cls, fields: JSON) -> Self:
+    def from_fields(cls, fields: JSON, parse_part: Callable[[JSON], Spec]) -> Self:
         anchor, dst = fields.get("anchor"), fields.get("dst") or {}
         if not isinstance(dst, dict) or not dst.keys() <= {"gap", "fold"}:
             refuse(f"dst={dst!r:.64} is unknown.", 'Write it like {"gap": "shift", "fold": "first"}.')
@@ -172,167 +172,190 @@ class Every(Spec):
 
 
 class ElapsedRule(Rule):
-    """anchor + k * d in real time, whatever clocks show."""
+    """anchor + k * duration in elapsed time, independent of local clocks."""
 
-    def __init__(self, step: Step, anchor: datetime, where: Zone) -> None:
-        self.zone = where
-        self._step = step.elapsed
-        self._anchor = _anchor_us(anchor, where)
+    def __init__(self, step: Step, anchor: datetime, zone: Zone) -> None:
+        self.zone = zone
+        self._step = step.elapsed_us
+        self._anchor = _resolve_anchor(anchor, zone)
 
     def after(self, instant: int) -> int | None:
-        found = self._anchor + self._passed(instant + 1) * self._step
-        return found if found < MAX else None
+        match = self._anchor + self._count_before(instant + 1) * self._step
+        return match if match < MAX_US else None
 
     def before(self, instant: int) -> int | None:
-        passed = self._passed(min(instant, MAX))
-        return self._anchor + (passed - 1) * self._step if passed else None
+        count = self._count_before(min(instant, MAX_US))
+        return self._anchor + (count - 1) * self._step if count else None
 
     def count(self, start: int, end: int) -> int:
-        return self._passed(min(end, MAX)) - self._passed(min(start, end, MAX))
+        return self._count_before(min(end, MAX_US)) - self._count_before(min(start, end, MAX_US))
 
-    def wall(self, low: int, high: int) -> Iterator[int]:
+    def iter_local_times(self, low: int, high: int) -> Iterator[int]:
         return iter(())
 
-    def _passed(self, instant: int) -> int:
-        """How many instants are before this one."""
+    def _count_before(self, instant: int) -> int:
+        """Return the number of instants before `instant`."""
         return max(0, -((self._anchor - instant) // self._step))
 
 
-class CalendarRule(WallRule):
-    """anchor + k * step on the local calendar; equal instants are one."""
+class CalendarRule(LocalTimeRule):
+    """anchor + k * step on the local calendar; steps that yield the same instant count once."""
 
-    def __init__(self, spec: Every, where: Zone) -> None:
+    def __init__(self, spec: Every, zone: Zone) -> None:
         anchor = spec.anchor
         assert anchor is not None
-        # An aware anchor is an instant already: nothing resolves its local time a second time.
-        self._given = None if anchor.tzinfo is None else to_us(anchor)
-        local = wall_us(anchor if anchor.tzinfo is None else where.local(anchor).replace(tzinfo=None))
-        second, fraction = divmod(local, SECOND)
-        self._every = StepWalls(spec.step, second, 0, spec.month_end)
-        walls = StepWalls(spec.step, second, self._given is not None, spec.month_end)
-        super().__init__(where, walls, gap=spec.gap, fold=spec.fold, missing_days=True, fraction=fraction)
+        # An aware anchor is an instant: resolving its local time again could yield another one in a fold.
+        self._aware_anchor = None if anchor.tzinfo is None else to_us(anchor)
+        local = local_to_us(anchor if anchor.tzinfo is None else zone.local(anchor).replace(tzinfo=None))
+        second, fraction = divmod(local, SECOND_US)
+        self._all_steps = StepLocalTimes(spec.step, second, 0, spec.month_end)
+        local_times = StepLocalTimes(spec.step, second, self._aware_anchor is not None, spec.month_end)
+        super().__init__(zone, local_times, gap=spec.gap, fold=spec.fold, fire_on_missing_days=True, fraction=fraction)
 
-    def all_walls(self) -> Walls:
-        return self._every
+    def all_local_times(self) -> LocalTimes:
+        return self._all_steps
 
     def after(self, instant: int) -> int | None:
-        return self._given if self._given is not None and instant < self._given else super().after(instant)
+        return (
+            self._aware_anchor
+            if self._aware_anchor is not None and instant < self._aware_anchor
+            else super().after(instant)
+        )
 
     def before(self, instant: int) -> int | None:
-        found = super().before(instant)
-        return self._given if found is None and self._given is not None and self._given < instant else found
+        match = super().before(instant)
+        return (
+            self._aware_anchor
+            if match is None and self._aware_anchor is not None and self._aware_anchor < instant
+            else match
+        )
 
     def count(self, start: int, end: int) -> int:
-        return super().count(start, end) + (self._given is not None and start <= self._given < end)
+        return super().count(start, end) + (self._aware_anchor is not None and start <= self._aware_anchor < end)
 
 
-class StepWalls(Walls):
-    """start + k * step for k from `least` on; `month_end` says what a month does that lacks the start's day."""
+class StepLocalTimes(LocalTimes):
+    """Local times start + k * step, for k from `first_step`.
 
-    def __init__(self, step: Step, start: int, least: int, month_end: MonthEnd) -> None:
-        self._months, self._days, self._least = step.months, step.days, least
-        self._mean = step.months * _MEAN_MONTH + step.days * DAY_S
+    `month_end` decides about months that lack the day of `start`.
+    """
+
+    def __init__(self, step: Step, start: int, first_step: int, month_end: MonthEnd) -> None:
+        self._months, self._days, self._first_step = step.months, step.days, first_step
+        self._mean_step_seconds = step.months * _MEAN_MONTH + step.days * DAY_S
         self._start = start
         day, self._time = divmod(start, DAY_S)
         self._date = date.fromordinal(day + _EPOCH_DAY)
-        self._skips, self._goes_on = month_end == "skip", month_end == "next"
+        self._skip_missing, self._roll_to_next_month = month_end == "skip", month_end == "next"
 
     def next(self, local: int) -> int | None:
-        k = self._passed(local)
-        while (at := self._at(k)) is not None and self._left_out(k):  # a dozen in a row at most
+        k = self._steps_before(local)
+        while (local_time := self._local_time(k)) is not None and self._is_left_out(k):  # at most a dozen in a row
             k += 1
-        return at
+        return local_time
 
     def previous(self, local: int) -> int | None:
-        k = self._passed(local) - 1
-        while k >= self._least and self._left_out(k):
+        k = self._steps_before(local) - 1
+        while k >= self._first_step and self._is_left_out(k):
             k -= 1
-        return self._at(k) if k >= self._least else None
+        return self._local_time(k) if k >= self._first_step else None
 
     def count(self, low: int, high: int) -> int:
-        start, end = self._passed(low), self._passed(high)
-        return max(0, end - start - (self._lacking(end) - self._lacking(start) if self._skips else 0))
+        start, end = self._steps_before(low), self._steps_before(high)
+        return max(
+            0, end - start - (self._count_lacking(end) - self._count_lacking(start) if self._skip_missing else 0)
+        )
 
-    def _passed(self, local: int) -> int:
-        """The least k whose time is not before `local`. The estimate is never a whole step too high."""
-        k = max(self._least, (min(local, MAX_S + DAY_S) - self._start) // self._mean - 1)
-        while (at := self._at(k)) is not None and at < local:
+    def _steps_before(self, local: int) -> int:
+        """Return the smallest k whose local time is not before `local`."""
+        # The estimate by the mean step is reduced by one step, so it is never too high, and the loop below is short.
+        k = max(self._first_step, (min(local, MAX_S + DAY_S) - self._start) // self._mean_step_seconds - 1)
+        while (local_time := self._local_time(k)) is not None and local_time < local:
             k += 1
         return k
 
-    def _at(self, k: int) -> int | None:
-        """The k-th local time, those left out on the month's last day; None from 2201 on."""
-        year, month = self._month(k)
+    def _local_time(self, k: int) -> int | None:
+        """Return the k-th local time, or None from 2201 on.
+
+        A step that "skip" omits is on the last day of its month here; callers check `_is_left_out`.
+        """
+        year, month = self._month_after(k)
         if year > 2200:
             return None
-        first = date(year, month + 1, 1).toordinal()
-        after = date(year + month // 11, (month + 1) % 12 + 1, 1).toordinal()
-        day = first + self._date.day - 1
-        if day >= after:
-            day = after if self._goes_on else after - 1
+        month_start = date(year, month + 1, 1).toordinal()
+        next_month_start = date(year + month // 11, (month + 1) % 12 + 1, 1).toordinal()
+        day = month_start + self._date.day - 1
+        if day >= next_month_start:
+            day = next_month_start if self._roll_to_next_month else next_month_start - 1
         day += k * self._days - _EPOCH_DAY
         return day * DAY_S + self._time if day * DAY_S < MAX_S + DAY_S else None
 
-    def _month(self, k: int) -> tuple[int, int]:
-        """The year, and the month from 0 on, that k steps of months lead to."""
+    def _month_after(self, k: int) -> tuple[int, int]:
+        """Return the year and the zero-based month after k steps."""
         return divmod(self._date.year * 12 + self._date.month - 1 + k * self._months, 12)
 
-    def _left_out(self, k: int) -> bool:
-        return self._skips and self._lacks(*self._month(k))
+    def _is_left_out(self, k: int) -> bool:
+        return self._skip_missing and self._lacks_day(*self._month_after(k))
 
-    def _lacks(self, year: int, month: int) -> bool:
-        return self._date.day > _LENGTHS[month] + (month == _FEBRUARY and isleap(year))
+    def _lacks_day(self, year: int, month: int) -> bool:
+        return self._date.day > _MONTH_LENGTHS[month] + (month == _FEBRUARY and isleap(year))
 
-    def _lacking(self, end: int) -> int:
-        """How many k in [0, end) lead to a month that lacks the day. The months come round in a cycle, and within
-        a month of the cycle only a 29 February changes, with the leap years."""
+    def _count_lacking(self, end: int) -> int:
+        """Return the number of k in [0, end) whose month lacks the day.
+
+        The months repeat in a cycle of at most 12 steps, and only for 29 February the result depends on the year.
+        """
         cycle = 12 // gcd(self._months, 12)
-        found = 0
+        total = 0
         for k in range(min(cycle, end)):
-            year, month = self._month(k)
+            year, month = self._month_after(k)
             if month == _FEBRUARY and self._date.day == 29:
                 step, steps = cycle * self._months // 12, len(range(k, end, cycle))
-                found += steps - _leap_years(range(year, year + steps * step, step))
-            elif self._lacks(year, month):
-                found += len(range(k, end, cycle))
-        return found
+                total += steps - _count_leap_years(range(year, year + steps * step, step))
+            elif self._lacks_day(year, month):
+                total += len(range(k, end, cycle))
+        return total
 
 
-def _leap_years(years: range) -> int:
-    """How many of these years, up to 2200, are leap years: every fourth one but 2100 and 2200."""
-    fourths = sum(len(years[n::4]) for n in range(4) if n < len(years) and years[n] % 4 == 0)
-    return fourths - sum(century in years for century in (2100, 2200))
+def _count_leap_years(years: range) -> int:
+    """Return the number of leap years in a range up to 2200: every fourth year except 2100 and 2200."""
+    multiples_of_four = sum(len(years[n::4]) for n in range(4) if n < len(years) and years[n] % 4 == 0)
+    return multiples_of_four - sum(century in years for century in (2100, 2200))
 
 
 @lru_cache(maxsize=4096)
 def parse_duration(text: str) -> Step:
-    """An ISO 8601 duration of at least a second. Raises InvalidRecurrence (INVALID_INTERVAL)."""
-    match = _ISO.fullmatch(text) if isinstance(text, str) else None
+    """Parse an ISO 8601 duration of at least a second. Raises InvalidRecurrence (INVALID_INTERVAL)."""
+    match = _ISO_DURATION.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        shown = repr(text)[:64]
-        better = text.strip().upper() if isinstance(text, str) else ""
-        known = f"Write {better}." if _ISO.fullmatch(better) else "Write it like PT15M, PT1H30M, P1D or P3M."
-        refuse(f"{shown} is not an ISO 8601 duration.", known)
+        excerpt = repr(text)[:64]
+        normalized = text.strip().upper() if isinstance(text, str) else ""
+        fix = (
+            f"Write {normalized}."
+            if _ISO_DURATION.fullmatch(normalized)
+            else "Write it like PT15M, PT1H30M, P1D or P3M."
+        )
+        refuse(f"{excerpt} is not an ISO 8601 duration.", fix)
     part = {name: int(value or 0) for name, value in match.groupdict().items()}
     months, days = part["years"] * 12 + part["months"], part["weeks"] * 7 + part["days"]
     fraction = int((match["fraction"] or "").ljust(6, "0"))
-    elapsed = (part["hours"] * 3600 + part["minutes"] * 60 + part["seconds"]) * SECOND + fraction
+    elapsed = (part["hours"] * 3600 + part["minutes"] * 60 + part["seconds"]) * SECOND_US + fraction
     if (months or days) and elapsed:
         refuse(
             f"{text} mixes calendar steps and elapsed time.",
-            "Use days and longer, or hours and shorter, e.g. PT36H.",
+            "Use days or longer units, or hours or shorter units, e.g. PT36H.",
         )
-    if not (months or days) and elapsed < SECOND:
+    if not (months or days) and elapsed < SECOND_US:
         refuse(f"{text} is shorter than a second.", "The shortest interval is PT1S.")
     return Step(months, days, elapsed)
 
 
 def refuse(message: str, fix: str) -> NoReturn:
-    """Raises InvalidRecurrence with code INVALID_INTERVAL."""
+    """Raise InvalidRecurrence with code INVALID_INTERVAL."""
     raise InvalidRecurrence(message, code="INVALID_INTERVAL", fix=fix)
 
 
-def _iso(duration: timedelta) -> str:
+def _to_iso_duration(duration: timedelta) -> str:
     if duration < timedelta(seconds=1):
         refuse(f"{duration} is shorter than a second.", "The shortest interval is a second.")
     seconds = duration.days * 86_400 + duration.seconds
@@ -341,8 +364,8 @@ def _iso(duration: timedelta) -> str:
     return "PT" + "".join(f"{amount}{unit}" for amount, unit in units if amount not in (0, "0"))
 
 
-def _anchor_us(anchor: datetime, where: Zone) -> int:
+def _resolve_anchor(anchor: datetime, zone: Zone) -> int:
     if anchor.tzinfo is not None:
         return to_us(anchor)
-    second, fraction = divmod(wall_us(anchor), SECOND)
-    return where.resolve(second)[0] * SECOND + fraction
+    second, fraction = divmod(local_to_us(anchor), SECOND_US)
+    return zone.resolve(second)[0] * SECOND_US + fraction

@@ -1,8 +1,8 @@
-"""What another release of the zone data does to instants that an earlier one gave: where the same local time lies
-now, and what moves.
+"""Effects of a new release of the zone data on instants that were computed with an earlier one.
 
-An instant is stored with the offset from UTC it was computed with, so its local time is known without the old
-data. An occurrence that names a local time keeps it and moves; one that follows real time stays.
+An instant is stored with the UTC offset used to compute it, so its local time is known without the old data. An
+occurrence with a specified local time keeps that local time and moves to another instant; an occurrence that follows
+real time keeps its instant.
 """
 
 from __future__ import annotations
@@ -13,77 +13,85 @@ from datetime import datetime
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from timebell.recurrence.core import Recurrence, Rule
-from timebell.recurrence.instants import DAY, MAX_S, MIN_S, SECOND, from_us, to_us, wall_us
+from timebell.recurrence.instants import DAY_US, MAX_S, MIN_S, SECOND_US, from_us, local_to_us, to_us
+from timebell.recurrence.recurrence import Recurrence
+from timebell.recurrence.rules.rule import Rule
 from timebell.recurrence.zones import Note, Release, Zone
 
-_LONGEST_GAP = 3 * 3600 * SECOND  # of those that jumps of the clock make in a day that exists
-_COMPARED = 50_000  # occurrences of a rule that follows real time, after which none is expected to differ
+_MAX_GAP_US = 3 * 3600 * SECOND_US  # upper bound for gaps other than skipped dates
+_MAX_COMPARED = 50_000  # occurrences compared for a rule that follows real time; later ones are assumed to be equal
 
 
-def under(recurrence: Recurrence, release: Release) -> Recurrence:
-    """The same recurrence by another release's zone data. Raises InvalidTimezone if that has no such zone."""
+def with_release(recurrence: Recurrence, release: Release) -> Recurrence:
+    """Return the recurrence with another release of the zone data. Raises InvalidTimezone if that lacks the zone."""
     return replace(recurrence, release=release)
 
 
 def offset_at(recurrence: Recurrence, at: datetime | None) -> int | None:
-    """The offset from UTC, in seconds, that clocks show in its zone at an instant."""
-    return None if at is None else recurrence.rule.zone.offset(to_us(at) // SECOND)
+    """Return the UTC offset of the recurrence's zone at an instant, in seconds; None for no instant."""
+    return None if at is None else recurrence.rule.zone.offset(to_us(at) // SECOND_US)
 
 
-def moved_to(recurrence: Recurrence, at: datetime, offset: int | None) -> datetime | None:
-    """Where the occurrence that was stored as `at` lies by the recurrence's own zone data; None if it is over.
+def relocate(recurrence: Recurrence, at: datetime, offset: int | None) -> datetime | None:
+    """Return the instant, by the recurrence's zone data, of the occurrence stored as `at`; None if there is none.
 
-    `offset` (seconds) is the one it was stored with. Without it (it was not always kept) an instant that is none
-    of the recurrence's own is taken for the nearest that is.
+    `offset` (seconds) is the UTC offset stored with it. Without an offset, an instant that the recurrence does not have
+    is mapped to the nearest instant that it has.
     """
     instant = to_us(at)
     if recurrence.spec.delay is not None:
         return at
-    if _stays(recurrence, instant, offset):
+    if _is_unchanged(recurrence, instant, offset):
         return at
     if offset is None:
-        return _nearest(recurrence, at)
-    found = recurrence.next_us(_same_time(recurrence.rule, recurrence, instant, offset) - 1)
-    return None if found is None else from_us(found)
+        return _nearest_occurrence(recurrence, at)
+    match = recurrence.next_us(_search_start(recurrence.rule, recurrence, instant, offset) - 1)
+    return None if match is None else from_us(match)
 
 
-def carried(recurrence: Recurrence, at: datetime | None, offset: int | None) -> Recurrence:
-    """The recurrence as it goes on from an instant that other zone data gave: that instant as it was stored, for it
-    may be due, and after it every occurrence of its own but the one that is meant by it."""
-    if at is None or recurrence.spec.delay is not None or _stays(recurrence, to_us(at), offset):
+def resume_from(recurrence: Recurrence, at: datetime | None, offset: int | None) -> Recurrence:
+    """Return the recurrence that continues from `at`, an instant computed with other zone data.
+
+    It contains `at` itself, which may be due already, and the later occurrences by the recurrence's own zone data,
+    without the one that corresponds to `at`. `offset` (seconds) is the UTC offset stored with `at`.
+    """
+    if at is None or recurrence.spec.delay is not None or _is_unchanged(recurrence, to_us(at), offset):
         return recurrence
     instant = to_us(at)
-    found = moved_to(recurrence, at, offset)
-    own = instant if found is None else to_us(found)
+    relocated = relocate(recurrence, at, offset)
+    replacement = instant if relocated is None else to_us(relocated)
     if offset is not None:
-        start = _same_time(recurrence.rule, recurrence, instant, offset)
+        start = _search_start(recurrence.rule, recurrence, instant, offset)
         zone = recurrence.rule.zone
-        if own != start and _wall(zone, own) != instant + offset * SECOND:
-            own = start  # the clock skips that time now, and so does the recurrence
-    return recurrence.ruled(_Carried(recurrence.rule, instant, max(instant, own) + 1))
+        if replacement != start and _local_us(zone, replacement) != instant + offset * SECOND_US:
+            replacement = start  # the local time lies in a gap now, and the recurrence omits it
+    return recurrence.with_rule(_ResumedRule(recurrence.rule, instant, max(instant, replacement) + 1))
 
 
-def overrides_again(recurrence: Recurrence, since: datetime) -> Recurrence:
-    """The recurrence, whose overrides after `since` name instants that other zone data gave: each now names the
-    occurrence that is nearest."""
-    plain = replace(recurrence, overrides=())
-    named = [
-        one if one.at <= since or plain.has(one.at) else replace(one, at=_nearest(plain, one.at) or one.at)
-        for one in recurrence.overrides
+def relocate_overrides(recurrence: Recurrence, since: datetime) -> Recurrence:
+    """Return the recurrence with each override after `since` mapped to the nearest occurrence.
+
+    Their instants were computed with other zone data, so the recurrence may not have them.
+    """
+    original = replace(recurrence, overrides=())
+    overrides = [
+        override
+        if override.at <= since or original.has(override.at)
+        else replace(override, at=_nearest_occurrence(original, override.at) or override.at)
+        for override in recurrence.overrides
     ]
-    return replace(recurrence, overrides=tuple(named))
+    return replace(recurrence, overrides=tuple(overrides))
 
 
-def resolve_again(local_time: str, at: datetime, zone: Zone) -> datetime:
-    """Where a local time that was resolved to `at` lies in this zone: there, if clocks still show it then."""
-    second, fraction = divmod(wall_us(datetime.fromisoformat(local_time)), SECOND)
-    found = [from_us(one * SECOND + fraction) for one in zone.instants(second)]
-    return at if at in found else from_us(zone.resolve(second)[0] * SECOND + fraction)
+def re_resolve_local(local_time: str, at: datetime, zone: Zone) -> datetime:
+    """Return the instant in this zone of a local time that was resolved to `at`: `at` if clocks still show it then."""
+    second, fraction = divmod(local_to_us(datetime.fromisoformat(local_time)), SECOND_US)
+    instants = [from_us(instant * SECOND_US + fraction) for instant in zone.instants(second)]
+    return at if at in instants else from_us(zone.resolve(second)[0] * SECOND_US + fraction)
 
 
 class Difference(NamedTuple):
-    """Occurrences whose zone has one offset by the old data and another by the new: how many, from when on."""
+    """A change of the zone's UTC offset (seconds) and the affected occurrences: their number and the first instant."""
 
     offset_before: int
     offset_after: int
@@ -91,75 +99,84 @@ class Difference(NamedTuple):
     since: datetime
 
 
-def differences(old: Recurrence, new: Recurrence, start: datetime, end: datetime) -> list[Difference]:
-    """What moves within [start, end) when a recurrence by old zone data becomes one by new data."""
-    found: dict[tuple[int, int], Difference] = {}
-    for one in _differences(old, new, start, end) if old.spec.delay is None else ():
-        key = one.offset_before, one.offset_after
-        was = found.get(key)
-        found[key] = one if was is None else was._replace(occurrences=was.occurrences + one.occurrences)
-    return list(found.values())
+def find_differences(old: Recurrence, new: Recurrence, start: datetime, end: datetime) -> list[Difference]:
+    """Return what changes within [start, end) between a recurrence with old zone data and the same with new data."""
+    differences: dict[tuple[int, int], Difference] = {}
+    for difference in _iter_differences(old, new, start, end) if old.spec.delay is None else ():
+        key = difference.offset_before, difference.offset_after
+        known = differences.get(key)
+        differences[key] = (
+            difference if known is None else known._replace(occurrences=known.occurrences + difference.occurrences)
+        )
+    return list(differences.values())
 
 
-def _differences(old: Recurrence, new: Recurrence, start: datetime, end: datetime) -> Iterator[Difference]:
-    for low, high, before, after in _apart(old.rule.zone, new.rule.zone, start, end):
-        if next(old.rule.wall(low + before * SECOND, high + before * SECOND), None) is not None:
+def _iter_differences(old: Recurrence, new: Recurrence, start: datetime, end: datetime) -> Iterator[Difference]:
+    for low, high, before, after in _differing_ranges(old.rule.zone, new.rule.zone, start, end):
+        if next(old.rule.iter_local_times(low + before * SECOND_US, high + before * SECOND_US), None) is not None:
             first = old.next_us(low - 1)
             count = old.count(from_us(low), from_us(high))
         else:
-            own = islice(old.between(from_us(low), from_us(high)), _COMPARED)
-            other = [at for at in map(to_us, own) if new.next_us(at - 1) != at]
-            first, count = (other[0] if other else None), len(other)
+            candidates = islice(old.between(from_us(low), from_us(high)), _MAX_COMPARED)
+            changed = [at for at in map(to_us, candidates) if new.next_us(at - 1) != at]
+            first, count = (changed[0] if changed else None), len(changed)
         if first is not None and count:
             yield Difference(before, after, count, from_us(first))
 
 
-def _apart(old: Zone, new: Zone, start: datetime, end: datetime) -> Iterator[tuple[int, int, int, int]]:
-    """The stretches within [start, end), in microseconds, in which two zones have different offsets; and these."""
-    low, high = (min(max(to_us(edge) // SECOND, MIN_S), MAX_S) for edge in (start, end))
-    edges = {low, high} | {one.start for zone in (old, new) for one in zone.segments if low < one.start < high}
-    for one, following in pairwise(sorted(edges)):
-        before, after = old.offset(one), new.offset(one)
+def _differing_ranges(old: Zone, new: Zone, start: datetime, end: datetime) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the ranges within [start, end) in which two zones have different offsets.
+
+    Each is (start, end, old offset, new offset); start and end in microseconds, offsets in seconds.
+    """
+    low, high = (min(max(to_us(edge) // SECOND_US, MIN_S), MAX_S) for edge in (start, end))
+    edges = {low, high} | {
+        segment.start for zone in (old, new) for segment in zone.segments if low < segment.start < high
+    }
+    for edge, next_edge in pairwise(sorted(edges)):
+        before, after = old.offset(edge), new.offset(edge)
         if before != after:
-            yield one * SECOND, following * SECOND, before, after
+            yield edge * SECOND_US, next_edge * SECOND_US, before, after
 
 
-def _stays(recurrence: Recurrence, instant: int, offset: int | None) -> bool:
-    same = offset is None or offset == recurrence.rule.zone.offset(instant // SECOND)
+def _is_unchanged(recurrence: Recurrence, instant: int, offset: int | None) -> bool:
+    same = offset is None or offset == recurrence.rule.zone.offset(instant // SECOND_US)
     return same and recurrence.next_us(instant - 1) == instant
 
 
-def _wall(zone: Zone, instant: int) -> int:
-    return instant + zone.offset(instant // SECOND) * SECOND
+def _local_us(zone: Zone, instant: int) -> int:
+    return instant + zone.offset(instant // SECOND_US) * SECOND_US
 
 
-def _nearest(recurrence: Recurrence, at: datetime) -> datetime | None:
+def _nearest_occurrence(recurrence: Recurrence, at: datetime) -> datetime | None:
     later, earlier = recurrence.next(at), recurrence.previous(at)
-    if earlier is not None and to_us(at) - to_us(earlier) <= DAY and (later is None or at - earlier < later - at):
+    if earlier is not None and to_us(at) - to_us(earlier) <= DAY_US and (later is None or at - earlier < later - at):
         return earlier
     return later
 
 
-def _same_time(rule: Rule, recurrence: Recurrence, instant: int, offset: int) -> int:
-    """The instant from which the occurrence is to be found: where its local time begins to be shown; its own
-    instant, if it follows real time."""
-    wall = instant + offset * SECOND
-    if next(rule.wall(wall, wall + 1), None) is None:
+def _search_start(rule: Rule, recurrence: Recurrence, instant: int, offset: int) -> int:
+    """Return the instant from which to search for an occurrence that was stored as `instant` with `offset` (seconds).
+
+    It is the first instant of its local time by the rule's zone data, or `instant` for a rule that follows real time.
+    """
+    local = instant + offset * SECOND_US
+    if next(rule.iter_local_times(local, local + 1), None) is None:
         if recurrence.next_us(instant - 1) == instant:
             return instant
-        named = [*rule.wall(wall - _LONGEST_GAP, wall)]  # perhaps a gap had moved it, which is no more
-        if not named:
+        skipped_times = [*rule.iter_local_times(local - _MAX_GAP_US, local)]  # a gap of the old data may have moved it
+        if not skipped_times:
             return instant
-        wall = named[-1]
-    second, fraction = divmod(wall, SECOND)
+        local = skipped_times[-1]
+    second, fraction = divmod(local, SECOND_US)
     end = rule.zone.gap_end(second)
     if end is not None and rule.gap == "end":
-        return end * SECOND
-    return rule.zone.resolve(second)[0] * SECOND + fraction
+        return end * SECOND_US
+    return rule.zone.resolve(second)[0] * SECOND_US + fraction
 
 
-class _Carried(Rule):
-    """One instant, and those of a rule from a later one on."""
+class _ResumedRule(Rule):
+    """A single instant, followed by the instants of a rule from `since` on."""
 
     def __init__(self, rule: Rule, first: int, since: int) -> None:
         self.rule, self.first, self.since = rule, first, since
@@ -169,17 +186,17 @@ class _Carried(Rule):
         return self.first if instant < self.first else self.rule.after(max(instant, self.since - 1))
 
     def before(self, instant: int) -> int | None:
-        found = self.rule.before(instant)
-        if found is not None and found >= self.since:
-            return found
+        match = self.rule.before(instant)
+        if match is not None and match >= self.since:
+            return match
         return self.first if self.first < instant else None
 
     def count(self, start: int, end: int) -> int:
-        own = max(start, self.since)
-        return (start <= self.first < end) + (self.rule.count(own, end) if own < end else 0)
+        low = max(start, self.since)
+        return (start <= self.first < end) + (self.rule.count(low, end) if low < end else 0)
 
-    def wall(self, low: int, high: int) -> Iterator[int]:
-        return self.rule.wall(low, high)
+    def iter_local_times(self, low: int, high: int) -> Iterator[int]:
+        return self.rule.iter_local_times(low, high)
 
     def note(self, instant: int) -> Note | None:
         return None if instant == self.first else self.rule.note(instant)

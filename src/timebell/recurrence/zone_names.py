@@ -1,4 +1,4 @@
-"""Which zone names are accepted, and what to say about the others."""
+"""Accepted time zone names, and suggestions for other names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _AREAS = frozenset(
     {"Africa", "America", "Antarctica", "Arctic", "Asia", "Atlantic"}
     | {"Australia", "Etc", "Europe", "Indian", "Pacific"}
 )
-_LONGEST = 64
-_BARE = frozenset({"UTC", "GMT"})
-_MEANINGS = {
+_MAX_NAME_LENGTH = 64
+_NAMES_WITHOUT_AREA = frozenset({"UTC", "GMT"})
+_ABBREVIATIONS = {
     "ACST": ("Australia/Darwin", "Australia/Adelaide"),
     "AEST": ("Australia/Sydney", "Australia/Brisbane"),
     "AST": ("America/Halifax", "America/Puerto_Rico", "Asia/Riyadh"),
@@ -47,57 +47,57 @@ _OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?(\d\d))?", re.ASCII | re.
 
 
 @cache
-def names() -> frozenset[str]:
-    """Every name that `zone` accepts."""
+def accepted_names() -> frozenset[str]:
+    """Return every name that `zone` accepts."""
     listed = resources.files("tzdata").joinpath("zones").read_text("ascii").split()
-    return frozenset(name for name in listed if name in _BARE or name.partition("/")[0] in _AREAS)
+    return frozenset(name for name in listed if name in _NAMES_WITHOUT_AREA or name.partition("/")[0] in _AREAS)
 
 
 def check_name(name: object) -> None:
-    """Raises InvalidTimezone, with what to write instead, unless `name` is one of `names()`."""
-    if isinstance(name, str) and name in names():
+    """Raise InvalidTimezone, with a suggestion, unless `name` is one of `accepted_names()`."""
+    if isinstance(name, str) and name in accepted_names():
         return
-    shown = name if isinstance(name, str) and len(name) <= _LONGEST else repr(name)[:_LONGEST]
+    excerpt = name if isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH else repr(name)[:_MAX_NAME_LENGTH]
     raise InvalidTimezone(
-        f"Invalid timezone: {shown}. Use IANA format (e.g., America/New_York)",
-        fix=_fix(name.strip()) if isinstance(name, str) and len(name) <= _LONGEST else "",
+        f"Invalid timezone: {excerpt}. Use IANA format (e.g., America/New_York)",
+        fix=_suggest(name.strip()) if isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH else "",
     )
 
 
-def _fix(name: str) -> str:
-    meanings = _MEANINGS.get(name.upper())
+def _suggest(name: str) -> str:
+    meanings = _ABBREVIATIONS.get(name.upper())
     if meanings:
-        one = "It may mean" if len(meanings) > 1 else "It means"
-        return f"{one} {' or '.join(meanings)}: write that."
+        phrase = "It may mean" if len(meanings) > 1 else "It means"
+        return f"{phrase} {' or '.join(meanings)}: use that name."
     if offset := _OFFSET.fullmatch(name):
-        return _fix_offset(*offset.groups())
-    if name in (links := _links()):
-        return f"{name} is a legacy name: write {links[name]}."
-    close = _close(name)
-    return f"Did you mean {' or '.join(close)}?" if close else ""
+        return _suggest_for_offset(*offset.groups())
+    if name in (links := _legacy_names()):
+        return f"{name} is a legacy name: use {links[name]}."
+    matches = _close_matches(name)
+    return f"Did you mean {' or '.join(matches)}?" if matches else ""
 
 
-def _fix_offset(sign: str, hours: str, minutes: str | None) -> str:
-    named = f"Etc/GMT{'-' if sign == '+' else '+'}{int(hours)}"
-    if minutes in (None, "00") and named in names() and int(hours):
-        return f"Name a place; or, for a fixed offset, write {named} (its sign is inverted)."
-    return "An offset is no time zone: name a place."
+def _suggest_for_offset(sign: str, hours: str, minutes: str | None) -> str:
+    fixed_name = f"Etc/GMT{'-' if sign == '+' else '+'}{int(hours)}"
+    if minutes in (None, "00") and fixed_name in accepted_names() and int(hours):
+        return f"Use the zone of a place; or, for a fixed offset, {fixed_name} (its sign is inverted)."
+    return "An offset is not a time zone: use the zone of a place."
 
 
-def _close(name: str) -> list[str]:
-    folded = {known.casefold(): known for known in names()}
-    wanted = name.casefold().replace(" ", "_")
-    if wanted in folded:
-        return [folded[wanted]]
-    cities = {known.rpartition("/")[2].casefold(): known for known in sorted(names(), reverse=True)}
-    if wanted in cities:
-        return [cities[wanted]]
-    return [folded[match] for match in get_close_matches(wanted, folded, n=2, cutoff=0.75)]
+def _close_matches(name: str) -> list[str]:
+    names_by_folded = {known.casefold(): known for known in accepted_names()}
+    folded_name = name.casefold().replace(" ", "_")
+    if folded_name in names_by_folded:
+        return [names_by_folded[folded_name]]
+    cities = {known.rpartition("/")[2].casefold(): known for known in sorted(accepted_names(), reverse=True)}
+    if folded_name in cities:
+        return [cities[folded_name]]
+    return [names_by_folded[match] for match in get_close_matches(folded_name, names_by_folded, n=2, cutoff=0.75)]
 
 
 @cache
-def _links() -> dict[str, str]:
-    """Legacy names to their modern ones: the `L target name` lines of the database's text form."""
+def _legacy_names() -> dict[str, str]:
+    """Return the current name of each legacy name, from the `L target name` lines of the database's text form."""
     text = resources.files("tzdata").joinpath("zoneinfo", "tzdata.zi").read_text("utf-8")
     rows = (line.split() for line in text.splitlines() if line.startswith("L "))
-    return {row[2]: row[1] for row in rows if row[1] in names() and row[2] not in names()}
+    return {row[2]: row[1] for row in rows if row[1] in accepted_names() and row[2] not in accepted_names()}

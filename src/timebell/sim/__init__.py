@@ -1,1 +1,1 @@
-"""The engine itself on virtual time: days in seconds, and the same trace for the same seed."""
+"""Simulation: runs the real engine on virtual time, days in seconds, with the same trace for the same seed."""

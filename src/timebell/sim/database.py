@@ -1,4 +1,4 @@
-"""The database of a simulation: the SQLite store in memory, and the ways to it that can break."""
+"""The database of a simulation: the SQLite store in memory, and connections to it that can fail."""
 
 from __future__ import annotations
 
@@ -16,180 +16,180 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from timebell.errors import StoreUnreachable
-from timebell.model.routes import ANYONE
+from timebell.model.routes import ALL_ROUTES
 from timebell.sim.loop import VirtualLoop
 from timebell.store import transaction
 from timebell.store.dialects.base import Finish, Operation, P, R
-from timebell.store.dialects.handler_transactions import lend_here, nothing_more
-from timebell.store.dialects.sqlite.async_driver import Shared, shared_engine
-from timebell.store.dialects.sqlite.store import SqliteStore, SqliteTransaction, engine_for, translate
+from timebell.store.dialects.handler_transactions import handler_transaction_in_thread, no_finish
+from timebell.store.dialects.sqlite.async_driver import AdaptedConnection, adapted_engine
+from timebell.store.dialects.sqlite.store import SqliteStore, SqliteTransaction, engine_for, translate_error
 from timebell.store.jobs import claim
 from timebell.store.open import migrate
 from timebell.store.schedules import schedules
 from timebell.store.transaction import Dialect, Transaction
 from timebell.store.types import from_micros
 
-POINTS = {
-    "fire": 7, "claim": 1, "claim_limited": 7, "claim_shares": 2, "end": 2, "end_in_turn": 6, "complete": 6, "retry": 1,
-    "retry_in_group": 3,
+FAULT_POINTS = {
+    "fire_due_schedules": 7, "claim_batch": 1, "claim_limited": 7, "claim_fair_shares": 2, "complete_jobs": 2,
+    "complete_serial": 6, "complete_one": 6, "schedule_retries": 1, "schedule_group_retries": 3,
 }  # fmt: skip
-"""Where a node can be made to crash or to freeze, or its connection to break: these operations, each before one of so
-many statements (`fire.1`), before its commit (`fire.commit`, where there are several) and after it (`fire.done`)."""
+"""Store operations at which a node can crash, freeze or lose its connection, with their numbers of statements.
+
+A point is before a statement (`complete_serial.1`), before the commit of an operation with several statements
+(`complete_serial.commit`) or after the operation (`complete_serial.done`).
+"""
+
+LOCK_TIMEOUT_SECONDS = 10.0  # the same limit as for the lock of a SQLite file
 
 
-WAIT = 10.0  # seconds to wait for the lock, as on a file
+class SimulatedDatabase(SqliteStore):
+    """One in-memory SQLite database with the migrated schema; `now` is its clock.
 
-
-class Database(SqliteStore):
-    """One SQLite database in memory, with the tables of the migrations; its clock is `wall`.
-
-    Operations run where they are called, one after another: in memory there is nothing to wait for, and virtual
-    time stands still meanwhile.
+    Operations run synchronously in the calling task, one after another: there is no I/O to wait for, and virtual time
+    does not advance meanwhile.
     """
 
-    def __init__(self, wall: Callable[[], datetime], *, many_nodes: bool) -> None:
-        super().__init__("sqlite:///:memory:", wall, durable=False)
-        self.many_nodes = many_nodes
-        self.away = False
-        self.deaf = False
-        """Whether nodes hear nothing of what others write."""
+    def __init__(self, now: Callable[[], datetime], *, multi_node: bool) -> None:
+        super().__init__("sqlite:///:memory:", now, durable=False)
+        self.multi_node = multi_node
+        self.is_down = False
+        self.notifications_muted = False
+        """True while notifications of writes are not delivered to nodes."""
         self.listeners: list[Callable[[str], None]] = []
         self._loop: VirtualLoop | None = None
 
     async def open(self) -> None:
-        """As in Store."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self._loop = loop
         if self._connection is None:
             self._connect()
-            self._transaction().driver.executescript(_tables())
+            self._transaction().driver.executescript(_schema_sql())
 
     def _connect(self) -> None:
         self._connection = _engine().connect()
         self._driver = self._connection.connection.driver_connection
 
     async def close(self) -> None:
-        """As in Store."""
         self._disconnect()
 
-    def _lender(self) -> AsyncEngine:
+    def _create_handler_engine(self) -> AsyncEngine:
         async def call(function: Callable[..., R], *args: Any) -> R:
             return function(*args)
 
-        return AsyncEngine(shared_engine(lambda: Shared(self._driver, call, keep=True), is_async=True))
+        return AsyncEngine(adapted_engine(lambda: AdaptedConnection(self._driver, call, keep_open=True), is_async=True))
 
     @contextmanager
-    def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
-        """As in Store. Its thread takes its turn with what is done on the event loop."""
+    def handler_transaction_in_thread(self, finish: Finish) -> Iterator[Connection]:
+        """Open a transaction for a handler in a thread; the write lock serializes it with the event loop's writes."""
         assert self._loop is not None
-        self._loop.await_in_thread(self._take_turn())
+        self._loop.await_in_thread(self._acquire_lock())
         try:
-            with self.connect() as connection, lend_here(connection, self.dialect, finish):
+            with self.connect() as connection, handler_transaction_in_thread(connection, self.dialect, finish):
                 yield connection
         finally:
-            self._loop.call_soon_threadsafe(self._turn.release)
+            self._loop.call_soon_threadsafe(self._write_lock.release)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
-        """As in Store."""
         try:
-            async with self.lend(nothing_more) as connection:
+            async with self.handler_transaction(no_finish) as connection:
                 yield connection
-        except (DBAPIError, sqlite3.Error) as failed:
-            raise translate(failed, self._path) from failed
+        except (DBAPIError, sqlite3.Error) as error:
+            raise translate_error(error, self._path) from error
 
     def connect(self) -> Connection:
-        """A connection for code that blocks, while no other one writes."""
-        return shared_engine(lambda: Shared(self._driver, keep=True), is_async=False).connect()
+        """Return a blocking connection; the caller ensures that no other one writes."""
+        return adapted_engine(lambda: AdaptedConnection(self._driver, keep_open=True), is_async=False).connect()
 
     @property
-    def locked(self) -> bool:
-        """Whether a handler has a transaction open."""
-        return self._turn.locked()
+    def is_locked(self) -> bool:
+        """True while a handler has an open transaction."""
+        return self._write_lock.locked()
 
-    async def free(self) -> None:
-        """Until no handler has a transaction open, as others wait for a file; StoreUnreachable after as long."""
-        while self._turn.locked():
-            await self._take_turn()
-            self._turn.release()
+    async def wait_until_unlocked(self) -> None:
+        """Wait until no handler has an open transaction. Raises StoreUnreachable after LOCK_TIMEOUT_SECONDS."""
+        while self._write_lock.locked():
+            await self._acquire_lock()
+            self._write_lock.release()
 
-    async def _take_turn(self) -> None:
+    async def _acquire_lock(self) -> None:
         try:
-            await asyncio.wait_for(self._turn.acquire(), WAIT)
+            await asyncio.wait_for(self._write_lock.acquire(), LOCK_TIMEOUT_SECONDS)
         except TimeoutError:
             raise StoreUnreachable(
-                "The simulated database is locked by a handler that is in a transaction.",
-                fix="Inside event.transaction(), pass connection= to the verbs, and keep it short.",
+                "The simulated database is locked by a handler with an open transaction.",
+                fix="Inside event.transaction(), pass connection= to every call, and keep the transaction short.",
             ) from None
 
-    def look(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an operation that only reads, from outside of the event loop too."""
+    def run_read(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a read-only operation; also allowed outside of the event loop."""
         return operation(self._transaction(), *args, **kwargs)
 
-    def calm_until(self, held: int) -> datetime | None:
-        """Until when nobody but the nodes, which hold so many attempts, has anything to do; None: not even now.
+    def idle_until(self, running_attempts: int) -> datetime | None:
+        """Return the instant until which the database has no work except heartbeats; None if there is work now.
 
-        It is calm when every attempt is held and none was asked to stop, and nothing that is due waits for a place.
+        `running_attempts` is the number of attempts that the nodes are running. The database is idle if there are no
+        others, none of them is being stopped, and no due job waits for a slot.
         """
         assert self._driver is not None
-        running, stopping, pending, reported_by, fire_at = self._driver.execute(_LIVE).fetchone()
-        if running != held or stopping:
+        running, stopping, pending, reported_by, fire_at = self._driver.execute(_IDLE_CHECK).fetchone()
+        if running != running_attempts or stopping:
             return None
-        now, due = self._wall(), [self.dialect.from_db(fire_at) or _NEVER]
+        now, due = self._wall_clock(), [self.dialect.from_db(fire_at) or _NEVER]
         if reported_by:
             due.append(from_micros(reported_by))
         if pending:
-            lanes = claim.lanes(self._transaction(), ANYONE, now)
-            due += [lane.starts_at or _NEVER for lane in lanes if lane.room != 0]
+            lanes = claim.list_lanes(self._transaction(), ALL_ROUTES, now)
+            due += [lane.earliest_start or _NEVER for lane in lanes if lane.free_capacity != 0]
         until = min(due)
         return until if until > now else None
 
-    def _committed(self, tx: SqliteTransaction) -> None:
-        if tx.wants_notify and not self.deaf:
-            for poke in self.listeners:
-                poke(tx.wants_notify)
+    def _on_commit(self, tx: SqliteTransaction) -> None:
+        if tx.wants_notify and not self.notifications_muted:
+            for notify in self.listeners:
+                notify(tx.wants_notify)
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store."""
-        return self.at_once(self._transact, operation, args, kwargs)
+        return self.execute_now(self._transact, operation, args, kwargs)
 
-    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store."""
-        return self.at_once(self._autocommit, operation, args, kwargs)
+    async def run_autocommit(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.execute_now(self._autocommit, operation, args, kwargs)
 
-    def at_once(self, way: Any, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
-        """Run an operation by one of the store's ways, here and now."""
+    def execute_now(self, executor: Any, operation: Callable[..., R], args: Any, kwargs: Any) -> R:
+        """Run an operation synchronously with one of the store's executors."""
         try:
-            answer: R = way(operation, args, kwargs)
-        except (DBAPIError, sqlite3.Error) as failed:
-            raise translate(failed, self._path) from failed
-        return answer
+            result: R = executor(operation, args, kwargs)
+        except (DBAPIError, sqlite3.Error) as error:
+            raise translate_error(error, self._path) from error
+        return result
 
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
-_LIVE = (
-    "SELECT count(*), count(hold), EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'pending' AND hold IS NULL),"  # noqa: S608
-    " (SELECT min(beat) FROM timebell_jobs WHERE state = 'dispatched'),"
-    f" ({schedules.NEXT.template.template}) FROM timebell_jobs WHERE state = 'running'"
+_IDLE_CHECK = (
+    "SELECT count(*), count(hold), EXISTS (SELECT 1 FROM timebell_jobs WHERE state = 'pending' AND hold IS NULL),"  # noqa: S608 - constants only
+    " (SELECT min(heartbeat) FROM timebell_jobs WHERE state = 'dispatched'),"
+    f" ({schedules.SELECT_NEXT_FIRE.template.template}) FROM timebell_jobs WHERE state = 'running'"
 )
 
 
 @types.coroutine
-def _others_first() -> Generator[None]:
+def _yield_to_others() -> Generator[None]:
     yield
 
 
 @cache
 def _engine() -> Engine:
-    """One engine for all simulations, which remembers the statements it has compiled; each connection of it is a
-    database of its own."""
+    """Return the engine shared by all simulations, which caches compiled statements.
+
+    Each of its connections is a separate database.
+    """
     return engine_for("sqlite:///:memory:", durable=False, begin=None)
 
 
 @cache
-def _tables() -> str:
-    """What the migrations make of an empty database, as SQL: running them takes far longer."""
+def _schema_sql() -> str:
+    """Return the migrated schema as SQL, because running the migrations each time takes far longer."""
     engine = engine_for("sqlite:///:memory:")
     with engine.connect() as connection:
         with connection.begin():
@@ -198,148 +198,142 @@ def _tables() -> str:
         return "\n".join(driver.iterdump())
 
 
-class Link:
-    """The way of one node, or of a client, to the database. It can be cut, also at a named point."""
+class DatabaseLink:
+    """The connection of one node, or of the client, to the database; it can be cut, also at a fault point.
 
-    def __init__(self, database: Database, name: str, after: Callable[[], None] | None = None) -> None:
+    Implements `Store`.
+    """
+
+    def __init__(self, database: SimulatedDatabase, name: str, after_write: Callable[[], None] | None = None) -> None:
         self.url = database.url
-        self.many_nodes = database.many_nodes
-        self.cut = False
-        self.fault: tuple[str, Callable[[], bool]] | None = None
-        """A point, and what is to happen there; whether that breaks the operation off."""
+        self.multi_node = database.multi_node
+        self.is_cut = False
+        self.pending_fault: tuple[str, Callable[[], bool]] | None = None
+        """A fault point and the fault to apply there, which returns whether it aborts the operation."""
         self._database = database
         self._name = name
-        self._after = after
-        self._poke: Callable[[str], None] | None = None
+        self._after_write = after_write
+        self._on_notification: Callable[[str], None] | None = None
 
     @property
     def dialect(self) -> Dialect:
-        """As in Store."""
         return self._database.dialect
 
     async def open(self) -> None:
-        """As in Store: it is."""
+        """Do nothing: the simulation has opened the database."""
 
     async def close(self) -> None:
-        """As in Store: the simulation closes it."""
+        """Do nothing: the simulation closes the database."""
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store."""
         database = self._database
-        if database.many_nodes or self.cut or database.away or database._turn.locked():
-            await self._reach()
-        if self.fault is None:
-            answer = database.at_once(database._transact, operation, args, kwargs)
+        if database.multi_node or self.is_cut or database.is_down or database._write_lock.locked():
+            await self._wait_until_reachable()
+        if self.pending_fault is None:
+            result = database.execute_now(database._transact, operation, args, kwargs)
         else:
-            with self._aimed(operation):
-                answer = database.at_once(database._transact, operation, args, kwargs)
-        if self._after is not None:
-            self._after()
-        return answer
+            with self._inject_fault(operation):
+                result = database.execute_now(database._transact, operation, args, kwargs)
+        if self._after_write is not None:
+            self._after_write()
+        return result
 
-    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store."""
+    async def run_autocommit(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         database = self._database
-        if database.many_nodes or self.cut or database.away or database._turn.locked():
-            await self._reach()
-        if self.fault is None:
-            return database.at_once(database._autocommit, operation, args, kwargs)
-        with self._aimed(operation):
-            return database.at_once(database._autocommit, operation, args, kwargs)
+        if database.multi_node or self.is_cut or database.is_down or database._write_lock.locked():
+            await self._wait_until_reachable()
+        if self.pending_fault is None:
+            return database.execute_now(database._autocommit, operation, args, kwargs)
+        with self._inject_fault(operation):
+            return database.execute_now(database._autocommit, operation, args, kwargs)
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store; the connection is one to a database of the caller's own."""
+        """Run an operation on the caller's own connection."""
         return await self._database.join(connection, operation, *args, **kwargs)
 
     @asynccontextmanager
-    async def lend(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
-        """As in Store."""
-        await self._reach()
-        with self._aimed(finish):
-            async with self._database.lend(self._reached(finish)) as connection:
+    async def handler_transaction(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
+        await self._wait_until_reachable()
+        with self._inject_fault(finish):
+            async with self._database.handler_transaction(self._checked_finish(finish)) as connection:
                 yield connection
 
     @contextmanager
-    def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
-        """As in Store. No fault strikes here, as its thread goes on beside all others."""
-        self._check()
-        with self._database.lend_to_thread(self._reached(finish)) as connection:
+    def handler_transaction_in_thread(self, finish: Finish) -> Iterator[Connection]:
+        """Open a transaction for a handler in a thread. No fault is injected, because the thread runs concurrently."""
+        self._check_reachable()
+        with self._database.handler_transaction_in_thread(self._checked_finish(finish)) as connection:
             yield connection
 
-    def _reached(self, finish: Finish) -> Finish:
-        """`finish`, if by then the way is still there."""
+    def _checked_finish(self, finish: Finish) -> Finish:
+        """Return `finish` with a check that the database is still reachable."""
 
         @wraps(finish)
-        def reached(tx: Transaction) -> None:
-            self._check()
+        def checked(tx: Transaction) -> None:
+            self._check_reachable()
             finish(tx)
 
-        return reached
+        return checked
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
-        """As in Store."""
         return self._database.begin()
 
-    def passes(self, failed: BaseException) -> bool:
-        """As in Store."""
-        return self._database.passes(failed)
+    def is_transient(self, error: BaseException) -> bool:
+        return self._database.is_transient(error)
 
-    async def reading(self) -> datetime:
-        """As in Store."""
-        await self._reach()
-        return await self._database.reading()
+    async def read_clock(self) -> datetime:
+        await self._wait_until_reachable()
+        return await self._database.read_clock()
 
     async def lock_engine(self) -> None:
-        """As in Store: whoever made the simulation says how many engines there are."""
+        """Do nothing: the simulation itself determines the number of engines."""
 
     async def unlock_engine(self) -> None:
-        """As in Store."""
-        if self._poke in self._database.listeners:
-            self._database.listeners.remove(self._poke)
+        if self._on_notification in self._database.listeners:
+            self._database.listeners.remove(self._on_notification)
 
-    async def listen(self, poke: Callable[[str], None]) -> bool:
-        """As in Store."""
-        if self._poke is None:
-            self._poke = poke
-            self._database.listeners.append(poke)
+    async def listen(self, on_notification: Callable[[str], None]) -> bool:
+        if self._on_notification is None:
+            self._on_notification = on_notification
+            self._database.listeners.append(on_notification)
         return True
 
-    async def _reach(self) -> None:
-        if self._database.many_nodes:  # between any two operations of one node another may come
-            await _others_first()
-        if self._database.locked:
-            await self._database.free()
-        self._check()
+    async def _wait_until_reachable(self) -> None:
+        if self._database.multi_node:  # operations of several nodes may interleave
+            await _yield_to_others()
+        if self._database.is_locked:
+            await self._database.wait_until_unlocked()
+        self._check_reachable()
 
-    def _check(self) -> None:
-        if self.cut or self._database.away:
-            raise StoreUnreachable(f"{self._name} does not reach the simulated database: {self._why()}.")
+    def _check_reachable(self) -> None:
+        if self.is_cut or self._database.is_down:
+            raise StoreUnreachable(f"{self._name} cannot reach the simulated database: {self._unreachable_reason()}.")
 
-    def _why(self) -> str:
-        return "it is cut off" if self.cut else "the database is away"
+    def _unreachable_reason(self) -> str:
+        return "its connection is cut" if self.is_cut else "the database is down"
 
     @contextmanager
-    def _aimed(self, operation: Callable[..., Any]) -> Iterator[None]:
-        """Where a fault may strike this operation, which nobody interrupts."""
-        if self.fault is None or not self.fault[0].startswith(f"{operation.__name__}."):
+    def _inject_fault(self, operation: Callable[..., Any]) -> Iterator[None]:
+        """Apply the pending fault if this operation, which runs without interruption, reaches its point."""
+        if self.pending_fault is None or not self.pending_fault[0].startswith(f"{operation.__name__}."):
             yield
             return
-        at, strike = self.fault
+        fault_point, apply_fault = self.pending_fault
 
         def probe(point: str) -> None:
-            if point == at:
-                self.fault = None
-                if strike():
-                    raise _Fault(point)
+            if point == fault_point:
+                self.pending_fault = None
+                if apply_fault():
+                    raise _InjectedFault(point)
 
-        before, transaction.probe = transaction.probe, probe
+        previous, transaction.probe = transaction.probe, probe
         try:
             yield
-        except _Fault:
-            raise StoreUnreachable(f"{self._name} was cut off at {at}.") from None
+        except _InjectedFault:
+            raise StoreUnreachable(f"{self._name} was disconnected at {fault_point}.") from None
         finally:
-            transaction.probe = before
+            transaction.probe = previous
 
 
-class _Fault(Exception):
-    """What keeps an operation from going on."""
+class _InjectedFault(Exception):
+    """Raised at a fault point to abort the operation."""

@@ -1,42 +1,48 @@
-"""What is to befall the nodes of a simulation, and what did."""
+"""Faults to inject into the nodes of a simulation, and the events that were recorded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from timebell.sim.database import POINTS
+from timebell.sim.database import FAULT_POINTS
 
 
 @dataclass(frozen=True, slots=True)
-class Befell:
-    """Something that befell a node, or with no name all of them: `what` is crash, freeze, thaw, cut, mend, disconnect,
-    away or back."""
+class FaultEvent:
+    """A fault of one node (`name` None: of all nodes, or of the database).
+
+    `kind` is `crash`, `freeze`, `thaw`, `cut` or `mend` (connection lost or restored), `disconnect`, `away` or `back`
+    (database unreachable or reachable again).
+    """
 
     at: datetime
     name: str | None
-    what: str
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is to befall the node of a name, or any, at a point: it is down, or frozen, for so many seconds; with
-    neither, its connection breaks."""
+    """A fault to inject once at a point, into the named node or (None) the first node that reaches the point.
+
+    The node crashes for `down_seconds`, or is frozen for `frozen_seconds`; with neither, its connection breaks.
+    """
 
     name: str | None
-    at: str
-    down: float | None = None
-    frozen: float | None = None
+    point: str
+    down_seconds: float | None = None
+    frozen_seconds: float | None = None
 
 
-def point(at: str) -> str:
-    """A point, checked. Raises ValueError."""
-    operation, _, place = at.partition(".")
-    count = POINTS.get(operation, 0)
-    known = ["done", *(["commit"] if count > 1 else []), *map(str, range(1, 1 + count))]
-    if operation not in POINTS or place not in known:
+def validate_point(point: str) -> str:
+    """Return a fault point if it exists. Raises ValueError."""
+    operation, _, step = point.partition(".")
+    count = FAULT_POINTS.get(operation, 0)
+    steps = ["done", *(["commit"] if count > 1 else []), *map(str, range(1, 1 + count))]
+    if operation not in FAULT_POINTS or step not in steps:
         raise ValueError(
-            f"{at!r} is no point to crash at. Operations are {', '.join(POINTS)}; points of each are .1, .2 and so on"
-            " (before a statement), .commit (before the commit of several) and .done (after it)."
+            f"{point!r} is not a fault point. Operations are {', '.join(FAULT_POINTS)}; points of each are .1, .2 and"
+            " so on (before a statement), .commit (before the commit, if there are several statements) and .done"
+            " (afterwards)."
         )
-    return at
+    return point

@@ -1,7 +1,7 @@
-"""Nodes that are frozen: what they would do next waits, timers too, while time goes on for everybody else.
+"""Frozen nodes: their callbacks and timers wait while time passes for the other nodes.
 
-As with a process that is stopped, or a machine that is paused: when it goes on, all that has come due meanwhile
-happens at once, in order.
+This simulates a stopped process or a paused machine: after the thaw, everything that became due meanwhile runs
+immediately, in order.
 """
 
 from __future__ import annotations
@@ -11,49 +11,49 @@ from collections import deque
 from contextvars import ContextVar
 from typing import Any
 
-here: ContextVar[Any] = ContextVar("here", default=None)
-"""The node that runs this code; None outside of all."""
+current_node: ContextVar[Any] = ContextVar("here", default=None)
+"""The node that runs the current code; None outside of nodes."""
 
 
-class Frozen:
-    """Those of one event loop that are frozen."""
+class FrozenNodes:
+    """The frozen nodes of one event loop, with their deferred callbacks."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.loop: Any = loop
-        self._held: dict[Any, list[Handle]] = {}
+        self._deferred: dict[Any, list[Handle]] = {}
 
     def __contains__(self, node: Any) -> bool:
-        return node in self._held
+        return node in self._deferred
 
     def freeze(self, node: Any) -> None:
-        """Let a node do nothing, until `thaw`."""
-        self._held.setdefault(node, [])
-        # Private to asyncio's BaseEventLoop, unchanged since Python 3.4: all that runs passes through this queue.
-        self.loop._ready = _Queue(self, self.loop._ready)
+        """Defer all callbacks of a node until `thaw`."""
+        self._deferred.setdefault(node, [])
+        # Private to asyncio's BaseEventLoop, unchanged since Python 3.4: every callback passes through this queue.
+        self.loop._ready = _ReadyQueue(self, self.loop._ready)
 
     def thaw(self, node: Any) -> None:
-        """Let it go on. Nothing happens to one that is not frozen."""
-        held = self._held.pop(node, [])
-        self.loop._ready.extend(held)
+        """Run the deferred callbacks of a node. No effect on a node that is not frozen."""
+        deferred = self._deferred.pop(node, [])
+        self.loop._ready.extend(deferred)
 
-    def keeps(self, handle: Any) -> bool:
-        """Take what is a frozen node's."""
-        held = self._held.get(handle._context.get(here)) if self._held else None
-        if held is not None:
-            held.append(handle)
-        return held is not None
+    def defer(self, handle: Any) -> bool:
+        """Store the callback if its node is frozen; return whether it was stored."""
+        deferred = self._deferred.get(handle._context.get(current_node)) if self._deferred else None
+        if deferred is not None:
+            deferred.append(handle)
+        return deferred is not None
 
 
-class _Queue(deque[Any]):
-    """What runs next, but for frozen nodes."""
+class _ReadyQueue(deque[Any]):
+    """The loop's queue of ready callbacks, without those of frozen nodes."""
 
-    def __init__(self, frozen: Frozen, ready: deque[Any]) -> None:
-        nothing = Handle(lambda: None, (), frozen.loop)
-        nothing.cancel()
-        # Of the same length: the loop, which may be under way, has counted what it is to run.
-        super().__init__(nothing if frozen.keeps(handle) else handle for handle in ready)
+    def __init__(self, frozen: FrozenNodes, ready: deque[Any]) -> None:
+        placeholder = Handle(lambda: None, (), frozen.loop)
+        placeholder.cancel()
+        # Keep the length: the loop may be in an iteration, for which it has counted the callbacks.
+        super().__init__(placeholder if frozen.defer(handle) else handle for handle in ready)
         self._frozen = frozen
 
     def append(self, handle: Any) -> None:
-        if not self._frozen.keeps(handle):
+        if not self._frozen.defer(handle):
             super().append(handle)

@@ -1,7 +1,7 @@
-"""An event loop whose time jumps to the next timer as soon as there is nothing else to do.
+"""An event loop whose time jumps to the next timer whenever nothing else is ready.
 
-Everything that asks the loop for time works on it unchanged: `asyncio.sleep`, `timeout`, `wait_for`,
-`call_at`, `timebell.clock.VirtualClock`. While a call runs in a thread, time stands still.
+Code that uses the loop's time works unchanged: `asyncio.sleep`, `timeout`, `wait_for`, `call_at`,
+`timebell.clock.VirtualClock`. While a call runs in a thread, time stands still.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
-ROUNDS = 16  # rounds of the loop, all with something to do, between two looks at sockets and threads
+ROUNDS_PER_POLL = 16  # busy iterations of the loop between two polls of sockets and threads
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -24,8 +24,10 @@ _Events = list[tuple[selectors.SelectorKey, int]]
 
 
 def run_virtual(main: Coroutine[Any, Any, _T], start_time: float = 0.0) -> _T:
-    """Run `main` to its end on a fresh `VirtualLoop` whose time begins at `start_time` seconds, as
-    `asyncio.run` would, and return its result. RuntimeError when everything waits and no timer is set."""
+    """Run `main` on a new `VirtualLoop` whose time starts at `start_time` seconds, and return its result.
+
+    Like `asyncio.run`. Raises RuntimeError if all tasks wait and no timer is set.
+    """
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(start_time)) as runner:
         return runner.run(main)
 
@@ -33,21 +35,20 @@ def run_virtual(main: Coroutine[Any, Any, _T], start_time: float = 0.0) -> _T:
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop on virtual time, with real threads.
 
-    The order of things is the same in every run: a timer is called at exactly its time, and the results of
-    calls in threads are handed over when nothing else is ready, in the order in which the calls were made.
-    (What such calls do to one another is up to the executor: give those that share state one with a single
-    thread. A call that speaks to the loop while it runs, such as `run_coroutine_threadsafe`, is heard when it
-    does so. A cancelled call runs all the same: whether its thread had begun it would be chance.)
+    The order of events is the same in every run: a timer is called at exactly its time, and results of calls in threads
+    are delivered when nothing else is ready, in the order in which the calls were submitted. (Interactions between
+    such calls depend on the executor: use a single-threaded one for calls that share state. When a running call
+    contacts the loop, for example by `run_coroutine_threadsafe`, the loop reacts immediately. A cancelled call runs
+    anyway, since whether its thread had started would be random.)
 
-    Sockets and subprocesses are real too, but the loop cannot know that an answer is on its way: wrap such a
-    wait in `busy()`. Executors must be of threads.
+    Sockets and subprocesses are real as well, but the loop cannot know that a response is on its way: wrap such a wait
+    in `hold_time()`. Executors must use threads.
     """
 
-    patience = 60.0
-    """Real seconds to wait for a thread or a socket before RuntimeError: it may itself be waiting for virtual
-    time."""
+    thread_timeout_seconds = 60.0
+    """Real seconds to wait for a thread or a socket before RuntimeError: it may be waiting for virtual time."""
 
-    # Private to asyncio's BaseEventLoop, unchanged since Python 3.4. Nothing public tells the next timer.
+    # Private to asyncio's BaseEventLoop, unchanged since Python 3.4. There is no public access to the next timer.
     _scheduled: list[asyncio.TimerHandle]
     _clock_resolution: float
     _default_executor: ThreadPoolExecutor
@@ -55,22 +56,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, start_time: float = 0.0) -> None:
         self._calls: list[_Call] = []
         self._holds = 0
-        self.seconds = start_time
-        """What `time` says, for those who ask often."""
+        self.virtual_time = start_time
+        """The value of `time()`, for frequent access."""
         self.before_jump: Callable[[float | None], float | None] | None = None
-        """Asked before each jump of time: given the next timer's time (None: there is none), it answers where
-        to jump, no further than that, and may make something ready there."""
+        """Called before each jump with the time of the next timer (None: no timer); returns the time to jump to, which
+        must not be later. It may schedule callbacks at that time."""
         super().__init__(_Selector(self._idle))
         self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="virtual"))
         self._jump(start_time)
 
     def time(self) -> float:
-        """Virtual seconds."""
-        return self.seconds
+        """Return the virtual time in seconds."""
+        return self.virtual_time
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Hold virtual time while inside: something outside of the loop is at work and will wake it."""
+    def hold_time(self) -> Iterator[None]:
+        """Stop virtual time inside the block: something outside of the loop is working and will wake it."""
         self._holds += 1
         try:
             yield
@@ -85,7 +86,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return func(*args)
 
         def wake(_: Future[_T]) -> None:
-            with suppress(RuntimeError):  # the loop has closed: nobody waits for the result
+            with suppress(RuntimeError):  # the loop is closed, so the result is not needed
                 self.call_soon_threadsafe(lambda: None)
 
         call.result = (executor or self._default_executor).submit(run)
@@ -94,17 +95,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return call.waiter
 
     def await_in_thread(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Called in a thread: await something on the loop. Virtual time passes meanwhile, if that takes some."""
+        """Run a coroutine on the loop from a thread and return its result; virtual time may pass meanwhile."""
         call: _Call | None = getattr(_thread, "call", None)
 
         async def waiting() -> _T:
             if call is not None:
-                call.waits = True
+                call.waits_for_loop = True
             try:
                 return await coroutine
             finally:
                 if call is not None:
-                    call.waits = False
+                    call.waits_for_loop = False
 
         return asyncio.run_coroutine_threadsafe(waiting(), self).result()
 
@@ -114,63 +115,65 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        # A thread that speaks to the loop may wait for it to make younger calls, so those must not wait for
-        # this one.
+        # A thread that contacts the loop may wait for calls submitted later, so their results must not wait for
+        # the result of this one.
         if (call := getattr(_thread, "call", None)) is not None:
-            call.speaks = True
+            call.contacts_loop = True
         return super().call_soon_threadsafe(callback, *args, context=context)
 
     async def shutdown_default_executor(self, *args: Any, **kwargs: Any) -> None:
-        with self.busy():  # its timeout must not run out on virtual time
+        with self.hold_time():  # its timeout must not expire on virtual time
             await super().shutdown_default_executor(*args, **kwargs)
 
     def _idle(self, poll: Callable[[float], _Events], forever: bool) -> _Events:
-        """Nothing is ready: hear the outside, or hand over a result, or wait for one, or let time jump."""
+        """Poll sockets and threads, deliver or await a thread's result, or jump in time, because nothing is ready."""
         if events := poll(0):
             return events
-        if self._calls and (call := self._first_to_hand_over()):
+        if self._calls and (call := self._next_finished_call()):
             self._calls.remove(call)
-            call.hand_over()
+            call.deliver_result()
             return []
-        if self._holds or (self._calls and not all(call.waits for call in self._calls)):
-            if events := poll(self.patience):
+        if self._holds or (self._calls and not all(call.waits_for_loop for call in self._calls)):
+            if events := poll(self.thread_timeout_seconds):
                 return events
-            raise RuntimeError(f"virtual time: a thread or socket has been at work for {self.patience:g} real seconds")
+            raise RuntimeError(
+                f"virtual time: a thread or socket has been busy for {self.thread_timeout_seconds:g} real seconds"
+            )
         at = None if forever else self._scheduled[0].when()
         if self.before_jump is not None:
             at = self.before_jump(at)
         if at is None:
             waiting = ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self)))
-            raise RuntimeError(f"virtual time: everything waits and no timer is set (tasks: {waiting or 'none'})")
+            raise RuntimeError(f"virtual time: all tasks wait and no timer is set (tasks: {waiting or 'none'})")
         self._jump(at)
         return []
 
-    def _first_to_hand_over(self) -> _Call | None:
+    def _next_finished_call(self) -> _Call | None:
         for call in self._calls:
             if call.result.done():
                 return call
-            if not call.speaks:
+            if not call.contacts_loop:
                 break
         return None
 
     def _jump(self, time: float) -> None:
-        self.seconds = time
-        # asyncio calls timers early by up to its resolution, and never if adding that to the time changes
-        # nothing.
+        self.virtual_time = time
+        # asyncio calls timers early by up to its resolution; it never calls them if adding the resolution to the time
+        # does not change the time.
         self._clock_resolution = math.ulp(time)
 
 
 class _Call:
-    """A call in a thread, and who waits for it."""
+    """A call in a thread, with the future of its caller."""
 
     result: Future[Any]
 
     def __init__(self, waiter: asyncio.Future[Any]) -> None:
         self.waiter = waiter
-        self.speaks = False
-        self.waits = False
+        self.contacts_loop = False
+        self.waits_for_loop = False
 
-    def hand_over(self) -> None:
+    def deliver_result(self) -> None:
         if self.waiter.done():
             return
         if self.result.cancelled():
@@ -185,7 +188,7 @@ _thread = threading.local()
 
 
 class _Selector(selectors.DefaultSelector):
-    """The real selector; when asked to wait, it asks `idle` what to do instead."""
+    """The real selector, except that it calls `idle` instead of blocking."""
 
     def __init__(self, idle: Callable[[Callable[[float], _Events], bool], _Events]) -> None:
         super().__init__()
@@ -194,7 +197,7 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> _Events:
         if timeout is not None and timeout <= 0:
-            # What is ready goes first. To hear the outside costs, so it is not done each time.
+            # Ready callbacks run first. Polling is expensive, so it is not done in every iteration.
             self._rounds += 1
-            return super().select(0) if self._rounds % ROUNDS == 0 else []
+            return super().select(0) if self._rounds % ROUNDS_PER_POLL == 0 else []
         return self._idle(super().select, timeout is None)

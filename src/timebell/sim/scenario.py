@@ -1,4 +1,4 @@
-"""What a simulation is told: how many nodes, what handlers do, what goes wrong and when."""
+"""The scenario of a simulation: nodes, handler behavior, outages and crashes."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from zlib import crc32
 
 from timebell.errors import InvalidInput
 from timebell.recurrence.instants import parse_instant
-from timebell.settings import duration
+from timebell.settings import parse_duration
 
-OF = ("nodes", "database")
+OUTAGE_SCOPES = ("nodes", "database")
 
 
 @dataclass(frozen=True, slots=True)
-class Handling:
-    """How long the handlers of some topics take (seconds), and how many of a hundred attempts fail."""
+class HandlerBehavior:
+    """The duration of a handler call in seconds, and the percentage of attempts that fail."""
 
     takes: float = 0.0
     fails: float = 0.0
 
-    def failing(self, job_id: str, attempt: int) -> bool:
-        """Whether this attempt is one of them: by a hash, so the same seed gives the same."""
+    def should_fail(self, job_id: str, attempt: int) -> bool:
+        """Return whether this attempt fails; decided by a hash, so that runs with the same seed agree."""
         return crc32(f"{job_id}.{attempt}".encode()) % 10_000 < self.fails * 100
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From `start` to `end` (aware UTC) all nodes are down, or the database is away."""
+    """An outage of all nodes or of the database from `start` to `end` (aware UTC)."""
 
     start: datetime
     end: datetime
-    of: str = "nodes"
+    scope: str = "nodes"
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """At an instant a node, or with None all of them, is killed; it starts again `down` seconds later."""
+    """A crash of one node (None: of all nodes) at an instant; it restarts `down` seconds later."""
 
     at: datetime
     node: str | None = None
@@ -48,100 +48,109 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All of it. `handlers` maps topics, or patterns such as `billing.*`, to what their handlers do."""
+    """The whole scenario. `handlers` maps topics, or patterns such as `billing.*`, to handler behavior."""
 
     nodes: int = 1
     seed: int = 0
-    handlers: Mapping[str, Handling] = field(default_factory=dict)
+    handlers: Mapping[str, HandlerBehavior] = field(default_factory=dict)
     outages: tuple[Outage, ...] = ()
     crashes: tuple[Crash, ...] = ()
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Self:
-        """From JSON or YAML. Raises InvalidInput (SCENARIO_INVALID)."""
-        _known(given, cls, "the simulation")
-        nodes, seed = given.get("nodes", 1), given.get("seed", 0)
-        if not _whole(nodes, 1, 20) or not _whole(seed, 0, 2**53):
-            raise _refused(f"nodes is {nodes!r:.20} and seed {seed!r:.20}", "nodes goes from 1 to 20.")
-        handlers = _mapping(given.get("handlers", {}), "handlers")
+    def from_mapping(cls, data: Mapping[str, Any]) -> Self:
+        """Parse a scenario decoded from JSON or YAML. Raises InvalidInput (INVALID_SCENARIO)."""
+        _reject_unknown_fields(data, cls, "the simulation")
+        nodes, seed = data.get("nodes", 1), data.get("seed", 0)
+        if not _is_integer_between(nodes, 1, 20) or not _is_integer_between(seed, 0, 2**53):
+            raise _invalid(f"nodes is {nodes!r:.20} and seed {seed!r:.20}", "nodes must be 1 to 20, seed an integer.")
+        handlers = _require_mapping(data.get("handlers", {}), "handlers")
         return cls(
-            nodes, seed, {str(topic): _handling(topic, one) for topic, one in handlers.items()},
-            tuple(_outage(one) for one in _list(given.get("outages", []), "outages")),
-            tuple(_crash(one) for one in _list(given.get("crashes", []), "crashes")),
+            nodes, seed, {str(topic): _parse_behavior(topic, behavior) for topic, behavior in handlers.items()},
+            tuple(_parse_outage_fields(one) for one in _require_list(data.get("outages", []), "outages")),
+            tuple(_parse_crash(one) for one in _require_list(data.get("crashes", []), "crashes")),
         )  # fmt: skip
 
-    def handling(self, topic: str) -> Handling:
-        """What the handlers of a topic do: the longest pattern that fits says it."""
-        fitting = [pattern for pattern in self.handlers if fnmatchcase(topic, pattern)]
-        return self.handlers[max(fitting, key=len)] if fitting else Handling()
+    def behavior_for(self, topic: str) -> HandlerBehavior:
+        """Return the handler behavior of a topic: that of the longest matching pattern."""
+        matching = [pattern for pattern in self.handlers if fnmatchcase(topic, pattern)]
+        return self.handlers[max(matching, key=len)] if matching else HandlerBehavior()
 
 
-def _handling(topic: Any, given: Any) -> Handling:
-    found = _mapping(given, f"handlers.{topic}")
-    _known(found, Handling, f"handlers.{topic}")
-    fails = found.get("fails", 0)
+def _parse_behavior(topic: Any, data: Any) -> HandlerBehavior:
+    behavior = _require_mapping(data, f"handlers.{topic}")
+    _reject_unknown_fields(behavior, HandlerBehavior, f"handlers.{topic}")
+    fails = behavior.get("fails", 0)
     if isinstance(fails, bool) or not isinstance(fails, int | float) or not 0 <= fails <= 100:
-        raise _refused(f"handlers.{topic}.fails is {fails!r:.20}", "It goes from 0 to 100, of a hundred attempts.")
-    return Handling(_span(found.get("takes", 0), f"handlers.{topic}.takes"), float(fails))
+        raise _invalid(f"handlers.{topic}.fails is {fails!r:.20}", "It must be a percentage from 0 to 100.")
+    return HandlerBehavior(_parse_seconds(behavior.get("takes", 0), f"handlers.{topic}.takes"), float(fails))
 
 
-def _outage(given: Any) -> Outage:
-    found = _mapping(given, "an outage")
-    if unknown := found.keys() - {"from", "to", "of"}:
-        raise _refused(f"an outage has no {min(map(str, unknown))}", "It has from, to and of.")
-    start, end, of = _instant(found.get("from"), "from"), _instant(found.get("to"), "to"), found.get("of", "nodes")
-    if not start < end or of not in OF:
-        raise _refused(f"an outage of {of!r:.20} from {start} to {end}", f"It is of {' or '.join(OF)}, and ends later.")
-    return Outage(start, end, of)
+def _parse_outage_fields(data: Any) -> Outage:
+    outage = _require_mapping(data, "an outage")
+    if unknown := outage.keys() - {"from", "to", "of"}:
+        raise _invalid(f"an outage has no field {min(map(str, unknown))}", "Its fields are from, to and of.")
+    start, end, scope = (
+        _parse_aware_instant(outage.get("from"), "from"),
+        _parse_aware_instant(outage.get("to"), "to"),
+        outage.get("of", "nodes"),
+    )
+    if not start < end or scope not in OUTAGE_SCOPES:
+        raise _invalid(
+            f"an outage of {scope!r:.20} from {start} to {end} is not valid",
+            f"It must be of {' or '.join(OUTAGE_SCOPES)}, and must end after its start.",
+        )
+    return Outage(start, end, scope)
 
 
-def outage(text: str) -> Outage:
-    """`FROM/TO`, as a flag has it. Raises InvalidInput (SCENARIO_INVALID)."""
+def parse_outage(text: str) -> Outage:
+    """Parse an outage of the form `FROM/TO`, as used by a CLI flag. Raises InvalidInput (INVALID_SCENARIO)."""
     start, _, end = text.partition("/")
-    return _outage({"from": start, "to": end})
+    return _parse_outage_fields({"from": start, "to": end})
 
 
-def _crash(given: Any) -> Crash:
-    found = _mapping(given, "a crash")
-    _known(found, Crash, "a crash")
-    return Crash(_instant(found.get("at"), "at"), found.get("node"), _span(found.get("down", 1), "down"))
+def _parse_crash(data: Any) -> Crash:
+    crash = _require_mapping(data, "a crash")
+    _reject_unknown_fields(crash, Crash, "a crash")
+    return Crash(
+        _parse_aware_instant(crash.get("at"), "at"), crash.get("node"), _parse_seconds(crash.get("down", 1), "down")
+    )
 
 
-def _instant(text: Any, what: str) -> datetime:
-    found = parse_instant(text, what)
-    if found.tzinfo is None:
-        raise _refused(f"{what} is {text!r:.40}, which has no offset from UTC", "Write it like 2027-03-14T07:00:00Z.")
-    return found
+def _parse_aware_instant(text: Any, name: str) -> datetime:
+    instant = parse_instant(text, name)
+    if instant.tzinfo is None:
+        raise _invalid(f"{name} is {text!r:.40}, which has no UTC offset", "Write it like 2027-03-14T07:00:00Z.")
+    return instant
 
 
-def _span(value: Any, what: str) -> float:
-    found = None if isinstance(value, bool) else duration(value)
-    if found is None:
-        raise _refused(f"{what} is {value!r:.40}", "Give seconds, or a duration such as 90s or 15m.")
-    return found
+def _parse_seconds(value: Any, name: str) -> float:
+    seconds = None if isinstance(value, bool) else parse_duration(value)
+    if seconds is None:
+        raise _invalid(f"{name} is {value!r:.40}", "Use seconds, or a duration such as 90s or 15m.")
+    return seconds
 
 
-def _known(given: Mapping[str, Any], kind: Any, what: str) -> None:
+def _reject_unknown_fields(data: Mapping[str, Any], kind: Any, location: str) -> None:
     names = [each.name for each in fields(kind)]
-    if unknown := [str(name) for name in given if name not in names]:
-        raise _refused(f"{what} has no {unknown[0]:.40}", f"There are {', '.join(names)}.")
+    if unknown := [str(name) for name in data if name not in names]:
+        raise _invalid(f"{location} has no field {unknown[0]:.40}", f"Its fields are {', '.join(names)}.")
 
 
-def _mapping(given: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise _refused(f"{what} is {given!r:.40}", "Give names with values.")
-    return given
+def _require_mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _invalid(f"{name} is {value!r:.40}, not a mapping", "Use names with values.")
+    return value
 
 
-def _list(given: Any, what: str) -> list[Any]:
-    if not isinstance(given, list):
-        raise _refused(f"{what} is {given!r:.40}", "Give a list.")
-    return given
+def _require_list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _invalid(f"{name} is {value!r:.40}", "Use a list.")
+    return value
 
 
-def _whole(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+def _is_integer_between(value: Any, minimum: int, maximum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum
 
 
-def _refused(what: str, fix: str) -> InvalidInput:
-    return InvalidInput(f"{what[:1].upper()}{what[1:]}.", code="SCENARIO_INVALID", fix=fix)
+def _invalid(problem: str, fix: str) -> InvalidInput:
+    return InvalidInput(f"{problem[:1].upper()}{problem[1:]}.", code="INVALID_SCENARIO", fix=fix)

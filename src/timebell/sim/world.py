@@ -1,7 +1,7 @@
-"""A world on virtual time: one database, one clock, one or several nodes, and what befalls them.
+"""A simulated world on virtual time: one database, one clock, one or more nodes, and injected faults.
 
-Planner, worker and store are the real ones. With the same seed, handlers and calls the database holds the same
-bytes at the end, ids included.
+Planner, worker and store are the real ones. With the same seed, handlers and calls, the final database is identical
+byte for byte, including ids.
 """
 
 from __future__ import annotations
@@ -28,46 +28,47 @@ from timebell.engine.service import Service
 from timebell.errors import StoreError
 from timebell.model.job import JobState
 from timebell.model.schedule import Schedule
-from timebell.sim.database import Database, Link
-from timebell.sim.faults import Befell, Fault, point
-from timebell.sim.frozen import Frozen, here
-from timebell.sim.idle_skip import Heart, RestingClock
+from timebell.sim.database import DatabaseLink, SimulatedDatabase
+from timebell.sim.faults import Fault, FaultEvent, validate_point
+from timebell.sim.frozen import FrozenNodes, current_node
+from timebell.sim.idle_skip import HeartbeatAlarm, IdleSkippingClock
 from timebell.sim.loop import VirtualLoop
-from timebell.sim.run_log import Run, in_order, jobs_since, mark
-from timebell.store.schedules import schedules as store_schedules
+from timebell.sim.run_log import Run, jobs_since, run_fingerprint, to_runs
+from timebell.store.schedules import queries
 from timebell.store.schema import finished, jobs, revisions, schedules
 
 log = logging.getLogger("timebell.sim")
 
 T = TypeVar("T")
 START = datetime(2027, 1, 1, tzinfo=UTC)
-BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
-CENTURY = 100 * 365 * 86_400.0
-RESTART = 1.0  # seconds after which a node that could not start tries again
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+CENTURY_SECONDS = 100 * 365 * 86_400.0
+RESTART_DELAY_SECONDS = 1.0  # a node that could not start tries again after this time
 
 
-class _Life:
-    """A node from its start to its end, however it comes."""
+class _NodeRun:
+    """One run of a node, from its start until it stops or crashes."""
 
-    def __init__(self, name: str, app: Timebell, link: Link, heart: Heart) -> None:
-        self.name, self.app, self.link, self.heart = name, app, link, heart
-        self.over = asyncio.Event()
-        self.tried = asyncio.Event()
+    def __init__(self, name: str, app: Timebell, link: DatabaseLink, heartbeat_alarm: HeartbeatAlarm) -> None:
+        self.name, self.app, self.link, self.heartbeat_alarm = name, app, link, heartbeat_alarm
+        self.stop_requested = asyncio.Event()
+        self.start_attempted = asyncio.Event()
         self.service: Service | None = None
         self.task: asyncio.Task[None] | None = None
 
-    def end(self) -> None:
-        """Without waiting for what runs."""
+    def stop_immediately(self) -> None:
+        """Stop the node without draining its running attempts."""
         if self.service is not None:
             self.service.node.options = dataclasses.replace(self.service.node.options, drain=0.0)
-        self.over.set()
+        self.stop_requested.set()
 
 
 class World:
-    """Use it in a `with` block. `start` is the aware instant at which time begins; `nodes` says how many engines
-    share the database; `options` are fields of `engine.context.Options`, the defaults those of production.
+    """A simulated world, to be used in a `with` block.
 
-    Coroutines run by `run`; what they await of this world lets time pass. Nodes start when time first passes.
+    `start` is the aware instant at which time starts; `nodes` is the number of engines that share the database;
+    `options` override fields of `engine.node.NodeOptions`, with the defaults of production. Run coroutines with `run`;
+    virtual time passes while they await methods of the world. Nodes start when time passes for the first time.
     """
 
     def __init__(self, *, start: datetime = START, seed: int = 0, nodes: int = 1, **options: Any) -> None:
@@ -75,232 +76,244 @@ class World:
         self._loop = self._runner.get_loop()
         assert isinstance(self._loop, VirtualLoop)
         self._loop.before_jump = self._before_jump
-        self.clock = RestingClock(start, self._loop)
-        self.database = Database(self.clock.now, many_nodes=nodes > 1)
-        self._client = Link(self.database, "the client", self._client_wrote)
+        self.clock = IdleSkippingClock(start, self._loop)
+        self.database = SimulatedDatabase(self.clock.now, multi_node=nodes > 1)
+        self._client = DatabaseLink(self.database, "the client", self._client_wrote)
         self._nodes = nodes
-        self._options = {"retention": CENTURY} | options
-        self._lives: list[_Life] = []
-        self._all: list[_Life] = []
-        self._births: list[asyncio.Task[None]] = []
-        self._starts: dict[str, asyncio.TimerHandle] = {}
+        self._options = {"retention": CENTURY_SECONDS} | options
+        self._running: list[_NodeRun] = []
+        self._all_runs: list[_NodeRun] = []
+        self._start_tasks: list[asyncio.Task[None]] = []
+        self._pending_starts: dict[str, asyncio.TimerHandle] = {}
         self._faults: list[Fault] = []
-        self._frozen = Frozen(self._loop)
-        self.befell: list[Befell] = []
-        """What befell the nodes so far, in order."""
-        self.restless = False
-        """Whether hearts beat also while nothing can happen: for a test that harmed rows, which heal as they beat."""
-        self._begun = False
-        self._goal: tuple[float, asyncio.Future[None]] | None = None
-        self._told: set[tuple[str, int, JobState]] = set()
-        self._told_at = BEGINNING
+        self._frozen_nodes = FrozenNodes(self._loop)
+        self.fault_events: list[FaultEvent] = []
+        """The faults that were applied so far, in order."""
+        self.keep_heartbeats = False
+        """Set to run heartbeats even while idle, for tests that corrupt rows: heartbeats repair them."""
+        self._started = False
+        self._target_time: tuple[float, asyncio.Future[None]] | None = None
+        self._reported: set[tuple[str, int, JobState]] = set()
+        self._reported_at = UNIX_EPOCH
         self._stack = ExitStack()
         self._seed = seed
         self.app: Timebell | None = None
 
     def __enter__(self) -> World:
-        self._stack.enter_context(ids.seeded(_entropy(self._seed)))
+        self._stack.enter_context(ids.seeded(_seeded_entropy(self._seed)))
         self.run(self.database.open())
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            self.run(self._end())
+            self.run(self._shut_down())
         finally:
             self._stack.close()
             self._runner.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in this world, to its end."""
+        """Run a coroutine in this world until it completes."""
         return self._runner.run(coroutine)
 
     @property
     def now(self) -> datetime:
-        """The present instant, aware UTC."""
+        """The current instant, aware UTC."""
         return self.clock.now()
 
     @property
-    def begun(self) -> bool:
-        """Whether time has passed."""
-        return self._begun
+    def has_started(self) -> bool:
+        """True once time has passed."""
+        return self._started
 
     def use(self, app: Timebell) -> Timebell:
-        """Make this the program that the nodes run; its own verbs act on this world too, until the end."""
-        if self._begun:
-            raise RuntimeError("Nodes run another app already: choose one before time passes.")
-        self._stack.enter_context(app._elsewhere(self._client, self.clock, self._runner.get_loop()))
+        """Set the app that the nodes run; calls of its own methods act on this world as well, until the end."""
+        if self._started:
+            raise RuntimeError("The nodes run another app already: call use() before time passes.")
+        self._stack.enter_context(app._bound_to(self._client, self.clock, self._runner.get_loop()))
         self.app = app
         return app
 
     def new_app(self, **options: Any) -> Timebell:
-        """A new, empty app in this world; in UTC unless `timezone` says otherwise."""
+        """Create an empty app in this world, with `timezone` UTC by default."""
         return self.use(Timebell("sqlite:///:memory:", **{"timezone": "UTC"} | options))
 
     async def advance(self, **spans: float) -> None:
-        """Let time pass (a timedelta's arguments); everything due until then happens."""
+        """Advance time by a span (the arguments of timedelta); everything due until then happens."""
         await self.until(self.now + timedelta(**spans))
 
     async def until(self, instant: datetime) -> None:
-        """Let time pass until an aware instant; everything due until then happens, also what is due right then."""
+        """Advance time to an aware instant; everything due until then happens, including at that instant."""
         if instant < self.now:
-            raise ValueError(f"Time does not go back: it is {self.now.isoformat()}, not yet {instant.isoformat()}.")
+            raise ValueError(f"Time cannot go back from {self.now.isoformat()} to {instant.isoformat()}.")
         await self.start()
-        goal = asyncio.get_running_loop().create_future()
-        self._goal = self.clock.deadline(instant), goal
+        reached = asyncio.get_running_loop().create_future()
+        self._target_time = self.clock.deadline(instant), reached
         try:
-            await goal
+            await reached
         finally:
-            self._goal = None
+            self._target_time = None
 
     async def start(self, *, nodes: int | None = None, **options: Any) -> None:
-        """Start the nodes, if they never were; again those whose app has got handlers since."""
+        """Start the nodes if they have not started yet; restart nodes if handlers were added to the app since."""
         if self.app is None:
             self.new_app()
         assert self.app is not None
-        if self._begun and (nodes is not None or options):
-            raise RuntimeError("The nodes run already: say how many and how before time passes.")
-        if not self._begun:
-            self._begun = True
+        if self._started and (nodes is not None or options):
+            raise RuntimeError("The nodes run already: set their number and options before time passes.")
+        if not self._started:
+            self._started = True
             self._options |= options
-            self.database.many_nodes = (nodes or self._nodes) > 1
-            await asyncio.gather(*(self._bear(f"node-{number + 1}") for number in range(nodes or self._nodes)))
-        for life in list(self._lives):
-            if len(life.app.handlers) != len(self.app.handlers):
-                await self._stop(life)
-                await self._bear(life.name)
+            self.database.multi_node = (nodes or self._nodes) > 1
+            await asyncio.gather(*(self._start_node(f"node-{number + 1}") for number in range(nodes or self._nodes)))
+        for node in list(self._running):
+            if len(node.app.handlers) != len(self.app.handlers):
+                await self._stop(node)
+                await self._start_node(node.name)
 
     def crash(self, name: str | None = None, *, at: str | None = None, down: float = 1.0) -> None:
-        """Crash a node, or all: no drain, no last word to the database. It starts again `down` seconds later.
+        """Crash a node (None: all nodes) without drain or deregistration; it restarts `down` seconds later.
 
-        With `at`, a point such as `fire.commit` (see `sim.database.POINTS`), the first node that gets there
-        crashes right there. Handlers that run get no further than their next await; one that is a plain function
-        runs to its end in its thread.
+        With `at`, a fault point such as `complete_serial.commit` (see `sim.database.FAULT_POINTS`), the first node that
+        reaches the point crashes there. Running async handlers are interrupted at their next await; synchronous ones
+        run to the end in their thread.
         """
         if at is not None:
-            self._expect(Fault(name, point(at), down))
+            self._add_fault(Fault(name, validate_point(at), down))
             return
-        for life in [life for life in self._lives if name in (None, life.name)]:
-            self._kill(life, down)
-        for waiting in [waiting for waiting in self._starts if name in (None, waiting)]:
-            self._start_later(waiting, down)
+        for node in [node for node in self._running if name in (None, node.name)]:
+            self._kill(node, down)
+        for pending in [pending for pending in self._pending_starts if name in (None, pending)]:
+            self._start_later(pending, down)
 
     def disconnect(self, name: str | None = None, *, at: str) -> None:
-        """Break the connection of a node once, at a point as of `crash`: the first that gets there is told that the
-        database did not answer, and goes on. At `.done` what it asked for is done all the same. Of the name "client"
-        it is that of the app's own verbs, at any operation's point."""
+        """Break the connection of a node once, at a fault point as in `crash`.
+
+        The first node that reaches the point gets StoreUnreachable and continues to run. At `.done` the operation has
+        been committed nevertheless. The name "client" is the connection of the app's own method calls; for that, a
+        point of any operation is valid.
+        """
         if name == "client":
-            self._client.fault = at, self._disconnect_client
+            self._client.pending_fault = at, self._disconnect_client
         else:
-            self._expect(Fault(name, point(at)))
+            self._add_fault(Fault(name, validate_point(at)))
 
     def cut(self, name: str, seconds: float) -> None:
-        """Keep a node from the database; it runs on. One that crashes meanwhile is mended by that."""
-        for life in self._named(name):
-            life.link.cut = True
-            self._note(name, "cut")
-            self._loop.call_later(seconds, self._mend, life)
+        """Cut a node's connection to the database for some time; the node continues to run.
+
+        A crash of the node ends the cut, because the new run has a new connection.
+        """
+        for node in self._find_running(name):
+            node.link.is_cut = True
+            self._record_event(name, "cut")
+            self._loop.call_later(seconds, self._reconnect, node)
 
     def freeze(self, name: str | None, seconds: float, *, at: str | None = None) -> None:
-        """Let a node stand still, its handlers too, while time passes. What is due there by then happens after it.
+        """Freeze a node with its handlers for some time; everything that becomes due there happens afterwards.
 
-        With `at`, a point as of `crash`, the first node that gets there does so; of no name, any.
+        With `at`, a fault point as in `crash`, the named node (None: any) is frozen when it reaches the point.
         """
         if at is not None:
-            self._expect(Fault(name, point(at), frozen=seconds))
+            self._add_fault(Fault(name, validate_point(at), frozen_seconds=seconds))
             return
-        for life in self._named(name):
-            self._freeze(life, seconds)
+        for node in self._find_running(name):
+            self._freeze(node, seconds)
 
-    def deafen(self, seconds: float) -> None:
-        """Let nodes hear nothing of what others write; they find out by looking."""
-        self._set_deaf(True)
-        self._loop.call_later(seconds, self._set_deaf, False)
+    def mute_notifications(self, seconds: float) -> None:
+        """Suppress notifications of writes for some time; nodes then depend on polling."""
+        self._set_notifications_muted(True)
+        self._loop.call_later(seconds, self._set_notifications_muted, False)
 
-    async def join(self, name: str) -> None:
-        """Start one node more. Only in a world that was started with several."""
-        if not self.database.many_nodes:
-            raise RuntimeError("This world was made for one node: say nodes=2 or more when it is made.")
-        await self._bear(name)
+    async def add_node(self, name: str) -> None:
+        """Start another node. Raises RuntimeError in a world that was created for one node."""
+        if not self.database.multi_node:
+            raise RuntimeError("This world was created for one node: create it with nodes=2 or more.")
+        await self._start_node(name)
 
-    async def leave(self, name: str) -> None:
-        """Let a node drain, for which time may pass, and end."""
-        for life in self._named(name):
-            await self._stop(life)
+    async def drain_node(self, name: str) -> None:
+        """Drain and stop a node; time may pass meanwhile."""
+        for node in self._find_running(name):
+            await self._stop(node)
 
     @property
     def nodes(self) -> list[str]:
-        """The names of those that run."""
-        return [life.name for life in self._lives]
+        """The names of the running nodes."""
+        return [node.name for node in self._running]
 
     @property
-    def expected(self) -> list[str]:
-        """The names of those that are down and start again by themselves."""
-        return list(self._starts)
+    def restarting_nodes(self) -> list[str]:
+        """The names of the nodes that are down and will restart."""
+        return list(self._pending_starts)
 
     @property
     def services(self) -> list[Service]:
-        """The engines that run."""
-        return [life.service for life in self._lives if life.service is not None]
+        """The services of the running nodes."""
+        return [node.service for node in self._running if node.service is not None]
 
-    def heal(self) -> None:
-        """End all that befalls the nodes: what was to come does not, and those that are down start now."""
+    def clear_faults(self) -> None:
+        """End all faults: discard pending ones, restore connections, thaw nodes and restart those that are down."""
         self._faults.clear()
-        self._client.fault = None
-        for life in self._lives:
-            self._mend(life)
-            self._thaw(life)
-            self._aim(life)
-        for name in self.expected:
+        self._client.pending_fault = None
+        for node in self._running:
+            self._reconnect(node)
+            self._thaw(node)
+            self._arm_fault(node)
+        for name in self.restarting_nodes:
             self._start_later(name, 0.0)
-        self._set_away(False)
-        self._set_deaf(False)
+        self._set_database_down(False)
+        self._set_notifications_muted(False)
 
     @staticmethod
-    def here() -> str | None:
-        """The name of the node that runs this code: for handlers."""
-        life = here.get()
-        return None if life is None else str(life.name)
+    def current_node_name() -> str | None:
+        """Return the name of the node that runs the calling code (None outside of nodes); for handlers."""
+        node = current_node.get()
+        return None if node is None else str(node.name)
 
     def outage(self, start: datetime, end: datetime, *, of: str = "nodes") -> None:
-        """From `start` to `end` (aware instants to come) every node is down, or with of="database" the database."""
+        """Take all nodes down from `start` to `end` (future aware instants), or with of="database" the database."""
         if not self.now <= start < end:
-            raise ValueError(f"An outage lies ahead: from {start.isoformat()} to {end.isoformat()} does not.")
+            raise ValueError(f"An outage must be in the future; {start.isoformat()} to {end.isoformat()} is not.")
         if of == "database":
-            self.at(start, lambda: self._set_away(True))
-            self.at(end, lambda: self._set_away(False))
+            self.at(start, lambda: self._set_database_down(True))
+            self.at(end, lambda: self._set_database_down(False))
         elif of == "nodes":
             self.at(start, lambda: self.crash(down=(end - start).total_seconds()))
         else:
-            raise ValueError(f"An outage is of nodes or of the database, not of {of!r}.")
+            raise ValueError(f"An outage must be of nodes or database, not of {of!r}.")
 
     def at(self, instant: datetime, call: Callable[[], None]) -> None:
-        """Call something at an aware instant to come, before what is due then."""
+        """Run a callback at a future aware instant, before anything that is due then."""
         self._loop.call_at(self.clock.deadline(instant), call)
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[Connection]:
-        """The simulated database, for tables of one's own: a SQLAlchemy connection in a transaction that the end of
-        the block commits. For use while no time passes."""
+        """Yield a SQLAlchemy connection to the simulated database, for the program's own tables.
+
+        It is in a transaction, which is committed at the end of the block. Time must not pass inside the block.
+        """
         with self.database.connect() as connection, connection.begin():
             yield connection
 
     def runs(self) -> list[Run]:
-        """What fired, ended or was skipped, or is due and waits, and was not told before; in order."""
-        fresh = [job for job in self.database.look(jobs_since, self._told_at, self.now) if mark(job) not in self._told]
-        self._told_at = self.now
-        self._told = {mark(job) for job in self.database.look(jobs_since, self.now, self.now)}
-        return in_order(fresh)
+        """Return the runs that fired, finished, were skipped or are due and waiting, since the last call; in order."""
+        new_jobs = [
+            job
+            for job in self.database.run_read(jobs_since, self._reported_at, self.now)
+            if run_fingerprint(job) not in self._reported
+        ]
+        self._reported_at = self.now
+        self._reported = {run_fingerprint(job) for job in self.database.run_read(jobs_since, self.now, self.now)}
+        return to_runs(new_jobs)
 
     def history(self) -> list[Run]:
-        """As `runs`, since the beginning."""
-        return in_order(self.database.look(jobs_since, BEGINNING, self.now))
+        """Return all runs since the start, in order."""
+        return to_runs(self.database.run_read(jobs_since, UNIX_EPOCH, self.now))
 
     def schedules(self) -> list[Schedule]:
-        """Every schedule, soonest first."""
-        return self.database.look(store_schedules.upcoming, 1_000_000)
+        """Return all schedules, ordered by their next fire time."""
+        return self.database.run_read(queries.list_next_to_fire, 1_000_000)
 
-    def ledger(self) -> bytes:
-        """Every row of schedules, their revisions, and jobs live and finished: a line of JSON each."""
+    def dump_rows(self) -> bytes:
+        """Return all rows of schedules, revisions, live and finished jobs, as one line of JSON each."""
         driver = self.database._transaction().driver
         lines = []
         for table in (schedules, revisions, jobs, finished):
@@ -309,194 +322,194 @@ class World:
             lines += [orjson.dumps([table.name, dict(zip(names, row, strict=True))]) for row in rows]
         return b"\n".join(lines)
 
-    async def _bear(self, name: str) -> None:
-        """Start a node, or see it fail to."""
+    async def _start_node(self, name: str) -> None:
+        """Start a node; return once it runs or its first attempt to start has failed."""
         assert self.app is not None
-        self._starts.pop(name, None)
-        link = Link(self.database, name)
-        heart = Heart(self.clock)
-        life = _Life(name, self.app._twin(link, self.clock, heart), link, heart)
-        self._lives.append(life)
-        self._all.append(life)
-        self._aim(life)
-        life.task = asyncio.create_task(self._live(life), name=name)
-        trying = asyncio.create_task(life.tried.wait())
-        await asyncio.wait({life.task, trying}, return_when=asyncio.FIRST_COMPLETED)
-        trying.cancel()
-        if life.task.done():
-            life.task.result()
+        self._pending_starts.pop(name, None)
+        link = DatabaseLink(self.database, name)
+        heartbeat_alarm = HeartbeatAlarm(self.clock)
+        node = _NodeRun(name, self.app._clone_for_node(link, self.clock, heartbeat_alarm), link, heartbeat_alarm)
+        self._running.append(node)
+        self._all_runs.append(node)
+        self._arm_fault(node)
+        node.task = asyncio.create_task(self._run_node(node), name=name)
+        first_attempt = asyncio.create_task(node.start_attempted.wait())
+        await asyncio.wait({node.task, first_attempt}, return_when=asyncio.FIRST_COMPLETED)
+        first_attempt.cancel()
+        if node.task.done():
+            node.task.result()
 
-    async def _live(self, life: _Life) -> None:
-        here.set(life)
-        while not life.over.is_set():
+    async def _run_node(self, node: _NodeRun) -> None:
+        current_node.set(node)
+        while not node.stop_requested.is_set():
             try:
-                async with life.app.running(name=life.name, **self._options) as service:
-                    life.service = service
-                    life.tried.set()
-                    await life.over.wait()
-            except StoreError as failed:  # whoever looks after the process starts it again
-                log.warning("%s did not start: %s", life.name, failed)
-                life.tried.set()
+                async with node.app.running(name=node.name, **self._options) as service:
+                    node.service = service
+                    node.start_attempted.set()
+                    await node.stop_requested.wait()
+            except StoreError as error:  # a process supervisor would restart it
+                log.warning("could not start %s: %s", node.name, error)
+                node.start_attempted.set()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(life.over.wait(), RESTART)
+                    await asyncio.wait_for(node.stop_requested.wait(), RESTART_DELAY_SECONDS)
 
     def _disconnect_client(self) -> bool:
-        self._note("client", "disconnect")
+        self._record_event("client", "disconnect")
         return True
 
-    def _freeze(self, life: _Life, seconds: float) -> None:
-        self._frozen.freeze(life)
-        self._note(life.name, "freeze")
-        self._loop.call_later(seconds, self._thaw, life)
+    def _freeze(self, node: _NodeRun, seconds: float) -> None:
+        self._frozen_nodes.freeze(node)
+        self._record_event(node.name, "freeze")
+        self._loop.call_later(seconds, self._thaw, node)
 
-    def _named(self, name: str | None) -> list[_Life]:
-        return [life for life in self._lives if life.name == name]
+    def _find_running(self, name: str | None) -> list[_NodeRun]:
+        return [node for node in self._running if node.name == name]
 
-    def _note(self, name: str | None, what: str) -> None:
-        self.befell.append(Befell(self.now, name, what))
+    def _record_event(self, name: str | None, kind: str) -> None:
+        self.fault_events.append(FaultEvent(self.now, name, kind))
 
-    def _mend(self, life: _Life) -> None:
-        if life in self._lives:
-            life.link.cut = False
-            self._note(life.name, "mend")
+    def _reconnect(self, node: _NodeRun) -> None:
+        if node in self._running:
+            node.link.is_cut = False
+            self._record_event(node.name, "mend")
 
-    def _thaw(self, life: _Life) -> None:
-        if life in self._frozen:
-            self._frozen.thaw(life)
-            life.heart.poke()  # it is late: what it held may be another's by now
-            self._note(life.name, "thaw")
+    def _thaw(self, node: _NodeRun) -> None:
+        if node in self._frozen_nodes:
+            self._frozen_nodes.thaw(node)
+            node.heartbeat_alarm.wake()  # overdue: other nodes may have reclaimed its attempts
+            self._record_event(node.name, "thaw")
 
-    def _kill(self, life: _Life, down: float) -> None:
-        self._note(life.name, "crash")
-        self._lives.remove(life)
-        life.link.cut = True
-        life.end()
-        if life.service is not None:
-            for held in life.service.node.held.values():
-                held.stop("drain")
-        self._thaw(life)
-        self._start_later(life.name, down)
+    def _kill(self, node: _NodeRun, down: float) -> None:
+        self._record_event(node.name, "crash")
+        self._running.remove(node)
+        node.link.is_cut = True
+        node.stop_immediately()
+        if node.service is not None:
+            for attempt in node.service.node.running_attempts.values():
+                attempt.stop("drain")
+        self._thaw(node)
+        self._start_later(node.name, down)
 
     def _start_later(self, name: str, down: float) -> None:
-        if name in self._starts:
-            self._starts[name].cancel()
+        if name in self._pending_starts:
+            self._pending_starts[name].cancel()
 
         def start() -> None:
-            self._births.append(self._loop.create_task(self._bear(name)))
+            self._start_tasks.append(self._loop.create_task(self._start_node(name)))
 
-        self._starts[name] = self._loop.call_later(down, start)
+        self._pending_starts[name] = self._loop.call_later(down, start)
 
-    def _expect(self, fault: Fault) -> None:
+    def _add_fault(self, fault: Fault) -> None:
         self._faults.append(fault)
-        for life in self._lives:
-            self._aim(life)
+        for node in self._running:
+            self._arm_fault(node)
 
-    def _aim(self, life: _Life) -> None:
-        """Let the first fault that is meant for it wait for this node."""
-        life.link.fault = None
+    def _arm_fault(self, node: _NodeRun) -> None:
+        """Arm the first pending fault that applies to this node."""
+        node.link.pending_fault = None
         for fault in self._faults:
-            if fault.name in (None, life.name):
-                life.link.fault = fault.at, functools.partial(self._strike, fault, life)
+            if fault.name in (None, node.name):
+                node.link.pending_fault = fault.point, functools.partial(self._apply_fault, fault, node)
                 return
 
-    def _strike(self, fault: Fault, life: _Life) -> bool:
-        """Whether what the node does there is broken off."""
+    def _apply_fault(self, fault: Fault, node: _NodeRun) -> bool:
+        """Apply a fault; return whether it aborts the operation in progress."""
         self._faults.remove(fault)
-        if fault.down is not None:
-            self._kill(life, fault.down)
-        elif fault.frozen is not None:
-            self._freeze(life, fault.frozen)
+        if fault.down_seconds is not None:
+            self._kill(node, fault.down_seconds)
+        elif fault.frozen_seconds is not None:
+            self._freeze(node, fault.frozen_seconds)
         else:
-            self._note(life.name, "disconnect")
-        for other in self._lives:
-            self._aim(other)
-        return fault.frozen is None
+            self._record_event(node.name, "disconnect")
+        for other in self._running:
+            self._arm_fault(other)
+        return fault.frozen_seconds is None
 
-    async def _stop(self, life: _Life) -> None:
-        life.over.set()
-        if life.task is not None:
-            await life.task
-        if life in self._lives:  # or it has crashed as it drained
-            self._lives.remove(life)
+    async def _stop(self, node: _NodeRun) -> None:
+        node.stop_requested.set()
+        if node.task is not None:
+            await node.task
+        if node in self._running:  # false if it crashed while draining
+            self._running.remove(node)
 
-    async def _end(self) -> None:
-        for handle in self._starts.values():
+    async def _shut_down(self) -> None:
+        for handle in self._pending_starts.values():
             handle.cancel()
-        for life in self._all:
-            self._frozen.thaw(life)
-            life.end()
-        self.database.away = False
-        await asyncio.gather(*(life.task for life in self._all if life.task is not None), *self._births)
-        for life in self._all:
-            if life.app.handlers.threads is not None:
-                life.app.handlers.threads.shutdown()
+        for node in self._all_runs:
+            self._frozen_nodes.thaw(node)
+            node.stop_immediately()
+        self.database.is_down = False
+        await asyncio.gather(*(node.task for node in self._all_runs if node.task is not None), *self._start_tasks)
+        for node in self._all_runs:
+            if node.app.handlers.threads is not None:
+                node.app.handlers.threads.shutdown()
         await self.database.close()
 
-    def _set_away(self, away: bool) -> None:
-        self.database.away = away
-        self._note(None, "away" if away else "back")
+    def _set_database_down(self, is_down: bool) -> None:
+        self.database.is_down = is_down
+        self._record_event(None, "away" if is_down else "back")
 
-    def _set_deaf(self, deaf: bool) -> None:
-        self.database.deaf = deaf
+    def _set_notifications_muted(self, is_muted: bool) -> None:
+        self.database.notifications_muted = is_muted
 
     def _client_wrote(self) -> None:
-        """As any other's, its writes are not heard while the nodes are deaf."""
-        if not self.database.deaf:
-            self._poke()
+        """Wake the nodes after a write of the client, unless notifications are muted."""
+        if not self.database.notifications_muted:
+            self._wake_nodes()
 
-    def _poke(self) -> None:
-        """Planners and workers look at once, as after a write by their own process, or a heartbeat."""
-        for life in self._lives:
-            if life.service is not None:
-                life.service.node.planning.poke()
-                life.service.node.working.poke()
+    def _wake_nodes(self) -> None:
+        """Wake planners and workers, as after a write by their own process or a heartbeat."""
+        for node in self._running:
+            if node.service is not None:
+                node.service.node.planner_alarm.wake()
+                node.service.node.worker_alarm.wake()
 
     def _before_jump(self, at: float | None) -> float | None:
-        """Where time goes from here: to the next timer, heartbeat, or the end of what was asked for."""
+        """Return the time to jump to: the next timer, the next heartbeat or the target of `until`, if earlier."""
         now = self._loop.time()
-        goal = self._goal if self._goal is not None and not self._goal[1].done() else None
-        if goal is not None and (at is None or at > goal[0]):
-            at = max(goal[0], now)
+        target = self._target_time if self._target_time is not None and not self._target_time[1].done() else None
+        if target is not None and (at is None or at > target[0]):
+            at = max(target[0], now)
         else:
-            goal = None
+            target = None
         if at is None:
             return None
-        beat = math.inf
-        for life in self._lives:
-            if life.heart.due < beat and life not in self._frozen:
-                beat = life.heart.due
-        beat += self.clock.rested
-        if at > beat:
-            if (calm := self._calm_until()) is not None:
-                if at > calm:  # what nobody waits for yet, a heartbeat would have told them by then
-                    at, goal = calm, None
-                    self._poke()
-                self.clock.rested += at - now
+        heartbeat = math.inf
+        for node in self._running:
+            if node.heartbeat_alarm.due < heartbeat and node not in self._frozen_nodes:
+                heartbeat = node.heartbeat_alarm.due
+        heartbeat += self.clock.skipped_seconds
+        if at > heartbeat:
+            if (idle_until := self._idle_until()) is not None:
+                if at > idle_until:  # work for which no timer is set yet: a heartbeat would have woken the nodes
+                    at, target = idle_until, None
+                    self._wake_nodes()
+                self.clock.skipped_seconds += at - now
             else:
-                at, goal = max(beat, now), None
-                for life in self._lives:
-                    if life not in self._frozen and life.heart.due + self.clock.rested <= at:
-                        life.heart.poke()
-        if goal is not None:
-            goal[1].set_result(None)
+                at, target = max(heartbeat, now), None
+                for node in self._running:
+                    if node not in self._frozen_nodes and node.heartbeat_alarm.due + self.clock.skipped_seconds <= at:
+                        node.heartbeat_alarm.wake()
+        if target is not None:
+            target[1].set_result(None)
         return at
 
-    def _calm_until(self) -> float | None:
-        """Until when hearts may rest, in the loop's seconds; None: they beat."""
-        if self.database.away or self.database.deaf or self.restless:
+    def _idle_until(self) -> float | None:
+        """Return the loop's time until which heartbeats may be skipped; None if they must run."""
+        if self.database.is_down or self.database.notifications_muted or self.keep_heartbeats:
             return None
-        held = 0
-        for life in self._lives:
-            if life.service is None or life.service.node.stopping or life.service.failing:
+        running_attempts = 0
+        for node in self._running:
+            if node.service is None or node.service.node.stopping or node.service.failing_services:
                 return None
-            if life.link.cut or life in self._frozen:
+            if node.link.is_cut or node in self._frozen_nodes:
                 return None
-            held += sum(one.drop != "lost" for one in life.service.node.held.values())
-        until = self.database.calm_until(held)
+            running_attempts += sum(one.stop_reason != "lost" for one in node.service.node.running_attempts.values())
+        until = self.database.idle_until(running_attempts)
         return None if until is None else self.clock.deadline(until)
 
 
-def _entropy(seed: int) -> Callable[[int], bytes]:
-    """Bytes that look random and are the same for the same seed."""
+def _seeded_entropy(seed: int) -> Callable[[int], bytes]:
+    """Return a function that generates pseudorandom bytes, the same sequence for the same seed."""
     blocks = itertools.count()
     return lambda size: hashlib.shake_256(f"{seed}.{next(blocks)}".encode()).digest(size)

@@ -1,0 +1,1 @@
+"""The database: tables, operations in transactions, and the SQL of each dialect."""

@@ -1,4 +1,4 @@
-"""Copies of a SQLite file, made while an engine writes to it (SQLite's online backup API)."""
+"""Back up and restore SQLite files, also while an engine writes to them (SQLite's online backup API)."""
 
 from __future__ import annotations
 
@@ -10,119 +10,135 @@ from collections.abc import Callable
 from pathlib import Path
 
 from timebell.errors import Conflict, InvalidInput, StoreUnreachable
-from timebell.store.open import VERSION_TABLE
+from timebell.store.version import VERSION_TABLE
 
-PAGES = 2_000  # copied at once, between which writers get their turn
-Told = Callable[[int, int], None]
+PAGES_PER_STEP = 2_000  # pages per step; writers may proceed between two steps
+ProgressCallback = Callable[[int, int], None]
 
 
-def copy(source: Path, target: Path, told: Told | None = None) -> int:
-    """A consistent copy at `target`, which must not exist and appears whole or not at all; its size in bytes.
+def copy_database(source: Path, target: Path, on_progress: ProgressCallback | None = None) -> int:
+    """Copy a database consistently to `target`; return the size of the copy in bytes.
 
-    `told` hears of (pages copied, pages in all). Raises Conflict (BACKUP_EXISTS), InvalidInput (BACKUP_INVALID),
-    StoreUnreachable.
+    `target` must not exist. It appears complete or not at all, because the copy is written under another name and then
+    renamed. `on_progress` is called with (pages copied, pages in total). Raises Conflict (BACKUP_EXISTS), InvalidInput
+    (INVALID_BACKUP), StoreUnreachable.
     """
     if target.exists():
-        raise Conflict(f"{target} exists already.", code="BACKUP_EXISTS", fix="Name a file that does not exist.")
+        raise Conflict(f"{target} exists already.", code="BACKUP_EXISTS", fix="Specify a file that does not exist.")
     if not target.parent.is_dir():
-        raise InvalidInput(f"There is no folder {target.parent}.", code="BACKUP_INVALID", fix="Make it.")
+        raise InvalidInput(f"There is no folder {target.parent}.", code="INVALID_BACKUP", fix="Create it.")
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
         unfinished.unlink(missing_ok=True)
-        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it holds payloads
-        with contextlib.closing(_reading(source)) as there, contextlib.closing(sqlite3.connect(unfinished)) as here:
-            there.backup(here, pages=PAGES, sleep=0.0, progress=lambda _, left, total: _tell(told, left, total))
-            here.execute("PRAGMA journal_mode = DELETE")  # one file, nothing beside it
-            version_in(here, target)
-        _sync(unfinished)
+        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it contains payloads
+        with (
+            contextlib.closing(_open_existing(source)) as source_connection,
+            contextlib.closing(sqlite3.connect(unfinished)) as copy,
+        ):
+            source_connection.backup(
+                copy,
+                pages=PAGES_PER_STEP,
+                sleep=0.0,
+                progress=lambda _, remaining, total: _report_progress(on_progress, remaining, total),
+            )
+            copy.execute("PRAGMA journal_mode = DELETE")  # a single file, without -wal and -shm
+            check_version(copy, target)
+        _fsync(unfinished)
         unfinished.rename(target)
-        _sync(target.parent)
-    except (OSError, sqlite3.Error) as failed:
-        raise StoreUnreachable(f"Cannot copy {source} to {target}: {failed}.", fix="Check both disks.") from failed
+        _fsync(target.parent)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnreachable(f"Cannot copy {source} to {target}: {error}.", fix="Check both disks.") from error
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
     return target.stat().st_size
 
 
-def version_of(path: Path) -> str:
-    """The version of the tables in a backup that is sound. Raises InvalidInput (BACKUP_INVALID)."""
+def read_version(path: Path) -> str:
+    """Return the schema version of an intact backup. Raises InvalidInput (INVALID_BACKUP)."""
     try:
-        with contextlib.closing(_reading(path)) as connection:
-            return version_in(connection, path)
-    except sqlite3.Error as failed:
-        raise _invalid(path, str(failed)) from failed
+        with contextlib.closing(_open_existing(path)) as connection:
+            return check_version(connection, path)
+    except sqlite3.Error as error:
+        raise _invalid_backup(path, str(error)) from error
 
 
-def version_in(connection: sqlite3.Connection, path: Path) -> str:
-    """As `version_of`, of a file that is open."""
-    said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if said != "ok":
-        raise _invalid(path, said)
+def check_version(connection: sqlite3.Connection, path: Path) -> str:
+    """Check an open database; return its schema version. Raises InvalidInput (INVALID_BACKUP).
+
+    `path` is the file to report in errors.
+    """
+    integrity = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if integrity != "ok":
+        raise _invalid_backup(path, integrity)
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (VERSION_TABLE,)).fetchone() is None:
-        raise _invalid(path, "it has no tables of Timebell")
+        raise _invalid_backup(path, "it has no Timebell tables")
     return str(connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()[0])  # noqa: S608
 
 
-def take_the_place_of(made: Path, database: Path, aside: Path) -> bool:
-    """Put `made` where `database` is, which is kept at `aside`; whether there was one. No engine may run on either.
+def replace_database(replacement: Path, database: Path, previous: Path) -> bool:
+    """Replace `database` by `replacement`; return whether it existed. It is preserved as `previous`.
 
-    There is a database under its name at every moment: a node that starts would make an empty one. Raises
-    StoreUnreachable.
+    No engine may run on either file. A file exists at `database` at every moment, because a node that starts without
+    one would create an empty database. Raises StoreUnreachable.
     """
-    there = database.exists()
-    if there:
-        # One that is broken is why somebody restores: it is kept as it is.
+    existed = database.exists()
+    if existed:
+        # A corrupt database is a common reason for a restore: preserve it unchanged if the checkpoint fails.
         with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(database)) as old:
             old.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        _keep(database, aside)
-    for beside in ("-wal", "-shm"):
-        kept = database.with_name(database.name + beside)
-        if there and beside == "-wal" and kept.exists():  # what could not be put into it
-            kept.rename(aside.with_name(aside.name + beside))
-        kept.unlink(missing_ok=True)
-    made.replace(database)
-    _sync(database.parent)
-    return there
+        _preserve(database, previous)
+    for suffix in ("-wal", "-shm"):
+        sidecar = database.with_name(database.name + suffix)
+        if existed and suffix == "-wal" and sidecar.exists():  # changes that were not checkpointed
+            sidecar.rename(previous.with_name(previous.name + suffix))
+        sidecar.unlink(missing_ok=True)
+    replacement.replace(database)
+    _fsync(database.parent)
+    return existed
 
 
-def _keep(database: Path, aside: Path) -> None:
-    """Have what is in a file under a second name, while it keeps its own: a hard link or, where a file system has none
-    (FAT, some shares), a copy. Raises StoreUnreachable."""
+def _preserve(database: Path, previous: Path) -> None:
+    """Make the content of `database` available as `previous`, too, without removing it. Raises StoreUnreachable.
+
+    Creates a hard link, or a copy on file systems without hard links (FAT, some network shares).
+    """
     try:
-        os.link(database, aside)
+        os.link(database, previous)
     except FileExistsError:
         raise
     except OSError:
-        unfinished = aside.with_name(f".{aside.name}.unfinished")
+        unfinished = previous.with_name(f".{previous.name}.unfinished")
         try:
             os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             shutil.copyfile(database, unfinished)
-            _sync(unfinished)
-            unfinished.rename(aside)
-        except OSError as failed:
-            raise StoreUnreachable(f"Cannot keep {database} as {aside}: {failed}.", fix="Check the disk.") from failed
+            _fsync(unfinished)
+            unfinished.rename(previous)
+        except OSError as error:
+            raise StoreUnreachable(
+                f"Cannot preserve {database} as {previous}: {error}.", fix="Check the disk."
+            ) from error
         finally:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
 
 
-def _reading(path: Path) -> sqlite3.Connection:
+def _open_existing(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=10)
 
 
-def _invalid(path: Path, why: str) -> InvalidInput:
-    return InvalidInput(f"{path} is no backup of Timebell: {why}.", code="BACKUP_INVALID")
+def _invalid_backup(path: Path, reason: str) -> InvalidInput:
+    return InvalidInput(f"{path} is not a Timebell backup: {reason}.", code="INVALID_BACKUP")
 
 
-def _tell(told: Told | None, left: int, total: int) -> None:
-    if told is not None:
-        told(total - left, total)
+def _report_progress(on_progress: ProgressCallback | None, remaining: int, total: int) -> None:
+    if on_progress is not None:
+        on_progress(total - remaining, total)
 
 
-def _sync(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY)
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)

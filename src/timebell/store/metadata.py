@@ -1,4 +1,4 @@
-"""What all tables are registered with."""
+"""The SQLAlchemy metadata in which all tables are registered."""
 
 from sqlalchemy import MetaData
 

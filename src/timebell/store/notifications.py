@@ -1,6 +1,6 @@
-"""How hints get from one process to all others that listen: PostgreSQL's NOTIFY, or a channel of a Redis.
+"""Broadcast hints about jobs and events between processes, by PostgreSQL's NOTIFY or a Redis channel.
 
-A hint is a short text. It reaches who listens when it is sent, once at most: who is away does not get it later.
+A hint is a short text. Delivery is at most once: only processes that are subscribed when it is sent receive it.
 """
 
 from __future__ import annotations
@@ -18,53 +18,59 @@ from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 CHANNEL = "timebell_arrived"
-ASK_EVERY = 5.0  # seconds
-ASKED_FOR = 15.0  # seconds in which hints are sent after somebody asked for them
-PATIENCE = 5.0  # seconds
-ARRIVALS = "arrivals"
-"""The word by which listeners ask the nodes of a PostgreSQL to send hints."""
+REQUEST_INTERVAL_SECONDS = 5.0  # between two requests for hints by a subscriber
+REQUEST_VALIDITY_SECONDS = 15.0  # nodes send hints for this long after a request
+NOTIFICATION_TIMEOUT_SECONDS = 5.0  # to connect, and for one statement or publication
+ARRIVALS_REQUEST = "arrivals"
+"""The NOTIFY payload by which subscribers request hints from the nodes of a PostgreSQL database."""
 
-Take = Callable[[str], None]
+OnMessage = Callable[[str], None]
 
 
-class Bridge(Protocol):
-    """One way between processes."""
+class NotificationChannel(Protocol):
+    """A channel between processes."""
 
     on_request: bool
-    """Whether hints are sent only while somebody asks for them."""
+    """True if hints are sent only while a subscriber requests them."""
 
-    async def tell(self, texts: list[str]) -> None:
-        """Send hints. Raises whatever its driver raises."""
+    async def publish(self, texts: list[str]) -> None:
+        """Publish hints. Raises the errors of its driver."""
 
-    async def connect(self, take: Take) -> Callable[[], Awaitable[None]]:
-        """Listen: `take` is called with every text. Returns what looks after the connection: call it again and again,
-        it returns when it was time to and raises when the connection is lost. Raises StoreUnreachable."""
+    async def connect(self, on_message: OnMessage) -> Callable[[], Awaitable[None]]:
+        """Subscribe: call `on_message` with every text. Raises StoreUnreachable.
+
+        Returns a coroutine function that maintains the subscription. Await it repeatedly: each call performs one round
+        and raises if the connection is lost.
+        """
 
     async def close(self) -> None:
-        """Listen no more."""
+        """End the subscription and close the connection."""
 
 
-def bridge_of(url: str | None, store: Store) -> Bridge | None:
-    """The bridge of an installation: the Redis it names, or its PostgreSQL; None on SQLite.
+def channel_for(url: str | None, store: Store) -> NotificationChannel | None:
+    """Return the channel of an installation: Redis at `url`, or else its PostgreSQL database; None if it has neither.
 
-    Raises InvalidInput (ARRIVALS_URL_INVALID), Refused (EXTRA_MISSING).
+    Raises InvalidInput (INVALID_ARRIVALS_URL), Refused (EXTRA_MISSING).
     """
     if url is not None:
-        return RedisBridge(url)
+        return RedisChannel(url)
     address = getattr(store, "url", "")
-    return PostgresBridge(store, address) if store.many_nodes and address.startswith("postgres") else None
+    return PostgresChannel(store, address) if store.multi_node and address.startswith("postgres") else None
 
 
-TELL = Statement("WITH $rows SELECT pg_notify('timebell_arrived', hint) FROM d", hint="text")
-ASK = "SELECT pg_notify('timebell', 'arrivals')"
+PUBLISH = Statement("WITH $rows SELECT pg_notify('timebell_arrived', hint) FROM d", hint="text")
+REQUEST_HINTS = "SELECT pg_notify('timebell', 'arrivals')"
 
 
-def _tell(tx: Transaction, texts: list[str]) -> None:
-    tx.fetch(TELL, [{"hint": text} for text in texts])
+def _publish(tx: Transaction, texts: list[str]) -> None:
+    tx.fetch(PUBLISH, [{"hint": text} for text in texts])
 
 
-class PostgresBridge:
-    """NOTIFY, which takes a lock over all commits: so hints are gathered, and sent only when somebody asked."""
+class PostgresChannel:
+    """Notifications by PostgreSQL's NOTIFY.
+
+    NOTIFY serializes all commits of the database by a global lock, so hints are batched, and sent only on request.
+    """
 
     on_request = True
 
@@ -73,107 +79,110 @@ class PostgresBridge:
         self._url = url
         self._connection: Any = None
 
-    async def tell(self, texts: list[str]) -> None:
-        """As in Bridge."""
-        await self._store.hot(_tell, texts)
+    async def publish(self, texts: list[str]) -> None:
+        await self._store.run_autocommit(_publish, texts)
 
-    async def connect(self, take: Take) -> Callable[[], Awaitable[None]]:
-        """As in Bridge. A connection of its own, which a pooler in transaction mode cannot give."""
+    async def connect(self, on_message: OnMessage) -> Callable[[], Awaitable[None]]:
+        """Subscribe on a dedicated connection. Does not work through a pooler in transaction mode."""
         import asyncpg
 
-        from timebell.store.dialects.postgres.store import plain, unreachable
+        from timebell.store.dialects.postgres.store import libpq_url, unreachable
 
         try:
-            connection = await asyncpg.connect(plain(self._url), timeout=PATIENCE, command_timeout=PATIENCE)
+            connection = await asyncpg.connect(
+                libpq_url(self._url), timeout=NOTIFICATION_TIMEOUT_SECONDS, command_timeout=NOTIFICATION_TIMEOUT_SECONDS
+            )
             self._connection = connection
-            await connection.add_listener(CHANNEL, lambda *heard: take(str(heard[-1])))
-            await connection.execute(ASK)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as failed:
-            raise unreachable(self._url, failed) from failed
+            await connection.add_listener(CHANNEL, lambda *notification: on_message(str(notification[-1])))
+            await connection.execute(REQUEST_HINTS)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise unreachable(self._url, error) from error
 
-        async def ask() -> None:
-            await connection.execute(ASK)
+        async def request_hints() -> None:
+            await connection.execute(REQUEST_HINTS)
 
-        return ask
+        return request_hints
 
     async def close(self) -> None:
-        """As in Bridge."""
         if self._connection is not None:
             with suppress(Exception):
                 await self._connection.close(timeout=1)
             self._connection = None
 
 
-class RedisBridge:
-    """PUBLISH, which costs next to nothing where nobody listens."""
+class RedisChannel:
+    """Notifications by Redis PUBLISH, which is cheap without subscribers, so hints are always sent."""
 
     on_request = False
 
     def __init__(self, url: str) -> None:
         if not url.startswith(("redis://", "rediss://", "unix://")):
             raise InvalidInput(
-                "TIMEBELL_ARRIVALS_URL is no URL of a Redis.", code="ARRIVALS_URL_INVALID",
-                fix="Write it like redis://host:6379; leave it out for PostgreSQL's own NOTIFY.",
+                "TIMEBELL_ARRIVALS_URL is not a Redis URL.", code="INVALID_ARRIVALS_URL",
+                fix="Use a URL such as redis://host:6379, or omit it to use PostgreSQL's NOTIFY.",
             )  # fmt: skip
         try:
             import redis.asyncio as client
         except ImportError:
             raise Refused(
-                "TIMEBELL_ARRIVALS_URL needs the package redis, which is not installed.", code="EXTRA_MISSING",
+                "TIMEBELL_ARRIVALS_URL requires the package redis, which is not installed.", code="EXTRA_MISSING",
                 fix='Run: pip install "timebell[redis]".',
             ) from None  # fmt: skip
         self._client = client.Redis.from_url(
-            url, socket_connect_timeout=PATIENCE, socket_timeout=None, health_check_interval=int(ASK_EVERY)
+            url,
+            socket_connect_timeout=NOTIFICATION_TIMEOUT_SECONDS,
+            socket_timeout=None,
+            health_check_interval=int(REQUEST_INTERVAL_SECONDS),
         )
-        self._heard: Any = None
+        self._pubsub: Any = None
 
-    async def tell(self, texts: list[str]) -> None:
-        """As in Bridge."""
-        async with asyncio.timeout(PATIENCE), self._client.pipeline(transaction=False) as pipe:
+    async def publish(self, texts: list[str]) -> None:
+        async with asyncio.timeout(NOTIFICATION_TIMEOUT_SECONDS), self._client.pipeline(transaction=False) as pipe:
             for text in texts:
                 pipe.publish(CHANNEL, text)
             await pipe.execute()
 
-    async def connect(self, take: Take) -> Callable[[], Awaitable[None]]:
-        """As in Bridge."""
-        self._heard = heard = self._client.pubsub(ignore_subscribe_messages=True)
+    async def connect(self, on_message: OnMessage) -> Callable[[], Awaitable[None]]:
+        self._pubsub = pubsub = self._client.pubsub(ignore_subscribe_messages=True)
         try:
-            async with asyncio.timeout(PATIENCE):
-                await heard.subscribe(CHANNEL)
-                await heard.get_message(ignore_subscribe_messages=False, timeout=PATIENCE)
-        except Exception as failed:
+            async with asyncio.timeout(NOTIFICATION_TIMEOUT_SECONDS):
+                await pubsub.subscribe(CHANNEL)
+                await pubsub.get_message(ignore_subscribe_messages=False, timeout=NOTIFICATION_TIMEOUT_SECONDS)
+        except Exception as error:
             raise StoreUnreachable(
-                f"The Redis of TIMEBELL_ARRIVALS_URL does not answer: {type(failed).__name__}.",
-                code="ARRIVALS_UNREACHABLE", fix="Check that it runs, and the URL.",
-            ) from failed  # fmt: skip
+                f"The Redis server of TIMEBELL_ARRIVALS_URL does not answer: {type(error).__name__}.",
+                code="ARRIVALS_UNREACHABLE", fix="Check that it is running, and check the URL.",
+            ) from error  # fmt: skip
 
-        async def read() -> None:
-            message = await heard.get_message(timeout=ASK_EVERY)
+        async def deliver_messages() -> None:
+            message = await pubsub.get_message(timeout=REQUEST_INTERVAL_SECONDS)
             while message is not None:
-                take(message["data"].decode())
-                message = await heard.get_message(timeout=ASK_EVERY)
-            await heard.check_health()  # type: ignore[no-untyped-call]
+                on_message(message["data"].decode())
+                message = await pubsub.get_message(timeout=REQUEST_INTERVAL_SECONDS)
+            await pubsub.check_health()  # type: ignore[no-untyped-call]
 
-        return read
+        return deliver_messages
 
     async def close(self) -> None:
-        """As in Bridge."""
-        if self._heard is not None:
+        if self._pubsub is not None:
             with suppress(Exception):
-                await self._heard.aclose()
-            self._heard = None
+                await self._pubsub.aclose()
+            self._pubsub = None
         with suppress(Exception):
             await self._client.aclose()
 
 
-def packed(hints: list[tuple[str, ...]], most: int = 7900) -> list[str]:
-    """Hints as few texts of at most `most` bytes: NOTIFY carries less than 8000 (PostgreSQL, NOTIFY)."""
+def pack_hints(hints: list[tuple[str, ...]], max_bytes: int = 7900) -> list[str]:
+    """Pack hints into as few texts of at most `max_bytes` bytes as possible.
+
+    The payload of NOTIFY must be shorter than 8000 bytes (PostgreSQL manual, NOTIFY).
+    """
     texts: list[str] = []
     lines: list[bytes] = []
     size = 0
     for hint in hints:
         line = orjson.dumps(list(hint))
-        if lines and size + len(line) + 1 > most:
+        if lines and size + len(line) + 1 > max_bytes:
             texts.append(b"\n".join(lines).decode())
             lines, size = [], 0
         lines.append(line)
@@ -183,10 +192,10 @@ def packed(hints: list[tuple[str, ...]], most: int = 7900) -> list[str]:
     return texts
 
 
-def unpacked(text: str) -> list[tuple[str, ...]]:
-    """The inverse; nothing for what is not ours."""
+def unpack_hints(text: str) -> list[tuple[str, ...]]:
+    """Unpack a text of `pack_hints`; return [] for a text in another format."""
     try:
-        found = [orjson.loads(line) for line in text.split("\n")]
+        hints = [orjson.loads(line) for line in text.split("\n")]
     except ValueError:
         return []
-    return [tuple(one) for one in found if isinstance(one, list) and all(isinstance(each, str) for each in one)]
+    return [tuple(hint) for hint in hints if isinstance(hint, list) and all(isinstance(part, str) for part in hint)]

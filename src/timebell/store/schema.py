@@ -1,8 +1,8 @@
-"""Every table, index and constraint, once. Migrations build the same; a test compares the two.
+"""All tables, indexes and constraints. Migrations create the same schema; a test compares the two.
 
-Jobs live in two tables. `jobs` holds what is not finished and stays small and hot whatever the history;
-finishing moves the row to `finished`, which retention prunes (and has no primary
-key, as PostgreSQL partitions it by time). Every table a tenant's data is in has a tenant.
+Jobs are in two tables. `jobs` holds unfinished jobs and stays small and hot whatever the size of the history. Finishing
+a job moves its row to `finished`, which retention prunes. `finished` has no primary key, because PostgreSQL partitions
+it by time. Every table with data of tenants has a tenant column.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from sqlalchemy import (
     true,
 )
 
-from timebell.store.campaigns import tables as campaign_tables  # noqa: F401 - registers its tables
 from timebell.store.metadata import metadata as metadata
-from timebell.store.triggers import tables as trigger_tables  # noqa: F401 - registers its tables
 from timebell.store.types import Id, Instant
 
 tenants = Table(
@@ -37,11 +35,11 @@ tenants = Table(
     metadata,
     Column("id", String(200), primary_key=True),
     Column("created_at", Instant, nullable=False),
-    # What it may use, as JSON: see tenancy/limits.py.
+    # Limits of its resource usage, as JSON: see tenancy/limits.py.
     Column("limits", Text),
-    # When its jobs started, of late, as JSON; only of one whose jobs are limited: see model/limits.py.
+    # Recent starts of its jobs, as JSON; only if starts are limited: see model/limits.py.
     Column("starts", Text),
-    # In which its months begin; UTC unless it has one.
+    # Time zone in which its months begin; NULL: UTC.
     Column("timezone", String(64)),
 )
 
@@ -52,33 +50,33 @@ schedules = Table(
     Column("tenant_id", String(200), nullable=False),
     Column("name", String(200), nullable=False),
     Column("recurrence", Text, nullable=False),
-    # The name of the calendar of which it is given each new version.
+    # Name of the calendar it follows: a new version of the calendar updates the schedule.
     Column("calendar", String(200)),
-    # The name of the target that its jobs go to, if it has one.
+    # Name of the target of its jobs, if it uses a named one.
     Column("target", String(200)),
     Column("action", Text, nullable=False),
     Column("policies", Text, nullable=False),
     Column("enabled", Boolean, nullable=False, server_default=true()),
     Column("revision", Integer, nullable=False, server_default="1"),
     Column("code_hash", String(64)),
-    Column("fault", Text),
+    Column("error", Text),
     Column("next_fire_at", Instant),
     Column("last_fired_at", Instant),
     Column("created_at", Instant, nullable=False),
     Column("updated_at", Instant, nullable=False),
     Column("paused_at", Instant),
     Column("pause_reason", Text),
-    # The release of the zone data that gave next_fire_at, and the offset from UTC (seconds) it gave it with.
+    # The tzdata release by which next_fire_at was computed, and the UTC offset (seconds) at that instant.
     Column("tzdata", String(20)),
     Column("utc_offset", Integer),
     Column("created_by", String(200)),
     Index("timebell_schedules_name", "tenant_id", "name", unique=True),
-    # The planner's look-up: its left edge is the next schedule to fire.
+    # For the planner: the first entry is the next schedule to fire.
     Index(
         "timebell_schedules_due",
         "next_fire_at",
-        postgresql_where=text("enabled AND fault IS NULL"),
-        sqlite_where=text("enabled AND fault IS NULL"),
+        postgresql_where=text("enabled AND error IS NULL"),
+        sqlite_where=text("enabled AND error IS NULL"),
     ),
     Index(
         "timebell_schedules_calendar",
@@ -93,16 +91,16 @@ schedules = Table(
         postgresql_where=text("target IS NOT NULL"),
         sqlite_where=text("target IS NOT NULL"),
     ),
-    # Those that do not fire: few, and counted at every look of whoever watches.
+    # Schedules that do not fire: few, and counted every time the gauges are read.
     Index(
         "timebell_schedules_off",
         "enabled",
-        postgresql_where=text("NOT enabled OR fault IS NOT NULL"),
-        sqlite_where=text("NOT enabled OR fault IS NOT NULL"),
+        postgresql_where=text("NOT enabled OR error IS NOT NULL"),
+        sqlite_where=text("NOT enabled OR error IS NOT NULL"),
     ),
 )
 
-# What a schedule was at each revision, and from when: what an audit regenerates occurrences from.
+# The definition of each schedule revision, from which audits regenerate occurrences.
 revisions = Table(
     "timebell_schedule_revisions",
     metadata,
@@ -117,7 +115,7 @@ revisions = Table(
 
 
 def _job_columns(*, live: bool) -> list[Column[Any]]:
-    """What a job carries all its life, live or finished, in the order both tables keep."""
+    """Return the columns that live and finished jobs have in common, in table order."""
     return [
         Column("id", Id, primary_key=live, nullable=False),
         Column("tenant_id", String(200), nullable=False),
@@ -141,50 +139,50 @@ def _job_columns(*, live: bool) -> list[Column[Any]]:
         Column("serial", Boolean, nullable=False),
         Column("state", String(10), nullable=False),
         Column("attempt", Integer, nullable=False),
-        Column("tries", Integer, nullable=False),
+        Column("attempts_used", Integer, nullable=False),
         Column("node_id", Id),
         Column("created_at", Instant, nullable=False),
         Column("started_at", Instant),
         Column("errors", Text),
         Column("replaces", Id),
-        # The local time that run_at was given as, if it was, and the zone data that made an instant of it.
+        # The local time from which run_at was computed, if any, and the tzdata release used for it.
         Column("local_time", String(32)),
         Column("tzdata", String(20)),
         Column("group_name", String(200)),
-        # How often it was replayed from the dead letters; no two replays send a message with the same id.
-        Column("replays", Integer, nullable=False, server_default="0"),
-        # What it asks before it is delivered, as JSON: see model/preconditions.py.
+        # Number of manual retries. Part of the id of messages sent, so a manual retry sends a new message.
+        Column("manual_retries", Integer, nullable=False, server_default="0"),
+        # Conditions checked before delivery, as JSON: see model/preconditions.py.
         Column("conditions", Text),
     ]
 
 
 _CLAIMABLE = text("state = 'pending' AND hold IS NULL")
 NOT_RUNNING = "state <> 'running'"
-"""What pages read of live jobs by an index, apart from the few that run: so a claim need not write these indexes."""
-_RESTS = text(NOT_RUNNING)
-_OUTSIDE = text("state = 'dispatched'")
-_OF_SCHEDULE = text("schedule_id IS NOT NULL")
-_OWNED = text("owner_id IS NOT NULL")
+"""The condition of the indexes for listing live jobs. Running jobs are excluded, so a claim does not add entries."""
+_NOT_RUNNING = text(NOT_RUNNING)
+_DISPATCHED = text("state = 'dispatched'")
+_HAS_SCHEDULE = text("schedule_id IS NOT NULL")
+_HAS_OWNER = text("owner_id IS NOT NULL")
 _DEAD = text("state = 'failed' AND (reason IS NULL OR reason <> 'discarded')")
-_SHARED = text("state = 'pending' AND hold IS NULL AND shared")
-_IN_GROUP = text("hold = 'group'")
-_OF_TENANT = text("hold = 'tenant'")
-_WAITING = text("local_time IS NOT NULL AND state = 'pending'")
+_CLAIMABLE_SHARED = text("state = 'pending' AND hold IS NULL AND shared")
+_HELD_FOR_GROUP = text("hold = 'group'")
+_HELD_FOR_TENANT = text("hold = 'tenant'")
+_PENDING_LOCAL_TIME = text("local_time IS NOT NULL AND state = 'pending'")
 
 jobs = Table(
     "timebell_jobs",
     metadata,
     *_job_columns(live=True),
-    # What may take it: the topic for handlers, `@http` or `@command` for other targets.
+    # Decides which nodes may run it: the topic for handlers, `@http`, `@command` and so on for other targets.
     Column("route", String(200), nullable=False),
     Column("hold", String(10)),
-    Column("beat", BigInteger, nullable=False, server_default="0"),
-    Column("cancel_asked", Boolean, nullable=False, server_default=false()),
-    # Whether there were tenants beside `default` when it was made.
+    Column("heartbeat", BigInteger, nullable=False, server_default="0"),
+    Column("cancel_requested", Boolean, nullable=False, server_default=false()),
+    # Whether there were tenants besides `default` when it was created.
     Column("shared", Boolean, nullable=False, server_default=false()),
-    # Whether it is counted in its tenant's month.
+    # Whether it is counted in the monthly quota of its tenant.
     Column("charged", Boolean, nullable=False, server_default=false()),
-    # The claim: within a lane (queue, priority), the left edge is the next job due.
+    # For claims: within a lane (queue, priority), the first entry is the next due job.
     Index(
         "timebell_jobs_claim",
         "queue",
@@ -193,17 +191,17 @@ jobs = Table(
         postgresql_where=_CLAIMABLE,
         sqlite_where=_CLAIMABLE,
     ),
-    # The same for each tenant, so that a late lane is shared. Who has one tenant does not pay for it.
+    # The same per tenant, to share a late lane fairly. Empty, and so free, in installations with one tenant.
     Index(
         "timebell_jobs_shared",
         "queue",
         "priority",
         "tenant_id",
         "run_at",
-        postgresql_where=_SHARED,
-        sqlite_where=_SHARED,
+        postgresql_where=_CLAIMABLE_SHARED,
+        sqlite_where=_CLAIMABLE_SHARED,
     ),
-    # Whose turn is next in a group.
+    # For releasing the next held job of a group.
     Index(
         "timebell_jobs_group",
         "queue",
@@ -211,17 +209,17 @@ jobs = Table(
         "group_name",
         "priority",
         "run_at",
-        postgresql_where=_IN_GROUP,
-        sqlite_where=_IN_GROUP,
+        postgresql_where=_HELD_FOR_GROUP,
+        sqlite_where=_HELD_FOR_GROUP,
     ),
-    # Which is next of those that wait for their tenant to have room.
+    # For releasing the next job held because of the limits of its tenant.
     Index(
         "timebell_jobs_of_tenant",
         "tenant_id",
         "priority",
         "run_at",
-        postgresql_where=_OF_TENANT,
-        sqlite_where=_OF_TENANT,
+        postgresql_where=_HELD_FOR_TENANT,
+        sqlite_where=_HELD_FOR_TENANT,
     ),
     Index(
         "timebell_jobs_running",
@@ -229,8 +227,8 @@ jobs = Table(
         postgresql_where=text("state = 'running'"),
         sqlite_where=text("state = 'running'"),
     ),
-    # With outside workers; beat is the instant by which they have to report, in microseconds since 1970.
-    Index("timebell_jobs_dispatched", "queue", "beat", postgresql_where=_OUTSIDE, sqlite_where=_OUTSIDE),
+    # Jobs dispatched to external workers. Their heartbeat is the deadline for a report, in microseconds since 1970.
+    Index("timebell_jobs_dispatched", "queue", "heartbeat", postgresql_where=_DISPATCHED, sqlite_where=_DISPATCHED),
     Index(
         "timebell_jobs_held",
         "hold",
@@ -238,15 +236,15 @@ jobs = Table(
         postgresql_where=text("hold IS NOT NULL"),
         sqlite_where=text("hold IS NOT NULL"),
     ),
-    # An occurrence has at most one live job; the schedule's cursor sees to it for all time.
+    # An occurrence has at most one live job. That it never gets a second one later is ensured by the cursor.
     Index(
         "timebell_jobs_occurrence",
         "schedule_id",
         "scheduled_at",
         "kind",
         unique=True,
-        postgresql_where=_OF_SCHEDULE,
-        sqlite_where=_OF_SCHEDULE,
+        postgresql_where=_HAS_SCHEDULE,
+        sqlite_where=_HAS_SCHEDULE,
     ),
     Index(
         "timebell_jobs_key",
@@ -256,17 +254,17 @@ jobs = Table(
         postgresql_where=text("key IS NOT NULL"),
         sqlite_where=text("key IS NOT NULL"),
     ),
-    # Pages of a tenant's jobs, newest first, in one state, of one owner, of one topic. What runs has an index above.
-    Index("timebell_jobs_tenant", "tenant_id", "state", "id", postgresql_where=_RESTS, sqlite_where=_RESTS),
-    Index("timebell_jobs_owner", "tenant_id", "owner_id", "id", postgresql_where=_OWNED, sqlite_where=_OWNED),
-    Index("timebell_jobs_topic", "tenant_id", "topic", "id", postgresql_where=_RESTS, sqlite_where=_RESTS),
-    # What new zone data may move. A job leaves it by starting.
-    Index("timebell_jobs_local", "tzdata", postgresql_where=_WAITING, sqlite_where=_WAITING),
+    # For listing the jobs of a tenant, newest first, by state, owner or topic. Running jobs: timebell_jobs_running.
+    Index("timebell_jobs_tenant", "tenant_id", "state", "id", postgresql_where=_NOT_RUNNING, sqlite_where=_NOT_RUNNING),
+    Index("timebell_jobs_owner", "tenant_id", "owner_id", "id", postgresql_where=_HAS_OWNER, sqlite_where=_HAS_OWNER),
+    Index("timebell_jobs_topic", "tenant_id", "topic", "id", postgresql_where=_NOT_RUNNING, sqlite_where=_NOT_RUNNING),
+    # Jobs that a new tzdata release may move. A started job is not in this index.
+    Index("timebell_jobs_local", "tzdata", postgresql_where=_PENDING_LOCAL_TIME, sqlite_where=_PENDING_LOCAL_TIME),
 )
 
-# A claim puts another version of the row under its id, which has room beside the first.
-_ROOM = DDL("ALTER INDEX timebell_jobs_pkey SET (fillfactor = 50)")  # type: ignore[no-untyped-call]
-event.listen(jobs, "after_create", _ROOM.execute_if(dialect="postgresql"))
+# A claim adds an index entry for the new row version; half-filled pages have room for it next to the first.
+_HALF_FILLED_PAGES = DDL("ALTER INDEX timebell_jobs_pkey SET (fillfactor = 50)")  # type: ignore[no-untyped-call]
+event.listen(jobs, "after_create", _HALF_FILLED_PAGES.execute_if(dialect="postgresql"))
 
 finished = Table(
     "timebell_finished",
@@ -279,16 +277,18 @@ finished = Table(
     Column("result", Text),
     Column("cancel", String(12)),
     Column("replaced_by", Id),
-    # A range row stands for this many skipped occurrences, the last of them at skipped_to.
+    # A row may represent a range of this many skipped occurrences, the last of them at skipped_to.
     Column("skipped_count", BigInteger, nullable=False, server_default="1"),
     Column("skipped_to", Instant),
     Index("timebell_finished_id", "id"),
     Index("timebell_finished_at", "finished_at"),
     Index("timebell_finished_schedule", "schedule_id", "scheduled_at"),
     Index("timebell_finished_tenant", "tenant_id", "state", "id"),
-    Index("timebell_finished_owner", "tenant_id", "owner_id", "id", postgresql_where=_OWNED, sqlite_where=_OWNED),
+    Index(
+        "timebell_finished_owner", "tenant_id", "owner_id", "id", postgresql_where=_HAS_OWNER, sqlite_where=_HAS_OWNER
+    ),
     Index("timebell_finished_topic", "tenant_id", "topic", "id"),
-    # Dead letters: what failed for good and nobody has discarded.
+    # Dead letters: jobs that failed permanently and were not discarded.
     Index("timebell_finished_dead", "tenant_id", "finished_at", "id", postgresql_where=_DEAD, sqlite_where=_DEAD),
 )
 
@@ -302,7 +302,7 @@ calendars = Table(
     Column("created_at", Instant, nullable=False),
 )
 
-# Client request ids, unique per tenant for ever, in all states: never pruned.
+# Client request ids: unique per tenant forever, whatever the state of the job. Never pruned.
 requests = Table(
     "timebell_requests",
     metadata,
@@ -317,7 +317,7 @@ queues = Table(
     Column("name", String(100), primary_key=True),
     Column("concurrency", Integer),
     Column("concurrency_per_group", Integer),
-    # At most `rate` starts in any `per` seconds; `starts` are those that count: [[microseconds since 1970, how many]].
+    # At most `rate` starts in any `per` seconds; `starts` are the relevant ones: [[microseconds since 1970, count]].
     Column("rate", Integer),
     Column("per", Float),
     Column("starts", Text),
@@ -333,12 +333,12 @@ nodes = Table(
     Column("version", String(40), nullable=False),
     Column("tzdata", String(20), nullable=False),
     Column("routes", Text, nullable=False),
-    Column("beat", BigInteger, nullable=False, server_default="0"),
+    Column("heartbeat", BigInteger, nullable=False, server_default="0"),
     Column("started_at", Instant, nullable=False),
     Column("seen_at", Instant, nullable=False),
-    # Asked to finish what runs there and leave.
+    # Requested to finish its running jobs and stop.
     Column("draining", Boolean, nullable=False, server_default=false()),
-    # So many jobs may run there at once, and so many do; how far its clock is ahead of the database's, in ms.
+    # Maximum and current number of running jobs; how far its clock is ahead of the database clock, in ms.
     Column("slots", Integer, nullable=False, server_default="0"),
     Column("running", Integer, nullable=False, server_default="0"),
     Column("clock_ahead", Integer, nullable=False, server_default="0"),
@@ -350,26 +350,26 @@ leases = Table(
     Column("name", String(40), primary_key=True),
     Column("holder", Id),
     Column("fence", BigInteger, nullable=False, server_default="0"),
-    Column("beat", BigInteger, nullable=False, server_default="0"),
+    Column("heartbeat", BigInteger, nullable=False, server_default="0"),
     Column("acquired_at", Instant),
-    # As JSON, by code: the problems that were told and are not over.
-    Column("told", Text),
+    # The alerts that were sent and are not resolved yet, by code, as JSON.
+    Column("alerts", Text),
 )
 
-# Who led when, the newest of it. Of one that did not say that it leaves, the end is when it was last heard of.
+# The most recent leaderships. If a leader did not resign, ended_at is its last sign of life.
 leaderships = Table(
     "timebell_leaderships",
     metadata,
     Column("fence", BigInteger, primary_key=True, autoincrement=False),
     Column("node_id", Id, nullable=False),
     Column("node", String(200), nullable=False),
-    Column("taken_at", Instant, nullable=False),
+    Column("acquired_at", Instant, nullable=False),
     Column("ended_at", Instant),
     Column("resigned", Boolean, nullable=False, server_default=false()),
 )
 
-# What each release of the zone data moved, by zone and change of offset (seconds). Every schedule and job is
-# counted where it belongs, those that stayed in place under looked_at alone.
+# Changes by each tzdata release, by time zone and change of the UTC offset (seconds). Every schedule and job is counted
+# as examined; those that did not move are counted nowhere else.
 zone_changes = Table(
     "timebell_zone_changes",
     metadata,
@@ -377,19 +377,19 @@ zone_changes = Table(
     Column("timezone", String(64), primary_key=True),
     Column("offset_before", Integer, primary_key=True, autoincrement=False),
     Column("offset_after", Integer, primary_key=True, autoincrement=False),
-    Column("looked_at", Integer, nullable=False),
+    Column("examined", Integer, nullable=False),
     Column("schedules", Integer, nullable=False),
     Column("jobs", Integer, nullable=False),
     Column("since", Instant),
     Column("recorded_at", Instant, nullable=False),
 )
 
-# API keys: what a key may do, and a digest of it that only the secret key of the installation can check.
+# API keys: their permissions, and a digest that can be verified only with the secret key of the installation.
 keys = Table(
     "timebell_keys",
     metadata,
     Column("id", String(20), primary_key=True),
-    # None: of the platform, for every tenant.
+    # NULL: of the platform, valid for every tenant.
     Column("tenant_id", String(200)),
     Column("name", String(200), nullable=False),
     Column("role", String(10), nullable=False),
@@ -404,7 +404,7 @@ keys = Table(
     Index("timebell_keys_tenant", "tenant_id", "id"),
 )
 
-# Who changed what: written by the transaction of the change, never changed.
+# Audit log: each entry is written in the transaction of the change it records, and never modified.
 audit_log = Table(
     "timebell_audit_log",
     metadata,
@@ -416,7 +416,7 @@ audit_log = Table(
     Column("address", String(64)),
     Column("action", String(100), nullable=False),
     Column("subject", String(200)),
-    # SHA-256 of what it was before and after.
+    # SHA-256 of the subject before and after the change.
     Column("before", String(64)),
     Column("after", String(64)),
     Column("request_id", Id),
@@ -424,9 +424,9 @@ audit_log = Table(
     Index("timebell_audit_log_subject", "tenant_id", "subject", "id"),
 )
 
-# Answers to requests that carried an Idempotency-Key, written by the transaction of what they did.
+# Responses to requests with an Idempotency-Key, written in the transaction of the effects of the request.
 answers = Table(
-    "timebell_answers",
+    "timebell_idempotency_keys",
     metadata,
     Column("tenant_id", String(200), primary_key=True),
     Column("key", String(255), primary_key=True),
@@ -435,10 +435,10 @@ answers = Table(
     Column("headers", Text),
     Column("body", Text),
     Column("created_at", Instant, nullable=False),
-    Index("timebell_answers_created_at", "created_at"),
+    Index("timebell_idempotency_keys_created_at", "created_at"),
 )
 
-# What a tenant used on a day of UTC, spread over a few rows that requests at once add to.
+# Usage of a tenant per UTC day, spread over a few rows so that concurrent requests do not wait for one row lock.
 usage = Table(
     "timebell_usage",
     metadata,
@@ -449,7 +449,7 @@ usage = Table(
     Column("requests", BigInteger, nullable=False, server_default="0"),
 )
 
-# Long work that one request started; a node does it in steps, each in a transaction with its progress.
+# Long-running operations. A node executes them in steps; each step and its progress are one transaction.
 operations = Table(
     "timebell_operations",
     metadata,
@@ -463,7 +463,7 @@ operations = Table(
     Column("done", BigInteger, nullable=False, server_default="0"),
     Column("failed", BigInteger, nullable=False, server_default="0"),
     Column("skipped", BigInteger, nullable=False, server_default="0"),
-    # The first lines that were refused, and why, as JSON.
+    # The first errors, as JSON.
     Column("errors", Text),
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),
@@ -478,19 +478,19 @@ operations = Table(
     ),
 )
 
-# The key that encrypts a tenant's secrets, itself encrypted under the secret key of the installation.
+# The key that encrypts the secrets of a tenant, itself encrypted with the secret key of the installation.
 data_keys = Table(
     "timebell_data_keys",
     metadata,
     Column("tenant_id", String(200), primary_key=True),
-    # Which secret key it is under: a fingerprint.
+    # Fingerprint of the secret key that encrypted it.
     Column("wrapped_by", String(16), nullable=False),
     Column("wrapped", Text, nullable=False),
     Column("created_at", Instant, nullable=False),
     Column("updated_at", Instant, nullable=False),
 )
 
-# What targets need and nobody is shown: encrypted under the data key of the tenant.
+# Secrets used by targets, encrypted with the data key of the tenant. Their values are never returned.
 secrets = Table(
     "timebell_secrets",
     metadata,
@@ -503,16 +503,16 @@ secrets = Table(
     Column("updated_at", Instant, nullable=False),
 )
 
-# Where jobs go, under a name.
+# Named targets.
 targets = Table(
     "timebell_targets",
     metadata,
     Column("tenant_id", String(200), primary_key=True),
     Column("name", String(200), primary_key=True),
     Column("kind", String(20), nullable=False),
-    # JSON; {"secret": "name"} stands for the value of a secret.
+    # JSON; {"secret": "name"} is replaced by the value of the secret.
     Column("options", Text, nullable=False),
-    # Its signing secrets, encrypted, the newest first, and until when each counts: a JSON list.
+    # Its signing secrets, encrypted, newest first, each with its expiry: a JSON list.
     Column("signing", Text, nullable=False, server_default="[]"),
     Column("revision", Integer, nullable=False, server_default="1"),
     Column("disabled_at", Instant),
@@ -528,18 +528,18 @@ targets = Table(
     ),
 )
 
-# Who signs in to the dashboard with a password.
+# Users who sign in to the dashboard with a password.
 users = Table(
     "timebell_users",
     metadata,
     Column("id", Id, primary_key=True),
-    # None: of the platform, for every tenant.
+    # NULL: of the platform, valid for every tenant.
     Column("tenant_id", String(200)),
     Column("name", String(200), nullable=False),
     Column("role", String(10), nullable=False),
-    # As tenancy/passwords.py writes it.
+    # Password hash in the format of tenancy/passwords.py.
     Column("password", String(200), nullable=False),
-    # Wrong passwords since the last right one, and until when none is looked at.
+    # Wrong passwords since the last correct one, and until when all attempts are rejected.
     Column("failures", Integer, nullable=False, server_default="0"),
     Column("locked_until", Instant),
     Column("created_at", Instant, nullable=False),
@@ -549,7 +549,7 @@ users = Table(
     Index("timebell_users_name", "name", unique=True),
 )
 
-# Who is signed in. The id is a digest of what the cookie holds; it is of a user or of a key.
+# Dashboard sessions. The id is a digest of the cookie value; either user_id or key_id is set.
 sessions = Table(
     "timebell_sessions",
     metadata,

@@ -1,7 +1,8 @@
-"""The hot statements: SQL text shared by all dialects, with the few words that differ left open.
+"""Hot statements: SQL text shared by all dialects, with macros (`$name`) for the parts that differ.
 
-A statement takes a whole batch as one JSON parameter, so its cost does not grow with round trips or bind
-variables: `$rows` becomes a common table expression that reads the batch back as rows.
+A statement takes a whole batch as one JSON parameter, so its cost does not grow with round trips or bind variables:
+`$rows` expands to a common table expression `d` with the rows of the batch. The other macros are defined and explained
+in `dialects/postgres/macros.py`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from sqlalchemy import TextClause
 from sqlalchemy import text as text_clause
 
 
-class Words(Protocol):
-    """What a dialect says where the others say something else."""
+class StatementDialect(Protocol):
+    """The parts of a dialect from which the SQL of statements is generated."""
 
     name: str
-    words: Mapping[str, str]
+    macros: Mapping[str, str]
 
-    def rows(self, columns: Mapping[str, str]) -> str:
-        """SELECT that reads the JSON parameter `:rows` as rows of these columns and types."""
+    def batch_select(self, columns: Mapping[str, str]) -> str:
+        """Return a SELECT that reads the JSON parameter `:rows` as rows; `columns` maps names to types."""
 
 
-class InTwo(NamedTuple):
-    """A statement that returns rows, for who reads them one by one at a cost: in two, in one transaction.
+class SplitStatement(NamedTuple):
+    """A variant of a statement for drivers that are slow at returning many rows: two statements in one transaction.
 
-    `read` gives all that it returns as one JSON text, and the JSON list of `:ids` that `write`, which returns nothing,
-    may read; by them it writes just what was read.
+    `read` returns one row: all results as one JSON text, and a JSON list of ids. `write` takes that list as `:ids`,
+    writes the same rows, and returns nothing.
     """
 
     read: str
@@ -37,65 +38,66 @@ class InTwo(NamedTuple):
 
 
 class Statement:
-    """One statement; `columns` (name -> id | text | int | real | bool | instant) are those of its batch."""
+    """One SQL statement for all dialects.
 
-    def __init__(self, template: str, in_two: InTwo | None = None, /, **columns: str) -> None:
+    `columns` are the columns of its batch, as name=type with the types id, text, int, real, bool and instant.
+    """
+
+    def __init__(self, template: str, split: SplitStatement | None = None, /, **columns: str) -> None:
         self.template = Template(template)
         self.columns = columns
-        self.in_two = (
-            None if in_two is None else (Statement(in_two.read, **columns), Statement(in_two.write, **columns))
-        )
-        self.returned: list[str] | None = None
-        """The names of what it returns, once a driver has said so."""
-        self.by_name: dict[str, str] = {}
-        """What `named` gave, by the dialect's name: to be looked up there first where it is asked often."""
-        self.by_count: dict[tuple[str, int], str] = {}
-        """The same of `listed`."""
-        self.by_varying: dict[tuple[str, ...], str] = {}
-        """What `spread` gave; only one dialect asks for it."""
-        self.many = False
-        """Whether it returned many rows when it last ran: then it is run in two. A hint."""
-        self._clauses: dict[str, TextClause] = {}
-        self._numbered: dict[str, tuple[str, list[str]]] = {}
+        self.split = None if split is None else (Statement(split.read, **columns), Statement(split.write, **columns))
+        self.returned_columns: list[str] | None = None
+        """The names of the returned columns, known after the first execution."""
+        self.named_sql_cache: dict[str, str] = {}
+        """Results of `named_sql` by dialect name. Hot paths look here first."""
+        self.values_sql_cache: dict[tuple[str, int], str] = {}
+        """Results of `values_sql` by dialect name and number of rows."""
+        self.varying_sql_cache: dict[tuple[str, ...], str] = {}
+        """Results of `varying_sql` by columns; used by one dialect only, SQLite."""
+        self.returned_many = False
+        """True if the last execution returned many rows; then the next one uses `split`. A hint."""
+        self._clause_cache: dict[str, TextClause] = {}
+        self._numbered_sql_cache: dict[str, tuple[str, list[str]]] = {}
 
-    def named(self, words: Words) -> str:
-        """For drivers that bind `:name`."""
-        text = self.by_name.get(words.name)
+    def named_sql(self, dialect: StatementDialect) -> str:
+        """Return the SQL for drivers that bind `:name`."""
+        text = self.named_sql_cache.get(dialect.name)
         if text is None:
-            rows = f"d AS ({words.rows(self.columns)})" if self.columns else ""
-            text = self.by_name[words.name] = self.template.substitute(words.words, rows=rows)
+            rows = f"d AS ({dialect.batch_select(self.columns)})" if self.columns else ""
+            text = self.named_sql_cache[dialect.name] = self.template.substitute(dialect.macros, rows=rows)
         return text
 
-    def clause(self, words: Words) -> TextClause:
-        """For SQLAlchemy, which reads the text once."""
-        found = self._clauses.get(words.name)
-        if found is None:
-            found = self._clauses[words.name] = text_clause(self.named(words))
-        return found
+    def clause(self, dialect: StatementDialect) -> TextClause:
+        """Return the SQL as a SQLAlchemy clause, parsed once per dialect."""
+        clause = self._clause_cache.get(dialect.name)
+        if clause is None:
+            clause = self._clause_cache[dialect.name] = text_clause(self.named_sql(dialect))
+        return clause
 
-    def listed(self, words: Words, count: int) -> str:
-        """For batches of a few: `count` rows of `?`, column by column, where the others read one JSON parameter.
+    def values_sql(self, dialect: StatementDialect, count: int) -> str:
+        """Return the SQL for a small batch: a VALUES list of `count` rows of `?` instead of the JSON parameter.
 
-        Other parameters there must be none.
+        The statement must have no other parameters.
         """
-        text = self.by_count.get((words.name, count))
+        text = self.values_sql_cache.get((dialect.name, count))
         if text is None:
             marks = ", ".join([f"({', '.join('?' * len(self.columns))})"] * count)
             rows = f"d({', '.join(self.columns)}) AS (VALUES {marks})"
-            text = self.by_count[words.name, count] = self.template.substitute(words.words, rows=rows)
+            text = self.values_sql_cache[dialect.name, count] = self.template.substitute(dialect.macros, rows=rows)
         return text
 
-    def spread(self, rows: str, words: Words, varying: tuple[str, ...]) -> str:
-        """For batches whose rows differ in these columns only; `rows` reads them."""
-        if len(self.by_varying) > 100:
-            self.by_varying.clear()
-        text = self.by_varying[varying] = self.template.substitute(words.words, rows=f"d AS ({rows})")
+    def varying_sql(self, batch_select: str, dialect: StatementDialect, varying: tuple[str, ...]) -> str:
+        """Return the SQL for a batch whose rows differ only in the columns `varying`; `batch_select` reads them."""
+        if len(self.varying_sql_cache) > 100:
+            self.varying_sql_cache.clear()
+        text = self.varying_sql_cache[varying] = self.template.substitute(dialect.macros, rows=f"d AS ({batch_select})")
         return text
 
-    def numbered(self, words: Words) -> tuple[str, list[str]]:
-        """For asyncpg, which binds `$1`: the text and the names in order."""
-        found = self._numbered.get(words.name)
-        if found is None:
+    def numbered_sql(self, dialect: StatementDialect) -> tuple[str, list[str]]:
+        """Return the SQL for asyncpg, which binds `$1`, and the parameter names in order."""
+        numbered = self._numbered_sql_cache.get(dialect.name)
+        if numbered is None:
             names: list[str] = []
 
             def number(match: re.Match[str]) -> str:
@@ -104,6 +106,6 @@ class Statement:
                     names.append(name)
                 return f"${names.index(name) + 1}"
 
-            text = re.sub(r"(?<!:):([a-z_]+)\b", number, self.named(words))
-            found = self._numbered[words.name] = (text, names)
-        return found
+            text = re.sub(r"(?<!:):([a-z_]+)\b", number, self.named_sql(dialect))
+            numbered = self._numbered_sql_cache[dialect.name] = (text, names)
+        return numbered

@@ -1,7 +1,8 @@
-"""What an operation of the store is handed: one transaction, and the dialect's words.
+"""The transaction interface of store operations.
 
-Operations (`store/sql/*.py`) are plain functions of a Transaction, written once. The dialects decide how one
-runs: in SQLite's own thread, on a PostgreSQL connection, or on a connection of the caller's.
+Operations (the functions in `store/jobs`, `store/schedules` and so on) are plain functions of a Transaction, written
+once for all databases. The dialects decide where one runs: in the SQLite thread, on a PostgreSQL connection, in a
+thread with a MariaDB connection, or on a connection of the caller.
 """
 
 from __future__ import annotations
@@ -13,70 +14,72 @@ from typing import Any, Protocol
 
 import orjson
 from sqlalchemy import Connection, Executable, Insert, Table, text
-from sqlalchemy.dialects.postgresql import insert as insert_or
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.engine import CursorResult
 
-from timebell.store.statement import Statement, Words
+from timebell.store.statement import Statement, StatementDialect
 
 Row = Mapping[str, Any]
 
 JOBS, SCHEDULES = "jobs", "schedules"
-"""What other nodes are told of: something is due sooner than they know. Of schedules means of both."""
+"""Subjects of notifications: something is due earlier than other nodes know. SCHEDULES includes JOBS."""
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
-# Called with "<operation>.<n>" before the n-th statement, "<operation>.commit" and "<operation>.done". Tests aim
-# crashes with it; nothing else sets it.
+# Called with "<operation>.<n>" before the n-th statement, and with "<operation>.commit" and "<operation>.done". Set
+# only by tests, to crash at a chosen statement.
 probe: Callable[[str], None] | None = None
 
 
-class Dialect(Words, Protocol):
-    """What operations may ask of the database they run on."""
+class Dialect(StatementDialect, Protocol):
+    """The database-specific parts that operations may use."""
 
     delete_in_cte: bool
     partitioned: bool
 
     def to_db(self, instant: datetime | None) -> Any:
-        """An instant as a parameter or JSON value of a Statement."""
+        """Convert an instant to a parameter or JSON value of a Statement."""
 
     def from_db(self, value: Any) -> Any:
-        """The inverse: a datetime, or None."""
+        """Convert a value from the database to a datetime, or None."""
 
 
-def insert_unless(dialect: Dialect, table: Table) -> Insert:
-    """INSERT that passes over what is there already."""
+def insert_ignore(dialect: Dialect, table: Table) -> Insert:
+    """Return an INSERT that ignores rows whose key exists already."""
     if dialect.name.startswith("mysql"):
-        from sqlalchemy.dialects.mysql import insert as insert_and
+        from sqlalchemy.dialects.mysql import insert as mysql_insert
 
         key = table.primary_key.columns[0]
-        return insert_and(table).on_duplicate_key_update({key.name: key})
-    return insert_or(table).on_conflict_do_nothing()  # SQLite says it the same way
+        return mysql_insert(table).on_duplicate_key_update({key.name: key})
+    return postgresql_insert(table).on_conflict_do_nothing()  # same syntax in SQLite
 
 
 class Transaction(Protocol):
-    """The surface operations write against."""
+    """The interface by which operations access the database."""
 
     dialect: Dialect
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
-        """Run a hot statement; a list of what it returns."""
+        """Execute a hot statement with a batch of `rows` and other parameters; return its rows."""
 
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:
-        """Run a SQLAlchemy Core statement."""
+        """Execute a SQLAlchemy Core statement."""
 
-    def load(
+    def bulk_insert(
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
-        fixed: Mapping[str, Any] = NOTHING,
+        constants: Mapping[str, Any] = NO_VALUES,
     ) -> None:  # fmt: skip
-        """Insert many records the fastest way there is; values as `to_db` gives them. `fixed` are further columns, in
-        which all have the same."""
+        """Insert many records in the fastest way of the database; instants are converted by `Dialect.to_db`.
 
-    def notify(self, of: str = JOBS) -> None:
-        """After the commit, tell other nodes to look again, for jobs or also for SCHEDULES (a hint; may be lost)."""
+        `constants` are additional columns with the same value in all rows.
+        """
+
+    def notify(self, subject: str = JOBS) -> None:
+        """After the commit, notify other nodes of due JOBS, or also SCHEDULES. A hint, which may be lost."""
 
 
 class Steps:
-    """Names the statements of an operation for `probe`."""
+    """Number the statements of an operation for `probe`."""
 
     __slots__ = ("count", "name")
 
@@ -85,19 +88,19 @@ class Steps:
         self.count = 0
 
     def __call__(self) -> None:
-        """Before each statement."""
+        """Report a statement that is about to be executed."""
         self.count += 1
         if probe is not None:
             probe(f"{self.name}.{self.count}")
 
     def at(self, point: str) -> None:
-        """Before (`commit`) and after (`done`) the commit."""
+        """Report `commit` before the commit, or `done` after it."""
         if probe is not None:
             probe(f"{self.name}.{point}")
 
 
 class SqlTransaction:
-    """A transaction on any SQLAlchemy connection, also one of the caller's."""
+    """A transaction on any SQLAlchemy connection, possibly one of the caller."""
 
     def __init__(self, connection: Connection, dialect: Dialect, steps: Steps) -> None:
         self.connection = connection
@@ -106,7 +109,6 @@ class SqlTransaction:
         self.wants_notify = ""
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
-        """As in Transaction."""
         self.steps()
         if statement.columns:
             params["rows"] = orjson.dumps(rows).decode()
@@ -114,22 +116,19 @@ class SqlTransaction:
         return [dict(row._mapping) for row in result] if result.returns_rows else []
 
     def execute(self, statement: Executable, rows: Any = None) -> CursorResult[Any]:
-        """As in Transaction."""
         self.steps()
         return self.connection.execute(statement, rows)
 
-    def load(
+    def bulk_insert(
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
-        fixed: Mapping[str, Any] = NOTHING,
+        constants: Mapping[str, Any] = NO_VALUES,
     ) -> None:  # fmt: skip
-        """As in Transaction."""
         self.steps()
-        names = ", ".join((*columns, *fixed))
-        values = ", ".join(f":{column}" for column in (*columns, *fixed))
-        filled = [{**dict(zip(columns, record, strict=True)), **fixed} for record in records]
-        self.connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({values})"), filled)  # noqa: S608
+        names = ", ".join((*columns, *constants))
+        values = ", ".join(f":{column}" for column in (*columns, *constants))
+        rows = [{**dict(zip(columns, record, strict=True)), **constants} for record in records]
+        self.connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({values})"), rows)  # noqa: S608
 
-    def notify(self, of: str = JOBS) -> None:
-        """As in Transaction."""
+    def notify(self, subject: str = JOBS) -> None:
         if self.wants_notify != SCHEDULES:
-            self.wants_notify = of
+            self.wants_notify = subject

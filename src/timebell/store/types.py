@@ -1,7 +1,7 @@
-"""The column types, the only place where dialects disagree about what a value looks like.
+"""Column types: how each database represents instants and ids.
 
-Values in Python are the same everywhere: aware UTC datetimes and ids as text. JSON is kept as the text it was
-checked as, so that it comes back to the letter.
+In Python the values are the same for all databases: aware UTC datetimes, and ids as text. JSON is stored as the text
+that was validated, so it is returned unchanged.
 """
 
 from __future__ import annotations
@@ -18,57 +18,60 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def to_micros(instant: datetime) -> int:
-    """Microseconds since 1970."""
+    """Convert an instant to microseconds since 1970."""
     return (instant - EPOCH) // MICROSECOND
 
 
 def from_micros(micros: int) -> datetime:
-    """The inverse of `to_micros`."""
+    """Convert microseconds since 1970 to an instant."""
     return EPOCH + timedelta(microseconds=micros)
 
 
-@lru_cache(maxsize=1024)  # the same ones are read again and again within moments
-def read_micros(micros: int | None) -> datetime | None:
-    """As `from_micros`, of a column that may be empty."""
+@lru_cache(maxsize=1024)  # the same values are read repeatedly within moments
+def optional_from_micros(micros: int | None) -> datetime | None:
+    """Convert microseconds since 1970, or NULL, to an instant."""
     return None if micros is None else EPOCH + timedelta(microseconds=micros)
 
 
-def in_utc(instant: datetime) -> datetime:
-    """As it is, or moved from the zone of a caller's own connection."""
+def to_utc(instant: datetime) -> datetime:
+    """Convert an instant to UTC.
+
+    The connection of a caller may have another session time zone, in which its driver returns instants.
+    """
     return instant if instant.tzinfo is UTC else instant.astimezone(UTC)
 
 
 class Instant(types.TypeDecorator[datetime]):
-    """timestamptz on PostgreSQL; microseconds since 1970 elsewhere."""
+    """An instant: timestamptz on PostgreSQL, microseconds since 1970 elsewhere."""
 
     impl = BigInteger
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> types.TypeEngine[Any]:
-        """The dialect's own type."""
+        """Return the type of this dialect."""
         if dialect.name == "postgresql":
             return dialect.type_descriptor(postgresql.TIMESTAMP(timezone=True))
         return dialect.type_descriptor(BigInteger())
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        """Out to the database."""
+        """Convert a Python value to a database value."""
         return value if value is None or dialect.name == "postgresql" else to_micros(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        """In from the database."""
+        """Convert a database value to a Python value."""
         if value is None:
             return None
-        return in_utc(value) if dialect.name == "postgresql" else from_micros(value)
+        return to_utc(value) if dialect.name == "postgresql" else from_micros(value)
 
 
 class Id(types.TypeDecorator[str]):
-    """uuid on PostgreSQL, its text elsewhere; text in Python."""
+    """An id: uuid on PostgreSQL, its text elsewhere; text in Python."""
 
     impl = String
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> types.TypeEngine[Any]:
-        """The dialect's own type."""
+        """Return the type of this dialect."""
         if dialect.name == "postgresql":
             return dialect.type_descriptor(postgresql.UUID(as_uuid=False))
         return dialect.type_descriptor(String(36))

@@ -1,6 +1,6 @@
-"""Where a due job goes. A target delivers and answers with an outcome; it never touches store or settings.
+"""Targets: where due jobs are delivered. A target returns an outcome and never accesses the store or settings.
 
-`http`, `command` and the brokers are imported only when used: this package itself stays light.
+`http`, `command` and the brokers are imported only when used, so that importing this package stays cheap.
 """
 
 from timebell.targets.base import Delivery, Outcome, Target

@@ -1,10 +1,10 @@
-"""Which addresses a webhook may go to: the guard against server-side request forgery.
+"""Restrict the addresses that webhooks may connect to: protection against server-side request forgery (SSRF).
 
-Two gates. `place` reads a URL by a strict grammar when a job is made, and again when it is due; `addresses` then
-looks its name up, once, and checks every answer. The caller connects to what `addresses` returned and never to
-the name, so an answer that changes between check and use (DNS rebinding) has no effect.
+There are two checks. `check_url` parses a URL by a strict grammar when a job is created, and again when it is due.
+`resolve` then resolves its name once and checks every address. The caller connects to the returned addresses and never
+to the name, so a DNS answer that changes between check and use (DNS rebinding) has no effect.
 
-The table follows the IANA special-purpose address registries (RFC 6890). It is written out because
+The table of refused networks follows the IANA special-purpose address registries (RFC 6890). It is explicit because
 `ipaddress.is_global` and `is_private` differ between Python versions and miss NAT64, 6to4 and multicast.
 """
 
@@ -25,28 +25,28 @@ Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 
 def _networks(*texts: str) -> tuple[Network, ...]:
-    return tuple(ipaddress.ip_network(each) for each in texts)
+    return tuple(ipaddress.ip_network(text) for text in texts)
 
 
-PRIVATE = _networks(
+PRIVATE_NETWORKS = _networks(
     *("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),
     *("::1/128", "fc00::/7"),
 )
-"""What an operator may open. Link-local stays shut: cloud metadata lives there."""
+"""Networks that an operator may allow. Link-local is never allowed, because cloud metadata services are there."""
 
-METADATA = _networks("100.100.100.200/32", "168.63.129.16/32", "fd00:ec2::/32", "fd20:ce::/32")
-"""Where clouds (Alibaba, Azure, AWS, Google) answer their own machines outside of link-local: shut always."""
+METADATA_NETWORKS = _networks("100.100.100.200/32", "168.63.129.16/32", "fd00:ec2::/32", "fd20:ce::/32")
+"""Metadata services of clouds (Alibaba, Azure, AWS, Google) outside of link-local: never allowed."""
 
-REFUSED = _networks(
+REFUSED_NETWORKS = _networks(
     *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
     *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
     *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-    # Of IPv6 only 2000::/3 passes at all; these lie within. Teredo (in 2001::/23) and 6to4 (2002::/16) carry
-    # an IPv4 address that a relay would go on to, and have no honest use any more: refused as a whole.
+    # In IPv6 only 2000::/3 is allowed; the following networks lie within. Teredo (in 2001::/23) and 6to4 (2002::/16)
+    # contain an IPv4 address to which a relay would forward, and have no legitimate use today: refused entirely.
     *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
 )
-GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+GLOBAL_IPV6_NETWORK = ipaddress.IPv6Network("2000::/3")
+NAT64_NETWORK = ipaddress.IPv6Network("64:ff9b::/96")
 
 DENIED_PORTS = frozenset(  # databases, caches, brokers, directories, container and cluster control
     (1433, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 4369, 5432, 5433, 5672, 5900, 6379, 6432, 6443)
@@ -58,14 +58,14 @@ _URL = re.compile(
     r"(?::(?P<port>[0-9]{1,5}))?(?P<target>[/?][a-z0-9._~:/?\[\]@!$&'()*+,;=%-]*)?",
     re.IGNORECASE | re.ASCII,
 )
-_NETWORK = f"Give networks such as 10.20.0.0/16, within {', '.join(map(str, PRIVATE))}."
+_NETWORK_FIX = f"Specify networks such as 10.20.0.0/16, within {', '.join(map(str, PRIVATE_NETWORKS))}."
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A URL that passed the grammar. `host` is a lower-case name or an address without brackets."""
+class Endpoint:
+    """A parsed URL. `host` is a lower-case name or an address without brackets."""
 
     scheme: str
     host: str
@@ -74,7 +74,7 @@ class Place:
 
     @property
     def authority(self) -> str:
-        """The Host header: the port only where it is not the scheme's own (RFC 9110, 7.2)."""
+        """The Host header: the port is omitted if it is the default of the scheme (RFC 9110, 7.2)."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _default_port(self.scheme) else f"{host}:{self.port}"
 
@@ -83,19 +83,19 @@ class Place:
         return f"{self.scheme}://{self.authority}{self.target}"
 
 
-async def look_up(host: str, port: int) -> list[str]:
-    """The system resolver, in a thread. Raises OSError or UnicodeError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+async def resolve_host(host: str, port: int) -> list[str]:
+    """Resolve a host with the system resolver, in a thread. Raises OSError or UnicodeError."""
+    entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in entries]
 
 
 class AddressGuard:
-    """Decides where requests may go.
+    """Decides which URLs and addresses are allowed.
 
-    `allow_private` opens loopback and all private networks, `allow_http` plain http to everywhere; `allow` opens
-    single private networks (CIDR), for plain http too. This machine's own addresses are open only so. `listeners`,
-    (host, port) of the product and its database, are shut always. `resolve` is for tests.
-    Raises InvalidInput (NETWORK_INVALID).
+    `allow_private` allows loopback and all private networks, `allow_http` allows plain http to all addresses, and
+    `allow` allows single private networks (CIDR), also for plain http. Addresses of this machine are allowed only by
+    these options. `listeners`, the (host, port) pairs of Timebell and its database, are never allowed. `resolve`
+    replaces the resolver in tests. Raises InvalidInput (INVALID_NETWORK).
     """
 
     def __init__(
@@ -105,89 +105,101 @@ class AddressGuard:
         *,
         allow: Iterable[str] = (),
         listeners: Iterable[tuple[str, int]] = (),
-        resolve: Resolver = look_up,
+        resolve: Resolver = resolve_host,
     ) -> None:
-        self._allow = (*(PRIVATE if allow_private else ()), *map(_private, allow))
+        self._allow = (*(PRIVATE_NETWORKS if allow_private else ()), *map(_parse_private_network, allow))
         self._allow_http = allow_http
         self._listeners = tuple(listeners)
         self._resolve = resolve
 
-    def place(self, url: object) -> Place:
-        """Raises InvalidInput (URL_INVALID) or Refused (HTTP_OFF, PORT_REFUSED, PRIVATE_ADDRESS)."""
-        place = _parse(url)
-        literal = _literal(place.host)
-        if not self._speaks(place, literal):
-            raise Refused("Plain http is off.", code="HTTP_OFF", fix="Use an https URL.")
-        if place.port in DENIED_PORTS or (place.port < 1024 and place.port not in (80, 443)):
-            why = f"Webhooks may not go to port {place.port}."
-            raise Refused(why, code="PORT_REFUSED", fix="Use 443, or 1024 and up.")
-        local = place.host.rpartition(".")[2] in LOCAL_NAMES and not self._allow
-        if local or (literal is not None and not self.allows(literal)):
+    def check_url(self, url: object) -> Endpoint:
+        """Parse and check a URL, without resolving its name.
+
+        Raises InvalidInput (INVALID_URL) or Refused (HTTP_OFF, PORT_REFUSED, PRIVATE_ADDRESS).
+        """
+        endpoint = _parse(url)
+        literal = _parse_address(endpoint.host)
+        if not self._is_scheme_allowed(endpoint, literal):
+            raise Refused("Plain http is disabled.", code="HTTP_OFF", fix="Use an https URL.")
+        if endpoint.port in DENIED_PORTS or (endpoint.port < 1024 and endpoint.port not in (80, 443)):
+            message = f"Webhooks must not use port {endpoint.port}."
+            raise Refused(message, code="PORT_REFUSED", fix="Use port 443, or 1024 and above.")
+        is_local_name = endpoint.host.rpartition(".")[2] in LOCAL_NAMES and not self._allow
+        if is_local_name or (literal is not None and not self.allows(literal)):
             raise Refused(
-                f"{place.host} is a private or reserved address.",
+                f"{endpoint.host} is a private or reserved address.",
                 code="PRIVATE_ADDRESS",
-                fix="To open a private network to webhooks, name it in TIMEBELL_WEBHOOK_ALLOW.",
+                fix="To allow a private network for webhooks, add it to TIMEBELL_WEBHOOK_ALLOW.",
             )
-        ours = [_literal(host) for host, port in self._listeners if port == place.port]
-        if literal is not None and _meets(literal, [each for each in ours if each is not None]):
-            raise Refused(f"{place.authority} is Timebell itself, or its database.", code="PORT_REFUSED")
-        return place
+        listener_addresses = [_parse_address(host) for host, port in self._listeners if port == endpoint.port]
+        if literal is not None and _matches_listener(
+            literal, [address for address in listener_addresses if address is not None]
+        ):
+            raise Refused(f"{endpoint.authority} is Timebell itself or its database.", code="PORT_REFUSED")
+        return endpoint
 
-    async def addresses(self, place: Place) -> list[str]:
-        """Every address of a place's host, after one look-up; all of them allowed.
+    async def resolve(self, endpoint: Endpoint) -> list[str]:
+        """Resolve the host of an endpoint once, and return its addresses if all of them are allowed.
 
-        Raises Refused (ADDRESS_REFUSED), with one text whether the name is unknown or points inside: the
-        difference would let strangers map a private network.
+        Raises Refused (ADDRESS_REFUSED). The message is the same for unknown names and for private addresses, because
+        a difference would let attackers map a private network.
         """
         try:
-            found = [place.host] if _literal(place.host) else await self._resolve(place.host, place.port)
-            ours = await self._listening(place.port)
-            read = [ipaddress.ip_address(each) for each in found]
-            if read and all(
-                self._speaks(place, each) and self.allows(each) and not _meets(each, ours) for each in read
+            hosts = (
+                [endpoint.host] if _parse_address(endpoint.host) else await self._resolve(endpoint.host, endpoint.port)
+            )
+            listener_addresses = await self._listener_addresses(endpoint.port)
+            addresses = [ipaddress.ip_address(host) for host in hosts]
+            if addresses and all(
+                self._is_scheme_allowed(endpoint, address)
+                and self.allows(address)
+                and not _matches_listener(address, listener_addresses)
+                for address in addresses
             ):
-                return found
-        except (OSError, ValueError):  # UnicodeError, from names that no DNS can carry, is a ValueError
+                return hosts
+        except (OSError, ValueError):  # includes UnicodeError, for names that DNS cannot represent
             pass
-        raise Refused(f"{place.host} has no address that may be used.", code="ADDRESS_REFUSED")
+        raise Refused(f"{endpoint.host} has no address that may be used.", code="ADDRESS_REFUSED")
 
     def allows(self, address: Address) -> bool:
-        """Whether this very address may be connected to."""
+        """True if connections to this address are allowed."""
         inner = _unwrap(address)
-        if getattr(address, "scope_id", None) or any(inner in network for network in METADATA):
+        if getattr(address, "scope_id", None) or any(inner in network for network in METADATA_NETWORKS):
             return False
-        if self._opened(inner):
+        if self._is_allowed_by_operator(inner):
             return True
-        public = (inner.version == 4 or inner in GLOBAL_V6) and not any(inner in network for network in REFUSED)
-        return public and not _is_own(inner)
+        public = (inner.version == 4 or inner in GLOBAL_IPV6_NETWORK) and not any(
+            inner in network for network in REFUSED_NETWORKS
+        )
+        return public and not _is_own_address(inner)
 
-    def _opened(self, address: Address) -> bool:
-        """Whether the operator has opened this address's network."""
+    def _is_allowed_by_operator(self, address: Address) -> bool:
+        """True if the operator has allowed the network of this address."""
         return any(_unwrap(address) in network for network in self._allow)
 
-    def _speaks(self, place: Place, address: Address | None) -> bool:
-        """Whether the scheme is allowed, to this address or, of a name, to any."""
-        if place.scheme == "https" or self._allow_http:
+    def _is_scheme_allowed(self, endpoint: Endpoint, address: Address | None) -> bool:
+        """True if the scheme is allowed to this address, or, for a name (None), to any address."""
+        if endpoint.scheme == "https" or self._allow_http:
             return True
-        return bool(self._allow) if address is None else self._opened(address)
+        return bool(self._allow) if address is None else self._is_allowed_by_operator(address)
 
-    async def _listening(self, port: int) -> list[Address]:
-        """The addresses on which the product or its database listens at this port."""
-        found = []
-        for host, listening in self._listeners:
-            if listening == port:
-                found += [host] if _literal(host) else await self._resolve(host, port)
-        return [ipaddress.ip_address(each) for each in found]
-
-
-def _meets(address: Address, listening: list[Address]) -> bool:
-    """Whether it is one of these addresses, or both are this machine's: `0.0.0.0` and `::` listen on all it has."""
-    inner, ours = _unwrap(address), [_unwrap(each) for each in listening]
-    return inner in ours or (_is_own(inner) and any(map(_is_own, ours)))
+    async def _listener_addresses(self, port: int) -> list[Address]:
+        """Return the addresses on which Timebell or its database listens at this port."""
+        hosts = []
+        for host, listener_port in self._listeners:
+            if listener_port == port:
+                hosts += [host] if _parse_address(host) else await self._resolve(host, port)
+        return [ipaddress.ip_address(host) for host in hosts]
 
 
-def _is_own(address: Address) -> bool:
-    """Whether this machine has the address: then the kernel would also send from it. Nothing is sent."""
+def _matches_listener(address: Address, listener_addresses: list[Address]) -> bool:
+    """True if the address equals a listener's, or both belong to this machine: `0.0.0.0` and `::` listen on all."""
+    inner, listeners = _unwrap(address), [_unwrap(listener) for listener in listener_addresses]
+    return inner in listeners or (_is_own_address(inner) and any(map(_is_own_address, listeners)))
+
+
+def _is_own_address(address: Address) -> bool:
+    """True if the address belongs to this machine: the kernel then sends from it to itself. No packet is sent."""
     if address.is_loopback or address.is_unspecified:
         return True
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -195,65 +207,67 @@ def _is_own(address: Address) -> bool:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((str(address), 9))
             return ipaddress.ip_address(probe.getsockname()[0]) == address
-    except OSError:  # no way there
+    except OSError:  # no route
         return False
 
 
-def _private(text: str) -> Network:
-    """A network that an operator opens. Raises InvalidInput (NETWORK_INVALID)."""
+def _parse_private_network(text: str) -> Network:
+    """Parse a network that an operator allows. Raises InvalidInput (INVALID_NETWORK)."""
     try:
         network = ipaddress.ip_network(text)
-    except ValueError as bad:
-        raise InvalidInput(f"{text!r:.60} is no network: {bad}.", code="NETWORK_INVALID", fix=_NETWORK) from bad
-    if not any(network.version == each.version and network.subnet_of(each) for each in PRIVATE):  # type: ignore[arg-type]
-        raise InvalidInput(f"{text} does not lie in a private network.", code="NETWORK_INVALID", fix=_NETWORK)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{text!r:.60} is not a network: {error}.", code="INVALID_NETWORK", fix=_NETWORK_FIX
+        ) from error
+    if not any(network.version == private.version and network.subnet_of(private) for private in PRIVATE_NETWORKS):  # type: ignore[arg-type]
+        raise InvalidInput(f"{text} is not within a private network.", code="INVALID_NETWORK", fix=_NETWORK_FIX)
     return network
 
 
 def _unwrap(address: Address) -> Address:
-    """The IPv4 address that an IPv4-mapped (RFC 4291) or NAT64 (RFC 6052) address leads to."""
+    """Return the IPv4 address inside an IPv4-mapped (RFC 4291) or NAT64 (RFC 6052) address; others unchanged."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
-        if address in NAT64:
+        if address in NAT64_NETWORK:
             return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address
 
 
-def _parse(url: object) -> Place:
+def _parse(url: object) -> Endpoint:
     match = _URL.fullmatch(url) if isinstance(url, str) and len(url) <= 2048 else None
-    host = _host(match["v6"], match["name"]) if match else None
+    host = _normalize_host(match["v6"], match["name"]) if match else None
     if match is None or host is None:
         raise InvalidInput(
             "url is not a plain http or https URL.",
-            code="URL_INVALID",
-            fix="Use https://host/path: no user and password, no fragment, at most 2,048 characters, a name "
-            "in another script in its xn-- form, an IPv4 address as four decimal numbers.",
+            code="INVALID_URL",
+            fix="Use https://host/path: no user and password, no fragment, at most 2,048 characters, an international "
+            "name in its xn-- form, an IPv4 address as four decimal numbers.",
         )
     scheme = match["scheme"].lower()
     port = int(match["port"] or _default_port(scheme))
     if not 0 < port < 65536:
-        raise InvalidInput("The port of url is not in 1 to 65535.", code="URL_INVALID")
+        raise InvalidInput("The port of url is not in 1 to 65535.", code="INVALID_URL")
     target = match["target"] or "/"
-    return Place(scheme, host, port, target if target.startswith("/") else f"/{target}")
+    return Endpoint(scheme, host, port, target if target.startswith("/") else f"/{target}")
 
 
-def _host(v6: str | None, name: str | None) -> str | None:
-    """The host in normal form, or None.
+def _normalize_host(v6: str | None, name: str | None) -> str | None:
+    """Return the host in normal form, or None if it is invalid.
 
-    A host that ends in a number is an IPv4 address (WHATWG URL, 3.5): it counts only as four decimal numbers,
-    because resolvers also read 127.1, 0x7f.1, 017700000001 and 2130706433 as loopback.
+    A host that ends in a number is an IPv4 address (WHATWG URL, 3.5). It is valid only as four decimal numbers, because
+    resolvers also accept 127.1, 0x7f.1, 017700000001 and 2130706433 as loopback.
     """
     if name is None:
-        literal = _literal(v6 or "")
+        literal = _parse_address(v6 or "")
         return literal.compressed if literal is not None and literal.version == 6 else None
     labels = name.lower().split(".")
     if _NUMBER.fullmatch(labels[-1]):
-        return name if _literal(name) else None
+        return name if _parse_address(name) else None
     return ".".join(labels) if all(map(_LABEL.fullmatch, labels)) else None
 
 
-def _literal(host: str) -> Address | None:
+def _parse_address(host: str) -> Address | None:
     try:
         return ipaddress.ip_address(host)
     except ValueError:

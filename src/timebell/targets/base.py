@@ -1,6 +1,6 @@
-"""What every target shares: the delivery that goes in, the outcome that comes back, the bodies on the wire.
+"""The target interface: the delivery passed in, the outcome returned, and the common event formats.
 
-A new target is a class with `kind`, `check`, `deliver` and `close`; nothing else is asked of it.
+A new target is a class with `kind`, `check`, `deliver` and `close`.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from timebell.errors import InvalidInput
 from timebell.model.policy import Retry
 
-KEPT_BYTES = 4096
-"""How much of a receiver's body, or of each output of a command, is kept with the job."""
-LONGEST_RETRY_AFTER = 86_400.0
+STORED_OUTPUT_BYTES = 4096
+"""Maximum bytes of a response body, or of each output stream of a command, that are stored with the job."""
+MAX_RETRY_AFTER_SECONDS = 86_400.0
 
 
-class Block(Protocol):
-    """`async with` in async handlers, `with` in plain functions."""
+class TransactionBlock(Protocol):
+    """The result of `event.transaction()`: for `async with` in async handlers, for `with` in sync handlers."""
 
     async def __aenter__(self) -> AsyncConnection: ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> bool | None: ...
 
     def __enter__(self) -> Connection: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> bool | None: ...
 
 
-class Completion(Protocol):
-    """How a handler completes its job itself."""
+class CompletionHandle(Protocol):
+    """Lets a handler complete its job in a transaction."""
 
-    def transaction(self, result: Callable[[], Any]) -> Block:
-        """A transaction that completes the job, with what `result` gives at its end."""
+    def transaction(self, result: Callable[[], Any]) -> TransactionBlock:
+        """Return a transaction that completes the job when it ends; `result` is called then for the job's result."""
         ...
 
-    def joined(
+    def join_transaction(
         self, result: Callable[[], Any], connection: Any, atomic: AbstractContextManager[Any]
     ) -> AbstractContextManager[None]:
-        """The same in a transaction of the caller's: `atomic` begins and commits it on `connection`, in this thread."""
+        """Complete the job in the caller's transaction, which `atomic` begins and commits on `connection`."""
         ...
 
 
 @dataclass(slots=True)
 class Delivery:
-    """One attempt at one due job: the same facts for every target. All datetimes are aware."""
+    """One attempt of a due job, as passed to any target. All datetimes are aware."""
 
     job_id: str
     tenant_id: str
@@ -71,27 +71,27 @@ class Delivery:
     occurrence_key: str
     attempt: int
     upcoming: list[datetime]
-    completion: Completion | None = None
-    replays: int = 0
-    """How often the job was replayed after it had failed for good."""
+    completion: CompletionHandle | None = None
+    manual_retries: int = 0
+    """How often a user has retried the job after its final failure."""
     retry: Retry = field(default_factory=Retry)
-    """The job's own retry policy, or the default: for queues that try again themselves."""
+    """The job's retry policy, for queues with retries of their own."""
     priority: int = 0
     expires_at: datetime | None = None
-    """When a job that has not started is void."""
-    earlier: list[dict[str, Any]] = field(default_factory=list)
-    """The attempts before, as the job's `attempts` shows them; the last `progress` among them is the newest."""
+    """When the job expires if it has not started."""
+    previous_attempts: list[dict[str, Any]] = field(default_factory=list)
+    """Earlier attempts, in the format of the job's `attempts`; the last `progress` among them is the newest."""
     progress: Any = None
-    """JSON that a target sets to what it has done so far: kept with the attempt unless it completes the job."""
+    """JSON that a target sets to its progress; stored with the attempt unless the attempt completes the job."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a delivery.
+    """The outcome of a delivery.
 
-    `retryable` says whether another attempt could end differently; `retry_after` (seconds) is the receiver's
-    own wish. `result` is JSON kept with the job. `code` (UPPER_SNAKE) and `error` are fit for a user's eyes:
-    they hold no secret and no address inside the network.
+    `retryable`: another attempt may succeed. `retry_after`: the delay requested by the receiver, in seconds. `result`:
+    JSON stored with the job. `code` (UPPER_SNAKE) and `error` are shown to users, so they contain no secrets and no
+    internal addresses.
     """
 
     delivered: bool
@@ -100,16 +100,16 @@ class Outcome:
     result: Any = None
     code: str | None = None
     error: str | None = None
-    reports: bool = False
-    """Delivered, but not done: the receiver will say what becomes of it, or its time runs out."""
-    counts: bool = True
-    """Of a failure: whether it uses up a try. An outage of what everything goes through is not the job's fault."""
+    awaits_report: bool = False
+    """Delivered but not done: the receiver will report the result, or the job times out."""
+    uses_attempt: bool = True
+    """False for a failure that does not count against the retry budget, such as an outage of a shared broker."""
     record: dict[str, Any] | None = field(default=None, compare=False)
-    """For the job's record of its deliveries, what else there is to say: `to` (a host), `status`, `response` (text)."""
-    gone: bool = False
-    """Failed because the receiver is there no more: a target under a name is sent nothing further."""
-    sent: Any = field(default=None, repr=False, compare=False)
-    """What went out, as JSON, for a person who tests the target; it is not kept."""
+    """Details for the job's delivery record: `to` (a host), `status`, `response` (text)."""
+    receiver_gone: bool = False
+    """The receiver has permanently gone; a named target is disabled."""
+    sent_request: Any = field(default=None, repr=False, compare=False)
+    """The request, as JSON, for testing a target; not stored."""
 
     @classmethod
     def ok(cls, result: Any = None) -> Outcome:
@@ -128,107 +128,112 @@ class Outcome:
 
 
 class Target(Protocol):
-    """A place to deliver to. One instance serves many deliveries at once."""
+    """A destination of deliveries. One instance serves many concurrent deliveries."""
 
     kind: str
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Options in normal form, when a job is made. Raises InvalidInput or Refused; does no I/O."""
+        """Validate options when a job is created, and return their normal form. Does no I/O.
+
+        Raises InvalidInput or Refused.
+        """
         ...
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
-        """Try once, with options that `check` returned. What goes wrong is an outcome, not an exception.
+        """Deliver once, with options returned by `check`. Failures are outcomes, not exceptions.
 
-        The job's timeout arrives as a cancellation: clean up, then let it through.
+        The job's timeout arrives as a cancellation: clean up and re-raise it.
         """
         ...
 
     async def close(self) -> None:
-        """Give back what is held. No delivery is under way, and none follows."""
+        """Release all resources. No delivery is in progress, and none follows."""
         ...
 
 
 @runtime_checkable
-class Finds(Target, Protocol):
-    """A target that can be asked what its queue still has."""
+class ReconcilableTarget(Target, Protocol):
+    """A target that can check whether its queue still has a message."""
 
-    async def lost(self, sent: Sequence[tuple[Delivery, dict[str, Any]]]) -> set[str] | None:
-        """The job ids, of these deliveries that reports are awaited of, that the queue knows nothing of any more;
-        None if it cannot tell. Raises what its library raises."""
+    async def find_lost(self, sent: Sequence[tuple[Delivery, dict[str, Any]]]) -> set[str] | None:
+        """Return the job ids of these dispatched deliveries whose messages the queue has lost.
+
+        None if the queue cannot tell. Errors of the client library propagate.
+        """
         ...
 
 
 def message_id(delivery: Delivery) -> str:
-    """The id of the message of a job in somebody's queue: the occurrence key, and `.rN` after the Nth replay.
+    """Return the message id of a job in an external queue: the occurrence key, with `.rN` after the Nth manual retry.
 
-    Every attempt sends the same id, so a queue that knows it, or a consumer, can drop what came twice; a replay is
-    meant to run again and so has another. No colon is in it, as BullMQ and others keep that for their own keys.
+    All attempts have the same id, so that a queue or consumer can drop duplicates; a manual retry is intended to run
+    again, so it has a new one. Colons are replaced, because BullMQ and others reserve them for their own keys.
     """
     key = delivery.occurrence_key.replace(":", "_")
-    return f"{key}.r{delivery.replays}" if delivery.replays else key
+    return f"{key}.r{delivery.manual_retries}" if delivery.manual_retries else key
 
 
-def facts(delivery: Delivery) -> dict[str, Any]:
-    """The fields of `Arrived` in camelCase: the `plain` body. `lateBy` is in seconds."""
+def event_fields(delivery: Delivery) -> dict[str, Any]:
+    """Return the fields of `Arrived` in camelCase: the `plain` body. `lateBy` is in seconds."""
     return {
         "topic": delivery.topic,
         "payload": delivery.payload,
         "metadata": delivery.metadata,
         "timezone": delivery.timezone,
-        "scheduledAt": instant(delivery.scheduled_at),
-        "firedAt": instant(delivery.fired_at),
+        "scheduledAt": format_utc(delivery.scheduled_at),
+        "firedAt": format_utc(delivery.fired_at),
         "lateBy": (delivery.fired_at - delivery.scheduled_at).total_seconds(),
         "jobId": delivery.job_id,
         "scheduleId": delivery.schedule_id,
         "scheduleName": delivery.schedule_name,
         "occurrenceKey": delivery.occurrence_key,
         "attempt": delivery.attempt,
-        "upcoming": [instant(at) for at in delivery.upcoming],
+        "upcoming": [format_utc(at) for at in delivery.upcoming],
     }
 
 
 def cloudevent(delivery: Delivery) -> dict[str, Any]:
-    """A CloudEvents 1.0 event in structured JSON. `id` is the message's, the same for every attempt, to dedupe on."""
+    """Return a CloudEvents 1.0 event in structured JSON. Its `id` is the message id, the same for every attempt."""
     return {
         "specversion": "1.0",
         "id": message_id(delivery),
         "source": "timebell",
         "type": "timebell.job.due",
         "subject": delivery.topic,
-        "time": instant(delivery.scheduled_at),
+        "time": format_utc(delivery.scheduled_at),
         "datacontenttype": "application/json",
-        "data": facts(delivery),
+        "data": event_fields(delivery),
     }
 
 
-def instant(at: datetime) -> str:
-    """RFC 3339 in UTC with `Z`."""
+def format_utc(at: datetime) -> str:
+    """Format a datetime as RFC 3339 in UTC with `Z`."""
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def text(data: bytes | bytearray) -> str:
-    """Bytes from outside as text that every store can keep: PostgreSQL's jsonb takes no NUL."""
+def decode_text(data: bytes | bytearray) -> str:
+    """Decode external bytes to text that every store accepts: PostgreSQL's jsonb rejects NUL."""
     return data.decode("utf-8", "replace").replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
-def retry_after(value: str, now: datetime) -> float | None:
-    """Seconds, from either form of Retry-After (RFC 9110, 10.2.3), within 0 to a day; None if unreadable."""
+def parse_retry_after(value: str, now: datetime) -> float | None:
+    """Parse either form of Retry-After (RFC 9110, 10.2.3) to seconds, from 0 to one day; None if invalid."""
     if value.isascii() and value.isdigit():
-        return min(float(value), LONGEST_RETRY_AFTER)
+        return min(float(value), MAX_RETRY_AFTER_SECONDS)
     try:
         at = parsedate_to_datetime(value)
     except (ValueError, TypeError, OverflowError):
         return None
     seconds = ((at if at.tzinfo else at.replace(tzinfo=UTC)) - now).total_seconds()
-    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_SECONDS)
 
 
-def only(options: dict[str, Any], known: Collection[str]) -> None:
-    """Raises InvalidInput for an option that this target does not have."""
+def reject_unknown_options(options: dict[str, Any], known: Collection[str]) -> None:
+    """Raise InvalidInput (INVALID_TARGET_OPTIONS) for an option that the target does not have."""
     for name in options:
         if name not in known:
             raise InvalidInput(
                 f"The target has no option {name!r}.",
-                code="TARGET_OPTIONS_INVALID",
+                code="INVALID_TARGET_OPTIONS",
                 fix=f"It takes: {', '.join(sorted(known))}.",
             )

@@ -1,8 +1,8 @@
-"""What is sent to every target outside Python: a CloudEvent, the fields of `Arrived`, or a document of one's own.
+"""Message bodies for targets outside Python: a CloudEvent, the fields of `Arrived`, or a custom template.
 
-The options are the same for all of them: `body` is "cloudevents", "plain" or "template", `template` the document to
-fill in (`timebell.model.mapping`), and `fields` what becomes of the payload's fields before: `rename` ({"bible_code":
-"bibleCode"}), `strings` (all values as strings, nulls left out) and `omitNull`.
+All these targets have the same options: `body` is "cloudevents", "plain" or "template"; `template` is the document to
+fill in (`timebell.model.mapping`); `fields` first transforms the payload's fields: `rename` ({"bible_code":
+"bibleCode"}), `strings` (all values as strings, nulls omitted) and `omitNull`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from timebell.errors import InvalidInput, InvalidPayload
 from timebell.model import mapping
-from timebell.model.mapping import Fields
+from timebell.model.mapping import FieldMapping
 from timebell.model.payload import encode
-from timebell.targets.base import Delivery, cloudevent, facts, message_id
+from timebell.targets.base import Delivery, cloudevent, event_fields, message_id
 
 OPTIONS = ("body", "template", "fields")
 CONTENT_TYPES = {
@@ -25,9 +25,9 @@ CONTENT_TYPES = {
     "plain": "application/json",
     "template": "application/json",
 }
-LONGEST_TEMPLATE = 16 * 1024
-LONGEST_BODY = 256 * 1024
-"""Bytes. Four times the longest payload: only a template that repeats it gets there."""
+MAX_TEMPLATE_BYTES = 16 * 1024
+MAX_BODY_BYTES = 256 * 1024
+"""Four times the maximum payload size; only a template that repeats the payload exceeds it."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SAMPLE = Delivery(
@@ -35,51 +35,53 @@ _SAMPLE = Delivery(
     timezone="UTC", scheduled_at=_EPOCH, fired_at=_EPOCH, schedule_id=None, schedule_name=None,
     occurrence_key="00000000-0000-0000-0000-000000000000", attempt=1, upcoming=[_EPOCH] * 3,
 )  # fmt: skip
-SAMPLE_REPORT = {"url": "(made when it is sent)", "token": "(made when it is sent)"}
-NAMES = frozenset(facts(_SAMPLE)) | {"messageId", "report"}
-"""What a template's paths begin with: the fields of `Arrived` in camelCase, `messageId` to drop doubles by, and where
-a worker is asked to report (`ack: reported`), `report.url` and `report.token`."""
+SAMPLE_REPORT = {"url": "(generated when sent)", "token": "(generated when sent)"}
+TEMPLATE_NAMES = frozenset(event_fields(_SAMPLE)) | {"messageId", "report"}
+"""First path segments allowed in a template: the fields of `Arrived` in camelCase, `messageId` for deduplication, and
+`report` (`report.url`, `report.token`) for workers that report the result (`ack: reported`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One body, as a JSON value and as the bytes of it."""
+    """A rendered body, as a JSON value and encoded."""
 
     content_type: str
     value: Any
     data: bytes
 
 
-def checked(options: Mapping[str, Any], default: str = "cloudevents") -> dict[str, Any]:
-    """The options of the body among a target's, in normal form, to be stored with it.
+def check_options(options: Mapping[str, Any], default: str = "cloudevents") -> dict[str, Any]:
+    """Validate the body options of a target and return their normal form.
 
-    Raises InvalidInput (TARGET_OPTIONS_INVALID, TEMPLATE_INVALID).
+    Raises InvalidInput (INVALID_TARGET_OPTIONS, INVALID_TEMPLATE).
     """
     body = options.get("body", "template" if "template" in options else default)
     if not isinstance(body, str) or body not in CONTENT_TYPES:
         raise InvalidInput(
-            f"body cannot be {body!r:.60}.", code="TARGET_OPTIONS_INVALID", fix="Use cloudevents, plain or template."
+            f"body cannot be {body!r:.60}.", code="INVALID_TARGET_OPTIONS", fix="Use cloudevents, plain or template."
         )
-    normal: dict[str, Any] = {"body": body}
+    checked: dict[str, Any] = {"body": body}
     if (body == "template") is not ("template" in options):
         raise InvalidInput(
-            "body is template, and there is none." if body == "template" else f"body is {body}, and takes no template.",
-            code="TARGET_OPTIONS_INVALID",
+            "body is template, but template is missing."
+            if body == "template"
+            else f"body is {body}, which takes no template.",
+            code="INVALID_TARGET_OPTIONS",
             fix='Give both: {"body": "template", "template": {"title": "{{payload.title}}"}}.',
         )
     if body == "template":
-        encode(options["template"], "template", limit=LONGEST_TEMPLATE)
-        mapping.check(options["template"], NAMES)
-        normal["template"] = options["template"]
-    if (fields := _fields(options.get("fields"))) is not None:
-        normal["fields"] = {
+        encode(options["template"], "template", limit=MAX_TEMPLATE_BYTES)
+        mapping.check_template(options["template"], TEMPLATE_NAMES)
+        checked["template"] = options["template"]
+    if (fields := _parse_fields(options.get("fields"))) is not None:
+        checked["fields"] = {
             key: value
             for key, value in (
                 ("rename", dict(fields.rename)), ("strings", fields.strings), ("omitNull", fields.omit_null)
             )
             if value
         }  # fmt: skip
-    return normal
+    return checked
 
 
 def render(
@@ -88,58 +90,59 @@ def render(
     default: str = "cloudevents",
     report: Mapping[str, str] | None = None,
 ) -> Body:
-    """The body of a delivery, by options that `checked` returned; `report` says where its worker reports to.
+    """Render the body of a delivery, with options returned by `check_options`.
 
-    Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE): no other attempt would end differently.
+    `report` has the URL and token for a worker that reports the result. Raises InvalidPayload (INVALID_BODY,
+    MESSAGE_TOO_LARGE), which another attempt would not fix.
     """
     kind = options.get("body", default)
-    if (fields := _fields(options.get("fields"))) is not None:
-        delivery = replace(delivery, payload=fields.of(delivery.payload))
+    if (fields := _parse_fields(options.get("fields"))) is not None:
+        delivery = replace(delivery, payload=fields.apply(delivery.payload))
     if kind == "template":
-        known = facts(delivery) | {"messageId": message_id(delivery)}
-        value = mapping.fill(options["template"], known if report is None else known | {"report": report})
+        known = event_fields(delivery) | {"messageId": message_id(delivery)}
+        value = mapping.fill_template(options["template"], known if report is None else known | {"report": report})
     else:
-        value = cloudevent(delivery) if kind == "cloudevents" else facts(delivery)
+        value = cloudevent(delivery) if kind == "cloudevents" else event_fields(delivery)
         if report is not None:
             value.get("data", value)["report"] = report
     data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    if len(data) > LONGEST_BODY:
+    if len(data) > MAX_BODY_BYTES:
         raise InvalidPayload(
-            f"The body would be {len(data):,} bytes; the limit is {LONGEST_BODY:,}.", code="MESSAGE_TOO_LARGE",
-            fix="Let the template name less of the payload, or name it fewer times.",
+            f"The body would be {len(data):,} bytes; the limit is {MAX_BODY_BYTES:,}.", code="MESSAGE_TOO_LARGE",
+            fix="Include less of the payload in the template, or repeat it fewer times.",
         )  # fmt: skip
     return Body(CONTENT_TYPES[kind], value, data)
 
 
-def sample(**known: Any) -> Delivery:
-    """A delivery as it will be, for previews and checks: what is not `known` yet is made up."""
+def sample_delivery(**known: Any) -> Delivery:
+    """Return a delivery with the `known` fields and sample values for the others, for previews and checks."""
     return replace(_SAMPLE, **known)
 
 
-def check_fit(options: Mapping[str, Any], **known: Any) -> None:
-    """Refuse a job or schedule that will have no body. Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE)."""
+def check_renders(options: Mapping[str, Any], **known: Any) -> None:
+    """Check that a body can be rendered. Raises InvalidPayload (INVALID_BODY, MESSAGE_TOO_LARGE)."""
     if "template" in options or "fields" in options:
-        render(sample(**known), options, report=SAMPLE_REPORT if options.get("ack") == "reported" else None)
+        render(sample_delivery(**known), options, report=SAMPLE_REPORT if options.get("ack") == "reported" else None)
 
 
-def _fields(given: Any) -> Fields | None:
-    """Raises InvalidInput (TARGET_OPTIONS_INVALID)."""
-    if given is None:
+def _parse_fields(fields: Any) -> FieldMapping | None:
+    """Parse the `fields` option. Raises InvalidInput (INVALID_TARGET_OPTIONS)."""
+    if fields is None:
         return None
-    if not isinstance(given, dict) or given.keys() - {"rename", "strings", "omitNull"}:
-        raise _bad_fields("fields is an object of rename, strings and omitNull")
-    rename = given.get("rename") or {}
+    if not isinstance(fields, dict) or fields.keys() - {"rename", "strings", "omitNull"}:
+        raise _invalid_fields("fields must be an object with rename, strings and omitNull")
+    rename = fields.get("rename") or {}
     if not isinstance(rename, dict) or not all(
         isinstance(name, str) and name for pair in rename.items() for name in pair
     ):
-        raise _bad_fields('rename maps names to names: {"bible_code": "bibleCode"}')
+        raise _invalid_fields('rename must map names to names: {"bible_code": "bibleCode"}')
     if len(set(rename.values())) < len(rename):
-        raise _bad_fields("rename gives two fields one name")
-    for switch in ("strings", "omitNull"):
-        if not isinstance(given.get(switch, False), bool):
-            raise _bad_fields(f"{switch} is true or false")
-    return Fields(rename, given.get("strings", False), given.get("omitNull", False))
+        raise _invalid_fields("rename maps two fields to one name")
+    for name in ("strings", "omitNull"):
+        if not isinstance(fields.get(name, False), bool):
+            raise _invalid_fields(f"{name} must be true or false")
+    return FieldMapping(rename, fields.get("strings", False), fields.get("omitNull", False))
 
 
-def _bad_fields(why: str) -> InvalidInput:
-    return InvalidInput(f"{why}.", code="TARGET_OPTIONS_INVALID", fix="See docs/guides/bodies.md.")
+def _invalid_fields(reason: str) -> InvalidInput:
+    return InvalidInput(f"{reason}.", code="INVALID_TARGET_OPTIONS", fix="See docs/guides/bodies.md.")

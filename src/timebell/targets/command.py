@@ -1,7 +1,7 @@
-"""Deliver by running a command. Off unless the operator turns it on: a job could then run any program.
+"""Deliver by running a command. Disabled by default, because a job can then run any program.
 
-The command is a list of arguments and never a shell's line. It runs in a session of its own with a clean
-environment; when it ends, or its time is up, everything left in its process group is ended with it.
+The command is a list of arguments and is never interpreted by a shell. It runs in its own session with a clean
+environment. When it ends or times out, the rest of its process group is terminated.
 """
 
 from __future__ import annotations
@@ -17,25 +17,32 @@ from typing import Any, cast
 
 from timebell.errors import InvalidInput, InvalidPayload, Refused
 from timebell.targets import bodies
-from timebell.targets.base import KEPT_BYTES, Delivery, Outcome, instant, only, text
+from timebell.targets.base import (
+    STORED_OUTPUT_BYTES,
+    Delivery,
+    Outcome,
+    decode_text,
+    format_utc,
+    reject_unknown_options,
+)
 
 CLEAN_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
 }
-LONGEST_STDIN = 64 * 1024
+MAX_STDIN_CHARS = 64 * 1024
 
-_OFF = ("Running commands is off.", "To allow it, set TIMEBELL_COMMAND_ENABLED=true.")
+_DISABLED = ("The command target is disabled.", "To enable it, set TIMEBELL_COMMAND_ENABLED=true.")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _NOT_RUNNABLE = {errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ELOOP, errno.EPERM}
 
 
 class CommandTarget:
-    """Runs `argv`. Options: `argv`; `env`, `cwd` (absolute), `stdin` or those of the body are optional.
+    """Runs `argv`. Options: `argv`; optionally `env`, `cwd` (absolute), and `stdin` or the body options.
 
-    Without `stdin` the command reads the body (by default "plain"), one line of JSON; an empty string gives it
-    nothing to read. `environment` is what every command starts from, before `env` and the
-    TIMEBELL_ variables. `grace` (seconds) lies between SIGTERM and SIGKILL.
+    Without `stdin`, the command reads the body (by default "plain") as one line of JSON; with an empty `stdin`, it
+    reads nothing. `environment` is the base environment of all commands, extended by `env` and the TIMEBELL_
+    variables. `grace` is the time between SIGTERM and SIGKILL in seconds.
     """
 
     kind = "command"
@@ -46,77 +53,86 @@ class CommandTarget:
         self._grace = grace
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Raises Refused (COMMAND_TARGET_OFF) or InvalidInput (TARGET_OPTIONS_INVALID, TEMPLATE_INVALID)."""
+        """Validate options.
+
+        Raises Refused (COMMAND_TARGET_OFF) or InvalidInput (INVALID_TARGET_OPTIONS, INVALID_TEMPLATE).
+        """
         if not self._enabled:
-            raise Refused(_OFF[0], code="COMMAND_TARGET_OFF", fix=_OFF[1])
-        only(options, ("argv", "env", "cwd", "stdin", *bodies.OPTIONS))
+            raise Refused(_DISABLED[0], code="COMMAND_TARGET_OFF", fix=_DISABLED[1])
+        reject_unknown_options(options, ("argv", "env", "cwd", "stdin", *bodies.OPTIONS))
         argv, env = options.get("argv"), options.get("env") or {}
         cwd, stdin = options.get("cwd"), options.get("stdin")
         if not isinstance(argv, list) or not argv or not argv[0] or not all(map(_is_text, argv)):
-            raise _invalid('argv is a list of strings, the program first: ["/usr/bin/env", "true"].')
+            raise _invalid('argv must be a list of strings, the program first: ["/usr/bin/env", "true"].')
         if not isinstance(env, dict) or not all(_is_variable(*item) for item in env.items()):
-            raise _invalid("env maps names (letters, digits and _, not TIMEBELL_...) to strings.")
+            raise _invalid("env must map names (letters, digits and _, not TIMEBELL_...) to strings.")
         if cwd is not None and not (_is_text(cwd) and os.path.isabs(cwd)):
-            raise _invalid("cwd is an absolute path.")
-        if stdin is not None and not (isinstance(stdin, str) and len(stdin) <= LONGEST_STDIN):
-            raise _invalid(f"stdin is a string of at most {LONGEST_STDIN} characters.")
+            raise _invalid("cwd must be an absolute path.")
+        if stdin is not None and not (isinstance(stdin, str) and len(stdin) <= MAX_STDIN_CHARS):
+            raise _invalid(f"stdin must be a string of at most {MAX_STDIN_CHARS} characters.")
         checked: dict[str, Any] = {"argv": argv, "env": env, "cwd": cwd, "stdin": stdin}
         if options.keys() & set(bodies.OPTIONS):
             if stdin is not None:
-                raise _invalid("stdin and body are two answers to what the command reads: give one.")
-            checked |= bodies.checked(options, "plain")
+                raise _invalid("stdin and body options both define the command's input: use one of them.")
+            checked |= bodies.check_options(options, "plain")
         return checked
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
-        """Exit status 0 is delivered. Codes of failure: EXIT_STATUS, COMMAND_NOT_FOUND (final),
-        COMMAND_NOT_STARTED, COMMAND_TARGET_OFF (final), BODY_UNFIT and MESSAGE_TOO_LARGE (final)."""
+        """Run the command; exit status 0 means delivered.
+
+        Failure codes: EXIT_STATUS, COMMAND_NOT_STARTED; final: COMMAND_NOT_FOUND, COMMAND_TARGET_OFF, INVALID_BODY,
+        MESSAGE_TOO_LARGE.
+        """
         if not self._enabled:
-            return Outcome.failed("COMMAND_TARGET_OFF", " ".join(_OFF), retryable=False)
+            return Outcome.failed("COMMAND_TARGET_OFF", " ".join(_DISABLED), retryable=False)
         stdin = options.get("stdin")
         try:
             if stdin is None:
                 stdin = bodies.render(delivery, options, "plain").data.decode() + "\n"
-        except InvalidPayload as unfit:
-            return Outcome.failed(unfit.code, str(unfit), retryable=False)
+        except InvalidPayload as error:
+            return Outcome.failed(error.code, str(error), retryable=False)
         try:
-            run = await self._start(delivery, options)
-        except (OSError, ValueError) as error:  # ValueError: text that the system's encoding cannot hold
-            return _not_started(options, error)
+            process = await self._start(delivery, options)
+        except (OSError, ValueError) as error:  # ValueError: text that cannot be encoded for the system
+            return _start_failed(options, error)
         try:
-            run.feed(stdin.encode(errors="replace"))
-            await run.exited.wait()
+            process.write_stdin(stdin.encode(errors="replace"))
+            await process.exited.wait()
         finally:
-            await self._end(run)
-        return run.outcome()
+            await self._terminate(process)
+        return process.outcome()
 
     def preview(self, delivery: Delivery, options: dict[str, Any]) -> dict[str, Any]:
-        """What would be run, and what it would read. Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE)."""
-        given = options.get("stdin")
+        """Return the command and its input. Raises InvalidPayload (INVALID_BODY, MESSAGE_TOO_LARGE)."""
+        stdin = options.get("stdin")
         return {
             "argv": options["argv"], "cwd": options.get("cwd"), "env": {**options["env"], **_variables(delivery)},
-            "body": bodies.render(delivery, options, "plain").data.decode() if given is None else given,
+            "body": bodies.render(delivery, options, "plain").data.decode() if stdin is None else stdin,
         }  # fmt: skip
 
     async def close(self) -> None:
-        """Nothing outlives a delivery."""
+        """Do nothing: no resource outlives a delivery."""
 
-    async def _start(self, delivery: Delivery, options: dict[str, Any]) -> _Run:
-        """The command runs before asyncio has connected its pipes; cancelled in between, asyncio would kill the
-        process but not its children. So the start itself is never cancelled, only abandoned."""
+    async def _start(self, delivery: Delivery, options: dict[str, Any]) -> _Process:
+        """Start the command; if cancelled meanwhile, wait for the start, then terminate the process group.
+
+        The process runs before asyncio has connected its pipes. If the start were cancelled in between, asyncio would
+        kill the process but not its children, so it is shielded.
+        """
         starting = asyncio.create_task(self._spawn(delivery, options))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_abandon)  # holds even if this is cancelled once more
+            starting.add_done_callback(_kill_abandoned)  # in case the wait below is cancelled too
             await asyncio.wait([starting])
             if starting.exception() is None:
-                await self._end(starting.result())
+                await self._terminate(starting.result())
             raise
 
-    async def _spawn(self, delivery: Delivery, options: dict[str, Any]) -> _Run:
+    async def _spawn(self, delivery: Delivery, options: dict[str, Any]) -> _Process:
         pipe = asyncio.subprocess.PIPE
-        _, run = await asyncio.get_running_loop().subprocess_exec(
-            _Run,
+        _, process = await asyncio.get_running_loop().subprocess_exec(
+            _Process,
             *options["argv"],
             stdin=pipe,
             stdout=pipe,
@@ -125,33 +141,33 @@ class CommandTarget:
             env={**self._environment, **(options.get("env") or {}), **_variables(delivery)},
             start_new_session=True,
         )
-        return run
+        return process
 
-    async def _end(self, run: _Run) -> None:
-        """End what is left of the process group, politely, then by force, also when cancelled meanwhile."""
+    async def _terminate(self, process: _Process) -> None:
+        """Terminate the rest of the process group with SIGTERM, then SIGKILL, even if cancelled meanwhile."""
         try:
-            run.signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._grace):
-                    await run.finished.wait()
+                    await process.finished.wait()
         finally:
-            run.signal(signal.SIGKILL)
+            process.send_signal(signal.SIGKILL)
             try:
-                with suppress(TimeoutError):  # a process in an uninterruptible call, or another user's
+                with suppress(TimeoutError):  # the process may be uninterruptible or belong to another user
                     async with asyncio.timeout(self._grace):
-                        await run.exited.wait()
+                        await process.exited.wait()
             finally:
-                run.transport.close()
+                process.transport.close()
 
 
-class _Run(asyncio.SubprocessProtocol):
-    """One process. Output is cut to its tail as it comes, so no amount of it takes memory."""
+class _Process(asyncio.SubprocessProtocol):
+    """A running process. Only the tail of its output is kept, so that memory use is bounded."""
 
     transport: asyncio.SubprocessTransport
 
     def __init__(self) -> None:
-        self.exited = asyncio.Event()  # the process itself has ended, and has been waited for
-        self.finished = asyncio.Event()  # and nobody holds its output open any more
+        self.exited = asyncio.Event()  # the process has ended and was reaped
+        self.finished = asyncio.Event()  # additionally, all its output pipes are closed
         self._tails = {1: bytearray(), 2: bytearray()}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -160,7 +176,7 @@ class _Run(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         tail = self._tails[fd]
         tail += data
-        del tail[:-KEPT_BYTES]
+        del tail[:-STORED_OUTPUT_BYTES]
 
     def process_exited(self) -> None:
         self.exited.set()
@@ -168,29 +184,29 @@ class _Run(asyncio.SubprocessProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.finished.set()
 
-    def feed(self, data: bytes) -> None:
+    def write_stdin(self, data: bytes) -> None:
         stdin = cast(asyncio.WriteTransport, self.transport.get_pipe_transport(0))
-        with suppress(RuntimeError):  # a command that ends without reading is no error, which uvloop makes it
+        with suppress(RuntimeError):  # uvloop raises if the command ended without reading
             stdin.write(data)
-            stdin.close()  # after what is buffered
+            stdin.close()  # after the buffered data is written
 
-    def signal(self, number: signal.Signals) -> None:
-        """To the whole group, which the process leads (POSIX setsid) and which may outlive it."""
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process group, which the process leads (POSIX setsid) and which may outlive it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.transport.get_pid(), number)
 
     def outcome(self) -> Outcome:
         status = self.transport.get_returncode()
-        result = {"exitCode": status, "stdout": text(self._tails[1]), "stderr": text(self._tails[2])}
+        result = {"exitCode": status, "stdout": decode_text(self._tails[1]), "stderr": decode_text(self._tails[2])}
         if status == 0:
             return Outcome.ok(result)
-        how = f"exited with {status}" if status is None or status > 0 else f"was ended by signal {-status}"
-        return Outcome.failed("EXIT_STATUS", f"The command {how}.", result=result)
+        ending = f"exited with {status}" if status is None or status > 0 else f"was terminated by signal {-status}"
+        return Outcome.failed("EXIT_STATUS", f"The command {ending}.", result=result)
 
 
-def _abandon(starting: asyncio.Task[_Run]) -> None:
+def _kill_abandoned(starting: asyncio.Task[_Process]) -> None:
     if not starting.cancelled() and starting.exception() is None:
-        starting.result().signal(signal.SIGKILL)
+        starting.result().send_signal(signal.SIGKILL)
         starting.result().transport.close()
 
 
@@ -198,18 +214,20 @@ def _variables(delivery: Delivery) -> dict[str, str]:
     return {
         "TIMEBELL_JOB_ID": delivery.job_id,
         "TIMEBELL_TOPIC": delivery.topic,
-        "TIMEBELL_SCHEDULED_AT": instant(delivery.scheduled_at),
+        "TIMEBELL_SCHEDULED_AT": format_utc(delivery.scheduled_at),
         "TIMEBELL_ATTEMPT": str(delivery.attempt),
         "TIMEBELL_OCCURRENCE_KEY": delivery.occurrence_key,
     }
 
 
-def _not_started(options: dict[str, Any], error: OSError | ValueError) -> Outcome:
+def _start_failed(options: dict[str, Any], error: OSError | ValueError) -> Outcome:
     program, cwd = options["argv"][0], options.get("cwd")
-    why = f"{program} was not started{f' in {cwd}' if cwd else ''}: {getattr(error, 'strerror', None) or error}."
-    if isinstance(error, OSError) and error.errno not in _NOT_RUNNABLE:  # out of processes, files or memory
-        return Outcome.failed("COMMAND_NOT_STARTED", why)
-    return Outcome.failed("COMMAND_NOT_FOUND", why, retryable=False)
+    message = f"{program} was not started{f' in {cwd}' if cwd else ''}: {getattr(error, 'strerror', None) or error}."
+    if (
+        isinstance(error, OSError) and error.errno not in _NOT_RUNNABLE
+    ):  # for example, out of processes, files or memory
+        return Outcome.failed("COMMAND_NOT_STARTED", message)
+    return Outcome.failed("COMMAND_NOT_FOUND", message, retryable=False)
 
 
 def _is_text(value: object) -> bool:
@@ -217,9 +235,9 @@ def _is_text(value: object) -> bool:
 
 
 def _is_variable(name: object, value: object) -> bool:
-    good = isinstance(name, str) and _VARIABLE.fullmatch(name) and not name.startswith("TIMEBELL_")
-    return bool(good) and _is_text(value)
+    is_name = isinstance(name, str) and _VARIABLE.fullmatch(name) and not name.startswith("TIMEBELL_")
+    return bool(is_name) and _is_text(value)
 
 
 def _invalid(message: str) -> InvalidInput:
-    return InvalidInput(message, code="TARGET_OPTIONS_INVALID")
+    return InvalidInput(message, code="INVALID_TARGET_OPTIONS")

@@ -1,4 +1,4 @@
-"""The `handler` target: Python functions that listen to topics, and the event they are given."""
+"""The `handler` target: Python functions registered for topics, and the event passed to them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from orjson import loads
 from timebell.errors import InvalidInput, InvalidPayload, TimebellError
 from timebell.model.job import Attempt
 from timebell.model.payload import decode, encode
-from timebell.model.policy import Retry, seconds
+from timebell.model.policy import Retry, parse_seconds
 from timebell.model.routes import Routes
 from timebell.targets import payloads
-from timebell.targets.base import Block, Completion, Delivery, Outcome
-from timebell.targets.event_loop_watch import Timed
+from timebell.targets.base import CompletionHandle, Delivery, Outcome, TransactionBlock
+from timebell.targets.event_loop_watch import WatchedCoroutine
 from timebell.targets.payloads import PayloadType
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    P = TypeVar("P", default=Any)  # so that `Arrived` alone is a whole type, also under mypy --strict
+    P = TypeVar("P", default=Any)  # so that mypy --strict accepts `Arrived` without a parameter
 else:
     from typing import TypeVar
 
@@ -40,21 +40,21 @@ log = logging.getLogger("timebell.handler")
 _new = object.__new__
 
 SCHEDULE_ARRIVED = "schedule.arrived"
-NEWER_PAUSE = 5.0  # seconds until a payload that is too new for this node is tried again, perhaps elsewhere
+NEWER_PAYLOAD_SNOOZE_SECONDS = 5.0  # pause before a payload newer than this node's code is retried, perhaps elsewhere
 _TOPIC = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 
 
 def arrived_event_name(topic: str) -> str:
-    """The name of a topic's own arrived event, `schedule.<topic>.arrived`."""
+    """Return the arrived event name of a topic: `schedule.<topic>.arrived`."""
     return f"schedule.{topic}.arrived"
 
 
 @dataclass(slots=True, kw_only=True)
 class Arrived(Generic[P]):
-    """A job that is due, as its handler sees it. Datetimes are aware UTC.
+    """The event passed to the handlers of a due job. Datetimes are aware and in UTC.
 
-    `occurrence_key` is the same for every attempt at the same occurrence: de-duplicate on it. A handler that takes
-    `Arrived[Reminder]` has its payload checked and given as a Reminder: a pydantic model, dataclass or TypedDict.
+    `occurrence_key` is the same for every attempt of an occurrence: use it to drop duplicates. For a handler that takes
+    `Arrived[Reminder]`, the payload is validated and converted to a Reminder: a pydantic model, dataclass or TypedDict.
     """
 
     topic: str
@@ -70,249 +70,252 @@ class Arrived(Generic[P]):
     attempt: int
     upcoming: list[datetime] = field(default_factory=list)
     state: Any = None
-    """What the app's lifespan opened for its handlers."""
+    """The value yielded by the app's lifespan."""
     result: Any = None
-    """Set inside `transaction`, it is kept with the job."""
-    _completion: Completion | None = field(default=None, repr=False, compare=False)
+    """Set it inside `transaction()` to store a result with the job."""
+    _completion: CompletionHandle | None = field(default=None, repr=False, compare=False)
 
-    def transaction(self) -> Block:
-        """A transaction on Timebell's own database in which the handler writes rows of its own: they exist if and
-        only if this attempt completed the job.
+    def transaction(self) -> TransactionBlock:
+        """Open a transaction on Timebell's database that completes the job when the block ends.
 
-        `async with event.transaction() as connection:` gives a SQLAlchemy AsyncConnection; in a plain function `with`
-        gives a Connection. When the block ends the job is completed in the same transaction; an error in it rolls
-        back and is one of the attempt. Raises Conflict (ATTEMPT_OVER) at the end if another attempt took over, and
-        TimebellError (TRANSACTION_NOT_ALONE).
+        The handler's writes in the block are committed if and only if this attempt completes the job.
+        `async with event.transaction() as connection:` yields a SQLAlchemy AsyncConnection; in a sync handler, `with`
+        yields a Connection. An error in the block rolls back and fails the attempt. Raises Conflict (ATTEMPT_OVER) at
+        the end of the block if another attempt took over, and TimebellError (TRANSACTION_NOT_ALONE) if the topic has
+        several handlers.
         """
-        return self._completes().transaction(lambda: self.result)
+        return self._require_completion().transaction(lambda: self.result)
 
-    def _completes(self) -> Completion:
+    def _require_completion(self) -> CompletionHandle:
         if self._completion is None:
             raise TimebellError(
                 f"This event of {self.topic} cannot complete its job.", code="TRANSACTION_NOT_ALONE",
-                fix="That takes one handler of the topic, called by the engine; what observes ('*') does not count.",
+                fix="A transaction requires a single handler, called by the engine ('*' observers do not count).",
             )  # fmt: skip
         return self._completion
 
 
 class Snooze(Exception):
-    """Raise it in a handler to run the job again after `delay` (seconds or timedelta); uses up no try."""
+    """Raise in a handler to run the job again after `delay` (seconds or timedelta); uses no attempt of the budget."""
 
     def __init__(self, delay: float | timedelta) -> None:
-        self.delay = seconds(delay, "snooze delay")
-        super().__init__(f"again in {self.delay:g} s")
+        self.delay = parse_seconds(delay, "snooze delay")
+        super().__init__(f"snoozed for {self.delay:g} s")
 
 
 class Cancel(Exception):
-    """Raise it in a handler to end the job as cancelled, with a reason."""
+    """Raise in a handler to end the job as cancelled, with a reason."""
 
     def __init__(self, reason: str = "") -> None:
         self.reason = reason
         super().__init__(reason)
 
 
-Function = Callable[[Arrived], Awaitable[Any] | Any]
+HandlerFunction = Callable[[Arrived], Awaitable[Any] | Any]
 CallNext = Callable[[Arrived], Awaitable[Any]]
 Middleware = Callable[[Arrived, CallNext], Awaitable[Any]]
-"""Around every call of a handler: `await call_next(event)` goes on inwards and gives what the handler returns."""
+"""Wraps every handler call: `await call_next(event)` calls the next one or the handler and returns its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """One function and the topics it listens to: exact, `prefix.*`, or `*` (which observes every firing)."""
+    """A function and its topic pattern: exact, `prefix.*`, or `*` (which observes every firing)."""
 
     pattern: str
-    function: Function
+    function: HandlerFunction
     retry: Retry | None = None
     timeout: float | None = None
     handles: bool = True
     payload: PayloadType | None = None
     is_async: bool = field(init=False)
-    """Whether it runs on the event loop; plain functions run in threads."""
+    """True if it runs on the event loop; sync handlers run in threads."""
 
     def __post_init__(self) -> None:
-        if not callable(self.function) or not _takes_one(self.function):
+        if not callable(self.function) or not _accepts_event(self.function):
             raise InvalidInput(
-                f"{self.function!r:.100} cannot be a handler of {self.pattern}.", code="HANDLER_INVALID",
+                f"{self.function!r:.100} cannot be a handler of {self.pattern}.", code="INVALID_HANDLER",
                 fix="A handler takes the event: async def handle(event: Arrived) -> None.",
             )  # fmt: skip
         object.__setattr__(self, "is_async", _is_async(self.function))
 
-    def hears(self, topic: str) -> bool:
-        """Whether a job of this topic is for it."""
+    def matches(self, topic: str) -> bool:
+        """True if the pattern matches the topic."""
         if self.pattern == "*" or self.pattern == topic:
             return True
         return self.pattern.endswith(".*") and topic.startswith(self.pattern[:-1])
 
 
 @dataclass(slots=True)
-class Lone:
-    """The one handler that hears a topic, where it is a coroutine function and nothing is around it."""
+class FastHandler:
+    """The only handler of a topic, if it is a coroutine function without middleware: callable on the fast path."""
 
     function: Callable[[Arrived], Coroutine[Any, Any, Any]]
     timeout: float | None
     payload: PayloadType | None
-    at_once: bool = True
-    """Whether it was over with its first step when it was called last."""
+    finishes_immediately: bool = True
+    """True if its last call finished in the first step."""
 
 
 class Handlers:
-    """All functions of an app, and the target that calls them."""
+    """The handler registry of an app, and the target that calls the handlers."""
 
     kind = "handler"
 
     def __init__(self) -> None:
-        self._all: list[Handler] = []
-        self._around: list[Middleware] = []
+        self._handlers: list[Handler] = []
+        self._middleware: list[Middleware] = []
         self.state: Any = None
-        self.matching = functools.lru_cache(maxsize=10_000)(self._match)
-        """All that hear a topic, the most specific first."""
-        self.lone = functools.lru_cache(maxsize=10_000)(self._lone)
-        """The only one that hears a topic, if it can be called without a detour."""
+        self.handlers_for = functools.lru_cache(maxsize=10_000)(self._find_handlers)
+        """Return the handlers that match a topic, most specific first (cached)."""
+        self.fast_path_handler = functools.lru_cache(maxsize=10_000)(self._find_fast_path_handler)
+        """Return the fast-path handler of a topic, or None (cached)."""
         self.threads: Executor | None = None
         self.monotonic: Callable[[], float] | None = None
-        """The clock of the node that runs, to tell who blocks it."""
+        """The node's clock, for detecting blocking handlers."""
 
     def add(self, handler: Handler) -> None:
-        """Listen."""
-        self._all.append(handler)
-        self.matching.cache_clear()
-        self.lone.cache_clear()
+        """Register a handler."""
+        self._handlers.append(handler)
+        self.handlers_for.cache_clear()
+        self.fast_path_handler.cache_clear()
 
-    def wrap(self, middleware: Middleware) -> None:
-        """Put it around every call, inside of those that came before. Raises InvalidInput (MIDDLEWARE_INVALID)."""
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Add a middleware inside the existing ones. Raises InvalidInput (INVALID_MIDDLEWARE)."""
         if not _is_async(middleware):
             raise InvalidInput(
-                f"{middleware!r:.60} is no async function.", code="MIDDLEWARE_INVALID",
+                f"{middleware!r:.60} is not an async function.", code="INVALID_MIDDLEWARE",
                 fix="Write async def middleware(event, call_next): return await call_next(event).",
             )  # fmt: skip
-        self._around.append(middleware)
-        self.lone.cache_clear()
+        self._middleware.append(middleware)
+        self.fast_path_handler.cache_clear()
 
     def copy(self) -> Handlers:
-        """The same functions, for another node: they are called in threads of its own."""
+        """Return a copy for another node, which calls sync handlers in its own threads."""
         copied = Handlers()
-        copied._all, copied._around = list(self._all), list(self._around)
+        copied._handlers, copied._middleware = list(self._handlers), list(self._middleware)
         return copied
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._handlers)
 
-    def _match(self, topic: str) -> list[Handler]:
-        heard = [handler for handler in self._all if handler.hears(topic)]
-        return sorted(heard, key=lambda handler: (handler.pattern.endswith("*"), -len(handler.pattern)))
+    def _find_handlers(self, topic: str) -> list[Handler]:
+        matching = [handler for handler in self._handlers if handler.matches(topic)]
+        return sorted(matching, key=lambda handler: (handler.pattern.endswith("*"), -len(handler.pattern)))
 
-    def _lone(self, topic: str) -> Lone | None:
-        heard = self.matching(topic)
-        if len(heard) != 1 or self._around:
+    def _find_fast_path_handler(self, topic: str) -> FastHandler | None:
+        matching = self.handlers_for(topic)
+        if len(matching) != 1 or self._middleware:
             return None
-        function: Any = heard[0].function
-        code = getattr(function, "__code__", None)  # of an object that is called: not known to be a coroutine's
+        function: Any = matching[0].function
+        code = getattr(function, "__code__", None)  # None for callable objects, which may not be coroutine functions
         if code is None or not code.co_flags & inspect.CO_COROUTINE:
             return None
-        return Lone(function, heard[0].timeout, heard[0].payload)
+        return FastHandler(function, matching[0].timeout, matching[0].payload)
 
     def routes(self, *, is_async: bool) -> Routes:
-        """What the async or the plain functions can take."""
-        mine = [handler for handler in self._all if handler.handles and handler.is_async is is_async]
-        patterns = [handler.pattern for handler in mine]
+        """Return the routes of the async or of the sync handlers."""
+        handlers = [handler for handler in self._handlers if handler.handles and handler.is_async is is_async]
+        patterns = [handler.pattern for handler in handlers]
         return Routes(
             frozenset(pattern for pattern in patterns if not pattern.endswith("*")),
             frozenset(pattern[:-1] for pattern in patterns if pattern.endswith(".*")),
             "*" in patterns,
         )
 
-    def accepted(self, topic: str, payload: Any, metadata: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """A new job's payload as JSON, which fits every handler here that says what it takes; and its metadata, with
-        the payload's version unless that is 1. Raises InvalidPayload."""
-        text = encode(payloads.plain(payload))
-        takers = [handler.payload for handler in self.matching(topic) if handler.payload is not None]
-        if takers and takers[0].version > 1:
-            metadata = {payloads.VERSION: takers[0].version, **metadata}
-        for taker in takers:
-            if (version := payloads.version_of(metadata)) <= taker.version:
-                taker.read(topic, decode(text), version)
+    def encode_payload(self, topic: str, payload: Any, metadata: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Encode and validate the payload of a new job.
+
+        The payload must fit the payload types of all matching handlers. Returns its JSON text, and the metadata with
+        the payload version unless that is 1. Raises InvalidPayload.
+        """
+        text = encode(payloads.to_json_value(payload))
+        payload_types = [handler.payload for handler in self.handlers_for(topic) if handler.payload is not None]
+        if payload_types and payload_types[0].version > 1:
+            metadata = {payloads.VERSION_KEY: payload_types[0].version, **metadata}
+        for payload_type in payload_types:
+            if (version := payloads.payload_version(metadata)) <= payload_type.version:
+                payload_type.parse(topic, decode(text), version)
         return text, metadata
 
-    def typed(self, topic: str) -> bool:
-        """Whether any handler here says what payloads of a topic are."""
-        return any(handler.payload is not None for handler in self.matching(topic))
+    def has_payload_type(self, topic: str) -> bool:
+        """True if any handler of the topic has a payload type."""
+        return any(handler.payload is not None for handler in self.handlers_for(topic))
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
-        """As in Target: a handler has no options."""
+        """Refuse any option; this target has none."""
         if options:
-            raise InvalidInput("A handler target has no options.", code="TARGET_OPTIONS_INVALID")
+            raise InvalidInput("A handler target has no options.", code="INVALID_TARGET_OPTIONS")
         return {}
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
-        """Call every function that hears the topic, the most specific first; any failure fails the attempt.
+        """Call all handlers of the topic, most specific first; any failure fails the attempt.
 
-        All run; the first that raises decides. Snooze and Cancel pass through. What the most specific function
-        returns is the result.
+        All handlers run, even after a failure; the first exception determines the outcome. Snooze and Cancel propagate.
+        The result is the return value of the most specific handler.
         """
-        heard = self.matching(delivery.topic)
+        handlers = self.handlers_for(delivery.topic)
         try:
-            events = _events(delivery, heard, self.state)
-        except InvalidPayload as unfit:
-            return Outcome.failed(unfit.code, unfit.message, retryable=False)
+            events = _build_events(delivery, handlers, self.state)
+        except InvalidPayload as error:
+            return Outcome.failed(error.code, error.message, retryable=False)
         results: list[Any] = []
-        raised: BaseException | None = None
-        for handler, event in zip(heard, events, strict=True):
+        first_error: BaseException | None = None
+        for handler, event in zip(handlers, events, strict=True):
             try:
-                results.append(await self._timed(handler, event))
-            except (Exception, SystemExit) as failed:  # a script's sys.exit() must not end the engine
-                raised = failed if raised is None else raised
-        if raised is None:
+                results.append(await self._start_call(handler, event))
+            except (Exception, SystemExit) as exc:  # sys.exit() in a handler must not stop the engine
+                first_error = exc if first_error is None else first_error
+        if first_error is None:
             return Outcome.ok(results[0] if results else None)
-        if isinstance(raised, Snooze | Cancel):
-            raise raised
-        return Outcome.failed(type(raised).__name__, _words(raised))
+        if isinstance(first_error, Snooze | Cancel):
+            raise first_error
+        return Outcome.failed(type(first_error).__name__, _describe_exception(first_error))
 
-    def _timed(self, handler: Handler, event: Arrived) -> Awaitable[Any]:
-        plain = handler.is_async and not self._around  # nothing is around it: no coroutine in between
-        call = handler.function(event) if plain else self._through(handler)(event)
+    def _start_call(self, handler: Handler, event: Arrived) -> Awaitable[Any]:
+        is_direct = handler.is_async and not self._middleware  # called directly, without an intermediate coroutine
+        call = handler.function(event) if is_direct else self._wrap_with_middleware(handler)(event)
         if self.monotonic is None or type(call) is not CoroutineType:
             return call
-        return Timed(call, self.monotonic, event.topic, handler.function)
+        return WatchedCoroutine(call, self.monotonic, event.topic, handler.function)
 
-    def _through(self, handler: Handler) -> CallNext:
-        """A call of the handler, through all middleware."""
+    def _wrap_with_middleware(self, handler: Handler) -> CallNext:
+        """Return a function that calls the handler through all middleware."""
         call: CallNext = functools.partial(self._call, handler)
-        for middleware in reversed(self._around):
-            call = functools.partial(_within, middleware, call)
+        for middleware in reversed(self._middleware):
+            call = functools.partial(_call_middleware, middleware, call)
         return call
 
     async def _call(self, handler: Handler, event: Arrived) -> Any:
         if not handler.is_async:
-            call = functools.partial(contextvars.copy_context().run, _called, handler.function, event)
+            call = functools.partial(contextvars.copy_context().run, _call_sync, handler.function, event)
             returned = await asyncio.get_running_loop().run_in_executor(self.threads, call)
         else:
             returned = handler.function(event)
         return await returned if inspect.isawaitable(returned) else returned
 
     async def close(self) -> None:
-        """As in Target."""
+        """Do nothing: handlers hold no resources."""
 
 
-def event_of(
+def build_event(
     attempt: Attempt, now: datetime, upcoming: list[datetime], payload: PayloadType | None, state: Any,
-    completion: Completion,
+    completion: CompletionHandle,
 ) -> Arrived | None:  # fmt: skip
-    """What the lone handler of an attempt's topic is given; None if its payload does not fit, or is too new."""
+    """Build the event for the fast-path handler of an attempt; None if the payload is invalid or too new."""
     metadata = {} if attempt.metadata is None else decode(attempt.metadata) or {}
-    given = loads(attempt.payload)
+    typed_payload = loads(attempt.payload)
     if payload is not None:
         try:
-            version = payloads.version_of(metadata)
+            version = payloads.payload_version(metadata)
             if version > payload.version:
                 return None
-            given = payload.read(attempt.topic, given, version)
-        except Exception:  # the way that all others take says what is wrong
+            typed_payload = payload.parse(attempt.topic, typed_payload, version)
+        except Exception:  # the full path reports the error
             return None
     if attempt.tenant_id != "default":
         metadata["tenant_id"] = attempt.tenant_id
-    event: Arrived = _new(Arrived)  # by its constructor, which takes keywords only, it costs four times as much
-    event.topic, event.payload, event.metadata = attempt.topic, given, metadata
+    event: Arrived = _new(Arrived)  # its keyword-only constructor takes four times as long
+    event.topic, event.payload, event.metadata = attempt.topic, typed_payload, metadata
     event.timezone, event.scheduled_at, event.fired_at = attempt.timezone, attempt.scheduled_at, now
     event.late_by, event.job_id, event.schedule_id = now - attempt.scheduled_at, attempt.id, attempt.schedule_id
     event.occurrence_key = attempt.id if attempt.schedule_id is None else attempt.occurrence_key
@@ -321,18 +324,18 @@ def event_of(
     return event
 
 
-async def outcome_of(call: Awaitable[Any]) -> Outcome:
-    """What a call of a lone handler comes to. Snooze and Cancel pass through."""
+async def call_outcome(call: Awaitable[Any]) -> Outcome:
+    """Await a handler call and return its outcome. Snooze and Cancel propagate."""
     try:
         return Outcome.ok(await call)
     except (Snooze, Cancel):
         raise
-    except (Exception, SystemExit) as failed:  # a script's sys.exit() must not end the engine
-        return Outcome.failed(type(failed).__name__, _words(failed))
+    except (Exception, SystemExit) as exc:  # sys.exit() in a handler must not stop the engine
+        return Outcome.failed(type(exc).__name__, _describe_exception(exc))
 
 
-def _takes_one(function: Callable[..., Any]) -> bool:
-    """Whether it can be called with an event; yes where nothing is known of its parameters."""
+def _accepts_event(function: Callable[..., Any]) -> bool:
+    """True if the function accepts one positional argument, or if its signature is unknown."""
     try:
         inspect.signature(function).bind(None)
     except TypeError:
@@ -342,72 +345,75 @@ def _takes_one(function: Callable[..., Any]) -> bool:
     return True
 
 
-async def _within(middleware: Middleware, call_next: CallNext, event: Arrived) -> Any:
+async def _call_middleware(middleware: Middleware, call_next: CallNext, event: Arrived) -> Any:
     return await middleware(event, call_next)
 
 
 def _is_async(function: Any) -> bool:
-    """Whether calling it gives a coroutine; callable objects may be async, too."""
+    """True if calling it returns a coroutine; also for callable objects with an async `__call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _events(delivery: Delivery, heard: list[Handler], state: Any) -> list[Arrived]:
-    """What each handler is given. Raises InvalidPayload; Snooze when the payload is newer than the code here."""
+def _build_events(delivery: Delivery, handlers: list[Handler], state: Any) -> list[Arrived]:
+    """Build the event of each handler. Raises InvalidPayload, and Snooze if the payload is newer than the code."""
     tenant = {} if delivery.tenant_id == "default" else {"tenant_id": delivery.tenant_id}
-    # What one handler commits cannot be undone when another fails.
-    alone = len(heard) == 1 or sum(handler.handles for handler in heard) <= 1
+    # With several handlers there is no transaction: one could commit, then another fail.
+    allows_transaction = len(handlers) == 1 or sum(handler.handles for handler in handlers) <= 1
     events = []
-    for handler in heard:
-        mine: Arrived = Arrived(
+    for handler in handlers:
+        event: Arrived = Arrived(
             topic=delivery.topic, payload=delivery.payload, metadata={**delivery.metadata, **tenant},
             timezone=delivery.timezone, scheduled_at=delivery.scheduled_at, fired_at=delivery.fired_at,
             late_by=delivery.fired_at - delivery.scheduled_at, job_id=delivery.job_id,
             schedule_id=delivery.schedule_id, occurrence_key=delivery.occurrence_key,
             attempt=delivery.attempt, upcoming=delivery.upcoming, state=state,
-            _completion=delivery.completion if alone and (handler.handles or len(heard) == 1) else None,
+            _completion=delivery.completion if allows_transaction and (handler.handles or len(handlers) == 1) else None,
         )  # fmt: skip
         if handler.payload is not None:
-            version = payloads.version_of(delivery.metadata)
+            version = payloads.payload_version(delivery.metadata)
             if version > handler.payload.version:
                 log.warning("job %s has a payload of version %d, newer than this node's code", delivery.job_id, version)
-                raise Snooze(NEWER_PAUSE)
-            mine = replace(mine, payload=handler.payload.read(delivery.topic, delivery.payload, version))
-        events.append(mine)
+                raise Snooze(NEWER_PAYLOAD_SNOOZE_SECONDS)
+            event = replace(event, payload=handler.payload.parse(delivery.topic, delivery.payload, version))
+        events.append(event)
     return events
 
 
 def check_pattern(pattern: str) -> str:
-    """A topic, `prefix.*` or `*`. Raises InvalidInput (TOPIC_INVALID)."""
+    """Return the pattern if it is a topic, `prefix.*` or `*`. Raises InvalidInput (INVALID_TOPIC)."""
     if pattern != "*":
         check_topic(pattern.removesuffix(".*") if isinstance(pattern, str) else pattern)
     return pattern
 
 
 def check_topic(topic: str) -> str:
-    """A dotted name of letters, digits, `_` and `-`, at most 200 characters. Raises InvalidInput."""
+    """Return the topic if it is valid: a dotted name of letters, digits, `_` and `-`, at most 200 characters.
+
+    Raises InvalidInput (INVALID_TOPIC).
+    """
     if not isinstance(topic, str) or len(topic) > 200 or not _TOPIC.fullmatch(topic):
         raise InvalidInput(
-            f"{topic!r:.100} is not a topic.", code="TOPIC_INVALID",
+            f"{topic!r:.100} is not a topic.", code="INVALID_TOPIC",
             fix="Topics are dotted names of letters, digits, _ and -, such as billing.invoice-due.",
         )  # fmt: skip
     return topic
 
 
-def _called(function: Function, event: Arrived) -> Any:
-    """CallNext a plain function; a StopIteration, which no future can carry, becomes a RuntimeError."""
+def _call_sync(function: HandlerFunction, event: Arrived) -> Any:
+    """Call a sync handler. A StopIteration, which a future cannot carry, becomes a RuntimeError."""
     try:
         return function(event)
     except StopIteration as stop:
         raise RuntimeError("StopIteration: next() found nothing") from stop
 
 
-def _words(raised: BaseException) -> str:
-    """An exception as one line that can be kept: its type, what it says, where it was raised."""
-    where = ""
-    trace = raised.__traceback__
+def _describe_exception(exc: BaseException) -> str:
+    """Format an exception as one line to be stored: type, message and location."""
+    location = ""
+    trace = exc.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is not None:
         code = trace.tb_frame.f_code
-        where = f" ({code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_name})"
-    return f"{type(raised).__name__}: {raised}"[:2000].replace("\x00", "") + where
+        location = f" ({code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} in {code.co_name})"
+    return f"{type(exc).__name__}: {exc}"[:2000].replace("\x00", "") + location

@@ -1,14 +1,12 @@
-"""Deliver by a signed POST: Standard Webhooks 1.0 headers, and a JSON body (`timebell.targets.bodies`).
+"""Deliver webhooks: a signed POST with Standard Webhooks 1.0 headers and a JSON body (`timebell.targets.bodies`).
 
-What counts (Standard Webhooks, "Delivery success and failure"; Svix does the same): 2xx is delivered; every
-other status fails and is tried again, 4xx too, since most are a deploy gone wrong; 410 Gone alone is final.
-Redirects are never followed, so a signature goes to no host but the one that was registered.
+Outcomes follow Standard Webhooks ("Delivery success and failure"), as Svix does: 2xx means delivered; every other
+status is a failure that is retried, also 4xx, because most of these are faulty deployments; only 410 Gone is final.
+Redirects are never followed, so a signature is sent only to the registered host.
 
-`timebell.http_client` does the talking; the address guard sits where it connects. Host, SNI and certificate go by
-the name
-in
-the URL; only the TCP connection goes by the checked address. One attempt is one connection: no tenant gets another's,
-and none that the receiver has dropped while it idled.
+`timebell.http_client` sends the request, and the address guard checks every connection. Host, SNI and certificate
+verification use the name in the URL; only the TCP connection uses the checked address. Each attempt opens its own
+connection, so tenants never share one, and no attempt uses an idle connection that the receiver has closed.
 """
 
 from __future__ import annotations
@@ -29,27 +27,35 @@ from typing import Any
 from timebell import http_client, tracing
 from timebell.errors import InvalidInput, InvalidPayload, Refused
 from timebell.targets import bodies
-from timebell.targets.address import AddressGuard, Place
-from timebell.targets.base import KEPT_BYTES, Delivery, Outcome, message_id, only, retry_after, text
-from timebell.tenancy.tokens import token_of
+from timebell.targets.address import AddressGuard, Endpoint
+from timebell.targets.base import (
+    STORED_OUTPUT_BYTES,
+    Delivery,
+    Outcome,
+    decode_text,
+    message_id,
+    parse_retry_after,
+    reject_unknown_options,
+)
+from timebell.tenancy.tokens import attempt_token
 
 CONNECT_SECONDS = 5.0
-LONGEST_TIMEOUT = 30.0
-BODY_BYTES = 64 * 1024
-ADDRESSES_TRIED = 4
-ACCEPTED = 202
-GONE = 410
+MAX_TIMEOUT_SECONDS = 30.0
+MAX_RESPONSE_BYTES = 64 * 1024
+MAX_ADDRESSES_TRIED = 4
+STATUS_ACCEPTED = 202
+STATUS_GONE = 410
 OPTIONS = ("url", "headers", "reportsBack", "signingSecrets", *bodies.OPTIONS)
 
-_TO_MAKE_ONE = "To make one: echo whsec_$(openssl rand -base64 32)"
-_NO_SECRET = (
-    "Webhooks are signed, and there is no signing secret.",
-    f"Set TIMEBELL_WEBHOOK_SIGNING_SECRET. {_TO_MAKE_ONE}",
+_CREATE_SIGNING_KEY_FIX = "To create one: echo whsec_$(openssl rand -base64 32)"
+_SECRET_MISSING = (
+    "Webhooks must be signed, but no signing secret is configured.",
+    f"Set TIMEBELL_WEBHOOK_SIGNING_SECRET. {_CREATE_SIGNING_KEY_FIX}",
 )
-_WHEN_SENT = "(made when it is sent)"
+_PREVIEW_PLACEHOLDER = "(generated when sent)"
 _HEADER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")
-_OWN_HEADERS = re.compile(
+_RESERVED_HEADERS = re.compile(
     r"host|connection|keep-alive|te|trailer|transfer-.*|upgrade|expect|proxy-.*|accept-encoding|content-.*"
     r"|webhook-.*|timebell-.*",
     re.IGNORECASE,
@@ -57,14 +63,16 @@ _OWN_HEADERS = re.compile(
 
 
 class HttpTarget:
-    """POSTs to `url`. Options: `url`, `headers` (optional), those of the body (by default "cloudevents"), and
-    `reportsBack`: whether a 202 means that the receiver will say itself what becomes of the job,
-    `signingSecrets`: of a target under a name, its own, in place of `signing_secret`.
+    """POSTs to a URL.
 
-    `signing_secret` is one or more `whsec_...`, separated by spaces or commas: while a secret is rotated each
-    request carries a signature by every one. `timeout` (seconds, at most 30) covers the whole exchange.
-    `now` gives the time of each attempt, `guard` decides where requests may go, `secret_key` makes the tokens of
-    receivers that report back. Raises InvalidInput (SIGNING_SECRET_INVALID, TIMEOUT_INVALID).
+    Options: `url`; optionally `headers`, the body options (by default "cloudevents"), `reportsBack` (a 202 means that
+    the receiver will report the result of the job), and `signingSecrets` (of a named target, instead of
+    `signing_secret`).
+
+    `signing_secret` is one or more `whsec_...`, separated by spaces or commas; during a rotation, each request is
+    signed with all of them. `timeout` (seconds, at most 30) covers the whole exchange. `now` returns the time of an
+    attempt, `guard` decides which addresses are allowed, and `secret_key` signs the tokens of receivers that report
+    back. Raises InvalidInput (INVALID_SIGNING_SECRET, INVALID_TIMEOUT).
     """
 
     kind = "http"
@@ -79,188 +87,214 @@ class HttpTarget:
         tls: ssl.SSLContext | None = None,
         secret_key: str | None = None,
     ) -> None:
-        if not 0 < timeout <= LONGEST_TIMEOUT:
-            raise InvalidInput("A webhook's timeout is more than 0 and at most 30 s.", code="TIMEOUT_INVALID")
-        self._signers = signers(re.split(r"[\s,]+", signing_secret or ""))
+        if not 0 < timeout <= MAX_TIMEOUT_SECONDS:
+            raise InvalidInput("The timeout of a webhook must be more than 0 and at most 30 s.", code="INVALID_TIMEOUT")
+        self._default_signing_keys = signing_keys(re.split(r"[\s,]+", signing_secret or ""))
         self._timeout = timeout
         self._now = now
         self._secret_key = secret_key
         self._guard = guard or AddressGuard()
-        self._dial: http_client.Network = http_client.Network()
-        self._tls = tls  # the system's authorities take a while to load: not before they are needed
+        self._network: http_client.Network = http_client.Network()
+        self._tls = tls  # created on first use, because loading the system's CA certificates is slow
 
     def check(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Raises InvalidInput (URL_INVALID, HEADER_INVALID, TARGET_OPTIONS_INVALID, TEMPLATE_INVALID) or Refused
-        (SIGNING_SECRET_MISSING, SECRET_KEY_MISSING, PRIVATE_ADDRESS, PORT_REFUSED, HTTP_OFF)."""
-        only(options, OPTIONS)
-        body = bodies.checked(options)
-        if not self._of(options):
-            raise Refused(_NO_SECRET[0], code="SIGNING_SECRET_MISSING", fix=_NO_SECRET[1])
-        url = self._guard.place(options.get("url")).url
-        checked: dict[str, Any] = {"url": url, "headers": _headers(options.get("headers")), **body}
-        reports = options.get("reportsBack", False)
-        if not isinstance(reports, bool):
+        """Validate options.
+
+        Raises InvalidInput (INVALID_URL, INVALID_HEADER, INVALID_TARGET_OPTIONS, INVALID_TEMPLATE) or Refused
+        (SIGNING_SECRET_MISSING, SECRET_KEY_MISSING, PRIVATE_ADDRESS, PORT_REFUSED, HTTP_OFF).
+        """
+        reject_unknown_options(options, OPTIONS)
+        body = bodies.check_options(options)
+        if not self._signing_keys(options):
+            raise Refused(_SECRET_MISSING[0], code="SIGNING_SECRET_MISSING", fix=_SECRET_MISSING[1])
+        url = self._guard.check_url(options.get("url")).url
+        checked: dict[str, Any] = {"url": url, "headers": _check_headers(options.get("headers")), **body}
+        reports_back = options.get("reportsBack", False)
+        if not isinstance(reports_back, bool):
             raise InvalidInput(
-                f"reportsBack cannot be {reports!r:.60}.", code="TARGET_OPTIONS_INVALID", fix="Use true or false."
+                f"reportsBack cannot be {reports_back!r:.60}.", code="INVALID_TARGET_OPTIONS", fix="Use true or false."
             )
-        if reports:
-            token_of(self._secret_key, "", 0)  # raises where none can be made
+        if reports_back:
+            attempt_token(self._secret_key, "", 0)  # raises if the secret key is missing
             checked["reportsBack"] = True
         if "signingSecrets" in options:
             checked["signingSecrets"] = options["signingSecrets"]
         return checked
 
-    def _of(self, options: dict[str, Any]) -> list[bytes]:
-        """The keys that sign a request with these options."""
-        return signers(options["signingSecrets"]) if "signingSecrets" in options else self._signers
+    def _signing_keys(self, options: dict[str, Any]) -> list[bytes]:
+        """Return the signing keys for these options."""
+        return signing_keys(options["signingSecrets"]) if "signingSecrets" in options else self._default_signing_keys
 
     async def deliver(self, delivery: Delivery, options: dict[str, Any]) -> Outcome:
-        """Codes of failure: HTTP_STATUS, CONNECT_FAILED, TLS_FAILED, TIMEOUT, ADDRESS_REFUSED,
-        RESPONSE_UNREADABLE; and BODY_UNFIT, MESSAGE_TOO_LARGE, SIGNING_SECRET_MISSING, SECRET_KEY_MISSING."""
-        if not self._of(options):
-            return Outcome.failed("SIGNING_SECRET_MISSING", " ".join(_NO_SECRET), retryable=False)
+        """Send the request.
+
+        Failure codes: HTTP_STATUS, CONNECT_FAILED, TLS_FAILED, TIMEOUT, ADDRESS_REFUSED, RESPONSE_UNREADABLE; and
+        INVALID_BODY, MESSAGE_TOO_LARGE, SIGNING_SECRET_MISSING, SECRET_KEY_MISSING.
+        """
+        if not self._signing_keys(options):
+            return Outcome.failed("SIGNING_SECRET_MISSING", " ".join(_SECRET_MISSING), retryable=False)
         try:
             options = self.check(options)
-            place = self._guard.place(options["url"])
-        except (InvalidInput, Refused) as error:  # the rules became stricter since the job was made
+            endpoint = self._guard.check_url(options["url"])
+        except (InvalidInput, Refused) as error:  # the rules became stricter since the job was created
             return Outcome.failed("ADDRESS_REFUSED", str(error), retryable=False)
         try:
             headers, body = self._request(delivery, options)
-        except (InvalidPayload, Refused) as error:  # no body, or no token, can be made here
+        except (InvalidPayload, Refused) as error:  # the body or the token cannot be created
             return Outcome.failed(error.code, str(error), retryable=False)
-        outcome = await self._exchange(place, headers, body, options)
-        outcome.record = {"to": place.authority}
+        outcome = await self._exchange(endpoint, headers, body, options)
+        outcome.record = {"to": endpoint.authority}
         if outcome.result is not None:
             outcome.record |= {"status": outcome.result["status"], "response": outcome.result["body"]}
         return outcome
 
-    async def _exchange(self, place: Place, headers: dict[str, str], body: bytes, options: dict[str, Any]) -> Outcome:
+    async def _exchange(
+        self, endpoint: Endpoint, headers: dict[str, str], body: bytes, options: dict[str, Any]
+    ) -> Outcome:
         try:
             async with asyncio.timeout(self._timeout):
-                outcome = await self._post(place, headers, body)
-            if outcome.delivered and outcome.result["status"] == ACCEPTED:
-                outcome.reports = options.get("reportsBack", False)
+                outcome = await self._post(endpoint, headers, body)
+            if outcome.delivered and outcome.result["status"] == STATUS_ACCEPTED:
+                outcome.awaits_report = options.get("reportsBack", False)
         except TimeoutError:
-            outcome = Outcome.failed("TIMEOUT", f"No full answer from the receiver within {self._timeout:g} s.")
+            outcome = Outcome.failed("TIMEOUT", f"The receiver sent no complete response within {self._timeout:g} s.")
         except Refused as error:
             outcome = Outcome.failed("ADDRESS_REFUSED", str(error))
         except http_client.ConnectError:
-            outcome = Outcome.failed("CONNECT_FAILED", f"No connection to {place.authority}.")
+            outcome = Outcome.failed("CONNECT_FAILED", f"No connection to {endpoint.authority}.")
         except http_client.TLSError:
-            outcome = Outcome.failed("TLS_FAILED", f"{place.host} does not speak TLS with a certificate to trust.")
-        except http_client.Broken:
-            outcome = Outcome.failed("RESPONSE_UNREADABLE", "The receiver's answer broke off or is not HTTP.")
-        outcome.sent = {"method": "POST", "url": place.url, "headers": headers, "body": body}
+            outcome = Outcome.failed(
+                "TLS_FAILED", f"{endpoint.host} has no trusted certificate, or does not support TLS."
+            )
+        except http_client.ProtocolError:
+            outcome = Outcome.failed("RESPONSE_UNREADABLE", "The receiver's response is incomplete or not HTTP.")
+        outcome.sent_request = {"method": "POST", "url": endpoint.url, "headers": headers, "body": body}
         return outcome
 
     def preview(self, delivery: Delivery, options: dict[str, Any]) -> dict[str, Any]:
-        """The request that would be sent, by options that `check` returned; nobody could pass it off as sent: it has
-        no signature and no token. Raises InvalidPayload (BODY_UNFIT, MESSAGE_TOO_LARGE)."""
+        """Return the request that would be sent, with options returned by `check`.
+
+        Signature and token are replaced, so that a preview cannot be replayed. Raises InvalidPayload (INVALID_BODY,
+        MESSAGE_TOO_LARGE).
+        """
         headers, body = self._request(delivery, options)
-        secret = {name: _WHEN_SENT for name in ("webhook-signature", "timebell-token") if name in headers}
-        host = self._guard.place(options["url"]).authority
+        placeholders = {
+            name: _PREVIEW_PLACEHOLDER for name in ("webhook-signature", "timebell-token") if name in headers
+        }
+        host = self._guard.check_url(options["url"]).authority
         return {
-            "method": "POST", "url": options["url"], "headers": {"host": host, **headers, **secret},
+            "method": "POST", "url": options["url"], "headers": {"host": host, **headers, **placeholders},
             "body": body.decode(),
         }  # fmt: skip
 
     async def close(self) -> None:
-        """Nothing outlives an attempt."""
+        """Do nothing: no connection outlives an attempt."""
 
     def _request(self, delivery: Delivery, options: dict[str, Any]) -> tuple[dict[str, str], bytes]:
         body = bodies.render(delivery, options)
-        at = self._now().astimezone(UTC)
-        key = message_id(delivery)
+        sent_at = self._now().astimezone(UTC)
+        id_ = message_id(delivery)
         headers = {
             "user-agent": "timebell",
             **options["headers"],
             "content-type": body.content_type,
             "accept-encoding": "identity",
             "connection": "close",
-            "webhook-id": key,
-            "webhook-timestamp": str(int(at.timestamp())),
-            "webhook-signature": " ".join(_signature(one, key, at, body.data) for one in self._of(options)),
+            "webhook-id": id_,
+            "webhook-timestamp": str(int(sent_at.timestamp())),
+            "webhook-signature": " ".join(
+                _signature(key, id_, sent_at, body.data) for key in self._signing_keys(options)
+            ),
             "timebell-attempt": str(delivery.attempt),
-            **tracing.outgoing(),
+            **tracing.outgoing_headers(),
         }
         if options.get("reportsBack", False):
-            headers["timebell-token"] = token_of(self._secret_key, delivery.job_id, delivery.attempt)
+            headers["timebell-token"] = attempt_token(self._secret_key, delivery.job_id, delivery.attempt)
         return headers, body.data
 
-    async def _post(self, place: Place, headers: dict[str, str], body: bytes) -> Outcome:
-        stream = await self._connect(place)
+    async def _post(self, endpoint: Endpoint, headers: dict[str, str], body: bytes) -> Outcome:
+        stream = await self._connect(endpoint)
         try:
-            if place.scheme == "https":
-                self._tls = self._tls or http_client.trusted()
-                await stream.open(self._tls, place.host)
+            if endpoint.scheme == "https":
+                self._tls = self._tls or http_client.tls_context()
+                await stream.open(self._tls, endpoint.host)
             else:
                 await stream.open()
-            about = {"host": place.authority, **headers}
-            answer = await http_client.exchange(
-                stream, "POST", place.target, about, body, most=BODY_BYTES, kept=KEPT_BYTES
+            all_headers = {"host": endpoint.authority, **headers}
+            response = await http_client.exchange(
+                stream,
+                "POST",
+                endpoint.target,
+                all_headers,
+                body,
+                max_bytes=MAX_RESPONSE_BYTES,
+                kept_bytes=STORED_OUTPUT_BYTES,
             )
         finally:
             stream.close()
-        return _judge(answer, self._now())
+        return _outcome_of(response, self._now())
 
-    async def _connect(self, place: Place) -> http_client.Stream:
-        """To a checked address, and to nothing else. Each gets an equal share of the time, so that one dead route does
-        not use it up.
+    async def _connect(self, endpoint: Endpoint) -> http_client.Stream:
+        """Connect to a checked address. All addresses share the time equally, so that one dead route cannot use it up.
 
-        A failure is told when all the time is over, whatever it was: how long it took tells nobody whether a
-        port was closed or filtered, or a name unknown or private.
+        A failure is always reported after the whole time. Otherwise the duration would reveal whether a port is closed
+        or filtered, or whether a name is unknown or private.
         """
         refused: Refused | None = None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 try:
-                    addresses = (await self._guard.addresses(place))[:ADDRESSES_TRIED]
+                    addresses = (await self._guard.resolve(endpoint))[:MAX_ADDRESSES_TRIED]
                     for address in addresses:
                         with suppress(http_client.ConnectError):
-                            return await self._dialled(address, place.port, CONNECT_SECONDS / len(addresses))
-                except Refused as why:
-                    refused = why
+                            return await self._connect_verified(
+                                address, endpoint.port, CONNECT_SECONDS / len(addresses)
+                            )
+                except Refused as refusal:
+                    refused = refusal
                 await asyncio.Event().wait()
         except TimeoutError as error:
             raise refused or http_client.ConnectError from error
-        raise AssertionError("waiting has no end but the timeout")
+        raise AssertionError("only the timeout ends the wait")
 
-    async def _dialled(self, address: str, port: int, timeout: float) -> http_client.Stream:
-        stream = await self._dial.connect(address, port, timeout)
-        if stream.peer is not None and ipaddress.ip_address(stream.peer) == ipaddress.ip_address(address):
+    async def _connect_verified(self, address: str, port: int, timeout: float) -> http_client.Stream:
+        stream = await self._network.connect(address, port, timeout)
+        if stream.peer_address is not None and ipaddress.ip_address(stream.peer_address) == ipaddress.ip_address(
+            address
+        ):
             return stream
         stream.close()
-        raise http_client.ConnectError("the other end is not the address that was checked")
+        raise http_client.ConnectError("the peer address is not the checked address")
 
 
-def _judge(answer: http_client.Answer, now: datetime) -> Outcome:
-    status = answer.status
-    result = {"status": status, "body": text(answer.body)}
+def _outcome_of(response: http_client.HttpResponse, now: datetime) -> Outcome:
+    status = response.status
+    result = {"status": status, "body": decode_text(response.body)}
     if 200 <= status < 300:
         return Outcome.ok(result)
-    why = f"The receiver answered {status}."
+    error = f"The receiver answered {status}."
     if 300 <= status < 400:
-        why += " Redirects are not followed: give the final URL."
-    wait = None
+        error += " Redirects are not followed: use the final URL."
+    retry_after = None
     if status in (429, 503):
-        wait = retry_after(answer.header(b"retry-after"), now)
-    failed = Outcome.failed("HTTP_STATUS", why, status != GONE, wait, result)
-    failed.gone = status == GONE
-    return failed
+        retry_after = parse_retry_after(response.header(b"retry-after"), now)
+    outcome = Outcome.failed("HTTP_STATUS", error, status != STATUS_GONE, retry_after, result)
+    outcome.receiver_gone = status == STATUS_GONE
+    return outcome
 
 
-def signers(secrets: Iterable[str]) -> list[bytes]:
-    """The keys of these secrets. Raises InvalidInput (SIGNING_SECRET_INVALID)."""
-    return [_key(each) for each in secrets if each]
+def signing_keys(secrets: Iterable[str]) -> list[bytes]:
+    """Decode signing secrets to keys. Raises InvalidInput (INVALID_SIGNING_SECRET)."""
+    return [_decode_secret(secret) for secret in secrets if secret]
 
 
 def new_signing_secret() -> str:
-    """A signing secret of 32 bytes that nobody can guess."""
+    """Generate a random signing secret of 32 bytes."""
     return f"whsec_{base64.b64encode(os.urandom(32)).decode()}"
 
 
-def _key(secret: str) -> bytes:
-    """Standard Webhooks: `whsec_` and the base64 of 24 to 64 random bytes. The secret is in no error text."""
+def _decode_secret(secret: str) -> bytes:
+    """Decode a Standard Webhooks secret: `whsec_` and the base64 of 24 to 64 bytes. Errors never contain the secret."""
     prefix, _, encoded = secret.partition("_")
     try:
         key = base64.b64decode(encoded, validate=True)
@@ -268,32 +302,37 @@ def _key(secret: str) -> bytes:
         key = b""
     if prefix != "whsec" or not 24 <= len(key) <= 64:
         raise InvalidInput(
-            "A webhook signing secret is not whsec_ and the base64 of 24 to 64 bytes.",
-            code="SIGNING_SECRET_INVALID",
-            fix=_TO_MAKE_ONE,
+            "A webhook signing secret must be whsec_ and the base64 of 24 to 64 bytes.",
+            code="INVALID_SIGNING_SECRET",
+            fix=_CREATE_SIGNING_KEY_FIX,
         )
     return key
 
 
 def _signature(key: bytes, message: str, at: datetime, body: bytes) -> str:
-    """As Standard Webhooks 1.0 has it: of id, second and body, by HMAC-SHA256."""
+    """Sign message id, timestamp and body with HMAC-SHA256 (Standard Webhooks 1.0)."""
     signed = b"%s.%d.%s" % (message.encode(), int(at.timestamp()), body)
     return f"v1,{base64.b64encode(hmac.digest(key, signed, 'sha256')).decode()}"
 
 
-def _headers(given: Any) -> dict[str, str]:
-    """Extra headers, names in lower case. Visible ASCII only, and none that frames or signs the request."""
-    if given is None:
+def _check_headers(headers: Any) -> dict[str, str]:
+    """Validate extra headers and return them with lower-case names.
+
+    Values are visible ASCII; headers that frame or sign the request are reserved.
+    """
+    if headers is None:
         return {}
-    if not isinstance(given, dict) or len(given) > 20:
-        raise InvalidInput("headers is not an object of at most 20 entries.", code="HEADER_INVALID")
-    for name, value in given.items():
-        named = isinstance(name, str) and _HEADER_NAME.fullmatch(name) and not _OWN_HEADERS.fullmatch(name)
-        if not named or not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+    if not isinstance(headers, dict) or len(headers) > 20:
+        raise InvalidInput("headers must be an object with at most 20 entries.", code="INVALID_HEADER")
+    for name, value in headers.items():
+        is_allowed_name = (
+            isinstance(name, str) and _HEADER_NAME.fullmatch(name) and not _RESERVED_HEADERS.fullmatch(name)
+        )
+        if not is_allowed_name or not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
             raise InvalidInput(
                 f"The header {name!r} cannot be set.",
-                code="HEADER_INVALID",
+                code="INVALID_HEADER",
                 fix="Names are letters, digits, - and _; values are 1 to 1,024 visible ASCII characters. "
-                "Host, Connection, Content-*, Webhook-* and others of the protocol are reserved.",
+                "Host, Connection, Content-*, Webhook-* and other protocol headers are reserved.",
             )
-    return {name.lower(): value for name, value in given.items()}
+    return {name.lower(): value for name, value in headers.items()}

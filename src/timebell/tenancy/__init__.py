@@ -1,1 +1,1 @@
-"""Who may do what, and how much of it."""
+"""Roles, API keys, users, secrets and limits of tenants."""

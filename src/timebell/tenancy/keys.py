@@ -1,8 +1,8 @@
 """API keys: `tb_live_<id>_<secret><checksum>`.
 
-The id finds the row, the secret is 192 bits from the operating system, the checksum (CRC-32) tells a key from
-a look-alike without asking anyone. Stored is an HMAC-SHA-256 of the whole key under the installation's secret key,
-so that a stolen database opens nothing; what was chosen by chance needs no slow hash.
+The id identifies the row, the secret is 192 random bits from the operating system, and the CRC-32 checksum detects
+mistyped and malformed keys offline. The database stores an HMAC-SHA-256 of the whole key under the installation's
+secret key, so a stolen database contains no usable keys. A slow hash is unnecessary because the secret is random.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from timebell.errors import InvalidInput, Refused
 from timebell.tenancy.roles import Role
 
 ENVIRONMENT = "live"
-# What a key can be limited to: the first part of a path under /api/v1.
+# Scopes that a key can be restricted to: the first path segment under /api/v1.
 SCOPES = (
     "schedules", "jobs", "dead-letters", "operations", "calendars", "nodes", "events", "audit", "audit-log", "forecast",
     "backlogs", "tenants", "keys", "queues", "pause-all", "resume-all", "targets", "secrets",
@@ -31,7 +31,10 @@ SCOPES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key as it is kept; its secret is not. `tenant_id` None: of the platform. Instants are aware UTC."""
+    """Stored attributes of a key, without its secret. Datetimes are aware UTC.
+
+    `tenant_id` None marks a platform key. `scopes` and `networks` None mean unrestricted.
+    """
 
     id: str
     tenant_id: str | None
@@ -45,85 +48,87 @@ class Key:
     last_used_at: datetime | None = None
     revoked_at: datetime | None = None
 
-    def usable(self, now: datetime, address: str | None) -> bool:
-        """Whether it opens anything now, from this address."""
+    def is_usable(self, now: datetime, address: str | None) -> bool:
+        """Return whether the key is neither revoked nor expired and may be used from this IP address."""
         if self.revoked_at is not None or (self.expires_at is not None and self.expires_at <= now):
             return False
-        return self.networks is None or _within(address, self.networks)
+        return self.networks is None or _is_in_networks(address, self.networks)
 
     def permits(self, scope: str) -> bool:
-        """Whether it may be used for this part of the API."""
+        """Return whether the key may be used for this scope."""
         return self.scopes is None or scope in self.scopes
 
 
-def mint() -> tuple[str, str]:
-    """A new key's id, and its whole text, which is shown once."""
+def generate_key() -> tuple[str, str]:
+    """Generate a key; return its id and its full text, which is shown only once."""
     id_ = secrets.token_hex(6)
     text = f"tb_{ENVIRONMENT}_{id_}_{secrets.token_hex(24)}"
     return id_, text + _checksum(text)
 
 
-def id_of(text: str) -> str | None:
-    """The id in a key's text; None for what cannot be a key."""
+def parse_key_id(text: str) -> str | None:
+    """Return the id in a key's text, or None if the text is not a well-formed key."""
     parts = text.split("_") if text.isascii() and len(text) < 200 else []
     if len(parts) != 4 or parts[0] != "tb" or not parts[2] or _checksum(text[:-8]) != text[-8:]:
         return None
     return parts[2]
 
 
-def peppers(secret_key: str | None) -> list[str]:
-    """The secret keys of an installation, the newest first: while one is rotated there are two, with a comma."""
-    return [one for one in (each.strip() for each in (secret_key or "").split(",")) if one]
+def split_secret_keys(secret_key: str | None) -> list[str]:
+    """Split TIMEBELL_SECRET_KEY at commas, newest key first. More than one is set during a rotation."""
+    return [key for key in (part.strip() for part in (secret_key or "").split(",")) if key]
 
 
 def digests(secret_key: str | None, text: str) -> list[str]:
-    """What may be stored of a key: under the newest secret key, and under those before it."""
-    return [hmac.new(one.encode(), text.encode(), sha256).hexdigest() for one in peppers(secret_key)]
+    """Return the digests of an API key under each secret key, newest secret key first."""
+    return [hmac.new(key.encode(), text.encode(), sha256).hexdigest() for key in split_secret_keys(secret_key)]
 
 
 def digest(secret_key: str | None, text: str) -> str:
-    """What is stored of a key. Raises Refused (SECRET_KEY_MISSING)."""
-    found = digests(secret_key, text)
-    if not found:
+    """Return the digest to store for an API key. Raises Refused (SECRET_KEY_MISSING)."""
+    all_digests = digests(secret_key, text)
+    if not all_digests:
         raise Refused(
-            "API keys need a secret key of this installation, and none is set.", code="SECRET_KEY_MISSING",
+            "API keys require a secret key, and this installation has none.", code="SECRET_KEY_MISSING",
             fix="Set TIMEBELL_SECRET_KEY on every node: python -c 'import secrets; print(secrets.token_hex(32))'",
         )  # fmt: skip
-    return found[0]
+    return all_digests[0]
 
 
-def matches(stored: str, given: str) -> bool:
-    """Whether two digests are the same, in constant time."""
-    return hmac.compare_digest(stored, given)
+def digests_match(stored: str, candidate: str) -> bool:
+    """Compare two digests in constant time."""
+    return hmac.compare_digest(stored, candidate)
 
 
-def check_networks(given: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Networks in CIDR notation. Raises InvalidInput (INVALID_NETWORKS)."""
-    if given is None:
+def check_networks(networks: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the normalized networks, given in CIDR notation. Raises InvalidInput (INVALID_NETWORKS)."""
+    if networks is None:
         return None
     try:
-        return tuple(str(ipaddress.ip_network(one)) for one in given)
-    except ValueError as bad:
-        raise InvalidInput(f"{bad}.", code="INVALID_NETWORKS", fix='Give networks such as "192.0.2.0/24".') from bad
+        return tuple(str(ipaddress.ip_network(network)) for network in networks)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{error}.", code="INVALID_NETWORKS", fix='Specify networks such as "192.0.2.0/24".'
+        ) from error
 
 
-def check_scopes(given: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Parts of the API. Raises InvalidInput (INVALID_SCOPES)."""
-    unknown = [one for one in given or () if one not in SCOPES]
+def check_scopes(scopes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the scopes sorted and without duplicates. Raises InvalidInput (INVALID_SCOPES)."""
+    unknown = [scope for scope in scopes or () if scope not in SCOPES]
     if unknown:
         raise InvalidInput(
-            f"There is no scope {unknown[0]!r:.60}.", code="INVALID_SCOPES", fix=f"Use some of {', '.join(SCOPES)}."
+            f"Unknown scope {unknown[0]!r:.60}.", code="INVALID_SCOPES", fix=f"Valid scopes: {', '.join(SCOPES)}."
         )
-    return None if given is None else tuple(sorted(set(given)))
+    return None if scopes is None else tuple(sorted(set(scopes)))
 
 
-def _within(address: str | None, networks: tuple[str, ...]) -> bool:
+def _is_in_networks(address: str | None, networks: tuple[str, ...]) -> bool:
     try:
-        found = ipaddress.ip_address(address or "")
+        ip = ipaddress.ip_address(address or "")
     except ValueError:
         return False
-    found = getattr(found, "ipv4_mapped", None) or found
-    return any(found in ipaddress.ip_network(one) for one in networks)
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return any(ip in ipaddress.ip_network(network) for network in networks)
 
 
 def _checksum(text: str) -> str:

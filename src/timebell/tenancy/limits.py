@@ -1,4 +1,4 @@
-"""How much a tenant may use. None: no limit."""
+"""Usage limits of a tenant."""
 
 from __future__ import annotations
 
@@ -11,45 +11,48 @@ from timebell.errors import InvalidInput, TimebellError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a tenant."""
+    """Limits of one tenant. None means unlimited."""
 
     requests_per_second: int | None = None
-    """On each node."""
+    """Enforced per node."""
     schedules: int | None = None
     pending_jobs: int | None = None
     payload_bytes_per_day: int | None = None
     jobs_at_once: int | None = None
-    """Running or with outside workers, over all nodes."""
+    """Running or dispatched to external workers, across all nodes."""
     starts_per_minute: int | None = None
-    """Attempts begun in any minute, over all nodes."""
+    """Attempts started in any minute, across all nodes."""
     jobs_per_month: int | None = None
-    """Delivered in a month of the tenant's zone, over all nodes."""
+    """Jobs delivered in a calendar month of the tenant's time zone, across all nodes."""
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Self:
-        """Limits by name. Raises InvalidInput (INVALID_LIMITS)."""
-        known = [each.name for each in fields(cls)]
-        for name, value in given.items():
-            whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53
-            if name not in known or not (value is None or whole):
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Build limits from a mapping of field names to values. Raises InvalidInput (INVALID_LIMITS)."""
+        valid_names = [field.name for field in fields(cls)]
+        for name, value in values.items():
+            is_positive_int = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53
+            if name not in valid_names or not (value is None or is_positive_int):
                 raise InvalidInput(
-                    f"{name!s:.40} is limited to {value!r:.40}.", code="INVALID_LIMITS",
-                    fix=f"Give whole numbers above 0 for {', '.join(known)}.",
+                    f"Invalid limit {name!s:.40}: {value!r:.40}.", code="INVALID_LIMITS",
+                    fix=f"Specify integers greater than 0 for {', '.join(valid_names)}.",
                 )  # fmt: skip
-        return cls(**given)
+        return cls(**values)
 
     @property
-    def of_running(self) -> bool:
-        """Whether its jobs may have to wait for their turn."""
+    def has_execution_limits(self) -> bool:
+        """True if limits can delay due jobs of the tenant."""
         return self.jobs_at_once is not None or self.starts_per_minute is not None
 
     def to_json(self) -> dict[str, int]:
-        """Those that are set."""
+        """Return the limits that are set."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class LimitReached(TimebellError):
-    """A tenant has used up what it may: `limit` says of what, and how much. `retry_after` is seconds."""
+    """A tenant has reached one of its limits.
+
+    `limit` is the name and value of the limit, `retry_after` the number of seconds until a retry can succeed.
+    """
 
     code = "LIMIT_REACHED"
 

@@ -1,7 +1,7 @@
-"""Passwords of the dashboard, kept as scrypt (RFC 7914) of the password and a salt of their own.
+"""Dashboard passwords, stored as scrypt hashes (RFC 7914) with a salt per password.
 
-32 MiB and three passes, as the OWASP password storage cheat sheet has it for scrypt. What is stored names its
-parameters, so that they can rise later.
+The parameters (32 MiB, p=3) follow the OWASP password storage cheat sheet. They are stored with each hash, so they can
+be raised later.
 """
 
 from __future__ import annotations
@@ -13,40 +13,44 @@ from hashlib import scrypt
 
 from timebell.errors import InvalidInput
 
-N, R, P = 2**15, 8, 3
-MEMORY = 64 * 1024 * 1024
-SHORTEST, LONGEST = 12, 200
+SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**15, 8, 3
+SCRYPT_MAX_MEMORY_BYTES = 64 * 1024 * 1024
+MIN_LENGTH, MAX_LENGTH = 12, 200
 
 
-def check(password: str) -> str:
-    """Raises InvalidInput (PASSWORD_UNFIT). Length is all that counts (NIST SP 800-63B, 3.1.1.2)."""
-    if not SHORTEST <= len(password) <= LONGEST:
+def check_length(password: str) -> str:
+    """Return the password if its length is valid. Raises InvalidInput (PASSWORD_UNFIT).
+
+    Length is the only rule, as NIST SP 800-63B, section 3.1.1.2, recommends.
+    """
+    if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
         raise InvalidInput(
-            f"A password has {SHORTEST} to {LONGEST} characters.", code="PASSWORD_UNFIT",
-            fix="Use some words, or what a password manager makes.",
+            f"A password must have {MIN_LENGTH} to {MAX_LENGTH} characters.", code="PASSWORD_UNFIT",
+            fix="Use several words, or a password manager.",
         )  # fmt: skip
     return password
 
 
-def stored(password: str) -> str:
-    """What is kept of a password. Takes a few hundred milliseconds on purpose."""
+def hash_password(password: str) -> str:
+    """Return the hash to store. Deliberately slow: a few hundred milliseconds."""
     salt = secrets.token_bytes(16)
-    return f"scrypt${N}${R}${P}${_text(salt)}${_text(_derived(password, salt, N, R, P))}"
+    derived = _derive(password, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P)
+    return f"scrypt${SCRYPT_N}${SCRYPT_R}${SCRYPT_P}${_to_base64(salt)}${_to_base64(derived)}"
 
 
-def matches(kept: str | None, password: str) -> bool:
-    """Whether this is the password; for None, the same work and False."""
-    if kept is None:
-        _derived(password, b"0" * 16, N, R, P)
+def verify(password_hash: str | None, password: str) -> bool:
+    """Return whether the password matches. A `password_hash` of None takes equally long and returns False."""
+    if password_hash is None:
+        _derive(password, b"0" * 16, SCRYPT_N, SCRYPT_R, SCRYPT_P)
         return False
-    _, n, r, p, salt, wanted = kept.split("$")
-    found = _derived(password, base64.b64decode(salt), int(n), int(r), int(p))
-    return hmac.compare_digest(found, base64.b64decode(wanted))
+    _, n, r, p, salt, expected = password_hash.split("$")
+    actual = _derive(password, base64.b64decode(salt), int(n), int(r), int(p))
+    return hmac.compare_digest(actual, base64.b64decode(expected))
 
 
-def _derived(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
-    return scrypt(password.encode(errors="replace"), salt=salt, n=n, r=r, p=p, maxmem=MEMORY, dklen=32)
+def _derive(password: str, salt: bytes, n: int, r: int, p: int) -> bytes:
+    return scrypt(password.encode(errors="replace"), salt=salt, n=n, r=r, p=p, maxmem=SCRYPT_MAX_MEMORY_BYTES, dklen=32)
 
 
-def _text(given: bytes) -> str:
-    return base64.b64encode(given).decode()
+def _to_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

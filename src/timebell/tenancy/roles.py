@@ -1,4 +1,4 @@
-"""Roles: each may do all that the one before it may."""
+"""Roles, in ascending order: each includes the permissions of the previous one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from timebell.errors import Refused
 
 
 class Role(StrEnum):
-    """What a key may do, from reading to everything in every tenant."""
+    """Permission level, from read-only access to full access to every tenant."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -17,15 +17,15 @@ class Role(StrEnum):
     PLATFORM = "platform"
 
     def covers(self, needed: Role) -> bool:
-        """Whether one who has this role may do what asks for `needed`."""
+        """Return whether this role includes the permissions of `needed`."""
         order = list(Role)
         return order.index(self) >= order.index(needed)
 
 
-def require(has: Role, needed: Role) -> None:
-    """Raises Refused (ROLE_TOO_LOW)."""
-    if not has.covers(needed):
+def require(role: Role, needed: Role) -> None:
+    """Require at least the role `needed`. Raises Refused (ROLE_TOO_LOW)."""
+    if not role.covers(needed):
         raise Refused(
-            f"This needs the role {needed}, and the key has {has}.", code="ROLE_TOO_LOW",
+            f"This requires the role {needed}, and the key has {role}.", code="ROLE_TOO_LOW",
             fix="Ask an admin for a key with that role.",
         )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Secrets at rest: AES-256-GCM in an envelope.
+"""Envelope encryption of secrets at rest with AES-256-GCM.
 
-Each tenant has a data key, chosen by chance, that encrypts its secrets; the data key is kept encrypted under a key
-made of the installation's secret key (TIMEBELL_SECRET_KEY). What is encrypted says where it belongs (tenant, table,
-row, column, version), so that a value moved to another row opens nothing. To rotate, the secret key is a list, the
-newest first: data keys are wrapped anew under the first, and the values stay as they are.
+Each tenant has a random data key that encrypts its secrets. The data key is stored encrypted ("wrapped") under a key
+derived from the installation's secret key (TIMEBELL_SECRET_KEY). The location of a value (tenant, table, row, column,
+version) is authenticated with it, so a value copied to another row cannot be decrypted. During a rotation the secret
+key is a list, newest first: data keys are rewrapped under the first one, and the encrypted values stay unchanged.
 
-The exchange of keys is AES-GCM with random nonces of 96 bits (NIST SP 800-38D); keys are derived by HKDF (RFC 5869).
+Nonces are 96 random bits (NIST SP 800-38D); wrapping keys are derived with HKDF (RFC 5869).
 """
 
 from __future__ import annotations
@@ -19,86 +19,93 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from timebell.errors import Refused
-from timebell.tenancy.keys import peppers
+from timebell.tenancy.keys import split_secret_keys
 
-NONCE = 12
-KEY = 32
-VERSION = "v1"
-Place = Sequence[str | int]
-"""Where a value belongs: tenant, table, row, column, version."""
+NONCE_BYTES = 12
+KEY_BYTES = 32
+FORMAT_VERSION = "v1"
+SecretLocation = Sequence[str | int]
+"""Location of a stored value: tenant, table, row, column, version."""
 
 
 class Keyring:
-    """The keys of this installation. Raises Refused (SECRET_KEY_MISSING); using it, also SECRETS_UNAVAILABLE."""
+    """Wrapping keys of this installation.
+
+    Raises Refused: SECRET_KEY_MISSING on construction, SECRETS_UNAVAILABLE on first use without `cryptography`.
+    """
 
     def __init__(self, secret_key: str | None) -> None:
-        self._by_id: dict[str, _Wrapping] = {}
-        given = peppers(secret_key)
-        if not given:
+        self._by_id: dict[str, _WrappingKey] = {}
+        secrets = split_secret_keys(secret_key)
+        if not secrets:
             raise Refused(
-                "Secrets and targets by name are encrypted, and this installation has no secret key.",
+                "Secrets and named targets are encrypted, and this installation has no secret key.",
                 code="SECRET_KEY_MISSING",
                 fix="Set TIMEBELL_SECRET_KEY on every node: python -c 'import secrets; print(secrets.token_hex(32))'",
             )
-        made = [_Wrapping(one) for one in given]
-        self._newest = made[0]
-        self._by_id |= {one.id: one for one in made}
+        keys = [_WrappingKey(secret) for secret in secrets]
+        self._newest_key = keys[0]
+        self._by_id |= {key.id: key for key in keys}
 
     def __repr__(self) -> str:
         return f"Keyring({', '.join(self._by_id)})"
 
     @property
-    def newest(self) -> str:
-        """The fingerprint of the key that wraps what is new."""
-        return self._newest.id
+    def newest_key_id(self) -> str:
+        """Fingerprint of the key that wraps new data keys."""
+        return self._newest_key.id
 
     @property
-    def known(self) -> list[str]:
-        """The fingerprints of all keys that are here."""
+    def key_ids(self) -> list[str]:
+        """Fingerprints of all keys configured on this node."""
         return list(self._by_id)
 
     def new_data_key(self, tenant_id: str) -> str:
-        """A data key for a tenant, wrapped."""
-        return _seal(self._newest.aead, os.urandom(KEY), _of_data_key(tenant_id))
+        """Generate a data key for a tenant and return it wrapped."""
+        return _encrypt(self._newest_key.aead, os.urandom(KEY_BYTES), _data_key_location(tenant_id))
 
     def rewrap(self, tenant_id: str, wrapped_by: str, wrapped: str) -> str:
-        """The same data key under the newest key. Raises Refused (SECRET_UNREADABLE)."""
-        return _seal(self._newest.aead, self._unwrap(tenant_id, wrapped_by, wrapped), _of_data_key(tenant_id))
+        """Return the same data key wrapped with the newest key. Raises Refused (SECRET_UNREADABLE)."""
+        return _encrypt(
+            self._newest_key.aead, self._unwrap(tenant_id, wrapped_by, wrapped), _data_key_location(tenant_id)
+        )
 
-    def box(self, tenant_id: str, wrapped_by: str, wrapped: str) -> Box:
-        """What encrypts and decrypts for a tenant. Raises Refused (SECRET_UNREADABLE)."""
-        return Box(self._unwrap(tenant_id, wrapped_by, wrapped))
+    def cipher_for(self, tenant_id: str, wrapped_by: str, wrapped: str) -> TenantCipher:
+        """Return the cipher of a tenant. Raises Refused (SECRET_UNREADABLE)."""
+        return TenantCipher(self._unwrap(tenant_id, wrapped_by, wrapped))
 
     def _unwrap(self, tenant_id: str, wrapped_by: str, wrapped: str) -> bytes:
         key = self._by_id.get(wrapped_by)
         if key is None:
-            raise _unreadable(f"The secrets of the tenant {tenant_id} are under a secret key that this node has not.")
-        return _open(key.aead, wrapped, _of_data_key(tenant_id))
+            raise _unreadable_error(
+                f"The secrets of tenant {tenant_id} are encrypted with a secret key that this node does not have."
+            )
+        return _decrypt(key.aead, wrapped, _data_key_location(tenant_id))
 
 
 @lru_cache(maxsize=4)
 def keyring(secret_key: str | None) -> Keyring:
-    """The keyring of a secret key. Raises Refused (SECRET_KEY_MISSING); using it, also SECRETS_UNAVAILABLE."""
+    """Return the cached keyring of a secret key. Raises the errors of Keyring."""
     return Keyring(secret_key)
 
 
-class Box:
+class TenantCipher:
     """Encrypts and decrypts the values of one tenant."""
 
     def __init__(self, key: bytes) -> None:
-        self._aead = _aes(key)
+        self._aead = _aes_gcm(key)
 
-    def seal(self, value: str, place: Place) -> str:
-        """A value as it is stored."""
-        return _seal(self._aead, value.encode(), place)
+    def encrypt(self, value: str, location: SecretLocation) -> str:
+        """Return the encrypted value as text to store."""
+        return _encrypt(self._aead, value.encode(), location)
 
-    def open(self, sealed: str, place: Place) -> str:
-        """The inverse. Raises Refused (SECRET_UNREADABLE) for what was changed, or belongs elsewhere."""
-        return _open(self._aead, sealed, place).decode()
+    def decrypt(self, encrypted: str, location: SecretLocation) -> str:
+        """Decrypt a stored value. Raises Refused (SECRET_UNREADABLE) if it was modified or has another location."""
+        return _decrypt(self._aead, encrypted, location).decode()
 
 
-class _Wrapping:
-    """A key that wraps data keys, and its fingerprint, which says nothing of it."""
+class _WrappingKey:
+    """Key that wraps data keys, with a fingerprint that does not reveal it."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
@@ -106,42 +113,42 @@ class _Wrapping:
 
     @cached_property
     def aead(self) -> Any:
-        return _aes(_derive(self._secret, b"timebell data keys"))
+        return _aes_gcm(_derive(self._secret, b"timebell data keys"))
 
 
-def _of_data_key(tenant_id: str) -> Place:
+def _data_key_location(tenant_id: str) -> SecretLocation:
     return (tenant_id, "timebell_data_keys", tenant_id, "wrapped", 1)
 
 
-def _seal(aead: Any, plain: bytes, place: Place) -> str:
-    nonce = os.urandom(NONCE)
-    sealed = nonce + aead.encrypt(nonce, plain, _bound(place))
-    return f"{VERSION}.{base64.b64encode(sealed).decode()}"
+def _encrypt(aead: Any, plain: bytes, location: SecretLocation) -> str:
+    nonce = os.urandom(NONCE_BYTES)
+    encrypted = nonce + aead.encrypt(nonce, plain, _associated_data(location))
+    return f"{FORMAT_VERSION}.{base64.b64encode(encrypted).decode()}"
 
 
-def _open(aead: Any, sealed: str, place: Place) -> bytes:
+def _decrypt(aead: Any, encrypted: str, location: SecretLocation) -> bytes:
     from cryptography.exceptions import InvalidTag
 
-    version, _, encoded = sealed.partition(".")
+    version, _, encoded = encrypted.partition(".")
     try:
-        if version != VERSION:
+        if version != FORMAT_VERSION:
             raise ValueError(version)
         data = base64.b64decode(encoded, validate=True)
-        return bytes(aead.decrypt(data[:NONCE], data[NONCE:], _bound(place)))
-    except (InvalidTag, ValueError) as broken:
-        raise _unreadable("A secret cannot be decrypted: it was changed, or belongs to something else.") from broken
+        return bytes(aead.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], _associated_data(location)))
+    except (InvalidTag, ValueError) as error:
+        raise _unreadable_error("A secret cannot be decrypted: it was modified, or belongs to another row.") from error
 
 
-def _bound(place: Place) -> bytes:
-    return json.dumps(list(place)).encode()
+def _associated_data(location: SecretLocation) -> bytes:
+    return json.dumps(list(location)).encode()
 
 
-def _aes(key: bytes) -> Any:
+def _aes_gcm(key: bytes) -> Any:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as missing:
         raise Refused(
-            "Secrets need the library cryptography, which is not installed.", code="SECRETS_UNAVAILABLE",
+            "Secrets require the package cryptography, which is not installed.", code="SECRETS_UNAVAILABLE",
             fix='Install it: pip install "timebell[secrets]"',
         ) from missing  # fmt: skip
     return AESGCM(key)
@@ -149,9 +156,11 @@ def _aes(key: bytes) -> Any:
 
 def _derive(secret: str, purpose: bytes) -> bytes:
     """HKDF (RFC 5869) with SHA-256, no salt, and one block of output."""
-    extracted = hmac.digest(bytes(KEY), secret.encode(), "sha256")
+    extracted = hmac.digest(bytes(KEY_BYTES), secret.encode(), "sha256")
     return hmac.digest(extracted, purpose + b"\x01", "sha256")
 
 
-def _unreadable(why: str) -> Refused:
-    return Refused(why, code="SECRET_UNREADABLE", fix="Give this node every secret key in use, the newest first.")
+def _unreadable_error(message: str) -> Refused:
+    return Refused(
+        message, code="SECRET_UNREADABLE", fix="Configure every secret key in use on this node, newest first."
+    )

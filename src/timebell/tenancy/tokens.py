@@ -1,7 +1,7 @@
-"""The token of an attempt: goes out with a delivery, and whoever brings it back may say what became of it.
+"""Attempt tokens: sent with a delivery; an external worker presents its token to report the result.
 
-It is the attempt's number and an HMAC-SHA-256 of job and number under the installation's secret key: any node can
-check it, none has to keep it, and the next attempt has another one.
+A token is the attempt number and an HMAC-SHA-256 of job id and attempt number under the installation's secret key. Any
+node can verify it without storing it, and each attempt has its own.
 """
 
 from __future__ import annotations
@@ -9,24 +9,26 @@ from __future__ import annotations
 import hmac
 
 from timebell.errors import Refused
-from timebell.tenancy.keys import digest, peppers
+from timebell.tenancy.keys import digest, split_secret_keys
 
 
-def token_of(secret: str | None, job_id: str, number: int) -> str:
-    """The token of a job's attempt. Raises Refused (SECRET_KEY_MISSING)."""
-    return f"{number}.{digest(secret, f'attempt {job_id} {number}')[:40]}"
+def attempt_token(secret: str | None, job_id: str, attempt: int) -> str:
+    """Return the token of an attempt. Raises Refused (SECRET_KEY_MISSING)."""
+    return f"{attempt}.{digest(secret, f'attempt {job_id} {attempt}')[:40]}"
 
 
-def attempt_of(secret: str | None, job_id: str, token: str) -> int:
-    """The number of the attempt that a token is of. Raises Refused (TOKEN_INVALID, SECRET_KEY_MISSING)."""
+def verify_attempt_token(secret: str | None, job_id: str, token: str) -> int:
+    """Return the attempt number of a valid token. Raises Refused (INVALID_TOKEN, SECRET_KEY_MISSING)."""
     number, _, _ = token.partition(".")
-    known = number.isascii() and number.isdigit() and len(number) < 10
-    asked = int(number) if known else 0
-    right = [token_of(one, job_id, asked) for one in peppers(secret)] or [token_of(None, job_id, asked)]
-    given = token.encode(errors="replace")
-    if not [one for one in right if hmac.compare_digest(one.encode(), given)] or not known:
+    is_number = number.isascii() and number.isdigit() and len(number) < 10
+    attempt = int(number) if is_number else 0
+    expected = [attempt_token(key, job_id, attempt) for key in split_secret_keys(secret)] or [
+        attempt_token(None, job_id, attempt)
+    ]
+    presented = token.encode(errors="replace")
+    if not [valid for valid in expected if hmac.compare_digest(valid.encode(), presented)] or not is_number:
         raise Refused(
-            "This token is not of an attempt at this job.", code="TOKEN_INVALID",
-            fix="Send the timebell-token of the delivery, as it came.",
+            "The token does not belong to an attempt of this job.", code="INVALID_TOKEN",
+            fix="Send the timebell-token header of the delivery unchanged.",
         )  # fmt: skip
     return int(number)

@@ -1,4 +1,4 @@
-"""Who signs in to the dashboard with a password, and for how long a session lasts."""
+"""Dashboard users, their sessions, and the lock after failed sign-ins."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from hashlib import sha256
 
 from timebell.tenancy.roles import Role
 
-IDLE, LONGEST = timedelta(minutes=30), timedelta(hours=12)
-FREE_TRIES = 5
-FIRST_LOCK = 30  # seconds
-LONGEST_LOCK = timedelta(hours=1)
+SESSION_IDLE_TIMEOUT, SESSION_MAX_AGE = timedelta(minutes=30), timedelta(hours=12)
+FAILURES_BEFORE_LOCK = 5
+FIRST_LOCK_SECONDS = 30
+MAX_LOCK = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """One who may sign in. `tenant_id` None: of the platform. Instants are aware UTC."""
+    """Dashboard user. `tenant_id` None marks a platform user. Datetimes are aware UTC."""
 
     id: str
     tenant_id: str | None
@@ -31,7 +31,7 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Somebody who is signed in: a user or a key."""
+    """Dashboard session of a user or of an API key."""
 
     id: str
     user_id: str | None
@@ -39,18 +39,18 @@ class Session:
     created_at: datetime
     seen_at: datetime
 
-    def over(self, now: datetime) -> bool:
-        """Whether it was idle for too long, or lasts too long."""
-        return now - self.seen_at >= IDLE or now - self.created_at >= LONGEST
+    def is_expired(self, now: datetime) -> bool:
+        """Return whether the session exceeded its idle timeout or its maximum age."""
+        return now - self.seen_at >= SESSION_IDLE_TIMEOUT or now - self.created_at >= SESSION_MAX_AGE
 
 
-def lock_after(failures: int) -> timedelta | None:
-    """How long nobody may try after so many wrong passwords in a row: twice as long each time, up to an hour."""
-    if failures < FREE_TRIES:
+def lock_duration(failures: int) -> timedelta | None:
+    """Return the lock duration after consecutive wrong passwords; it doubles each time, up to one hour."""
+    if failures < FAILURES_BEFORE_LOCK:
         return None
-    return min(LONGEST_LOCK, timedelta(seconds=FIRST_LOCK * 2 ** min(failures - FREE_TRIES, 10)))
+    return min(MAX_LOCK, timedelta(seconds=FIRST_LOCK_SECONDS * 2 ** min(failures - FAILURES_BEFORE_LOCK, 10)))
 
 
 def session_id(token: str) -> str:
-    """What is stored of the token in a cookie: 256 bits by chance need no slow hash."""
+    """Return the stored hash of a session cookie's token. A token of 256 random bits needs no slow hash."""
     return sha256(token.encode(errors="replace")).hexdigest()

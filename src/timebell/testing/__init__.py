@@ -1,6 +1,6 @@
 """The pytest plugin: the fixture `timebell`, a real engine on virtual time. See docs/guides/testing.md.
 
-pytest imports this wherever the package is installed, so what it needs it imports when a test asks for it.
+pytest imports this module wherever the package is installed, so its own imports are deferred until the fixture is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def timebell() -> Iterator[Kit]:
-    """A Timebell app on a database and a clock of its own; time passes when the test says so."""
+    """A Timebell app with its own database and clock; time advances only when the test advances it."""
     from timebell.testing.kit import Kit
 
     with Kit() as kit:
@@ -26,7 +26,7 @@ def timebell() -> Iterator[Kit]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """An async test that uses the fixture runs on the fixture's event loop."""
+    """Run async tests that use the fixture on the event loop of the fixture."""
     kit: Any = pyfuncitem.funcargs.get("timebell")
     if not inspect.iscoroutinefunction(pyfuncitem.obj) or type(kit).__module__ != f"{__name__}.kit":
         return None

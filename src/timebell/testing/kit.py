@@ -1,4 +1,4 @@
-"""What the fixture `timebell` is: a simulated world that a test drives, and assertions on what happened in it."""
+"""The fixture `timebell`: a simulated world controlled by the test, and assertions on its runs."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ _IN_ZONE = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
 
 
 class Runs(list[Run]):
-    """What happened while time passed, in order: an entry for each occurrence or one-shot."""
+    """The runs of a period of time, in order: an entry for each occurrence or one-shot."""
 
     @property
     def outcomes(self) -> list[str]:
-        """The state of each, with the reason of those that have one: `completed`, `skipped (overlap)`."""
-        return [_outcome(run) for run in self]
+        """The state of each run, with its reason if it has one: `completed`, `skipped (overlap)`."""
+        return [_format_outcome(run) for run in self]
 
     def of(self, topic: str) -> Runs:
-        """Those of one topic."""
+        """Return the runs of one topic."""
         return Runs(run for run in self if run.topic == topic)
 
     def __str__(self) -> str:
-        return "\n".join(map(_line, self)) or "nothing"
+        return "\n".join(map(_format_run, self)) or "nothing"
 
 
-class Verbs:
-    """The verbs that let time pass, as coroutines: for async tests."""
+class AsyncTimeControl:
+    """The methods that advance time, as coroutines for async tests."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     async def advance(self, **spans: float) -> Runs:
-        """As Kit.advance."""
+        """Advance time like `Kit.advance`."""
         return await self.jump_to(self._world.now + timedelta(**spans))
 
     async def jump_to(self, instant: datetime | str) -> Runs:
-        """As Kit.jump_to."""
-        await self._world.until(_instant(instant))
+        """Advance time like `Kit.jump_to`."""
+        await self._world.until(_to_instant(instant))
         return Runs(self._world.runs())
 
 
@@ -62,10 +62,10 @@ class Kit:
 
     def __init__(self) -> None:
         self.world = World()
-        """The simulation underneath."""
-        self.aio = Verbs(self.world)
-        """The verbs that let time pass, as coroutines, for async tests."""
-        self._touched = False
+        """The underlying simulation."""
+        self.aio = AsyncTimeControl(self.world)
+        """`advance` and `jump_to` as coroutines, for async tests."""
+        self._used = False
 
     def __enter__(self) -> Kit:
         self.world.__enter__()
@@ -76,133 +76,155 @@ class Kit:
 
     @property
     def app(self) -> Timebell:
-        """The app under test: the one given to `use`, else a new one without handlers, in UTC."""
+        """The app under test: the one passed to `use`, else a new one without handlers, in UTC."""
         return self.world.app or self.world.new_app()
 
     @property
     def now(self) -> datetime:
-        """The present instant, aware UTC: 2027-01-01T00:00Z unless the test freezes another."""
+        """The current instant, aware and in UTC; it starts at 2027-01-01T00:00Z, or at the argument of `freeze`."""
         return self.world.now
 
     def use(self, app: Timebell) -> Timebell:
-        """Bring your own app, with its handlers and schedules: until the test ends, its engine and verbs are on this
-        database and clock, whatever its URL says."""
+        """Attach an existing app, with its handlers and schedules, and return it.
+
+        Until the test ends, its engine and methods use the database and clock of the fixture, regardless of its URL.
+        """
         return self.world.use(app)
 
     def freeze(self, instant: datetime | str) -> None:
-        """Begin at this instant. Time stands still there until the test lets it pass."""
-        if self._touched or self.world.begun:
-            raise RuntimeError("Time has begun: freeze comes first in a test. To go on from here, use jump_to.")
-        self.world.clock.begin(_instant(instant))
+        """Set the start time. Time stands still until the test advances it.
+
+        Raises RuntimeError after the engine has started or `run` was called.
+        """
+        if self._used or self.world.has_started:
+            raise RuntimeError(
+                "Time has already started: call freeze first in a test, or use jump_to to advance to an instant."
+            )
+        self.world.clock.start_at(_to_instant(instant))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await something, such as a verb of the app, and return its result. What it waits for takes no real time."""
-        self._touched = True
-        _outside(coroutine)
+        """Await a coroutine, such as a method of the app, and return its result. Waiting in it takes no real time."""
+        self._used = True
+        _require_no_event_loop(coroutine)
         return self.world.run(coroutine)
 
     def connect(self) -> AbstractContextManager[Connection]:
-        """The database of this world, for tables of your own: a SQLAlchemy connection in a transaction that the end
-        of the block commits. Outside of the event loop only, as no time may pass meanwhile."""
+        """Return a context manager with a SQLAlchemy connection to the database, for tables of your own.
+
+        It is in a transaction, which is committed at the end of the block. Use it only outside of the event loop:
+        time must not advance in the block.
+        """
         return self.world.connect()
 
     def start(self, *, nodes: int = 1, **options: Any) -> None:
-        """Start several nodes, or one with options (see `Timebell.running`). Otherwise one starts by itself when time
-        first passes."""
+        """Start several nodes, or one with options of `Timebell.running`.
+
+        Without this call, one node starts when time first advances.
+        """
         self.run(self.world.start(nodes=nodes, **options))
 
     def advance(self, **spans: float) -> Runs:
-        """Let time pass (`days=2`, `hours=1`, ...: a timedelta's arguments), and everything due until then happen.
+        """Advance time by a timedelta (`days=2`, `hours=1`, ...) and run everything due until then.
 
-        Returns what fired, ended or was skipped meanwhile.
+        Returns the runs that fired, ended or were skipped in that time, and those that are due and pending.
         """
         return self.run(self.aio.advance(**spans))
 
     def jump_to(self, instant: datetime | str) -> Runs:
-        """As `advance`, until an instant."""
+        """Advance time to an instant, like `advance`."""
         return self.run(self.aio.jump_to(instant))
 
     def crash(self, *, at: str | None = None, down: float = 1.0) -> None:
-        """Kill the nodes now, or with `at` the first that gets to that point, such as `end.commit`; `down` seconds
-        later it starts again. The points are those of the table in docs/guides/testing.md."""
+        """Kill the nodes now, or the first node that reaches the point `at`, such as `complete_jobs.commit`.
+
+        The killed nodes start again after `down` seconds. The points are listed in docs/guides/testing.md.
+        """
         self.world.crash(at=at, down=down)
 
     def outage(self, start: datetime | str, end: datetime | str, *, of: str = "nodes") -> None:
-        """Between two instants to come every node is down, or with of="database" the database is away."""
-        self.world.outage(_instant(start), _instant(end), of=of)
+        """Take every node down between two future instants, or with of="database" the database."""
+        self.world.outage(_to_instant(start), _to_instant(end), of=of)
 
     def assert_fired(self, topic: str, times: int | None = None) -> None:
-        """That handlers of the topic were started for so many occurrences since the beginning; without `times`, any."""
-        fired = [run for run in self._all(topic) if run.attempt > 0]
+        """Assert that `times` runs of the topic were started since the beginning; at least one without `times`."""
+        fired = [run for run in self._runs_of(topic) if run.attempt > 0]
         if len(fired) != times if times is not None else not fired:
-            wanted = "" if times is None else f", not {_times(times)}"
-            raise AssertionError(f"{topic} fired {_times(len(fired))}{wanted}.\n{self._why(topic)}")
+            expected = "" if times is None else f", not {_format_count(times)}"
+            raise AssertionError(
+                f"{topic} fired {_format_count(len(fired))}{expected}.\n{self._failure_details(topic)}"
+            )
 
     def assert_skipped(self, topic: str, times: int | None = None, *, reason: str | None = None) -> None:
-        """That so many occurrences of the topic were skipped since the beginning, for this reason; else any."""
-        mine = [run for run in self._all(topic) if run.state is JobState.SKIPPED and reason in (None, run.reason)]
-        skipped = sum(run.count for run in mine)
-        if skipped != times if times is not None else not skipped:
-            wanted = "" if times is None else f", not {_times(times)}"
-            given = "" if reason is None else f" ({reason})"
-            raise AssertionError(f"{topic} was skipped{given} {_times(skipped)}{wanted}.\n{self._why(topic)}")
+        """Assert that `times` occurrences of the topic were skipped since the beginning; at least one without `times`.
 
-    def _all(self, topic: str) -> Runs:
+        With `reason`, only occurrences skipped for that reason count.
+        """
+        matching = [
+            run for run in self._runs_of(topic) if run.state is JobState.SKIPPED and reason in (None, run.reason)
+        ]
+        skipped = sum(run.count for run in matching)
+        if skipped != times if times is not None else not skipped:
+            expected = "" if times is None else f", not {_format_count(times)}"
+            for_reason = "" if reason is None else f" ({reason})"
+            raise AssertionError(
+                f"{topic} was skipped{for_reason} {_format_count(skipped)}{expected}.\n{self._failure_details(topic)}"
+            )
+
+    def _runs_of(self, topic: str) -> Runs:
         return Runs(self.world.history()).of(topic)
 
-    def _why(self, topic: str) -> str:
-        """What a person needs to see why an assertion failed."""
-        lines = [f"It is {format_instant(self.now)}. Of {topic}:", str(self._all(topic))]
-        following = [one for one in self.world.schedules() if one.topic == topic]
-        lines += [
-            f"schedule {one.name}: next at {format_instant(one.next_fire_at) if one.next_fire_at else 'no time'}"
-            for one in following
-        ]
-        if not self.app.handlers.matching(topic):
-            lines.append("No handler listens to it.")
-        others = {run.topic for run in self.world.history()} | {one.topic for one in self.world.schedules()}
-        if near := get_close_matches(topic, others - {topic}, 1):
-            lines.append(f"There is a topic {near[0]}.")
-        if not self.world.begun:
-            lines.append("No time has passed yet: advance(...) or jump_to(...) starts the engine.")
+    def _failure_details(self, topic: str) -> str:
+        """Return the runs, schedules and hints that explain a failed assertion."""
+        lines = [f"The time is {format_instant(self.now)}. Runs of {topic}:", str(self._runs_of(topic))]
+        schedules = [schedule for schedule in self.world.schedules() if schedule.topic == topic]
+        for schedule in schedules:
+            next_fire = format_instant(schedule.next_fire_at) if schedule.next_fire_at else "no time"
+            lines.append(f"schedule {schedule.name}: next at {next_fire}")
+        if not self.app.handlers.handlers_for(topic):
+            lines.append("No handler is registered for this topic.")
+        others = {run.topic for run in self.world.history()} | {schedule.topic for schedule in self.world.schedules()}
+        if similar := get_close_matches(topic, others - {topic}, 1):
+            lines.append(f"Did you mean the topic {similar[0]}?")
+        if not self.world.has_started:
+            lines.append("Time has not advanced yet: advance(...) or jump_to(...) starts the engine.")
         return "\n".join(lines)
 
 
-def _instant(given: datetime | str) -> datetime:
-    if isinstance(given, str):
-        local = _IN_ZONE.fullmatch(given)
-        read = parse_instant(local[1] if local else given)
-        if local and read.tzinfo is None:
-            return resolve_local(read, zone(local[2]))[0]
-        given = read
-    if given.utcoffset() is None:
+def _to_instant(instant: datetime | str) -> datetime:
+    if isinstance(instant, str):
+        zoned = _IN_ZONE.fullmatch(instant)
+        parsed = parse_instant(zoned[1] if zoned else instant)
+        if zoned and parsed.tzinfo is None:
+            return resolve_local(parsed, zone(zoned[2]))[0]
+        instant = parsed
+    if instant.utcoffset() is None:
         raise InvalidInstant(
-            f"{given.isoformat()} has no time zone.", code="RUN_AT_WITHOUT_TIMEZONE",
+            f"{instant.isoformat()} has no time zone.", code="RUN_AT_WITHOUT_TIMEZONE",
             fix="Write 2027-11-06T12:00Z, or 2027-11-06T12:00[Europe/Paris].",
         )  # fmt: skip
-    return given
+    return instant
 
 
-def _outside(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Refuse to run a coroutine from within another."""
+def _require_no_event_loop(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Close the coroutine and raise RuntimeError if called from within a running event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     coroutine.close()
-    raise RuntimeError("In an async test, await it: await timebell.aio.advance(days=2), await app.schedule_at(...).")
+    raise RuntimeError("In an async test, use await: await timebell.aio.advance(days=2), await app.schedule_at(...).")
 
 
-def _outcome(run: Run) -> str:
+def _format_outcome(run: Run) -> str:
     return f"{run.state.value} ({run.reason})" if run.reason else run.state.value
 
 
-def _line(run: Run) -> str:
+def _format_run(run: Run) -> str:
     fired = "never fired" if run.fired_at is None else f"fired at {format_instant(run.fired_at)}, attempt {run.attempt}"
-    many = f" and {run.count - 1} more" if run.count > 1 else ""
+    more = f" and {run.count - 1} more" if run.count > 1 else ""
     error = f": {run.error}" if run.error else ""
-    return f"  {run.topic} of {format_instant(run.scheduled_at)}{many}: {_outcome(run)}, {fired}{error}"
+    return f"  {run.topic} of {format_instant(run.scheduled_at)}{more}: {_format_outcome(run)}, {fired}{error}"
 
 
-def _times(count: int) -> str:
+def _format_count(count: int) -> str:
     return "once" if count == 1 else "never" if count == 0 else f"{count} times"

@@ -1,7 +1,7 @@
-"""What every source of dated rows has to keep to, as tests: for ours, and for whatever tells a webhook of its rows.
+"""Conformance tests for sources of dated rows: built-in ones, and bridges that send rows to a webhook source.
 
-Subclass `SourceConformance` under a name that begins with `Test`, and say in `scene` where the rows are; pytest then
-runs the tests below against your source. See docs/guides/triggers.md.
+Subclass `SourceConformance` under a name that begins with `Test`, and define in `scene` how rows are changed; pytest
+then runs the tests below against your source. See docs/guides/triggers.md.
 """
 
 from __future__ import annotations
@@ -19,350 +19,353 @@ import pytest
 
 from timebell import Arrived, Timebell
 from timebell.errors import InvalidInput, SourceFailed, TimebellError
-from timebell.model.trigger import instant_of
-from timebell.triggers.base import Adapter, Read
+from timebell.model.trigger import parse_column_instant
+from timebell.triggers.base import RowPage, SourceAdapter
 
-PATIENCE = 60.0
-"""Real seconds for anything here."""
+TEST_TIMEOUT_SECONDS = 60.0
+"""Limit for each test, in real seconds."""
 TOPIC = "conformance.due"
 
 
 @dataclass(slots=True)
 class Scene:
-    """An app with a source, and what changes its rows.
+    """An app with a source, and functions that change the rows of the source.
 
-    `source` is its name, and `column` the field that holds an instant. `put` writes a row: its key, and its instant,
-    None to clear it; `remove` takes one away. Of a source that Timebell reads itself, `adapter` makes what reads these
-    rows, `bad` are options of that `kind` that have to be refused, `down` takes the source away (True) and brings it
-    back, and `finds` is a query that finds something and one that does not; None where there is no such thing.
-    `secrets` must be in no error.
+    `source` is the name of the source, and `column` the field with the instant. `put_row` writes a row with a key and
+    an instant, None to clear it; `remove_row` deletes a row.
+
+    For sources that Timebell reads, `create_adapter` returns an adapter for these rows, `invalid_options` must be
+    refused for a source of this `kind`, `set_down` makes the source unavailable (True) or available again (False), and
+    `queries` are a query with a result and one without; None if not supported. `secrets` must not occur in any error.
+
+    `events` are the events of the trigger that have fired.
     """
 
     app: Timebell
     source: str
     column: str
-    put: Callable[[str, datetime | None], Awaitable[Any]]
-    remove: Callable[[str], Awaitable[Any]]
-    adapter: Callable[[], Adapter] | None = None
+    put_row: Callable[[str, datetime | None], Awaitable[Any]]
+    remove_row: Callable[[str], Awaitable[Any]]
+    create_adapter: Callable[[], SourceAdapter] | None = None
     kind: str = "webhook"
-    bad: Sequence[dict[str, Any]] = ()
-    down: Callable[[bool], Awaitable[Any]] | None = None
-    finds: tuple[str, str] | None = None
+    invalid_options: Sequence[dict[str, Any]] = ()
+    set_down: Callable[[bool], Awaitable[Any]] | None = None
+    queries: tuple[str, str] | None = None
     secrets: Sequence[str] = ()
-    heard: list[Arrived] = field(default_factory=list)
+    events: list[Arrived] = field(default_factory=list)
 
-    async def follow(self) -> str:
-        """Make a trigger, and note what fires; the id of the operation that scans."""
+    async def create_trigger(self) -> str:
+        """Create a trigger that records its events; return the id of the operation that scans the rows."""
 
         @self.app.on(TOPIC)
-        async def due(event: Arrived) -> None:
-            self.heard.append(event)
+        async def record(event: Arrived) -> None:
+            self.events.append(event)
 
-        _, begun = await self.app.triggers.put("conformance", self.source, self.column, TOPIC)
-        assert begun is not None
-        return begun.id
+        _, operation = await self.app.triggers.put("conformance", self.source, self.column, TOPIC)
+        assert operation is not None
+        return operation.id
 
-    async def due(self) -> dict[str, datetime]:
-        """What waits to fire: instants by the keys of rows, each of which has one job at most."""
+    async def planned_instants(self) -> dict[str, datetime]:
+        """Return the instants of pending jobs by row key, and assert that each row has at most one job."""
         jobs = list(await self.app.list(topic=TOPIC, status="pending", limit=500))
-        found = {job.payload["itemId"]: job.scheduled_at for job in jobs}
-        assert len(found) == len(jobs), "a row has two jobs"
-        return found
+        instants = {job.payload["itemId"]: job.scheduled_at for job in jobs}
+        assert len(instants) == len(jobs), "a row has two jobs"
+        return instants
 
-    async def will_be(self, expected: dict[str, datetime]) -> None:
-        """Wait until exactly that waits to fire."""
+    async def wait_for_planned(self, expected: dict[str, datetime]) -> None:
+        """Wait until the pending jobs are exactly `expected`."""
 
-        async def is_so() -> bool:
-            return await self.due() == expected
+        async def is_planned() -> bool:
+            return await self.planned_instants() == expected
 
-        await self.until(is_so)
+        await self.wait_until(is_planned)
 
-    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
-        """Wait for it; the test's own limit ends it."""
-        while not await holds():  # noqa: ASYNC110 - there is nobody to be told by
-            await asyncio.sleep(0.02)  # noqa: TID251 - and time is real here
+    async def wait_until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until the condition is true, limited by the timeout of the test."""
+        while not await condition():  # noqa: ASYNC110 - nothing signals the end
+            await asyncio.sleep(0.02)  # noqa: TID251 - real time
 
-    async def fault(self) -> str | None:
-        """What is wrong with the source now."""
-        return (await self.app.triggers.source(self.source)).fault
+    async def error(self) -> str | None:
+        """Return the current error of the source, or None."""
+        return (await self.app.triggers.get_source(self.source)).error
 
-    def soon(self, **spans: float) -> datetime:
-        """From now on, in whole seconds, as not every source keeps parts of them."""
+    def instant_from_now(self, **spans: float) -> datetime:
+        """Return an instant relative to now, in whole seconds because some sources do not store fractions."""
         return self.app.clock.now().replace(microsecond=0) + timedelta(**spans)
 
-    async def pages(self, adapter: Adapter, most: int) -> list[Read]:
-        """Everything, page by page."""
-        found = [await adapter.page(None, most)]
-        while (after := found[-1].cursor) is not None:
-            assert len(found) < 1000, "its pages do not end"
-            found.append(await adapter.page(after, most))
-        return found
+    async def read_all_pages(self, adapter: SourceAdapter, page_size: int) -> list[RowPage]:
+        """Read all pages."""
+        pages = [await adapter.read_page(None, page_size)]
+        while (cursor := pages[-1].cursor) is not None:
+            assert len(pages) < 1000, "the pages do not end"
+            pages.append(await adapter.read_page(cursor, page_size))
+        return pages
 
 
 class SourceConformance:
-    """The tests. Each gets a `scene` of its own, with no rows."""
+    """Tests that every source has to pass. Each test creates its own `scene` without rows."""
 
     @abstractmethod
     def scene(self) -> AbstractAsyncContextManager[Scene]:
-        """An app with a source, made anew; closed at the end of the block."""
+        """Return a context manager that creates an app with a source, and closes it at the end of the block."""
 
     def run(self, test: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
-        """Run a test in a scene."""
+        """Run a test in a new scene."""
 
-        async def play() -> None:
-            async with asyncio.timeout(PATIENCE), self.scene() as scene:
+        async def run_scene() -> None:
+            async with asyncio.timeout(TEST_TIMEOUT_SECONDS), self.scene() as scene:
                 await test(scene)
 
-        asyncio.run(play())
+        asyncio.run(run_scene())
 
-    def reads(self, test: Callable[[Scene, Adapter], Coroutine[Any, Any, None]]) -> None:
-        """Run a test of what reads the source; nothing to do where the source tells of itself."""
+    def run_with_adapter(self, test: Callable[[Scene, SourceAdapter], Coroutine[Any, Any, None]]) -> None:
+        """Run a test of the adapter; skip it for a source without one."""
 
-        async def read(scene: Scene) -> None:
-            if scene.adapter is None:
-                pytest.skip("this source tells of itself")
-            adapter = scene.adapter()
+        async def run_test(scene: Scene) -> None:
+            if scene.create_adapter is None:
+                pytest.skip("this source has no adapter")
+            adapter = scene.create_adapter()
             try:
                 await test(scene, adapter)
             finally:
                 await adapter.close()
 
-        self.run(read)
+        self.run(run_test)
 
-    def test_rows_that_were_there_are_planned_with_progress(self) -> None:
-        """The operation of a new trigger ends with how many rows it has looked at, and how many it left out."""
+    def test_existing_rows_are_planned_with_progress(self) -> None:
+        """The operation of a new trigger reports how many rows it planned and skipped."""
 
         async def test(scene: Scene) -> None:
-            expected = {str(number): scene.soon(days=number) for number in range(1, 6)}
+            expected = {str(number): scene.instant_from_now(days=number) for number in range(1, 6)}
             for key, at in expected.items():
-                await scene.put(key, at)
-            await scene.put("6", scene.soon(days=-2))
-            operation = await scene.follow()
+                await scene.put_row(key, at)
+            await scene.put_row("6", scene.instant_from_now(days=-2))
+            operation_id = await scene.create_trigger()
             async with scene.app.running(heartbeat=0.1):
-                await scene.will_be(expected)
+                await scene.wait_for_planned(expected)
 
-                async def over() -> bool:
-                    return (await scene.app.triggers.progress(operation)).state != "running"
+                async def is_finished() -> bool:
+                    return (await scene.app.triggers.get_operation(operation_id)).state != "running"
 
-                await scene.until(over)
-            found = await scene.app.triggers.progress(operation)
-            assert (found.state, found.done, found.skipped, found.total) == ("completed", 5, 1, 6)
+                await scene.wait_until(is_finished)
+            operation = await scene.app.triggers.get_operation(operation_id)
+            assert (operation.state, operation.done, operation.skipped, operation.total) == ("completed", 5, 1, 6)
 
         self.run(test)
 
-    def test_a_job_follows_its_row(self) -> None:
-        """An edit moves it; clearing, past-dating and taking the row away cancel it; and it comes back with a date."""
+    def test_job_follows_its_row(self) -> None:
+        """An edit moves the job; clearing, past dates and deletion cancel it; a new date plans it again."""
 
         async def test(scene: Scene) -> None:
-            await scene.follow()
+            await scene.create_trigger()
             async with scene.app.running(heartbeat=0.1):
-                one, two = scene.soon(days=1), scene.soon(days=2)
-                await scene.put("1", one)
-                await scene.put("2", one)
-                await scene.will_be({"1": one, "2": one})
-                for at in (two, None, one, scene.soon(days=-1), two):
-                    await scene.put("1", at)
-                    await scene.will_be({"2": one} | ({"1": at} if at in (one, two) else {}))
-                await scene.remove("1")
-                await scene.will_be({"2": one})
-                await scene.put("1", one)
-                await scene.will_be({"1": one, "2": one})
-            assert scene.heard == []
+                first, second = scene.instant_from_now(days=1), scene.instant_from_now(days=2)
+                await scene.put_row("1", first)
+                await scene.put_row("2", first)
+                await scene.wait_for_planned({"1": first, "2": first})
+                for at in (second, None, first, scene.instant_from_now(days=-1), second):
+                    await scene.put_row("1", at)
+                    await scene.wait_for_planned({"2": first} | ({"1": at} if at in (first, second) else {}))
+                await scene.remove_row("1")
+                await scene.wait_for_planned({"2": first})
+                await scene.put_row("1", first)
+                await scene.wait_for_planned({"1": first, "2": first})
+            assert scene.events == []
 
         self.run(test)
 
-    def test_a_row_fires_once_at_its_instant_and_again_at_a_new_one(self) -> None:
-        """However often it is told."""
+    def test_row_fires_once_per_instant(self) -> None:
+        """Repeated changes to the same instant do not fire again."""
 
         async def test(scene: Scene) -> None:
-            await scene.follow()
+            await scene.create_trigger()
             async with scene.app.running(heartbeat=0.1):
                 instants: list[datetime] = []
 
-                async def fired() -> bool:
-                    return len(scene.heard) >= len(instants)
+                async def all_fired() -> bool:
+                    return len(scene.events) >= len(instants)
 
                 for _ in range(2):
-                    instants.append(scene.soon(seconds=2))
+                    instants.append(scene.instant_from_now(seconds=2))
                     for _ in range(3):
-                        await scene.put("1", instants[-1])
-                    await scene.until(fired)
-                    await scene.put("1", instants[-1])
-                later = scene.soon(days=1)
-                await scene.put("2", later)  # whoever knows of this one knows of all before
-                await scene.will_be({"2": later})
-            assert [event.scheduled_at for event in scene.heard] == instants
-            assert all(event.fired_at >= event.scheduled_at for event in scene.heard)
-            assert {event.payload["itemId"] for event in scene.heard} == {"1"}
+                        await scene.put_row("1", instants[-1])
+                    await scene.wait_until(all_fired)
+                    await scene.put_row("1", instants[-1])
+                later = scene.instant_from_now(days=1)
+                await scene.put_row("2", later)  # once this row is planned, all previous changes are processed
+                await scene.wait_for_planned({"2": later})
+            assert [event.scheduled_at for event in scene.events] == instants
+            assert all(event.fired_at >= event.scheduled_at for event in scene.events)
+            assert {event.payload["itemId"] for event in scene.events} == {"1"}
 
         self.run(test)
 
-    def test_pages_have_every_row_once(self) -> None:
-        """Also those of one row, and also none; and fields are JSON, with instants that can be read."""
+    def test_pages_contain_every_row_once(self) -> None:
+        """Page sizes from one row up work, also without rows; fields are JSON with instants that can be parsed."""
 
-        async def test(scene: Scene, adapter: Adapter) -> None:
-            assert [read.rows for read in await scene.pages(adapter, 3)] == [{}]
-            expected = {str(number): scene.soon(hours=number) for number in range(1, 8)}
+        async def test(scene: Scene, adapter: SourceAdapter) -> None:
+            assert [page.rows for page in await scene.read_all_pages(adapter, 3)] == [{}]
+            expected = {str(number): scene.instant_from_now(hours=number) for number in range(1, 8)}
             for key, at in expected.items():
-                await scene.put(key, at)
-            for most in (1, 3, 7, 500):
-                reads = await scene.pages(adapter, most)
-                keys = [key for read in reads for key in read.rows]
-                assert sorted(keys) == sorted(expected), f"pages of {most}"
-                assert all(len(read.rows) <= most for read in reads)
-            rows = reads[-1].rows
+                await scene.put_row(key, at)
+            for page_size in (1, 3, 7, 500):
+                pages = await scene.read_all_pages(adapter, page_size)
+                keys = [key for page in pages for key in page.rows]
+                assert sorted(keys) == sorted(expected), f"pages of {page_size}"
+                assert all(len(page.rows) <= page_size for page in pages)
+            rows = pages[-1].rows
             assert json.loads(json.dumps(rows)) == rows
-            assert {key: instant_of(row[scene.column], "UTC") for key, row in rows.items()} == expected
+            assert {key: parse_column_instant(row[scene.column], "UTC") for key, row in rows.items()} == expected
 
-        self.reads(test)
+        self.run_with_adapter(test)
 
-    def test_what_is_there_all_along_is_found_though_others_come_and_go(self) -> None:
-        """While the pages are read."""
+    def test_unchanged_rows_are_found_while_others_change(self) -> None:
+        """Rows that are deleted or created while pages are read do not hide others."""
 
-        async def test(scene: Scene, adapter: Adapter) -> None:
+        async def test(scene: Scene, adapter: SourceAdapter) -> None:
             for number in range(1, 10):
-                await scene.put(str(number), scene.soon(days=1))
-            read = await adapter.page(None, 3)
-            found = set(read.rows)
-            gone = next(iter(sorted(found)))
-            await scene.remove(gone)
-            await scene.put("10", scene.soon(days=1))
-            while read.cursor is not None:
-                read = await adapter.page(read.cursor, 3)
-                found |= set(read.rows)
+                await scene.put_row(str(number), scene.instant_from_now(days=1))
+            page = await adapter.read_page(None, 3)
+            found = set(page.rows)
+            removed = next(iter(sorted(found)))
+            await scene.remove_row(removed)
+            await scene.put_row("10", scene.instant_from_now(days=1))
+            while page.cursor is not None:
+                page = await adapter.read_page(page.cursor, 3)
+                found |= set(page.rows)
             assert {str(number) for number in range(1, 10)} <= found
 
-        self.reads(test)
+        self.run_with_adapter(test)
 
-    def test_rows_are_read_by_key_as_they_are_now(self) -> None:
-        """Those that are there; whatever else is asked for is no error, and no SQL."""
+    def test_rows_are_read_by_key_with_current_values(self) -> None:
+        """Unknown keys are no error, and keys are never interpreted as SQL."""
 
-        async def test(scene: Scene, adapter: Adapter) -> None:
-            at, later = scene.soon(days=1), scene.soon(days=2)
-            await scene.put("1", at)
-            await scene.put("2", at)
-            assert set(await adapter.read(["1", "2", "3"])) == {"1", "2"}
-            await scene.put("1", later)
-            await scene.remove("2")
-            rows = await adapter.read(["1", "2", "x", "1' OR '1' = '1", ""])
-            assert {key: instant_of(row[scene.column], "UTC") for key, row in rows.items()} == {"1": later}
-            assert await adapter.read([]) == {}
+        async def test(scene: Scene, adapter: SourceAdapter) -> None:
+            at, later = scene.instant_from_now(days=1), scene.instant_from_now(days=2)
+            await scene.put_row("1", at)
+            await scene.put_row("2", at)
+            assert set(await adapter.read_rows(["1", "2", "3"])) == {"1", "2"}
+            await scene.put_row("1", later)
+            await scene.remove_row("2")
+            rows = await adapter.read_rows(["1", "2", "x", "1' OR '1' = '1", ""])
+            assert {key: parse_column_instant(row[scene.column], "UTC") for key, row in rows.items()} == {"1": later}
+            assert await adapter.read_rows([]) == {}
 
-        self.reads(test)
+        self.run_with_adapter(test)
 
-    def test_changes_are_found_from_where_the_last_look_ended(self) -> None:
-        """If it can tell them apart at all."""
+    def test_changes_are_found_from_the_last_cursor(self) -> None:
+        """Skipped for sources that cannot report changes."""
 
-        async def test(scene: Scene, adapter: Adapter) -> None:
-            await scene.put("1", scene.soon(days=1))
-            first = await adapter.changed(None, 500)
-            if first is None:
-                pytest.skip("this source cannot tell what has changed")
-            since = first.cursor
-            assert since is not None, "it forgets where it was"
+        async def test(scene: Scene, adapter: SourceAdapter) -> None:
+            await scene.put_row("1", scene.instant_from_now(days=1))
+            first_page = await adapter.read_changes(None, 500)
+            if first_page is None:
+                pytest.skip("this source cannot report changes")
+            cursor = first_page.cursor
+            assert cursor is not None, "the cursor is missing"
             for key in ("2", "1", "2"):
-                later = scene.soon(days=2)
-                await scene.put(key, later)
-                read = await adapter.changed(since, 500)
-                assert read is not None
-                assert instant_of(read.rows[key][scene.column], "UTC") == later
-                since = read.cursor
-                assert since is not None, "it forgets where it was"
-            quiet = await adapter.changed(since, 500)
-            assert quiet is not None
-            assert quiet.cursor is not None, "it forgets where it was"
+                later = scene.instant_from_now(days=2)
+                await scene.put_row(key, later)
+                page = await adapter.read_changes(cursor, 500)
+                assert page is not None
+                assert parse_column_instant(page.rows[key][scene.column], "UTC") == later
+                cursor = page.cursor
+                assert cursor is not None, "the cursor is missing"
+            last_page = await adapter.read_changes(cursor, 500)
+            assert last_page is not None
+            assert last_page.cursor is not None, "the cursor is missing"
 
-        self.reads(test)
+        self.run_with_adapter(test)
 
-    def test_listening_hears_the_key_of_each_change(self) -> None:
-        """If it can; asked again, it goes on as it did."""
+    def test_listening_reports_the_key_of_each_change(self) -> None:
+        """Skipped for sources without change notifications; a second call of `listen` has no effect."""
 
-        async def test(scene: Scene, adapter: Adapter) -> None:
-            heard: list[str | None] = []
-            if not await adapter.listen(heard.append):
-                pytest.skip("this source is looked at")
-            assert not await adapter.listen(heard.append)
-            await scene.put("1", scene.soon(days=1))
-            await scene.put("2", scene.soon(days=1))
-            await scene.remove("1")
+        async def test(scene: Scene, adapter: SourceAdapter) -> None:
+            reported: list[str | None] = []
+            if not await adapter.listen(reported.append):
+                pytest.skip("this source has no change notifications")
+            assert not await adapter.listen(reported.append)
+            await scene.put_row("1", scene.instant_from_now(days=1))
+            await scene.put_row("2", scene.instant_from_now(days=1))
+            await scene.remove_row("1")
 
-            async def told() -> bool:
-                return heard.count("1") >= 2 and "2" in heard
+            async def all_reported() -> bool:
+                return reported.count("1") >= 2 and "2" in reported
 
-            await scene.until(told)
+            await scene.wait_until(all_reported)
 
-        self.reads(test)
+        self.run_with_adapter(test)
 
-    def test_a_source_that_is_down_says_so_and_loses_nothing(self) -> None:
-        """And once it is back, everything goes on."""
+    def test_unavailable_source_reports_an_error_and_loses_nothing(self) -> None:
+        """After the outage, the error is cleared and planning continues."""
 
         async def test(scene: Scene) -> None:
-            if scene.down is None or scene.adapter is None:
-                pytest.skip("this source cannot be down")
+            if scene.set_down is None or scene.create_adapter is None:
+                pytest.skip("this source cannot be made unavailable")
 
-            async def told() -> bool:
-                return await scene.fault() is not None
+            async def has_error() -> bool:
+                return await scene.error() is not None
 
-            async def well() -> bool:
-                return await scene.fault() is None
+            async def has_recovered() -> bool:
+                return await scene.error() is None
 
-            at = scene.soon(days=1)
-            await scene.put("1", at)
-            await scene.follow()
+            at = scene.instant_from_now(days=1)
+            await scene.put_row("1", at)
+            await scene.create_trigger()
             async with scene.app.running(heartbeat=0.1):
-                await scene.will_be({"1": at})
-                await scene.down(True)
-                adapter = scene.adapter()
-                for asks in (adapter.page(None, 10), adapter.read(["1"])):
-                    with pytest.raises(SourceFailed) as failed:
-                        await asks
-                    assert not any(secret in str(failed.value) for secret in scene.secrets), "an error holds a secret"
+                await scene.wait_for_planned({"1": at})
+                await scene.set_down(True)
+                adapter = scene.create_adapter()
+                for read in (adapter.read_page(None, 10), adapter.read_rows(["1"])):
+                    with pytest.raises(SourceFailed) as error:
+                        await read
+                    assert not any(secret in str(error.value) for secret in scene.secrets), "an error contains a secret"
                 await adapter.close()
-                await scene.until(told)
-                assert await scene.due() == {"1": at}
-                await scene.down(False)
-                await scene.put("2", at)
-                await scene.will_be({"1": at, "2": at})
-                await scene.until(well)
+                await scene.wait_until(has_error)
+                assert await scene.planned_instants() == {"1": at}
+                await scene.set_down(False)
+                await scene.put_row("2", at)
+                await scene.wait_for_planned({"1": at, "2": at})
+                await scene.wait_until(has_recovered)
 
         self.run(test)
 
-    def test_a_query_finds_or_does_not(self) -> None:
-        """Where it takes queries; elsewhere it says so."""
+    def test_query_result_is_true_or_false(self) -> None:
+        """Sources without queries raise SourceFailed."""
 
-        async def test(scene: Scene, adapter: Adapter) -> None:
-            await scene.put("1", scene.soon(days=1))
-            if scene.finds is None:
+        async def test(scene: Scene, adapter: SourceAdapter) -> None:
+            await scene.put_row("1", scene.instant_from_now(days=1))
+            if scene.queries is None:
                 with pytest.raises(SourceFailed):
-                    await adapter.any("SELECT 1", {})
+                    await adapter.matches("SELECT 1", {})
                 return
-            yes, no = scene.finds
-            assert await adapter.any(yes, {}) is True
-            assert await adapter.any(no, {}) is False
+            matching, not_matching = scene.queries
+            assert await adapter.matches(matching, {}) is True
+            assert await adapter.matches(not_matching, {}) is False
 
-        self.reads(test)
+        self.run_with_adapter(test)
 
-    def test_bad_options_are_refused_when_the_source_is_made(self) -> None:
-        """With a code, and words for the user; and nothing is written."""
+    def test_invalid_options_are_refused_on_creation(self) -> None:
+        """The error has a code and contains no secret, and no source is created."""
 
         async def test(scene: Scene) -> None:
-            for bad in scene.bad:
-                with pytest.raises(InvalidInput) as refused:
-                    await scene.app.triggers.put_source("other", scene.kind, bad)
-                assert isinstance(refused.value, TimebellError)
-                assert refused.value.code == "SOURCE_OPTIONS_INVALID"
-                assert not any(secret in str(refused.value) for secret in scene.secrets), "an error holds a secret"
-            assert [one.name for one in await scene.app.triggers.sources()] == [scene.source]
+            for options in scene.invalid_options:
+                with pytest.raises(InvalidInput) as error:
+                    await scene.app.triggers.put_source("other", scene.kind, options)
+                assert isinstance(error.value, TimebellError)
+                assert error.value.code == "INVALID_SOURCE_OPTIONS"
+                assert not any(secret in str(error.value) for secret in scene.secrets), "an error contains a secret"
+            assert [source.name for source in await scene.app.triggers.list_sources()] == [scene.source]
 
         self.run(test)
 
-    def test_it_can_be_closed_twice(self) -> None:
-        """Also without a look before, and after one."""
+    def test_adapter_can_be_closed_twice(self) -> None:
+        """Closing works before and after a read, and repeatedly."""
 
-        async def test(scene: Scene, adapter: Adapter) -> None:
+        async def test(scene: Scene, adapter: SourceAdapter) -> None:
             await adapter.close()
-            await adapter.page(None, 1)
+            await adapter.read_page(None, 1)
             await adapter.close()
             await adapter.close()
 
-        self.reads(test)
+        self.run_with_adapter(test)

@@ -1,21 +1,21 @@
-"""Sources that Timebell reads itself: an adapter for each kind."""
+"""Adapters for polled trigger sources, one per kind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from timebell.triggers.base import Adapter, Token
+from timebell.triggers.base import SourceAdapter, TokenProvider
 
-KINDS = ("monday", "sql")
+POLLED_KINDS = ("monday", "sql")
 
 
-def adapter(kind: str, options: Mapping[str, Any], token: Token | None = None) -> Adapter:
-    """What reads a source of this kind, with the token in its options or one that is asked for each time.
+def create_adapter(kind: str, options: Mapping[str, Any], token: TokenProvider | None = None) -> SourceAdapter:
+    """Return the adapter for a source; `token` provides a token for each request, by default the one in the options.
 
-    Raises InvalidInput (SOURCE_OPTIONS_INVALID).
+    Raises InvalidInput (INVALID_SOURCE_OPTIONS).
     """
-    assert kind in KINDS
+    assert kind in POLLED_KINDS
     if kind == "monday":
         from timebell.triggers.monday import Board
 

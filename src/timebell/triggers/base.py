@@ -1,4 +1,4 @@
-"""What an adapter of a source is: it reads rows, and says nothing of triggers or jobs."""
+"""Interface of source adapters, which read rows and know nothing about triggers or jobs."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """Rows by key, as fields that are JSON; `cursor` is where to go on (None: that is all)."""
+class RowPage:
+    """Rows by key, with JSON fields; `cursor` is the position of the next page (None: there is none)."""
 
     rows: dict[str, dict[str, Any]]
     cursor: str | None
 
 
-class Token(Protocol):
-    """Gives the token for a question to a source; of one that was `refused`, a newer one if there is any."""
+class TokenProvider(Protocol):
+    """Provides the token for requests to a source."""
 
-    async def __call__(self, refused: str | None = None) -> str:
-        """Raises SourceFailed (SOURCE_UNAUTHORIZED)."""
+    async def __call__(self, rejected_token: str | None = None) -> str:
+        """Return a token, newer than `rejected_token` if possible. Raises SourceFailed (SOURCE_UNAUTHORIZED)."""
 
 
-class Adapter(Protocol):
-    """A source. All of it may raise SourceFailed."""
+class SourceAdapter(Protocol):
+    """Adapter of a source. Every method may raise SourceFailed."""
 
-    every: float
-    """Seconds between looks for changes; 0: it says them itself."""
-    sweep: float
-    """Seconds between looks at everything."""
+    poll_interval: float
+    """Seconds between polls for changes; 0 if the source reports changes itself (`listen`)."""
+    full_scan_interval: float
+    """Seconds between full scans."""
 
-    async def page(self, after: str | None, most: int) -> Read:
-        """The next rows in the source's own order of keys."""
+    async def read_page(self, after: str | None, limit: int) -> RowPage:
+        """Return the next rows in the source's key order."""
 
-    async def changed(self, since: str | None, most: int) -> Read | None:
-        """The next rows that have changed since a cursor, which always comes back; None: it cannot tell."""
+    async def read_changes(self, since: str | None, limit: int) -> RowPage | None:
+        """Return rows changed since a cursor, always with a new cursor; None if the source cannot list changes."""
 
-    async def read(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Those of these rows that are there now."""
+    async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return the rows with these keys that exist now."""
 
-    async def any(self, query: str, parameters: Mapping[str, Any]) -> bool:
-        """Whether a query of the user's finds something."""
+    async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
+        """Return whether a query of the user returns a row."""
 
-    async def listen(self, heard: Callable[[str | None], None]) -> bool:
-        """Call `heard` with the key of each row that changes, from now on, and with None when that ends; False if it
-        cannot, or did so already."""
+    async def listen(self, on_change: Callable[[str | None], None]) -> bool:
+        """Call `on_change` with the key of each row that changes, and with None when the subscription ends.
+
+        Returns False if the source does not support this, or if there is a subscription already.
+        """
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""

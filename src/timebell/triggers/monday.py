@@ -1,7 +1,7 @@
-"""A board of monday.com, read through its GraphQL API, which says most of what is wrong inside of an HTTP 200.
+"""Adapter for boards of monday.com, read through its GraphQL API, which reports most errors with HTTP status 200.
 
-An item's fields are its columns by their ids, and `name`. Dates are instants in UTC, as monday.com keeps them (a date
-without a time is that day), people are lists of ids, other columns are the JSON of their value.
+The fields of an item are its columns by id, and `name`. Dates are UTC instants, as stored by monday.com (a date without
+a time is that day), people are lists of ids, other columns are the JSON of their value.
 """
 
 from __future__ import annotations
@@ -13,218 +13,242 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from timebell.errors import InvalidInput, Refused, SourceFailed, SourceGone
-from timebell.model.policy import seconds
-from timebell.triggers.base import Read, Token
+from timebell.model.policy import parse_seconds
+from timebell.triggers.base import RowPage, TokenProvider
 
 OPTIONS = ("token", "boardId", "url", "everySeconds", "sweepEverySeconds", "signingSecret")
-URL = "https://api.monday.com/v2"
-EVERY, SWEEP = 60.0, 3600.0  # seconds
-WITHIN = 20.0  # seconds for an answer to begin, or to go on
-ALL_WITHIN = 60.0  # seconds for all of it
-LONGEST = 64 * 2**20  # bytes of an answer
-MOST = 100  # items a question by id takes
-LONGEST_PAUSE = 3600.0  # seconds that it may ask to be left alone
-VERSION = "2025-10"
-CODES = {
+DEFAULT_URL = "https://api.monday.com/v2"
+DEFAULT_POLL_SECONDS, DEFAULT_FULL_SCAN_SECONDS = 60.0, 3600.0
+READ_TIMEOUT_SECONDS = 20.0  # maximum time without data from the server
+REQUEST_TIMEOUT_SECONDS = 60.0  # limit of the whole request
+MAX_RESPONSE_BYTES = 64 * 2**20
+MAX_ITEM_IDS = 100  # limit of the API for ids per request
+MAX_RETRY_AFTER_SECONDS = 3600.0  # longer delays requested by the server are shortened to this
+API_VERSION = "2025-10"
+STATUS_BY_ERROR_CODE = {
     "ResourceNotFoundException": 404, "InvalidBoardIdException": 404, "UserUnauthorizedException": 403,
     "USER_UNAUTHORIZED": 403, "USER_ACCESS_DENIED": 403, "ComplexityException": 429,
     "COMPLEXITY_BUDGET_EXHAUSTED": 429, "FIELD_LIMIT_EXCEEDED": 429, "DAILY_LIMIT_EXCEEDED": 429,
     "maxConcurrencyExceeded": 429, "Unauthorized": 401, "NOT_AUTHENTICATED": 401,
 }  # fmt: skip
-ITEM = "id name state board { id } column_values { id text value }"
-FIRST = (
+ITEM_FIELDS = "id name state board { id } column_values { id text value }"
+FIRST_PAGE_QUERY = (
     "query ($board: [ID!], $limit: Int!) { boards(ids: $board) { items_page(limit: $limit)"
-    f" {{ cursor items {{ {ITEM} }} }} }} }}"
+    f" {{ cursor items {{ {ITEM_FIELDS} }} }} }} }}"
 )
-NEXT = (
+NEXT_PAGE_QUERY = (
     "query ($cursor: String!, $limit: Int!) { next_items_page(cursor: $cursor, limit: $limit)"
-    f" {{ cursor items {{ {ITEM} }} }} }}"
+    f" {{ cursor items {{ {ITEM_FIELDS} }} }} }}"
 )
-THESE = f"query ($ids: [ID!], $limit: Int!) {{ items(ids: $ids, limit: $limit) {{ {ITEM} }} }}"
+ITEMS_BY_ID_QUERY = f"query ($ids: [ID!], $limit: Int!) {{ items(ids: $ids, limit: $limit) {{ {ITEM_FIELDS} }} }}"
 
 
 class Board:
-    """The adapter; `token` gives the token for each question, if the options do not. Raises InvalidInput
-    (SOURCE_OPTIONS_INVALID)."""
+    """Adapter for a board; `token` provides the token for each request, by default the one in the options.
 
-    def __init__(self, options: Mapping[str, Any], token: Token | None = None) -> None:
+    Raises InvalidInput (INVALID_SOURCE_OPTIONS).
+    """
+
+    def __init__(self, options: Mapping[str, Any], token: TokenProvider | None = None) -> None:
         if unknown := options.keys() - set(OPTIONS):
-            raise _unfit(f"A source of kind monday has no option {min(unknown)!r:.60}.")
-        given, board, signing = options.get("token"), options.get("boardId"), options.get("signingSecret", "-")
-        if token is None and not _sendable(given):
-            raise _unfit("A source of kind monday needs the token of an account.")
+            raise _invalid_options(f"A source of kind monday has no option {min(unknown)!r:.60}.")
+        static_token, board, signing = options.get("token"), options.get("boardId"), options.get("signingSecret", "-")
+        if token is None and not _is_valid_token(static_token):
+            raise _invalid_options("A source of kind monday requires the token of an account.")
         if not isinstance(signing, str) or not signing:
-            raise _unfit("signingSecret is no text.")
-        self.board = str(board)
-        if isinstance(board, bool) or not (self.board.isascii() and self.board.isdigit()):
-            raise _unfit(f"boardId is {board!r:.60}.")
-        self._token: Token = token or _Same(str(given))
-        self._url = options.get("url", URL)
-        if not _is_http(self._url):
-            raise _unfit(f"url is {self._url!r:.60}.")
-        self.every = seconds(options.get("everySeconds", EVERY), "everySeconds", least=0.1)
-        self.sweep = seconds(options.get("sweepEverySeconds", SWEEP), "sweepEverySeconds", least=0.1)
+            raise _invalid_options("signingSecret is not a non-empty text.")
+        self.board_id = str(board)
+        if isinstance(board, bool) or not (self.board_id.isascii() and self.board_id.isdigit()):
+            raise _invalid_options(f"boardId is {board!r:.60}.")
+        self._token: TokenProvider = token or _StaticToken(str(static_token))
+        self._url = options.get("url", DEFAULT_URL)
+        if not _is_http_url(self._url):
+            raise _invalid_options(f"url is {self._url!r:.60}.")
+        self.poll_interval = parse_seconds(
+            options.get("everySeconds", DEFAULT_POLL_SECONDS), "everySeconds", minimum=0.1
+        )
+        self.full_scan_interval = parse_seconds(
+            options.get("sweepEverySeconds", DEFAULT_FULL_SCAN_SECONDS), "sweepEverySeconds", minimum=0.1
+        )
 
-    async def page(self, after: str | None, most: int) -> Read:
-        """As in Adapter."""
+    async def read_page(self, after: str | None, limit: int) -> RowPage:
         if after is not None:
-            found = (await self._ask(NEXT, cursor=after, limit=most))["next_items_page"]
+            items_page = (await self._query(NEXT_PAGE_QUERY, cursor=after, limit=limit))["next_items_page"]
         else:
-            boards = (await self._ask(FIRST, board=[self.board], limit=most)).get("boards")
+            boards = (await self._query(FIRST_PAGE_QUERY, board=[self.board_id], limit=limit)).get("boards")
             if not boards:
                 raise SourceGone("Board orphaned (404)")
-            found = boards[0]["items_page"]
-        return Read(dict(_item(one) for one in found["items"] if _alive(one)), found["cursor"] or None)
+            items_page = boards[0]["items_page"]
+        return RowPage(
+            dict(_parse_item(item) for item in items_page["items"] if _is_active(item)), items_page["cursor"] or None
+        )
 
-    async def changed(self, since: str | None, most: int) -> Read | None:
-        """As in Adapter."""
+    async def read_changes(self, since: str | None, limit: int) -> RowPage | None:
+        """Return None: the API cannot list changes."""
         return None
 
-    async def read(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """As in Adapter. An item that was archived, or moved to another board, is there no more."""
-        there: dict[str, dict[str, Any]] = {}
-        known = [key for key in keys if key.isascii() and key.isdigit()]
-        for start in range(0, len(known), MOST):
-            ids = known[start : start + MOST]
-            items = (await self._ask(THESE, ids=ids, limit=len(ids))).get("items") or []
-            here = [one for one in items if _alive(one) and (one.get("board") or {}).get("id") in (None, self.board)]
-            there |= dict(map(_item, here))
-        if known and not there:  # all of them gone: or the board
-            await self.page(None, 1)
-        return there
+    async def read_rows(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return the items with these ids that exist now, excluding archived items and items of other boards."""
+        rows: dict[str, dict[str, Any]] = {}
+        valid_ids = [key for key in keys if key.isascii() and key.isdigit()]
+        for start in range(0, len(valid_ids), MAX_ITEM_IDS):
+            ids = valid_ids[start : start + MAX_ITEM_IDS]
+            items = (await self._query(ITEMS_BY_ID_QUERY, ids=ids, limit=len(ids))).get("items") or []
+            on_board = [
+                item
+                for item in items
+                if _is_active(item) and (item.get("board") or {}).get("id") in (None, self.board_id)
+            ]
+            rows |= dict(map(_parse_item, on_board))
+        if valid_ids and not rows:  # either all items are gone, or the board is: then this raises SourceGone
+            await self.read_page(None, 1)
+        return rows
 
-    async def any(self, query: str, parameters: Mapping[str, Any]) -> bool:
-        """As in Adapter: there is nothing to query."""
-        raise SourceFailed("A board takes no query.")
+    async def matches(self, query: str, parameters: Mapping[str, Any]) -> bool:
+        """Raise SourceFailed: a board cannot be queried."""
+        raise SourceFailed("A board accepts no query.")
 
-    async def listen(self, heard: Callable[[str | None], None]) -> bool:
-        """As in Adapter."""
+    async def listen(self, on_change: Callable[[str | None], None]) -> bool:
+        """Return False: the API has no subscriptions."""
         return False
 
     async def close(self) -> None:
-        """As in Adapter."""
+        """Do nothing: connections are not kept open."""
 
-    async def _ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        """The data of an answer. Raises SourceFailed, SourceGone."""
+    async def _query(self, query: str, **variables: Any) -> dict[str, Any]:
+        """Return the data of a response; retries once with a new token. Raises SourceFailed, SourceGone."""
         token = await self._token()
-        wrong, data = await self._post(token, query, variables)
-        if [one for one in wrong if one.status == 401]:
-            fresh = await self._token(token)
-            if fresh != token:
-                wrong, data = await self._post(fresh, query, variables)
-        for one in wrong:
-            raise _error(one)
+        errors, data = await self._post(token, query, variables)
+        if [error for error in errors if error.status == 401]:
+            new_token = await self._token(token)
+            if new_token != token:
+                errors, data = await self._post(new_token, query, variables)
+        for error in errors:
+            raise _to_source_error(error)
         return data
 
-    async def _post(self, token: str, query: str, variables: Mapping[str, Any]) -> tuple[list[_Wrong], dict[str, Any]]:
+    async def _post(
+        self, token: str, query: str, variables: Mapping[str, Any]
+    ) -> tuple[list[_ApiError], dict[str, Any]]:
         try:
             from timebell import http_client
         except ImportError as missing:
             raise Refused(
-                "A source of kind monday needs the library h11.", code="EXTRA_MISSING",
-                fix='Install it: pip install "timebell[server]"',
+                "A source of kind monday requires the package h11, which is not installed.", code="EXTRA_MISSING",
+                fix='Run: pip install "timebell[server]".',
             ) from missing  # fmt: skip
-        headers = {"authorization": token, "content-type": "application/json", "api-version": VERSION}
+        headers = {"authorization": token, "content-type": "application/json", "api-version": API_VERSION}
         body = json.dumps({"query": query, "variables": variables}).encode()
         try:
-            answer = await http_client.ask(
-                "POST", self._url, headers, body, within=ALL_WITHIN, most=LONGEST, quiet=WITHIN
+            response = await http_client.send_request(
+                "POST",
+                self._url,
+                headers,
+                body,
+                timeout=REQUEST_TIMEOUT_SECONDS,
+                max_bytes=MAX_RESPONSE_BYTES,
+                idle_timeout=READ_TIMEOUT_SECONDS,
             )
-        except http_client.WireError as failed:
-            raise SourceFailed(f"monday.com does not answer: {type(failed).__name__}.") from failed
-        if not answer.whole:
-            raise SourceFailed(f"monday.com answers with more than {LONGEST:,} bytes.")
-        wrong = list(_wrong(answer.status, said := _json(answer.body), answer.header(b"retry-after")))
-        return wrong, {} if wrong else dict(said["data"])
+        except http_client.HttpClientError as error:
+            raise SourceFailed(f"monday.com does not respond: {type(error).__name__}.") from error
+        if not response.is_complete:
+            raise SourceFailed(f"The response of monday.com exceeds {MAX_RESPONSE_BYTES:,} bytes.")
+        content = _parse_json(response.body)
+        errors = list(_api_errors(response.status, content, response.header(b"retry-after")))
+        return errors, {} if errors else dict(content["data"])
 
 
-class _Wrong(NamedTuple):
-    """What is wrong with an answer, as a status of HTTP; `pause` is how long it asks to be left alone (seconds)."""
+class _ApiError(NamedTuple):
+    """An error in a response, with an HTTP status; `retry_after` is in seconds."""
 
     status: int
     message: str
     code: str = ""
-    pause: float | None = None
+    retry_after: float | None = None
 
 
-class _Same:
-    """A token that stays."""
+class _StaticToken:
+    """Provider of a fixed token."""
 
     def __init__(self, token: str) -> None:
         self._token = token
 
-    async def __call__(self, refused: str | None = None) -> str:
+    async def __call__(self, rejected_token: str | None = None) -> str:
         return self._token
 
 
-def _error(wrong: _Wrong) -> SourceFailed:
-    if wrong.status in (403, 404):
-        return SourceGone(f"Board orphaned ({wrong.status})", fix=wrong.message)
-    if wrong.status == 401:
+def _to_source_error(api_error: _ApiError) -> SourceFailed:
+    if api_error.status in (403, 404):
+        return SourceGone(f"Board orphaned ({api_error.status})", fix=api_error.message)
+    if api_error.status == 401:
         return SourceFailed(
-            "monday.com does not take the token: re-authorization required.", code="SOURCE_UNAUTHORIZED",
-            fix="Give a new token: timebell trigger reauthorize, or replace the secret.",
+            "monday.com rejects the token: re-authorization required.", code="SOURCE_UNAUTHORIZED",
+            fix="Set a new token with timebell trigger reauthorize, or replace the secret.",
         )  # fmt: skip
-    if "cursor" in wrong.code.lower():
-        return SourceFailed(f"monday.com has forgotten the cursor: {wrong.message}", code="SOURCE_CURSOR_LOST")
-    return SourceFailed(f"monday.com refuses ({wrong.status}): {wrong.message}", retry_after=wrong.pause)
+    if "cursor" in api_error.code.lower():
+        return SourceFailed(f"The cursor of monday.com has expired: {api_error.message}", code="SOURCE_CURSOR_LOST")
+    return SourceFailed(
+        f"monday.com rejects the request ({api_error.status}): {api_error.message}",
+        retry_after=api_error.retry_after,
+    )
 
 
-def _json(content: bytes) -> Any:
+def _parse_json(content: bytes) -> Any:
     try:
         return json.loads(content) if content else {}
-    except ValueError:  # a page of some proxy's; its status says what is wrong
+    except ValueError:  # for example an error page of a proxy; its status describes the error
         return None
 
 
-def _wrong(status: int, said: Any, retry_after: str | None = None) -> Iterator[_Wrong]:
-    """What is wrong with an answer, wherever it says so."""
-    after = _pause(retry_after)
-    if not isinstance(said, Mapping):
-        yield _Wrong(status if status >= 400 else 502, "The answer is no object.", pause=after)
+def _api_errors(status: int, response: Any, retry_after: str | None = None) -> Iterator[_ApiError]:
+    """Yield the errors of a response, from all places where the API reports them."""
+    after = _parse_retry_after(retry_after)
+    if not isinstance(response, Mapping):
+        yield _ApiError(status if status >= 400 else 502, "The response is not an object.", retry_after=after)
         return
-    plain = status if status >= 400 else 400
-    if "error_code" in said or "error_message" in said:
-        code, more = str(said.get("error_code", "")), said.get("error_data")
-        inner = said.get("status_code") or CODES.get(code)
-        pause = _pause(more.get("retry_in_seconds")) if isinstance(more, Mapping) else None
-        yield _Wrong(_status(inner, plain), str(said.get("error_message", ""))[:200], code, pause or after)
-    errors = said.get("errors")
-    for one in errors if isinstance(errors, list) else ():
-        given = one.get("extensions") if isinstance(one, Mapping) else None
-        extensions = given if isinstance(given, Mapping) else {}
+    default_status = status if status >= 400 else 400
+    if "error_code" in response or "error_message" in response:
+        code, error_data = str(response.get("error_code", "")), response.get("error_data")
+        error_status = response.get("status_code") or STATUS_BY_ERROR_CODE.get(code)
+        delay = _parse_retry_after(error_data.get("retry_in_seconds")) if isinstance(error_data, Mapping) else None
+        message = str(response.get("error_message", ""))[:200]
+        yield _ApiError(_status_or(error_status, default_status), message, code, delay or after)
+    errors = response.get("errors")
+    for error in errors if isinstance(errors, list) else ():
+        value = error.get("extensions") if isinstance(error, Mapping) else None
+        extensions = value if isinstance(value, Mapping) else {}
         code = str(extensions.get("code", ""))
-        message = one.get("message", "") if isinstance(one, Mapping) else one
-        inner = extensions.get("status_code") or CODES.get(code)
-        pause = _pause(extensions.get("retry_in_seconds")) or after
-        yield _Wrong(_status(inner, plain), str(message)[:200], code, pause)
+        message = error.get("message", "") if isinstance(error, Mapping) else error
+        error_status = extensions.get("status_code") or STATUS_BY_ERROR_CODE.get(code)
+        delay = _parse_retry_after(extensions.get("retry_in_seconds")) or after
+        yield _ApiError(_status_or(error_status, default_status), str(message)[:200], code, delay)
     if status >= 400:
-        yield _Wrong(status, "It says no more.", pause=after)
-    if not isinstance(said.get("data"), Mapping):
-        yield _Wrong(502, "The answer has no data.", pause=after)
+        yield _ApiError(status, "The response has no details.", retry_after=after)
+    if not isinstance(response.get("data"), Mapping):
+        yield _ApiError(502, "The response has no data.", retry_after=after)
 
 
-def _status(inner: Any, otherwise: int) -> int:
+def _status_or(value: Any, default: int) -> int:
     try:
-        return int(inner)
+        return int(value)
     except (TypeError, ValueError):
-        return otherwise
+        return default
 
 
-def _pause(given: Any) -> float | None:
-    """Seconds, from a number or a header; None for what is none."""
+def _parse_retry_after(value: Any) -> float | None:
+    """Return a delay in seconds from a number or a header; None if it is invalid."""
     try:
-        found = float(given)
+        seconds = float(value)
     except (TypeError, ValueError):
         return None
-    return min(found, LONGEST_PAUSE) if math.isfinite(found) and found > 0 else None
+    return min(seconds, MAX_RETRY_AFTER_SECONDS) if math.isfinite(seconds) and seconds > 0 else None
 
 
-def _sendable(token: Any) -> bool:
+def _is_valid_token(token: Any) -> bool:
     return isinstance(token, str) and bool(token) and token.isascii() and token.isprintable()
 
 
-def _is_http(url: Any) -> bool:
+def _is_http_url(url: Any) -> bool:
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
         return parts is not None and parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
@@ -232,32 +256,34 @@ def _is_http(url: Any) -> bool:
         return False
 
 
-def _alive(item: Mapping[str, Any]) -> bool:
+def _is_active(item: Mapping[str, Any]) -> bool:
     return str(item.get("state", "active")) == "active"
 
 
-def _item(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    fields = {str(one["id"]): value_of(one.get("value")) for one in given.get("column_values") or ()}
-    return str(given["id"]), {**fields, "name": given.get("name")}
+def _parse_item(item: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    columns = item.get("column_values") or ()
+    fields = {str(column["id"]): parse_column_value(column.get("value")) for column in columns}
+    return str(item["id"]), {**fields, "name": item.get("name")}
 
 
-def value_of(written: Any) -> Any:
-    """A column's value, which comes as JSON in a text: dates as ISO 8601, people as a list of their ids."""
+def parse_column_value(raw: Any) -> Any:
+    """Return the value of a column from its JSON text: dates as ISO 8601, people as a list of ids."""
     try:
-        value = json.loads(written) if isinstance(written, str) else written
+        value = json.loads(raw) if isinstance(raw, str) else raw
     except ValueError:
-        return written
+        return raw
     if not isinstance(value, Mapping):
         return value
     if isinstance(value.get("date"), str):
         return f"{value['date']}T{value['time']}Z" if value.get("time") else value["date"] or None
     if isinstance(value.get("personsAndTeams"), list):
-        return [str(one["id"]) for one in value["personsAndTeams"] if one.get("kind", "person") == "person"]
+        return [str(entry["id"]) for entry in value["personsAndTeams"] if entry.get("kind", "person") == "person"]
     return dict(value)
 
 
-def _unfit(message: str) -> InvalidInput:
+def _invalid_options(message: str) -> InvalidInput:
     return InvalidInput(
-        message, code="SOURCE_OPTIONS_INVALID",
-        fix='{"token": {"secret": "name"}, "boardId": "123"}, and signingSecret, everySeconds, sweepEverySeconds.',
+        message, code="INVALID_SOURCE_OPTIONS",
+        fix='Use {"token": {"secret": "name"}, "boardId": "123"}, and optionally signingSecret, everySeconds,'
+        " sweepEverySeconds.",
     )  # fmt: skip

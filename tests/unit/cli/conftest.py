@@ -1,4 +1,4 @@
-"""The command line as its users meet it: `cli` runs a command here, `start` one in a process of its own."""
+"""Fixtures for the command line: `cli` runs a command in this process, `start` in its own process."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from timebell.cli.main import main
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What a command left behind."""
+class CommandResult:
+    """Exit code and output of a command."""
 
     code: int
     out: str
     err: str
 
 
-Cli = Callable[..., Done]
+Cli = Callable[..., CommandResult]
 Start = Callable[..., Process]
 
 
@@ -32,7 +32,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     """Run `timebell ...` in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*args: object, stdin: str = "") -> Done:
+    def run(*args: object, stdin: str = "") -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["timebell", *map(str, args)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         code = 0
@@ -41,14 +41,14 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         except SystemExit as ended:
             code = int(ended.code or 0)
         out, err = capsys.readouterr()
-        return Done(code, out, err)
+        return CommandResult(code, out, err)
 
     return run
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start `timebell ...` in an empty folder; it is ended with the test."""
+    """Start `timebell ...` in an empty folder; the process is killed when the test ends."""
     started: list[Process] = []
 
     def run(*args: object, **environment: str) -> Process:

@@ -1,4 +1,4 @@
-"""A `timebell` process: started, watched line by line, ended."""
+"""Start a `timebell` process, wait for lines of its output, and end it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import TypeVar
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 120.0
+TIMEOUT_SECONDS = 120.0
 _numbers = count()
 
 
 class Process:
-    """One process; its output goes to files, so that nothing is lost and nobody blocks."""
+    """One process. Its output goes to files, so that nothing is lost and no pipe fills up."""
 
     def __init__(self, folder: Path, args: list[str], environment: dict[str, str]) -> None:
         number = next(_numbers)
         self.out, self.err = folder / f"process-{number}.out", folder / f"process-{number}.err"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TIMEBELL_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TIMEBELL_")}
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "timebell.cli.main", *args], cwd=folder, stdout=out, stderr=err,
-                stdin=subprocess.DEVNULL, env={**kept, "PYTHONPATH": str(ROOT / "src"), **environment},
+                stdin=subprocess.DEVNULL, env={**inherited, "PYTHONPATH": str(ROOT / "src"), **environment},
             )  # fmt: skip
 
     def wait_for(self, pattern: str, *, err: bool = False, times: int = 1) -> list[str]:
-        """The lines that match, once there are so many."""
+        """Return the matching lines as soon as there are at least `times` of them."""
 
         def found() -> list[str] | None:
             text = (self.err if err else self.out).read_text()
@@ -42,30 +42,30 @@ class Process:
         return until(found, lambda: f"{pattern!r} in:\n{self.out.read_text()}\n{self.err.read_text()}")
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Signal it and wait; its exit code."""
+        """Send a signal, wait for the end, and return the exit code."""
         self.popen.send_signal(number)
         return self.wait()
 
     def wait(self) -> int:
-        """Until it ends by itself; its exit code."""
-        return self.popen.wait(PATIENCE)
+        """Wait until the process ends by itself, and return its exit code."""
+        return self.popen.wait(TIMEOUT_SECONDS)
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process if it still runs."""
         if self.popen.poll() is None:
             self.popen.kill()
-        self.popen.wait(PATIENCE)
+        self.popen.wait(TIMEOUT_SECONDS)
 
 
 T = TypeVar("T")
 
 
-def until(look: Callable[[], T | None], wanted: Callable[[], str]) -> T:
-    """What `look` finds, as soon as it finds something."""
-    deadline = time.monotonic() + PATIENCE
+def until(probe: Callable[[], T | None], describe: Callable[[], str]) -> T:
+    """Return the first result of `probe` that is not None, or fail after TIMEOUT_SECONDS."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        found = look()
+        found = probe()
         if found is not None:
             return found
         time.sleep(0.02)
-    raise AssertionError(f"not within {PATIENCE:g} s: {wanted()}")
+    raise AssertionError(f"not within {TIMEOUT_SECONDS:g} s: {describe()}")

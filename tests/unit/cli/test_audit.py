@@ -1,4 +1,4 @@
-"""`timebell audit` and `timebell why`, straight at a database."""
+"""`timebell audit` and `timebell why` on a database."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Any
 from sqlalchemy import delete
 
 from timebell import Every, Timebell
-from timebell.clock import wall
-from timebell.engine.planner import job_of
+from timebell.clock import system_now
+from timebell.engine.planner import build_job
 from timebell.recurrence.instants import format_instant
 from timebell.store.schedules import schedules
 from timebell.store.schema import finished
 
 
-async def _made(url: str, damaged: bool) -> list[str]:
-    """Ten minutes of a schedule that ended a while ago; the instants."""
-    end = wall() - timedelta(minutes=5)
+async def _create_history(url: str, damaged: bool) -> list[str]:
+    """Create ten minutes of history of a schedule that has ended, and return its instants."""
+    end = system_now() - timedelta(minutes=5)
     start = end - timedelta(minutes=10)
     app = Timebell(url, timezone="UTC")
     await app.open()
     every = Every("PT1M", start)
     draft = app.schedules.draft("t", every, {"name": "minutely", "end": end, "catch_up": "skip"}, start)
-    await app.store.run(schedules.put, draft, job_of, start, replace=False)
-    await app.store.run(schedules.fire, job_of, wall(), 10)
+    await app.store.run(schedules.upsert_schedule, draft, build_job, start, replace=False)
+    await app.store.run(schedules.fire_due_schedules, build_job, system_now(), 10)
     if damaged:
-        await app.store.run(_damage, start + timedelta(minutes=3))
+        await app.store.run(_delete_occurrence, start + timedelta(minutes=3))
     await app.close()
     return [format_instant(start + timedelta(minutes=minute)) for minute in range(11)]
 
 
-def _damage(tx: Any, at: Any) -> None:
+def _delete_occurrence(tx: Any, at: Any) -> None:
     tx.execute(delete(finished).where(finished.c.scheduled_at == at))
 
 
-def test_nothing_is_said_of_what_is_whole(cli: Any, sqlite_url: str) -> None:
-    instants = asyncio.run(_made(sqlite_url, damaged=False))
+def test_intact_history_reports_no_difference(cli: Any, sqlite_url: str) -> None:
+    instants = asyncio.run(_create_history(sqlite_url, damaged=False))
     between = ("--from", instants[0], "--to", instants[10], "--database", sqlite_url)
     done = cli("audit", *between)
     assert (done.code, done.out) == (0, "")
@@ -46,8 +46,8 @@ def test_nothing_is_said_of_what_is_whole(cli: Any, sqlite_url: str) -> None:
     assert json.loads(cli("audit", *between, "-o", "json").out) == []
 
 
-def test_a_difference_is_shown_and_the_exit_code_says_so(cli: Any, sqlite_url: str) -> None:
-    instants = asyncio.run(_made(sqlite_url, damaged=True))
+def test_difference_is_listed_and_sets_the_exit_code(cli: Any, sqlite_url: str) -> None:
+    instants = asyncio.run(_create_history(sqlite_url, damaged=True))
     between = ("--from", instants[0], "--to", instants[10], "--database", sqlite_url)
     done = cli("audit", *between, "--schedule", "minutely")
     assert done.code == 7
@@ -56,13 +56,13 @@ def test_a_difference_is_shown_and_the_exit_code_says_so(cli: Any, sqlite_url: s
     assert (one["finding"], one["at"], one["count"], one["schedule"]) == ("missing", instants[3], 1, "minutely")
     why = json.loads(cli("why", "minutely", instants[3], "--database", sqlite_url, "-o", "json").out)
     assert why["outcome"] == "lost"
-    said = cli("why", "minutely", instants[4], "--database", sqlite_url)
-    assert (said.code, said.err) == (0, "")
-    assert "It was skipped (missed)" in said.out
+    explained = cli("why", "minutely", instants[4], "--database", sqlite_url)
+    assert (explained.code, explained.err) == (0, "")
+    assert "It was skipped (missed)" in explained.out
 
 
-def test_what_is_not_there_has_its_exit_code(cli: Any, sqlite_url: str) -> None:
-    between = ("--from", format_instant(wall() - timedelta(hours=1)), "--to", format_instant(wall()))
+def test_missing_database_schedule_or_record_sets_the_exit_code(cli: Any, sqlite_url: str) -> None:
+    between = ("--from", format_instant(system_now() - timedelta(hours=1)), "--to", format_instant(system_now()))
     assert cli("audit", *between, "--database", "sqlite:///nowhere.db").code == 6
     assert cli("audit", *between, "--database", sqlite_url, "--schedule", "none").code == 3
     assert cli("why", "none", between[1], "--database", sqlite_url).code == 3

@@ -1,4 +1,4 @@
-"""Crontabs: what the parser makes of them, and what the import does with that."""
+"""Parsing and importing crontabs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DEBIAN = Path(__file__).parents[3] / "examples" / "crontab"
 KNOWN = {"root", "www-data", "backup"}
 
 
-def only(text: str, *, system: bool = False) -> Crontab:
+def parse_text(text: str, *, system: bool = False) -> Crontab:
     return parse(text, system=system)
 
 
-def test_the_system_form_of_debian() -> None:
-    found = only(DEBIAN.read_text(), system=True)
+def test_system_crontab_of_debian_is_parsed() -> None:
+    found = parse_text(DEBIAN.read_text(), system=True)
     assert [entry.expression for entry in found.entries] == [
         "17 * * * *", "25 6 * * *", "47 6 * * 7", "52 6 1 * *", "*/5 * * * *",
     ]  # fmt: skip
@@ -37,16 +37,16 @@ def test_the_system_form_of_debian() -> None:
     assert not found.refused
 
 
-def test_assignments_hold_for_the_lines_below() -> None:
-    found = only("A=1\n* * * * * one\nA = \"two words \"\nB='x'\nSHELL=/bin/bash\nC =\n* * * * * two\n")
+def test_assignments_apply_to_later_lines() -> None:
+    found = parse_text("A=1\n* * * * * one\nA = \"two words \"\nB='x'\nSHELL=/bin/bash\nC =\n* * * * * two\n")
     one, two = found.entries
     assert one.env == {"A": "1"}
     assert (one.shell, two.shell) == ("/bin/sh", "/bin/bash")
     assert two.env == {"A": "two words ", "B": "x", "SHELL": "/bin/bash", "C": ""}
 
 
-def test_the_zone_is_cron_tz_and_never_tz() -> None:
-    found = only("* * * * * a\nTZ=Asia/Tokyo\nCRON_TZ=Asia/Seoul\n* * * * * b\nCRON_TZ=\n* * * * * c\n")
+def test_timezone_comes_from_cron_tz_not_from_tz() -> None:
+    found = parse_text("* * * * * a\nTZ=Asia/Tokyo\nCRON_TZ=Asia/Seoul\n* * * * * b\nCRON_TZ=\n* * * * * c\n")
     assert [entry.timezone for entry in found.entries] == [None, "Asia/Seoul", None]
     assert found.entries[1].env == {"TZ": "Asia/Tokyo"}
 
@@ -61,13 +61,13 @@ def test_the_zone_is_cron_tz_and_never_tz() -> None:
         ("A=1 env", "A=1 env", ""),
     ],
 )
-def test_percent_signs(written: str, command: str, stdin: str) -> None:
-    (entry,) = only(f"5 4 * * sun {written}").entries
+def test_percent_signs_separate_stdin(written: str, command: str, stdin: str) -> None:
+    (entry,) = parse_text(f"5 4 * * sun {written}").entries
     assert (entry.command, entry.stdin) == (command, stdin)
 
 
-def test_macros_and_quiet_lines() -> None:
-    found = only("@daily  a b\n@Hourly c\n-0 5 * * * d\n")
+def test_macros_and_lines_with_a_leading_dash() -> None:
+    found = parse_text("@daily  a b\n@Hourly c\n-0 5 * * * d\n")
     assert [(entry.expression, entry.command) for entry in found.entries] == [
         ("@daily", "a b"), ("@Hourly", "c"), ("0 5 * * *", "d"),
     ]  # fmt: skip
@@ -75,25 +75,25 @@ def test_macros_and_quiet_lines() -> None:
 
 @pytest.mark.parametrize(
     ("line", "why"),
-    [("@reboot x", "no time"), ("@fortnightly x", "crontab(5)"), ("@every 5m x", "crontab(5)"),
+    [("@reboot x", "not a time"), ("@fortnightly x", "crontab(5)"), ("@every 5m x", "crontab(5)"),
      ("1 2 3 4 5", "fields"), ("@daily", "fields"), ("0~30 * * * * x", "random")],
 )  # fmt: skip
-def test_what_is_refused_says_why(line: str, why: str) -> None:
-    found = only(f"# a comment\n\n  {line}\n")
+def test_refused_lines_have_a_reason(line: str, why: str) -> None:
+    found = parse_text(f"# a comment\n\n  {line}\n")
     ((number, reason),) = found.refused
     assert number == 3
     assert why in reason
     assert not found.entries
 
 
-def test_mail_is_noted_as_not_carried_over() -> None:
-    assert [number for number, _ in only('MAILTO=root\n* * * * * x\nMAILTO=""\n').notes] == [1]
+def test_mailto_is_reported_as_not_imported() -> None:
+    assert [number for number, _ in parse_text('MAILTO=root\n* * * * * x\nMAILTO=""\n').notes] == [1]
 
 
-def test_names_are_stable_and_repeated_lines_differ() -> None:
-    once = only("0 1 * * * a\n0 1 * * * a\n0 2 * * * a\n").entries
+def test_fingerprints_are_stable_and_differ_for_repeated_lines() -> None:
+    once = parse_text("0 1 * * * a\n0 1 * * * a\n0 2 * * * a\n").entries
     assert len({entry.fingerprint for entry in once}) == 3
-    again = only("# new\n0 2 * * * a\nX=1\n0 1 * * * a\n").entries
+    again = parse_text("# new\n0 2 * * * a\nX=1\n0 1 * * * a\n").entries
     assert again[1].fingerprint == once[0].fingerprint
     assert again[0].fingerprint == once[2].fingerprint
 
@@ -101,9 +101,9 @@ def test_names_are_stable_and_repeated_lines_differ() -> None:
 @pytest.mark.parametrize(
     ("text", "path", "system"),
     [
-        ("0 1 * * * whoever x", "/etc/crontab", True),
-        ("0 1 * * * whoever x", "/etc/cron.d/it", True),
-        ("# m h dom mon dow user\tcommand\n0 1 * * * whoever x", "c", True),
+        ("0 1 * * * operator x", "/etc/crontab", True),
+        ("0 1 * * * operator x", "/etc/cron.d/it", True),
+        ("# m h dom mon dow user\tcommand\n0 1 * * * operator x", "c", True),
         ("0 1 * * * root x\n@daily www-data y z", "c", True),
         ("0 1 * * * root x\n0 1 * * * /usr/bin/tar -z x", "c", False),
         ("0 1 * * * backup", "c", False),
@@ -111,7 +111,7 @@ def test_names_are_stable_and_repeated_lines_differ() -> None:
         ("# nothing", "c", False),
     ],
 )
-def test_the_form_is_found_out(text: str, path: str, system: bool) -> None:
+def test_user_column_is_detected(text: str, path: str, system: bool) -> None:
     assert has_user_column(text, path, KNOWN.__contains__) is system
 
 
@@ -130,21 +130,23 @@ def test_a_dry_run_shows_everything_and_writes_nothing(cli: Cli, tmp_path: Path)
     done = cli("import", "crontab", DEBIAN, "--timezone", "Asia/Seoul", "--dry-run", "-o", "json")
     rows = json.loads(done.out)
     assert done.code == 0
-    assert [row["line"] for row in rows] == [entry.number for entry in only(DEBIAN.read_text(), system=True).entries]
-    assert {row["outcome"] for row in rows} == {"would be made"}
+    assert [row["line"] for row in rows] == [
+        entry.number for entry in parse_text(DEBIAN.read_text(), system=True).entries
+    ]
+    assert {row["outcome"] for row in rows} == {"would be created"}
     assert rows[2]["words"] == "At 06:47 on Sunday, Asia/Seoul"
     assert all(row["nextLocal"].endswith("+09:00") and row["next"].endswith("Z") for row in rows)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_commands_must_be_switched_on(cli: Cli, tmp_path: Path) -> None:
+def test_import_requires_the_command_target_to_be_enabled(cli: Cli, tmp_path: Path) -> None:
     done = cli("import", "crontab", DEBIAN, "--timezone", "Asia/Seoul")
     assert done.code == 4
     assert "TIMEBELL_COMMAND_ENABLED=true" in done.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_import_makes_schedules_and_a_second_one_changes_nothing(
+def test_import_creates_schedules_and_repeating_it_changes_nothing(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIMEBELL_COMMAND_ENABLED", "true")
@@ -152,10 +154,10 @@ def test_an_import_makes_schedules_and_a_second_one_changes_nothing(
     (tmp_path / "mine").write_text("MAILTO=me\nCRON_TZ=Asia/Seoul\nX=y\n0 9 * * 1-5 cat > out%hello\n@reboot boot\n")
     done = cli("import", "crontab", "mine", "-o", "json")
     assert done.code == 1  # one line was refused
-    assert "line 5: @reboot is no time" in done.err
-    assert "MAILTO is not carried over" in done.err
+    assert "line 5: @reboot is not a time" in done.err
+    assert "MAILTO is not imported" in done.err
     (row,) = json.loads(done.out)
-    assert row["outcome"] == "made"
+    assert row["outcome"] == "created"
     (schedule,) = stored(tmp_path)
     assert schedule.name == row["schedule"]
     assert schedule.name.startswith(f"crontab-{getpass.getuser()}-")
@@ -184,7 +186,7 @@ def test_a_crontab_without_a_zone_is_refused(cli: Cli, monkeypatch: pytest.Monke
     assert "CRON_TZ" in done.err
 
 
-def test_bad_lines_do_not_keep_good_ones_out(cli: Cli) -> None:
+def test_invalid_lines_do_not_prevent_the_import_of_valid_lines(cli: Cli) -> None:
     text = "61 * * * * a\n0 0 31 2 * b\n0 9 * * * c\nCRON_TZ=Nowhere/Land\n0 9 * * * d\n"
     done = cli("import", "crontab", "-", "--timezone", "UTC", "--dry-run", "-o", "json", stdin=text)
     assert [row["command"] for row in json.loads(done.out)] == ["c"]
@@ -193,7 +195,7 @@ def test_bad_lines_do_not_keep_good_ones_out(cli: Cli) -> None:
         assert any(f"line {number}:" in line and code in line for line in done.err.splitlines())
 
 
-def test_users_of_a_system_crontab_are_kept_and_warned_about(cli: Cli, tmp_path: Path) -> None:
+def test_user_of_a_system_crontab_is_kept_in_the_name_with_a_warning(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "system").write_text("0 9 * * * nobody-here /bin/true\n")
     done = cli("import", "crontab", "system", "--system", "--timezone", "UTC", "--dry-run", "-o", "json")
     (row,) = json.loads(done.out)
@@ -202,13 +204,13 @@ def test_users_of_a_system_crontab_are_kept_and_warned_about(cli: Cli, tmp_path:
     assert "nobody-here" in done.err
 
 
-def test_the_table_fits_a_terminal_of_eyes(cli: Cli) -> None:
+def test_table_for_a_terminal_has_its_columns(cli: Cli) -> None:
     done = cli("import", "crontab", DEBIAN, "--timezone", "Asia/Seoul", "--dry-run")
     assert done.out.splitlines()[0].split() == ["LINE", "SCHEDULE", "WHEN", "NEXT", "IN", "OUTCOME", "COMMAND"]
     assert "system form" in done.err
 
 
-def test_an_empty_or_missing_file(cli: Cli) -> None:
+def test_missing_file_is_refused_and_an_empty_file_imports_nothing(cli: Cli) -> None:
     assert cli("import", "crontab", "none", "--timezone", "UTC", "--dry-run").code == 2
     done = cli("import", "crontab", "-", "--timezone", "UTC", "--dry-run", "-o", "json", stdin="# nothing\n")
     assert (done.code, done.out.strip()) == (0, "[]")

@@ -1,4 +1,4 @@
-"""`timebell doctor`: each thing it can find is provoked, and found by its code, with why and what to do."""
+"""`timebell doctor`: each finding is provoked, and is reported with its code, reason and fix."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from tests.docs.pages import DOCS, code_words, rows
 from tests.servers import Postgres, free_port
 from timebell import Cron, Timebell
 from timebell.cli.doctor import database, settings
-from timebell.cli.doctor.database import Server
-from timebell.cli.doctor.findings import WHY
-from timebell.clock import wall
+from timebell.cli.doctor.database import ServerFacts
+from timebell.cli.doctor.findings import REASONS
+from timebell.clock import system_now
 from timebell.store.open import open_store, upgrade
 
 from .conftest import Cli
 
-SOUND = Server(
+HEALTHY_SERVER = ServerFacts(
     version=160_004, encoding="UTF8", standby=False, read_only=False, superuser=False, remote=False, encrypted=False,
     free_connections=50, autovacuum=True, statement_timeout=0, idle_timeout=10_000,
 )  # fmt: skip
-FOUND: set[str] = set()
+PROVOKED_CODES: set[str] = set()
 
 
 def findings(cli: Cli, *args: object) -> dict[str, dict[str, Any]]:
-    """What it finds, by code; each says what, why and what to do."""
+    """Return the findings by code; each has a detail, a reason and a fix."""
     done = cli("doctor", *args, "-o", "json")
     found = {each["code"]: each for each in json.loads(done.out) if each["verdict"] != "ok"}
-    assert all(each["detail"] and each["why"] == WHY[code] and each["fix"] for code, each in found.items())
+    assert all(each["detail"] and each["why"] == REASONS[code] and each["fix"] for code, each in found.items())
     assert done.code == int(any(each["verdict"] == "fail" for each in found.values()))
-    FOUND.update(found)
+    PROVOKED_CODES.update(found)
     return found
 
 
 @pytest.fixture(scope="module")
 def file_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A migrated file that no test here writes to."""
+    """A migrated file to which no test of this module writes."""
     url = f"sqlite:///{tmp_path_factory.mktemp('doctor')}/timebell.db"
     asyncio.run(upgrade(url))
     return url
@@ -59,7 +59,7 @@ def file_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 Provoke = Callable[[pytest.MonkeyPatch, Path], object]
 
 
-def lacks(package: str) -> Provoke:
+def without_package(package: str) -> Provoke:
     real = importlib.util.find_spec
 
     def provoke(patch: pytest.MonkeyPatch, _: Path) -> None:
@@ -69,7 +69,7 @@ def lacks(package: str) -> Provoke:
     return provoke
 
 
-def setting(**values: str) -> Provoke:
+def with_settings(**values: str) -> Provoke:
     def provoke(patch: pytest.MonkeyPatch, _: Path) -> None:
         for name, value in values.items():
             patch.setenv(f"TIMEBELL_{name.upper()}", value)
@@ -77,89 +77,91 @@ def setting(**values: str) -> Provoke:
     return provoke
 
 
-def open_file(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def readable_config_file(patch: pytest.MonkeyPatch, folder: Path) -> None:
     (folder / "timebell.toml").write_text('secret_key = "hunter2"\n')
     (folder / "timebell.toml").chmod(0o644)
 
 
-def mounted(kind: str) -> Provoke:
+def mounted_as(kind: str) -> Provoke:
     def provoke(patch: pytest.MonkeyPatch, folder: Path) -> None:
         (folder / "mounts").write_text(f"/dev/sda / {kind} rw 0 0\nx {folder}/elsewhere proc rw 0 0\n")
-        patch.setattr(settings, "MOUNTS", folder / "mounts")
+        patch.setattr(settings, "MOUNTS_FILE", folder / "mounts")
 
     return provoke
 
 
-def full(patch: pytest.MonkeyPatch, _: Path) -> None:
+def full_disk(patch: pytest.MonkeyPatch, _: Path) -> None:
     usage = namedtuple("usage", "total used free")
     patch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12 - 1000, 1000))
 
 
-def few_files(patch: pytest.MonkeyPatch, _: Path) -> None:
+def low_file_limit(patch: pytest.MonkeyPatch, _: Path) -> None:
     patch.setattr(resource, "getrlimit", lambda _: (256, 256))
 
 
-def ancient(patch: pytest.MonkeyPatch, _: Path) -> None:
+def old_sqlite(patch: pytest.MonkeyPatch, _: Path) -> None:
     patch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
 
 
-def lax(patch: pytest.MonkeyPatch, _: Path) -> None:
-    patch.setattr("timebell.cli.doctor.report._durability", lambda tx: {"journal_mode": "wal", "synchronous": "0"})
+def lax_durability(patch: pytest.MonkeyPatch, _: Path) -> None:
+    lax_settings = {"journal_mode": "wal", "synchronous": "0"}
+    patch.setattr("timebell.cli.doctor.report._durability_settings", lambda tx: lax_settings)
 
 
-def skewed(patch: pytest.MonkeyPatch, _: Path) -> None:
+def skewed_clock(patch: pytest.MonkeyPatch, _: Path) -> None:
     patch.setattr(
-        "timebell.cli.doctor.report.open_store", lambda url, _: open_store(url, lambda: wall() + timedelta(seconds=3))
+        "timebell.cli.doctor.report.open_store",
+        lambda url, _: open_store(url, lambda: system_now() + timedelta(seconds=3)),
     )
 
 
 @pytest.mark.parametrize(
     ("code", "provoke"),
-    [("ZONE_UNKNOWN", setting(default_timezone="Europe/Pariss")),
-     ("APP_BROKEN", setting(app="nowhere.py")),
-     ("EXTRA_MISSING", lacks("apprise")),
-     ("SECRET_KEY_MISSING", setting(http_host="0.0.0.0")),
-     ("HTTP_WITHOUT_TLS", setting(http_host="0.0.0.0", secret_key="x" * 32)),
-     ("METRICS_EXPOSED", setting(metrics_host="0.0.0.0", metrics_port="9700")),
-     ("WEBHOOKS_REACH_INSIDE", setting(webhook_allow_private="true")),
-     ("SECRETS_IN_THE_OPEN", open_file),
-     ("RETENTION_SHORT", setting(retention_done="1h")),
-     ("LEASE_TIGHT", setting(scheduler_lease="10s")),
-     ("OPEN_FILES_FEW", few_files),
-     ("SQLITE_ON_NETWORK", mounted("nfs4")),
-     ("SQLITE_NOT_KEPT", mounted("tmpfs")),
-     ("DISK_ALMOST_FULL", full),
-     ("DATABASE_OLD", ancient),
-     ("DATABASE_NOT_DURABLE", lax),
-     ("CLOCK_SKEWED", skewed)],
+    [("ZONE_UNKNOWN", with_settings(default_timezone="Europe/Pariss")),
+     ("APP_BROKEN", with_settings(app="nowhere.py")),
+     ("EXTRA_MISSING", without_package("apprise")),
+     ("SECRET_KEY_MISSING", with_settings(http_host="0.0.0.0")),
+     ("HTTP_WITHOUT_TLS", with_settings(http_host="0.0.0.0", secret_key="x" * 32)),
+     ("METRICS_EXPOSED", with_settings(metrics_host="0.0.0.0", metrics_port="9700")),
+     ("WEBHOOKS_REACH_INSIDE", with_settings(webhook_allow_private="true")),
+     ("SECRETS_IN_THE_OPEN", readable_config_file),
+     ("RETENTION_SHORT", with_settings(retention_done="1h")),
+     ("LEASE_TIGHT", with_settings(scheduler_lease="10s")),
+     ("OPEN_FILES_FEW", low_file_limit),
+     ("SQLITE_ON_NETWORK", mounted_as("nfs4")),
+     ("SQLITE_NOT_KEPT", mounted_as("tmpfs")),
+     ("DISK_ALMOST_FULL", full_disk),
+     ("DATABASE_OLD", old_sqlite),
+     ("DATABASE_NOT_DURABLE", lax_durability),
+     ("CLOCK_SKEWED", skewed_clock)],
     ids=lambda given: given if isinstance(given, str) else "",
 )  # fmt: skip
-def test_what_is_wrong_with_settings_and_machine(
+def test_problems_of_settings_and_machine_are_found(
     code: str, provoke: Provoke, file_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TIMEBELL_HTTP_PORT", str(free_port()))
-    mounted("ext4")(monkeypatch, Path(file_url.removeprefix("sqlite:///")).parent)
+    mounted_as("ext4")(monkeypatch, Path(file_url.removeprefix("sqlite:///")).parent)
     provoke(monkeypatch, tmp_path)
     found = set(findings(cli, "--database", file_url))
     assert code in found
     assert found - {code} <= {"OPEN_FILES_FEW", "DISK_ALMOST_FULL", "HTTP_WITHOUT_TLS"}
 
 
-def test_a_database_that_is_not_there_or_not_ours(cli: Cli, tmp_path: Path) -> None:
+def test_missing_unreachable_or_empty_database_is_found(cli: Cli, tmp_path: Path) -> None:
     assert "DATABASE_MISSING" in findings(cli)
     assert "DATABASE_UNREACHABLE" in findings(cli, "--database", "postgresql://me:hunter2@127.0.0.1:1/db")
     (tmp_path / "empty.db").touch()
     assert "DATABASE_NOT_UPGRADED" in findings(cli, "--database", f"sqlite:///{tmp_path}/empty.db")
 
 
-def test_a_taken_port(file_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_is_found(file_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         monkeypatch.setenv("TIMEBELL_HTTP_PORT", str(listening.getsockname()[1]))
         assert "PORT_TAKEN" in findings(cli, "--database", file_url)
 
 
 @pytest.mark.parametrize(
-    ("code", "fault"),
+    ("code", "problem"),
     [("DATABASE_OLD", {"version": 120_018}),
      ("DATABASE_READ_ONLY", {"standby": True}),
      ("DATABASE_NOT_UTF8", {"encoding": "SQL_ASCII"}),
@@ -170,17 +172,17 @@ def test_a_taken_port(file_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) 
      ("STATEMENT_TIMEOUT_SHORT", {"statement_timeout": 3000}),
      ("POOLER_WITHOUT_IDLE_LIMIT", {"pooled": True, "idle_timeout": 0})],
 )  # fmt: skip
-def test_how_a_server_is_set_up(code: str, fault: dict[str, Any]) -> None:
-    assert list(database.judge(SOUND)) == []
-    (found,) = database.judge(replace(SOUND, **fault))
-    assert (found.code, found.why) == (code, WHY[code])
-    FOUND.add(code)
+def test_server_configuration_problems_are_found(code: str, problem: dict[str, Any]) -> None:
+    assert list(database.check_server(HEALTHY_SERVER)) == []
+    (found,) = database.check_server(replace(HEALTHY_SERVER, **problem))
+    assert (found.code, found.why) == (code, REASONS[code])
+    PROVOKED_CODES.add(code)
 
 
-def test_a_real_server_says_how_it_is_set_up(
+def test_configuration_problems_of_a_real_server_are_found(
     postgres: Postgres, postgres_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("timebell.cli.doctor.report.PATIENCE", 60.0)
+    monkeypatch.setattr("timebell.cli.doctor.report.NOTIFY_TIMEOUT_SECONDS", 60.0)
     name = postgres_url.rpartition("/")[2]
 
     async def alter(*statements: str) -> None:
@@ -189,10 +191,10 @@ def test_a_real_server_says_how_it_is_set_up(
             await connection.execute(statement)
         await connection.close()
 
-    known = set(findings(cli, "--database", postgres_url))
-    assert "DATABASE_READ_ONLY" not in known
+    baseline = set(findings(cli, "--database", postgres_url))
+    assert "DATABASE_READ_ONLY" not in baseline
     asyncio.run(alter(f"ALTER DATABASE \"{name}\" SET statement_timeout = '2s'"))
-    assert set(findings(cli, "--database", postgres_url)) - known == {"STATEMENT_TIMEOUT_SHORT"}
+    assert set(findings(cli, "--database", postgres_url)) - baseline == {"STATEMENT_TIMEOUT_SHORT"}
     asyncio.run(alter(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'))
     found = findings(cli, "--database", postgres_url)
     assert found["DATABASE_READ_ONLY"]["verdict"] == "fail"
@@ -204,30 +206,30 @@ def test_a_real_server_says_how_it_is_set_up(
     postgres.drop_database(url)
 
 
-def test_a_notify_that_does_not_arrive(postgres_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undelivered_notify_is_found(postgres_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("timebell.cli.doctor.report._notify", lambda tx: None)
-    monkeypatch.setattr("timebell.cli.doctor.report.PATIENCE", 0.05)
-    assert "NOTIFY_UNHEARD" in findings(cli, "--database", postgres_url)
+    monkeypatch.setattr("timebell.cli.doctor.report.NOTIFY_TIMEOUT_SECONDS", 0.05)
+    assert "NOTIFY_NOT_DELIVERED" in findings(cli, "--database", postgres_url)
 
 
-async def _make_trouble(url: str) -> None:
+async def _provoke_findings(url: str) -> None:
     app = Timebell(url, timezone="UTC")
-    await app.schedule_repeat("nobody.listens", Cron("0 9 * * *"), name="daily")
-    held = [await app.schedule_at(topic) for topic in ("nobody.listens", "other")]
+    await app.schedule_repeat("unhandled.topic", Cron("0 9 * * *"), name="daily")
+    held = [await app.schedule_at(topic) for topic in ("unhandled.topic", "other")]
     await app.pause_all("a bad release")
     await app.close()
-    store = open_store(url, wall)
+    store = open_store(url, system_now)
     await store.open()
-    at = store.dialect.to_db(wall())
+    at = store.dialect.to_db(system_now())
     node = (
-        "INSERT INTO timebell_nodes (id, name, version, tzdata, routes, beat, started_at, seen_at)"
+        "INSERT INTO timebell_nodes (id, name, version, tzdata, routes, heartbeat, started_at, seen_at)"
         " VALUES (:id, :name, :version, :tzdata, :routes, 1, :at, :at)"
     )
     routes = '{"exact": [], "prefixes": [], "everything": false}'
     for statement, values in (
-        ("UPDATE timebell_schedules SET fault = 'broken'", {}),
-        ("UPDATE timebell_jobs SET hold = 'unheard' WHERE id = :id", {"id": held[0].id}),
-        ("UPDATE timebell_jobs SET hold = 'recover' WHERE id = :id", {"id": held[1].id}),
+        ("UPDATE timebell_schedules SET error = 'broken'", {}),
+        ("UPDATE timebell_jobs SET hold = 'unhandled' WHERE id = :id", {"id": held[0].id}),
+        ("UPDATE timebell_jobs SET hold = 'backlog' WHERE id = :id", {"id": held[1].id}),
         ("INSERT INTO timebell_data_keys (tenant_id, wrapped_by, wrapped, created_at, updated_at)"
          " VALUES ('default', 'strange', 'x', :at, :at)", {"at": at}),
         ("INSERT INTO timebell_targets (tenant_id, name, kind, options, revision, created_at, updated_at, disabled_at)"
@@ -239,7 +241,7 @@ async def _make_trouble(url: str) -> None:
     await store.close()
 
 
-def test_what_stands_still(sqlite_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_work_is_found(sqlite_url: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     async def one() -> None:
         app = Timebell(sqlite_url, timezone="UTC")
         await app.schedule_at("mail.send")
@@ -247,10 +249,10 @@ def test_what_stands_still(sqlite_url: str, cli: Cli, monkeypatch: pytest.Monkey
 
     asyncio.run(one())
     assert "NO_LIVE_NODE" in findings(cli, "--database", sqlite_url)
-    asyncio.run(_make_trouble(sqlite_url))
+    asyncio.run(_provoke_findings(sqlite_url))
     found = findings(cli, "--database", sqlite_url)
     assert set(found) >= {
-        "ALL_PAUSED", "JOBS_UNHEARD", "BACKLOG_WAITS", "SCHEDULES_SET_ASIDE", "SECRETS_UNREADABLE", "TARGETS_DISABLED",
+        "ALL_PAUSED", "JOBS_UNHANDLED", "BACKLOG_WAITS", "SCHEDULES_ERRORED", "SECRETS_UNREADABLE", "TARGETS_DISABLED",
         "VERSIONS_DIFFER", "ZONE_DATA_DIFFERS",
     }  # fmt: skip
     assert "crm" in found["TARGETS_DISABLED"]["detail"]
@@ -259,7 +261,7 @@ def test_what_stands_still(sqlite_url: str, cli: Cli, monkeypatch: pytest.Monkey
     assert "timebell[secrets]" in findings(cli, "--database", sqlite_url)["EXTRA_MISSING"]["fix"]
 
 
-def test_every_finding_was_provoked_and_is_explained() -> None:
-    assert set(WHY) <= FOUND, "run this file whole"
+def test_every_finding_is_provoked_and_documented() -> None:
+    assert set(REASONS) <= PROVOKED_CODES, "run all tests of this file together"
     explained = {code_words(row[0])[0]: row[1] for row in rows(DOCS / "reference" / "doctor.md")}
-    assert explained == WHY
+    assert explained == REASONS

@@ -13,7 +13,7 @@ import pytest
 from timebell import Timebell, errors
 from timebell.cli import job_import
 from timebell.client import job_lines
-from timebell.clock import wall
+from timebell.clock import system_now
 from timebell.model.job import Job
 
 from .conftest import Cli
@@ -43,7 +43,7 @@ def summary(text: str) -> dict[str, Any]:
     return found
 
 
-def test_all_fields_arrive(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
+def test_all_fields_are_stored(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
     write(tmp_path / "jobs.ndjson", {
         "topic": "tea.ready", "runAt": "2030-01-01T09:00:00", "timezone": "Asia/Seoul", "payload": {"n": [1, None]},
         "metadata": {"ownerId": "o", "tenantId": "t", "correlationId": "c", "clientRequestId": "r", "own": 1},
@@ -70,20 +70,22 @@ def test_all_fields_arrive(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
     assert job.local_time == "2030-01-01T09:00:00"
 
 
-def test_bad_lines_are_set_aside_with_reasons_and_good_ones_written(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
+def test_invalid_lines_are_written_to_the_rejected_file_and_valid_ones_imported(
+    cli: Cli, tmp_path: Path, sqlite_url: str
+) -> None:
     good = {"topic": "a", "runAt": LATER}
     gap = {"topic": "a", "runAt": "2039-03-13T02:30", "timezone": "America/New_York"}
     bad: list[tuple[Any, str]] = [
-        (b"{", "JSON_INVALID"),
-        (b"\xff\xfe", "JSON_INVALID"),
+        (b"{", "INVALID_JSON"),
+        (b"\xff\xfe", "INVALID_JSON"),
         ([1], "LINE_NOT_JSON"),
         (b'"' + b"x" * 2_000_000 + b'"', "LINE_TOO_LONG"),
         ({"runAt": LATER}, "TOPIC_MISSING"),
-        ({**good, "topic": "no spaces"}, "TOPIC_INVALID"),
+        ({**good, "topic": "no spaces"}, "INVALID_TOPIC"),
         ({**good, "runat": 1}, "UNKNOWN_FIELD"),
-        ({**good, "runAt": "soon"}, "RUN_AT_INVALID"),
-        ({**good, "runAt": 5}, "RUN_AT_INVALID"),
-        ({**good, "runAt": "2030-02-30T00:00:00Z"}, "RUN_AT_INVALID"),
+        ({**good, "runAt": "soon"}, "INVALID_RUN_AT"),
+        ({**good, "runAt": 5}, "INVALID_RUN_AT"),
+        ({**good, "runAt": "2030-02-30T00:00:00Z"}, "INVALID_RUN_AT"),
         ({**good, "runAt": "2030-01-01T00:00:00"}, "RUN_AT_WITHOUT_TIMEZONE"),
         ({**good, "runAt": "2030-01-01T00:00:00+09:00"}, "TIMEZONE_MISSING"),
         ({**good, "runAt": "2020-01-01T00:00:00Z"}, "SCHEDULE_IN_THE_PAST"),
@@ -106,8 +108,8 @@ def test_bad_lines_are_set_aside_with_reasons_and_good_ones_written(cli: Cli, tm
     write(tmp_path / "jobs.ndjson", b"", *lines)
     done = cli("job", "import", "jobs.ndjson", "--database", sqlite_url, "-o", "json")
     assert done.code == 1
-    told = summary(done.out)
-    assert (told["created"], told["kept"], told["refused"]) == (1, len(bad) - 1, len(bad))
+    counts = summary(done.out)
+    assert (counts["created"], counts["kept"], counts["refused"]) == (1, len(bad) - 1, len(bad))
     rejected = [json.loads(line) for line in (tmp_path / "jobs.rejected.ndjson").read_text().splitlines()]
     assert sorted((each["line"], each["code"]) for each in rejected) == [
         (number, code) for number, (_, code) in zip(range(2, 1000, 2), bad, strict=False)
@@ -120,62 +122,62 @@ def test_bad_lines_are_set_aside_with_reasons_and_good_ones_written(cli: Cli, tm
 @pytest.mark.parametrize(
     ("past", "created", "skipped", "refused"), [("refuse", 1, 0, 2), ("skip", 1, 2, 0), ("now", 3, 0, 0)]
 )
-def test_what_is_in_the_past(
+def test_past_option_refuses_skips_or_runs_past_jobs(
     past: str, created: int, skipped: int, refused: int, cli: Cli, tmp_path: Path, sqlite_url: str
 ) -> None:
     old = [{"topic": "a", "runAt": f"2020-01-0{day}T00:00:00Z"} for day in (1, 2)]
     write(tmp_path / "jobs.ndjson", *old, {"topic": "a", "runAt": LATER})
     done = cli("job", "import", "jobs.ndjson", "--past", past, "--database", sqlite_url, "-o", "json")
-    told = summary(done.out)
-    assert (told["created"], told["skipped"], told["refused"]) == (created, skipped, refused)
+    counts = summary(done.out)
+    assert (counts["created"], counts["skipped"], counts["refused"]) == (created, skipped, refused)
     assert done.code == (1 if refused else 0)
 
 
-def test_it_is_safe_to_repeat(cli: Cli, tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_import, "BATCH", 7)
+def test_import_is_idempotent(cli: Cli, tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_import, "BATCH_SIZE", 7)
     lines = [{"topic": "a", "runAt": LATER, "payload": number} for number in range(30)]
     lines += [{"topic": "b", "runAt": LATER, "key": f"k{number}"} for number in range(5)]
     lines += [{"topic": "c", "runAt": LATER, "metadata": {"clientRequestId": f"r{number}"}} for number in range(5)]
     write(tmp_path / "jobs.ndjson", *lines[:20])
     assert summary(cli("job", "import", "jobs.ndjson", "--database", store_url, "-o", "json").out)["created"] == 20
     write(tmp_path / "jobs.ndjson", *lines)
-    told = summary(cli("job", "import", "jobs.ndjson", "--database", store_url, "-o", "json").out)
-    assert (told["created"], told["kept"]) == (20, 20)
-    told = summary(cli("job", "import", "jobs.ndjson", "--database", store_url, "-o", "json").out)
-    assert (told["created"], told["kept"]) == (0, 40)
+    counts = summary(cli("job", "import", "jobs.ndjson", "--database", store_url, "-o", "json").out)
+    assert (counts["created"], counts["kept"]) == (20, 20)
+    counts = summary(cli("job", "import", "jobs.ndjson", "--database", store_url, "-o", "json").out)
+    assert (counts["created"], counts["kept"]) == (0, 40)
     assert len(stored(store_url)) == 40
 
 
-def test_an_interrupted_import_says_how_far_it_came(
+def test_interrupted_import_reports_its_progress(
     cli: Cli, tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_import, "BATCH", 2)
+    monkeypatch.setattr(job_import, "BATCH_SIZE", 2)
     write(tmp_path / "jobs.ndjson", *({"topic": "a", "runAt": LATER, "payload": number} for number in range(6)))
-    take_in = Timebell().jobs.__class__.take_in
+    insert_drafts = Timebell().jobs.__class__.insert_drafts
     calls = []
 
     async def failing(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(args)
         if len(calls) == 3:
             raise errors.StoreUnreachable("The database x does not answer.")
-        return await take_in(self, *args, **kwargs)
+        return await insert_drafts(self, *args, **kwargs)
 
-    monkeypatch.setattr("timebell.client.jobs.Jobs.take_in", failing)
+    monkeypatch.setattr("timebell.client.jobs.Jobs.insert_drafts", failing)
     done = cli("job", "import", "jobs.ndjson", "--database", sqlite_url)
     assert done.code == 6
     assert "Stopped after 4 jobs" in done.err
     assert "DATABASE_UNREACHABLE" in done.err
 
 
-def test_the_summary_is_talk_unless_a_format_is_asked_for(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
+def test_summary_goes_to_stderr_unless_a_format_is_requested(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
     (tmp_path / "jobs.ndjson").write_bytes(b'\xef\xbb\xbf{"topic":"a","timezone":"UTC"}\r\n\r\n')
     done = cli("job", "import", "jobs.ndjson", "--database", sqlite_url)
     assert (done.code, done.out) == (0, "")
-    assert "1 jobs made" in done.err
-    assert stored(sqlite_url)[0].run_at <= wall()
+    assert "1 jobs created" in done.err
+    assert stored(sqlite_url)[0].run_at <= system_now()
 
 
-def test_an_earlier_file_of_refused_lines_does_not_stay(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
+def test_rejected_file_of_an_earlier_import_is_removed(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
     write(tmp_path / "jobs.ndjson", b"nonsense")
     assert cli("job", "import", "jobs.ndjson", "--database", sqlite_url).code == 1
     assert (tmp_path / "jobs.rejected.ndjson").exists()
@@ -184,14 +186,14 @@ def test_an_earlier_file_of_refused_lines_does_not_stay(cli: Cli, tmp_path: Path
     assert not (tmp_path / "jobs.rejected.ndjson").exists()
 
 
-def test_bad_usage(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
+def test_invalid_usage_is_refused(cli: Cli, tmp_path: Path, sqlite_url: str) -> None:
     assert cli("job", "import", "none.ndjson", "--database", sqlite_url).code == 2
     write(tmp_path / "jobs.ndjson")
     assert cli("job", "import", "jobs.ndjson", "--past", "sometimes", "--database", sqlite_url).code == 2
     assert cli("job", "import", "jobs.ndjson", "--database", sqlite_url).code == 0  # an empty file is fine
 
 
-def test_a_derived_request_id_is_that_of_the_text() -> None:
-    one, two = (job_lines.read(b'{"topic":"a","payload":%d}' % number) for number in (1, 2))
+def test_derived_request_id_depends_only_on_the_text() -> None:
+    one, two = (job_lines.parse_line(b'{"topic":"a","payload":%d}' % number) for number in (1, 2))
     assert one.client_request_id != two.client_request_id
-    assert job_lines.read(b'{"topic":"a","payload":1}').client_request_id == one.client_request_id
+    assert job_lines.parse_line(b'{"topic":"a","payload":1}').client_request_id == one.client_request_id

@@ -1,4 +1,4 @@
-"""APP on the command line: what it may be, and what is said when it is not."""
+"""The APP argument of the command line: accepted forms and errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from timebell import Timebell
-from timebell.cli.loading import load_app, sources
+from timebell.cli.loading import load_app, source_files
 from timebell.errors import InvalidInput, TimebellError
 
 APP = "from timebell import Timebell\nbell = app = Timebell()\n"
@@ -21,24 +21,26 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
 
-@pytest.mark.parametrize("given", ["my.py", "my.py:bell", "./my.py", "my", "my:app", "pack.inner:app", "pack/inner.py"])
-def test_a_file_or_a_module(given: str) -> None:
+@pytest.mark.parametrize(
+    "argument", ["my.py", "my.py:bell", "./my.py", "my", "my:app", "pack.inner:app", "pack/inner.py"]
+)
+def test_app_is_a_file_or_a_module(argument: str) -> None:
     Path("my.py").write_text(APP)
     Path("pack").mkdir()
     Path("pack/inner.py").write_text(APP)
-    assert isinstance(load_app(given), Timebell)
+    assert isinstance(load_app(argument), Timebell)
 
 
-def test_a_file_imports_its_neighbours_and_they_are_watched(tmp_path: Path) -> None:
+def test_modules_beside_the_file_are_importable_and_watched(tmp_path: Path) -> None:
     Path("deep").mkdir()
     Path("deep/near.py").write_text("x = 1\n")
     Path("deep/my.py").write_text("import near\n" + APP)
     load_app("deep/my.py")
-    assert sources("deep/my.py") == [tmp_path / "deep" / "my.py", tmp_path / "deep" / "near.py"]
+    assert source_files("deep/my.py") == [tmp_path / "deep" / "my.py", tmp_path / "deep" / "near.py"]
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "code", "said"),
+    ("text", "argument", "code", "expected"),
     [
         (APP, "your.py", "APP_NOT_FOUND", "no file your.py"),
         (APP, "your:app", "APP_NOT_FOUND", "no module 'your'"),
@@ -50,15 +52,15 @@ def test_a_file_imports_its_neighbours_and_they_are_watched(tmp_path: Path) -> N
         ("raise SystemError('x')", "my:app", "APP_BROKEN", "SystemError: x"),
     ],
 )
-def test_what_goes_wrong_is_said_with_its_place(text: str, given: str, code: str, said: str) -> None:
+def test_loading_errors_name_their_location(text: str, argument: str, code: str, expected: str) -> None:
     Path("my.py").write_text(text)
     with pytest.raises(InvalidInput) as caught:
-        load_app(given)
+        load_app(argument)
     assert caught.value.code == code
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_what_the_apps_own_calls_refuse_keeps_its_code() -> None:
+def test_errors_of_calls_in_the_app_keep_their_code() -> None:
     schedule = "@app.schedule('x', cron='61 * * * *', timezone='UTC')\ndef f(event): ...\n"
     Path("my.py").write_text(APP + schedule)
     with pytest.raises(TimebellError) as caught:

@@ -1,4 +1,4 @@
-"""`timebell db roles`: with the privileges that it prints each kind of process works, and can do no more."""
+"""`timebell db roles`: the printed privileges are sufficient for each kind of process, and no wider."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from tests.servers import Postgres
 from timebell import Arrived, Every, Timebell
-from timebell.cli.privileges import statements
-from timebell.clock import wall
+from timebell.cli.privileges import grant_statements
+from timebell.clock import system_now
 from timebell.store.jobs import retention
 
 from .conftest import Cli
@@ -47,14 +47,14 @@ def granted(postgres: Postgres, postgres_url: str, cli: Cli) -> Iterator[str]:
                          *(f"DROP ROLE {PREFIX}_{role}" for role in ("node", "client", "reader"))))  # fmt: skip
 
 
-def test_where_ending_sessions_takes_a_right_a_node_says_so_once_and_goes_on(
+def test_node_without_the_privilege_to_end_sessions_warns_once_and_continues(
     granted: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
         await _execute(granted, "REVOKE EXECUTE ON FUNCTION pg_terminate_backend FROM PUBLIC")
         node = Timebell(as_role(granted, "node"), timezone="UTC")
         async with node.running(heartbeat=0.05) as service, asyncio.timeout(60):
-            while service.pulse.announced.beat < 5 or service.leader.fence is None:
+            while service.heartbeat.node_record.heartbeat < 5 or service.leader.fence is None:
                 await asyncio.sleep(0.02)
         await node.close()
 
@@ -62,7 +62,7 @@ def test_where_ending_sessions_takes_a_right_a_node_says_so_once_and_goes_on(
     assert [one.levelname for one in caplog.records if "pg_terminate_backend" in one.getMessage()] == ["WARNING"]
 
 
-def test_nodes_clients_and_readers_can_do_their_work_and_no_more(granted: str, cli: Cli) -> None:
+def test_each_role_has_the_privileges_for_its_work(granted: str, cli: Cli) -> None:
     ran = asyncio.Event()
 
     async def work() -> None:
@@ -74,7 +74,10 @@ def test_nodes_clients_and_readers_can_do_their_work_and_no_more(granted: str, c
 
         client = Timebell(as_role(granted, "client"), timezone="UTC")
         async with node.running(heartbeat=0.3):
-            now, later = await client.schedule_at("mail.now"), await client.schedule_at("mail.x", wall() + timedelta(1))
+            now, later = (
+                await client.schedule_at("mail.now"),
+                await client.schedule_at("mail.x", system_now() + timedelta(1)),
+            )
             await client.schedule_repeat("mail.often", Every("PT1S"), name="often", replace=True)
             assert (await client.cancel(later.id)).outcome == "prevented"
             async with asyncio.timeout(60):
@@ -83,20 +86,20 @@ def test_nodes_clients_and_readers_can_do_their_work_and_no_more(granted: str, c
                     await asyncio.sleep(0.05)
             await client.schedules.pause((await client.schedules.get(name="often")).id)
         await node.store.open()
-        await node.store.run(retention.prepare, wall() + timedelta(weeks=9))  # partitions are made by nodes
+        await node.store.run(retention.create_partitions, system_now() + timedelta(weeks=9))  # nodes create partitions
         await node.close()
         await client.close()
 
     asyncio.run(work())
     reader = ("--database", as_role(granted, "reader"))
-    end = (wall() - timedelta(minutes=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    start = (wall() - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    end = (system_now() - timedelta(minutes=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    start = (system_now() - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     assert cli("audit", "--from", start, "--to", end, *reader).code == 0
     assert cli("why", "often", end, *reader).code == 0
 
 
 REFUSED = [
-    ("node", "UPDATE timebell_audit_log SET actor = 'nobody'"),
+    ("node", "UPDATE timebell_audit_log SET actor = 'other'"),
     ("node", "DELETE FROM timebell_audit_log"),
     ("node", "DROP TABLE timebell_jobs"),
     ("node", "ALTER TABLE timebell_jobs ADD x int"),
@@ -115,13 +118,13 @@ REFUSED = [
 ]
 
 
-def test_what_is_refused(granted: str) -> None:
+def test_statements_beyond_a_role_are_refused(granted: str) -> None:
     for role, sql in REFUSED:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             asyncio.run(_execute(as_role(granted, role), *sql.split(";")))
 
 
-def test_a_name_that_is_none_is_refused(cli: Cli) -> None:
+def test_invalid_prefix_is_refused(cli: Cli) -> None:
     done = cli("db", "roles", "--prefix", "x; DROP TABLE y")
     assert (done.code, "INVALID_NAME" in done.err) == (2, True)
-    assert list(statements("timebell"))[-1] == "COMMIT;"
+    assert list(grant_statements("timebell"))[-1] == "COMMIT;"

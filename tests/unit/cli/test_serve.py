@@ -16,7 +16,7 @@ import pytest
 
 from tests.servers import Postgres, free_port
 from timebell import Timebell
-from timebell.clock import wall
+from timebell.clock import system_now
 from timebell.model.job import Job
 
 from .conftest import Start
@@ -57,7 +57,7 @@ def schedule(url: str, topic: str, **fields: Any) -> str:
     async def make() -> str:
         app = Timebell(url)
         try:
-            return (await app.schedule_at(topic, wall() + timedelta(seconds=0.3), timezone="UTC", **fields)).id
+            return (await app.schedule_at(topic, system_now() + timedelta(seconds=0.3), timezone="UTC", **fields)).id
         finally:
             await app.close()
 
@@ -75,10 +75,10 @@ def job_of(url: str, id_: str) -> Job:
     return asyncio.run(find())
 
 
-def test_the_quick_start_fires_visibly_and_serves_its_page(start: Start) -> None:
+def test_quickstart_prints_its_fires_and_serves_the_dashboard(start: Start) -> None:
     port = free_port()
     process = start("dev", QUICKSTART, "--port", port)
-    process.wait_for(f"page http://127.0.0.1:{port}/ui/", err=True)
+    process.wait_for(f"dashboard http://127.0.0.1:{port}/ui/", err=True)
     process.wait_for(r"^\d\d:\d\d:\d\d\.\d{3} UTC +UTC +tea\.kettle-on +[\d.,]+ ms late  ok")
     process.wait_for(r"Tea is ready: 2 cups")
     process.wait_for(r"Europe/London +tea\.ready +.*ms late  ok")
@@ -93,7 +93,7 @@ def test_the_quick_start_fires_visibly_and_serves_its_page(start: Start) -> None
     assert "Traceback" not in process.err.read_text()
 
 
-def test_pages_alone_are_served_beside_the_engine_of_another_process(start: Start, tmp_path: Path) -> None:
+def test_dashboard_process_runs_beside_an_engine_process(start: Start, tmp_path: Path) -> None:
     url, port = f"sqlite:///{tmp_path}/timebell.db", free_port()
     environment = {"TIMEBELL_DATABASE_URL": url, "TIMEBELL_SECRET_KEY": "k" * 32}
     engine = start("run", "--roles", "planner,worker", **environment)
@@ -107,19 +107,19 @@ def test_pages_alone_are_served_beside_the_engine_of_another_process(start: Star
     assert "Traceback" not in pages.err.read_text()
 
 
-def test_without_an_app_a_demo_fires(start: Start, tmp_path: Path) -> None:
+def test_dev_without_an_app_runs_the_demo(start: Start, tmp_path: Path) -> None:
     process = start("dev", "--port", free_port())
     process.wait_for("built-in demo", err=True)
     process.wait_for(r"demo\.hello .* ok", times=1)
     schedule(f"sqlite:///{tmp_path}/timebell.db", "anything.you-like")
     process.wait_for(r"anything\.you-like .* ok")
     assert process.end(signal.SIGINT) == 0
-    # What is tried out needs no secret key: one is made beside the database, for its owner alone.
-    made = tmp_path / "timebell.db.key"
-    assert (made.stat().st_mode & 0o777, len(made.read_text())) == (0o600, 64)
+    # `dev` needs no secret key: it creates one beside the database, readable by its owner only.
+    key_file = tmp_path / "timebell.db.key"
+    assert (key_file.stat().st_mode & 0o777, len(key_file.read_text())) == (0o600, 64)
 
 
-def test_retries_and_failures_are_shown(start: Start, tmp_path: Path) -> None:
+def test_retries_and_failures_are_printed(start: Start, tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text(APP.replace("WORD", "1"))
     process = start("dev", "my.py", "--port", free_port())
     process.wait_for("Ready in", err=True)
@@ -129,26 +129,26 @@ def test_retries_and_failures_are_shown(start: Start, tmp_path: Path) -> None:
     process.end()
 
 
-def test_new_code_starts_anew_and_broken_code_does_not(start: Start, tmp_path: Path) -> None:
+def test_changed_code_restarts_dev_unless_it_does_not_compile(start: Start, tmp_path: Path) -> None:
     app = tmp_path / "my.py"
 
-    def put(code: str) -> None:  # at once, as a file that is half written is other code
+    def write_app(code: str) -> None:  # atomically, because a partly written file would be different code
         (tmp_path / "new").write_text(code)
         (tmp_path / "new").replace(app)
 
-    put(APP.replace("WORD", "print('first', flush=True)"))
+    write_app(APP.replace("WORD", "print('first', flush=True)"))
     process = start("dev", "my.py", "--port", free_port())
     process.wait_for("first")
-    put("def broken(:")
-    process.wait_for(r"my\.py is broken, so the old code goes on", err=True)
-    put(APP.replace("WORD", "print('second', flush=True)"))
-    process.wait_for(r"my\.py changed: starting anew", err=True)
+    write_app("def broken(:")
+    process.wait_for(r"my\.py does not compile; still running the old code", err=True)
+    write_app(APP.replace("WORD", "print('second', flush=True)"))
+    process.wait_for(r"my\.py changed: restarting", err=True)
     process.wait_for("second")
     process.wait_for("Ready in", err=True, times=2)
     assert process.end() == 0
 
 
-def test_a_taken_port_is_said(start: Start) -> None:
+def test_port_in_use_is_reported(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = start("dev", "--port", taken.getsockname()[1])
         assert process.wait() == 5
@@ -156,7 +156,7 @@ def test_a_taken_port_is_said(start: Start) -> None:
     process.wait_for("--port", err=True)
 
 
-def test_a_second_engine_on_a_sqlite_file_is_told_so(start: Start) -> None:
+def test_second_engine_on_a_sqlite_file_is_refused(start: Start) -> None:
     first = start("dev", "--port", free_port())
     first.wait_for("Ready in", err=True)
     second = start("run", "--port", free_port())
@@ -179,14 +179,14 @@ def test_run_refuses_a_database_that_is_not_upgraded(start: Start, postgres: Pos
 def test_run_until_idle_runs_what_is_due(start: Start, store_url: str, tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text(APP.replace('every="PT1S"', 'every="P1D"'))
     id_ = schedule(store_url, "slow.work")
-    until(lambda: True if job_of(store_url, id_).run_at <= wall() else None, lambda: "the job to be due")
+    until(lambda: True if job_of(store_url, id_).run_at <= system_now() else None, lambda: "the job to be due")
     process = start("run", "my.py", "--until-idle", "--roles", "planner,worker", TIMEBELL_DATABASE_URL=store_url)
     assert process.wait() == 0
     assert job_of(store_url, id_).state == "completed"
-    assert "page" not in process.err.read_text()
+    assert "dashboard http" not in process.err.read_text()
 
 
-def test_sigterm_lets_what_runs_finish(start: Start, store_url: str, tmp_path: Path) -> None:
+def test_sigterm_lets_running_jobs_finish(start: Start, store_url: str, tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text(APP.replace('every="PT1S"', 'every="P1D"'))
     process = start("run", "my.py", "--port", free_port(), TIMEBELL_DATABASE_URL=store_url)
     process.wait_for("Ready in", err=True)
@@ -197,7 +197,7 @@ def test_sigterm_lets_what_runs_finish(start: Start, store_url: str, tmp_path: P
     assert job_of(store_url, id_).state == "completed"
 
 
-def test_logs_of_run_are_json_when_nobody_watches(start: Start, sqlite_url: str) -> None:
+def test_logs_of_run_are_json_without_a_terminal(start: Start, sqlite_url: str) -> None:
     process = start("run", "--port", free_port(), TIMEBELL_DATABASE_URL=sqlite_url)
     process.wait_for("Ready in", err=True)
     assert process.end() == 0
@@ -206,13 +206,13 @@ def test_logs_of_run_are_json_when_nobody_watches(start: Start, sqlite_url: str)
 
 
 @pytest.mark.parametrize("roles", ["planner,baker", "worker,"])
-def test_roles_that_cannot_be(roles: str, start: Start) -> None:
+def test_invalid_roles_are_refused(roles: str, start: Start) -> None:
     process = start("run", "--roles", roles)
     assert process.wait() == 2
     process.wait_for("error: ", err=True)
 
 
-def test_roles_choose_what_is_answered(start: Start) -> None:
+def test_roles_select_the_routes_that_are_served(start: Start) -> None:
     port = free_port()
     process = start("run", "--roles", "planner,worker,api", "--port", port)
     process.wait_for("Ready in", err=True)
@@ -222,7 +222,7 @@ def test_roles_choose_what_is_answered(start: Start) -> None:
 
 
 def test_an_imported_crontab_runs_its_commands(start: Start, tmp_path: Path) -> None:
-    """From the file to the effect, as someone who leaves cron meets it."""
+    """From the crontab file to the effect of the command."""
     (tmp_path / "mine").write_text('* * * * * cat > "$OUT"%it ran\n'.replace("$OUT", str(tmp_path / "out")))
     on = {"TIMEBELL_COMMAND_ENABLED": "true"}
     done = start("import", "crontab", "mine", "--timezone", "UTC", **on)
@@ -231,7 +231,7 @@ def test_an_imported_crontab_runs_its_commands(start: Start, tmp_path: Path) -> 
     asyncio.run(_make_due(url))
     process = start("run", "--port", free_port(), **on)
     out = tmp_path / "out"
-    # The next minute may begin: what is there at one look counts.
+    # The next minute may begin and run the command again: only the first content counts.
     assert until(lambda: (out.exists() and out.read_text()) or None, process.err.read_text) == "it ran\n"
     assert process.end() == 0
 
@@ -244,7 +244,7 @@ async def _make_due(url: str) -> None:
     from timebell.store.transaction import Transaction
 
     def move(tx: Transaction) -> None:
-        tx.execute(update(schedules).values(next_fire_at=wall().replace(second=0, microsecond=0)))
+        tx.execute(update(schedules).values(next_fire_at=system_now().replace(second=0, microsecond=0)))
 
     app = Timebell(url)
     await app.open()
@@ -252,7 +252,7 @@ async def _make_due(url: str) -> None:
     await app.close()
 
 
-def test_a_second_ctrl_c_ends_it_at_once(start: Start, tmp_path: Path) -> None:
+def test_second_ctrl_c_ends_the_process_immediately(start: Start, tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text(APP.replace("WORD", "1").replace("sleep(1)", "sleep(60)"))
     port = free_port()
     process = start("dev", "my.py", "--port", port)

@@ -1,4 +1,4 @@
-"""`timebell simulate`: schedules rehearsed on virtual time, with what goes wrong in them."""
+"""`timebell simulate`: schedules run on virtual time, with simulated failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from timebell import Arrived, JobSpec
 from timebell.recurrence import Cron
 from timebell.recurrence.preview import next_fires
-from timebell.sim.report import report
+from timebell.sim.report import build_report
 from timebell.sim.scenario import Outage
 from timebell.sim.world import World
 
@@ -51,14 +51,14 @@ runAt: 2027-03-13T12:00:00Z
 SPAN = ("--from", "2027-03-13", "--to", "2027-03-16")
 
 
-def simulated(cli: Cli, tmp_path: Path, text: str = FILE, *args: str) -> tuple[int, dict[str, Any]]:
+def simulate(cli: Cli, tmp_path: Path, text: str = FILE, *args: str) -> tuple[int, dict[str, Any]]:
     (tmp_path / "rehearsal.yaml").write_text(text)
     done = cli("simulate", tmp_path / "rehearsal.yaml", *SPAN, *args, "-o", "json")
     return done.code, json.loads(done.out)
 
 
-def test_s0_106_a_week_of_14276_notifications_with_an_outage(cli: Cli) -> None:
-    """Each is inside its minute, or is told with the reason why not."""
+def test_example_week_with_an_outage_runs_on_time_or_gives_a_reason(cli: Cli) -> None:
+    """Each notification runs inside its minute, or is listed as late with a reason."""
     week = Path(__file__).parents[3] / "examples" / "simulate" / "notification-week.yaml"
     done = cli("simulate", week, "--from", "2027-02-28T23:59:30Z", "--to", "2027-03-07T23:59:30Z")
     assert done.code == 0, done.err
@@ -69,12 +69,12 @@ def test_s0_106_a_week_of_14276_notifications_with_an_outage(cli: Cli) -> None:
     late = [line for line in lines if line[0] == "late"]
     assert f"{fired:,} fired, {expected - fired} skipped, {len(late)} late, 0 schedules not accounted for." in done.out
     assert 0 < len(late) < 5 and all("outage of nodes from 2027-03-03T08:15:20Z" in " ".join(line) for line in late)
-    assert "herd  2027-03-01T08:00:00Z  15 schedules at once" in done.out
+    assert "burst  2027-03-01T08:00:00Z  15 schedules start simultaneously" in done.out
     assert "peak  2027-03-01T08:00:00Z  15 starts in the minute" in done.out
 
 
 def test_every_occurrence_is_accounted_for_and_late_ones_have_a_reason(cli: Cli, tmp_path: Path) -> None:
-    code, found = simulated(cli, tmp_path)
+    code, found = simulate(cli, tmp_path)
     assert code == 0
     assert found["lost"] == []
     lines = {line["name"]: line for line in found["schedules"]}
@@ -92,19 +92,19 @@ def test_every_occurrence_is_accounted_for_and_late_ones_have_a_reason(cli: Cli,
 
 
 def test_the_same_seed_gives_the_same_bytes(cli: Cli, tmp_path: Path) -> None:
-    assert simulated(cli, tmp_path) == simulated(cli, tmp_path)
-    assert simulated(cli, tmp_path) != simulated(cli, tmp_path, FILE.replace("seed: 7", "seed: 8"))
+    assert simulate(cli, tmp_path) == simulate(cli, tmp_path)
+    assert simulate(cli, tmp_path) != simulate(cli, tmp_path, FILE.replace("seed: 7", "seed: 8"))
 
 
-def test_what_is_late_for_no_reason_is_a_difference(cli: Cli, tmp_path: Path) -> None:
+def test_late_run_without_a_reason_is_a_difference(cli: Cli, tmp_path: Path) -> None:
     queued = FILE.replace("topic: billing.check", "topic: billing.check\noverlapPolicy: queue")
-    code, found = simulated(cli, tmp_path, queued)
+    code, found = simulate(cli, tmp_path, queued)
     assert code == 7
     assert any(late["why"] is None and late["schedule"] == "quarter" for late in found["late"])
-    assert simulated(cli, tmp_path, queued, "--late", "100d")[0] == 0
+    assert simulate(cli, tmp_path, queued, "--late", "100d")[0] == 0
 
 
-def test_people_are_shown_lines_peaks_and_herds(cli: Cli, tmp_path: Path) -> None:
+def test_text_output_lists_totals_peaks_and_bursts(cli: Cli, tmp_path: Path) -> None:
     herd = "\n---\n".join(
         f"name: s{number}\ncronExpression: '0 3 * * *'\ntimezone: UTC\ntopic: t.t" for number in range(12)
     )
@@ -112,30 +112,30 @@ def test_people_are_shown_lines_peaks_and_herds(cli: Cli, tmp_path: Path) -> Non
     done = cli("simulate", tmp_path / "herd.yaml", *SPAN, "--outage", "2027-03-14T02:00:00Z/2027-03-14T03:00:10Z")
     assert done.code == 0
     assert "36 fired, 0 skipped, 0 late, 0 schedules not accounted for." in done.out
-    assert "herd  2027-03-13T03:00:00Z  12 schedules at once" in done.out
+    assert "burst  2027-03-13T03:00:00Z  12 schedules start simultaneously" in done.out
     assert "peak  2027-03-13T03:00:00Z  12 starts in the minute" in done.out
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
-        ("nodes: 0", "Nodes is 0"), ("colour: red", "has no colour"),
+        ("nodes: 0", "Nodes is 0"), ("colour: red", "has no field colour"),
         ("handlers: {a: {takes: long}}", "takes is 'long'"),
         ("handlers: {a: {fails: 200}}", "fails is 200"), ("outages: [{from: x, to: y}]", "INVALID_INSTANT"),
-        ("outages: [{from: '2027-03-14T01:00:00Z', to: '2027-03-13T01:00:00Z'}]", "ends later"),
-        ("outages: [{from: '2028-03-14T01:00:00Z', to: '2028-03-15T01:00:00Z'}]", "not within the simulation"),
+        ("outages: [{from: '2027-03-14T01:00:00Z', to: '2027-03-13T01:00:00Z'}]", "must end after its start"),
+        ("outages: [{from: '2028-03-14T01:00:00Z', to: '2028-03-15T01:00:00Z'}]", "outside the simulated time"),
     ],
 )  # fmt: skip
-def test_a_scenario_that_cannot_be_is_refused(cli: Cli, tmp_path: Path, wrong: str, said: str) -> None:
+def test_invalid_scenario_is_refused(cli: Cli, tmp_path: Path, wrong: str, expected: str) -> None:
     (tmp_path / "wrong.yaml").write_text(f"kind: Simulation\n{wrong}\n")
     done = cli("simulate", tmp_path / "wrong.yaml", *SPAN)
     assert (done.code, done.out) == (2, "")
-    assert said in done.err
+    assert expected in done.err
 
 
 @pytest.mark.slow
-def test_S0_106_a_week_of_14_276_notifications_with_an_outage_in_it() -> None:
-    """All inside their minute, or listed with the reason why not."""
+def test_week_of_14276_one_shots_with_an_outage_runs_on_time_or_gives_a_reason() -> None:
+    """Each job runs inside its minute, or is listed as late with a reason."""
     start = datetime(2027, 3, 8, tzinfo=UTC)
     end = start + timedelta(days=7)
     down = Outage(start + timedelta(days=3, hours=9), start + timedelta(days=3, hours=9, minutes=7))
@@ -156,27 +156,27 @@ def test_S0_106_a_week_of_14_276_notifications_with_an_outage_in_it() -> None:
         world.outage(down.start, down.end)
         world.run(world.until(end))
         names: dict[str | None, str] = {None: "notifications"}
-        found = report(world.history(), names, {None: 14_276}, start, end, timedelta(minutes=1), [down])
+        found = build_report(world.history(), names, {None: 14_276}, start, end, timedelta(minutes=1), [down])
     assert found.lost == []
     (line,) = found.lines
     assert (line.fired, line.failed, line.waiting) == (14_276, 0, 0)
     assert found.unexplained == []
-    assert found.late
-    assert all(down.start <= one.run.scheduled_at < down.end for one in found.late)
-    assert max(one.by for one in found.late) <= timedelta(minutes=8)
+    assert found.late_runs
+    assert all(down.start <= one.run.scheduled_at < down.end for one in found.late_runs)
+    assert max(one.lateness for one in found.late_runs) <= timedelta(minutes=8)
 
 
-def test_next_simulation_and_recurrence_agree(cli: Cli, tmp_path: Path) -> None:
-    _, found = simulated(cli, tmp_path)
+def test_simulation_agrees_with_the_recurrence(cli: Cli, tmp_path: Path) -> None:
+    _, found = simulate(cli, tmp_path)
     fires = [run["scheduledAt"] for run in found["runs"] if run["schedule"] == "nightly"]
     recurrence = Cron("30 2 * * *").bind("America/New_York", created_at=datetime(2027, 3, 13, tzinfo=UTC))
     assert fires == [fire["utc"] for fire in next_fires(recurrence, datetime(2027, 3, 13, tzinfo=UTC), 3)]
 
 
-def test_outside_queues_only_pretend(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing listens at that port, so what were published would fail."""
+def test_external_queues_are_simulated(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishing would fail, because no server listens on that port."""
     monkeypatch.setenv("TIMEBELL_BROKER_BULLMQ_URL", "redis://127.0.0.1:1/0")
     text = "kind: Job\ntopic: mail\nrunAt: 2027-03-13T12:00:00Z\ntarget: {kind: bullmq, queue: mail}\n"
-    code, found = simulated(cli, tmp_path, text)
+    code, found = simulate(cli, tmp_path, text)
     assert code == 0
     assert [(run["status"], run["attempt"]) for run in found["runs"]] == [("completed", 1)]

@@ -1,4 +1,4 @@
-"""`timebell user`: who signs in to the dashboard."""
+"""`timebell user`: accounts of the dashboard."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def _database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/users.db"
     asyncio.run(upgrade(url))
     monkeypatch.setenv("TIMEBELL_DATABASE_URL", url)
-    monkeypatch.setattr(passwords, "N", 16)
+    monkeypatch.setattr(passwords, "SCRYPT_N", 16)
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, *words: str, typed: str = "") -> int:
+def run_user_command(monkeypatch: pytest.MonkeyPatch, *words: str, typed: str = "") -> int:
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     monkeypatch.setattr("sys.argv", ["timebell", "user", *words])
     try:
@@ -32,23 +32,23 @@ def ask(monkeypatch: pytest.MonkeyPatch, *words: str, typed: str = "") -> int:
     return 0
 
 
-def test_users_are_made_listed_and_disabled(
+def test_users_are_created_listed_and_disabled(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(monkeypatch, "create", "dana", "--role", "operator", typed="correct horse battery\n") == 0
-    assert ask(monkeypatch, "create", "root", "--role", "platform", typed="correct horse battery\n") == 0
-    assert "dana may sign in to the dashboard as operator of default" in capsys.readouterr().err
-    assert ask(monkeypatch, "create", "dana", typed="correct horse battery\n") == 5
+    assert run_user_command(monkeypatch, "create", "dana", "--role", "operator", typed="correct horse battery\n") == 0
+    assert run_user_command(monkeypatch, "create", "root", "--role", "platform", typed="correct horse battery\n") == 0
+    assert "dana can sign in to the dashboard as operator of default" in capsys.readouterr().err
+    assert run_user_command(monkeypatch, "create", "dana", typed="correct horse battery\n") == 5
     assert "USER_EXISTS" in capsys.readouterr().err
-    assert ask(monkeypatch, "create", "short", typed="short\n") == 2
+    assert run_user_command(monkeypatch, "create", "short", typed="short\n") == 2
     assert "PASSWORD_UNFIT" in capsys.readouterr().err
-    assert ask(monkeypatch, "create", "king", "--role", "king", typed="correct horse battery\n") == 2
+    assert run_user_command(monkeypatch, "create", "king", "--role", "king", typed="correct horse battery\n") == 2
     capsys.readouterr()
-    assert ask(monkeypatch, "password", "dana", typed="another horse battery\n") == 0
-    assert ask(monkeypatch, "disable", "dana") == 0
-    assert ask(monkeypatch, "disable", "nobody") == 3
+    assert run_user_command(monkeypatch, "password", "dana", typed="another horse battery\n") == 0
+    assert run_user_command(monkeypatch, "disable", "dana") == 0
+    assert run_user_command(monkeypatch, "disable", "missing") == 3
     assert "USER_NOT_FOUND" in capsys.readouterr().err
-    assert ask(monkeypatch, "list", "-o", "json") == 0
+    assert run_user_command(monkeypatch, "list", "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [(one["name"], one["tenantId"], one["role"], one["state"]) for one in found] == [
         ("dana", "default", "operator", "disabled"), ("root", None, "platform", "usable"),

@@ -1,4 +1,4 @@
-"""`timebell db zones`: what new zone data would move; and what `doctor` says of it."""
+"""`timebell db zones`: occurrences that new zone data would move, and the finding of `doctor`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy import update
 
 from tests.zone_data import MEXICO, SUMMER_TIME, release
 from timebell import Cron, Every, JobSpec, Timebell
-from timebell.clock import wall
+from timebell.clock import system_now
 from timebell.model.routes import Routes
 from timebell.recurrence import tzdata_version, zone
 from timebell.store.cluster import nodes
@@ -26,14 +26,17 @@ CST, CDT = -21_600, -18_000
 
 @pytest.fixture
 def summer(tmp_path: Path) -> Path:
-    """Mexico with summer time again."""
+    """A release in which Mexico has summer time."""
     release(tmp_path / "next" / "tzdata" / "zoneinfo", "2099z", {MEXICO: SUMMER_TIME})
     return tmp_path / "next"
 
 
-def filled(url: str) -> int:
-    """Two schedules and a job that new rules would move, and as many that they would not; on how many days."""
-    now = wall()
+def create_schedules(url: str) -> int:
+    """Create two schedules and a job that new rules move, and as many that they do not.
+
+    Return the number of days in the coming year that summer time would affect.
+    """
+    now = system_now()
     july = datetime(now.year + 1, 7, 1, 9)
 
     async def body() -> None:
@@ -62,14 +65,14 @@ def execute(url: str, *statements: Any) -> None:
 
 
 def test_another_release_is_compared_over_the_coming_year(store_url: str, summer: Path, cli: Cli) -> None:
-    summers = filled(store_url)
+    summers = create_schedules(store_url)
     at = ("db", "zones", "--database", store_url)
     done = cli(*at, "--against", summer, "-o", "json")
     assert done.code == 7
     (found,) = json.loads(done.out)
     assert abs(found.pop("occurrences") - 2 * summers) <= 14  # summer time begins and ends on a Sunday
     since = found.pop("since")
-    assert since[4:7] in ("-04", f"-{wall():%m}")
+    assert since[4:7] in ("-04", f"-{system_now():%m}")
     assert found == {
         "timezone": MEXICO, "offset_before": CST, "offset_after": CDT, "schedules": 2, "jobs": 1,
     }  # fmt: skip
@@ -79,23 +82,23 @@ def test_another_release_is_compared_over_the_coming_year(store_url: str, summer
     assert f"From zone data {tzdata_version()} to zone data 2099z: 4 schedules and 1 job at a local time" in shown.err
 
 
-def test_an_earlier_release_is_compared_the_other_way_round(sqlite_url: str, tmp_path: Path, cli: Cli) -> None:
-    filled(sqlite_url)
+def test_comparison_with_an_earlier_release_swaps_the_offsets(sqlite_url: str, tmp_path: Path, cli: Cli) -> None:
+    create_schedules(sqlite_url)
     release(tmp_path, "2020a", {MEXICO: SUMMER_TIME, "Asia/Seoul": "KST-9"})
     done = cli("db", "zones", "--database", sqlite_url, "--against", tmp_path, "-o", "json")
     assert [(one["offset_before"], one["offset_after"]) for one in json.loads(done.out)] == [(CDT, CST)]
 
 
-def test_without_another_what_is_stored_is_compared(store_url: str, cli: Cli) -> None:
-    filled(store_url)
+def test_without_a_release_the_stored_instants_are_compared(store_url: str, cli: Cli) -> None:
+    create_schedules(store_url)
     at = ("db", "zones", "--database", store_url)
     calm = cli(*at)
     assert (calm.code, calm.out) == (0, "")
     assert "nothing moves" in calm.err
 
-    tomorrow = (wall() + timedelta(days=1)).replace(hour=14, minute=0, second=0, microsecond=0)
+    tomorrow = (system_now() + timedelta(days=1)).replace(hour=14, minute=0, second=0, microsecond=0)
     nine = update(schedules).where(schedules.c.name == "nine")
-    july = datetime(wall().year + 1, 7, 1, 14, tzinfo=UTC)
+    july = datetime(system_now().year + 1, 7, 1, 14, tzinfo=UTC)
     local = update(jobs).where(jobs.c.local_time.is_not(None))
     execute(
         store_url,
@@ -106,10 +109,10 @@ def test_without_another_what_is_stored_is_compared(store_url: str, cli: Cli) ->
     assert done.code == 7
     (found,) = json.loads(done.out)
     assert (found["schedules"], found["jobs"], found["offset_before"], found["offset_after"]) == (1, 1, CDT, CST)
-    assert cli(*at, "-o", "json").out == done.out  # it writes nothing
+    assert cli(*at, "-o", "json").out == done.out  # the command writes nothing
 
 
-def test_what_cannot_be_compared_is_refused(sqlite_url: str, tmp_path: Path, cli: Cli) -> None:
+def test_comparison_without_zone_data_or_schema_is_refused(sqlite_url: str, tmp_path: Path, cli: Cli) -> None:
     done = cli("db", "zones", "--database", sqlite_url, "--against", tmp_path)
     assert (done.code, "ZONE_DATA_NOT_FOUND" in done.err) == (2, True)
     done = cli("db", "zones", "--database", f"sqlite:///{tmp_path}/none.db")
@@ -119,7 +122,7 @@ def test_what_cannot_be_compared_is_refused(sqlite_url: str, tmp_path: Path, cli
 
 def test_doctor_warns_when_nodes_have_different_zone_data(store_url: str, cli: Cli) -> None:
     def announce(name: str, tzdata: str, ago: timedelta) -> Any:
-        at = wall() - ago
+        at = system_now() - ago
         id_ = f"00000000-0000-7000-8000-00000000000{len(name)}"
         return lambda tx: nodes.announce(tx, nodes.Node(id_, name, "0.1", tzdata, Routes(), 0, at, at))
 
@@ -130,7 +133,7 @@ def test_doctor_warns_when_nodes_have_different_zone_data(store_url: str, cli: C
     execute(store_url, announce("gone", "2019c", timedelta(hours=1)), announce("n1", tzdata_version(), timedelta(0)))
     assert zone_data()["verdict"] == "ok"
     execute(store_url, announce("old", "2020a", timedelta(0)))
-    said = zone_data()
-    assert said["verdict"] == "warn"
-    assert said["detail"] == f"{tzdata_version()} here; old has 2020a"
+    check = zone_data()
+    assert check["verdict"] == "warn"
+    assert check["detail"] == f"{tzdata_version()} here; old has 2020a"
     assert zone(MEXICO).release.version == tzdata_version()

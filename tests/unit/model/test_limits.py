@@ -1,4 +1,4 @@
-"""What a queue allows: rates, groups and turns, decided by pure functions."""
+"""Queue limits as pure functions: rates, groups and round robin."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidInput
-from timebell.model.limits import GRAINS, Limits, admitted, allowed, in_turns, next_start, started
+from timebell.model.limits import (
+    RATE_BUCKETS,
+    Limits,
+    admit_by_group,
+    available_starts,
+    next_start,
+    record_starts,
+    round_robin,
+)
 
 S = 1_000_000  # microseconds in a second
 
 
 @pytest.mark.parametrize(
-    ("starts", "now", "may", "at"),
+    ("starts", "now", "allowed", "at"),
     [
         ([], 0, 3, 0),
         ([(0, 2)], 0, 1, 0),
@@ -27,60 +35,58 @@ S = 1_000_000  # microseconds in a second
         ([(0, 1), (4 * S, 2)], 5 * S, 0, 10 * S),
         ([(0, 1), (4 * S, 2)], 10 * S, 1, 10 * S),
         ([(0, 2), (4 * S, 1)], 10 * S, 2, 10 * S),
-        # The rate was larger before: five started, three is what may.
+        # The rate was reduced: five have started, three are allowed.
         ([(0, 1), (1 * S, 1), (2 * S, 1), (3 * S, 2)], 5 * S, 0, 12 * S),
-        # A clock that was an hour ahead: they count as of now, not for an hour.
+        # Starts recorded by a clock that was an hour ahead count from now, not for an hour.
         ([(3600 * S, 3)], 5 * S, 0, 15 * S),
     ],
 )
-def test_at_most_the_rate_may_start_in_any_stretch_of_its_time(
-    starts: list[tuple[int, int]], now: int, may: int, at: int
-) -> None:
-    assert allowed(starts, 3, 10 * S, now) == may
+def test_rate_limits_the_starts_in_every_window(starts: list[tuple[int, int]], now: int, allowed: int, at: int) -> None:
+    assert available_starts(starts, 3, 10 * S, now) == allowed
     assert next_start(starts, 3, 10 * S, now) == at
 
 
-def test_starts_of_a_small_rate_are_remembered_each_and_of_a_large_one_by_the_grain() -> None:
-    few = started(started([], 5, 10 * S, 0, 1), 5, 10 * S, 1, 2)
+def test_starts_are_recorded_individually_for_small_rates_and_in_buckets_for_large_ones() -> None:
+    few = record_starts(record_starts([], 5, 10 * S, 0, 1), 5, 10 * S, 1, 2)
     assert few == [(0, 1), (1, 2)]
-    assert started(few, 5, 10 * S, 1, 1) == [(0, 1), (1, 3)]
-    assert started([(0, 1)], 1000, 10 * S, 1, 2) == [(1, 3)]
-    assert started([(0, 1)], 1000, 10 * S, 10 * S // GRAINS, 2) == [(0, 1), (10 * S // GRAINS, 2)]
-    assert started([(0, 1)], 5, 10 * S, 10 * S, 1) == [(10 * S, 1)]
+    assert record_starts(few, 5, 10 * S, 1, 1) == [(0, 1), (1, 3)]
+    assert record_starts([(0, 1)], 1000, 10 * S, 1, 2) == [(1, 3)]
+    assert record_starts([(0, 1)], 1000, 10 * S, 10 * S // RATE_BUCKETS, 2) == [(0, 1), (10 * S // RATE_BUCKETS, 2)]
+    assert record_starts([(0, 1)], 5, 10 * S, 10 * S, 1) == [(10 * S, 1)]
 
 
 @given(
     rate=st.integers(1, 200),
     per=st.integers(1_000, 60 * S),
-    asks=st.lists(st.tuples(st.integers(0, 2 * S), st.integers(1, 50)), min_size=1, max_size=80),
+    requests=st.lists(st.tuples(st.integers(0, 2 * S), st.integers(1, 50)), min_size=1, max_size=80),
 )
-def test_whatever_is_asked_no_stretch_has_more_than_the_rate_and_the_wait_is_no_longer_than_the_time(
-    rate: int, per: int, asks: list[tuple[int, int]]
+def test_no_window_exceeds_the_rate_and_no_wait_exceeds_the_period(
+    rate: int, per: int, requests: list[tuple[int, int]]
 ) -> None:
-    kept: list[tuple[int, int]] = []
-    real: list[tuple[int, int]] = []
-    for now, (_, wanted) in zip(accumulate(pause for pause, _ in asks), asks, strict=True):
-        look = next_start(kept, rate, per, now)
-        assert now <= look <= now + per
-        assert allowed(kept, rate, per, look) >= 1
-        assert look == now or allowed(kept, rate, per, look - 1) == 0
-        may = min(wanted, allowed(kept, rate, per, now))
-        if may:
-            kept = started(kept, rate, per, now, may)
-            real.append((now, may))
-        assert len(kept) <= max(rate, GRAINS + 2)
-        assert sum(count for at, count in real if at > now - per) <= rate
+    recorded: list[tuple[int, int]] = []
+    started: list[tuple[int, int]] = []
+    for now, (_, wanted) in zip(accumulate(pause for pause, _ in requests), requests, strict=True):
+        next_at = next_start(recorded, rate, per, now)
+        assert now <= next_at <= now + per
+        assert available_starts(recorded, rate, per, next_at) >= 1
+        assert next_at == now or available_starts(recorded, rate, per, next_at - 1) == 0
+        allowed = min(wanted, available_starts(recorded, rate, per, now))
+        if allowed:
+            recorded = record_starts(recorded, rate, per, now, allowed)
+            started.append((now, allowed))
+        assert len(recorded) <= max(rate, RATE_BUCKETS + 2)
+        assert sum(count for at, count in started if at > now - per) <= rate
 
 
 @given(rate=st.integers(1, 500), per=st.integers(1_000, 60 * S))
-def test_a_backlog_gets_the_whole_rate(rate: int, per: int) -> None:
-    kept: list[tuple[int, int]] = []
+def test_backlog_uses_the_whole_rate(rate: int, per: int) -> None:
+    recorded: list[tuple[int, int]] = []
     now = total = 0
     for _ in range(20):
-        now = next_start(kept, rate, per, now)
-        may = allowed(kept, rate, per, now)
-        total += may
-        kept = started(kept, rate, per, now, may)
+        now = next_start(recorded, rate, per, now)
+        allowed = available_starts(recorded, rate, per, now)
+        total += allowed
+        recorded = record_starts(recorded, rate, per, now, allowed)
     assert total == rate * 20
     assert now == per * 19
 
@@ -89,7 +95,7 @@ A, B = ("t", "a"), ("t", "b")
 
 
 @pytest.mark.parametrize(
-    ("groups", "running", "per_group", "most", "start", "wait"),
+    ("groups", "running", "per_group", "max_jobs", "start", "wait"),
     [
         ([None, None, None], {}, 1, 2, [0, 1], []),
         ([A, A, B, None, A], {}, 1, 9, [0, 2, 3], [1, 4]),
@@ -101,37 +107,37 @@ A, B = ("t", "a"), ("t", "b")
         ([], {}, 1, 9, [], []),
     ],
 )
-def test_a_group_has_so_many_at_once_and_the_rest_of_it_waits(
-    groups: list[tuple[str, str] | None], running: dict[tuple[str, str], int], per_group: int, most: int,
+def test_group_concurrency_is_limited_and_excess_jobs_wait(
+    groups: list[tuple[str, str] | None], running: dict[tuple[str, str], int], per_group: int, max_jobs: int,
     start: list[int], wait: list[int],
 ) -> None:  # fmt: skip
-    assert admitted(groups, Counter(running), per_group, most) == (start, wait)
+    assert admit_by_group(groups, Counter(running), per_group, max_jobs) == (start, wait)
 
 
 @given(
     groups=st.lists(st.sampled_from([None, A, B, ("u", "a")]), max_size=40),
     running=st.dictionaries(st.sampled_from([A, B]), st.integers(0, 4)),
     per_group=st.integers(1, 4),
-    most=st.integers(1, 40),
+    max_jobs=st.integers(1, 40),
 )
-def test_who_waits_waits_for_a_full_group_and_nobody_for_an_empty_one(
-    groups: list[tuple[str, str] | None], running: dict[tuple[str, str], int], per_group: int, most: int
+def test_jobs_wait_only_for_a_full_group(
+    groups: list[tuple[str, str] | None], running: dict[tuple[str, str], int], per_group: int, max_jobs: int
 ) -> None:
     before, counts = Counter(running), Counter(running)
-    start, wait = admitted(groups, counts, per_group, most)
+    start, wait = admit_by_group(groups, counts, per_group, max_jobs)
     assert not set(start) & set(wait)
-    assert len(start) <= most
+    assert len(start) <= max_jobs
     assert counts == before + Counter(groups[at] for at in start if groups[at] is not None)
     assert all(counts[groups[at]] >= per_group for at in wait)  # type: ignore[index]
     assert all(counts[group] <= max(per_group, before[group]) for group in counts)
-    if len(start) < most:
+    if len(start) < max_jobs:
         assert sorted(start + wait) == list(range(len(groups)))
 
 
-def test_each_tenant_has_one_before_any_has_two() -> None:
-    order = in_turns(["a", "a", "a", "b", "b", "c"])
+def test_round_robin_gives_each_tenant_one_before_any_has_two() -> None:
+    order = round_robin(["a", "a", "a", "b", "b", "c"])
     assert order == [0, 3, 5, 1, 4, 2]
-    assert in_turns([]) == []
+    assert round_robin([]) == []
 
 
 @pytest.mark.parametrize(
@@ -148,13 +154,13 @@ def test_each_tenant_has_one_before_any_has_two() -> None:
         ({"rate": 1, "per": timedelta(0)}, "INVALID_DURATION"),
     ],
 )
-def test_limits_that_are_none_are_refused(given: dict[str, object], code: str) -> None:
+def test_invalid_limits_are_refused(given: dict[str, object], code: str) -> None:
     limits = {"concurrency": None, "rate": None, "per": 1.0, "concurrency_per_group": None, **given}
     with pytest.raises(InvalidInput) as refused:
-        Limits.read(**limits)  # type: ignore[arg-type]
+        Limits.parse(**limits)  # type: ignore[arg-type]
     assert refused.value.code == code
 
 
-def test_limits_as_they_are_given() -> None:
-    assert Limits.read(None, 5, timedelta(minutes=1), None) == Limits(rate=5, per=60.0)
-    assert Limits.read(None, None, 1.0, None) == Limits()
+def test_limits_are_parsed() -> None:
+    assert Limits.parse(None, 5, timedelta(minutes=1), None) == Limits(rate=5, per=60.0)
+    assert Limits.parse(None, None, 1.0, None) == Limits()

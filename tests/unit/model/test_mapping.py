@@ -1,4 +1,4 @@
-"""Templates and renamed fields: what a receiver reads, for all payloads."""
+"""Templates and field mappings of payloads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from timebell.errors import InvalidInput, InvalidPayload
 from timebell.model import mapping
-from timebell.model.mapping import Fields
+from timebell.model.mapping import FieldMapping
 
 ROW = {
     "division": "bible", "version": 0, "bible_code": 3, "chapter": 22, "section": None, "landing_url": "",
@@ -63,16 +63,16 @@ JSON = st.recursive(
         ({"a": {"b": ["{{payload.chapter}}"]}}, {"a": {"b": [22]}}),
     ],
 )  # fmt: skip
-def test_placeholders(template: Any, filled: Any) -> None:
+def test_placeholders_are_filled(template: Any, filled: Any) -> None:
     before = copy.deepcopy((template, SOURCE))
-    mapping.check(template, ROOTS)
-    got = mapping.fill(template, SOURCE)
-    assert json.dumps(got) == json.dumps(filled)  # 0 is not False here
+    mapping.check_template(template, ROOTS)
+    result = mapping.fill_template(template, SOURCE)
+    assert json.dumps(result) == json.dumps(filled)  # 0 is not False here
     assert (template, SOURCE) == before
 
 
-def test_the_apps_contract_for_a_push() -> None:
-    """The stored row becomes what the app reads: its names, all strings, 0 kept, absent and null left out."""
+def test_row_is_mapped_to_the_fields_of_a_push() -> None:
+    """Fields are renamed, all values become strings, 0 is kept, and absent or null values are omitted."""
     contract = {
         "division": "{{payload.division?|string}}",
         "version": "{{payload.version?|string}}",
@@ -81,11 +81,16 @@ def test_the_apps_contract_for_a_push() -> None:
         "section": "{{payload.section?|string}}",
         "landingUrl": "{{payload.landing?|string}}",
     }
-    assert mapping.fill(contract, SOURCE) == {"division": "bible", "version": "0", "bibleCode": "3", "chapter": "22"}
+    assert mapping.fill_template(contract, SOURCE) == {
+        "division": "bible",
+        "version": "0",
+        "bibleCode": "3",
+        "chapter": "22",
+    }
 
 
-def test_strings_of_a_whole_object() -> None:
-    assert mapping.fill({"data": "{{payload|strings}}"}, SOURCE)["data"] == {
+def test_strings_filter_converts_a_whole_object() -> None:
+    assert mapping.fill_template({"data": "{{payload|strings}}"}, SOURCE)["data"] == {
         "division": "bible", "version": "0", "bible_code": "3", "chapter": "22", "landing_url": "", "on": "false",
         "ratio": "1.5", "tags": '["a",{"b":null}]', "odd.name": "dotted", "이름": "한글",
     }  # fmt: skip
@@ -99,15 +104,15 @@ def test_strings_of_a_whole_object() -> None:
         ("{{payload.tags.2}}", "absent"),
         ("to {{payload.section}}", "it is null"),
         ("{{payload.section|string}}", "it is null"),
-        ("{{payload.division|strings}}", "which is no object"),
+        ("{{payload.division|strings}}", "and it is not an object"),
     ],
 )
-def test_what_is_missing_is_named(template: Any, why: str) -> None:
-    mapping.check(template, ROOTS)
-    with pytest.raises(InvalidPayload, match="The body cannot be made") as caught:
-        mapping.fill(template, SOURCE)
+def test_missing_value_is_named_in_the_error(template: Any, why: str) -> None:
+    mapping.check_template(template, ROOTS)
+    with pytest.raises(InvalidPayload, match="The body cannot be built") as caught:
+        mapping.fill_template(template, SOURCE)
     assert why in caught.value.message
-    assert caught.value.code == "BODY_UNFIT"
+    assert caught.value.code == "INVALID_BODY"
 
 
 @pytest.mark.parametrize(
@@ -119,76 +124,81 @@ def test_what_is_missing_is_named(template: Any, why: str) -> None:
         "{{payload.a?}}", {"{{payload.a}}": 1}, ["{{nothing}}"], {"a": {"b": "{{"}}, '{{payload."a}}',
     ],
 )  # fmt: skip
-def test_what_no_template_is_is_refused_when_it_is_made(template: Any) -> None:
+def test_invalid_template_is_refused_on_creation(template: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
-        mapping.check(template, ROOTS)
-    assert caught.value.code == "TEMPLATE_INVALID"
+        mapping.check_template(template, ROOTS)
+    assert caught.value.code == "INVALID_TEMPLATE"
 
 
-def test_a_name_that_comes_close_is_named() -> None:
+def test_unknown_root_suggests_a_similar_name() -> None:
     with pytest.raises(InvalidInput, match=r"Did you mean payload\?"):
-        mapping.check({"a": "{{paylod.x}}"}, ROOTS)
+        mapping.check_template({"a": "{{paylod.x}}"}, ROOTS)
 
 
-def test_nothing_but_json_is_reached() -> None:
+def test_paths_reach_only_json_values() -> None:
     """A path is keys and positions: attributes of Python objects are absent, whatever they are called."""
     for path in ("payload.__class__", "payload.keys", "topic.__len__", "payload.tags.__class__", "payload.tags.-1"):
         with pytest.raises(InvalidPayload, match="absent"):
-            mapping.fill("{{" + path + "}}", SOURCE)
+            mapping.fill_template("{{" + path + "}}", SOURCE)
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), JSON, max_size=6))
-def test_types_survive_and_text_is_the_value_as_json(payload: dict[str, Any]) -> None:
+def test_values_keep_their_type_and_string_filter_gives_json(payload: dict[str, Any]) -> None:
     for name, value in payload.items():
         if not set(name) & set('"{}'):
             path = f'{{{{payload."{name}"'
             source = {"payload": payload}
-            assert mapping.fill(path + "}}", source) == value
-            assert type(mapping.fill(path + "}}", source)) is type(value)
+            assert mapping.fill_template(path + "}}", source) == value
+            assert type(mapping.fill_template(path + "}}", source)) is type(value)
             if value is not None:
-                text = mapping.fill(path + "|string}}", source)
+                text = mapping.fill_template(path + "|string}}", source)
                 assert text == value if isinstance(value, str) else json.loads(text) == value
-            assert mapping.fill({"x": path + "?|string}}"}, source).keys() == ({"x"} if value is not None else set())
+            assert mapping.fill_template({"x": path + "?|string}}"}, source).keys() == (
+                {"x"} if value is not None else set()
+            )
 
 
 @given(st.dictionaries(st.text(max_size=8), JSON, max_size=6))
-def test_strings_are_all_strings_and_only_nulls_are_left_out(payload: dict[str, Any]) -> None:
-    mapped = Fields(strings=True).of(payload)
+def test_strings_option_converts_all_values_and_omits_nulls(payload: dict[str, Any]) -> None:
+    mapped = FieldMapping(strings=True).apply(payload)
     assert all(type(value) is str for value in mapped.values())
     assert mapped.keys() == {name for name, value in payload.items() if value is not None}
     assert not set(mapped.values()) & {"undefined", "None", "null"} - set(map(str, payload.values()))
 
 
 @given(st.text() | st.text(alphabet="{}'\"?|. payload"))
-def test_any_text_is_a_template_or_a_clean_refusal(text: str) -> None:
+def test_any_text_is_a_template_or_is_refused(text: str) -> None:
     if "{{" not in text and "}}" not in text:
-        mapping.check({"a": text}, ROOTS)
-        assert mapping.fill({"a": text}, SOURCE) == {"a": text}
+        mapping.check_template({"a": text}, ROOTS)
+        assert mapping.fill_template({"a": text}, SOURCE) == {"a": text}
     else:
         with suppress(InvalidInput):
-            mapping.check({"a": text}, ROOTS)
+            mapping.check_template({"a": text}, ROOTS)
 
 
 @pytest.mark.parametrize(
     ("fields", "payload", "mapped"),
     [
-        (Fields({"bible_code": "bibleCode", "landing_url": "landingUrl"}), {"bible_code": 0, "chapter": 1, "x": None},
+        (FieldMapping({"bible_code": "bibleCode", "landing_url": "landingUrl"}),
+         {"bible_code": 0, "chapter": 1, "x": None},
          {"bibleCode": 0, "chapter": 1, "x": None}),
-        (Fields({"a": "b", "b": "a"}), {"a": 1, "b": 2}, {"b": 1, "a": 2}),
-        (Fields(omit_null=True), {"a": None, "b": 0, "c": False, "d": "", "e": []},
+        (FieldMapping({"a": "b", "b": "a"}), {"a": 1, "b": 2}, {"b": 1, "a": 2}),
+        (FieldMapping(omit_null=True), {"a": None, "b": 0, "c": False, "d": "", "e": []},
          {"b": 0, "c": False, "d": "", "e": []}),
-        (Fields({"a": "x"}, strings=True), {"a": 0, "b": True, "c": None, "d": 2.5, "e": {"f": [1]}},
+        (FieldMapping({"a": "x"}, strings=True), {"a": 0, "b": True, "c": None, "d": 2.5, "e": {"f": [1]}},
          {"x": "0", "b": "true", "d": "2.5", "e": '{"f":[1]}'}),
     ],
 )  # fmt: skip
-def test_fields(fields: Fields, payload: dict[str, Any], mapped: dict[str, Any]) -> None:
-    assert json.dumps(fields.of(payload)) == json.dumps(mapped)
+def test_fields_are_renamed_omitted_and_converted(
+    fields: FieldMapping, payload: dict[str, Any], mapped: dict[str, Any]
+) -> None:
+    assert json.dumps(fields.apply(payload)) == json.dumps(mapped)
 
 
 @pytest.mark.parametrize(
-    ("fields", "payload"), [(Fields({"a": "b"}), {"a": 1, "b": 2}), (Fields(), [1]), (Fields(), None)]
+    ("fields", "payload"), [(FieldMapping({"a": "b"}), {"a": 1, "b": 2}), (FieldMapping(), [1]), (FieldMapping(), None)]
 )
-def test_fields_that_do_not_fit(fields: Fields, payload: Any) -> None:
+def test_fields_that_do_not_fit(fields: FieldMapping, payload: Any) -> None:
     with pytest.raises(InvalidPayload) as caught:
-        fields.of(payload)
-    assert caught.value.code == "BODY_UNFIT"
+        fields.apply(payload)
+    assert caught.value.code == "INVALID_BODY"

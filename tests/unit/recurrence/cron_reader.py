@@ -1,4 +1,4 @@
-"""Reads the English of a cron expression back, as a person would: which times, which days."""
+"""Parse the English description of a cron expression back into its times and days."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ DAY = timedelta(days=1)
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
           "November", "December")  # fmt: skip
-NTH = ("first", "second", "third", "fourth", "fifth")
-N = r"\d+(?: to \d+)?"
-LIST = rf"{N}(?:(?:, | and ){N})*"
-NAME = "|".join(WEEKDAYS)
-SPAN = rf"(?:{NAME})(?: to (?:{NAME}))?"
+ORDINAL_WORDS = ("first", "second", "third", "fourth", "fifth")
+NUMBER_PATTERN = r"\d+(?: to \d+)?"
+LIST = rf"{NUMBER_PATTERN}(?:(?:, | and ){NUMBER_PATTERN})*"
+WEEKDAY_PATTERN = "|".join(WEEKDAYS)
+SPAN = rf"(?:{WEEKDAY_PATTERN})(?: to (?:{WEEKDAY_PATTERN}))?"
 ORDINAL = r"\d+(?:st|nd|rd|th)"
-WHICH = "|".join((*NTH, "last"))
+WHICH = "|".join((*ORDINAL_WORDS, "last"))
 BACK = r"(?P<back> \(or the last day of a shorter month\))?"
 DAYS = re.compile(
     rf"days? (?P<days>{LIST}){BACK}"
@@ -24,7 +24,7 @@ DAYS = re.compile(
     rf"|the weekdays? nearest (?P<near>the {ORDINAL}(?:(?:, | and )the {ORDINAL})*)(?P<back3> \(or .*? month\))?"
     r"|(?P<lastweekday>the last weekday of the month)|(?P<last>the last day of the month)"
     rf"|the (?P<before>{ORDINAL}(?:(?:, | and ){ORDINAL})*) days? before the last day of the month"
-    rf"|the (?P<which>(?:{WHICH})(?:(?:, | and | or )(?:{WHICH}))*) (?P<nth>{NAME}) of the month"
+    rf"|the (?P<which>(?:{WHICH})(?:(?:, | and | or )(?:{WHICH}))*) (?P<nth>{WEEKDAY_PATTERN}) of the month"
     rf"|(?P<names>{SPAN}(?:(?:, | and | or ){SPAN})*)"
 )
 OnDay = Callable[[date], bool]
@@ -37,16 +37,16 @@ def numbers(text: str) -> set[int]:
     return found
 
 
-def named(text: str, names: tuple[str, ...]) -> set[int]:
-    """Positions of names and spans of names."""
+def positions(text: str, names: tuple[str, ...]) -> set[int]:
+    """Return the positions of names and of ranges of names."""
     found: set[int] = set()
     for low, high in re.findall(rf"({'|'.join(names)})(?: to ({'|'.join(names)}))?", text):
         found |= set(range(names.index(low), names.index(high or low) + 1))
     return found
 
 
-def sentence(text: str) -> tuple[str, OnDay]:
-    """The part about the time of day, and whether it fires on a day."""
+def split_description(text: str) -> tuple[str, OnDay]:
+    """Split a description into the part about the time of day and a predicate for the day."""
     match = re.fullmatch(r"(.*?)(?: on (.*?))?(?: in (.*))?", text)
     assert match is not None
     time, days, months = match.groups()
@@ -54,7 +54,7 @@ def sentence(text: str) -> tuple[str, OnDay]:
 
 
 def times(text: str) -> set[tuple[int, int, int]] | tuple[set[int], set[int], set[int]]:
-    """The times of day it lists, or its hours, minutes and seconds."""
+    """Return the listed times of day, or the sets of hours, minutes and seconds."""
     every = set(range(60))
     if text == "Every hour":
         return set(range(24)), {0}, {0}
@@ -120,16 +120,16 @@ def _matches(match: re.Match[str], day: date) -> bool:
     if match["nth"]:
         if WEEKDAYS[day.weekday()] != match["nth"]:
             return False
-        here = {NTH[(day.day - 1) // 7], *(["last"] if (day + 7 * DAY).month != day.month else [])}
+        here = {ORDINAL_WORDS[(day.day - 1) // 7], *(["last"] if (day + 7 * DAY).month != day.month else [])}
         return bool(here & set(re.split(r", | and | or ", match["which"])))
-    return day.weekday() in named(match["names"], WEEKDAYS)
+    return day.weekday() in positions(match["names"], WEEKDAYS)
 
 
 def _in(text: str, day: date) -> bool:
     months, _, years = text.rpartition(" of ") if re.match("|".join(MONTHS), text) else ("", "", text)
     if not months and not re.search(r"\d", years):
         months, years = years, ""
-    if months and day.month - 1 not in named(months, MONTHS):
+    if months and day.month - 1 not in positions(months, MONTHS):
         return False
     if match := re.fullmatch(r"every (\d+)\w\w year from (\d+)(?: to (\d+))?", years):
         return day.year in range(int(match[2]), int(match[3] or 9999) + 1, int(match[1]))

@@ -1,4 +1,4 @@
-"""Strategies: cron expressions of the whole grammar, with options."""
+"""Hypothesis strategies for cron expressions of the whole grammar, with options."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def texts(draw: st.DrawFn) -> str:
     return " ".join(fields)
 
 
-def cron(text: str, **given: Any) -> Cron | None:
-    """The spec, or None where it rightly never fires or asks for both and for either."""
-    if "+" in text and given.get("days") == "or":
-        del given["days"]
+def cron(text: str, **options_given: Any) -> Cron | None:
+    """Return the spec, or None if the expression never fires."""
+    if "+" in text and options_given.get("days") == "or":
+        del options_given["days"]
     if "H" in text:
-        given.setdefault("hash_key", "")  # whether it ever fires may depend on it
+        options_given.setdefault("hash_key", "")  # whether it fires may depend on the key
     try:
-        return Cron(text, **given)
+        return Cron(text, **options_given)
     except InvalidRecurrence as error:
         if error.code != "NEVER_FIRES":
             raise

@@ -1,4 +1,4 @@
-"""What a cron expression means, by definition: walk real time step by step and look at the clock.
+"""Reference evaluation of cron expressions: walk real time step by step and read the local clock.
 
 Deliberately naive and independent of the engine: its own reading of the fields, its own use of zoneinfo.
 """
@@ -35,7 +35,7 @@ def changes(zone: ZoneInfo) -> list[datetime]:
 
 
 def _changes(zone: ZoneInfo, first: int, last: int) -> Iterator[datetime]:
-    """Found by looking every day and halving."""
+    """Find offset changes by comparing each day with the next and bisecting."""
 
     def offset(instant: datetime) -> timedelta | None:
         return instant.astimezone(zone).utcoffset()
@@ -115,7 +115,7 @@ WEEKDAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
 
 
 def _unhashed(item: str, key: str, name: str, low: int, high: int) -> str:
-    """As the reference says: the first 8 bytes of SHA-256 of field, NUL and key, modulo the choices."""
+    """Resolve H: the first 8 bytes of SHA-256 of field, NUL and key, modulo the number of choices."""
     found = re.fullmatch(r"H(?:\((\d+)-(\d+)\))?(?:/(\d+))?", item)
     if found is None:
         return item
@@ -163,33 +163,33 @@ def _nearest_workday(day: date) -> date:
 
 
 class Walk:
-    """What clocks in a zone show, every `step` from `start` to `end`."""
+    """Local times of a zone, every `step` from `start` to `end`."""
 
     def __init__(self, name: str, start: datetime, end: datetime, step: timedelta) -> None:
         self.step = step
         zone = info(name)
-        self.shown: list[tuple[datetime, datetime]] = []
+        self.readings: list[tuple[datetime, datetime]] = []
         self.at: dict[datetime, list[datetime]] = {}
         at = start
         while at < end:
             wall = at.astimezone(zone).replace(tzinfo=None, fold=0)
-            self.shown.append((at, wall))
+            self.readings.append((at, wall))
             self.at.setdefault(wall, []).append(at)
             at += step
         self.dates = {wall.date() for wall in self.at}
         self.jumps = [
             (before, after)
-            for before, after in zip(self.shown, self.shown[1:], strict=False)
+            for before, after in zip(self.readings, self.readings[1:], strict=False)
             if after[1] - before[1] > step
         ]
 
     def fires(
         self, text: str, gap: str = "end", fold: str = "first", wildcard: str = "real", **options: Any
     ) -> list[datetime]:
-        """Every instant of an expression, in order. Near the edges of the walk it may miss some."""
+        """Return the instants of an expression in order; some near the edges of the walk may be missing."""
         expression = read(text, **options)
         if expression.wildcard and wildcard == "real":
-            return [at for at, wall in self.shown if expression.at(wall)]
+            return [at for at, wall in self.readings if expression.at(wall)]
         found: set[datetime] = set()
         for wall, instants in self.at.items():
             if expression.at(wall):

@@ -1,4 +1,4 @@
-"""What a recurrence rule means, by definition: look at every day of every period, or at every second.
+"""Reference evaluation of recurrence rules: check every day of every period, or every second.
 
 Deliberately naive and independent of the engine: its own reading of RFC 5545's table, its own use of zoneinfo.
 Rules are dicts of the text's parts: {"FREQ": "DAILY", "BYHOUR": "9,17"}.
@@ -34,14 +34,14 @@ def read(text: str) -> Parts:
 def occurrences(
     parts: Parts, start: datetime, zone: str, end: datetime, *, gap: str = "shift", fold: str = "first"
 ) -> list[datetime]:
-    """All instants from DTSTART, a local time, up to `end`, an aware datetime."""
+    """Return all instants from DTSTART, a local time, up to `end`, an aware datetime."""
     place = info(zone)
     first = (instants(start, place, gap, fold) or instants(start, place, "end", fold))[0]
     if parts["FREQ"] in UNITS:
         found = sorted(set(_stepped(parts, first, place, end)))
     else:
-        walls = _coarse(parts, start, end)
-        found = sorted({at for wall in walls for at in instants(wall, place, gap, fold)})
+        local_times = _coarse(parts, start, end)
+        found = sorted({at for local_time in local_times for at in instants(local_time, place, gap, fold)})
     found = [at for at in found if first <= at < end]
     if "UNTIL" in parts:
         limit = datetime.strptime(parts["UNTIL"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
@@ -49,20 +49,20 @@ def occurrences(
     return found[: int(parts["COUNT"])] if "COUNT" in parts else found
 
 
-def instants(wall: datetime, place: ZoneInfo, gap: str, fold: str) -> list[datetime]:
+def instants(local_time: datetime, place: ZoneInfo, gap: str, fold: str) -> list[datetime]:
     """PEP 495: with fold=0 a time in a gap has the offset before it."""
-    passes = sorted({wall.replace(tzinfo=place, fold=n).astimezone(UTC) for n in (0, 1)})
-    shown = [at for at in passes if at.astimezone(place).replace(tzinfo=None, fold=0) == wall]
-    if shown:
-        return {"first": shown[:1], "last": shown[-1:], "both": shown}[fold]
+    passes = sorted({local_time.replace(tzinfo=place, fold=n).astimezone(UTC) for n in (0, 1)})
+    in_local_time = [at for at in passes if at.astimezone(place).replace(tzinfo=None, fold=0) == local_time]
+    if in_local_time:
+        return {"first": in_local_time[:1], "last": in_local_time[-1:], "both": in_local_time}[fold]
     if gap == "skip":
         return []
     if gap == "shift":
-        return [wall.replace(tzinfo=place, fold=0).astimezone(UTC)]
+        return [local_time.replace(tzinfo=place, fold=0).astimezone(UTC)]
     return [
         at
         for at in changes(place)
-        if (at - SECOND).astimezone(place).replace(tzinfo=None) < wall < at.astimezone(place).replace(tzinfo=None)
+        if (at - SECOND).astimezone(place).replace(tzinfo=None) < local_time < at.astimezone(place).replace(tzinfo=None)
     ]
 
 
@@ -84,16 +84,16 @@ def _coarse(parts: Parts, start: datetime, end: datetime) -> Iterator[datetime]:
     while day <= end.date() + timedelta(days=366):
         periods.setdefault(_period(parts, day), []).append(day)
         day += DAY
-    begun = _period(parts, start.date())
+    first_period = _period(parts, start.date())
     for number, days in periods.items():
-        if number >= begun and (number - begun) % int(parts.get("INTERVAL", "1")) == 0:
-            walls = [
+        if number >= first_period and (number - first_period) % int(parts.get("INTERVAL", "1")) == 0:
+            local_times = [
                 datetime(d.year, d.month, d.day, *time) for d in _matching(parts, days) for time in product(*clock)
             ]
-            yield from choose(walls, numbers(parts, "BYSETPOS"))
+            yield from select_positions(local_times, numbers(parts, "BYSETPOS"))
 
 
-def choose(found: list[datetime], places: list[int]) -> list[datetime]:
+def select_positions(found: list[datetime], places: list[int]) -> list[datetime]:
     if not places:
         return found
     return [at for i, at in enumerate(found) if i + 1 in places or i - len(found) in places]
@@ -131,7 +131,7 @@ def _moved(year: int, month: int, number: int, skip: str) -> date:
 
 
 def matches(parts: Parts, day: date, by_month: bool = False) -> bool:
-    """Whether every part about days lets this one through."""
+    """Return whether a day satisfies all parts of the rule that restrict days."""
     length, month = _year_length(day.year), monthrange(day.year, day.month)[1]
     of_year, (number, weeks) = day.timetuple().tm_yday, week(day, NAMES.index(parts.get("WKST", "MO")))
     counted = {
@@ -164,7 +164,10 @@ def _year_length(year: int) -> int:
 
 @cache
 def week(day: date, wkst: int) -> tuple[int, int]:
-    """The number of a day's week, and how many weeks that year has: a week is of the year with 4 of its days."""
+    """Return the week number of a day and the number of weeks of its year.
+
+    A week belongs to the year that contains four of its days.
+    """
     begin = day - timedelta(days=(day.weekday() - wkst) % 7)
     year = (begin + timedelta(days=3)).year
     starts = [d for d in (date(year - 1, 12, 25) + timedelta(days=n) for n in range(380)) if d.weekday() == wkst]
@@ -173,24 +176,24 @@ def week(day: date, wkst: int) -> tuple[int, int]:
 
 
 def _stepped(parts: Parts, first: datetime, place: ZoneInfo, end: datetime) -> Iterator[datetime]:
-    shown = first.astimezone(place)
+    first_local = first.astimezone(place)
     wide = {"HOURLY": 3600, "MINUTELY": 60, "SECONDLY": 1}[parts["FREQ"]]
     step = UNITS[parts["FREQ"]] * int(parts.get("INTERVAL", "1"))
     wanted = {name: set(numbers(parts, f"BY{name.upper()}")) for name in ("hour", "minute", "second")}
     begin, candidates = first, [0]
     if parts["FREQ"] == "HOURLY" and wanted["minute"]:
-        begin -= timedelta(minutes=shown.minute, seconds=shown.second)
-        wanted["second"] = wanted["second"] or {shown.second}
+        begin -= timedelta(minutes=first_local.minute, seconds=first_local.second)
+        wanted["second"] = wanted["second"] or {first_local.second}
         candidates = [s for s in range(wide) if s % 60 in wanted["second"]]
     elif parts["FREQ"] != "SECONDLY" and wanted["second"]:
-        begin -= timedelta(seconds=shown.second)
+        begin -= timedelta(seconds=first_local.second)
         candidates = [s for s in range(60) if s in wanted["second"]]
     while begin < end:
         found = []
         for second in candidates:
-            wall = (begin + second * SECOND).astimezone(place)
-            right = all(not values or getattr(wall, name) in values for name, values in wanted.items())
-            if right and matches(parts, wall.date()):
+            local_time = (begin + second * SECOND).astimezone(place)
+            right = all(not values or getattr(local_time, name) in values for name, values in wanted.items())
+            if right and matches(parts, local_time.date()):
                 found.append(begin + second * SECOND)
-        yield from choose(found, numbers(parts, "BYSETPOS"))
+        yield from select_positions(found, numbers(parts, "BYSETPOS"))
         begin += step

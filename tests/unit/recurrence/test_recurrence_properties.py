@@ -1,4 +1,4 @@
-"""What holds for every recurrence, and for any text at all."""
+"""Properties of every recurrence, and parsing of arbitrary text and JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,18 @@ from hypothesis import strategies as st
 from tests.cpu import within
 from tests.unit.recurrence.cron_texts import crons, dst
 from timebell.errors import InvalidRecurrence, InvalidTimezone
-from timebell.recurrence import Dates, Every, Recurrence, RRule, Spec, parse_cron, parse_interval, zone
-from timebell.recurrence.preview import answer_line, dst_notes
+from timebell.recurrence import (
+    Dates,
+    Every,
+    Recurrence,
+    RRule,
+    Spec,
+    parse_cron,
+    parse_interval,
+    recurrence_from_json,
+    zone,
+)
+from timebell.recurrence.preview import answer_json_line, dst_notes
 
 ZONES = [
     "UTC",
@@ -37,7 +47,7 @@ JUMPS = {name: [jump.start for jump in zone(name).jumps(0, 2_500_000_000)] for n
 
 
 instants = st.datetimes(datetime(1971, 1, 1), datetime(2150, 1, 1), timezones=st.just(UTC))
-walls = st.datetimes(datetime(1971, 1, 1), datetime(2150, 1, 1))
+local_times = st.datetimes(datetime(1971, 1, 1), datetime(2150, 1, 1))
 near = st.one_of(
     instants,
     st.builds(
@@ -58,13 +68,13 @@ durations = st.one_of(
     st.builds("P{}D".format, st.integers(1, 500)),
     st.builds("P{}Y{}M{}W{}D".format, *(st.integers(0, 5),) * 3, st.integers(1, 40)),
 )
-anchors = st.one_of(instants, walls, near)
+anchors = st.one_of(instants, local_times, near)
 by_month = st.builds(
     lambda months, anchor, end, jumps: Every(f"P{months}M", anchor, month_end=end, **jumps),
     st.integers(1, 40), anchors, st.sampled_from(["back", "skip", "next"]), dst,
 )  # fmt: skip
 intervals = st.one_of(st.builds(Every, durations, anchors), by_month)
-dates = st.builds(Dates, st.lists(st.one_of(instants, walls), min_size=1, max_size=9))
+dates = st.builds(Dates, st.lists(st.one_of(instants, local_times), min_size=1, max_size=9))
 specs = st.one_of(crons(), intervals, dates)
 
 
@@ -85,7 +95,7 @@ def recurrences(draw: st.DrawFn) -> Recurrence:
 
 @settings(max_examples=200, deadline=None)
 @given(recurrences(), near)
-def test_next_and_previous(recurrence: Recurrence, start: datetime) -> None:
+def test_next_and_previous_are_inverse(recurrence: Recurrence, start: datetime) -> None:
     found = [start]
     with within(1.0):
         while len(found) < 12 and (at := recurrence.next(found[-1])) is not None:
@@ -106,9 +116,11 @@ def test_next_and_previous(recurrence: Recurrence, start: datetime) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(recurrences(), st.lists(near, max_size=12))
-def test_what_was_asked_before_changes_no_answer(recurrence: Recurrence, asked: list[datetime]) -> None:
-    fresh = Recurrence.from_json(recurrence.to_json())
-    for at in [one for start in asked for one in (start, start + timedelta(seconds=1), start - timedelta(hours=1))]:
+def test_earlier_queries_do_not_change_results(recurrence: Recurrence, earlier_queries: list[datetime]) -> None:
+    fresh = recurrence_from_json(recurrence.to_json())
+    for at in [
+        one for start in earlier_queries for one in (start, start + timedelta(seconds=1), start - timedelta(hours=1))
+    ]:
         assert recurrence.next(at) == replace(fresh).next(at)
         following = recurrence.next(at)
         assert following is None or recurrence.next(following - timedelta(microseconds=1)) == following
@@ -116,7 +128,7 @@ def test_what_was_asked_before_changes_no_answer(recurrence: Recurrence, asked: 
 
 
 @given(recurrences(), near, st.timedeltas(timedelta(0), timedelta(days=40)))
-def test_between_and_count(recurrence: Recurrence, start: datetime, length: timedelta) -> None:
+def test_between_and_count_agree(recurrence: Recurrence, start: datetime, length: timedelta) -> None:
     end = start + length
     found = list(islice(recurrence.between(start, end), 3000))
     if len(found) == 3000:
@@ -138,8 +150,8 @@ def test_between_and_count(recurrence: Recurrence, start: datetime, length: time
 
 @settings(max_examples=200, deadline=None)
 @given(recurrences())
-def test_json_and_words(recurrence: Recurrence) -> None:
-    again = Recurrence.from_json(json.loads(json.dumps(recurrence.to_json())))
+def test_json_round_trips_and_descriptions_exist(recurrence: Recurrence) -> None:
+    again = recurrence_from_json(json.loads(json.dumps(recurrence.to_json())))
     assert again == recurrence
     assert hash(again) == hash(recurrence)
     assert recurrence.timezone in recurrence.describe()
@@ -149,11 +161,11 @@ def test_json_and_words(recurrence: Recurrence) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(crons(), st.sampled_from(ZONES), near, st.integers(1, 400))
-def test_the_bounds_only_cut(spec: Spec, name: str, start: datetime, runs: int) -> None:
+def test_bounds_only_limit_the_instants(spec: Spec, name: str, start: datetime, runs: int) -> None:
     free = spec.bind(name, created_at=start)
-    cut = spec.bind(name, created_at=start, start=start, max_runs=runs)
+    bounded = spec.bind(name, created_at=start, start=start, max_runs=runs)
     end = datetime(2199, 1, 1, tzinfo=UTC)
-    assert list(cut.between(start, end)) == list(islice(free.between(start, end), runs))
+    assert list(bounded.between(start, end)) == list(islice(free.between(start, end), runs))
 
 
 pieces = st.lists(
@@ -214,6 +226,6 @@ requests = st.fixed_dictionaries(
 @settings(max_examples=500, deadline=None)
 @given(requests)
 def test_any_json_is_answered_or_refused(request: dict[str, object]) -> None:
-    assert json.loads(answer_line(json.dumps(request))) is not None
+    assert json.loads(answer_json_line(json.dumps(request))) is not None
     with suppress(InvalidRecurrence, InvalidTimezone):
-        Recurrence.from_json(request)
+        recurrence_from_json(request)

@@ -1,4 +1,4 @@
-"""RRULE against RFC 5545's own examples, against dateutil, across jumps of the clock, and against hostile rules."""
+"""RRULE: the examples of RFC 5545, comparison with dateutil, clock changes, and hostile rules."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from timebell.errors import InvalidRecurrence
-from timebell.recurrence import Recurrence, RRule
-from timebell.recurrence.preview import answer_line, dst_notes, upcoming
+from timebell.recurrence import Recurrence, RRule, recurrence_from_json
+from timebell.recurrence.preview import answer_json_line, dst_notes, iter_fires
 
 CREATED = datetime(1997, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -33,13 +33,13 @@ def bound(text: str, start: datetime | None = None, zone: str = "UTC", **options
 
 
 def first(recurrence: Recurrence, count: int, after: datetime = CREATED - DAY) -> list[str]:
-    """Local times, with the offset left out."""
-    found = islice(upcoming(recurrence, after), count)
+    """Return the first local times, without their offset."""
+    found = islice(iter_fires(recurrence, after), count)
     return [f"{recurrence.local(at):%Y-%m-%d %H:%M}" for at in found]
 
 
 def days(text: str) -> list[str]:
-    """Short for lists of days: "1997-09-02..11 1997-10-05,07" at 09:00."""
+    """Expand a short notation of days: "1997-09-02..11 1997-10-05,07" at 09:00."""
     found = []
     for group in text.split():
         month, _, rest = group.rpartition("-")
@@ -49,7 +49,7 @@ def days(text: str) -> list[str]:
     return found
 
 
-# RFC 5545 3.8.5.3, with DTSTART;TZID=America/New_York:19970902T090000 unless it says otherwise.
+# RFC 5545 3.8.5.3, with DTSTART;TZID=America/New_York:19970902T090000 unless stated otherwise.
 EXAMPLES = [
     ("FREQ=DAILY;COUNT=10", "", days("1997-09-2..11")),
     ("FREQ=DAILY;UNTIL=19971224T000000Z", "", days("1997-09-2..30 1997-10-1..31 1997-11-1..30 1997-12-1..23")),
@@ -119,7 +119,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("rule", "start", "expected"), EXAMPLES, ids=[example[0] for example in EXAMPLES])
-def test_the_examples_of_the_rfc(rule: str, start: str, expected: list[str]) -> None:
+def test_examples_of_rfc_5545(rule: str, start: str, expected: list[str]) -> None:
     text = f"DTSTART;TZID=America/New_York:{start or '19970902'}T090000\nRRULE:{rule}"
     recurrence = bound(text, zone="America/New_York")
     found = first(recurrence, len(expected), CREATED - 400 * DAY)
@@ -128,17 +128,17 @@ def test_the_examples_of_the_rfc(rule: str, start: str, expected: list[str]) -> 
         assert len(first(recurrence, len(expected) + 1, CREATED - 400 * DAY)) == len(expected)
 
 
-def test_the_rfc_s_friday_the_13th_leaves_out_its_dtstart() -> None:
+def test_dtstart_that_does_not_match_is_excluded() -> None:
     recurrence = bound("FREQ=MONTHLY;BYDAY=FR;BYMONTHDAY=13", datetime(1997, 9, 2, 9), "America/New_York")
     assert first(recurrence, 1) == ["1998-02-13 09:00"]
 
 
-# dateutil. It is right about plain dates; these rules it reads otherwise, and they are not generated:
+# dateutil is correct for plain dates. It interprets these rules differently, so they are not generated:
 # BYDAY that mixes numbered and plain days (it takes those that are both), WEEKLY with BYSETPOS (its first week
 # begins with DTSTART instead of with WKST), a week 53 counted from the end, BYWEEKNO without BYDAY.
 
 
-def generated(rnd: random.Random) -> str:
+def random_rule(rnd: random.Random) -> str:
     def some(low: int, high: int, most: int, signed: bool = False) -> str:
         numbers = {rnd.randint(low, high) for _ in range(rnd.randint(1, most))}
         return ",".join(str(-n if signed and rnd.random() < 0.4 else n) for n in sorted(numbers))
@@ -171,14 +171,14 @@ def generated(rnd: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_dateutil_gives_the_same_instants(seed: int) -> None:
+def test_instants_match_dateutil(seed: int) -> None:
     rnd, compared = random.Random(seed), 0
     for _ in range(60):
-        text, start = generated(rnd), datetime(2024, rnd.randint(1, 12), rnd.randint(1, 28), rnd.randint(0, 23), 30)
+        text, start = random_rule(rnd), datetime(2024, rnd.randint(1, 12), rnd.randint(1, 28), rnd.randint(0, 23), 30)
         span = 40 if "MINUTELY" in text else 400 if "HOURLY" in text else 4000
         text += f";UNTIL={start + span * DAY:%Y%m%dT%H%M%S}"
         count = rnd.randint(1, 8)
-        with suppress(TimeoutError), at_most(0.5):  # it looks on until the year 9999 for what never comes
+        with suppress(TimeoutError), at_most(0.5):  # dateutil searches to the year 9999 for rules that never fire
             theirs = dateutil_of(text, start, count)
             assert instants_of(text, start, count) == theirs, (text, start)
             counted = instants_of(re.sub(";UNTIL.*", f";COUNT={count}", text), start, count + 1)
@@ -190,13 +190,13 @@ def test_dateutil_gives_the_same_instants(seed: int) -> None:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after so much time of the processor."""
+    """Raise TimeoutError in the block after `seconds` of CPU time."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
 
     before = signal.signal(signal.SIGVTALRM, stop)
-    gc.disable()  # of what is raised in a callback of it nobody would hear
+    gc.disable()  # an exception raised inside a garbage-collection callback would be ignored
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
@@ -217,25 +217,25 @@ def dateutil_of(text: str, start: datetime, count: int) -> list[datetime]:
 
 def instants_of(text: str, start: datetime, count: int) -> list[datetime]:
     try:
-        return list(islice(upcoming(bound(text, start), start.replace(tzinfo=UTC) - DAY), count))
+        return list(islice(iter_fires(bound(text, start), start.replace(tzinfo=UTC) - DAY), count))
     except InvalidRecurrence:
         return []
 
 
-# Jumps of the clock.
+# Clock changes.
 
 
 def local_times(recurrence: Recurrence, after: datetime, count: int) -> list[str]:
-    return [f"{recurrence.local(at):%d %H:%M %Z}" for at in islice(upcoming(recurrence, after), count)]
+    return [f"{recurrence.local(at):%d %H:%M %Z}" for at in islice(iter_fires(recurrence, after), count)]
 
 
 SPRING, AUTUMN = datetime(2027, 3, 13, 6, tzinfo=UTC), datetime(2027, 11, 6, 4, 30, tzinfo=UTC)
 
 
-def test_a_daily_rule_shifts_in_a_gap_and_takes_the_first_of_a_fold() -> None:
+def test_daily_rule_shifts_in_a_gap_and_uses_the_first_pass_of_a_fold() -> None:
     daily = bound("FREQ=DAILY", datetime(2027, 1, 1, 2, 30), "America/New_York")
     assert local_times(daily, SPRING, 3) == ["13 02:30 EST", "14 03:30 EDT", "15 02:30 EDT"]
-    assert [daily.note(at) for at in islice(upcoming(daily, SPRING), 2)] == [None, "gap"]
+    assert [daily.note(at) for at in islice(iter_fires(daily, SPRING), 2)] == [None, "gap"]
     early = bound("FREQ=DAILY", datetime(2027, 1, 1, 1, 30), "America/New_York")
     assert local_times(early, AUTUMN, 3) == ["06 01:30 EDT", "07 01:30 EDT", "08 01:30 EST"]
 
@@ -247,14 +247,14 @@ def test_a_daily_rule_shifts_in_a_gap_and_takes_the_first_of_a_fold() -> None:
         ({"gap": "skip", "fold": "both"}, ["15 02:30 EDT", "16 02:30 EDT"], ["07 01:30 EDT", "07 01:30 EST"]),
     ],
 )
-def test_gap_and_fold_can_be_chosen(options: dict[str, Any], spring: list[str], autumn: list[str]) -> None:
+def test_gap_and_fold_policies(options: dict[str, Any], spring: list[str], autumn: list[str]) -> None:
     late = bound("FREQ=DAILY", datetime(2027, 1, 1, 2, 30), "America/New_York", **options)
     early = bound("FREQ=DAILY", datetime(2027, 1, 1, 1, 30), "America/New_York", **options)
     assert local_times(late, SPRING + timedelta(hours=2), 2) == spring
     assert local_times(early, AUTUMN + timedelta(hours=2), 2) == autumn
 
 
-def test_an_hourly_rule_counts_real_hours() -> None:
+def test_hourly_rule_counts_elapsed_hours() -> None:
     hourly = bound("FREQ=HOURLY;INTERVAL=2", datetime(2027, 3, 13, 20), "America/New_York")
     assert local_times(hourly, SPRING + DAY / 2, 5) == [
         "13 20:00 EST", "13 22:00 EST", "14 00:00 EST", "14 03:00 EDT", "14 05:00 EDT",
@@ -263,20 +263,20 @@ def test_an_hourly_rule_counts_real_hours() -> None:
     assert local_times(filtered, AUTUMN, 4) == ["07 01:00 EDT", "07 01:00 EST", "07 02:00 EST", "07 03:00 EST"]
 
 
-def test_a_dtstart_that_is_an_instant_stays_it_in_the_second_pass_of_a_fold() -> None:
+def test_dtstart_instant_in_the_second_pass_is_kept() -> None:
     second = datetime(2027, 11, 7, 6, 30, tzinfo=UTC)  # 01:30 EST
     rule = bound("FREQ=DAILY;COUNT=2", second, "America/New_York")
     assert local_times(rule, AUTUMN, 9) == ["07 01:30 EST", "08 01:30 EST"]
 
 
-def test_a_day_that_never_was_counts_once() -> None:
+def test_skipped_date_counts_once() -> None:
     rule = bound("FREQ=DAILY", datetime(2011, 12, 28, 9), "Pacific/Apia")
-    found = list(islice(upcoming(rule, datetime(2011, 12, 28, tzinfo=UTC)), 4))
+    found = list(islice(iter_fires(rule, datetime(2011, 12, 28, tzinfo=UTC)), 4))
     assert [f"{rule.local(at):%d %H:%M}" for at in found] == ["28 09:00", "29 09:00", "31 09:00", "01 09:00"]
     assert rule.count(found[0], found[3]) == 3
 
 
-def test_the_year_s_jumps_are_told() -> None:
+def test_clock_changes_are_noted() -> None:
     rule = bound("FREQ=WEEKLY;BYDAY=SU", datetime(2027, 1, 3, 2, 30), "America/New_York")
     notes = dst_notes(rule, datetime(2027, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC))
     assert notes == [
@@ -284,10 +284,10 @@ def test_the_year_s_jumps_are_told() -> None:
     ]
 
 
-# Dates added and removed, and the end.
+# Added and removed dates, and the end.
 
 
-def test_exdates_go_and_rdates_come_and_count_is_not_changed_by_them() -> None:
+def test_exdates_and_rdates_do_not_change_count() -> None:
     text = (
         "DTSTART:20270301T090000\nRRULE:FREQ=DAILY;COUNT=4\nEXDATE:20270302T090000,20270303T\n 090000\n"
         "RDATE:20270401T120000\nRDATE;VALUE=DATE:20270402"
@@ -303,7 +303,7 @@ def test_exdates_go_and_rdates_come_and_count_is_not_changed_by_them() -> None:
     assert back == expected[::-1]
 
 
-def test_until_includes_its_instant_and_a_date_its_whole_day() -> None:
+def test_until_is_inclusive() -> None:
     start = datetime(2027, 3, 1, 9)
     for until, count in (("20270303T090000Z", 3), ("20270303T085959Z", 2), ("20270303", 3), ("20270303T090000", 3)):
         assert len(first(bound(f"FREQ=DAILY;UNTIL={until}", start), 9)) == count
@@ -316,12 +316,12 @@ def test_skip_of_rfc_7529() -> None:
         assert first(rule, 2)[1] == f"2027-{expected} 09:00"
 
 
-def test_without_a_dtstart_the_creation_is_it() -> None:
+def test_default_dtstart_is_the_creation() -> None:
     rule = RRule("FREQ=DAILY").bind("Asia/Seoul", created_at=datetime(2027, 3, 1, 0, 0, 5, 77, tzinfo=UTC))
     assert first(rule, 2) == ["2027-03-01 09:00", "2027-03-02 09:00"]
 
 
-# What is refused, and how fast.
+# Refused and slow rules.
 
 REFUSED = [
     "", "FREQ=DAILY;INTERVAL=0", "FREQ=DAILY;INTERVAL=-1", "FREQ=DAILY;COUNT=0", "FREQ=DAILY;COUNT=3;UNTIL=20300101",
@@ -363,11 +363,11 @@ SLOW = [
 ]  # fmt: skip
 
 
-fresh = counting(1)  # days by which DTSTART differs, so that nothing is remembered
+day_offsets = counting(1)  # shifts DTSTART, so that no result is cached
 
 
 def quickest(call: Any) -> float:
-    """The best of three, in seconds of the processor: a busy machine is no slow rule."""
+    """Return the best of three runs in seconds of CPU time, so that a busy machine does not count."""
     best = 9.0
     for _ in range(3):
         began = time.thread_time()
@@ -377,7 +377,7 @@ def quickest(call: Any) -> float:
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_bad_rules_are_refused_at_once(text: str) -> None:
+def test_invalid_rules_are_refused_quickly(text: str) -> None:
     def refused() -> None:
         with pytest.raises(InvalidRecurrence) as error:
             bound(text, None if "DTSTART" in text else datetime(2027, 3, 1, 0, 30))
@@ -389,7 +389,7 @@ def test_bad_rules_are_refused_at_once(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", NEVER)
-def test_rules_that_name_nothing_are_refused_at_once(text: str) -> None:
+def test_rules_without_instants_are_refused_quickly(text: str) -> None:
     def refused() -> None:
         with pytest.raises(InvalidRecurrence) as error:
             bound(text, datetime(2027, 3, 2, 0, 30))
@@ -399,14 +399,14 @@ def test_rules_that_name_nothing_are_refused_at_once(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", SLOW)
-def test_no_question_takes_long(text: str) -> None:
+def test_slow_rules_are_searched_quickly(text: str) -> None:
     start = datetime(1980, 1, 1)
 
-    def made() -> None:
-        with suppress(InvalidRecurrence):  # with that DTSTART it may name nothing
-            bound(text, start - next(fresh) * DAY)
+    def create() -> None:
+        with suppress(InvalidRecurrence):  # the rule may have no instant with that DTSTART
+            bound(text, start - next(day_offsets) * DAY)
 
-    assert quickest(made) < 0.1
+    assert quickest(create) < 0.1
     rule = bound(text, start)
     assert quickest(lambda: rule.count(start.replace(tzinfo=UTC), datetime(2199, 1, 1, tzinfo=UTC))) < 0.2
     for at in (datetime(1980, 1, 1, tzinfo=UTC), datetime(2027, 3, 2, tzinfo=UTC), datetime(2199, 12, 30, tzinfo=UTC)):
@@ -414,7 +414,7 @@ def test_no_question_takes_long(text: str) -> None:
         assert quickest(lambda at=at: rule.previous(at)) < 0.1
 
 
-# What holds for every rule.
+# Properties of every rule.
 
 seeds = st.integers(0, 100_000)
 zones = st.sampled_from(["UTC", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia", "Africa/Casablanca"])
@@ -432,7 +432,7 @@ def rules(draw: st.DrawFn) -> Recurrence:
     )
     while True:
         try:
-            return bound(generated(rnd), start.replace(microsecond=0), draw(zones), **options)
+            return bound(random_rule(rnd), start.replace(microsecond=0), draw(zones), **options)
         except InvalidRecurrence:
             continue
 
@@ -440,7 +440,7 @@ def rules(draw: st.DrawFn) -> Recurrence:
 @settings(max_examples=150, deadline=None)
 @given(rules(), instants)
 def test_next_between_previous_and_count_agree(rule: Recurrence, at: datetime) -> None:
-    found = list(islice(upcoming(rule, at), 12))
+    found = list(islice(iter_fires(rule, at), 12))
     assert all(a < b for a, b in pairwise([at, *found]))
     if not found:
         return
@@ -457,18 +457,18 @@ def test_next_between_previous_and_count_agree(rule: Recurrence, at: datetime) -
 
 @settings(max_examples=60, deadline=None)
 @given(rules())
-def test_json_carries_the_whole_rule(rule: Recurrence) -> None:
-    again = Recurrence.from_json(rule.to_json())
+def test_json_round_trips(rule: Recurrence) -> None:
+    again = recurrence_from_json(rule.to_json())
     assert again == rule
     assert again.describe() == rule.describe()
 
 
-def test_the_door_answers_blocks() -> None:
+def test_json_line_with_several_properties_is_answered() -> None:
     line = (
         '{"kind": "rrule", "tz": "Asia/Seoul", "start": "2027-03-01T00:00:00Z", "count": 2,'
         ' "spec": "DTSTART:2027-03-01T09:00:00\\nRRULE:FREQ=DAILY\\nEXDATE:20270302T090000"}'
     )
-    assert answer_line(line) == '["2027-03-03T00:00:00Z", "2027-03-04T00:00:00Z"]'
+    assert answer_json_line(line) == '["2027-03-03T00:00:00Z", "2027-03-04T00:00:00Z"]'
 
 
 @pytest.mark.parametrize(
@@ -508,11 +508,11 @@ def test_the_door_answers_blocks() -> None:
         ),
     ],
 )
-def test_words(text: str, words: str) -> None:
+def test_descriptions(text: str, words: str) -> None:
     assert RRule(text, datetime(2027, 3, 1, 9)).describe() == words
 
 
-def test_words_without_a_local_start() -> None:
+def test_description_without_a_local_start() -> None:
     assert RRule("FREQ=WEEKLY").describe() == "Every week"
     bound_at = RRule("FREQ=WEEKLY;BYHOUR=9").bind("Asia/Seoul", created_at=datetime(2027, 3, 1, tzinfo=UTC))
     assert bound_at.describe() == "Every week at hour 9 from 2027-03-01 00:00 UTC, Asia/Seoul"
@@ -524,14 +524,17 @@ def test_warnings() -> None:
 
     assert warnings("FREQ=DAILY") == warnings("FREQ=MONTHLY;BYMONTHDAY=-1,1") == []
     assert warnings("FREQ=WEEKLY;BYDAY=FR") == [
-        "DTSTART 2027-03-01 09:00:00 does not fit its own rule, which begins at 2027-03-05 09:00:00."
+        "DTSTART 2027-03-01 09:00:00 does not match the rule, which begins at 2027-03-05 09:00:00."
     ]
     assert "begins" in warnings("FREQ=HOURLY;BYHOUR=10")[0]
     assert warnings("FREQ=HOURLY;BYHOUR=9") == []
-    short = "Months without day 31 are left out. BYMONTHDAY=-1 is the last day, SKIP=BACKWARD the nearest before."
+    short = (
+        "Months without day 31 are omitted. "
+        "BYMONTHDAY=-1 is the last day; SKIP=BACKWARD uses the last day instead of a missing one."
+    )
     assert warnings("FREQ=MONTHLY", 31) == warnings("FREQ=MONTHLY;BYMONTHDAY=31", 31) == [short]
     assert warnings("FREQ=MONTHLY", 31, month_end="back") == []
     assert warnings("FREQ=YEARLY;BYMONTH=1;BYMONTHDAY=31", 31)[1:] == []
     assert warnings("FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29")[1].startswith("Months without day 29")
     assert warnings("FREQ=MONTHLY;BYMONTHDAY=28,29,30,31;BYSETPOS=-1", 31) == []
-    assert warnings("FREQ=YEARLY;BYWEEKNO=53")[-1] == "Years without week 53 are left out."
+    assert warnings("FREQ=YEARLY;BYWEEKNO=53")[-1] == "Years without week 53 are omitted."

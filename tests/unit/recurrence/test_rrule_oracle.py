@@ -1,4 +1,4 @@
-"""RRULE against a brute-force reading of RFC 5545, in zones whose clocks jump, and what stands beside the rule."""
+"""RRULE compared with a brute-force evaluation of RFC 5545 across clock changes, and its options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.recurrence.oracle import changes, info
 from tests.unit.recurrence.rrule_oracle import instants, occurrences, read
 from tests.unit.recurrence.rrule_rules import COARSE, FINE, parts_of, text_of
 from timebell.errors import InvalidRecurrence
-from timebell.recurrence import Recurrence, RRule
+from timebell.recurrence import Recurrence, RRule, recurrence_from_json
 
 CREATED = datetime(2000, 1, 1, tzinfo=UTC)
 LOW = datetime(1971, 1, 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ CUT = ("BYYEARDAY", "BYMONTHDAY", "BYMONTH", "BYSETPOS")
 
 
 def start_of(rng: Random, zone: str) -> datetime:
-    """Any local time, or one near a jump of the clock."""
+    """Return a random local time, often near a clock change."""
     jumps = [at for at in changes(info(zone)) if 2005 <= at.year < 2015]
     if jumps and rng.random() < 0.6:
         at = rng.choice(jumps) + timedelta(minutes=rng.randint(-3000, 120))
@@ -43,35 +43,35 @@ def start_of(rng: Random, zone: str) -> datetime:
     return datetime(rng.randint(2005, 2014), rng.randint(1, 12), rng.randint(1, 28), rng.randint(0, 23), odd, odd)
 
 
-def agree(
+def assert_matches_oracle(
     parts: dict[str, str], start: datetime, zone: str, end: datetime, gap: str = "shift", fold: str = "first"
 ) -> int:
-    """How many instants there are, after comparing them forwards, backwards and counted."""
+    """Compare forward search, backward search and count with the oracle; return the number of instants."""
     expected = occurrences(parts, start, zone, end, gap=gap, fold=fold)
-    told = (text_of(parts), start, zone, gap, fold)
+    context = (text_of(parts), start, zone, gap, fold)
     try:
         rule = RRule(text_of(parts), start, gap=gap, fold=fold).bind(zone, created_at=CREATED)  # type: ignore[arg-type]
     except InvalidRecurrence as error:
-        return not_there(error, expected, told)
+        return assert_no_instants(error, expected, context)
     found = list(rule.between(LOW, end))
-    assert found == expected, told
-    assert rule.count(LOW, end) == len(found), told
+    assert found == expected, context
+    assert rule.count(LOW, end) == len(found), context
     back, at = [], rule.previous(end)
     while at is not None:
         back.append(at)
         at = rule.previous(at)
-    assert back[::-1] == found, told
+    assert back[::-1] == found, context
     return len(found)
 
 
-def not_there(error: InvalidRecurrence, expected: list[datetime], told: object) -> int:
-    """A rule without any instant, or one of those that months overlapping by SKIP make ambiguous."""
-    assert "SKIP=FORWARD with BYSETPOS" in str(error) or (error.code == "NEVER_FIRES" and not expected), told
+def assert_no_instants(error: InvalidRecurrence, expected: list[datetime], context: object) -> int:
+    """Assert that a refused rule has no instant, or is ambiguous because SKIP makes months overlap."""
+    assert "SKIP=FORWARD with BYSETPOS" in str(error) or (error.code == "NEVER_FIRES" and not expected), context
     return 0
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_rules_of_days_and_longer(seed: int) -> None:
+def test_daily_to_yearly_rules_match_the_oracle(seed: int) -> None:
     total = 0
     for n in range(25):
         rng = Random(seed * 1000 + n)
@@ -81,12 +81,14 @@ def test_rules_of_days_and_longer(seed: int) -> None:
         zone = rng.choice(ZONES)
         start = start_of(rng, zone)
         dst = rng.choice(["shift", "shift", "end", "skip"]), rng.choice(["first", "first", "last", "both"])
-        total += agree(parts, start, zone, start.replace(tzinfo=UTC) + timedelta(days=rng.choice([400, 1500])), *dst)
+        total += assert_matches_oracle(
+            parts, start, zone, start.replace(tzinfo=UTC) + timedelta(days=rng.choice([400, 1500])), *dst
+        )
     assert total > 500
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_rules_of_hours_and_shorter(seed: int) -> None:
+def test_hourly_to_secondly_rules_match_the_oracle(seed: int) -> None:
     total = 0
     for n in range(16):
         rng = Random(seed * 1000 + n)
@@ -96,7 +98,7 @@ def test_rules_of_hours_and_shorter(seed: int) -> None:
         zone = rng.choice(ZONES)
         start = start_of(rng, zone)
         hours = 12 if parts["FREQ"] == "SECONDLY" else 72
-        total += agree(parts, start, zone, start.replace(tzinfo=UTC) + timedelta(hours=hours))
+        total += assert_matches_oracle(parts, start, zone, start.replace(tzinfo=UTC) + timedelta(hours=hours))
     assert total > 50
 
 
@@ -115,16 +117,19 @@ JUMPS = [
 
 
 @pytest.mark.parametrize(("text", "start", "zone"), JUMPS)
-def test_across_jumps(text: str, start: datetime, zone: str) -> None:
-    assert agree(read(text), start, zone, start.replace(tzinfo=UTC) + timedelta(days=16))
+def test_rules_across_clock_changes_match_the_oracle(text: str, start: datetime, zone: str) -> None:
+    assert assert_matches_oracle(read(text), start, zone, start.replace(tzinfo=UTC) + timedelta(days=16))
 
 
 @pytest.mark.parametrize("wkst", ["MO", "WE", "SU"])
 @pytest.mark.parametrize("interval", ["2", "3", "5"])
-def test_weeks_that_reach_into_the_next_year(wkst: str, interval: str) -> None:
+def test_weeks_across_new_year_match_the_oracle(wkst: str, interval: str) -> None:
     parts = {"FREQ": "WEEKLY", "INTERVAL": interval, "WKST": wkst, "BYDAY": "MO,TU,WE,TH,FR,SA,SU"}
     for setpos in ({}, {"BYSETPOS": "-2,1,6"}):
-        assert agree({**parts, **setpos}, datetime(2007, 5, 3, 9), "UTC", datetime(2027, 1, 1, tzinfo=UTC)) > 300
+        assert (
+            assert_matches_oracle({**parts, **setpos}, datetime(2007, 5, 3, 9), "UTC", datetime(2027, 1, 1, tzinfo=UTC))
+            > 300
+        )
 
 
 def bound(text: str, start: datetime | None = None, zone: str = "America/New_York", **options: Any) -> Recurrence:
@@ -136,22 +141,22 @@ GAP, FOLD = datetime(2027, 3, 14, 2, 30), datetime(2027, 11, 7, 1, 30)
 
 @pytest.mark.parametrize("gap", ["shift", "end", "skip"])
 @pytest.mark.parametrize("fold", ["first", "last", "both"])
-def test_single_dates_are_moved_like_those_of_the_rule(gap: str, fold: str) -> None:
+def test_rdates_and_exdates_follow_gap_and_fold_policies(gap: str, fold: str) -> None:
     options = {"gap": gap, "fold": fold}
     place = info("America/New_York")
-    for wall in (GAP, FOLD):
-        own = instants(wall, place, gap, fold)
+    for local_time in (GAP, FOLD):
+        expected_instants = instants(local_time, place, gap, fold)
         day = timedelta(days=1)
-        span = [at.replace(tzinfo=UTC) for at in (wall - day / 2, wall + day)]
-        daily = bound("FREQ=DAILY", wall - 7 * day, **options)
-        assert list(daily.between(*span)) == own
-        assert list(bound("FREQ=DAILY", wall - 7 * day, exdates=[wall], **options).between(*span)) == []
-        yearly = bound("FREQ=YEARLY", datetime(2027, 1, 1), rdates=[wall], **options)
-        assert list(yearly.between(*span)) == own
-        assert [yearly.note(at) for at in own] == [daily.note(at) for at in own]
+        span = [at.replace(tzinfo=UTC) for at in (local_time - day / 2, local_time + day)]
+        daily = bound("FREQ=DAILY", local_time - 7 * day, **options)
+        assert list(daily.between(*span)) == expected_instants
+        assert list(bound("FREQ=DAILY", local_time - 7 * day, exdates=[local_time], **options).between(*span)) == []
+        yearly = bound("FREQ=YEARLY", datetime(2027, 1, 1), rdates=[local_time], **options)
+        assert list(yearly.between(*span)) == expected_instants
+        assert [yearly.note(at) for at in expected_instants] == [daily.note(at) for at in expected_instants]
 
 
-def test_an_rdate_that_the_rule_names_too_is_one_instant() -> None:
+def test_rdate_that_is_also_an_instant_of_the_rule_counts_once() -> None:
     rule = bound("FREQ=DAILY;COUNT=3", GAP, rdates=[GAP, GAP + timedelta(days=1), GAP - timedelta(days=9)])
     assert rule.count(LOW, CREATED.replace(year=2100)) == 4 == len(list(rule.between(LOW, CREATED.replace(year=2100))))
     without = bound("FREQ=DAILY;COUNT=3", GAP, rdates=[FOLD], exdates=[FOLD, GAP])
@@ -161,7 +166,7 @@ def test_an_rdate_that_the_rule_names_too_is_one_instant() -> None:
 @pytest.mark.parametrize(
     ("until", "last"),
     [
-        ("20271107T013000", "06:30"),  # local: until it is shown the last time
+        ("20271107T013000", "06:30"),  # local time: includes its last pass
         ("20271107T053000Z", "05:30"),
         ("20271107T052959Z", "05:00"),
     ],
@@ -172,7 +177,7 @@ def test_until_in_a_fold(until: str, last: str) -> None:
 
 
 @pytest.mark.parametrize(("zone", "day"), [("America/Sao_Paulo", "20181103"), ("Pacific/Apia", "20111229")])
-def test_a_date_as_until_ends_with_its_local_day(zone: str, day: str) -> None:
+def test_until_date_ends_with_its_local_day(zone: str, day: str) -> None:
     rule = bound(f"FREQ=MINUTELY;UNTIL={day}", datetime.strptime(day, "%Y%m%d") - timedelta(days=1), zone)
     last = rule.previous(CREATED.replace(year=2100))
     assert last is not None
@@ -180,7 +185,7 @@ def test_a_date_as_until_ends_with_its_local_day(zone: str, day: str) -> None:
     assert f"{rule.local(last + timedelta(minutes=1)):%Y%m%d}" > day
 
 
-def test_month_end_is_skip() -> None:
+def test_month_end_option_equals_skip() -> None:
     start = datetime(2027, 1, 31, 9)
     for option, skip in (("skip", "OMIT"), ("back", "BACKWARD"), ("next", "FORWARD")):
         span = LOW, CREATED.replace(year=2030)
@@ -188,7 +193,7 @@ def test_month_end_is_skip() -> None:
         assert list(option_given.between(*span)) == list(
             bound(f"RSCALE=GREGORIAN;SKIP={skip};FREQ=MONTHLY", start).between(*span)
         )
-        assert Recurrence.from_json(option_given.to_json()) == option_given
+        assert recurrence_from_json(option_given.to_json()) == option_given
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,7 @@ def test_month_end_is_skip() -> None:
         {"text": "DTSTART:20270101\nRRULE:FREQ=DAILY", "dtstart": datetime(2027, 1, 2)},
     ],
 )
-def test_what_stands_beside_the_rule_is_checked(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRecurrence) as error:
         RRule(**{"text": "FREQ=DAILY", **options})
     assert error.value.code == "INVALID_RRULE"
@@ -232,7 +237,7 @@ def test_what_stands_beside_the_rule_is_checked(options: dict[str, Any]) -> None
         ("FREQ=DAILY;BYDAY=SU;UNTIL=20270303", "UNTIL"),
     ],
 )
-def test_the_part_that_excludes_everything_is_named(text: str, part: str) -> None:
+def test_part_that_excludes_everything_is_named(text: str, part: str) -> None:
     with pytest.raises(InvalidRecurrence, match=part) as error:
         bound(text, datetime(2027, 3, 2, 9))
     assert error.value.code == "NEVER_FIRES"

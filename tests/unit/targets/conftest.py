@@ -1,4 +1,4 @@
-"""A delivery to send, and both event loops to send it on."""
+"""A delivery, and the two event loops on which targets run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @pytest.fixture(params=[asyncio, uvloop], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Runs a coroutine to its end, on either event loop, failing after two minutes instead of hanging."""
+    """Run a coroutine on either event loop; it fails after two minutes instead of hanging."""
 
     def run(work: Coroutine[Any, Any, T]) -> T:
         result: T = request.param.run(asyncio.wait_for(work, 120))
@@ -35,8 +35,8 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, T]], T]
 
 
 @pytest.fixture(autouse=True)
-def _soon_unconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that fails takes all its time, which is 5 s."""
+def _short_connect_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the time that a failing connection always takes, which is 5 s."""
     monkeypatch.setattr(http, "CONNECT_SECONDS", 0.8)
 
 
@@ -52,10 +52,10 @@ def post(run: Run, delivery: Delivery) -> Callable[..., tuple[Outcome, Sink]]:
     def post(path: str, target: HttpTarget | None = None, **options: Any) -> tuple[Outcome, Sink]:
         async def main() -> tuple[Outcome, Sink]:
             async with sink() as server:
-                used = target or local()
-                checked = used.check({"url": f"http://hooks.example:{server.port}{path}", **options})
-                outcome = await used.deliver(delivery, checked)
-                await used.close()
+                checked_target = target or local()
+                checked = checked_target.check({"url": f"http://hooks.example:{server.port}{path}", **options})
+                outcome = await checked_target.deliver(delivery, checked)
+                await checked_target.close()
                 return outcome, server
 
         result: tuple[Outcome, Sink] = run(main())
@@ -74,17 +74,17 @@ def _children() -> set[str]:
 
 @pytest.fixture
 def children() -> Callable[[], set[str]]:
-    """The processes that this one has started and not waited for; servers of other tests may be among them."""
+    """Return the ids of the child processes not yet waited for, including servers of other tests."""
     return _children
 
 
 @pytest.fixture
 def do(run: Run, delivery: Delivery, children: Callable[[], set[str]]) -> Callable[..., Outcome]:
-    """Check the options, run the command, and find no child left behind."""
+    """Check the options, run the command, and assert that it leaves no child process."""
 
     def do(*argv: str, target: CommandTarget | None = None, **options: Any) -> Outcome:
-        used, before = target or CommandTarget(enabled=True), children()
-        outcome: Outcome = run(used.deliver(delivery, used.check({"argv": list(argv), **options})))
+        checked_target, before = target or CommandTarget(enabled=True), children()
+        outcome: Outcome = run(checked_target.deliver(delivery, checked_target.check({"argv": list(argv), **options})))
         assert children() <= before
         return outcome
 

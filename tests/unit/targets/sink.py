@@ -1,4 +1,4 @@
-"""A receiver of webhooks on loopback, and a target that finds it under every name."""
+"""A webhook receiver on loopback, and a target that resolves every name to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass
 class Sink:
-    """A receiver that behaves as the path says, and remembers what it was sent."""
+    """A receiver whose behavior is selected by the path, and which records the requests."""
 
     port: int = 0
     requests: list[Request] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Sink:
         await self.answer(writer, f"{number} Whatever\r\nLocation: /status/200", b'{"said":"hi"}')
 
     async def echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
-        """Answer with all that came."""
+        """Answer with the headers and the body of the request."""
         request = self.requests[-1]
         await self.answer(writer, "200 OK", json.dumps(request.headers).encode() + request.body)
 
@@ -114,7 +114,7 @@ class Sink:
         await writer.drain()
 
     async def silent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
-        """Close without a word."""
+        """Close the connection without an answer."""
 
     async def reset(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> None:
         linger = struct.pack("ii", 1, 0)
@@ -134,19 +134,19 @@ class Sink:
 
 @asynccontextmanager
 async def sink(tls: ssl.SSLContext | None = None) -> AsyncIterator[Sink]:
-    made = Sink()
+    server_state = Sink()
     if tls:
-        tls.sni_callback = lambda _socket, name, _context: made.names.append(name)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=tls)
-    made.port = server.sockets[0].getsockname()[1]
+        tls.sni_callback = lambda _socket, name, _context: server_state.names.append(name)
+    server = await asyncio.start_server(server_state.serve, "127.0.0.1", 0, ssl=tls)
+    server_state.port = server.sockets[0].getsockname()[1]
     try:
-        yield made
+        yield server_state
     finally:
         server.close()
-        for task in made.tasks:
+        for task in server_state.tasks:
             assert task
             task.cancel()
-        await asyncio.wait_for(asyncio.gather(*filter(None, made.tasks), return_exceptions=True), 60)
+        await asyncio.wait_for(asyncio.gather(*filter(None, server_state.tasks), return_exceptions=True), 60)
 
 
 def resolver(*answers: str) -> Callable[[str, int], Awaitable[list[str]]]:
@@ -159,6 +159,6 @@ def resolver(*answers: str) -> Callable[[str, int], Awaitable[list[str]]]:
 def local(
     timeout: float = 10.0, secret: str = SECRET, tls: ssl.SSLContext | None = None, secret_key: str | None = None
 ) -> HttpTarget:
-    """A target for which every name is this machine."""
+    """Return a target that resolves every name to this machine."""
     guard = AddressGuard(allow_private=True, allow_http=True, resolve=resolver("127.0.0.1"))
     return HttpTarget(secret, timeout=timeout, now=lambda: NOW, guard=guard, tls=tls, secret_key=secret_key)

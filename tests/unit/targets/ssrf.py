@@ -1,4 +1,4 @@
-"""Ways to send a webhook into the network it comes from, and a canary that notices when one gets there."""
+"""Vectors of server-side request forgery, and a canary server that counts the connections it receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from timebell import http_client
 from timebell.targets.address import AddressGuard
 from timebell.targets.http import HttpTarget
 
-HOSTS = [  # of URLs: this machine or its network, as addresses and as what a resolver or a browser makes of them
+HOSTS = [  # of URLs: spellings of this machine or its network that resolvers and browsers accept
     *REFUSED_V4,
     *(f"[{each}]" for each in REFUSED_V6),
     *("localhost", "LocalHost", "localhost.localdomain.localhost", "a.b.localhost", "localhost.", "printer.local"),
@@ -41,7 +41,7 @@ HOSTS = [  # of URLs: this machine or its network, as addresses and as what a re
     *("127.0.0.1 example.com", "127.0.0.1,example.com", "127.0.0.1:80@example.com", "*.localhost", "{}", "$HOST"),
     *("", "-", "."),
 ]  # fmt: skip
-URLS = [  # whole ones, with the canary's port where there is room for it
+URLS = [  # complete URLs, with the port of the canary
     *SPELLINGS,
     *(f"{scheme}://127.0.0.1:{{port}}/" for scheme in (
         "http", "HTTP", "ws", "wss", "ftp", "gopher", "file", "dict", "ldap", "tftp", "sftp", "smb", "jar", "netdoc",
@@ -62,7 +62,7 @@ URLS = [  # whole ones, with the canary's port where there is room for it
     "https://127.0.0.1:{port}/@example.com",
 ]  # fmt: skip
 PUBLIC = ["93.184.216.34", "8.8.8.8", "2606:4700:4700::1111"]
-ANSWERS = [  # of resolvers, to harmless names
+ANSWERS = [  # of resolvers, for harmless names
     *([each] for each in REFUSED_V4 + REFUSED_V6),
     *(["100.100.100.200"], ["168.63.129.16"], ["fd00:ec2::254"], ["fd20:ce::254"], ["::ffff:100.100.100.200"]),
     *(["93.184.216.34", "127.0.0.1"], ["127.0.0.1", "93.184.216.34"], ["2606:4700:4700::1111", "::1"]),
@@ -71,20 +71,20 @@ ANSWERS = [  # of resolvers, to harmless names
     *(["fe80::1%1"], ["fe80::1%lo"], ["::1%1"], ["2606:4700:4700::1111%lo"], ["127.0.0.1", "::1"]),
     *([], [""], ["garbage"], ["127.1"], ["localhost"], ["127.0.0.1/8"], ["93.184.216.34", "not an address"]),
 ]  # fmt: skip
-TLS = http_client.trusted()  # made once: it takes a while
+TLS = http_client.tls_context()  # created once, because it is slow
 CLASSES = {"HTTP_STATUS", "CONNECT_FAILED", "TLS_FAILED", "TIMEOUT", "ADDRESS_REFUSED", "RESPONSE_UNREADABLE"}
 
 
 @dataclass
 class Canary(http_client.Network):
-    """Listens on loopback and counts who connects; notes each address that is dialled, and dials loopback alone."""
+    """Counts connections on loopback, records each dialed address, and connects to loopback only."""
 
     port: int = 0
     hits: int = 0
-    dialled: list[str] = field(default_factory=list)
+    dialed: list[str] = field(default_factory=list)
 
     async def connect(self, address: str, port: int, timeout: float) -> http_client.Stream:
-        self.dialled.append(address)
+        self.dialed.append(address)
         if ipaddress.ip_address(address).is_loopback:
             return await super().connect(address, port, timeout)
         raise http_client.ConnectError
@@ -98,22 +98,22 @@ class Canary(http_client.Network):
 
 @asynccontextmanager
 async def canary() -> AsyncIterator[Canary]:
-    made = Canary()
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.port = server.sockets[0].getsockname()[1]
+    server_state = Canary()
+    server = await asyncio.start_server(server_state.serve, "127.0.0.1", 0)
+    server_state.port = server.sockets[0].getsockname()[1]
     async with server:
-        yield made
+        yield server_state
 
 
 def target_for(network: http_client.Network, guard: AddressGuard, timeout: float = 10.0) -> HttpTarget:
-    """A webhook target that makes its connections by `network`."""
-    made = HttpTarget(SECRET, timeout, now=lambda: NOW, guard=guard, tls=TLS)
-    made._dial = network
-    return made
+    """Return a webhook target that connects through `network`."""
+    target = HttpTarget(SECRET, timeout, now=lambda: NOW, guard=guard, tls=TLS)
+    target._network = network
+    return target
 
 
-async def as_the_system_reads(host: str, port: int) -> list[str]:
-    """What the system makes of a spelling, without asking anyone: 127.1 and 0x7f.1 are 127.0.0.1."""
+async def resolve_numeric_host(host: str, port: int) -> list[str]:
+    """Resolve a numeric spelling as the system does, without DNS: 127.1 and 0x7f.1 are 127.0.0.1."""
     if host.lower().split(".")[-1] == "localhost":
         return ["127.0.0.1", "::1"]
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)

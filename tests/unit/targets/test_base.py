@@ -1,4 +1,4 @@
-"""Bodies, outcomes and the weight of the import."""
+"""Bodies, outcomes and the imports of timebell.targets.base."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from timebell.errors import InvalidInput
-from timebell.targets.base import Delivery, Outcome, cloudevent, facts, instant, only, retry_after, text
+from timebell.targets.base import (
+    Delivery,
+    Outcome,
+    cloudevent,
+    decode_text,
+    event_fields,
+    format_utc,
+    parse_retry_after,
+    reject_unknown_options,
+)
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 
 
 def test_plain_body_has_the_fields_of_arrived(delivery: Delivery) -> None:
-    assert facts(delivery) == {
+    assert event_fields(delivery) == {
         "topic": "notifications.task-reminder",
         "payload": {"text": "약 먹기 💊", "n": 1},
         "metadata": {"ownerId": "u-7"},
@@ -32,7 +41,7 @@ def test_plain_body_has_the_fields_of_arrived(delivery: Delivery) -> None:
     }
 
 
-def test_cloudevent_has_the_required_attributes_and_an_id_that_outlives_attempts(delivery: Delivery) -> None:
+def test_cloudevent_has_required_attributes_and_a_stable_id(delivery: Delivery) -> None:
     first = cloudevent(delivery)
     delivery.attempt += 1
     second = cloudevent(delivery)
@@ -41,14 +50,14 @@ def test_cloudevent_has_the_required_attributes_and_an_id_that_outlives_attempts
     assert (first["subject"], first["time"]) == ("notifications.task-reminder", "2027-03-14T09:26:52Z")
     assert first["datacontenttype"] == "application/json"
     assert first["id"] == second["id"] == "occ_2W8c"
-    assert first["data"] == facts(delivery) | {"attempt": 2}
+    assert first["data"] == event_fields(delivery) | {"attempt": 2}
 
 
 def test_instants_are_utc_with_z() -> None:
-    assert instant(datetime(2027, 1, 1, 9, tzinfo=timezone(timedelta(hours=9)))) == "2027-01-01T00:00:00Z"
+    assert format_utc(datetime(2027, 1, 1, 9, tzinfo=timezone(timedelta(hours=9)))) == "2027-01-01T00:00:00Z"
 
 
-def test_outcomes() -> None:
+def test_outcome_constructors() -> None:
     assert Outcome.ok({"a": 1}) == Outcome(delivered=True, result={"a": 1})
     failed = Outcome.failed("TIMEOUT", "late", retry_after=3.0)
     assert (failed.delivered, failed.retryable, failed.code, failed.retry_after) == (
@@ -59,14 +68,14 @@ def test_outcomes() -> None:
     )
 
 
-def test_text_from_outside_can_be_stored() -> None:
-    assert text(b"a\x00b\xff") == "a\ufffdb\ufffd"
+def test_decoded_text_can_be_stored() -> None:
+    assert decode_text(b"a\x00b\xff") == "a\ufffdb\ufffd"
 
 
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(InvalidInput, match="It takes: body, url") as caught:
-        only({"uri": 1}, ("url", "body"))
-    assert caught.value.code == "TARGET_OPTIONS_INVALID"
+        reject_unknown_options({"uri": 1}, ("url", "body"))
+    assert caught.value.code == "INVALID_TARGET_OPTIONS"
 
 
 @pytest.mark.parametrize(
@@ -89,11 +98,11 @@ def test_unknown_options_are_refused() -> None:
     ],
 )
 def test_retry_after(value: str, seconds: float | None) -> None:
-    assert retry_after(value, NOW) == seconds
+    assert parse_retry_after(value, NOW) == seconds
 
 
-def test_importing_the_base_is_light() -> None:
+def test_importing_base_loads_no_heavy_library() -> None:
     heavy = ("h11", "timebell.http_client", "cryptography")
     code = f"import sys, timebell.targets.base; print([m for m in {heavy} if m in sys.modules])"
-    seen = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert seen.strip() == "[]"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert loaded.strip() == "[]"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from timebell.errors import InvalidInput, Refused
-from timebell.targets.base import Delivery, Outcome, facts
+from timebell.targets.base import Delivery, Outcome, event_fields
 from timebell.targets.command import CommandTarget
 
 Run = Callable[[Any], Any]
@@ -23,47 +23,47 @@ def python(code: str) -> tuple[str, str, str]:
     return sys.executable, "-c", code
 
 
-def test_status_zero_is_delivered_and_its_output_kept(do: Do) -> None:
+def test_exit_status_zero_is_delivered_with_its_output(do: Do) -> None:
     outcome = do("sh", "-c", "echo out; echo err >&2")
     assert outcome == Outcome.ok({"exitCode": 0, "stdout": "out\n", "stderr": "err\n"})
 
 
 @pytest.mark.parametrize("status", [1, 2, 126, 255])
-def test_another_status_is_a_failure_to_retry(do: Do, status: int) -> None:
+def test_other_exit_status_is_a_retryable_failure(do: Do, status: int) -> None:
     outcome = do("sh", "-c", f"echo why >&2; exit {status}")
     assert (outcome.code, outcome.retryable) == ("EXIT_STATUS", True)
     assert outcome.result == {"exitCode": status, "stdout": "", "stderr": "why\n"}
     assert outcome.error == f"The command exited with {status}."
 
 
-def test_death_by_signal(do: Do) -> None:
+def test_termination_by_signal_is_a_failure(do: Do) -> None:
     outcome = do("sh", "-c", "kill -9 $$")
     assert (outcome.code, outcome.result["exitCode"]) == ("EXIT_STATUS", -9)
-    assert outcome.error == "The command was ended by signal 9."
+    assert outcome.error == "The command was terminated by signal 9."
 
 
-def test_arguments_meet_no_shell(do: Do) -> None:
+def test_arguments_are_not_interpreted_by_a_shell(do: Do) -> None:
     assert do("printf", "%s|", "a b", "$(id)", "*", "; ls").result["stdout"] == "a b|$(id)|*|; ls|"
 
 
 @pytest.mark.parametrize("argv", [["/no/such/program"], ["no-such-program"], ["/etc/passwd"], ["/"], ["/etc/passwd/x"]])
-def test_what_cannot_be_run_is_final(do: Do, argv: list[str]) -> None:
+def test_missing_or_non_executable_program_is_a_final_failure(do: Do, argv: list[str]) -> None:
     outcome = do(*argv)
     assert (outcome.code, outcome.retryable, outcome.result) == ("COMMAND_NOT_FOUND", False, None)
     assert argv[0] in (outcome.error or "")
 
 
-def test_a_missing_folder_is_named(do: Do) -> None:
+def test_missing_working_directory_is_named(do: Do) -> None:
     outcome = do("true", cwd="/no/such/folder")
     assert outcome.code == "COMMAND_NOT_FOUND"
     assert "/no/such/folder" in (outcome.error or "")
 
 
-def test_text_that_the_system_cannot_pass_on_is_final(do: Do) -> None:
+def test_unencodable_argument_is_a_final_failure(do: Do) -> None:
     assert do("echo", "\ud800").code == "COMMAND_NOT_FOUND"
 
 
-def test_too_many_arguments_may_fit_another_time(do: Do) -> None:
+def test_oversized_arguments_are_a_retryable_failure(do: Do) -> None:
     outcome = do("true", "x" * 4_000_000)
     assert (outcome.code, outcome.retryable) == ("COMMAND_NOT_STARTED", True)
 
@@ -75,23 +75,23 @@ def test_only_the_last_4_kib_of_each_output_are_kept(do: Do) -> None:
     assert outcome.result["stderr"].endswith("\n399\n")
 
 
-def test_endless_output_takes_no_memory(do: Do) -> None:
+def test_long_output_is_bounded(do: Do) -> None:
     code = "import os\nfor _ in range(1600): os.write(1, b'y' * 65536)\nos.write(2, b'done')"
     outcome = do(*python(code))
     assert outcome.result == {"exitCode": 0, "stdout": "y" * 4096, "stderr": "done"}
 
 
-def test_output_can_be_stored(do: Do) -> None:
+def test_binary_output_can_be_stored(do: Do) -> None:
     assert do("printf", r"a\000\377").result["stdout"] == "a\ufffd\ufffd"
 
 
-def test_the_environment_is_clean(do: Do, delivery: Delivery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_environment_contains_no_secrets(do: Do, delivery: Delivery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIMEBELL_SECRET_KEY", "canary")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
     code = "import os, json; print(json.dumps(dict(os.environ)))"
-    seen = json.loads(do(*python(code), env={"PATH": "/mine", "COLOUR": "red"}).result["stdout"])
-    seen.pop("LC_CTYPE", None)  # Python's own
-    assert seen == {
+    environment = json.loads(do(*python(code), env={"PATH": "/mine", "COLOUR": "red"}).result["stdout"])
+    environment.pop("LC_CTYPE", None)  # Python's own
+    assert environment == {
         "PATH": "/mine",
         "LANG": "C.UTF-8",
         "COLOUR": "red",
@@ -103,31 +103,31 @@ def test_the_environment_is_clean(do: Do, delivery: Delivery, monkeypatch: pytes
     }
 
 
-def test_the_operator_may_give_another_environment(do: Do) -> None:
+def test_operator_may_configure_the_environment(do: Do) -> None:
     target = CommandTarget(enabled=True, environment={"PATH": os.defpath, "HOME": "/home/x"})
     assert do("sh", "-c", "echo $HOME", target=target).result["stdout"] == "/home/x\n"
 
 
-def test_it_runs_in_its_folder_and_in_a_session_of_its_own(do: Do, tmp_path: Path) -> None:
+def test_command_runs_in_its_directory_and_its_own_session(do: Do, tmp_path: Path) -> None:
     code = "import os; print(os.getcwd(), os.getsid(0) == os.getpgid(0) == os.getpid())"
     assert do(*python(code), cwd=str(tmp_path)).result["stdout"] == f"{tmp_path.resolve()} True\n"
 
 
-def test_without_stdin_it_reads_the_plain_body(do: Do, delivery: Delivery) -> None:
+def test_default_stdin_is_the_plain_body(do: Do, delivery: Delivery) -> None:
     code = "import sys, json; print(json.dumps(json.loads(sys.stdin.readline())))"
-    assert json.loads(do(*python(code)).result["stdout"]) == facts(delivery)
+    assert json.loads(do(*python(code)).result["stdout"]) == event_fields(delivery)
 
 
-@pytest.mark.parametrize("given", ["", "héllo\n", "x" * 4000])
-def test_it_reads_the_stdin_it_was_given(do: Do, given: str) -> None:
-    assert do("cat", stdin=given).result["stdout"] == given
+@pytest.mark.parametrize("stdin", ["", "héllo\n", "x" * 4000])
+def test_configured_stdin_is_passed_to_the_command(do: Do, stdin: str) -> None:
+    assert do("cat", stdin=stdin).result["stdout"] == stdin
 
 
-def test_a_command_that_never_reads_is_no_error(do: Do) -> None:
+def test_command_that_ignores_stdin_is_delivered(do: Do) -> None:
     assert do("true", stdin="x" * 65_536).delivered
 
 
-def test_off_unless_turned_on(run: Run, delivery: Delivery) -> None:
+def test_command_target_is_disabled_by_default(run: Run, delivery: Delivery) -> None:
     target = CommandTarget(enabled=False)
     with pytest.raises(Refused) as caught:
         target.check({"argv": ["true"]})
@@ -138,7 +138,7 @@ def test_off_unless_turned_on(run: Run, delivery: Delivery) -> None:
     assert "TIMEBELL_COMMAND_ENABLED=true" in outcome.error
 
 
-def test_options_are_filled_in() -> None:
+def test_missing_options_get_defaults() -> None:
     checked = CommandTarget(enabled=True).check({"argv": ["true"]})
     assert checked == {"argv": ["true"], "env": {}, "cwd": None, "stdin": None}
 
@@ -166,7 +166,7 @@ def test_options_are_filled_in() -> None:
         {"argv": ["ls"], "stdin": "x" * 65_537},
     ],
 )
-def test_bad_options(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         CommandTarget(enabled=True).check(options)
-    assert caught.value.code == "TARGET_OPTIONS_INVALID"
+    assert caught.value.code == "INVALID_TARGET_OPTIONS"

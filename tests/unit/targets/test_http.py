@@ -1,4 +1,4 @@
-"""The webhook target: what is sent, and what comes of what comes back."""
+"""The webhook target: requests, and outcomes of responses."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.unit.targets.sink import NOW, OLDER, SECRET, Post, Request, Run, loca
 from timebell import http_client
 from timebell.targets import http
 from timebell.targets.address import AddressGuard
-from timebell.targets.base import Delivery, Outcome, cloudevent, facts
+from timebell.targets.base import Delivery, Outcome, cloudevent, event_fields
 from timebell.targets.http import HttpTarget
 
 
 @pytest.fixture
 def frozen_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's verify reads the clock; here it is NOW."""
+    """Freeze the clock that the verification of the library reads at NOW."""
 
     class Frozen(datetime):
         @classmethod
@@ -33,7 +33,7 @@ def frozen_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standardwebhooks.webhooks, "datetime", Frozen)
 
 
-def test_a_signed_cloudevent_goes_out(post: Post, delivery: Delivery, frozen_library: None) -> None:
+def test_signed_cloudevent_is_sent(post: Post, delivery: Delivery, frozen_library: None) -> None:
     outcome, server = post("/status/200?a=b")
     assert outcome == Outcome.ok({"status": 200, "body": '{"said":"hi"}'})
     (request,) = server.requests
@@ -51,15 +51,15 @@ def test_a_signed_cloudevent_goes_out(post: Post, delivery: Delivery, frozen_lib
         Webhook(SECRET).verify(request.body + b" ", headers)
 
 
-def test_a_plain_body(post: Post, delivery: Delivery, frozen_library: None) -> None:
+def test_plain_body_is_sent_signed(post: Post, delivery: Delivery, frozen_library: None) -> None:
     _, server = post("/status/200", body="plain")
-    assert json.loads(server.requests[0].body) == facts(delivery)
+    assert json.loads(server.requests[0].body) == event_fields(delivery)
     assert server.requests[0].headers["content-type"] == "application/json"
     Webhook(SECRET).verify(server.requests[0].body, server.requests[0].headers)
 
 
 @pytest.mark.parametrize("separator", [" ", ",", ", ", "\n"])
-def test_during_rotation_each_secret_verifies(post: Post, frozen_library: None, separator: str) -> None:
+def test_each_secret_verifies_during_rotation(post: Post, frozen_library: None, separator: str) -> None:
     _, server = post("/status/200", local(secret=f"{SECRET}{separator}{OLDER}"))
     (request,) = server.requests
     assert len(request.headers["webhook-signature"].split(" ")) == 2
@@ -67,14 +67,14 @@ def test_during_rotation_each_secret_verifies(post: Post, frozen_library: None, 
         Webhook(secret).verify(request.body, request.headers)
 
 
-def test_the_published_vector_of_standard_webhooks() -> None:
+def test_signature_matches_the_standard_webhooks_vector() -> None:
     at = datetime.fromtimestamp(1614265330, UTC)
-    (key,) = http.signers([SECRET])
+    (key,) = http.signing_keys([SECRET])
     signature = http._signature(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", at, b'{"test": 2432232314}')
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_the_id_stays_and_the_timestamp_moves_between_attempts(run: Run, delivery: Delivery) -> None:
+def test_attempts_share_the_id_and_have_their_own_timestamp(run: Run, delivery: Delivery) -> None:
     async def main() -> list[Request]:
         times = iter([NOW, NOW, NOW + timedelta(minutes=9), NOW + timedelta(minutes=9)])
         guard = AddressGuard(True, True, resolve=resolver("127.0.0.1"))
@@ -98,7 +98,7 @@ def test_extra_headers_are_sent(post: Post) -> None:
     assert (headers["authorization"], headers["user-agent"]) == ("Bearer x y", "mine")
 
 
-def test_s15_environment_proxies_netrc_and_cookies_are_ignored(
+def test_environment_proxies_netrc_and_cookies_are_ignored(
     run: Run, delivery: Delivery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".netrc").write_text("machine hooks.example login me password secret\n")
@@ -119,7 +119,7 @@ def test_s15_environment_proxies_netrc_and_cookies_are_ignored(
         assert not {"cookie", "authorization", "proxy-authorization"} & set(request.headers)
 
 
-# --- What comes back ------------------------------------------------------------------------------------
+# --- Responses ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 206, 299])
@@ -128,20 +128,20 @@ def test_2xx_is_delivered(post: Post, status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 409, 422, 425, 429, 500, 502, 503, 504, 599])
-def test_other_statuses_are_tried_again(post: Post, status: int) -> None:
+def test_other_statuses_are_retryable_failures(post: Post, status: int) -> None:
     outcome, _ = post(f"/status/{status}")
     assert (outcome.delivered, outcome.retryable, outcome.code) == (False, True, "HTTP_STATUS")
     assert outcome.result == {"status": status, "body": '{"said":"hi"}'}
     assert outcome.error == f"The receiver answered {status}."
 
 
-def test_410_gone_is_final(post: Post) -> None:
+def test_410_gone_is_a_final_failure(post: Post) -> None:
     outcome, _ = post("/status/410")
     assert (outcome.delivered, outcome.retryable, outcome.code) == (False, False, "HTTP_STATUS")
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308])
-def test_s13_redirects_are_never_followed(post: Post, status: int) -> None:
+def test_redirects_are_never_followed(post: Post, status: int) -> None:
     outcome, server = post(f"/status/{status}")
     assert (outcome.delivered, outcome.retryable, outcome.code) == (False, True, "HTTP_STATUS")
     assert "not followed" in (outcome.error or "")
@@ -149,31 +149,31 @@ def test_s13_redirects_are_never_followed(post: Post, status: int) -> None:
 
 
 @pytest.mark.parametrize(("status", "seconds"), [(429, 7.0), (503, 59.410207), (500, None)])
-def test_retry_after_is_kept(post: Post, status: int, seconds: float | None) -> None:
+def test_retry_after_is_returned(post: Post, status: int, seconds: float | None) -> None:
     assert post(f"/later/{status}")[0].retry_after == seconds
 
 
 @pytest.mark.parametrize("path", ["/hang", "/drip", "/dripheader"])
-def test_s17_the_deadline_holds_against_silence_and_drips(post: Post, path: str) -> None:
+def test_deadline_applies_to_silent_and_dripping_receivers(post: Post, path: str) -> None:
     outcome, _ = post(path, local(timeout=0.2))
     assert (outcome.code, outcome.retryable, outcome.result) == ("TIMEOUT", True, None)
-    assert outcome.error == "No full answer from the receiver within 0.2 s."
+    assert outcome.error == "The receiver sent no complete response within 0.2 s."
 
 
 @pytest.mark.parametrize("path", ["/reset", "/silent", "/garbage", "/cut", "/headers", "/hundred"])
-def test_answers_that_cannot_be_read(post: Post, path: str) -> None:
+def test_unreadable_response_is_a_retryable_failure(post: Post, path: str) -> None:
     outcome, server = post(path)
     assert (outcome.code, outcome.retryable) == ("RESPONSE_UNREADABLE", True)
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("path", ["/big", "/chunks"])
-def test_s18_long_bodies_are_cut(post: Post, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_long_response_bodies_are_cut(post: Post, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     seen: list[int] = []
     read = http_client.Stream.read
 
-    async def counted(self: http_client.Stream, most: int) -> bytes:
-        data = await read(self, most)
+    async def counted(self: http_client.Stream, limit: int) -> bytes:
+        data = await read(self, limit)
         seen.append(len(data))
         return data
 
@@ -181,24 +181,24 @@ def test_s18_long_bodies_are_cut(post: Post, monkeypatch: pytest.MonkeyPatch, pa
     outcome, _ = post(path, local(timeout=25.0))
     assert outcome.delivered
     assert outcome.result == {"status": 200, "body": "x" * 4096}
-    assert sum(seen) <= http_client.HEAD_BYTES + http.BODY_BYTES
+    assert sum(seen) <= http_client.MAX_HEAD_BYTES + http.MAX_RESPONSE_BYTES
 
 
-def test_s18_nothing_is_decompressed(post: Post) -> None:
+def test_response_is_not_decompressed(post: Post) -> None:
     outcome, _ = post("/bomb")
     assert outcome.delivered
     assert outcome.result["body"].startswith("\x1f")
     assert len(outcome.result["body"]) <= 4096
 
 
-def test_s41_a_body_can_be_stored(post: Post) -> None:
+def test_binary_response_body_can_be_stored(post: Post) -> None:
     assert post("/nul")[0].result["body"] == "a\ufffd\ufffd"
 
 
-def test_nobody_listening(run: Run, delivery: Delivery) -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        url = f"http://hooks.example:{held.getsockname()[1]}/"
+def test_refused_connection_is_a_retryable_failure(run: Run, delivery: Delivery) -> None:
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        url = f"http://hooks.example:{bound_socket.getsockname()[1]}/"
         outcome = run(local().deliver(delivery, {"url": url}))
     assert (outcome.code, outcome.retryable) == ("CONNECT_FAILED", True)
     assert "127.0.0.1" not in outcome.error

@@ -1,4 +1,4 @@
-"""The webhook target: where requests go, and by what name."""
+"""The webhook target: dialed addresses and TLS names."""
 
 from __future__ import annotations
 
@@ -18,48 +18,52 @@ from tests.unit.targets.sink import NOW, SECRET, Post, Run, Sink, local, resolve
 from timebell import http_client
 from timebell.errors import Refused
 from timebell.targets import http
-from timebell.targets.address import AddressGuard, Place
+from timebell.targets.address import AddressGuard, Endpoint
 from timebell.targets.base import Delivery, Outcome
 from timebell.targets.http import HttpTarget
 
-# --- Where it goes --------------------------------------------------------------------------------------
+# --- Addresses ------------------------------------------------------------------------------------------
 
 
 class Guard(AddressGuard):
-    """Counts the places that it refuses."""
+    """Counts the endpoints that it refuses."""
 
     refused = 0
 
-    async def addresses(self, place: Place) -> list[str]:
+    async def resolve(self, place: Endpoint) -> list[str]:
         try:
-            return await super().addresses(place)
+            return await super().resolve(place)
         except Refused:
             self.refused += 1
             raise
 
-    async def all_of(self, rounds: list[asyncio.Task[Outcome]], time_is_up: Callable[[], None]) -> list[Outcome]:
-        """What the rounds come to: time is up when each of them is over, or was refused and waits."""
+    async def gather_rounds(
+        self, rounds: list[asyncio.Task[Outcome]], expire_connections: Callable[[], None]
+    ) -> list[Outcome]:
+        """Return the outcomes; connections expire once each round is finished, or was refused and waits."""
         while self.refused + sum(one.done() for one in rounds) < len(rounds):
             await asyncio.sleep(0.01)
-        time_is_up()
+        expire_connections()
         return await asyncio.gather(*rounds)
 
 
 @pytest.fixture
-def time_is_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Ends the time that connections have, which does not pass by itself: on a busy machine a thousand may need more
-    than one would want to wait for those that fail."""
+def expire_connections(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that expires the connect timeouts, which never expire by themselves.
+
+    On a busy machine a thousand connections may take longer than the timeout of the failing ones.
+    """
     connecting: list[asyncio.Timeout] = []
 
     def timeout(seconds: float) -> asyncio.Timeout:
-        made = asyncio.timeout(None)
+        created = asyncio.timeout(None)
         if seconds == http.CONNECT_SECONDS:
-            connecting.append(made)
-        return made
+            connecting.append(created)
+        return created
 
     def end() -> None:
         for one in connecting:
-            with suppress(RuntimeError):  # it is connected
+            with suppress(RuntimeError):  # already connected
                 one.reschedule(asyncio.get_running_loop().time())
 
     monkeypatch.setattr(http, "CONNECT_SECONDS", 60.0)
@@ -67,14 +71,14 @@ def time_is_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return end
 
 
-def test_s10_an_answer_that_flips_between_check_and_use_has_no_effect(
-    run: Run, delivery: Delivery, time_is_up: Callable[[], None]
+def test_dns_answer_that_changes_after_the_check_has_no_effect(
+    run: Run, delivery: Delivery, expire_connections: Callable[[], None]
 ) -> None:
-    asked: list[str] = []
+    lookups: list[str] = []
 
     async def flip(host: str, port: int) -> list[str]:
-        asked.append(host)
-        return ["127.0.0.1"] if len(asked) % 2 else ["169.254.169.254"]
+        lookups.append(host)
+        return ["127.0.0.1"] if len(lookups) % 2 else ["169.254.169.254"]
 
     async def main() -> tuple[list[Outcome], Sink]:
         guard = Guard(allow_private=True, allow_http=True, resolve=flip)
@@ -82,16 +86,16 @@ def test_s10_an_answer_that_flips_between_check_and_use_has_no_effect(
         async with sink() as server:
             options = target.check({"url": f"http://hooks.example:{server.port}/status/200"})
             rounds = [asyncio.create_task(target.deliver(delivery, options)) for _ in range(200)]
-            return await guard.all_of(rounds, time_is_up), server
+            return await guard.gather_rounds(rounds, expire_connections), server
 
     outcomes, server = run(main())
-    assert len(asked) == 200  # one look-up each: a second would have met the other answer
+    assert len(lookups) == 200  # one lookup each: a second one would return the other answer
     assert [outcome.code for outcome in outcomes] == [None, "ADDRESS_REFUSED"] * 100
     assert len(server.requests) == 100
 
 
 class Public(http_client.Stream):
-    """A connection to a public receiver, which takes everything with a 200."""
+    """A connection to a public receiver that answers every request with 200."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -99,13 +103,13 @@ class Public(http_client.Stream):
         self.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
     @property
-    def peer(self) -> str:
+    def peer_address(self) -> str:
         return self.address
 
     async def open(self, *_: Any) -> None: ...
 
-    async def read(self, most: int) -> bytes:
-        read, self.answer = self.answer[:most], self.answer[most:]
+    async def read(self, limit: int) -> bytes:
+        read, self.answer = self.answer[:limit], self.answer[limit:]
         return read
 
     async def write(self, data: bytes) -> None: ...
@@ -113,23 +117,23 @@ class Public(http_client.Stream):
     def close(self) -> None: ...
 
 
-def test_s10_a_thousand_rounds_of_rebinding_reach_nobody_inside(
-    run: Run, delivery: Delivery, time_is_up: Callable[[], None]
+def test_a_thousand_rounds_of_dns_rebinding_reach_no_internal_server(
+    run: Run, delivery: Delivery, expire_connections: Callable[[], None]
 ) -> None:
-    """A resolver gives the public address and the private one in turn: nobody connects to what was not checked."""
-    asked = 0
-    dialled: list[str] = []
+    """A resolver alternates between a public and a private address: only checked addresses are dialed."""
+    lookups = 0
+    dialed: list[str] = []
 
     async def flip(host: str, port: int) -> list[str]:
-        nonlocal asked
-        asked += 1
-        answer = ["93.184.216.34"] if asked % 2 else ["127.0.0.1"]
-        await asyncio.sleep(0)  # as a look-up does, it lets the others go on
+        nonlocal lookups
+        lookups += 1
+        answer = ["93.184.216.34"] if lookups % 2 else ["127.0.0.1"]
+        await asyncio.sleep(0)  # yields to the other rounds, as a real lookup does
         return answer
 
     class Dial(http_client.Network):
         async def connect(self, address: str, port: int, timeout: float) -> http_client.Stream:
-            dialled.append(address)
+            dialed.append(address)
             if address == "93.184.216.34":
                 return Public(address)
             return await super().connect(address, port, timeout)
@@ -145,22 +149,22 @@ def test_s10_a_thousand_rounds_of_rebinding_reach_nobody_inside(
         canary = await asyncio.start_server(inside, "127.0.0.1", 0)
         guard = Guard(resolve=flip)
         target = HttpTarget(SECRET, now=lambda: NOW, guard=guard, tls=ssl.create_default_context())
-        target._dial = Dial()
+        target._network = Dial()
         options = target.check({"url": f"https://hooks.example:{canary.sockets[0].getsockname()[1]}/"})
         rounds = [asyncio.create_task(target.deliver(delivery, options)) for _ in range(1000)]
-        outcomes = await guard.all_of(rounds, time_is_up)
+        outcomes = await guard.gather_rounds(rounds, expire_connections)
         canary.close()
         return outcomes, reached
 
     outcomes, reached = run(main())
-    assert (reached, set(dialled), len(dialled)) == (0, {"93.184.216.34"}, 500)
-    assert asked == 1000  # one look-up a round: there is no second one to lie to
+    assert (reached, set(dialed), len(dialed)) == (0, {"93.184.216.34"}, 500)
+    assert lookups == 1000  # one lookup per round: a second one could return another answer
     assert sum(outcome.delivered for outcome in outcomes) == 500
     assert {outcome.code for outcome in outcomes if not outcome.delivered} == {"ADDRESS_REFUSED"}
 
 
-def test_s10_only_checked_addresses_are_dialled_and_none_by_name(run: Run, delivery: Delivery) -> None:
-    dialled: list[str] = []
+def test_only_checked_addresses_are_dialed(run: Run, delivery: Delivery) -> None:
+    dialed: list[str] = []
     answers = iter([["93.184.216.34"], ["127.0.0.1"], ["1.1.1.1", "10.0.0.1"], ["8.8.8.8", "1.1.1.1"]])
 
     async def resolve(host: str, port: int) -> list[str]:
@@ -168,36 +172,34 @@ def test_s10_only_checked_addresses_are_dialled_and_none_by_name(run: Run, deliv
 
     class Recorder(http_client.Network):
         async def connect(self, address: str, port: int, timeout: float) -> http_client.Stream:
-            dialled.append(address)
+            dialed.append(address)
             raise http_client.ConnectError
 
     target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolve))
-    target._dial = Recorder()
+    target._network = Recorder()
     codes = [run(target.deliver(delivery, {"url": "https://hooks.example/"})).code for _ in range(4)]
     assert codes == ["CONNECT_FAILED", "ADDRESS_REFUSED", "ADDRESS_REFUSED", "CONNECT_FAILED"]
-    assert dialled == ["93.184.216.34", "8.8.8.8", "1.1.1.1"]
+    assert dialed == ["93.184.216.34", "8.8.8.8", "1.1.1.1"]
 
 
-def test_s10_the_system_is_never_asked_for_a_name_again(
-    run: Run, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: asked.append(given))
+def test_connection_makes_no_second_dns_lookup(run: Run, delivery: Delivery, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **_: lookups.append(arguments))
 
     async def main() -> Outcome:
         async with sink() as server:
             return await local().deliver(delivery, {"url": f"http://hooks.example:{server.port}/status/200"})
 
     assert run(main()).delivered
-    assert asked == []
+    assert lookups == []
 
 
-def test_s10_a_connection_to_another_address_is_dropped_before_a_byte_is_sent(run: Run, delivery: Delivery) -> None:
+def test_connection_to_an_unexpected_peer_is_closed_before_sending(run: Run, delivery: Delivery) -> None:
     closed: list[bool] = []
 
     class Elsewhere(http_client.Stream):
         @property
-        def peer(self) -> str:
+        def peer_address(self) -> str:
             return "10.0.0.1"
 
         async def write(self, data: bytes) -> None:
@@ -211,12 +213,12 @@ def test_s10_a_connection_to_another_address_is_dropped_before_a_byte_is_sent(ru
             return Elsewhere()
 
     target = HttpTarget(SECRET, now=lambda: NOW, guard=AddressGuard(resolve=resolver("93.184.216.34")))
-    target._dial = Backend()
+    target._network = Backend()
     assert run(target.deliver(delivery, {"url": "https://hooks.example/"})).code == "CONNECT_FAILED"
     assert closed == [True]
 
 
-def test_the_next_address_is_tried(run: Run, delivery: Delivery) -> None:
+def test_next_address_is_tried_after_a_failure(run: Run, delivery: Delivery) -> None:
     async def main() -> Outcome:
         guard = AddressGuard(True, True, resolve=resolver("127.0.0.2", "127.0.0.1"))
         async with sink() as server:
@@ -226,9 +228,7 @@ def test_the_next_address_is_tried(run: Run, delivery: Delivery) -> None:
     assert run(main()).delivered
 
 
-def test_s17_a_resolver_that_hangs_is_a_failed_connection(
-    run: Run, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_resolver_is_a_failed_connection(run: Run, delivery: Delivery, monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         await asyncio.Event().wait()
         return []
@@ -238,7 +238,7 @@ def test_s17_a_resolver_that_hangs_is_a_failed_connection(
     assert run(target.deliver(delivery, {"url": "https://hooks.example/"})).code == "CONNECT_FAILED"
 
 
-def test_s10_rules_that_became_stricter_hold_for_jobs_made_before(run: Run, delivery: Delivery) -> None:
+def test_stricter_rules_apply_to_existing_jobs(run: Run, delivery: Delivery) -> None:
     target = HttpTarget(SECRET, now=lambda: NOW)
     outcome = run(target.deliver(delivery, {"url": "http://127.0.0.1:8080/"}))
     assert (outcome.code, outcome.retryable) == ("ADDRESS_REFUSED", False)
@@ -256,9 +256,9 @@ def authority(tmp_path: Path) -> Authority:
 def post_tls(run: Run, delivery: Delivery) -> Callable[..., tuple[Outcome, Sink]]:
     def post_tls(client: ssl.SSLContext | None, server: ssl.SSLContext) -> tuple[Outcome, Sink]:
         async def main() -> tuple[Outcome, Sink]:
-            async with sink(server) as made:
-                url = f"https://hooks.example:{made.port}/status/200"
-                return await local(tls=client).deliver(delivery, {"url": url}), made
+            async with sink(server) as receiver:
+                url = f"https://hooks.example:{receiver.port}/status/200"
+                return await local(tls=client).deliver(delivery, {"url": url}), receiver
 
         result: tuple[Outcome, Sink] = run(main())
         return result
@@ -266,7 +266,7 @@ def post_tls(run: Run, delivery: Delivery) -> Callable[..., tuple[Outcome, Sink]
     return post_tls
 
 
-def test_s10_name_not_address_is_what_tls_goes_by(post_tls: Post, authority: Authority) -> None:
+def test_tls_verifies_the_host_name_not_the_address(post_tls: Post, authority: Authority) -> None:
     outcome, server = post_tls(authority.client(), authority.server("hooks.example"))
     assert outcome.delivered
     assert server.names == ["hooks.example"]
@@ -284,7 +284,7 @@ def test_an_unknown_authority_is_refused(post_tls: Post, authority: Authority) -
     assert post_tls(None, authority.server("hooks.example"))[0].code == "TLS_FAILED"
 
 
-def test_a_server_without_tls(run: Run, delivery: Delivery) -> None:
+def test_server_without_tls_is_a_tls_failure(run: Run, delivery: Delivery) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()

@@ -13,7 +13,7 @@ from timebell.targets.base import Delivery
 from timebell.targets.http import HttpTarget
 
 
-def test_options_are_filled_in() -> None:
+def test_missing_options_get_defaults() -> None:
     target = HttpTarget(SECRET, now=lambda: NOW)
     assert target.check({"url": "HTTPS://Example.com", "headers": {"X-A": "b"}}) == {
         "url": "https://example.com/",
@@ -26,17 +26,17 @@ def test_options_are_filled_in() -> None:
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({}, "URL_INVALID"),
-        ({"url": "https://u:p@example.com/"}, "URL_INVALID"),
-        ({"url": "https://example.com/", "body": "template"}, "TARGET_OPTIONS_INVALID"),
-        ({"url": "https://example.com/", "template": {"a": "{{nothing}}"}}, "TEMPLATE_INVALID"),
-        ({"url": "https://example.com/", "body": ["plain"]}, "TARGET_OPTIONS_INVALID"),
-        ({"url": "https://example.com/", "verify": False}, "TARGET_OPTIONS_INVALID"),
-        ({"url": "https://example.com/", "headers": ["a"]}, "HEADER_INVALID"),
-        ({"url": "https://example.com/", "headers": {f"x-{n}": "1" for n in range(21)}}, "HEADER_INVALID"),
+        ({}, "INVALID_URL"),
+        ({"url": "https://u:p@example.com/"}, "INVALID_URL"),
+        ({"url": "https://example.com/", "body": "template"}, "INVALID_TARGET_OPTIONS"),
+        ({"url": "https://example.com/", "template": {"a": "{{nothing}}"}}, "INVALID_TEMPLATE"),
+        ({"url": "https://example.com/", "body": ["plain"]}, "INVALID_TARGET_OPTIONS"),
+        ({"url": "https://example.com/", "verify": False}, "INVALID_TARGET_OPTIONS"),
+        ({"url": "https://example.com/", "headers": ["a"]}, "INVALID_HEADER"),
+        ({"url": "https://example.com/", "headers": {f"x-{n}": "1" for n in range(21)}}, "INVALID_HEADER"),
     ],
 )
-def test_bad_options(options: dict[str, Any], code: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], code: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         HttpTarget(SECRET, now=lambda: NOW).check(options)
     assert caught.value.code == code
@@ -50,14 +50,14 @@ def test_bad_options(options: dict[str, Any], code: str) -> None:
     + [(name, "x") for name in ("Accept-Encoding", "", "a b", "a:b", "a\r\nb", "é", "-a", "a" * 65, 1)]
     + [("x-a", value) for value in ("", "a\r\nHost: b", "a\nb", "a\x00", "é", " a", "a ", "\ta", "a" * 1025, 1, None)],
 )
-def test_s19_headers_that_cannot_be_set(name: Any, value: Any) -> None:
+def test_reserved_or_invalid_headers_are_refused(name: Any, value: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         HttpTarget(SECRET, now=lambda: NOW).check({"url": "https://example.com/", "headers": {name: value}})
-    assert caught.value.code == "HEADER_INVALID"
+    assert caught.value.code == "INVALID_HEADER"
 
 
 @pytest.mark.parametrize("secret", [None, "", "  "])
-def test_without_a_secret_nothing_is_made_or_sent(run: Run, delivery: Delivery, secret: str | None) -> None:
+def test_missing_signing_secret_refuses_creation_and_delivery(run: Run, delivery: Delivery, secret: str | None) -> None:
     target = HttpTarget(secret, now=lambda: NOW)
     with pytest.raises(Refused) as caught:
         target.check({"url": "https://example.com/"})
@@ -78,15 +78,15 @@ def test_without_a_secret_nothing_is_made_or_sent(run: Run, delivery: Delivery, 
         "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
     ],
 )
-def test_a_bad_secret_is_refused_and_not_repeated(secret: str) -> None:
+def test_invalid_signing_secret_is_refused_and_not_printed(secret: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         HttpTarget(f"{SECRET} {secret}", now=lambda: NOW)
-    assert caught.value.code == "SIGNING_SECRET_INVALID"
+    assert caught.value.code == "INVALID_SIGNING_SECRET"
     assert secret == "whsec_" or secret not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 30.5, float("nan")])
-def test_s17_a_bad_timeout_is_refused(timeout: float) -> None:
+def test_invalid_timeout_is_refused(timeout: float) -> None:
     with pytest.raises(InvalidInput):
         HttpTarget(SECRET, timeout=timeout, now=lambda: NOW)

@@ -95,7 +95,7 @@ ALLOWED = [
     "::ffff:8.8.8.8",
     "64:ff9b::808:808",
 ]
-SPELLINGS = [  # ways to write an inside address, or to confuse whoever reads the URL; none gets past the grammar
+SPELLINGS = [  # spellings of internal addresses or confusing URLs; the grammar refuses all of them
     "https://2130706433/",
     "https://0x7f000001/",
     "https://0x7f.1/",

@@ -1,55 +1,55 @@
-"""What `timebell doctor` can find, each with a code that stays and the reason why it matters."""
+"""Findings of `timebell doctor`: stable codes, each with the reason why it matters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-WHY = {
-    "DATABASE_MISSING": "Nothing is stored yet.",
-    "DATABASE_UNREACHABLE": "Without its database no node fires anything.",
-    "DATABASE_NOT_UPGRADED": "Nodes of this release refuse to start on other tables.",
-    "DATABASE_OLD": "Timebell uses what PostgreSQL has since 13 and SQLite since 3.35.",
-    "DATABASE_READ_ONLY": "Firing writes: a standby, or a role that may only read, cannot be fired from.",
-    "DATABASE_NOT_UTF8": "Names and payloads are any text, which only UTF8 can hold.",
+REASONS = {
+    "DATABASE_MISSING": "There is no database yet.",
+    "DATABASE_UNREACHABLE": "No node can fire anything without its database.",
+    "DATABASE_NOT_UPGRADED": "Nodes of this release refuse to start on another schema version.",
+    "DATABASE_OLD": "Timebell uses features of PostgreSQL 13 and SQLite 3.35.",
+    "DATABASE_READ_ONLY": "Firing needs write access, which a standby or a read-only role does not have.",
+    "DATABASE_NOT_UTF8": "Names and payloads may contain any Unicode text, which only UTF8 can store.",
     "DATABASE_NOT_DURABLE": "A crash or power cut can lose acknowledged jobs.",
-    "ROLE_TOO_STRONG": "A superuser may do anything in the server: a stolen URL is the loss of all of it.",
-    "CONNECTION_UNENCRYPTED": "The password and all payloads pass the network as they are.",
-    "CONNECTIONS_SCARCE": "A node takes up to 20 connections, and waits for those it does not get.",
-    "AUTOVACUUM_OFF": "The tables of live jobs change all the time, and without it grow and slow down for ever.",
-    "STATEMENT_TIMEOUT_SHORT": "Retention, audits and migrations have statements of seconds, which would be cut off.",
-    "POOLER_WITHOUT_IDLE_LIMIT": "A node that is frozen in a transaction keeps its locks until somebody notices.",
-    "NOTIFY_UNHEARD": "Everything works, but new jobs are noticed up to 1 s later.",
-    "SQLITE_ON_NETWORK": "Locks of network file systems do not hold, and the file may break.",
-    "SQLITE_NOT_KEPT": "What lies in memory, or in a container's own layer, is gone with it.",
-    "DISK_ALMOST_FULL": "On a full disk nothing is written any more, so nothing fires.",
-    "CLOCK_SKEWED": "Timebell follows the database's clock, so jobs are on its time.",
-    "ZONE_DATA_DIFFERS": "Whoever has older rules may get local times wrong.",
-    "VERSIONS_DIFFER": "Fine while nodes are replaced one by one, not for longer.",
-    "NO_LIVE_NODE": "There is work, and nobody to do it.",
+    "ROLE_TOO_STRONG": "A superuser can do anything on the server: a leaked URL exposes all of its databases.",
+    "CONNECTION_UNENCRYPTED": "All payloads cross the network in plain text.",
+    "CONNECTIONS_SCARCE": "A node uses up to 20 connections, and waits when none is free.",
+    "AUTOVACUUM_OFF": "Tables of live jobs change constantly; without autovacuum they bloat and become slow.",
+    "STATEMENT_TIMEOUT_SHORT": "Retention, audits and migrations run statements of seconds, which would be cancelled.",
+    "POOLER_WITHOUT_IDLE_LIMIT": "A node that freezes inside a transaction keeps its locks indefinitely.",
+    "NOTIFY_NOT_DELIVERED": "Nodes notice new jobs up to 1 s later. Everything else works.",
+    "SQLITE_ON_NETWORK": "File locks are unreliable on network file systems, and the database may be corrupted.",
+    "SQLITE_NOT_KEPT": "Files in memory or in a container's own layer are lost together with it.",
+    "DISK_ALMOST_FULL": "A full disk stops all writes, so nothing fires.",
+    "CLOCK_SKEWED": "Jobs fire by the clock of the database, not by the clock of this machine.",
+    "ZONE_DATA_DIFFERS": "Nodes with older rules may compute wrong local times.",
+    "VERSIONS_DIFFER": "Supported during a rolling deploy, but not permanently.",
+    "NO_LIVE_NODE": "Pending work is not executed.",
     "ALL_PAUSED": "No occurrence is planned and no job claimed, on any node.",
-    "JOBS_UNHEARD": "They wait until a node listens to their topic.",
-    "SCHEDULES_SET_ASIDE": "They do not fire until they are mended.",
-    "TARGETS_DISABLED": "Jobs for them fail, as their receiver said that it is gone (410).",
-    "BACKLOG_WAITS": "More was due after an outage or a restore than is made up for unasked.",
-    "SECRETS_UNREADABLE": "Targets and sources that need them fail.",
-    "SECRET_KEY_MISSING": "Others can reach this address, and without it there are no API keys and no sign-in.",
-    "SECRETS_IN_THE_OPEN": "Every user of this machine can read the secrets in it.",
-    "HTTP_WITHOUT_TLS": "API keys and payloads pass the network as they are.",
-    "METRICS_EXPOSED": "Names of topics and queues are told to whoever asks.",
-    "WEBHOOKS_REACH_INSIDE": "Whoever may make jobs may call everything that this machine can reach.",
-    "EXTRA_MISSING": "What is set up with it does not work on this node.",
-    "RETENTION_SHORT": "Audits and the history reach no further back than this.",
-    "LEASE_TIGHT": "A node that is slow for a moment is taken for dead, and its jobs start a second time.",
-    "OPEN_FILES_FEW": "Each delivery may hold a connection: above the limit they fail.",
-    "APP_BROKEN": "A node cannot start with it.",
-    "ZONE_UNKNOWN": "Everything that is given no zone of its own is refused.",
-    "PORT_TAKEN": "A process that answers HTTP cannot start here (unless what holds the port is Timebell itself).",
+    "JOBS_UNHANDLED": "These jobs wait until a node handles their topic.",
+    "SCHEDULES_ERRORED": "These schedules do not fire until the error is corrected.",
+    "TARGETS_DISABLED": "Jobs for these targets fail: their receiver responded with 410 Gone.",
+    "BACKLOG_WAITS": "Too many occurrences were due after an outage or a restore to run without confirmation.",
+    "SECRETS_UNREADABLE": "Targets and sources that use these secrets fail.",
+    "SECRET_KEY_MISSING": "The address is reachable from other machines, and API keys and sign-in need a secret key.",
+    "SECRETS_IN_THE_OPEN": "Every user of this machine can read the secrets in this file.",
+    "HTTP_WITHOUT_TLS": "API keys and payloads cross the network in plain text.",
+    "METRICS_EXPOSED": "Any client can read the names of topics and queues.",
+    "WEBHOOKS_REACH_INSIDE": "Clients that may create jobs can call every address this machine can reach.",
+    "EXTRA_MISSING": "The feature that needs this extra does not work on this node.",
+    "RETENTION_SHORT": "Audits and the history go back no further than this.",
+    "LEASE_TIGHT": "A node that is slow for a moment is considered dead, and its jobs start a second time.",
+    "OPEN_FILES_FEW": "Each delivery may open a connection; above the limit, deliveries fail.",
+    "APP_BROKEN": "A node cannot start with this app.",
+    "ZONE_UNKNOWN": "Schedules and local times without their own time zone are refused.",
+    "PORT_TAKEN": "A process that serves HTTP cannot start here (unless Timebell itself holds the port).",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at; `verdict` is ok, warn or fail; of the latter two, `why` and the `fix`."""
+    """Result of one check. `verdict` is ok, warn or fail; `fix`, `code` and `why` are set for warn and fail."""
 
     verdict: str
     name: str
@@ -60,10 +60,10 @@ class Check:
 
 
 def warn(name: str, code: str, detail: str, fix: str) -> Check:
-    """It works, and will not always."""
-    return Check("warn", name, detail, fix, code, WHY[code])
+    """Return a warning: it works now, but may fail later."""
+    return Check("warn", name, detail, fix, code, REASONS[code])
 
 
 def fail(name: str, code: str, detail: str, fix: str) -> Check:
-    """It does not work."""
-    return Check("fail", name, detail, fix, code, WHY[code])
+    """Return a failure: it does not work."""
+    return Check("fail", name, detail, fix, code, REASONS[code])

@@ -1,8 +1,8 @@
-"""What an outside queue lost is published again: jobs that reports are awaited of, and that their queue knows no more.
+"""Republish dispatched jobs that an external queue has lost.
 
-The leader asks all the time, so a Redis that was flushed has its jobs back within half a minute: those that were
-missing at two looks in a row, as a worker that has one in hand may report it in between. They go out under the same id
-and attempt, with the same token: a queue that still has one, or a worker that goes on with it, is not disturbed.
+The leader checks continuously, so a flushed Redis has its jobs back within half a minute. A job is republished if it is
+missing in two successive checks, because a worker that holds it may report it in between. It is sent with the same id,
+attempt and token, so a queue or worker that still has it is not disturbed.
 """
 
 from __future__ import annotations
@@ -15,117 +15,128 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from timebell.alarm import Alarm
-from timebell.engine.leader.repair import report
-from timebell.engine.named_targets import Names
+from timebell.engine.leader.repair import record_repairs
+from timebell.engine.named_targets import TargetResolver
 from timebell.engine.node import Node
-from timebell.engine.runner import delivery_of
+from timebell.engine.runner import build_delivery
 from timebell.errors import TimebellError
 from timebell.model.job import Attempt
 from timebell.model.payload import decode
-from timebell.model.repair_report import Healed
-from timebell.model.routes import route, route_by_name
+from timebell.model.repair_report import RepairReport
+from timebell.model.routes import named_target_route, route_for
 from timebell.store.jobs import claim, external_reports
-from timebell.targets.base import Delivery, Finds
+from timebell.targets.base import Delivery, ReconcilableTarget
 
-log = logging.getLogger("timebell.healing")
+log = logging.getLogger("timebell.repair")
 
-EVERY = 10.0  # seconds
-BATCH = 500  # jobs a question
-AT_ONCE = 50  # messages published at the same time
+RECONCILE_INTERVAL_SECONDS = 10.0
+RECONCILE_BATCH_SIZE = 500  # jobs per query
+MAX_CONCURRENT_PUBLISHES = 50
 
-Sent = tuple[Attempt, Delivery, dict[str, Any]]
+SentMessage = tuple[Attempt, Delivery, dict[str, Any]]
 
 
-class Reconciling:
-    """The service; `as_leader` runs an operation if this node leads, and answers None if it does not."""
+class BrokerReconciler:
+    """The reconciler service. `run_as_leader` runs a store operation, or returns None if this node does not lead."""
 
-    def __init__(self, node: Node, as_leader: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
         self.alarm = Alarm(node.clock)
-        self._as_leader = as_leader
-        self._names = Names(node)
-        self._missed: set[tuple[str, int]] = set()
-        """What was missing at the last look: a worker may have it, and report it before the next one."""
+        self._run_as_leader = run_as_leader
+        self._resolver = TargetResolver(node)
+        self._missing: set[tuple[str, int]] = set()
+        """(Job id, attempt) pairs that were missing in the last check."""
 
     async def step(self) -> datetime | None:
-        """A look at everything outside; when to look again, or None where no target could tell."""
-        if not self._finding():
+        """Check all dispatched jobs; return when to check again, or None if no target supports it."""
+        if not self._reconcilable_targets():
             return None
-        report(self.node, await self.look())
-        return self.node.clock.now() + timedelta(seconds=EVERY)
+        record_repairs(self.node, await self.reconcile())
+        return self.node.clock.now() + timedelta(seconds=RECONCILE_INTERVAL_SECONDS)
 
-    async def look(self) -> Healed:
-        """At every job that reports are awaited of, on a target of this node."""
-        finding = self._finding()
-        found, after = Healed(), ""
-        before, self._missed = self._missed, set()
-        while finding:
-            outside: list[Attempt] = await self._as_leader(external_reports.outside, list(finding), after, BATCH) or []
-            options = await asyncio.gather(*(self._options(attempt, finding) for attempt in outside))
-            by_route: dict[str, list[Sent]] = defaultdict(list)
-            for attempt, given in zip(outside, options, strict=True):
-                delivery = delivery_of(self.node, attempt, self.node.clock.now())
-                if given is None:
-                    found += Healed({}, Counter(unanswered=1))
+    async def reconcile(self) -> RepairReport:
+        """Check every dispatched job whose target this node has, and republish lost ones."""
+        targets = self._reconcilable_targets()
+        report, after = RepairReport(), ""
+        missing_before, self._missing = self._missing, set()
+        while targets:
+            dispatched: list[Attempt] = (
+                await self._run_as_leader(external_reports.list_dispatched, list(targets), after, RECONCILE_BATCH_SIZE)
+                or []
+            )
+            options = await asyncio.gather(*(self._options_for(attempt, targets) for attempt in dispatched))
+            by_route: dict[str, list[SentMessage]] = defaultdict(list)
+            for attempt, message_options in zip(dispatched, options, strict=True):
+                delivery = build_delivery(self.node, attempt, self.node.clock.now())
+                if message_options is None:
+                    report += RepairReport({}, Counter(unanswered=1))
                 else:
-                    by_route[_route(attempt)].append((attempt, delivery, given))
-            for at, sent in by_route.items():
-                found += await self._heal(finding[at], sent, before)
-            if len(outside) < BATCH:
+                    by_route[_route_of(attempt)].append((attempt, delivery, message_options))
+            for route, messages in by_route.items():
+                report += await self._republish_lost(targets[route], messages, missing_before)
+            if len(dispatched) < RECONCILE_BATCH_SIZE:
                 break
-            after = outside[-1].id
-        return found
+            after = dispatched[-1].id
+        return report
 
-    def _finding(self) -> dict[str, Finds]:
-        """The targets of this node that can tell what their queue still has, by the route of the jobs for them."""
-        own = {route("", {"kind": kind}): one for kind, one in self.node.targets.items()}
-        own |= {route_by_name(kind): one for kind, one in self.node.named.items()}
-        return {at: one for at, one in own.items() if isinstance(one, Finds)}
+    def _reconcilable_targets(self) -> dict[str, ReconcilableTarget]:
+        """Return this node's targets that can list lost messages, by the route of their jobs."""
+        targets = {route_for("", {"kind": kind}): target for kind, target in self.node.targets.items()}
+        targets |= {named_target_route(kind): target for kind, target in self.node.named_targets.items()}
+        return {route: target for route, target in targets.items() if isinstance(target, ReconcilableTarget)}
 
-    async def _options(self, attempt: Attempt, finding: dict[str, Finds]) -> dict[str, Any] | None:
-        """How it went out; None for a target under a name that is to be sent nothing now."""
+    async def _options_for(self, attempt: Attempt, targets: dict[str, ReconcilableTarget]) -> dict[str, Any] | None:
+        """Return the target options of an attempt; None if its named target is disabled or unusable now."""
         target = decode(attempt.target)
         if "name" not in target:
             options: dict[str, Any] = target["options"]
             return options
-        found = await self._names.of(attempt.tenant_id, target["name"])
-        if isinstance(found, TimebellError) or found.disabled is not None:
+        resolved = await self._resolver.resolve(attempt.tenant_id, target["name"])
+        if isinstance(resolved, TimebellError) or resolved.disabled_reason is not None:
             return None
         try:
-            return finding[_route(attempt)].check(found.options)
+            return targets[_route_of(attempt)].check(resolved.options)
         except TimebellError:  # a secret was replaced, or the rules became stricter
             return None
 
-    async def _heal(self, target: Finds, sent: list[Sent], before: set[tuple[str, int]]) -> Healed:
-        """Publish again what is missing now and was `before`."""
+    async def _republish_lost(
+        self, target: ReconcilableTarget, sent: list[SentMessage], missing_before: set[tuple[str, int]]
+    ) -> RepairReport:
+        """Republish messages that are missing now and were in the previous check."""
         try:
-            lost = await target.lost([(delivery, options) for _, delivery, options in sent])
-        except Exception as failed:  # the queue is away, or refuses: what it has is found out when it is back
-            log.info("target %s does not say what it still has: %s", target.kind, type(failed).__name__)
-            return Healed({}, Counter(unanswered=len(sent)))
+            lost = await target.find_lost([(delivery, options) for _, delivery, options in sent])
+        except Exception as error:  # the broker is unreachable or refuses: check again later
+            log.info("target %s could not list its lost messages: %s", target.kind, type(error).__name__)
+            return RepairReport({}, Counter(unanswered=len(sent)))
         if lost is None:
-            return Healed({}, Counter(untold=len(sent)))
-        missing = {(one.id, one.number) for one, _, _ in sent if one.id in lost}
-        self._missed |= missing
-        # A report may have come while the queue was asked.
-        pairs = sorted(missing & before)
-        still = {one.id for one in (await self._as_leader(claim.abandoned, pairs, self.node.clock.now()) or [])}
-        gate = asyncio.Semaphore(AT_ONCE)
+            return RepairReport({}, Counter(unsupported=len(sent)))
+        missing = {(attempt.id, attempt.number) for attempt, _, _ in sent if attempt.id in lost}
+        self._missing |= missing
+        # A report may have arrived during the query.
+        pairs = sorted(missing & missing_before)
+        live_ids = {
+            attempt.id
+            for attempt in (await self._run_as_leader(claim.load_live_attempts, pairs, self.node.clock.now()) or [])
+        }
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_PUBLISHES)
 
         async def publish(delivery: Delivery, options: dict[str, Any]) -> bool:
-            async with gate:
+            async with semaphore:
                 return (await target.deliver(delivery, options)).delivered
 
-        again = [publish(delivery, options) for attempt, delivery, options in sent if attempt.id in still]
-        healed = sum(await asyncio.gather(*again))
-        if healed:
-            log.warning("target %s had lost %d jobs; they are published again", target.kind, healed)
+        publishing = [publish(delivery, options) for attempt, delivery, options in sent if attempt.id in live_ids]
+        republished = sum(await asyncio.gather(*publishing))
+        if republished:
+            log.warning("target %s had lost %d jobs; republished them", target.kind, republished)
         skipped = {
             "known": len(sent) - len(missing), "missing": len(missing) - len(pairs),
-            "reported": len(pairs) - len(again), "unanswered": len(again) - healed,
+            "reported": len(pairs) - len(publishing), "unanswered": len(publishing) - republished,
         }  # fmt: skip
-        return Healed({"message": healed} if healed else {}, {word: many for word, many in skipped.items() if many})
+        return RepairReport(
+            {"message": republished} if republished else {},
+            {reason: count for reason, count in skipped.items() if count},
+        )
 
 
-def _route(attempt: Attempt) -> str:
-    return route(attempt.topic, decode(attempt.target))
+def _route_of(attempt: Attempt) -> str:
+    return route_for(attempt.topic, decode(attempt.target))

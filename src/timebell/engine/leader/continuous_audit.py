@@ -1,4 +1,4 @@
-"""The audit run over a store: a page of schedules after another, and of each a window of occurrences after another."""
+"""Run the audit over a store: page by page of schedules, and window by window of their occurrences."""
 
 from __future__ import annotations
 
@@ -9,143 +9,178 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from timebell.errors import InvalidInput
-from timebell.model.audit import WINDOW, Comparison
-from timebell.model.audit_findings import Counts, Difference, Finding
+from timebell.model.audit import WINDOW_SIZE, ScheduleAudit
+from timebell.model.audit_findings import AuditCounts, Difference, Finding
 from timebell.store.audit import audit as rows
 from timebell.store.schedules import schedules
 
-GRACE = timedelta(minutes=1)  # what is more recent need not be decided yet
-PAGE = 100  # schedules that are compared at a time
-STRETCH = timedelta(hours=1)  # what a round of the continuous audit compares at most
+DECISION_GRACE = timedelta(minutes=1)  # later occurrences may be undecided
+SCHEDULE_PAGE_SIZE = 100  # schedules compared at a time
+MAX_ROUND_SPAN = timedelta(hours=1)  # maximum time range of one round of the continuous audit
 
-Run = Callable[..., Awaitable[Any]]
-Progress = Callable[[Counts], None]
+RunQuery = Callable[..., Awaitable[Any]]
+OnProgress = Callable[[AuditCounts], None]
 
 
 @dataclass(slots=True)
-class Audit:
-    """What was found: the counts of everything, and the first differences; `more` says that there are others."""
+class AuditResult:
+    """The result of an audit: counts, and the first differences. `truncated` means that there are more."""
 
     start: datetime
     end: datetime
-    counts: Counts = field(default_factory=Counts)
+    counts: AuditCounts = field(default_factory=AuditCounts)
     differences: list[Difference] = field(default_factory=list)
-    more: bool = False
+    truncated: bool = False
 
-    def forgive(self, oldest: datetime) -> None:
-        """Take back that rows are missing which retention may have forgotten while they were compared."""
-        gone = [one for one in self.differences if one.finding is Finding.MISSING and one.at < oldest]
-        if gone:
-            self.differences = [one for one in self.differences if one not in gone]
-            self.counts.found -= Counter({Finding.MISSING.value: len(gone)})
+    def discard_expired(self, oldest_retained: datetime) -> None:
+        """Remove findings of missing rows that retention may have deleted during the audit."""
+        expired = [
+            difference
+            for difference in self.differences
+            if difference.finding is Finding.MISSING and difference.at < oldest_retained
+        ]
+        if expired:
+            self.differences = [difference for difference in self.differences if difference not in expired]
+            self.counts.found -= Counter({Finding.MISSING.value: len(expired)})
 
 
-async def audit(
-    run: Run, start: datetime, end: datetime, now: datetime, *, ids: list[str] | None = None,
-    tenant_id: str | None = None, keep: int = 10_000, most: int | None = None, progress: Progress | None = None,
-) -> Audit:  # fmt: skip
-    """Compare what should have happened in [start, end), as far as it is decided by `now`, with what is recorded.
+async def run_audit(
+    run: RunQuery, start: datetime, end: datetime, now: datetime, *, schedule_ids: list[str] | None = None,
+    tenant_id: str | None = None, max_differences: int = 10_000, max_occurrences: int | None = None,
+    progress: OnProgress | None = None,
+) -> AuditResult:  # fmt: skip
+    """Compare the expected occurrences in [start, end), as far as they are decided by `now`, with the recorded ones.
 
-    Of all schedules, or those with these `ids`; of a tenant, or of all. `keep` bounds the differences that are kept,
-    `most` the occurrences that are compared. `run` is a store's `hot`. Raises InvalidInput (AUDIT_TOO_LARGE).
+    `run` is the `run_autocommit` of a store. The audit covers all schedules or `schedule_ids`, and all tenants or
+    `tenant_id`. `max_differences` bounds the returned differences, `max_occurrences` the compared occurrences. Raises
+    InvalidInput (AUDIT_TOO_LARGE).
     """
-    found = Audit(start, max(start, min(end, now)))
-    moves, halted = await run(rows.moves), await run(rows.halted)
+    result = AuditResult(start, max(start, min(end, now)))
+    moves, firing_stopped = await run(rows.list_zone_moves), await run(rows.is_firing_stopped)
 
-    def tell(difference: Difference) -> None:
-        if len(found.differences) < keep:
-            found.differences.append(difference)
+    def record(difference: Difference) -> None:
+        if len(result.differences) < max_differences:
+            result.differences.append(difference)
         else:
-            found.more = True
+            result.truncated = True
 
-    async def pages(counts: Counts, tell: Callable[[Difference], None]) -> Any:
+    async def pages(counts: AuditCounts, record: Callable[[Difference], None]) -> Any:
         after: str | None = None
         while True:
-            page = ids if ids is not None else await run(rows.ids, after, PAGE)
-            histories = await run(rows.histories, page, tenant_id) if page else []
+            page = (
+                schedule_ids
+                if schedule_ids is not None
+                else await run(rows.list_schedule_ids, after, SCHEDULE_PAGE_SIZE)
+            )
+            histories = await run(rows.find_histories, page, tenant_id) if page else []
             yield [
-                Comparison(one, start, found.end, now, GRACE, counts, tell, moves, halted=halted) for one in histories
+                ScheduleAudit(
+                    history,
+                    start,
+                    result.end,
+                    now,
+                    DECISION_GRACE,
+                    counts,
+                    record,
+                    moves,
+                    firing_stopped=firing_stopped,
+                )
+                for history in histories
             ]
-            if ids is not None or len(page) < PAGE:
+            if schedule_ids is not None or len(page) < SCHEDULE_PAGE_SIZE:
                 return
             after = page[-1]
 
-    if most is not None:
+    if max_occurrences is not None:
         size = 0
-        async for comparisons in pages(Counts(), lambda _: None):
-            size += sum(one.size() for one in comparisons)
-            if size > most:
+        async for comparisons in pages(AuditCounts(), lambda _: None):
+            size += sum(audit.count_occurrences() for audit in comparisons)
+            if size > max_occurrences:
                 raise InvalidInput(
-                    f"There are more than {most:,} occurrences in that time.", code="AUDIT_TOO_LARGE",
-                    fix="Ask for a shorter time or for one schedule, or use the command: timebell audit.",
+                    f"There are more than {max_occurrences:,} occurrences in that time range.", code="AUDIT_TOO_LARGE",
+                    fix="Choose a shorter time range or one schedule, or use the command: timebell audit.",
                 )  # fmt: skip
-    async for comparisons in pages(found.counts, tell):
-        await _compare(run, comparisons, tenant_id, found.counts, progress)
-    found.differences.sort(key=lambda one: (one.at, one.schedule, one.finding))
-    return found
+    async for comparisons in pages(result.counts, record):
+        await _compare_all(run, comparisons, tenant_id, result.counts, progress)
+    result.differences.sort(key=lambda difference: (difference.at, difference.schedule, difference.finding))
+    return result
 
 
-async def _compare(
-    run: Run, comparisons: list[Comparison], tenant_id: str | None, counts: Counts, progress: Progress | None
+async def _compare_all(
+    run: RunQuery,
+    comparisons: list[ScheduleAudit],
+    tenant_id: str | None,
+    counts: AuditCounts,
+    progress: OnProgress | None,
 ) -> None:
-    """All of these to their end, some windows of different schedules at a time."""
-    left = comparisons
-    while left:
-        batch: list[tuple[Comparison, rows.Window]] = []
-        weight, rest = 0, []
-        for one in left:
-            span = one.window() if weight < WINDOW else None
+    """Compare all windows of these schedules, in batches of windows of different schedules."""
+    remaining = comparisons
+    while remaining:
+        batch: list[tuple[ScheduleAudit, rows.Window]] = []
+        weight, postponed = 0, []
+        for audit in remaining:
+            span = audit.next_window() if weight < WINDOW_SIZE else None
             if span is not None:
-                batch.append((one, rows.Window(one.history.id, *span, one.first)))
-                weight += one.weight
-            elif weight >= WINDOW:
-                rest.append(one)
+                batch.append((audit, rows.Window(audit.history.id, *span, audit.is_first_window)))
+                weight += audit.estimated_rows
+            elif weight >= WINDOW_SIZE:
+                postponed.append(audit)
         if batch:
-            found = await run(rows.recorded, [window for _, window in batch], tenant_id)
-            for one, window in batch:
-                one.take(*found[window.id])
+            recorded = await run(rows.read_windows, [window for _, window in batch], tenant_id)
+            for audit, window in batch:
+                audit.compare_rows(*recorded[window.id])
         if progress is not None:
             progress(counts)
-        left = [one for one, _ in batch] + rest
+        remaining = [audit for audit, _ in batch] + postponed
 
 
-class Continuous:
-    """The audit of what has just been decided, a page of schedules a step: for the leader, or whoever watches.
+class ContinuousAudit:
+    """Audit of recently decided occurrences, one page of schedules per step; for the leader and `timebell watch`.
 
-    A round compares a stretch of time of all schedules, up to where everything is decided, and the next one goes on
-    there. What is overdue is for the watchdog, and what a pause leaves behind for a whole audit.
+    A round compares a time range of all schedules, up to the first undecided occurrence, and the next round continues
+    there. Overdue occurrences are left to the watchdog, and the rows of pauses to a full audit.
     """
 
-    def __init__(self, run: Run, since: datetime) -> None:
+    def __init__(self, run: RunQuery, since: datetime) -> None:
         self._run = run
-        self._since = self.until = since
-        self._after: str | None = None
-        self.counts = Counts()
+        self._round_start = self.round_end = since
+        self._after_id: str | None = None
+        self.counts = AuditCounts()
 
-    async def step(self, now: datetime, oldest: datetime | None = None) -> list[Difference]:
-        """Audit the next page of schedules; what was found. Rows of what was before `oldest` may be gone."""
-        if self._after is None:
-            undecided = await self._run(schedules.next_fire)
-            until = min(now - GRACE, max(self.until, oldest or self.until) + STRETCH, undecided or now)
-            self._since, self.until = max(self.until, oldest or self.until), max(self.until, until)
-        if self._since >= self.until:
-            return []
-        told: list[Difference] = []
-        moves, halted = await self._run(rows.moves), await self._run(rows.halted)
-        page: list[str] = await self._run(rows.ids, self._after, PAGE)
-        histories = await self._run(rows.histories, page, None) if page else []
-        comparisons = [
-            Comparison(
-                one, self._since, min(self.until, one.next_fire_at or self.until), now, GRACE, self.counts, told.append,
-                moves, halted=halted,
+    async def step(self, now: datetime, oldest_retained: datetime | None = None) -> list[Difference]:
+        """Audit the next page of schedules and return its differences.
+
+        Retention may have deleted rows from before `oldest_retained`, so these are not compared.
+        """
+        if self._after_id is None:
+            next_fire_at = await self._run(schedules.find_next_fire_at)
+            round_end = min(
+                now - DECISION_GRACE,
+                max(self.round_end, oldest_retained or self.round_end) + MAX_ROUND_SPAN,
+                next_fire_at or now,
             )
-            for one in histories
+            self._round_start, self.round_end = (
+                max(self.round_end, oldest_retained or self.round_end),
+                max(self.round_end, round_end),
+            )
+        if self._round_start >= self.round_end:
+            return []
+        differences: list[Difference] = []
+        moves, firing_stopped = await self._run(rows.list_zone_moves), await self._run(rows.is_firing_stopped)
+        page: list[str] = await self._run(rows.list_schedule_ids, self._after_id, SCHEDULE_PAGE_SIZE)
+        histories = await self._run(rows.find_histories, page, None) if page else []
+        comparisons = [
+            ScheduleAudit(
+                history, self._round_start, min(self.round_end, history.next_fire_at or self.round_end), now,
+                DECISION_GRACE, self.counts, differences.append, moves, firing_stopped=firing_stopped,
+            )
+            for history in histories
         ]  # fmt: skip
-        await _compare(self._run, comparisons, None, self.counts, None)
-        self._after = page[-1] if len(page) == PAGE else None
-        return told
+        await _compare_all(self._run, comparisons, None, self.counts, None)
+        self._after_id = page[-1] if len(page) == SCHEDULE_PAGE_SIZE else None
+        return differences
 
     @property
-    def under_way(self) -> bool:
-        """Whether the round has more pages."""
-        return self._after is not None
+    def round_in_progress(self) -> bool:
+        """True if the round has more pages."""
+        return self._after_id is not None

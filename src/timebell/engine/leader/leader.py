@@ -1,7 +1,8 @@
-"""The leader does what needs doing once: unheard topics, what was lost, retention, zone data, operations, dead nodes.
+"""Cluster-wide chores of one elected node: unhandled topics, repair, retention, tzdata, operations, dead nodes.
 
-Nothing that fires depends on it. Its lease is a counter like an attempt's, and every chore checks the fencing
-token in its own transaction, so a leader that slept through its lease does nothing when it wakes.
+Firing and running jobs does not depend on the leader. Its lease is a counter, like that of an attempt, and every chore
+checks the fencing token in its own transaction. So a leader that was frozen past its lease changes nothing when it
+resumes.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from timebell.alarm import Alarm
-from timebell.engine.leader.broker_reconciler import Reconciling
+from timebell.engine.leader.broker_reconciler import BrokerReconciler
 from timebell.engine.leader.operations import Operations
-from timebell.engine.leader.repair import Healing
-from timebell.engine.leader.tzdata_replan import ZoneData
+from timebell.engine.leader.repair import Repair
+from timebell.engine.leader.tzdata_replan import TzdataReplan
 from timebell.engine.leader.watchdog import Watchdog
 from timebell.engine.node import Node
-from timebell.engine.triggers.source_poller import Watching
+from timebell.engine.triggers.source_poller import SourcePoller
 from timebell.errors import Refused
-from timebell.model.repair_report import Healed
+from timebell.model.repair_report import RepairReport
 from timebell.model.routes import Routes
 from timebell.store.campaigns import campaigns, devices
 from timebell.store.cluster import nodes, operations
@@ -29,166 +30,177 @@ from timebell.store.jobs import retention, unhandled_topics
 from timebell.store.tenancy import idempotency, monthly_quota, secrets, usage
 from timebell.store.transaction import Transaction
 from timebell.store.triggers import planned_firings
-from timebell.tenancy.keys import peppers
+from timebell.tenancy.keys import split_secret_keys
 from timebell.tenancy.secrets import keyring
 
 log = logging.getLogger("timebell.leader")
 
 R = TypeVar("R")
-TIDY_EVERY = 3600.0  # seconds
-PRUNED = 10_000  # rows a transaction
-FORGETS_FOR = 1.0  # seconds of a heartbeat that forgetting finished jobs may take, as leases are renewed in between
-REWRAPPED = 500  # keys a transaction
-TOLD = 5  # topics that a warning names
+CLEANUP_INTERVAL_SECONDS = 3600.0
+PRUNE_BATCH_SIZE = 10_000  # rows per transaction
+# Time per step for deleting finished jobs, because the leader's lease is renewed between steps.
+PRUNE_BUDGET_SECONDS = 1.0
+REWRAP_BATCH_SIZE = 500  # keys per transaction
+MAX_NAMES_LOGGED = 5  # names listed in one log message
 
 
 class Leader:
-    """The service; each heartbeat pokes its alarm."""
+    """The leader service; each heartbeat wakes it."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.alarm = Alarm(node.clock)
         self.fence: int | None = None
-        self._seen: tuple[nodes.Lease, float] | None = None
-        self._beats: dict[str, tuple[int, float]] = {}
-        self._tidied: float | None = None
-        self._forgetting = False
-        self._rewrapped = False
-        self._zone_data = ZoneData(node, self._as_leader)
-        self._healing = Healing(node, self._as_leader)
-        self.watchdog = Watchdog(node, self._as_leader)
-        self.operations = Operations(node, self._as_leader)
-        self.reconciling = Reconciling(node, self._as_leader)
-        self.watching = Watching(node, self._as_leader)
+        self._observed_lease: tuple[nodes.Lease, float] | None = None
+        self._observed_heartbeats: dict[str, tuple[int, float]] = {}
+        self._last_cleanup_at: float | None = None
+        self._pruning = False
+        self._rewrap_done = False
+        self._tzdata_replan = TzdataReplan(node, self._run_as_leader)
+        self._repair = Repair(node, self._run_as_leader)
+        self.watchdog = Watchdog(node, self._run_as_leader)
+        self.operations = Operations(node, self._run_as_leader)
+        self.broker_reconciler = BrokerReconciler(node, self._run_as_leader)
+        self.source_poller = SourcePoller(node, self._run_as_leader)
 
     async def step(self) -> None:
-        """Lead, try to, or watch who does; then the chores. Until the next poke."""
+        """Renew the leader lease or try to acquire it, then run the chores if this node leads."""
         node = self.node
         if self.fence is not None and not await node.store.run(nodes.renew_lease, node.id, self.fence):
-            log.warning("leadership was lost")
+            log.warning("lost leadership")
             self.fence = None
         if self.fence is None:
-            await self._stand()
-        self.watching.alarm.poke()
+            await self._try_acquire_lease()
+        self.source_poller.alarm.wake()
         if self.fence is not None:
-            await self._chores()
+            await self._run_chores()
 
-    async def _stand(self) -> None:
+    async def _try_acquire_lease(self) -> None:
         node = self.node
         now = node.clock.monotonic()
-        lease = await node.store.run(nodes.lease)
-        if self._seen is None or self._seen[0] != lease:
-            self._seen = (lease, now)
-        vacant = lease.holder is None or now - self._seen[1] >= node.options.lease
-        if vacant and (taken := await node.store.run(nodes.take_lease, node.id, lease, node.clock.now())):
-            self.fence = taken.fence
-            self._rewrapped = False
-            self._zone_data.begin()
-            self._healing.begin()
-            self.watchdog.begin()
+        lease = await node.store.run(nodes.get_lease)
+        if self._observed_lease is None or self._observed_lease[0] != lease:
+            self._observed_lease = (lease, now)
+        vacant = lease.holder is None or now - self._observed_lease[1] >= node.options.lease
+        if vacant and (acquired := await node.store.run(nodes.acquire_lease, node.id, lease, node.clock.now())):
+            self.fence = acquired.fence
+            self._rewrap_done = False
+            self._tzdata_replan.reset()
+            self._repair.reset()
+            self.watchdog.reset()
             node.counters.leader_changes += 1
-            log.info("this node leads (fence %d)", taken.fence)
+            log.info("became leader (fence %d)", acquired.fence)
 
-    async def _chores(self) -> None:
+    async def _run_chores(self) -> None:
         node, now = self.node, self.node.clock.now()
-        heard = await self._heard()
-        done = await self._as_leader(unhandled_topics.settle, heard, now) or unhandled_topics.Settled()
-        if done.held:
-            node.counters.unheard += done.held
-            log.warning("%d due jobs are held, as no live node listens: %s", done.held, _named(done.routes, heard))
-        if done.freed:
-            log.info("%d held jobs are let go, as a live node listens again", done.freed)
-            node.healed += Healed({"unheard": done.freed})
-            node.working.poke()
-        if done.completed:
-            log.info("%d jobs that no live node listens to are completed, as they asked", done.completed)
-        await self._rewrap()
-        await self._healing.step()
-        await self._zone_data.step()
-        await self.watchdog.step(comparable=not self._zone_data.mixed)
-        self.operations.alarm.poke()
+        live_routes = await self._collect_live_routes()
+        report = (
+            await self._run_as_leader(unhandled_topics.process_unhandled, live_routes, now)
+            or unhandled_topics.UnhandledReport()
+        )
+        if report.held:
+            node.counters.unhandled += report.held
+            log.warning(
+                "held %d due jobs, because no live node handles their topic: %s",
+                report.held,
+                _describe_unhandled(report.routes, live_routes),
+            )
+        if report.released:
+            log.info("released %d held jobs, because a live node handles their topic again", report.released)
+            node.repair_report += RepairReport({"unhandled": report.released})
+            node.worker_alarm.wake()
+        if report.completed:
+            log.info("completed %d unhandled jobs, as their on_unhandled option specifies", report.completed)
+        await self._rewrap_secrets()
+        await self._repair.step()
+        await self._tzdata_replan.step()
+        await self.watchdog.step(comparable=not self._tzdata_replan.versions_differ)
+        self.operations.alarm.wake()
         monotonic = node.clock.monotonic()
-        if self._tidied is None or monotonic - self._tidied >= TIDY_EVERY:
-            self._tidied = monotonic
-            await self._as_leader(retention.prepare, now)
-            await self._as_leader(idempotency.prune, now)
-            await self._as_leader(usage.prune, now)
-            await self._as_leader(monthly_quota.prune, now)
-            while await self._as_leader(planned_firings.prune, now, REWRAPPED):
+        if self._last_cleanup_at is None or monotonic - self._last_cleanup_at >= CLEANUP_INTERVAL_SECONDS:
+            self._last_cleanup_at = monotonic
+            await self._run_as_leader(retention.create_partitions, now)
+            await self._run_as_leader(idempotency.prune, now)
+            await self._run_as_leader(usage.prune, now)
+            await self._run_as_leader(monthly_quota.prune, now)
+            while await self._run_as_leader(planned_firings.prune_firings_and_items, now, REWRAP_BATCH_SIZE):
                 pass
-            self._forgetting = True
+            self._pruning = True
             before = now - timedelta(seconds=node.options.retention)
-            await self._as_leader(operations.prune, before)
-            await self._as_leader(devices.prune, before)
-            while await self._as_leader(campaigns.prune, before, 1):  # the ledger of one may be long
+            await self._run_as_leader(operations.prune, before)
+            await self._run_as_leader(devices.prune_notifications, before)
+            # One campaign per transaction, because it may have many deliveries.
+            while await self._run_as_leader(campaigns.prune_campaigns, before, 1):
                 pass
-        if self._forgetting:
-            await self._forget()
+        if self._pruning:
+            await self._prune_finished()
 
-    async def _forget(self) -> None:
-        """Finished jobs that are too old go: what is left after a while, with the next heartbeats."""
+    async def _prune_finished(self) -> None:
+        """Delete finished jobs past retention, for `PRUNE_BUDGET_SECONDS`; the next steps continue."""
         node = self.node
-        until = node.clock.monotonic() + FORGETS_FOR
+        deadline = node.clock.monotonic() + PRUNE_BUDGET_SECONDS
         before = node.clock.now() - timedelta(seconds=node.options.retention)
-        while await self._as_leader(retention.prune, before, PRUNED):
-            if node.clock.monotonic() >= until:
+        while await self._run_as_leader(retention.prune, before, PRUNE_BATCH_SIZE):
+            if node.clock.monotonic() >= deadline:
                 return
-        self._forgetting = False
+        self._pruning = False
 
-    async def _rewrap(self) -> None:
-        """Bring the keys of secrets under the newest secret key. That changes with a restart only, so once a lead."""
-        if self._rewrapped or not peppers(self.node.secret_key):
+    async def _rewrap_secrets(self) -> None:
+        """Re-encrypt the data keys of secrets with the newest secret key, once per leadership."""
+        if self._rewrap_done or not split_secret_keys(self.node.secret_key):
             return
         try:
             ring = keyring(self.node.secret_key)
-            done = await self._as_leader(secrets.rewrap, ring, self.node.clock.now(), REWRAPPED)
-        except Refused as broken:
-            log.error("secrets: %s", broken)
-            done = None
-        self._rewrapped = done is None or done.wrapped < REWRAPPED
-        if done is not None and done.wrapped:
-            log.info("the keys of %d tenants' secrets are under the newest secret key now", done.wrapped)
-        if done is not None and done.closed:
+            report = await self._run_as_leader(secrets.rewrap_data_keys, ring, self.node.clock.now(), REWRAP_BATCH_SIZE)
+        except Refused as error:
+            log.error("secrets: %s", error)
+            report = None
+        self._rewrap_done = report is None or report.rewrapped_count < REWRAP_BATCH_SIZE
+        if report is not None and report.rewrapped_count:
+            log.info("re-encrypted the data keys of %d tenants with the newest secret key", report.rewrapped_count)
+        if report is not None and report.unreadable_tenants:
             log.error(
-                "the secrets of %s are under a secret key that this node has not: what needs them fails",
-                ", ".join(sorted(done.closed)[:TOLD]),
+                "the secrets of %s are encrypted with a secret key that this node lacks: jobs that need them fail",
+                ", ".join(sorted(report.unreadable_tenants)[:MAX_NAMES_LOGGED]),
             )
 
-    async def _heard(self) -> Routes:
-        """What the live nodes can take together; the rows of dead ones go."""
+    async def _collect_live_routes(self) -> Routes:
+        """Return the union of the live nodes' routes, and remove the rows of dead nodes."""
         node = self.node
         now, lease = node.clock.monotonic(), node.options.lease
-        heard = Routes()
-        beats: dict[str, tuple[int, float]] = {}
+        live_routes = Routes()
+        observed: dict[str, tuple[int, float]] = {}
         dead, versions = [], set()
-        for other in await node.store.run(nodes.listed):
-            was = self._beats.get(other.id)
-            beats[other.id] = was if was is not None and was[0] == other.beat else (other.beat, now)
-            silent = now - beats[other.id][1]
-            if other.id == node.id or silent < lease:
-                heard |= other.routes
+        for other in await node.store.run(nodes.list_nodes):
+            last = self._observed_heartbeats.get(other.id)
+            observed[other.id] = last if last is not None and last[0] == other.heartbeat else (other.heartbeat, now)
+            seconds_unchanged = now - observed[other.id][1]
+            if other.id == node.id or seconds_unchanged < lease:
+                live_routes |= other.routes
                 versions.add(other.tzdata)
-            elif silent >= 4 * lease:
+            elif seconds_unchanged >= 4 * lease:
                 dead.append(other.id)
-        self._beats = beats
-        self._zone_data.heard(versions)
+        self._observed_heartbeats = observed
+        self._tzdata_replan.set_live_versions(versions)
         if dead:
-            await self._as_leader(nodes.forget, dead)
-        return heard
+            await self._run_as_leader(nodes.remove_nodes, dead)
+        return live_routes
 
-    async def _as_leader(self, chore: Callable[..., R], *args: Any) -> R | None:
-        return await self.node.store.run(_fenced, self.node.id, self.fence or 0, chore, args)
-
-
-def _named(unheard: Collection[str], heard: Routes) -> str:
-    """Topics that nobody hears, with what is heard and looks like it: perhaps one of the two is misspelt."""
-    said = []
-    for topic in sorted(unheard)[:TOLD]:
-        near = get_close_matches(topic, heard.exact, 1)
-        said.append(f"{topic} (did you mean {near[0]}?)" if near else topic)
-    return ", ".join(said) + (", ..." if len(unheard) > TOLD else "")
+    async def _run_as_leader(self, chore: Callable[..., R], *args: Any) -> R | None:
+        return await self.node.store.run(_run_if_leading, self.node.id, self.fence or 0, chore, args)
 
 
-def _fenced(tx: Transaction, node_id: str, fence: int, chore: Callable[..., R], args: tuple[Any, ...]) -> R | None:
-    """A chore, if this fence still leads; in one transaction with the check."""
-    return chore(tx, *args) if nodes.leads(tx, node_id, fence) else None
+def _describe_unhandled(unhandled: Collection[str], handled: Routes) -> str:
+    """List unhandled topics, each with the most similar handled one: one of the two may be misspelled."""
+    parts = []
+    for topic in sorted(unhandled)[:MAX_NAMES_LOGGED]:
+        similar = get_close_matches(topic, handled.exact, 1)
+        parts.append(f"{topic} (did you mean {similar[0]}?)" if similar else topic)
+    return ", ".join(parts) + (", ..." if len(unhandled) > MAX_NAMES_LOGGED else "")
+
+
+def _run_if_leading(
+    tx: Transaction, node_id: str, fence: int, chore: Callable[..., R], args: tuple[Any, ...]
+) -> R | None:
+    """Run a chore if this fence still leads, in one transaction with the check; otherwise return None."""
+    return chore(tx, *args) if nodes.verify_leadership(tx, node_id, fence) else None

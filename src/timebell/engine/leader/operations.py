@@ -1,6 +1,6 @@
-"""The leader goes on with operations: step by step, each a transaction with its progress.
+"""Advance operations on the leader, step by step; each step and its progress are one transaction.
 
-So a crash loses and repeats nothing: whoever leads next goes on from the last step that was written.
+So a crash neither loses nor repeats a step: the next leader continues after the last committed one.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ log = logging.getLogger("timebell.operations")
 
 
 class Operations:
-    """The service; `alarm` is poked when there may be a new one. `as_leader` runs a chore if this node leads."""
+    """The service; `alarm` is woken when an operation may be new. `run_as_leader` runs a chore if this node leads."""
 
-    def __init__(self, node: Node, as_leader: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
         self.alarm = Alarm(node.clock)
-        self._as_leader = as_leader
+        self._run_as_leader = run_as_leader
 
     async def step(self) -> datetime | None:
-        """One step of each operation; when the next one is due."""
-        following = []
-        for id_ in await self._as_leader(operations.running) or []:
+        """Run one step of each operation; return when the next step is due."""
+        due_times = []
+        for id_ in await self._run_as_leader(operations.list_running) or []:
             try:
-                at = await self._as_leader(operations.advance, id_, self.node.clock.now())
+                due_at = await self._run_as_leader(operations.advance, id_, self.node.clock.now())
             except StoreError:
                 raise
-            except Exception as broken:  # it must not keep the others from going on
-                log.exception("operation %s cannot go on", id_)
-                why = f"It cannot go on ({type(broken).__name__}); the log of this node says more."
-                await self._as_leader(operations.finish, id_, OperationState.FAILED, self.node.clock.now(), why)
-                at = None
-            if at is not None:
-                following.append(at)
-        return min(following, default=None)
+            except Exception as exc:  # must not stop the other operations
+                log.exception("operation %s failed", id_)
+                message = f"The operation failed ({type(exc).__name__}); see the log of this node."
+                await self._run_as_leader(operations.finish, id_, OperationState.FAILED, self.node.clock.now(), message)
+                due_at = None
+            if due_at is not None:
+                due_times.append(due_at)
+        return min(due_times, default=None)

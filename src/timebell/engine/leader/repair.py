@@ -1,7 +1,7 @@
-"""Whatever is lost heals while the engine runs, not when it starts: a look each minute, and the report of all looks.
+"""Repair lost work while the engine runs, not only at its start: a check each minute, with a report.
 
-What a node keeps in memory cannot be lost for long: timers and pokes are set anew at each heartbeat, leases are
-watched by every node, and what is unheard is looked at by the leader. This is about the rest.
+In-memory state cannot be lost for long: timers and wake-ups are set again at each heartbeat, leases are observed by
+every node, and unhandled jobs by the leader. This module repairs the rest: holds, and schedules without a next time.
 """
 
 from __future__ import annotations
@@ -12,62 +12,62 @@ from datetime import datetime
 from typing import Any
 
 from timebell.engine.node import Node
-from timebell.model.repair_report import Healed
+from timebell.model.repair_report import RepairReport
 from timebell.store.cluster import repair
 
-log = logging.getLogger("timebell.healing")
+log = logging.getLogger("timebell.repair")
 
-EVERY = 60.0  # seconds
-BATCH = 100  # schedules a transaction, so that it is a short one
+REPAIR_INTERVAL_SECONDS = 60.0
+REPAIR_BATCH_SIZE = 100  # schedules per transaction, to keep it short
 
-Run = Callable[..., Awaitable[Any]]
+RunQuery = Callable[..., Awaitable[Any]]
 
 
-class Healing:
-    """The leader's chore; `as_leader` runs an operation if this node still leads, and answers None if it does not."""
+class Repair:
+    """A chore of the leader. `run_as_leader` runs a store operation, or returns None if this node does not lead."""
 
-    def __init__(self, node: Node, as_leader: Run) -> None:
+    def __init__(self, node: Node, run_as_leader: RunQuery) -> None:
         self.node = node
-        self._as_leader = as_leader
-        self._looked: float | None = None
-        self._after: str | None = None
+        self._run_as_leader = run_as_leader
+        self._last_run_at: float | None = None
+        self._after_id: str | None = None
 
-    def begin(self) -> None:
-        """Look at once."""
-        self._looked = None
+    def reset(self) -> None:
+        """Check again at the next step."""
+        self._last_run_at = None
 
     async def step(self) -> None:
-        """A look, if it is time: at holds, schedules without a next instant, and some schedules more each time."""
+        """If due, repair holds and schedules without a next time, and check the next batch of all schedules."""
         node, monotonic = self.node, self.node.clock.monotonic()
-        if self._looked is not None and monotonic - self._looked < EVERY:
+        if self._last_run_at is not None and monotonic - self._last_run_at < REPAIR_INTERVAL_SECONDS:
             return
-        self._looked = monotonic
+        self._last_run_at = monotonic
         now = node.clock.now()
-        since = repair.since_of(now, node.options.retention)
-        found: Healed = await self._as_leader(repair.holds) or Healed()
-        found += await self._as_leader(repair.without_next, since, now, BATCH) or Healed()
-        looked = await self._as_leader(repair.all_next, self._after, since, now, BATCH)
-        if looked is not None:
-            found, self._after = found + looked[0], looked[1]
-        report(node, found)
+        since = repair.history_start(now, node.options.retention)
+        report: RepairReport = await self._run_as_leader(repair.repair_holds) or RepairReport()
+        report += await self._run_as_leader(repair.repair_missing_next, since, now, REPAIR_BATCH_SIZE) or RepairReport()
+        checked = await self._run_as_leader(repair.repair_every_next, self._after_id, since, now, REPAIR_BATCH_SIZE)
+        if checked is not None:
+            report, self._after_id = report + checked[0], checked[1]
+        record_repairs(node, report)
 
 
-def report(node: Node, found: Healed) -> None:
-    """Add it to the node's totals; say so if anything was healed."""
-    node.healed += found
-    if found.healed:
-        log.info("%s", found)
-        node.planning.poke()
-        node.working.poke()
+def record_repairs(node: Node, repairs: RepairReport) -> None:
+    """Add a report to the node's totals; if anything was repaired, log it and wake the planner and worker."""
+    node.repair_report += repairs
+    if repairs.repaired:
+        log.info("%s", repairs)
+        node.planner_alarm.wake()
+        node.worker_alarm.wake()
 
 
-async def look(run: Run, now: datetime, retention: float) -> Healed:
-    """A whole look, at every schedule."""
-    since = repair.since_of(now, retention)
-    found: Healed = await run(repair.holds)
+async def repair_all(run: RunQuery, now: datetime, retention_seconds: float) -> RepairReport:
+    """Repair all holds and schedules."""
+    since = repair.history_start(now, retention_seconds)
+    report: RepairReport = await run(repair.repair_holds)
     after: str | None = None
     while True:
-        some, after = await run(repair.all_next, after, since, now, BATCH)
-        found += some
+        batch_report, after = await run(repair.repair_every_next, after, since, now, REPAIR_BATCH_SIZE)
+        report += batch_report
         if after is None:
-            return found
+            return report

@@ -1,4 +1,4 @@
-"""The leader's chore when new zone data comes: what an earlier release of it gave is computed again."""
+"""Replan schedules and jobs on the leader after a tzdata update."""
 
 from __future__ import annotations
 
@@ -7,81 +7,85 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from timebell.engine.node import Node
-from timebell.model.tzdata_change import Change
-from timebell.recurrence import installed
+from timebell.model.tzdata_change import OffsetChange
+from timebell.recurrence import installed_release
 from timebell.store.schedules import tzdata_replan
 
-log = logging.getLogger("timebell.zones")
+log = logging.getLogger("timebell.tzdata")
 
-AGAIN = 3600.0  # seconds; processes that run no engine write schedules too, with the zone data they have
-AGAIN_APART = 60.0  # while nodes have different zone data
-STRETCH = 1.0  # seconds, so that nothing else that the leader does is late for long
-BATCH = 500
+CHECK_INTERVAL_SECONDS = 3600.0  # repeated, because clients without an engine may write with older zone data
+MIXED_CHECK_INTERVAL_SECONDS = 60.0  # while nodes have different zone data
+STEP_BUDGET_SECONDS = 1.0  # limits the delay of the leader's other chores
+BATCH_SIZE = 500
 
 
-class ZoneData:
-    """The chore. `as_leader` runs an operation if this node still leads, and answers None if it does not."""
+class TzdataReplan:
+    """A chore of the leader. `run_as_leader` runs a store operation, or returns None if this node does not lead."""
 
-    def __init__(self, node: Node, as_leader: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
-        self._as_leader = as_leader
+        self._run_as_leader = run_as_leader
         self._versions: set[str] = set()
-        self._looked: float | None = None
-        self._after: str | None = None
+        self._last_check_at: float | None = None
+        self._after_id: str | None = None
 
-    def begin(self) -> None:
-        """Look at everything from the start."""
-        self._looked, self._after = None, None
+    def reset(self) -> None:
+        """Check everything again from the start."""
+        self._last_check_at, self._after_id = None, None
 
-    def heard(self, versions: set[str]) -> None:
-        """Know which releases the live nodes have; with different ones, say so."""
+    def set_live_versions(self, versions: set[str]) -> None:
+        """Set the tzdata releases of the live nodes; log a warning if they differ."""
         if versions == self._versions:
             return
         self._versions = versions
-        self.begin()
-        if self.mixed:
-            log.warning("nodes have different zone data (%s): give all of them the newest", ", ".join(sorted(versions)))
+        self.reset()
+        if self.versions_differ:
+            log.warning(
+                "nodes have different zone data (%s): upgrade all of them to the newest", ", ".join(sorted(versions))
+            )
 
     @property
-    def mixed(self) -> bool:
-        """Whether live nodes have different releases."""
+    def versions_differ(self) -> bool:
+        """True if live nodes have different releases."""
         return len(self._versions) > 1
 
     async def step(self) -> None:
-        """Go on where the last step ended, for a while; at the end rest until it is time to look again."""
+        """Continue the current check for `STEP_BUDGET_SECONDS`, or start one if it is due."""
         now = self.node.clock.monotonic()
-        if self._looked is not None and now - self._looked < (AGAIN_APART if self.mixed else AGAIN):
+        if self._last_check_at is not None and now - self._last_check_at < (
+            MIXED_CHECK_INTERVAL_SECONDS if self.versions_differ else CHECK_INTERVAL_SECONDS
+        ):
             return
-        before = await self.node.store.run(tzdata_replan.recorded, installed().version)
-        if await self._place(now + STRETCH):
-            self._looked = now
-        self.node.working.poke()  # what was moved may be due
-        self.node.planning.poke()
-        await self._report(before)
+        changes_before = await self.node.store.run(tzdata_replan.list_changes, installed_release().version)
+        if await self._replan(now + STEP_BUDGET_SECONDS):
+            self._last_check_at = now
+        self.node.worker_alarm.wake()  # moved jobs and schedules may be due
+        self.node.planner_alarm.wake()
+        await self._log_changes(changes_before)
 
-    async def _place(self, until: float) -> bool:
-        """Whether all is done."""
-        clock, release = self.node.clock, installed()
+    async def _replan(self, deadline: float) -> bool:
+        """Replan until `deadline` (monotonic seconds); return whether everything is done."""
+        clock, release = self.node.clock, installed_release()
         while True:
-            self._after = await self._as_leader(
-                tzdata_replan.place_schedules, release, self._after, clock.now(), BATCH
+            self._after_id = await self._run_as_leader(
+                tzdata_replan.replan_schedules, release, self._after_id, clock.now(), BATCH_SIZE
             )  # fmt: skip
-            if self._after is None:
+            if self._after_id is None:
                 break
-            if clock.monotonic() >= until:
+            if clock.monotonic() >= deadline:
                 return False
-        while await self._as_leader(tzdata_replan.place_jobs, release, clock.now(), BATCH):
-            if clock.monotonic() >= until:
+        while await self._run_as_leader(tzdata_replan.replan_jobs, release, clock.now(), BATCH_SIZE):
+            if clock.monotonic() >= deadline:
                 return False
         return True
 
-    async def _report(self, before: list[Change]) -> None:
-        """Say what moved since `before`."""
-        version = installed().version
-        after = await self.node.store.run(tzdata_replan.recorded, version)
-        looked = sum(one.looked_at for one in after) - sum(one.looked_at for one in before)
-        if looked:
-            log.info("zone data %s: %d schedules and jobs looked at", version, looked)
-        for change in after:
-            if change.moves and change not in before:
-                log.warning("zone data %s: %s", version, change.sentence("moved"))
+    async def _log_changes(self, changes_before: list[OffsetChange]) -> None:
+        """Log the changes since `before`."""
+        version = installed_release().version
+        changes_after = await self.node.store.run(tzdata_replan.list_changes, version)
+        examined = sum(change.examined for change in changes_after) - sum(change.examined for change in changes_before)
+        if examined:
+            log.info("zone data %s: checked %d schedules and jobs", version, examined)
+        for change in changes_after:
+            if change.has_effect and change not in changes_before:
+                log.warning("zone data %s: %s", version, change.describe("moved"))

@@ -1,5 +1,4 @@
-"""The leader's watchdog: counts what should have fired and did not, what fired twice and what an audit finds in the
-rows of the last minutes, and tells who must know."""
+"""The leader's watchdog: find overdue occurrences, duplicate runs and audit differences, and send alerts."""
 
 from __future__ import annotations
 
@@ -10,150 +9,168 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from timebell.engine.leader.continuous_audit import Continuous
+from timebell.engine.leader.continuous_audit import ContinuousAudit
 from timebell.engine.node import Node
 from timebell.model.audit_findings import Difference, Finding
-from timebell.observe.alerts import Desk, Message
-from timebell.observe.watchdog import GRACE, NAMED, Problem, Unrecorded
+from timebell.observe.alerts import AlertTracker, Message
+from timebell.observe.watchdog import MAX_NAMED_SCHEDULES, OVERDUE_GRACE_SECONDS, Problem, UnrecordedCounter
 from timebell.store.audit import duplicate_runs
 from timebell.store.cluster import gauges, nodes
 
 log = logging.getLogger("timebell.watchdog")
 
-EVERY = 10.0  # seconds between looks
-BEFORE = timedelta(seconds=30)  # looks overlap, as instants are those of different nodes
-AUDITED_EVERY = 60.0  # seconds between rounds of the audit
-AUDITED_FOR = 0.25  # seconds that a look spends on it, as a heartbeat waits; the round goes on with the next one
-BACK = timedelta(hours=1)  # a new leader audits what was decided since then: perhaps nobody did
-LASTS = 3600.0  # seconds for which a difference is a problem
-REMEMBERED = ("DOUBLE_FIRE", "AUDIT_DIFFERENCE")  # what a leader found, and its successor need not find again
+CHECK_INTERVAL_SECONDS = 10.0
+CHECK_OVERLAP = timedelta(seconds=30)  # checks overlap, because timestamps come from different nodes' clocks
+AUDIT_INTERVAL_SECONDS = 60.0  # between audit rounds
+AUDIT_BUDGET_SECONDS = 0.25  # time per check, because the leader's lease renewal waits; the next check continues
+AUDIT_LOOKBACK = timedelta(hours=1)  # where a new leader starts, in case its predecessor did not audit
+PROBLEM_DURATION_SECONDS = 3600.0  # how long a difference is reported as a problem
+INHERITED_CODES = ("DOUBLE_FIRE", "AUDIT_DIFFERENCE")  # alerts that a new leader keeps open, as it may not find them
 
 
 class Watchdog:
-    """Looks while this node leads. What nobody but it can see is told by `timebell watch`.
+    """Checks while this node leads. A failure of the whole cluster is detected by `timebell watch` instead.
 
-    `as_leader` runs an operation if this node still leads, and answers None if it does not.
+    `run_as_leader` runs a store operation, or returns None if this node does not lead.
     """
 
-    def __init__(self, node: Node, as_leader: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
-        self._as_leader = as_leader
-        self._desk = Desk()
-        self._inherited: dict[str, str] | None = None
-        """What was open when this node began to lead; None until that is known."""
-        self._began = 0.0
-        self._unrecorded = Unrecorded()
-        self._looked: float | None = None
-        self._since: datetime | None = None
-        self._doubles: set[tuple[str, datetime]] = set()
+        self._run_as_leader = run_as_leader
+        self._alert_tracker = AlertTracker()
+        self._inherited_alerts: dict[str, str] | None = None
+        """Alerts that were open when this node became leader; None until loaded."""
+        self._leading_since = 0.0
+        self._unrecorded = UnrecordedCounter()
+        self._last_check_at: float | None = None
+        self._duplicates_since: datetime | None = None
+        self._duplicates: set[tuple[str, datetime]] = set()
         self._sending: set[asyncio.Task[bool]] = set()
-        self.audit: Continuous | None = None
-        self._audited: float | None = None
+        self.audit: ContinuousAudit | None = None
+        self._last_audit_at: float | None = None
         self._differences: deque[tuple[float, Difference]] = deque()
 
-    def begin(self) -> None:
-        """Audit from before this node led, and go on from what was told by then."""
-        self.audit = self._audited = self._inherited = None
+    def reset(self) -> None:
+        """Restart the audit before this node's leadership, and reload the open alerts."""
+        self.audit = self._last_audit_at = self._inherited_alerts = None
 
     async def step(self, *, comparable: bool) -> None:
-        """Look, if it is time. `comparable`: rows are of the zone data that is installed here."""
+        """Run the checks if due. The audit requires `comparable`: all nodes have the same zone data as this one."""
         node, now = self.node, self.node.clock.now()
         monotonic = node.clock.monotonic()
-        if self._looked is not None and monotonic - self._looked < EVERY:
+        if self._last_check_at is not None and monotonic - self._last_check_at < CHECK_INTERVAL_SECONDS:
             return
-        self._looked = monotonic
-        if self._inherited is None:
-            self._inherited, self._began = await node.store.run(nodes.told), monotonic
-            self._desk.take_over(self._inherited, monotonic)
-        seen = await node.store.hot(gauges.read, now, GRACE)
-        if late := self._unrecorded.count(seen.overdue, now):
-            node.counters.missed.add("unrecorded", by=late)
-            names = ", ".join(one.label for one in seen.overdue[:3])
-            log.error("%d occurrences are overdue: %s", late, names, extra={"event": "schedule.overdue"})
-        await self._look_for_doubles(now)
+        self._last_check_at = monotonic
+        if self._inherited_alerts is None:
+            self._inherited_alerts, self._leading_since = await node.store.run(nodes.get_alerts), monotonic
+            self._alert_tracker.restore(self._inherited_alerts, monotonic)
+        snapshot = await node.store.run_autocommit(gauges.read_gauges, now, OVERDUE_GRACE_SECONDS)
+        if overdue := self._unrecorded.count(snapshot.overdue, now):
+            node.counters.missed.add("unrecorded", by=overdue)
+            names = ", ".join(item.label for item in snapshot.overdue[:3])
+            log.error("%d occurrences are overdue: %s", overdue, names, extra={"event": "schedule.overdue"})
+        await self._check_duplicates(now)
         if comparable:
-            await self._look_back(now)
-        await self._tell_news([*self._problems(seen), *self._lasting(monotonic)], monotonic)
+            await self._audit_recent(now)
+        await self._send_new_alerts([*self._problems(snapshot), *self._inherited_problems(monotonic)], monotonic)
 
-    async def _look_for_doubles(self, now: datetime) -> None:
-        since = (self._since or now) - BEFORE
-        self._since = now
-        twice = await self.node.store.hot(duplicate_runs.found, since)
-        for schedule_id, at in twice - self._doubles:
-            self.node.counters.double_fires += 1
-            log.error("schedule %s fired twice for %s", schedule_id, at, extra={"event": "schedule.double_fire"})
-        self._doubles |= twice
+    async def _check_duplicates(self, now: datetime) -> None:
+        since = (self._duplicates_since or now) - CHECK_OVERLAP
+        self._duplicates_since = now
+        duplicates = await self.node.store.run_autocommit(duplicate_runs.find_duplicates, since)
+        for schedule_id, scheduled_at in duplicates - self._duplicates:
+            self.node.counters.duplicate_fires += 1
+            log.error(
+                "schedule %s fired twice for %s", schedule_id, scheduled_at, extra={"event": "schedule.double_fire"}
+            )
+        self._duplicates |= duplicates
 
-    async def _look_back(self, now: datetime) -> None:
-        """Go on with the audit."""
-        node, began = self.node, self.node.clock.monotonic()
-        most = timedelta(seconds=min(node.options.retention, 1e9) / 2)  # by far, as rows go while it reads
+    async def _audit_recent(self, now: datetime) -> None:
+        """Continue the audit for `AUDIT_BUDGET_SECONDS`."""
+        node, started_at = self.node, self.node.clock.monotonic()
+        # Half of the retention, because rows are deleted while the audit reads them.
+        lookback_limit = timedelta(seconds=min(node.options.retention, 1e9) / 2)
         if self.audit is None:
-            self.audit = Continuous(node.store.hot, now - min(BACK, most))
-        while self.audit.under_way or self._audited is None or began - self._audited >= AUDITED_EVERY:
-            if not self.audit.under_way:
-                self._audited = began
-            for found in await self.audit.step(now, now - most):
-                self._found(found, began)
-            if node.clock.monotonic() - began >= AUDITED_FOR:
+            self.audit = ContinuousAudit(node.store.run_autocommit, now - min(AUDIT_LOOKBACK, lookback_limit))
+        while (
+            self.audit.round_in_progress
+            or self._last_audit_at is None
+            or started_at - self._last_audit_at >= AUDIT_INTERVAL_SECONDS
+        ):
+            if not self.audit.round_in_progress:
+                self._last_audit_at = started_at
+            for difference in await self.audit.step(now, now - lookback_limit):
+                self._record_difference(difference, started_at)
+            if node.clock.monotonic() - started_at >= AUDIT_BUDGET_SECONDS:
                 break
-        while self._differences and began - self._differences[0][0] >= LASTS:
+        while self._differences and started_at - self._differences[0][0] >= PROBLEM_DURATION_SECONDS:
             self._differences.popleft()
 
-    def _found(self, found: Difference, monotonic: float) -> None:
+    def _record_difference(self, difference: Difference, monotonic: float) -> None:
         counters = self.node.counters
-        counters.differences.add(found.finding.value, by=found.count)
-        if found.finding is Finding.MISSING:
-            counters.missed.add("unrecorded", by=found.count)
-        elif found.finding is Finding.DOUBLED and (found.schedule_id, found.at) not in self._doubles:
-            self._doubles.add((found.schedule_id, found.at))
-            counters.double_fires += 1
-        self._differences.append((monotonic, found))
+        counters.audit_differences.add(difference.finding.value, by=difference.count)
+        if difference.finding is Finding.MISSING:
+            counters.missed.add("unrecorded", by=difference.count)
+        elif (
+            difference.finding is Finding.DUPLICATED and (difference.schedule_id, difference.at) not in self._duplicates
+        ):
+            self._duplicates.add((difference.schedule_id, difference.at))
+            counters.duplicate_fires += 1
+        self._differences.append((monotonic, difference))
         log.error(
-            "the audit found %s: %d of schedule %s at %s: %s", found.finding.value, found.count, found.schedule,
-            found.at, found.detail, extra={"event": "audit.difference", "schedule": found.schedule},
+            "the audit found %s: %d of schedule %s at %s: %s", difference.finding.value, difference.count,
+            difference.schedule, difference.at, difference.detail,
+            extra={"event": "audit.difference", "schedule": difference.schedule},
         )  # fmt: skip
 
-    def _problems(self, seen: gauges.Gauges) -> list[Problem]:
-        found = []
-        if seen.unheard:
-            found.append(Problem("UNHEARD_JOBS", f"{seen.unheard} due jobs are held: no live node listens."))
-        if faults := seen.schedules["fault"]:
-            found.append(Problem("SCHEDULE_SET_ASIDE", f"{faults} schedules cannot be fired; the log says why."))
-        if seen.disabled:
-            found.append(Problem("TARGET_DISABLED", f"{seen.disabled} targets are disabled: what goes there fails."))
-        if self._doubles:
-            found.append(Problem("DOUBLE_FIRE", f"{len(self._doubles)} occurrences ran twice."))
-        if self._differences:
-            named = ", ".join(
-                f"{one.schedule} at {one.at:%Y-%m-%d %H:%M:%S} UTC ({one.finding.value})"
-                for _, one in list(self._differences)[:NAMED]
+    def _problems(self, snapshot: gauges.Gauges) -> list[Problem]:
+        problems = []
+        if snapshot.unhandled:
+            problems.append(
+                Problem("UNHANDLED_JOBS", f"{snapshot.unhandled} due jobs are held: no live node handles them.")
             )
-            more = ", ..." if len(self._differences) > NAMED else ""
-            found.append(Problem("AUDIT_DIFFERENCE", f"What is recorded is not what should have been: {named}{more}."))
-        return found
+        if errored := snapshot.schedules["errored"]:
+            problems.append(Problem("SCHEDULE_ERRORED", f"{errored} schedules cannot fire; see the log."))
+        if snapshot.disabled_targets:
+            problems.append(
+                Problem("TARGET_DISABLED", f"{snapshot.disabled_targets} targets are disabled; their jobs fail.")
+            )
+        if self._duplicates:
+            problems.append(Problem("DOUBLE_FIRE", f"{len(self._duplicates)} occurrences ran twice."))
+        if self._differences:
+            examples = ", ".join(
+                f"{difference.schedule} at {difference.at:%Y-%m-%d %H:%M:%S} UTC ({difference.finding.value})"
+                for _, difference in list(self._differences)[:MAX_NAMED_SCHEDULES]
+            )
+            ellipsis = ", ..." if len(self._differences) > MAX_NAMED_SCHEDULES else ""
+            problems.append(
+                Problem("AUDIT_DIFFERENCE", f"The recorded runs differ from the expected ones: {examples}{ellipsis}.")
+            )
+        return problems
 
-    def _lasting(self, monotonic: float) -> list[Problem]:
-        """What the leader before found and nobody sees any more, for as long as that is a problem."""
-        if monotonic - self._began >= LASTS or self._inherited is None:
+    def _inherited_problems(self, monotonic: float) -> list[Problem]:
+        """Return problems found by the previous leader, for `PROBLEM_DURATION_SECONDS`."""
+        if monotonic - self._leading_since >= PROBLEM_DURATION_SECONDS or self._inherited_alerts is None:
             return []
-        found = {"DOUBLE_FIRE": self._doubles, "AUDIT_DIFFERENCE": self._differences}
-        return [Problem(code, self._inherited[code]) for code in REMEMBERED
-                if code in self._inherited and not found[code]]  # fmt: skip
+        own_findings = {"DOUBLE_FIRE": self._duplicates, "AUDIT_DIFFERENCE": self._differences}
+        return [Problem(code, self._inherited_alerts[code]) for code in INHERITED_CODES
+                if code in self._inherited_alerts and not own_findings[code]]  # fmt: skip
 
-    async def _tell_news(self, problems: list[Problem], monotonic: float) -> None:
-        """Tell what is new. It is remembered first, where whoever leads next finds it: if this node leads no more,
-        that one tells it."""
-        news, known = self._desk.news(problems, monotonic), self._inherited
-        self._inherited = None  # if this cannot be written now, it is read and told again
-        if news and not await self._as_leader(nodes.tell, self._desk.open):
+    async def _send_new_alerts(self, problems: list[Problem], monotonic: float) -> None:
+        """Send new alerts, after storing them with the lease, where the next leader finds them.
+
+        If this node does not lead anymore, nothing is sent: the next leader does it.
+        """
+        messages, inherited = self._alert_tracker.due_messages(problems, monotonic), self._inherited_alerts
+        self._inherited_alerts = None  # reload and resend if the write fails
+        if messages and not await self._run_as_leader(nodes.save_alerts, self._alert_tracker.open_alerts):
             return
-        self._inherited = known
-        for message in news:
-            self._tell(message)
+        self._inherited_alerts = inherited
+        for message in messages:
+            self._send(message)
 
-    def _tell(self, message: Message) -> None:
-        """Send it beside everything else: a heartbeat waits for nobody."""
-        task = asyncio.create_task(self.node.channels.send(message))
+    def _send(self, message: Message) -> None:
+        """Send a message in the background, so that it does not delay the leader's lease renewal."""
+        task = asyncio.create_task(self.node.alert_channels.send(message))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)

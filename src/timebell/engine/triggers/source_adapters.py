@@ -1,4 +1,4 @@
-"""The adapters of a node: one for each source that it reads, made anew when the source was edited."""
+"""Cache of source adapters: one per source that a node reads, replaced when the source is edited."""
 
 from __future__ import annotations
 
@@ -6,64 +6,66 @@ from datetime import datetime
 
 from timebell.engine.node import Node
 from timebell.engine.triggers.connection_tokens import ConnectionToken, SecretToken
-from timebell.model.connection import connection_of
-from timebell.model.target import filled, secret_names, secret_of
+from timebell.model.connection import connection_name
+from timebell.model.target import fill_secrets, referenced_secret, secret_names
 from timebell.model.trigger import Source
 from timebell.store.tenancy import secrets
 from timebell.tenancy.secrets import keyring
-from timebell.triggers import adapter
-from timebell.triggers.base import Adapter, Token
+from timebell.triggers import create_adapter
+from timebell.triggers.base import SourceAdapter, TokenProvider
 
 
-class Adapters:
-    """Made when first asked for."""
+class AdapterCache:
+    """Creates adapters on first use."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._made: dict[str, tuple[datetime, Adapter]] = {}
-        self._renewing: dict[str, ConnectionToken] = {}
+        self._adapters: dict[str, tuple[datetime, SourceAdapter]] = {}
+        self._connection_tokens: dict[str, ConnectionToken] = {}
 
-    async def of(self, source: Source) -> Adapter:
-        """What reads a source. Raises InvalidInput, NotFound (SECRET_NOT_FOUND), Refused, StoreError."""
-        if (known := self._known(source)) is not None:
-            return known
-        await self.forget(source.id)
+    async def get(self, source: Source) -> SourceAdapter:
+        """Return the adapter of a source. Raises InvalidInput, NotFound (SECRET_NOT_FOUND), Refused, StoreError."""
+        if (cached := self._cached(source)) is not None:
+            return cached
+        await self.discard(source.id)
         options = dict(source.options)
-        if connection_of(options.get("token")) is not None or secret_of(options.get("token")) is not None:
-            del options["token"]  # it is asked for each time
+        if connection_name(options.get("token")) is not None or referenced_secret(options.get("token")) is not None:
+            del options["token"]  # provided per request, by a TokenProvider
         names = secret_names(options)
         if names:
             ring = keyring(self.node.secret_key)
-            options = filled(options, await self.node.store.run(secrets.values, ring, source.tenant_id, names))
-        if (known := self._known(source)) is not None:  # who asked meanwhile has made one
-            return known
-        made = adapter(source.kind, options, self._token(source))
-        self._made[source.id] = source.updated_at, made
-        return made
+            options = fill_secrets(
+                options, await self.node.store.run(secrets.decrypt_values, ring, source.tenant_id, names)
+            )
+        if (cached := self._cached(source)) is not None:  # created by a concurrent call
+            return cached
+        adapter = create_adapter(source.kind, options, self._token_for(source))
+        self._adapters[source.id] = source.updated_at, adapter
+        return adapter
 
-    def _known(self, source: Source) -> Adapter | None:
-        known = self._made.get(source.id)
-        return known[1] if known is not None and known[0] == source.updated_at else None
+    def _cached(self, source: Source) -> SourceAdapter | None:
+        entry = self._adapters.get(source.id)
+        return entry[1] if entry is not None and entry[0] == source.updated_at else None
 
-    def _token(self, source: Source) -> Token | None:
-        """What gives the token for each question, where that may change from one to the next."""
-        given = source.options.get("token")
-        if (connection := connection_of(given)) is not None:
-            self._renewing[source.id] = ConnectionToken(self.node, source.tenant_id, connection)
-            return self._renewing[source.id]
-        if (secret := secret_of(given)) is not None:
+    def _token_for(self, source: Source) -> TokenProvider | None:
+        """Return the token provider of a source whose token is stored in a connection or secret, otherwise None."""
+        token = source.options.get("token")
+        if (connection := connection_name(token)) is not None:
+            self._connection_tokens[source.id] = ConnectionToken(self.node, source.tenant_id, connection)
+            return self._connection_tokens[source.id]
+        if (secret := referenced_secret(token)) is not None:
             return SecretToken(self.node, source, secret)
         return None
 
-    async def forget(self, source_id: str) -> None:
-        """Let go of one."""
-        if (token := self._renewing.pop(source_id, None)) is not None:
+    async def discard(self, source_id: str) -> None:
+        """Close the adapter of a source."""
+        if (token := self._connection_tokens.pop(source_id, None)) is not None:
             await token.close()
-        known = self._made.pop(source_id, None)
-        if known is not None:
-            await known[1].close()
+        entry = self._adapters.pop(source_id, None)
+        if entry is not None:
+            await entry[1].close()
 
     async def close(self) -> None:
-        """Let go of all."""
-        for source_id in list(self._made):
-            await self.forget(source_id)
+        """Close all adapters."""
+        for source_id in list(self._adapters):
+            await self.discard(source_id)

@@ -1,9 +1,9 @@
-"""The leader reads the sources that Timebell reads itself: all of a source first, then what changes, and all of it
-again from time to time, for whatever was missed.
+"""Poll sources on the leader: a full scan first, then changes, and a full scan again from time to time.
 
-It subscribes before it looks at everything, so nothing falls between. What a look says is as of the instant it began,
-so that one which took long never overwrites a later one. Each page and its place are one transaction: whoever leads
-next goes on from there. What a whole look did not find is gone; one that broke off removes nothing.
+The poller subscribes to changes before a full scan, so that no change is missed in between. Rows read are stored with
+the time at which the read began, so a slow read never overwrites a later one. Each page is applied in one transaction
+with its cursor, and the next leader continues from there. Items that a complete full scan did not find are marked gone;
+an interrupted scan marks none.
 """
 
 from __future__ import annotations
@@ -18,71 +18,82 @@ from typing import Any
 
 from timebell.alarm import Alarm
 from timebell.engine.node import Node
-from timebell.engine.triggers.source_adapters import Adapters
+from timebell.engine.triggers.source_adapters import AdapterCache
 from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
-from timebell.model.trigger import SET_ASIDE, UNAUTHORISED, Change, Observed, Source, micros
+from timebell.model.trigger import (
+    SOURCE_ROWS_REJECTED,
+    SOURCE_UNAUTHORIZED,
+    ChangeSummary,
+    ItemChange,
+    Source,
+    epoch_micros,
+)
 from timebell.store.triggers import planned_firings, sources, webhook_changes
-from timebell.triggers import KINDS
-from timebell.triggers.base import Adapter, Read
+from timebell.triggers import POLLED_KINDS
+from timebell.triggers.base import RowPage, SourceAdapter
 
 log = logging.getLogger("timebell.sources")
 
-PAGE = 500
-AGAIN = 5.0  # seconds after one that failed
-LATER = 30.0  # seconds after one that found nothing to read any more
-HEARD = 500  # keys a look
-NAMED = 3  # of the rows that are set aside
+PAGE_SIZE = 500
+RETRY_DELAY_SECONDS = 5.0  # after a failed poll
+ORPHANED_RETRY_DELAY_SECONDS = 30.0  # after the source object was found to be gone
+MAX_KEYS_PER_READ = 500
+MAX_ROWS_IN_MESSAGE = 3  # rejected rows listed in an error message
 
 
 @dataclass(slots=True)
-class Watch:
-    """What is remembered of a source between looks. Instants are of the monotonic clock."""
+class SourceWatch:
+    """The state of a source between polls. Times are monotonic seconds."""
 
     alarm: Alarm
-    swept: float | None = None
-    looked: float | None = None
-    edited: datetime | None = None
-    heard: set[str] = field(default_factory=set)
-    rests: float = 0.0
-    """Until when the source asked to be left alone."""
+    last_full_scan_at: float | None = None
+    last_poll_at: float | None = None
+    source_updated_at: datetime | None = None
+    changed_keys: set[str] = field(default_factory=set)
+    paused_until: float = 0.0
+    """The end of the pause after a failure; it respects the source's Retry-After."""
 
-    def hear(self, key: str | None) -> None:
-        """A row has changed; or, with None, nothing will be heard any more."""
+    def notify(self, key: str | None) -> None:
+        """Record that a row has changed, or, with None, that the subscription has ended."""
         if key is not None:
-            self.heard.add(key)
-        self.alarm.poke()
+            self.changed_keys.add(key)
+        self.alarm.wake()
 
 
-class Watching:
-    """The service; `as_leader` runs an operation if this node leads, and answers None if it does not."""
+class SourcePoller:
+    """The poller service. `run_as_leader` runs a store operation, or returns None if this node does not lead."""
 
-    def __init__(self, node: Node, as_leader: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, node: Node, run_as_leader: Callable[..., Awaitable[Any]]) -> None:
         self.node = node
         self.alarm = Alarm(node.clock)
-        self.adapters = Adapters(node)
-        self._as_leader = as_leader
+        self.adapters = AdapterCache(node)
+        self._run_as_leader = run_as_leader
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, SourceWatch] = {}
 
     async def step(self) -> datetime | None:
-        """Have a task for each source that there is, while this node leads. Poked at each heartbeat."""
-        there: dict[str, Source] = {one.id: one for one in await self._as_leader(sources.of_kinds, KINDS) or []}
-        for id_ in [id_ for id_, task in self._tasks.items() if id_ not in there or task.done()]:
+        """Keep one task per polled source while this node leads. Runs at each heartbeat."""
+        sources_by_id: dict[str, Source] = {
+            source.id: source for source in await self._run_as_leader(sources.list_sources_of_kinds, POLLED_KINDS) or []
+        }
+        for id_ in [id_ for id_, task in self._tasks.items() if id_ not in sources_by_id or task.done()]:
             task = self._tasks.pop(id_)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await self.adapters.forget(id_)
-        for id_ in there.keys() - self._tasks.keys():
-            self._watches[id_] = Watch(Alarm(self.node.clock))
-            self._tasks[id_] = asyncio.create_task(self._watch(id_), name=f"timebell-source-{id_}")
-        told = await self._as_leader(webhook_changes.sources_waiting) if there else None
-        for id_, source in there.items():
-            if self._watches[id_].edited != source.updated_at or id_ in (told or ()):
-                self._watches[id_].alarm.poke()
+            await self.adapters.discard(id_)
+        for id_ in sources_by_id.keys() - self._tasks.keys():
+            self._watches[id_] = SourceWatch(Alarm(self.node.clock))
+            self._tasks[id_] = asyncio.create_task(self._run_source(id_), name=f"timebell-source-{id_}")
+        unconfirmed = (
+            await self._run_as_leader(webhook_changes.list_sources_with_unconfirmed_items) if sources_by_id else None
+        )
+        for id_, source in sources_by_id.items():
+            if self._watches[id_].source_updated_at != source.updated_at or id_ in (unconfirmed or ()):
+                self._watches[id_].alarm.wake()
         return None
 
     async def close(self) -> None:
-        """End all of it."""
+        """Stop all tasks and close the adapters."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -90,167 +101,177 @@ class Watching:
         await self.adapters.close()
         self.alarm.close()
 
-    async def _watch(self, source_id: str) -> None:
+    async def _run_source(self, source_id: str) -> None:
         watch = self._watches[source_id]
         try:
             while True:
-                source = await self._source(source_id)
-                pause = AGAIN if source is None else await self._look(source, watch)
+                source = await self._load_source(source_id)
+                pause = RETRY_DELAY_SECONDS if source is None else await self._poll(source, watch)
                 await watch.alarm.wait(self.node.clock.now() + timedelta(seconds=pause))
         finally:
             watch.alarm.close()
 
-    async def _source(self, source_id: str) -> Source | None:
+    async def _load_source(self, source_id: str) -> Source | None:
         try:
-            found: Source | None = await self._as_leader(sources.by_id, source_id)
+            source: Source | None = await self._run_as_leader(sources.find_source_by_id, source_id)
         except StoreError:
-            return None  # whoever keeps the services says so
-        return found
+            return None  # the services log store failures
+        return source
 
-    async def _look(self, source: Source, watch: Watch) -> float:
-        """One look; seconds until the next."""
-        if watch.edited != source.updated_at:
-            watch.swept, watch.edited, watch.rests = None, source.updated_at, 0.0
-        if (left := watch.rests - self.node.clock.monotonic()) > 0:
-            return left
+    async def _poll(self, source: Source, watch: SourceWatch) -> float:
+        """Read a source once; return the seconds until the next read."""
+        if watch.source_updated_at != source.updated_at:
+            watch.last_full_scan_at, watch.source_updated_at, watch.paused_until = None, source.updated_at, 0.0
+        if (remaining := watch.paused_until - self.node.clock.monotonic()) > 0:
+            return remaining
         try:
-            adapter = await self.adapters.of(source)
-            if await adapter.listen(watch.hear):
-                watch.swept = None
-            watch.heard.update(await self._as_leader(webhook_changes.waiting, source.id, HEARD) or ())
+            adapter = await self.adapters.get(source)
+            if await adapter.listen(watch.notify):
+                watch.last_full_scan_at = None
+            watch.changed_keys.update(
+                await self._run_as_leader(webhook_changes.list_unconfirmed_items, source.id, MAX_KEYS_PER_READ) or ()
+            )
             now = self.node.clock.monotonic()
-            if watch.swept is None or now - watch.swept >= adapter.sweep:
-                await self._sweep(source, adapter)
-                watch.swept = watch.looked = now
-                self.node.counters.scans.add("ok")
-            elif watch.heard:
-                await self._hear(source, adapter, watch)
-            elif adapter.every and (watch.looked is None or now - watch.looked >= adapter.every):
-                await self._changes(source, adapter)
-                watch.looked = now
+            if watch.last_full_scan_at is None or now - watch.last_full_scan_at >= adapter.full_scan_interval:
+                await self._full_scan(source, adapter)
+                watch.last_full_scan_at = watch.last_poll_at = now
+                self.node.counters.source_scans.add("ok")
+            elif watch.changed_keys:
+                await self._read_changed(source, adapter, watch)
+            elif adapter.poll_interval and (
+                watch.last_poll_at is None or now - watch.last_poll_at >= adapter.poll_interval
+            ):
+                await self._poll_changes(source, adapter)
+                watch.last_poll_at = now
         except StoreError:
-            return AGAIN
-        except SourceGone as gone:
-            self.node.counters.scans.add("orphaned")
-            if source.orphaned_reason != gone.message:
-                log.warning("source %s: %s", source.name, gone)
-                await self._as_leader(sources.orphan, source.id, gone.message, self.node.clock.now())
-            return LATER
-        except TimebellError as failed:
-            await self._failed(source, str(failed), failed.code)
-            pause = max(AGAIN, getattr(failed, "retry_after", None) or 0.0)
-            watch.rests = self.node.clock.monotonic() + pause
+            return RETRY_DELAY_SECONDS
+        except SourceGone as error:
+            self.node.counters.source_scans.add("orphaned")
+            if source.orphaned_reason != error.message:
+                log.warning("source %s: %s", source.name, error)
+                await self._run_as_leader(sources.set_orphaned, source.id, error.message, self.node.clock.now())
+            return ORPHANED_RETRY_DELAY_SECONDS
+        except TimebellError as error:
+            await self._record_failure(source, str(error), error.code)
+            pause = max(RETRY_DELAY_SECONDS, getattr(error, "retry_after", None) or 0.0)
+            watch.paused_until = self.node.clock.monotonic() + pause
             return pause
-        except Exception as broken:  # the other sources go on
-            log.exception("source %s cannot be read", source.name)
-            await self._failed(source, f"{type(broken).__name__}; the log of the leader says more.", "SOURCE_FAILED")
-            return AGAIN
-        return self._pause(adapter, watch)
+        except Exception as exc:  # must not stop the other sources
+            log.exception("could not read source %s", source.name)
+            await self._record_failure(source, f"{type(exc).__name__}; see the log of the leader.", "SOURCE_FAILED")
+            return RETRY_DELAY_SECONDS
+        return self._next_delay(adapter, watch)
 
-    def _pause(self, adapter: Adapter, watch: Watch) -> float:
-        """Seconds until the next look."""
-        if watch.heard or watch.swept is None:
+    def _next_delay(self, adapter: SourceAdapter, watch: SourceWatch) -> float:
+        """Return the seconds until the next read."""
+        if watch.changed_keys or watch.last_full_scan_at is None:
             return 0.0
         now = self.node.clock.monotonic()
-        left = [adapter.sweep - (now - watch.swept)]
-        if adapter.every:
-            left.append(adapter.every - (now - (watch.looked or watch.swept)))
-        return max(0.01, min(left))
+        delays = [adapter.full_scan_interval - (now - watch.last_full_scan_at)]
+        if adapter.poll_interval:
+            delays.append(adapter.poll_interval - (now - (watch.last_poll_at or watch.last_full_scan_at)))
+        return max(0.01, min(delays))
 
-    async def _failed(self, source: Source, why: str, code: str) -> None:
-        self.node.counters.scans.add("unauthorised" if code == UNAUTHORISED else "failed")
-        if source.fault != why:
-            log.warning("source %s: %s", source.name, why)
+    async def _record_failure(self, source: Source, reason: str, code: str) -> None:
+        self.node.counters.source_scans.add("unauthorized" if code == SOURCE_UNAUTHORIZED else "failed")
+        if source.error != reason:
+            log.warning("source %s: %s", source.name, reason)
         try:
-            await self._as_leader(sources.failed, source.id, why, code)
+            await self._run_as_leader(sources.record_failure, source.id, reason, code)
         except StoreError:
             return
 
-    async def _sweep(self, source: Source, adapter: Adapter) -> None:
-        """Look at everything, from where the last leader was."""
-        place = json.loads(source.cursor) if source.cursor else {}
-        began = place.get("began", micros(self.node.clock.now()))
-        after: str | None = place.get("after")
-        since = place.get("changes")
-        aside, first = 0, list[str]()
+    async def _full_scan(self, source: Source, adapter: SourceAdapter) -> None:
+        """Read all rows, continuing at the stored cursor, and mark unseen items as gone."""
+        cursor_state = json.loads(source.cursor) if source.cursor else {}
+        started_micros = cursor_state.get("began", epoch_micros(self.node.clock.now()))
+        after: str | None = cursor_state.get("after")
+        changes_cursor = cursor_state.get("changes")
+        rejected_count, examples = 0, list[str]()
         while True:
-            at = micros(self.node.clock.now())
+            read_at = epoch_micros(self.node.clock.now())
             try:
-                read = await adapter.page(after, PAGE)
-            except SourceFailed as lost:
-                if lost.code != "SOURCE_CURSOR_LOST" or after is None:
+                page = await adapter.read_page(after, PAGE_SIZE)
+            except SourceFailed as error:
+                if error.code != "SOURCE_CURSOR_LOST" or after is None:
                     raise
-                after = None  # from the top; what was found before stays found
+                after = None  # restart; the items already found stay marked as seen
                 continue
-            after = read.cursor
-            going = json.dumps({"began": began, "after": after, "changes": since})
-            unfit = await self._take_in(source, read, at, None if after is None else going)
-            aside, first = aside + len(unfit), [*first, *unfit][:NAMED]
+            after = page.cursor
+            cursor = json.dumps({"began": started_micros, "after": after, "changes": changes_cursor})
+            rejected = await self._apply_page(source, page, read_at, None if after is None else cursor)
+            rejected_count, examples = rejected_count + len(rejected), [*examples, *rejected][:MAX_ROWS_IN_MESSAGE]
             if after is None:
                 break
-        while await self._as_leader(planned_firings.drop_unseen, source, began, PAGE, self.node.clock.now()):
-            self.node.working.poke()
-        why = self._told(source, aside, first)
-        end = json.dumps({"changes": since})
-        await self._as_leader(sources.synced, source.id, end, self.node.clock.now(), why)
+        while await self._run_as_leader(
+            planned_firings.mark_unseen_gone, source, started_micros, PAGE_SIZE, self.node.clock.now()
+        ):
+            self.node.worker_alarm.wake()
+        message = self._describe_row_errors(source, rejected_count, examples)
+        final_cursor = json.dumps({"changes": changes_cursor})
+        await self._run_as_leader(sources.record_full_scan, source.id, final_cursor, self.node.clock.now(), message)
 
-    async def _changes(self, source: Source, adapter: Adapter) -> None:
-        """Look at what has changed; where the source cannot tell, at everything."""
-        place = json.loads(source.cursor) if source.cursor else {}
-        since: str | None = place.get("changes")
+    async def _poll_changes(self, source: Source, adapter: SourceAdapter) -> None:
+        """Read the changed rows; run a full scan if the source cannot list changes."""
+        cursor_state = json.loads(source.cursor) if source.cursor else {}
+        changes_cursor: str | None = cursor_state.get("changes")
         while True:
-            at = micros(self.node.clock.now())
-            read = await adapter.changed(since, PAGE)
-            if read is None:
-                await self._sweep(source, adapter)
-                self.node.counters.scans.add("ok")
+            read_at = epoch_micros(self.node.clock.now())
+            page = await adapter.read_changes(changes_cursor, PAGE_SIZE)
+            if page is None:
+                await self._full_scan(source, adapter)
+                self.node.counters.source_scans.add("ok")
                 return
-            since = read.cursor
-            await self._set_aside(source, await self._take_in(source, read, at, json.dumps({"changes": since})))
-            if len(read.rows) < PAGE:
+            changes_cursor = page.cursor
+            await self._record_row_errors(
+                source, await self._apply_page(source, page, read_at, json.dumps({"changes": changes_cursor}))
+            )
+            if len(page.rows) < PAGE_SIZE:
                 return
 
-    async def _hear(self, source: Source, adapter: Adapter, watch: Watch) -> None:
-        keys = sorted(watch.heard)[:HEARD]
-        began = self.node.clock.now()
-        at = micros(began)
-        watch.heard.difference_update(keys)
+    async def _read_changed(self, source: Source, adapter: SourceAdapter, watch: SourceWatch) -> None:
+        keys = sorted(watch.changed_keys)[:MAX_KEYS_PER_READ]
+        started_at = self.node.clock.now()
+        read_at = epoch_micros(started_at)
+        watch.changed_keys.difference_update(keys)
         try:
-            rows = await adapter.read(keys)
+            rows = await adapter.read_rows(keys)
         except BaseException:
-            watch.heard.update(keys)
+            watch.changed_keys.update(keys)
             raise
-        gone = [Change(key, at, None) for key in keys if key not in rows]
-        there = [Change(key, at, fields) for key, fields in rows.items()]
-        await self._set_aside(source, await self._observe(source, [*gone, *there], source.cursor))
-        await self._as_leader(webhook_changes.read, source.id, keys, began)
+        gone = [ItemChange(key, read_at, None) for key in keys if key not in rows]
+        updated = [ItemChange(key, read_at, fields) for key, fields in rows.items()]
+        await self._record_row_errors(source, await self._apply_changes(source, [*gone, *updated], source.cursor))
+        await self._run_as_leader(webhook_changes.mark_confirmed, source.id, keys, started_at)
 
-    async def _take_in(self, source: Source, read: Read, at: int, cursor: str | None) -> list[str]:
-        changes = [Change(key, at, fields) for key, fields in read.rows.items()]
-        return await self._observe(source, changes, cursor)
+    async def _apply_page(self, source: Source, page: RowPage, at: int, cursor: str | None) -> list[str]:
+        changes = [ItemChange(key, at, fields) for key, fields in page.rows.items()]
+        return await self._apply_changes(source, changes, cursor)
 
-    async def _observe(self, source: Source, changes: list[Change], cursor: str | None) -> list[str]:
-        """The rows that were set aside, each with the reason."""
-        done: Observed | None = await self._as_leader(
-            planned_firings.take_in, source, changes, cursor, self.node.clock.now()
+    async def _apply_changes(self, source: Source, changes: list[ItemChange], cursor: str | None) -> list[str]:
+        """Store changes and the cursor; return the rejected rows, each with the reason."""
+        summary: ChangeSummary | None = await self._run_as_leader(
+            planned_firings.apply_poll_result, source, changes, cursor, self.node.clock.now()
         )
-        if done is None:
-            raise StoreError("This node does not lead any more.")
-        self.node.counters.observed(done)
-        if done.made:
-            self.node.working.poke()
-        return done.unfit
+        if summary is None:
+            raise StoreError("This node does not lead anymore.")
+        self.node.counters.record_observed(summary)
+        if summary.made:
+            self.node.worker_alarm.wake()
+        return summary.rejected
 
-    async def _set_aside(self, source: Source, unfit: list[str]) -> None:
-        if (why := self._told(source, len(unfit), unfit[:NAMED])) is not None:
-            await self._as_leader(sources.failed, source.id, why, SET_ASIDE)
+    async def _record_row_errors(self, source: Source, row_errors: list[str]) -> None:
+        if (
+            message := self._describe_row_errors(source, len(row_errors), row_errors[:MAX_ROWS_IN_MESSAGE])
+        ) is not None:
+            await self._run_as_leader(sources.record_failure, source.id, message, SOURCE_ROWS_REJECTED)
 
-    def _told(self, source: Source, count: int, first: list[str]) -> str | None:
-        """What is said of rows that were set aside, if there are any; in the log, too, if it is new."""
+    def _describe_row_errors(self, source: Source, count: int, examples: list[str]) -> str | None:
+        """Return the error message for rejected rows, or None if there are none. A new message is also logged."""
         if not count:
             return None
         rows = f"{count:,} rows are" if count > 1 else "A row is"
-        why = f"{rows} set aside, and what was last known counts. {' '.join(first)}"
-        if source.fault != why:
-            log.warning("source %s: %s", source.name, why)
-        return why
+        message = f"{rows} rejected; their last known values apply. {' '.join(examples)}"
+        if source.error != message:
+            log.warning("source %s: %s", source.name, message)
+        return message

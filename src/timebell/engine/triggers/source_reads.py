@@ -1,7 +1,7 @@
-"""What the gate reads of sources that Timebell reads itself: the value once more, and what queries find.
+"""Reads of polled sources just before delivery: re-read the item, and run the `unless` queries.
 
-A source that does not answer in time is taken for what was last known of it; but where a query decides, the job waits
-until it can be asked, and where tokens are not taken any more, until somebody gives new ones.
+If a source does not answer in time, its last known values apply. But a job with a query waits until the query can be
+run, and a job of an unauthorized source waits until the source is reauthorized.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from timebell.engine.node import Node
-from timebell.engine.triggers.source_adapters import Adapters
+from timebell.engine.triggers.source_adapters import AdapterCache
 from timebell.errors import SourceFailed, SourceGone, StoreError, TimebellError
-from timebell.model.trigger import UNAUTHORISED, Change, Source, micros
+from timebell.model.trigger import SOURCE_UNAUTHORIZED, ItemChange, Source, epoch_micros
 from timebell.store.jobs import pre_delivery_check
-from timebell.store.jobs.pre_delivery_check import Asked, Found, Planned
+from timebell.store.jobs.pre_delivery_check import DeliveryCheck, PlannedFiring, QueryResult
 from timebell.store.triggers import planned_firings, sources
 from timebell.store.triggers.query_sources import no_such_source
-from timebell.triggers import KINDS
+from timebell.triggers import POLLED_KINDS
 
 log = logging.getLogger("timebell.sources")
 
-WITHIN = 5.0  # seconds
-AT_ONCE = 8  # queries
+SOURCE_TIMEOUT_SECONDS = 5.0
+MAX_CONCURRENT_QUERIES = 8
 
 
-class Question(NamedTuple):
-    """What a source is asked for a job."""
+class SourceQuery(NamedTuple):
+    """A query to a source on behalf of a job."""
 
     job_id: str
     source: Source
@@ -37,84 +37,94 @@ class Question(NamedTuple):
     parameters: dict[str, Any]
 
 
-class Reading:
-    """The sources, as this node's gate reads them."""
+class SourceReader:
+    """Reads sources for the pre-delivery check of a node."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._adapters = Adapters(node)
+        self._adapters = AdapterCache(node)
 
-    async def of(self, asked: Sequence[Asked]) -> tuple[dict[str, Found], dict[str, TimebellError]]:
-        """Bring what is known of these jobs' items up to date; what their queries, or those of their triggers, found,
-        and the jobs of which that could not be asked."""
+    async def read(self, checks: Sequence[DeliveryCheck]) -> tuple[dict[str, QueryResult], dict[str, TimebellError]]:
+        """Re-read the items of these jobs and run their queries, or those of their triggers.
+
+        Returns the query results and the errors, by job id. A job with an error must wait.
+        """
         run = self.node.store.run
-        ids = [one.id for one in asked if one.of_trigger]
-        by_source: dict[str, list[Planned]] = defaultdict(list)
-        for one in await run(pre_delivery_check.planned, ids) if ids else ():
-            if one.source.kind in KINDS:
-                by_source[one.source.id].append(one)
-        found, failed = dict[str, Found](), dict[str, TimebellError]()
-        for some in by_source.values():
-            refused = await self._again(some)
-            if refused is not None:
-                failed |= {one.job_id: refused for one in some}
-        wanted = [
-            Question(one.job_id, one.source, one.trigger.rule.unless, one.parameters)
-            for one in (await run(pre_delivery_check.planned, ids) if by_source else ())
-            if one.trigger.rule.unless is not None and one.source.kind in KINDS and one.job_id not in failed
+        ids = [check.id for check in checks if check.checks_trigger]
+        by_source: dict[str, list[PlannedFiring]] = defaultdict(list)
+        for firing in await run(pre_delivery_check.load_planned_firings, ids) if ids else ():
+            if firing.source.kind in POLLED_KINDS:
+                by_source[firing.source.id].append(firing)
+        results, errors = dict[str, QueryResult](), dict[str, TimebellError]()
+        for firings in by_source.values():
+            error = await self._reread(firings)
+            if error is not None:
+                errors |= {firing.job_id: error for firing in firings}
+        queries = [
+            SourceQuery(firing.job_id, firing.source, firing.trigger.rule.unless, firing.parameters)
+            for firing in (await run(pre_delivery_check.load_planned_firings, ids) if by_source else ())
+            if firing.trigger.rule.unless is not None
+            and firing.source.kind in POLLED_KINDS
+            and firing.job_id not in errors
         ]
-        asking = {one.id: (one.tenant_id, one.unless) for one in asked if one.unless is not None}
-        homes = await run(sources.by_names, {(tenant, own.source) for tenant, own in asking.values()}) if asking else {}
-        for id_, (tenant, own) in asking.items():
-            if (home := homes.get((tenant, own.source))) is None:
-                failed[id_] = no_such_source(own.source)
+        own_queries = {check.id: (check.tenant_id, check.unless) for check in checks if check.unless is not None}
+        sources_by_name = (
+            await run(
+                sources.find_sources_by_name, {(tenant_id, unless.source) for tenant_id, unless in own_queries.values()}
+            )
+            if own_queries
+            else {}
+        )
+        for id_, (tenant_id, unless) in own_queries.items():
+            if (source := sources_by_name.get((tenant_id, unless.source))) is None:
+                errors[id_] = no_such_source(unless.source)
             else:
-                wanted.append(Question(id_, home, own.query, own.parameters))
-        gate = asyncio.Semaphore(AT_ONCE)
+                queries.append(SourceQuery(id_, source, unless.query, unless.parameters))
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
 
-        async def ask(one: Question) -> None:
+        async def run_query(query: SourceQuery) -> None:
             try:
-                async with gate, asyncio.timeout(WITHIN):
-                    anything = await (await self._adapters.of(one.source)).any(one.query, one.parameters)
-                found[one.job_id] = Found(anything, one.parameters)
+                async with semaphore, asyncio.timeout(SOURCE_TIMEOUT_SECONDS):
+                    found_rows = await (await self._adapters.get(query.source)).matches(query.query, query.parameters)
+                results[query.job_id] = QueryResult(found_rows, query.parameters)
             except StoreError:
                 raise
-            except TimebellError as wrong:
-                failed[one.job_id] = wrong
+            except TimebellError as error:
+                errors[query.job_id] = error
             except TimeoutError:
-                failed[one.job_id] = SourceFailed("The source does not answer in time.")
-            except Exception as broken:  # of this source alone: the others' jobs go on
-                log.exception("source %s cannot be asked", one.source.name)
-                failed[one.job_id] = SourceFailed(f"The source cannot be asked: {type(broken).__name__}.")
+                errors[query.job_id] = SourceFailed("The source did not answer in time.")
+            except Exception as exc:  # must not fail the jobs of other sources
+                log.exception("could not query source %s", query.source.name)
+                errors[query.job_id] = SourceFailed(f"The source could not be queried: {type(exc).__name__}.")
 
-        await asyncio.gather(*map(ask, wanted))
-        return found, failed
+        await asyncio.gather(*map(run_query, queries))
+        return results, errors
 
-    async def _again(self, some: Sequence[Planned]) -> SourceFailed | None:
-        """Read the items of one source once more; why these jobs have to wait, if somebody has to give new tokens."""
-        source, keys = some[0].source, sorted({one.item for one in some})
-        at = micros(self.node.clock.now())
+    async def _reread(self, planned: Sequence[PlannedFiring]) -> SourceFailed | None:
+        """Re-read the items of one source. Returns the error if it must be reauthorized first, otherwise None."""
+        source, keys = planned[0].source, sorted({firing.item for firing in planned})
+        at = epoch_micros(self.node.clock.now())
         try:
-            async with asyncio.timeout(WITHIN):
-                rows = await (await self._adapters.of(source)).read(keys)
+            async with asyncio.timeout(SOURCE_TIMEOUT_SECONDS):
+                rows = await (await self._adapters.get(source)).read_rows(keys)
             if source.orphaned_at is not None:  # access came back
-                await self.node.store.run(sources.orphan, source.id, None, self.node.clock.now())
-            changes = [Change(key, at, rows.get(key)) for key in keys]
-            await self.node.store.run(planned_firings.take_in, source, changes, None, self.node.clock.now())
+                await self.node.store.run(sources.set_orphaned, source.id, None, self.node.clock.now())
+            changes = [ItemChange(key, at, rows.get(key)) for key in keys]
+            await self.node.store.run(planned_firings.apply_poll_result, source, changes, None, self.node.clock.now())
         except StoreError:
             raise
         except SourceGone as gone:
-            await self.node.store.run(sources.orphan, source.id, gone.message, self.node.clock.now())
-        except (TimebellError, TimeoutError) as failed:
-            if isinstance(failed, SourceFailed) and failed.code == UNAUTHORISED:
-                log.warning("source %s: %s", source.name, failed)
-                await self.node.store.run(sources.failed, source.id, str(failed), failed.code)
-                return failed
-            log.warning("source %s: %s What was last known of it counts.", source.name, str(failed) or "no answer.")
-        except Exception:  # of this source alone, as above
-            log.exception("source %s cannot be read. What was last known of it counts.", source.name)
+            await self.node.store.run(sources.set_orphaned, source.id, gone.message, self.node.clock.now())
+        except (TimebellError, TimeoutError) as error:
+            if isinstance(error, SourceFailed) and error.code == SOURCE_UNAUTHORIZED:
+                log.warning("source %s: %s", source.name, error)
+                await self.node.store.run(sources.record_failure, source.id, str(error), error.code)
+                return error
+            log.warning("source %s: %s Using its last known values.", source.name, str(error) or "no answer.")
+        except Exception:  # must not fail the jobs of other sources
+            log.exception("could not read source %s. Using its last known values.", source.name)
         return None
 
     async def close(self) -> None:
-        """Let go of the sources."""
+        """Close all adapters."""
         await self._adapters.close()

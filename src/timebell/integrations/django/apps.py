@@ -1,4 +1,4 @@
-"""The app's place in Django: its label, and the link on the admin's first page."""
+"""Django app configuration: label, and the link on the admin index page."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from django.conf import settings
 
 
 class TimebellConfig(AppConfig):  # type: ignore[misc]  # Django has no types
-    """`timebell.integrations.django` in INSTALLED_APPS."""
+    """App configuration of `timebell.integrations.django`."""
 
     name = "timebell.integrations.django"
     label = "timebell"
     verbose_name = "Timebell"
 
     def ready(self) -> None:
-        """Link the admin to the dashboard, unless it has a first page of its own."""
+        """Link the admin index page to the dashboard, unless the project has its own index template."""
         if apps.is_installed("django.contrib.admin") and getattr(settings, "TIMEBELL_DASHBOARD_URL", None):
             from django.contrib import admin
 

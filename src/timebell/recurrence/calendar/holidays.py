@@ -1,4 +1,4 @@
-"""Public holidays from the `holidays` package, written out as dates."""
+"""Public holidays from the `holidays` package, as lists of dates."""
 
 from __future__ import annotations
 
@@ -7,43 +7,48 @@ from datetime import date, timedelta
 from importlib.metadata import version
 from typing import Any
 
-from timebell.clock import wall
+from timebell.clock import system_now
 from timebell.errors import InvalidRecurrence
-from timebell.recurrence.calendar.weekdays import names_of
+from timebell.recurrence.calendar.weekdays import to_names
 
-AHEAD = 10
-Read = tuple[tuple[str, ...], list[date], list[date], str, tuple[int, int]]
+DEFAULT_YEARS_AHEAD = 10
+HolidayData = tuple[tuple[str, ...], list[date], list[date], str, tuple[int, int]]
 
 
-def read(country: str, subdivision: str | None, years: Iterable[int] | None) -> Read:
-    """Weekend, holidays, workdays, source and years of a country; the arguments of a Calendar, in order."""
+def load(country: str, subdivision: str | None, years: Iterable[int] | None) -> HolidayData:
+    """Return weekend, holidays, workdays, source and years of a country: the positional arguments of Calendar.
+
+    Raises InvalidRecurrence (HOLIDAYS_NOT_INSTALLED, INVALID_CALENDAR).
+    """
     try:
         import holidays
     except ImportError:
         raise InvalidRecurrence(
-            "Public holidays come from the package holidays, which is not installed.", code="HOLIDAYS_NOT_INSTALLED",
+            "Public holidays require the package holidays, which is not installed.", code="HOLIDAYS_NOT_INSTALLED",
             fix="Run: pip install timebell[holidays]",
         ) from None  # fmt: skip
-    this = wall().year
-    asked = sorted(set(years)) if years is not None else range(this - 1, this + AHEAD + 1)
-    if not asked or not all(isinstance(year, int) and 1970 <= year < 2200 for year in asked):
+    current_year = system_now().year
+    requested_years = (
+        sorted(set(years)) if years is not None else range(current_year - 1, current_year + DEFAULT_YEARS_AHEAD + 1)
+    )
+    if not requested_years or not all(isinstance(year, int) and 1970 <= year < 2200 for year in requested_years):
         raise InvalidRecurrence(
-            f"years are {asked!r:.60}.", code="INVALID_CALENDAR", fix="Give years within 1970 to 2199."
+            f"years {requested_years!r:.60} are invalid.", code="INVALID_CALENDAR", fix="Use years within 1970 to 2199."
         )
-    first, last = asked[0], asked[-1]
+    first, last = requested_years[0], requested_years[-1]
     try:
-        found: Any = holidays.country_holidays(country, subdiv=subdivision, years=range(first, last + 1))
-    except NotImplementedError as unknown:
+        country_data: Any = holidays.country_holidays(country, subdiv=subdivision, years=range(first, last + 1))
+    except NotImplementedError as error:
         raise InvalidRecurrence(
-            f"{unknown}.", code="INVALID_CALENDAR", fix='Give ISO 3166 codes, such as "KR", or "DE" and "BY".'
+            f"{error}.", code="INVALID_CALENDAR", fix='Use ISO 3166 codes, such as "KR", or "DE" and "BY".'
         ) from None
-    weekend = sum(1 << day for day in found.weekend)
-    free: list[date] = []
-    works: list[date] = []
+    weekend = sum(1 << day for day in country_data.weekend)
+    days_off: list[date] = []
+    workdays: list[date] = []
     day = date(first, 1, 1)
     while day.year <= last:
-        # The package knows of weekends that moved and of Saturdays that make up for a holiday.
-        (works if found.is_working_day(day) else free).append(day)
+        # `is_working_day` also considers changes of the weekend and Saturdays worked in exchange for a holiday.
+        (workdays if country_data.is_working_day(day) else days_off).append(day)
         day += timedelta(days=1)
     place = country if subdivision is None else f"{country}-{subdivision}"
-    return names_of(weekend), free, works, f"{place} (holidays {version('holidays')})", (first, last)
+    return to_names(weekend), days_off, workdays, f"{place} (holidays {version('holidays')})", (first, last)

@@ -14,90 +14,102 @@ from timebell.recurrence.cron.parser import (
     MONTH_DAY,
     SECOND,
     WEEKDAY,
-    Chosen,
     CronFields,
-    month_days,
-    week_days,
+    HashChoice,
+    unpack_month_days,
+    unpack_week_days,
 )
-from timebell.recurrence.describe import day_name, join, month_name, ordinal, runs
-from timebell.recurrence.local_times import bits
+from timebell.recurrence.describe import day_name, join, join_ranges, month_name, ordinal
+from timebell.recurrence.rules.local_times import set_bits
 
-_FEW_TIMES = 6
-_MANY = 5  # values at equal distances are no longer listed
-_NTH = ("first", "second", "third", "fourth", "fifth", "last")
-_OR_LAST = " (or the last day of a shorter month)"
+_MAX_LISTED_TIMES = 6
+_MIN_SUMMARIZED_VALUES = 5  # from this number on, values at equal distances are summarized
+_NTH_WORDS = ("first", "second", "third", "fourth", "fifth", "last")
+_OR_LAST_DAY = " (or the last day of a shorter month)"
 _BY_NAME = " (chosen by name)"
-_LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_MONTH_LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _FIRST_YEAR, _LAST_YEAR = 1970, 2199
 
 
-def describe_cron(fields: CronFields, *, either: bool, back: bool) -> str:
-    """E.g. "At 09:00 on Monday to Friday". `either` and `back` are those of `days.matching`."""
-    parts = (_times(fields), _days(fields, either=either, back=back), _months(fields))
+def describe_cron(fields: CronFields, *, match_either: bool, clamp_to_month_end: bool) -> str:
+    """Describe an expression, e.g. "At 09:00 on Monday to Friday".
+
+    `match_either` and `clamp_to_month_end` have the same meaning as in `matching_days`.
+    """
+    parts = (
+        _describe_times(fields),
+        _describe_days(fields, match_either=match_either, clamp_to_month_end=clamp_to_month_end),
+        _describe_months(fields),
+    )
     text = " ".join(part for part in parts if part)
     head, by_name, tail = text.rpartition(_BY_NAME)
     return head.replace(_BY_NAME, "") + by_name + tail
 
 
-def in_months(months: int, years: int) -> str:
-    """E.g. " in February or March of 2027", "" for all of them; bit n of the years is 1970 + n."""
-    named = "" if months.bit_count() == 12 else runs(bits(months), month_name, "or")
-    found = " of ".join(part for part in (named, _years(years)) if part)
-    return found and f" in {found}"
+def describe_months_and_years(months: int, years: int) -> str:
+    """Describe months and years, e.g. " in February or March of 2027"; "" for all. Bit n of `years` is 1970 + n."""
+    month_text = "" if months.bit_count() == 12 else join_ranges(set_bits(months), month_name, "or")
+    text = " of ".join(part for part in (month_text, _describe_years(years)) if part)
+    return text and f" in {text}"
 
 
 # time of day
 
 
-class _Unit:
-    """What an expression says of seconds, minutes or hours, in words."""
+class _TimeUnit:
+    """The phrases for one time field of an expression: seconds, minutes or hours."""
 
     def __init__(self, fields: CronFields, position: int) -> None:
-        self.name, *_, self.size, self.most = FIELDS[position]
-        self.values = bits(fields.plain[position])
-        self.chosen = fields.chosen[position]
+        self.name, *_, self.size, self.hash_high = FIELDS[position]
+        self.values = set_bits(fields.unhashed[position])
+        self.hash_choices = fields.hash_choices[position]
         star, _, step = fields.texts[position].partition("/")
-        evenly = star == "*" and step.isdigit() and self.size % int(step) == 0
-        self.step = 1 if len(self.values) == self.size else int(step) if evenly else None
+        is_even = star == "*" and step.isdigit() and self.size % int(step) == 0
+        self.step = 1 if len(self.values) == self.size else int(step) if is_even else None
 
     @property
-    def nought(self) -> bool:
-        return self.values == [0] and not self.chosen
+    def is_zero(self) -> bool:
+        return self.values == [0] and not self.hash_choices
 
-    def leading(self) -> str:
-        """E.g. "every 5 minutes", "at minutes 5 and 35"."""
+    def leading_phrase(self) -> str:
+        """Return a phrase for the start of a sentence, e.g. "every 5 minutes", "at minutes 5 and 35"."""
         if self.step:
             return f"every {self.name}" if self.step == 1 else f"every {self.step} {self.name}s"
-        return f"at {self._named()}"
+        return f"at {self._values_phrase()}"
 
-    def within(self) -> str:
-        """E.g. "of every 5th minute", "of hours 9 to 17"."""
+    def of_phrase(self) -> str:
+        """Return a phrase that follows another unit, e.g. "of every 5th minute", "of hours 9 to 17"."""
         if self.step:
             return f"of every {self.name}" if self.step == 1 else f"of every {ordinal(self.step)} {self.name}"
-        return f"of {self._named()}"
+        return f"of {self._values_phrase()}"
 
-    def _named(self) -> str:
-        return join([*_listed(self.values, self.name), *_chosen(self.chosen, self.name, self.most)])
+    def _values_phrase(self) -> str:
+        return join(
+            [
+                *_list_values(self.values, self.name),
+                *_describe_hash_choices(self.hash_choices, self.name, self.hash_high),
+            ]
+        )
 
 
-def _times(fields: CronFields) -> str:
-    second, minute, hour = (_Unit(fields, position) for position in (SECOND, MINUTE, HOUR))
-    known = not (fields.wildcard or second.chosen or minute.chosen or hour.chosen)
-    if known and len(hour.values) * len(minute.values) * len(second.values) <= _FEW_TIMES:
+def _describe_times(fields: CronFields) -> str:
+    second, minute, hour = (_TimeUnit(fields, position) for position in (SECOND, MINUTE, HOUR))
+    is_fixed = not (fields.is_wildcard or second.hash_choices or minute.hash_choices or hour.hash_choices)
+    if is_fixed and len(hour.values) * len(minute.values) * len(second.values) <= _MAX_LISTED_TIMES:
         clock = [(h, m, s) for h in hour.values for m in minute.values for s in second.values]
-        return "At " + join([f"{h:02}:{m:02}" + ("" if second.nought else f":{s:02}") for h, m, s in clock])
-    if known and len(minute.values) == 1 and second.nought and _distance(hour.values) == 1:
-        at = minute.values[0]
-        return f"Every hour from {hour.values[0]:02}:{at:02} to {hour.values[-1]:02}:{at:02}"
-    if second.nought and minute.nought and hour.step == 1:
+        return "At " + join([f"{h:02}:{m:02}" + ("" if second.is_zero else f":{s:02}") for h, m, s in clock])
+    if is_fixed and len(minute.values) == 1 and second.is_zero and _common_step(hour.values) == 1:
+        minute_value = minute.values[0]
+        return f"Every hour from {hour.values[0]:02}:{minute_value:02} to {hour.values[-1]:02}:{minute_value:02}"
+    if second.is_zero and minute.is_zero and hour.step == 1:
         return "Every hour"
-    inner = minute if second.nought else second
-    parts = [inner.leading()]
+    inner = minute if second.is_zero else second
+    parts = [inner.leading_phrase()]
     if inner is second and not (minute.step == 1 and second.step):
-        parts.append(minute.within())
+        parts.append(minute.of_phrase())
         inner = minute
     if hour.step != 1:
-        parts.append(hour.within())
+        parts.append(hour.of_phrase())
     elif not inner.step:
         parts.append("past every hour")
     text = " ".join(parts)
@@ -107,111 +119,129 @@ def _times(fields: CronFields) -> str:
 # days
 
 
-def _days(fields: CronFields, *, either: bool, back: bool) -> str:
-    dates, weekdays = month_days(fields.plain[MONTH_DAY]), week_days(fields.plain[WEEKDAY])
-    chosen_dates, chosen_weekdays = fields.chosen[MONTH_DAY], fields.chosen[WEEKDAY]
-    by_date = [*_dates(dates, fields.months if back else 0), *_chosen(chosen_dates, "day", FIELDS[MONTH_DAY].most)]
-    by_weekday = [*_weekdays(weekdays, "and" if either else "or"), *_chosen_weekday(chosen_weekdays)]
-    if either:
+def _describe_days(fields: CronFields, *, match_either: bool, clamp_to_month_end: bool) -> str:
+    dates, weekdays = unpack_month_days(fields.unhashed[MONTH_DAY]), unpack_week_days(fields.unhashed[WEEKDAY])
+    hashed_dates, hashed_weekdays = fields.hash_choices[MONTH_DAY], fields.hash_choices[WEEKDAY]
+    by_date = [
+        *_describe_dates(dates, fields.months if clamp_to_month_end else 0),
+        *_describe_hash_choices(hashed_dates, "day", FIELDS[MONTH_DAY].hash_high),
+    ]
+    by_weekday = [
+        *_describe_weekdays(weekdays, "and" if match_either else "or"),
+        *_describe_hashed_weekdays(hashed_weekdays),
+    ]
+    if match_either:
         return f"on {join(by_date)} or on {join(by_weekday)}"
     if weekdays == EVERY_WEEKDAY:
         return "" if dates == EVERY_DATE else f"on {join(by_date)}"
     if dates == EVERY_DATE:
-        return f"on {join([*_weekdays(weekdays, 'and'), *_chosen_weekday(chosen_weekdays)])}"
-    several = sum(mask.bit_count() for mask in dates) + len(chosen_dates) > 1
-    that = ("that falls" if by_date[0].startswith("every") else "that fall") if several else "when it falls"
-    return f"on {join(by_date)} {that} on {join(by_weekday, 'or')}"
+        return f"on {join([*_describe_weekdays(weekdays, 'and'), *_describe_hashed_weekdays(hashed_weekdays)])}"
+    plural = sum(mask.bit_count() for mask in dates) + len(hashed_dates) > 1
+    condition = ("that falls" if by_date[0].startswith("every") else "that fall") if plural else "when it falls"
+    return f"on {join(by_date)} {condition} on {join(by_weekday, 'or')}"
 
 
-def _dates(dates: MonthDays, back_in: int) -> list[str]:
-    """`back_in`: the months in which a day that they lack is the last one."""
-    shortest = min((_LENGTHS[month] for month in bits(back_in)), default=31)
-    by_number, before = _listed(bits(dates.numbers), "day"), [ordinal(days) for days in bits(dates.from_end) if days]
+def _describe_dates(dates: MonthDays, clamped_months: int) -> list[str]:
+    """Return phrases for the days of a day-of-month field.
+
+    `clamped_months` is the mask of the months in which a missing day is replaced by the last day.
+    """
+    shortest = min((_MONTH_LENGTHS[month] for month in set_bits(clamped_months)), default=31)
+    by_number, before = (
+        _list_values(set_bits(dates.numbers), "day"),
+        [ordinal(days) for days in set_bits(dates.from_end) if days],
+    )
     if dates.numbers >> shortest + 1:
-        by_number[-1] += _OR_LAST
+        by_number[-1] += _OR_LAST_DAY
     words = by_number + (["the last day of the month"] if dates.from_end & 1 else [])
     if before:
         words.append(f"the {join(before)} day{'' if len(before) == 1 else 's'} before the last day of the month")
     if dates.nearest & 1:
         words.append("the last weekday of the month")
-    if near := [f"the {ordinal(day)}" for day in bits(dates.nearest) if day]:
-        reaches = _OR_LAST if dates.nearest >> shortest + 1 else ""
-        words.append(f"the weekday{'' if len(near) == 1 else 's'} nearest {join(near)}{reaches}")
+    if near := [f"the {ordinal(day)}" for day in set_bits(dates.nearest) if day]:
+        suffix = _OR_LAST_DAY if dates.nearest >> shortest + 1 else ""
+        words.append(f"the weekday{'' if len(near) == 1 else 's'} nearest {join(near)}{suffix}")
     return words
 
 
-def _weekdays(weekdays: WeekDays, last: str) -> list[str]:
-    every = sorted((day - 1) % 7 for day in bits(weekdays.every))  # Monday first
-    words = [runs(every, lambda day: day_name((day + 1) % 7), last)] if every else []
+def _describe_weekdays(weekdays: WeekDays, conjunction: str) -> list[str]:
+    every = sorted((day - 1) % 7 for day in set_bits(weekdays.every))  # Monday first
+    words = [join_ranges(every, lambda day: day_name((day + 1) % 7), conjunction)] if every else []
     for day in (1, 2, 3, 4, 5, 6, 0):
-        which = [word for word, mask in zip(_NTH, (*weekdays.nth, weekdays.last), strict=True) if mask >> day & 1]
-        words += [f"the {join(which, last)} {day_name(day)} of the month"] if which else []
+        ordinals = [
+            word for word, mask in zip(_NTH_WORDS, (*weekdays.nth, weekdays.last), strict=True) if mask >> day & 1
+        ]
+        words += [f"the {join(ordinals, conjunction)} {day_name(day)} of the month"] if ordinals else []
     return words
 
 
 # months and years
 
 
-def _months(fields: CronFields) -> str:
-    of_years = _years(fields.years)
-    plain, chosen = fields.plain[MONTH], fields.chosen[MONTH]
-    if not chosen and plain.bit_count() == 12:
-        return of_years and f"in {of_years}"
-    words = [runs(bits(plain), month_name)] if plain else []
+def _describe_months(fields: CronFields) -> str:
+    year_text = _describe_years(fields.years)
+    unhashed, hash_choices = fields.unhashed[MONTH], fields.hash_choices[MONTH]
+    if not hash_choices and unhashed.bit_count() == 12:
+        return year_text and f"in {year_text}"
+    words = [join_ranges(set_bits(unhashed), month_name)] if unhashed else []
     words += [
         (f"every {ordinal(step)} month from a fixed one" if step else "a fixed month")
         + (f" from {month_name(low)} to {month_name(high)}" if (low, high) != (1, 12) else "")
         + _BY_NAME
-        for low, high, step in chosen
+        for low, high, step in hash_choices
     ]
-    return f"in {join(words)}" + (of_years and f" of {of_years}")
+    return f"in {join(words)}" + (year_text and f" of {year_text}")
 
 
-def _years(years: int) -> str:
+def _describe_years(years: int) -> str:
     if years == EVERY_YEAR:
         return ""
-    values = [_FIRST_YEAR + n for n in bits(years)]
+    values = [_FIRST_YEAR + n for n in set_bits(years)]
     first, last = values[0], values[-1]
-    distance = _distance(values)
+    distance = _common_step(values)
     if len(values) > 1 and distance and last + distance > _LAST_YEAR:
         return f"{first} and later" if distance == 1 else f"every {ordinal(distance)} year from {first}"
-    return join(_listed(values, "year")) if distance > 1 and len(values) >= _MANY else runs(values)
+    return (
+        join(_list_values(values, "year"))
+        if distance > 1 and len(values) >= _MIN_SUMMARIZED_VALUES
+        else join_ranges(values)
+    )
 
 
 # lists
 
 
-def _listed(values: Sequence[int], unit: str) -> list[str]:
-    """E.g. "minutes 0 and 30", "every 2nd day from 1 to 31"; nothing for no values."""
-    distance = _distance(values)
-    if distance > 1 and len(values) >= _MANY:
+def _list_values(values: Sequence[int], unit: str) -> list[str]:
+    """Describe values, e.g. ["minutes 0 and 30"], ["every 2nd day from 1 to 31"]; [] for no values."""
+    distance = _common_step(values)
+    if distance > 1 and len(values) >= _MIN_SUMMARIZED_VALUES:
         return [f"every {ordinal(distance)} {unit} from {values[0]} to {values[-1]}"]
-    return [f"{unit}{'' if len(values) == 1 else 's'} {runs(values)}"] if values else []
+    return [f"{unit}{'' if len(values) == 1 else 's'} {join_ranges(values)}"] if values else []
 
 
-def _distance(values: Sequence[int]) -> int:
-    """How far each value is from the one before; 0 if that differs or there are none, 1 for one value."""
-    found = {after - before for before, after in pairwise(values)}
-    return found.pop() if len(found) == 1 else int(len(values) == 1)
+def _common_step(values: Sequence[int]) -> int:
+    """Return the common distance of successive values; 0 if it varies or there are no values, 1 for one value."""
+    distances = {after - before for before, after in pairwise(values)}
+    return distances.pop() if len(distances) == 1 else int(len(values) == 1)
 
 
-def _chosen(choices: Sequence[Chosen], unit: str, most: int) -> list[str]:
-    return [_choice(choice, unit, most) for choice in choices]
+def _describe_hash_choices(choices: Sequence[HashChoice], unit: str, hash_high: int) -> list[str]:
+    return [_describe_hash_choice(choice, unit, hash_high) for choice in choices]
 
 
-def _chosen_weekday(choices: Sequence[Chosen]) -> list[str]:
-    most = FIELDS[WEEKDAY].most
+def _describe_hashed_weekdays(choices: Sequence[HashChoice]) -> list[str]:
+    hash_high = FIELDS[WEEKDAY].hash_high
     return [
         f"a fixed day of the week{_BY_NAME}"
-        if choice == (0, most, 0)
-        else _choice(choice, "day", most, lambda day: day_name(day % 7))
+        if choice == (0, hash_high, 0)
+        else _describe_hash_choice(choice, "day", hash_high, lambda day: day_name(day % 7))
         for choice in choices
     ]
 
 
-def _choice(choice: Chosen, unit: str, most: int, name: Callable[[int], str] = str) -> str:
+def _describe_hash_choice(choice: HashChoice, unit: str, hash_high: int, name: Callable[[int], str] = str) -> str:
     low, high, step = choice
     if not step:
         return f"a fixed {unit} between {name(low)} and {name(high)}{_BY_NAME}"
     first = f"a fixed one between {name(low)} and {name(min(low + step - 1, high))}"
-    return f"every {ordinal(step)} {unit} from {first}" + ("" if high == most else f" to {name(high)}") + _BY_NAME
+    return f"every {ordinal(step)} {unit} from {first}" + ("" if high == hash_high else f" to {name(high)}") + _BY_NAME

@@ -1,7 +1,7 @@
-"""The text of a cron expression to sets of numbers, as bit masks.
+"""Parser for cron expressions; the fields become bit masks.
 
-Grammar: POSIX crontab and crontab(5); seconds, year, `?`, `L`, `W` and `#` as Quartz writes them, `+` as the
-Open Cron Pattern Specification, `H` as Jenkins.
+Grammar: POSIX crontab and crontab(5); seconds, year, `?`, `L`, `W` and `#` of Quartz, `+` of the Open Cron Pattern
+Specification, and `H` of Jenkins.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple, NoReturn
 from timebell.errors import InvalidRecurrence
 from timebell.recurrence.cron.day_masks import EVERY_DATE, EVERY_WEEKDAY, MonthDays, WeekDays
 
-MAX_TEXT = 256
-MAX_ITEMS = 64
+MAX_EXPRESSION_LENGTH = 256
+MAX_LIST_ITEMS = 64
 MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 MACROS = {
@@ -39,42 +39,45 @@ _SPACE = re.compile(r"[ \t\r\n]+")
 
 
 class Field(NamedTuple):
-    """One position of an expression: its name, its least and greatest number, its words from the least on,
-    how many different values it has, and the greatest that an `H` without a range takes."""
+    """One position of an expression.
+
+    Its values are `low` to `high`, also written as `words` starting at `low`. `size` is the number of distinct values,
+    and `hash_high` the highest value that an `H` without a range can choose.
+    """
 
     name: str
     low: int
     high: int
     words: tuple[str, ...] = ()
     size: int = 0
-    most: int = 0
+    hash_high: int = 0
 
 
 FIELDS = (
-    Field("second", 0, 59, size=60, most=59),
-    Field("minute", 0, 59, size=60, most=59),
-    Field("hour", 0, 23, size=24, most=23),
-    Field("day-of-month", 1, 31, size=31, most=28),
-    Field("month", 1, 12, MONTHS, size=12, most=12),
-    Field("day-of-week", 0, 7, DAYS, size=7, most=6),
+    Field("second", 0, 59, size=60, hash_high=59),
+    Field("minute", 0, 59, size=60, hash_high=59),
+    Field("hour", 0, 23, size=24, hash_high=23),
+    Field("day-of-month", 1, 31, size=31, hash_high=28),
+    Field("month", 1, 12, MONTHS, size=12, hash_high=12),
+    Field("day-of-week", 0, 7, DAYS, size=7, hash_high=6),
     Field("year", 1970, 2199, size=230),
 )
 SECOND, MINUTE, HOUR, MONTH_DAY, MONTH, WEEKDAY, YEAR = range(7)
 _DAY_FIELDS = (FIELDS[MONTH_DAY], FIELDS[WEEKDAY])
 
-# Where what is no plain number has its bits in the mask of its field: L-n, nW (LW is 0W), d#k, dL.
+# Bit offsets in the mask of a day field for items other than plain numbers: L-n, nW (LW is 0W), d#k, dL.
 _FROM_END, _NEAREST, _NTH, _LAST = 32, 64, 8, 48
 
 
-class Chosen(NamedTuple):
-    """An `H`: the numbers of which a name chooses one, or with a step the first of several."""
+class HashChoice(NamedTuple):
+    """An `H` item: a range from which the hash of a name chooses a value, or the first of several with a step."""
 
     low: int
     high: int
     step: int
 
     def mask(self, number: int | None) -> int:
-        """What this number chooses; without one, all that any could choose."""
+        """Return the mask of the values chosen by the hash `number`; of all possible values if it is None."""
         if number is None:
             return sum(1 << value for value in range(self.low, self.high + 1))
         if not self.step:
@@ -93,97 +96,99 @@ class CronFields(NamedTuple):
     weekdays: WeekDays
     years: int
     texts: tuple[str, ...]
-    """The seven fields as written, in capitals, macros expanded, seconds first and year last."""
-    chosen: tuple[tuple[Chosen, ...], ...]
-    """What each field leaves to the name; empty once a key has chosen."""
-    plain: tuple[int, ...]
-    """The mask of each field without what it leaves to the name."""
+    """The text of the seven fields, seconds first and year last, in capitals and with macros expanded."""
+    hash_choices: tuple[tuple[HashChoice, ...], ...]
+    """The `H` items of each field; empty after a key has chosen their values."""
+    unhashed: tuple[int, ...]
+    """The mask of each field without its `H` items."""
 
     @property
-    def wildcard(self) -> bool:
-        """crontab(5): an entry with `*` in its time of day follows real time when the clock jumps."""
+    def is_wildcard(self) -> bool:
+        """True if a time field starts with `*`: by crontab(5), such an entry follows real time across clock changes."""
         return any(text.startswith("*") for text in self.texts[:MONTH_DAY])
 
-    def either_day(self, days: str | None = None) -> bool:
-        """Whether a day is enough that matches one of the two day fields.
+    def matches_either_day(self, days: str | None = None) -> bool:
+        """Return whether a day needs to match only one of the two day fields.
 
-        crontab(5): it is, with neither of them starting with `*`. `?` is no restriction, `+` before
-        day-of-week asks for both, and so does "and"; with "or" one is enough, of those that restrict.
+        By crontab(5) one is enough if neither field starts with `*`. `?` does not restrict; `+` before day-of-week
+        requires both, and so does `days="and"`. With `days="or"` one of the fields that restrict is enough.
         """
         date, weekday = self.texts[MONTH_DAY][0], self.texts[WEEKDAY][0]
         if days is None:
             return date not in "*?" and weekday not in "*?+"
-        free = (date in "*?" and self.dates == EVERY_DATE) or (weekday in "*?" and self.weekdays == EVERY_WEEKDAY)
-        return days == "or" and not free
+        unrestricted = (date in "*?" and self.dates == EVERY_DATE) or (
+            weekday in "*?" and self.weekdays == EVERY_WEEKDAY
+        )
+        return days == "or" and not unrestricted
 
 
 def refuse(message: str, fix: str) -> NoReturn:
-    """Raises InvalidRecurrence with code INVALID_CRON."""
+    """Raise InvalidRecurrence with code INVALID_CRON."""
     raise InvalidRecurrence(message, code="INVALID_CRON", fix=fix)
 
 
 def split_list(text: str, name: str, refuse: Callable[[str, str], NoReturn]) -> list[str]:
-    """The items of a list, of which there are at most 64: no field has more values that differ much."""
+    """Split a comma-separated list of at most 64 items; calls `refuse` (message, fix) for longer lists."""
     items = text.split(",")
-    if len(items) > MAX_ITEMS:
-        refuse(f"{name} lists {len(items)} values.", f"List at most {MAX_ITEMS}, or use ranges and steps.")
+    if len(items) > MAX_LIST_ITEMS:
+        refuse(f"{name} lists {len(items)} values.", f"List at most {MAX_LIST_ITEMS}, or use ranges and steps.")
     return items
 
 
 @lru_cache(maxsize=4096)
 def parse_fields(text: str, key: str | None = None) -> CronFields:
-    """The fields of a cron expression. Raises InvalidRecurrence (INVALID_CRON).
+    """Parse the fields of a cron expression. Raises InvalidRecurrence (INVALID_CRON).
 
-    `key` chooses the numbers of each `H`, the same on every machine; without one, an `H` is all numbers
-    that a key could choose.
+    `key` chooses the values of each `H`, identically on every machine. Without a key, an `H` matches all values that a
+    key could choose.
     """
-    texts = _split(text)
-    found, chosen, plain = [], [], []
+    texts = _split_fields(text)
+    masks, hash_choices, unhashed = [], [], []
     for field, words in zip(FIELDS, texts, strict=True):
-        mask, choices = _read(field, words)
+        mask, choices = _parse_field(field, words)
         if key is not None and choices:
-            number = _number(field, key)
+            number = _hash_number(field, key)
             for choice in choices:
                 mask |= choice.mask(number)
             choices = []
-        plain.append(mask)
-        chosen.append(tuple(choices))
+        unhashed.append(mask)
+        hash_choices.append(tuple(choices))
         for choice in choices:
             mask |= choice.mask(None)
-        found.append(mask)
-    seconds, minutes, hours, dates, months, weekdays, years = found
+        masks.append(mask)
+    seconds, minutes, hours, dates, months, weekdays, years = masks
     return CronFields(
-        seconds, minutes, hours, month_days(dates), months, week_days(weekdays), years >> FIELDS[YEAR].low,
-        tuple(texts), tuple(chosen), tuple(plain),
+        seconds, minutes, hours, unpack_month_days(dates), months, unpack_week_days(weekdays),
+        years >> FIELDS[YEAR].low, tuple(texts), tuple(hash_choices), tuple(unhashed),
     )  # fmt: skip
 
 
-def month_days(mask: int) -> MonthDays:
-    """The mask of a day-of-month field taken apart."""
+def unpack_month_days(mask: int) -> MonthDays:
+    """Split the mask of a day-of-month field into its parts."""
     return MonthDays(mask & 0xFFFF_FFFE, mask >> _FROM_END & 0x7FFF_FFFF, mask >> _NEAREST)
 
 
-def week_days(mask: int) -> WeekDays:
-    """The mask of a day-of-week field taken apart."""
+def unpack_week_days(mask: int) -> WeekDays:
+    """Split the mask of a day-of-week field into its parts."""
     nth = tuple(mask >> _NTH + 7 * k & 0x7F for k in range(5))
     return WeekDays((mask | mask >> 7 & 1) & 0x7F, nth, mask >> _LAST)
 
 
-def _number(field: Field, key: str) -> int:
+def _hash_number(field: Field, key: str) -> int:
     digest = sha256(f"{field.name}\0{key}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8])
 
 
-def _split(text: str) -> list[str]:
+def _split_fields(text: str) -> list[str]:
     if not isinstance(text, str):
         refuse(f"A cron expression is text, not {type(text).__name__}.", 'Write it like "0 9 * * 1-5".')
-    if len(text) > MAX_TEXT:
-        refuse(f"The cron expression has {len(text)} characters.", f"Use at most {MAX_TEXT}.")
+    if len(text) > MAX_EXPRESSION_LENGTH:
+        refuse(f"The cron expression has {len(text)} characters.", f"Use at most {MAX_EXPRESSION_LENGTH}.")
     words = [word for word in _SPACE.split(text) if word]
     if words and words[0].startswith("@"):
-        words = _macro(words)
+        words = _expand_macro(words)
     elif words and re.match(r"(?i)(CRON_)?TZ=", words[0]):
-        refuse(f"{words[0]} has no place in a cron expression.", "Give the zone as timezone, once.")
+        refuse(f"{words[0]} is not allowed in a cron expression.", "Specify the zone as timezone instead.")
     if len(words) == 5:
         words = ["0", *words]
     if len(words) == 6:
@@ -193,7 +198,7 @@ def _split(text: str) -> list[str]:
     return [word.upper() if word.isascii() else word for word in words]
 
 
-def _macro(words: list[str]) -> list[str]:
+def _expand_macro(words: list[str]) -> list[str]:
     name = words[0].lower()
     if len(words) == 1 and name in MACROS:
         return MACROS[name].split()
@@ -213,64 +218,64 @@ def _refuse_count(text: str, words: list[str]) -> NoReturn:
     refuse(message, f"{fix}.")
 
 
-def _read(field: Field, text: str) -> tuple[int, list[Chosen]]:
-    """The mask of what a field names, and what it leaves to the name."""
+def _parse_field(field: Field, text: str) -> tuple[int, list[HashChoice]]:
+    """Return the mask of a field without its `H` items, and the `H` items."""
     mask, choices = 0, []
     if text == "?" and field in _DAY_FIELDS:
         text = "*"
     items = split_list(text.removeprefix("+") if field.name == "day-of-week" else text, field.name, refuse)
     for item in items:
-        special = _special(field, item)
+        special = _parse_special(field, item)
         if special:
             mask |= special
             continue
         match = _TERM.fullmatch(item)
-        if match is None or (match["hash"] and not field.most):
+        if match is None or (match["hash"] and not field.hash_high):
             _refuse_term(field, item)
-        low, high = _range(field, match)
-        step = _step(field, match, alone=len(items) == 1)
+        low, high = _parse_range(field, match)
+        step = _parse_step(field, match, alone=len(items) == 1)
         if match["hash"]:
             if step > high - low + 1:
                 refuse(f"{item} in {field.name} steps further than the {high - low + 1} values there are.",
                        f"Use a step of at most {high - low + 1}.")  # fmt: skip
-            choices.append(Chosen(low, high, step if match["step"] else 0))
+            choices.append(HashChoice(low, high, step if match["step"] else 0))
         else:
             mask |= sum(1 << value for value in range(low, high + 1, step))
     return mask, choices
 
 
-def _special(field: Field, item: str) -> int:
-    """The bit of an `L`, `W` or `#`; 0 for anything else."""
+def _parse_special(field: Field, item: str) -> int:
+    """Return the bit of an `L`, `W` or `#` item; 0 for any other item."""
     if field.name == "day-of-month" and (match := _MONTH_DAY.fullmatch(item)) is not None:
         if match["before"] is not None:
-            return 1 << _FROM_END + _within(item, field, match["before"], 1, 30)
+            return 1 << _FROM_END + _parse_bounded(item, field, match["before"], 1, 30)
         if match["near"] is not None:
-            return 1 << _NEAREST + _within(item, field, match["near"], 1, 31)
+            return 1 << _NEAREST + _parse_bounded(item, field, match["near"], 1, 31)
         return 1 << (_NEAREST if item == "LW" else _FROM_END)
     if field.name == "day-of-week" and (match := _WEEKDAY.fullmatch(item)) is not None:
-        day = _value(field, match["day"]) % 7
+        day = _parse_value(field, match["day"]) % 7
         if match["nth"] is None:
             return 1 << _LAST + day
-        return 1 << _NTH + 7 * (_within(item, field, match["nth"], 1, 5) - 1) + day
+        return 1 << _NTH + 7 * (_parse_bounded(item, field, match["nth"], 1, 5) - 1) + day
     return 0
 
 
-def _within(item: str, field: Field, digits: str, low: int, high: int) -> int:
+def _parse_bounded(item: str, field: Field, digits: str, low: int, high: int) -> int:
     if not low <= int(digits) <= high:
         refuse(f"{item} in {field.name} is out of range.", f"Its number is {low} to {high}.")
     return int(digits)
 
 
-def _range(field: Field, match: re.Match[str]) -> tuple[int, int]:
+def _parse_range(field: Field, match: re.Match[str]) -> tuple[int, int]:
     if match["star"]:
         return field.low, field.high
     if match["hash"] and match["least"] is None:
-        return field.low, field.most
+        return field.low, field.hash_high
     first, last = (match["least"], match["most"]) if match["hash"] else (match["low"], match["high"])
-    low = _value(field, first)
+    low = _parse_value(field, first)
     if last is None:
         return low, field.high if match["step"] else low
-    high = _value(field, last)
+    high = _parse_value(field, last)
     if high < low and last == DAYS[0] and field.words:
         high = field.high  # FRI-SUN: at the end of a range Sunday is 7
     if high < low:
@@ -281,7 +286,7 @@ def _range(field: Field, match: re.Match[str]) -> tuple[int, int]:
     return low, high
 
 
-def _value(field: Field, text: str) -> int:
+def _parse_value(field: Field, text: str) -> int:
     if text in field.words:
         return field.words.index(text) + field.low
     if not text.isdigit():
@@ -292,11 +297,12 @@ def _value(field: Field, text: str) -> int:
     return int(text)
 
 
-def _step(field: Field, match: re.Match[str], *, alone: bool) -> int:
+def _parse_step(field: Field, match: re.Match[str], *, alone: bool) -> int:
     step = int(match["step"] or 1)
     if step == 0:
         refuse(f"{match[0]} in {field.name} has a step of 0.", "Use a step of at least 1.")
-    # In a list a long step in a day field is the known way to write "and" for day-of-month and day-of-week.
+    # A long step as part of a list in a day field is the established way to require both day fields in crontab(5):
+    # "*/100,1-7" starts with `*` but only adds the first day.
     if step > field.size and (alone or not field.name.startswith("day")):
         refuse(
             f"{match[0]} in {field.name} steps further than the {field.size} values there are.",
@@ -305,18 +311,18 @@ def _step(field: Field, match: re.Match[str], *, alone: bool) -> int:
     return step
 
 
-# What an item that is no term seems to be meant as: its sign, why it is refused, what to write.
-_MISTAKES = (
-    ("?", "? stands alone, in day-of-month or day-of-week", "Write * instead."),
-    ("#", "# stands between a weekday and 1 to 5, in day-of-week", "Write it like MON#2."),
-    ("+", "+ stands before the whole of day-of-week", "Write it like +MON or +MON,FRI."),
-    ("W", "W stands after one day or L, in day-of-month", "Write it like 15W or LW."),
+# Common mistakes in invalid items: a character of the item, the reason for refusing it, and the fix.
+_COMMON_MISTAKES = (
+    ("?", "? must stand alone, in day-of-month or day-of-week", "Write * instead."),
+    ("#", "# is allowed between a weekday and 1 to 5, in day-of-week", "Write it like MON#2."),
+    ("+", "+ is allowed before the whole day-of-week field", "Write it like +MON or +MON,FRI."),
+    ("W", "W is allowed after one day or L, in day-of-month", "Write it like 15W or LW."),
     (
         "L",
-        "L stands in day-of-month, or after one day of the week",
+        "L is allowed in day-of-month, or after one day of the week",
         "Write L or L-3 in day-of-month, FRIL or 5L in day-of-week.",
     ),
-    ("H", "H takes a range and a step", "Write it like H, H/15 or H(0-29)/10."),
+    ("H", "H accepts only a range and a step", "Write it like H, H/15 or H(0-29)/10."),
 )
 _NAME = re.compile("|".join((*DAYS, *MONTHS)))
 
@@ -325,13 +331,13 @@ def _refuse_term(field: Field, item: str) -> NoReturn:
     if item == "L" and field.name == "day-of-week":
         refuse(
             "L in day-of-week needs a day before it.",
-            "Write SATL for the last Saturday of the month, SAT for every one; L in day-of-month for its last day.",
+            "Write SATL for the last Saturday of the month, SAT for every one, or L in day-of-month for the last day.",
         )
     if field.name == "year" and item.startswith("H"):
-        refuse(f"{item!r} in year: H is for any other field.", "Write years like 2027 or 2027-2030.")
-    for sign, why, fix in _MISTAKES:
-        if sign in _NAME.sub("", item):
-            refuse(f"{item!r} in {field.name}: {why}.", fix)
+        refuse(f"{item!r} in year: H is not allowed there.", "Write years like 2027 or 2027-2030.")
+    for character, reason, fix in _COMMON_MISTAKES:
+        if character in _NAME.sub("", item):
+            refuse(f"{item!r} in {field.name}: {reason}.", fix)
     refuse(
         f"{item!r} in {field.name} is not a number, a name, a range or a step.",
         "Write it like 5, 1-5, */15 or 0,30.",

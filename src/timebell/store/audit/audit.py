@@ -1,7 +1,7 @@
-"""What an audit reads: schedules with their revisions, and rows by schedule and time. Nothing is written or locked.
+"""Queries of an audit: schedules with their revisions, and rows by schedule and time. Nothing is written or locked.
 
-Each statement sees the database as it was at one instant, so that a job on its way from one table to the other is seen
-once.
+Rows of both job tables are read in a single statement, which sees one snapshot, so that a job moving between the
+tables is read exactly once.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
-from timebell.model.audit_findings import History, Recorded, Revised, ZoneMove
+from timebell.model.audit_findings import RecordedJob, RevisionStart, ScheduleHistory, ZoneShift
 from timebell.recurrence import Recurrence
-from timebell.store.schedules.recurrence_column import recurrence_of
+from timebell.store.schedules.recurrence_column import recurrence_from_json
 from timebell.store.schema import revisions, schedules
 from timebell.store.statement import Statement
 from timebell.store.transaction import Row, Transaction
 
-FIRST = "00000000-0000-0000-0000-000000000000"
+LOWEST_ID = "00000000-0000-0000-0000-000000000000"
 
-# Of schedules that are gone the revisions are left; of what nobody knows, rows: a step an id, not a row.
-IDS = Statement(
+# Deleted schedules still have revisions; schedules without revisions may still have finished rows. The recursion is a
+# loose index scan over the latter: one step per schedule id instead of one per row.
+SELECT_SCHEDULE_IDS = Statement(
     """
     WITH RECURSIVE strays(id, n) AS (
         SELECT * FROM (SELECT schedule_id, 1 FROM timebell_finished WHERE schedule_id > :after
@@ -40,43 +41,44 @@ IDS = Statement(
     ) AS every ORDER BY id LIMIT :most
     """
 )
-HISTORIES = Statement(
+SELECT_HISTORIES = Statement(
     """
-    WITH $rows SELECT d.id, s.name, s.enabled, s.fault, s.next_fire_at, COALESCE(s.tenant_id, r.tenant_id) AS tenant_id,
+    WITH $rows SELECT d.id, s.name, s.enabled, s.error, s.next_fire_at, COALESCE(s.tenant_id, r.tenant_id) AS tenant_id,
         r.revision, r.effective_at, r.recurrence
     FROM d LEFT JOIN timebell_schedules s ON s.id = d.id
     LEFT JOIN timebell_schedule_revisions r ON r.schedule_id = d.id ORDER BY d.id, r.revision
     """,
     id="id",
 )
-MOVES = Statement(
+SELECT_ZONE_MOVES = Statement(
     "SELECT timezone, offset_before, offset_after, since, recorded_at FROM timebell_zone_changes"
     " WHERE since IS NOT NULL AND offset_before <> offset_after"
 )
-HALTED = Statement("SELECT name FROM timebell_queues WHERE name = '*' AND paused")
+SELECT_FIRING_STOPPED = Statement("SELECT name FROM timebell_queues WHERE name = '*' AND paused")
 
-_READ = (
+_RECORD_COLUMNS = (
     "{0}.schedule_id, {0}.id, {0}.kind, {0}.scheduled_at, {0}.run_at, {0}.state, {0}.attempt, {0}.revision,"
     " {0}.created_at, {0}.started_at, {0}.tenant_id"
 )
 _IN_WINDOW = "x.schedule_id = d.id AND x.scheduled_at >= d.low AND x.scheduled_at < d.high"
-# CROSS JOIN, as of a plain one SQLite may make a walk through all jobs.
-ROWS = Statement(
+# CROSS JOIN fixes the join order on SQLite; with a plain JOIN it may scan all jobs.
+SELECT_ROWS = Statement(
     f"""
-    WITH $rows SELECT {_READ.format("x")}, CAST(NULL AS VARCHAR) AS reason, 1 AS skipped_count,
+    WITH $rows SELECT {_RECORD_COLUMNS.format("x")}, CAST(NULL AS VARCHAR) AS reason, 1 AS skipped_count,
         x.scheduled_at AS skipped_to FROM d CROSS JOIN timebell_jobs x WHERE {_IN_WINDOW}
     UNION ALL
-    SELECT {_READ.format("x")}, x.reason, x.skipped_count, COALESCE(x.skipped_to, x.scheduled_at) AS skipped_to
+    SELECT {_RECORD_COLUMNS.format("x")}, x.reason, x.skipped_count,
+        COALESCE(x.skipped_to, x.scheduled_at) AS skipped_to
         FROM d CROSS JOIN timebell_finished x WHERE {_IN_WINDOW}
     """,  # noqa: S608 - constants only
     id="id",
     low="instant",
     high="instant",
 )
-# Range rows do not overlap: only the last planned one before an instant can reach beyond it.
-REACHING = Statement(
+# Range rows do not overlap: only the last planned one before the window can reach into it.
+SELECT_REACHING_RANGES = Statement(
     f"""
-    WITH $rows SELECT {_READ.format("x")}, x.reason, x.skipped_count, x.skipped_to
+    WITH $rows SELECT {_RECORD_COLUMNS.format("x")}, x.reason, x.skipped_count, x.skipped_to
     FROM d CROSS JOIN timebell_finished x WHERE x.id = (
         SELECT f.id FROM timebell_finished f WHERE f.schedule_id = d.id AND f.scheduled_at < d.low
         AND f.kind = 'planned' AND (f.reason IS NULL OR f.reason <> 'override')
@@ -89,7 +91,7 @@ REACHING = Statement(
 
 
 class Window(NamedTuple):
-    """The rows of a schedule to read: those scheduled in [low, high)."""
+    """A time window [low, high) of a schedule. `first`: also read the range row that reaches into it."""
 
     id: str
     low: datetime
@@ -97,93 +99,99 @@ class Window(NamedTuple):
     first: bool
 
 
-class Found(NamedTuple):
-    """The rows of a window, in order, and the range row that reaches into it, if it is the first."""
+class WindowRows(NamedTuple):
+    """The rows of a window in order; `before` is the range row that reaches into it, if it is the first window."""
 
-    rows: list[Recorded]
-    before: Recorded | None
-
-
-def ids(tx: Transaction, after: str | None, most: int) -> list[str]:
-    """Every schedule that is or was, by id from `after` on."""
-    return [str(row["id"]) for row in tx.fetch(IDS, after=after or FIRST, most=most)]
+    rows: list[RecordedJob]
+    before: RecordedJob | None
 
 
-def histories(tx: Transaction, wanted: Sequence[str], tenant_id: str | None) -> list[History]:
-    """Those of these schedules that belong to a tenant (None: to any)."""
+def list_schedule_ids(tx: Transaction, after: str | None, limit: int) -> list[str]:
+    """Return the ids of existing and deleted schedules, in order above `after`."""
+    return [str(row["id"]) for row in tx.fetch(SELECT_SCHEDULE_IDS, after=after or LOWEST_ID, most=limit)]
+
+
+def find_histories(tx: Transaction, schedule_ids: Sequence[str], tenant_id: str | None) -> list[ScheduleHistory]:
+    """Return the histories of those schedules that belong to a tenant, or to any tenant if None."""
     by_id: dict[str, list[Row]] = {}
-    for row in tx.fetch(HISTORIES, [{"id": id_} for id_ in wanted]):
+    for row in tx.fetch(SELECT_HISTORIES, [{"id": id_} for id_ in schedule_ids]):
         by_id.setdefault(str(row["id"]), []).append(row)
     return [
-        _history(tx, id_, rows)
+        _history_from_rows(tx, id_, rows)
         for id_, rows in by_id.items()
         if tenant_id is None or rows[0]["tenant_id"] in (None, tenant_id)
     ]
 
 
-def _history(tx: Transaction, id_: str, rows: Sequence[Row]) -> History:
-    one, from_db = rows[0], tx.dialect.from_db
-    texts = {row["revision"]: row["recurrence"] for row in rows if row["revision"] is not None}
+def _history_from_rows(tx: Transaction, id_: str, rows: Sequence[Row]) -> ScheduleHistory:
+    first, from_db = rows[0], tx.dialect.from_db
+    recurrences_json = {row["revision"]: row["recurrence"] for row in rows if row["revision"] is not None}
 
-    def recurrence(number: int) -> Recurrence:
-        return recurrence_of(texts[number])
+    def load_recurrence(number: int) -> Recurrence:
+        return recurrence_from_json(recurrences_json[number])
 
-    return History(
-        id=id_, name=one["name"] or f"deleted schedule {id_}", exists=one["name"] is not None,
-        enabled=bool(one["enabled"]), fault=one["fault"], next_fire_at=from_db(one["next_fire_at"]),
-        revisions=[Revised(row["revision"], from_db(row["effective_at"])) for row in rows if row["revision"] in texts],
-        recurrence=recurrence,
+    return ScheduleHistory(
+        id=id_, name=first["name"] or f"deleted schedule {id_}", exists=first["name"] is not None,
+        enabled=bool(first["enabled"]), error=first["error"], next_fire_at=from_db(first["next_fire_at"]),
+        revisions=[
+            RevisionStart(row["revision"], from_db(row["effective_at"]))
+            for row in rows
+            if row["revision"] in recurrences_json
+        ],
+        load_recurrence=load_recurrence,
     )  # fmt: skip
 
 
-def recorded(tx: Transaction, windows: Sequence[Window], tenant_id: str | None) -> dict[str, Found]:
-    """The rows of each window, by schedule; at most one window of each."""
+def read_windows(tx: Transaction, windows: Sequence[Window], tenant_id: str | None) -> dict[str, WindowRows]:
+    """Return the rows of each window by schedule id; `windows` has at most one window per schedule."""
     to_db = tx.dialect.to_db
-    spans: list[dict[str, Any]] = [{"id": one.id, "low": to_db(one.low), "high": to_db(one.high)} for one in windows]
-    found: dict[str, Found] = {one.id: Found([], None) for one in windows}
-    for row in tx.fetch(ROWS, spans):
+    spans: list[dict[str, Any]] = [
+        {"id": window.id, "low": to_db(window.low), "high": to_db(window.high)} for window in windows
+    ]
+    result: dict[str, WindowRows] = {window.id: WindowRows([], None) for window in windows}
+    for row in tx.fetch(SELECT_ROWS, spans):
         if tenant_id is None or row["tenant_id"] == tenant_id:
-            found[str(row["schedule_id"])].rows.append(_recorded(tx, row))
-    for one in found.values():
-        one.rows.sort(key=lambda row: (row.scheduled_at, row.id))
-    reaching = [{"id": one.id, "low": to_db(one.low)} for one in windows if one.first]
-    for row in tx.fetch(REACHING, reaching) if reaching else ():
+            result[str(row["schedule_id"])].rows.append(_record_from_row(tx, row))
+    for window_rows in result.values():
+        window_rows.rows.sort(key=lambda row: (row.scheduled_at, row.id))
+    first_windows = [{"id": window.id, "low": to_db(window.low)} for window in windows if window.first]
+    for row in tx.fetch(SELECT_REACHING_RANGES, first_windows) if first_windows else ():
         id_ = str(row["schedule_id"])
-        found[id_] = found[id_]._replace(before=_recorded(tx, row))
-    return found
+        result[id_] = result[id_]._replace(before=_record_from_row(tx, row))
+    return result
 
 
-def moves(tx: Transaction) -> list[ZoneMove]:
-    """What new zone data moved."""
+def list_zone_moves(tx: Transaction) -> list[ZoneShift]:
+    """Return the local-time ranges that tzdata releases moved."""
     from_db = tx.dialect.from_db
     return [
-        ZoneMove(
+        ZoneShift(
             row["timezone"], from_db(row["since"]), from_db(row["recorded_at"]),
             timedelta(seconds=abs(row["offset_after"] - row["offset_before"])),
         )
-        for row in tx.fetch(MOVES)
+        for row in tx.fetch(SELECT_ZONE_MOVES)
     ]  # fmt: skip
 
 
-def halted(tx: Transaction) -> bool:
-    """Whether all firing is stopped."""
-    return bool(tx.fetch(HALTED))
+def is_firing_stopped(tx: Transaction) -> bool:
+    """Return whether all firing is stopped."""
+    return bool(tx.fetch(SELECT_FIRING_STOPPED))
 
 
-def _recorded(tx: Transaction, row: Row) -> Recorded:
+def _record_from_row(tx: Transaction, row: Row) -> RecordedJob:
     from_db = tx.dialect.from_db
-    return Recorded(
+    return RecordedJob(
         str(row["id"]), row["kind"], from_db(row["scheduled_at"]), from_db(row["run_at"]), row["state"],
         row["attempt"], row["revision"], from_db(row["created_at"]), from_db(row["started_at"]), row["reason"],
         row["skipped_count"], from_db(row["skipped_to"]),
     )  # fmt: skip
 
 
-def named(tx: Transaction, name: str, id_: str | None, tenant_id: str | None) -> list[str]:
-    """The schedules of this name or id; by id also one that was deleted."""
+def find_schedule_ids(tx: Transaction, name: str, id_: str | None, tenant_id: str | None) -> list[str]:
+    """Return the ids of schedules with this name, or with this id, which may be deleted."""
     table = schedules if id_ is None else revisions
     column = table.c.id if id_ is None else table.c.schedule_id
     query = select(column).distinct().where(table.c.name == name if id_ is None else column == id_)
     if tenant_id is not None:
         query = query.where(table.c.tenant_id == tenant_id)
-    return [str(found) for found in tx.execute(query.order_by(column)).scalars()]
+    return [str(value) for value in tx.execute(query.order_by(column)).scalars()]

@@ -1,4 +1,4 @@
-"""Occurrences that ran as two jobs. There are none: this looks for what would be a fault of Timebell."""
+"""Self-check for duplicate runs: occurrences that ran as two jobs. Any result is a bug in Timebell."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from datetime import datetime
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
-LOOKED_AT = 5000
-# A job that was moved has a successor for the same occurrence, and did not start.
-DOUBLES = Statement(
+MAX_FINISHED_ROWS = 5000
+# `started_at IS NOT NULL`: a rescheduled job and its successor belong to the same occurrence, but it did not start.
+SELECT_DUPLICATES = Statement(
     """
     SELECT f.schedule_id, f.scheduled_at FROM
         (SELECT id, schedule_id, scheduled_at, kind FROM timebell_finished WHERE finished_at >= :since
@@ -21,7 +21,10 @@ DOUBLES = Statement(
 )
 
 
-def found(tx: Transaction, since: datetime) -> set[tuple[str, datetime]]:
-    """(schedule id, nominal instant) of each, among the jobs that finished since then."""
-    rows = tx.fetch(DOUBLES, since=tx.dialect.to_db(since), most=LOOKED_AT)
+def find_duplicates(tx: Transaction, since: datetime) -> set[tuple[str, datetime]]:
+    """Return (schedule id, scheduled_at) of duplicates among jobs finished since an instant.
+
+    Examines the MAX_FINISHED_ROWS newest ones.
+    """
+    rows = tx.fetch(SELECT_DUPLICATES, since=tx.dialect.to_db(since), most=MAX_FINISHED_ROWS)
     return {(str(row["schedule_id"]), tx.dialect.from_db(row["scheduled_at"])) for row in rows}

@@ -1,6 +1,6 @@
-"""What the first page shows of a tenant: what just ended, what needs somebody, what comes next.
+"""Data of a tenant's overview page: recently finished jobs, items that need attention, next firings.
 
-Everything is bounded: the newest rows of an index, or a count that stops. Whatever the history, it costs the same.
+Every query reads the newest rows of an index or counts up to a limit, so the cost does not grow with the history.
 """
 
 from __future__ import annotations
@@ -12,37 +12,36 @@ from typing import Any
 
 from sqlalchemy import Row, case, func, select, text
 
-from timebell.ids import first_id
+from timebell.ids import lowest_id_at
 from timebell.model.job import Job, Reason
-from timebell.model.routes import ANYONE
+from timebell.model.routes import ALL_ROUTES
 from timebell.model.schedule import Schedule
 from timebell.store.campaigns import progress
 from timebell.store.campaigns.tables import campaigns
 from timebell.store.jobs import backlogs, queues
-from timebell.store.jobs.claim import CLAIMABLE, look
-from timebell.store.jobs.dead_letters import DEAD
-from timebell.store.jobs.indexes import RUNNING, Unsought, apart
-from timebell.store.jobs.repository import COUNTED
-from timebell.store.jobs.repository import read as as_job
-from timebell.store.schedules.schedules import legible
+from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
+from timebell.store.jobs.dead_letters import IS_DEAD_LETTER
+from timebell.store.jobs.indexes import RUNNING_CLAUSE, UnindexedFilter, split_by_running
+from timebell.store.jobs.repository import COUNT_LIMIT, job_from_row
+from timebell.store.schedules.rows import try_schedule_from_row
 from timebell.store.schema import finished, jobs, schedules, targets, tenants
 from timebell.store.tenancy import monthly_quota
-from timebell.store.tenancy.tenants import read_limits
+from timebell.store.tenancy.tenants import limits_from_json
 from timebell.store.transaction import Transaction
 from timebell.store.triggers.tables import sources
 from timebell.store.types import EPOCH
 
-NEWEST = 5_000
-NAMED = 5
-LATE = 50
-NEARLY = 0.95  # of a limit
+MAX_FINISHED_ROWS = 5_000
+MAX_LISTED = 5
+MAX_LATE_JOBS = 50
+QUOTA_WARNING_RATIO = 0.95  # share of a limit
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
-MISSED = ("missed", "expired")
+MISSED_REASONS = ("missed", "expired")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A schedule or target that needs somebody: its id (or name), its name, how often, when last, and why."""
+class AttentionItem:
+    """An object that needs attention: its id (or name), name, number of events, time of the last one, and reason."""
 
     id: str
     name: str
@@ -52,147 +51,170 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Signals:
-    """What stands now. Counts stop one above COUNTED; `ended` are the newest of the last hour, newest first."""
+class TenantStatus:
+    """Current status of a tenant.
+
+    Counts stop at COUNT_LIMIT + 1. `ended`: the newest rows finished within the last hour, newest first.
+    """
 
     ended: list[Row[Any]]
     counts: Mapping[str, int]
     dead: int
-    dead_lately: list[Named]
-    missed: list[Named]
-    overdue: list[Named]
-    faults: list[Named]
-    disabled: list[Named]
-    waiting: int
+    dead_lately: list[AttentionItem]
+    missed: list[AttentionItem]
+    overdue: list[AttentionItem]
+    errored: list[AttentionItem]
+    disabled: list[AttentionItem]
+    backlog_jobs: int
     stopped: bool
-    sending: int
-    gated: list[Named]
-    sources: list[Named]
-    quota: list[Named]
+    active_campaigns: int
+    paused_campaigns: list[AttentionItem]
+    sources: list[AttentionItem]
+    quota: list[AttentionItem]
 
 
-def signals(
+def get_status(
     tx: Transaction, tenant_id: str, now: datetime, grace: float, since: datetime | None = None
-) -> Signals:  # fmt: skip
-    """Everything that is cheap enough to look at every second; what ended, from `since` on."""
+) -> TenantStatus:  # fmt: skip
+    """Return the status, cheap enough to query every second.
+
+    `grace` is in seconds: schedules due for longer are overdue. Finished rows start at `since`, by default an hour ago.
+    """
     f = finished.c
     ended = select(f.state, f.reason, f.topic, f.run_at, f.started_at, f.finished_at).where(
-        Unsought(f.tenant_id) == tenant_id, f.finished_at >= (since or now - HOUR)
+        UnindexedFilter(f.tenant_id) == tenant_id, f.finished_at >= (since or now - HOUR)
     )  # fmt: skip
-    return Signals(
-        ended=list(tx.execute(ended.order_by(f.finished_at.desc()).limit(NEWEST)).all()),
-        counts=_counts(tx, tenant_id), dead=_count(tx, select(f.id).where(f.tenant_id == tenant_id, DEAD)),
-        dead_lately=_dead(tx, tenant_id, now), missed=_missed(tx, tenant_id, now),
-        overdue=_overdue(tx, tenant_id, now - timedelta(seconds=grace)), faults=_faults(tx, tenant_id),
-        disabled=_disabled(tx, tenant_id), waiting=sum(one.jobs for one in backlogs.waiting(tx, tenant_id)),
-        stopped=queues.stopped(tx), sending=progress.under_way(tx, tenant_id), gated=_gated(tx, tenant_id),
-        sources=_sources(tx, tenant_id), quota=_quota(tx, tenant_id, now),
+    return TenantStatus(
+        ended=list(tx.execute(ended.order_by(f.finished_at.desc()).limit(MAX_FINISHED_ROWS)).all()),
+        counts=_count_live(tx, tenant_id),
+        dead=_count_up_to_limit(tx, select(f.id).where(f.tenant_id == tenant_id, IS_DEAD_LETTER)),
+        dead_lately=_recent_dead_letters(tx, tenant_id, now), missed=_missed_schedules(tx, tenant_id, now),
+        overdue=_overdue_schedules(tx, tenant_id, now - timedelta(seconds=grace)),
+        errored=_errored_schedules(tx, tenant_id), disabled=_disabled_targets(tx, tenant_id),
+        backlog_jobs=sum(backlog.jobs for backlog in backlogs.list_backlogs(tx, tenant_id)),
+        stopped=queues.is_everything_paused(tx), active_campaigns=progress.count_active_campaigns(tx, tenant_id),
+        paused_campaigns=_paused_campaigns(tx, tenant_id), sources=_failing_sources(tx, tenant_id),
+        quota=_quota_warning(tx, tenant_id, now),
     )  # fmt: skip
 
 
-def _counts(tx: Transaction, tenant_id: str) -> dict[str, int]:
-    resting, running = apart(select(jobs.c.id).where(jobs.c.tenant_id == tenant_id))
-    return {"pending": _count(tx, resting.where(jobs.c.state == "pending")), "running": _count(tx, running)}
+def _count_live(tx: Transaction, tenant_id: str) -> dict[str, int]:
+    not_running, running = split_by_running(select(jobs.c.id).where(jobs.c.tenant_id == tenant_id))
+    return {
+        "pending": _count_up_to_limit(tx, not_running.where(jobs.c.state == "pending")),
+        "running": _count_up_to_limit(tx, running),
+    }
 
 
-def _count(tx: Transaction, query: Any) -> int:
-    counted = query.limit(COUNTED + 1).subquery()
-    return int(tx.execute(select(func.count()).select_from(counted)).scalar_one())
+def _count_up_to_limit(tx: Transaction, query: Any) -> int:
+    limited = query.limit(COUNT_LIMIT + 1).subquery()
+    return int(tx.execute(select(func.count()).select_from(limited)).scalar_one())
 
 
-def _dead(tx: Transaction, tenant_id: str, now: datetime) -> list[Named]:
-    """The errors of what failed for good within a day, the most frequent first."""
+def _recent_dead_letters(tx: Transaction, tenant_id: str, now: datetime) -> list[AttentionItem]:
+    """Return the errors of dead letters within the last day, most frequent first."""
     f = finished.c
     newest = (
         select(f.error_code, f.topic, f.finished_at, f.error)
-        .where(f.tenant_id == tenant_id, DEAD, f.finished_at >= now - DAY)
+        .where(f.tenant_id == tenant_id, IS_DEAD_LETTER, f.finished_at >= now - DAY)
         .order_by(f.finished_at.desc()).limit(1000).subquery()
     )  # fmt: skip
-    many = func.count().label("many")
-    query = select(newest.c.error_code, newest.c.topic, many, func.max(newest.c.finished_at).label("at"),
+    row_count = func.count().label("many")
+    query = select(newest.c.error_code, newest.c.topic, row_count, func.max(newest.c.finished_at).label("at"),
                    func.max(newest.c.error).label("error"))  # fmt: skip
-    rows = tx.execute(query.group_by(newest.c.error_code, newest.c.topic).order_by(many.desc()).limit(NAMED)).all()
-    return [Named(row.error_code or "", row.topic, row.many, row.at, row.error) for row in rows]
+    rows = tx.execute(
+        query.group_by(newest.c.error_code, newest.c.topic).order_by(row_count.desc()).limit(MAX_LISTED)
+    ).all()
+    return [AttentionItem(row.error_code or "", row.topic, row.many, row.at, row.error) for row in rows]
 
 
-def _missed(tx: Transaction, tenant_id: str, now: datetime) -> list[Named]:
-    """Schedules with occurrences that were missed within a day."""
-    f, many = finished.c, func.sum(finished.c.skipped_count).label("many")
-    # Ids begin with their time: the index of a tenant's states gives the last day without reading more.
-    query = select(f.schedule_id, many, func.max(f.scheduled_at).label("at")).where(
-        f.tenant_id == tenant_id, f.state == "skipped", f.id >= first_id(now - DAY), f.reason.in_(MISSED)
+def _missed_schedules(tx: Transaction, tenant_id: str, now: datetime) -> list[AttentionItem]:
+    """Return schedules with occurrences missed within the last day."""
+    f, occurrence_count = finished.c, func.sum(finished.c.skipped_count).label("many")
+    # UUIDv7 ids begin with the time: the lower bound limits the scan of the tenant and state index to the last day.
+    query = select(f.schedule_id, occurrence_count, func.max(f.scheduled_at).label("at")).where(
+        f.tenant_id == tenant_id, f.state == "skipped", f.id >= lowest_id_at(now - DAY), f.reason.in_(MISSED_REASONS)
     )  # fmt: skip
-    rows = tx.execute(query.group_by(f.schedule_id).order_by(many.desc()).limit(NAMED)).all()
+    rows = tx.execute(query.group_by(f.schedule_id).order_by(occurrence_count.desc()).limit(MAX_LISTED)).all()
     ids = [row.schedule_id for row in rows if row.schedule_id]
-    found = tx.execute(select(schedules.c.id, schedules.c.name).where(schedules.c.id.in_(ids))).all() if ids else []
-    names = {row.id: row.name for row in found}
+    name_rows = tx.execute(select(schedules.c.id, schedules.c.name).where(schedules.c.id.in_(ids))).all() if ids else []
+    names = {row.id: row.name for row in name_rows}
     return [
-        Named(row.schedule_id or "", names.get(row.schedule_id, "a deleted schedule"), int(row.many), row.at)
+        AttentionItem(row.schedule_id or "", names.get(row.schedule_id, "a deleted schedule"), int(row.many), row.at)
         for row in rows
     ]
 
 
-def _overdue(tx: Transaction, tenant_id: str, before: datetime) -> list[Named]:
+def _overdue_schedules(tx: Transaction, tenant_id: str, before: datetime) -> list[AttentionItem]:
     s = schedules.c
     query = select(s.id, s.name, s.next_fire_at).where(
-        s.tenant_id == tenant_id, s.enabled, s.fault.is_(None), s.next_fire_at < before
+        s.tenant_id == tenant_id, s.enabled, s.error.is_(None), s.next_fire_at < before
     )  # fmt: skip
     return [
-        Named(row.id, row.name, at=row.next_fire_at)
-        for row in tx.execute(query.order_by(s.next_fire_at).limit(NAMED)).all()
+        AttentionItem(row.id, row.name, at=row.next_fire_at)
+        for row in tx.execute(query.order_by(s.next_fire_at).limit(MAX_LISTED)).all()
     ]
 
 
-def _faults(tx: Transaction, tenant_id: str) -> list[Named]:
+def _errored_schedules(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
     s = schedules.c
-    off = ~s.enabled | s.fault.is_not(None)
-    query = select(s.id, s.name, s.fault).where(s.tenant_id == tenant_id, off, s.fault.is_not(None)).limit(NAMED)
-    return [Named(row.id, row.name, why=row.fault) for row in tx.execute(query).all()]
+    not_firing = ~s.enabled | s.error.is_not(None)
+    query = (
+        select(s.id, s.name, s.error)
+        .where(s.tenant_id == tenant_id, not_firing, s.error.is_not(None))
+        .limit(MAX_LISTED)
+    )
+    return [AttentionItem(row.id, row.name, why=row.error) for row in tx.execute(query).all()]
 
 
-def _disabled(tx: Transaction, tenant_id: str) -> list[Named]:
+def _disabled_targets(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
     t = targets.c
     query = select(t.name, t.disabled_at, t.disabled_reason).where(
         t.tenant_id == tenant_id, t.disabled_at.is_not(None)
-    ).limit(NAMED)  # fmt: skip
-    return [Named(row.name, row.name, at=row.disabled_at, why=row.disabled_reason) for row in tx.execute(query).all()]
-
-
-def _gated(tx: Transaction, tenant_id: str) -> list[Named]:
-    """Of the newest campaigns those that paused with a reason, and wait for somebody."""
-    c = campaigns.c
-    newest = (
-        select(c.id, c.name, c.state, c.reason, c.updated_at).where(c.tenant_id == tenant_id)
-        .order_by(c.id.desc()).limit(progress.NEWEST)
-    )  # fmt: skip
-    rows = [row for row in tx.execute(newest).all() if row.state == "paused" and row.reason]
-    return [Named(row.id, row.name or "A campaign", at=row.updated_at, why=row.reason) for row in rows[:NAMED]]
-
-
-def _quota(tx: Transaction, tenant_id: str, now: datetime) -> list[Named]:
-    """The month of the tenant, once it is nearly used up: how much of it, until when, and of how much."""
-    found = tx.execute(select(tenants.c.limits).where(tenants.c.id == tenant_id)).scalar()
-    limit = None if found is None else read_limits(found).jobs_per_month
-    if limit is None:
-        return []
-    month = monthly_quota.of(tx, tenant_id, now)
-    nearly = month.used >= NEARLY * limit
-    return [Named(month.timezone, tenant_id, month.used, month.ends_at, f"{limit:,}")] if nearly else []
-
-
-def _sources(tx: Transaction, tenant_id: str) -> list[Named]:
-    """Sources of triggers that cannot be read, or to which access was lost."""
-    s = sources.c
-    lost = s.fault.is_not(None) | s.orphaned_at.is_not(None)
-    query = select(s.id, s.name, s.fault, s.orphaned_at, s.orphaned_reason).where(s.tenant_id == tenant_id, lost)
+    ).limit(MAX_LISTED)  # fmt: skip
     return [
-        Named(row.id, row.name, at=row.orphaned_at, why=row.orphaned_reason or row.fault)
-        for row in tx.execute(query.order_by(s.name).limit(NAMED)).all()
+        AttentionItem(row.name, row.name, at=row.disabled_at, why=row.disabled_reason)
+        for row in tx.execute(query).all()
     ]
 
 
-def names(tx: Transaction, tenant_id: str, ids: Collection[str]) -> dict[str, str]:
-    """The names of a tenant's schedules."""
+def _paused_campaigns(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
+    """Return those of the newest campaigns that paused with a reason and need a decision."""
+    c = campaigns.c
+    newest = (
+        select(c.id, c.name, c.state, c.reason, c.updated_at).where(c.tenant_id == tenant_id)
+        .order_by(c.id.desc()).limit(progress.MAX_CAMPAIGNS)
+    )  # fmt: skip
+    rows = [row for row in tx.execute(newest).all() if row.state == "paused" and row.reason]
+    return [
+        AttentionItem(row.id, row.name or "A campaign", at=row.updated_at, why=row.reason) for row in rows[:MAX_LISTED]
+    ]
+
+
+def _quota_warning(tx: Transaction, tenant_id: str, now: datetime) -> list[AttentionItem]:
+    """Return the tenant's monthly quota if it is nearly used up: used, end of the month, and limit."""
+    stored_limits = tx.execute(select(tenants.c.limits).where(tenants.c.id == tenant_id)).scalar()
+    limit = None if stored_limits is None else limits_from_json(stored_limits).jobs_per_month
+    if limit is None:
+        return []
+    month = monthly_quota.get_monthly_usage(tx, tenant_id, now)
+    nearly_used_up = month.used >= QUOTA_WARNING_RATIO * limit
+    return [AttentionItem(month.timezone, tenant_id, month.used, month.ends_at, f"{limit:,}")] if nearly_used_up else []
+
+
+def _failing_sources(tx: Transaction, tenant_id: str) -> list[AttentionItem]:
+    """Return trigger sources that cannot be read or to which access was lost."""
+    s = sources.c
+    is_failing = s.error.is_not(None) | s.orphaned_at.is_not(None)
+    query = select(s.id, s.name, s.error, s.orphaned_at, s.orphaned_reason).where(s.tenant_id == tenant_id, is_failing)
+    return [
+        AttentionItem(row.id, row.name, at=row.orphaned_at, why=row.orphaned_reason or row.error)
+        for row in tx.execute(query.order_by(s.name).limit(MAX_LISTED)).all()
+    ]
+
+
+def get_schedule_names(tx: Transaction, tenant_id: str, ids: Collection[str]) -> dict[str, str]:
+    """Return the names of a tenant's schedules by id."""
     s = schedules.c
     return {
         row.id: row.name
@@ -200,93 +222,105 @@ def names(tx: Transaction, tenant_id: str, ids: Collection[str]) -> dict[str, st
     }
 
 
-def late(tx: Transaction, tenant_id: str, now: datetime, lag: timedelta, wanted: Mapping[str, Any]) -> list[Job]:
-    """Jobs that started later than they were due by more than `lag`, newest first: of the NEWEST that ended within an
-    hour, and of as many that run. `wanted`: columns and the values they must have, of `state` any of
-    several, of `attempt` at least that."""
-    found: list[tuple[datetime, str, Any]] = []
-    mine: Any
-    for table, which in ((finished, finished.c.finished_at >= now - HOUR), (jobs, RUNNING)):
+def list_late_starts(
+    tx: Transaction, tenant_id: str, now: datetime, lag: timedelta, column_filters: Mapping[str, Any]
+) -> list[Job]:
+    """Return up to MAX_LATE_JOBS jobs that started more than `lag` after they were due, newest first.
+
+    Examines the MAX_FINISHED_ROWS newest jobs finished within an hour, and as many running ones. `column_filters`
+    maps columns to required values; for `state` a collection of allowed values, for `attempt` a minimum.
+    """
+    late_starts: list[tuple[datetime, str, Any]] = []
+    tenant_column: Any
+    for table, condition in ((finished, finished.c.finished_at >= now - HOUR), (jobs, RUNNING_CLAUSE)):
         t = table.c
-        mine = Unsought(t.tenant_id) if table is finished else t.tenant_id
-        read = [t[name] for name in ("id", "run_at", "started_at", "state", *wanted.keys() - {"state"})]
-        newest = select(*read).where(mine == tenant_id, which)
-        newest = newest.order_by((t.finished_at if table is finished else Unsought(t.id)).desc()).limit(NEWEST)
+        tenant_column = UnindexedFilter(t.tenant_id) if table is finished else t.tenant_id
+        columns = [t[name] for name in ("id", "run_at", "started_at", "state", *column_filters.keys() - {"state"})]
+        newest = select(*columns).where(tenant_column == tenant_id, condition)
+        newest = newest.order_by((t.finished_at if table is finished else UnindexedFilter(t.id)).desc()).limit(
+            MAX_FINISHED_ROWS
+        )
         for row in tx.execute(newest).all():
-            if row.started_at is not None and row.started_at - row.run_at > lag and _fits(row, wanted):
-                found.append((row.started_at, row.id, table))
-    newest_ids = [(id_, table) for _, id_, table in sorted(found, key=lambda one: one[:2], reverse=True)[:LATE]]
+            if row.started_at is not None and row.started_at - row.run_at > lag and _matches(row, column_filters):
+                late_starts.append((row.started_at, row.id, table))
+    newest_ids = [
+        (id_, table) for _, id_, table in sorted(late_starts, key=lambda late: late[:2], reverse=True)[:MAX_LATE_JOBS]
+    ]
     rows: dict[str, Job] = {}
     for table in (jobs, finished):
-        ids = [id_ for id_, of in newest_ids if of is table]
-        mine = (table.c.tenant_id == tenant_id) & table.c.id.in_(ids)
-        rows |= {row.id: as_job(row) for row in tx.execute(select(table).where(mine))} if ids else {}
+        ids = [id_ for id_, source_table in newest_ids if source_table is table]
+        matches = (table.c.tenant_id == tenant_id) & table.c.id.in_(ids)
+        rows |= {row.id: job_from_row(row) for row in tx.execute(select(table).where(matches))} if ids else {}
     return [rows[id_] for id_, _ in newest_ids if id_ in rows]
 
 
-def _fits(row: Row[Any], wanted: Mapping[str, Any]) -> bool:
-    for name, value in wanted.items():
-        has = getattr(row, name)
-        if not (has in value if name == "state" else has >= value if name == "attempt" else has == value):
+def _matches(row: Row[Any], column_filters: Mapping[str, Any]) -> bool:
+    for name, value in column_filters.items():
+        actual = getattr(row, name)
+        if not (actual in value if name == "state" else actual >= value if name == "attempt" else actual == value):
             return False
     return True
 
 
-def soonest(tx: Transaction, tenant_id: str, end: datetime, most: int) -> list[Schedule]:
-    """The schedules that fire first before an instant."""
-    if queues.stopped(tx):
+def list_next_to_fire(tx: Transaction, tenant_id: str, end: datetime, limit: int) -> list[Schedule]:
+    """Return up to `limit` schedules that fire before `end`, soonest first; empty while all firing is stopped."""
+    if queues.is_everything_paused(tx):
         return []
     s = schedules.c
-    query = select(schedules).where(s.tenant_id == tenant_id, s.enabled, s.fault.is_(None), s.next_fire_at < end)
-    read = (legible(row) for row in tx.execute(query.order_by(s.next_fire_at).limit(most)))
-    return [schedule for schedule in read if schedule is not None]
+    query = select(schedules).where(s.tenant_id == tenant_id, s.enabled, s.error.is_(None), s.next_fire_at < end)
+    decoded = (try_schedule_from_row(row) for row in tx.execute(query.order_by(s.next_fire_at).limit(limit)))
+    return [schedule for schedule in decoded if schedule is not None]
 
 
-def due(tx: Transaction, tenant_id: str, end: datetime) -> int:
-    """How many jobs that are there already may start before an instant; counting stops above COUNTED. Each lane is
-    read by its time: what waits for later is not looked at."""
-    j, many = jobs.c, 0
-    for lane in look(tx, ANYONE, EPOCH):
+def count_due(tx: Transaction, tenant_id: str, end: datetime) -> int:
+    """Return the number of existing jobs that may start before `end`, counted up to COUNT_LIMIT + 1.
+
+    Counts lane by lane in the claim index, which is ordered by time, so later jobs are not read.
+    """
+    j, count = jobs.c, 0
+    for lane in fetch_lane_rows(tx, ALL_ROUTES, EPOCH):
         query = select(j.id).where(
             text(CLAIMABLE), j.queue == lane["queue"], j.priority == lane["priority"], j.run_at < end,
-            Unsought(j.tenant_id) == tenant_id,
+            UnindexedFilter(j.tenant_id) == tenant_id,
         )  # fmt: skip
-        many += _count(tx, query)
-        if many > COUNTED:
+        count += _count_up_to_limit(tx, query)
+        if count > COUNT_LIMIT:
             break
-    return min(many, COUNTED + 1)
+    return min(count, COUNT_LIMIT + 1)
 
 
-def ended_within(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> dict[str, int]:
-    """What ended in [start, end): done, failed, missed, other."""
+def count_outcomes(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> dict[str, int]:
+    """Return the number of occurrences that ended in [start, end) by outcome: done, failed, missed, other."""
     f = finished.c
-    became = case(
+    outcome = case(
         (f.state == "completed", "done"), (f.state == "failed", "failed"),
-        ((f.state == "skipped") & f.reason.in_(MISSED), "missed"), else_="other",
+        ((f.state == "skipped") & f.reason.in_(MISSED_REASONS), "missed"), else_="other",
     )  # fmt: skip
-    where = (Unsought(f.tenant_id) == tenant_id) & (f.finished_at >= start) & (f.finished_at < end)
-    query = select(became.label("became"), func.sum(f.skipped_count).label("many")).where(where).group_by("became")
+    where = (UnindexedFilter(f.tenant_id) == tenant_id) & (f.finished_at >= start) & (f.finished_at < end)
+    query = select(outcome.label("became"), func.sum(f.skipped_count).label("many")).where(where).group_by("became")
     return {row.became: int(row.many) for row in tx.execute(query).all()}
 
 
-def about(
+def get_names_and_retry_counts(
     tx: Transaction, tenant_id: str, job_ids: Collection[str], schedule_ids: Collection[str]
 ) -> tuple[dict[str, str], dict[str, int]]:  # fmt: skip
-    """The names of schedules, and how often those of these finished jobs were replayed that were."""
+    """Return the names of schedules, and the number of manual retries of those finished jobs that have any, by id."""
     f = finished.c
-    replayed = select(f.id, f.replays).where(f.id.in_(sorted(job_ids)), f.tenant_id == tenant_id, f.replays > 0)
-    again = {row.id: row.replays for row in tx.execute(replayed).all()} if job_ids else {}
-    return names(tx, tenant_id, schedule_ids) if schedule_ids else {}, again
+    matches = f.id.in_(sorted(job_ids)) & (f.tenant_id == tenant_id)
+    retried = select(f.id, f.manual_retries).where(matches, f.manual_retries > 0)
+    retry_counts = {row.id: row.manual_retries for row in tx.execute(retried).all()} if job_ids else {}
+    return get_schedule_names(tx, tenant_id, schedule_ids) if schedule_ids else {}, retry_counts
 
 
-def skipped_by_quota(tx: Transaction, since: Mapping[str, datetime]) -> dict[str, int]:
-    """How many jobs of each tenant its month had no room for since an instant, among its COUNTED newest skips."""
-    f, found = finished.c, {}
+def count_quota_skips(tx: Transaction, since: Mapping[str, datetime]) -> dict[str, int]:
+    """Return the number of jobs by tenant skipped by the monthly quota since an instant, among its COUNT_LIMIT newest
+    skips."""
+    f, counts = finished.c, {}
     for tenant_id, start in since.items():
         newest = (
             select(f.reason, f.finished_at, f.skipped_count).where(f.tenant_id == tenant_id, f.state == "skipped")
-            .order_by(f.id.desc()).limit(COUNTED).subquery()
+            .order_by(f.id.desc()).limit(COUNT_LIMIT).subquery()
         )  # fmt: skip
-        mine = (newest.c.reason == Reason.QUOTA.value) & (newest.c.finished_at >= start)
-        found[tenant_id] = int(tx.execute(select(func.sum(newest.c.skipped_count)).where(mine)).scalar() or 0)
-    return found
+        matches = (newest.c.reason == Reason.QUOTA.value) & (newest.c.finished_at >= start)
+        counts[tenant_id] = int(tx.execute(select(func.sum(newest.c.skipped_count)).where(matches)).scalar() or 0)
+    return counts

@@ -1,6 +1,6 @@
-"""Audiences of customers' own databases: what they are read from, how far, and who is in them.
+"""Audience repository: audiences read from customers' own databases, the progress of a refresh, and their members.
 
-Each page that is read is one transaction with the key it ends at. A reading that was broken off goes on there.
+Each page is stored in one transaction with the key it ends at, so an interrupted refresh resumes there.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Row, delete, func, insert, select, update
 
 from timebell.errors import NotFound
-from timebell.model.audience import hash_of
-from timebell.model.audience_source import Source
+from timebell.model.audience import hash_token
+from timebell.model.audience_source import AudienceSource
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
 from timebell.store.campaigns import devices as device_rows
@@ -24,7 +24,7 @@ from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 a = audiences.c
-JOIN = Statement(
+UPSERT_MEMBERS = Statement(
     "WITH $rows INSERT INTO timebell_audience_members (tenant_id, audience, device_id, generation)"
     " SELECT tenant_id, audience, device_id, generation FROM d WHERE true"
     " ON CONFLICT (tenant_id, audience, device_id) DO UPDATE SET generation = excluded.generation",
@@ -37,12 +37,15 @@ JOIN = Statement(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audience:
-    """An audience. `loading` is the generation that is being read, `cursor` the last key read, `until` the last that
-    there was when it began."""
+    """An audience.
+
+    During a refresh, `loading` is the generation being read, `cursor` the last key read, and `until` the last key that
+    existed when the refresh started.
+    """
 
     tenant_id: str
     name: str
-    source: Source
+    source: AudienceSource
     generation: int
     loading: int | None
     cursor: Any
@@ -56,107 +59,112 @@ class Audience:
     updated_at: datetime
 
 
-def put(tx: Transaction, tenant_id: str, name: str, source: Source, by: str | None, now: datetime) -> Audience:
-    """Make one, or have the one that there is read from elsewhere; who is in it stays until it is read."""
-    repository.make_tenants(tx, {tenant_id}, now)
-    values = {"source": encode(source.json()), "loading": None, "cursor": None, "until": None, "updated_at": now}
-    if not tx.execute(update(audiences).where(_is(tenant_id, name)).values(**values)).rowcount:
+def upsert_audience(
+    tx: Transaction, tenant_id: str, name: str, source: AudienceSource, created_by: str | None, now: datetime
+) -> Audience:
+    """Create an audience, or change its source; its members stay until the next refresh."""
+    repository.ensure_tenants(tx, {tenant_id}, now)
+    values = {"source": encode(source.to_json()), "loading": None, "cursor": None, "until": None, "updated_at": now}
+    if not tx.execute(update(audiences).where(_by_name(tenant_id, name)).values(**values)).rowcount:
         tx.execute(insert(audiences).values(
-            tenant_id=tenant_id, name=name, created_at=now, created_by=by, **values
+            tenant_id=tenant_id, name=name, created_at=now, created_by=created_by, **values
         ))  # fmt: skip
-    found = find(tx, tenant_id, name)
-    assert found is not None
-    return found
+    audience = find_audience(tx, tenant_id, name)
+    assert audience is not None
+    return audience
 
 
-def find(tx: Transaction, tenant_id: str, name: str, *, lock: bool = False) -> Audience | None:
-    """One audience."""
-    query = select(audiences).where(_is(tenant_id, name))
+def find_audience(tx: Transaction, tenant_id: str, name: str, *, lock: bool = False) -> Audience | None:
+    """Return an audience; None if there is none."""
+    query = select(audiences).where(_by_name(tenant_id, name))
     row = tx.execute(query.with_for_update() if lock else query).first()
-    return None if row is None else _read(row)
+    return None if row is None else _audience_from_row(row)
 
 
-def without_token(tx: Transaction, tenant_id: str, name: str) -> int:
-    """How many rows of its last reading have none."""
-    return int(tx.execute(select(a.without_token).where(_is(tenant_id, name))).scalar() or 0)
+def count_without_token(tx: Transaction, tenant_id: str, name: str) -> int:
+    """Return the number of rows without a token in the last refresh of an audience."""
+    return int(tx.execute(select(a.without_token).where(_by_name(tenant_id, name))).scalar() or 0)
 
 
-def page(tx: Transaction, tenant_id: str, limit: int, after: str | None) -> Page[Audience]:
-    """Audiences of a tenant, by name."""
+def list_audiences(tx: Transaction, tenant_id: str, limit: int, after: str | None) -> Page[Audience]:
+    """Return a page of a tenant's audiences in name order."""
     query = select(audiences).where(a.tenant_id == tenant_id).order_by(a.name).limit(limit + 1)
     if after is not None:
         query = query.where(a.name > after)
-    found = [_read(row) for row in tx.execute(query)]
-    return Page(found[:limit], found[limit - 1].name if len(found) > limit else None)
+    page = [_audience_from_row(row) for row in tx.execute(query)]
+    return Page(page[:limit], page[limit - 1].name if len(page) > limit else None)
 
 
-def remove(tx: Transaction, tenant_id: str, name: str) -> bool:
-    """Forget one, not the devices in it; whether there was one."""
+def delete_audience(tx: Transaction, tenant_id: str, name: str) -> bool:
+    """Delete an audience, but not its devices; return whether it existed."""
     tx.execute(delete(members).where(members.c.tenant_id == tenant_id, members.c.audience == name))
-    return bool(tx.execute(delete(audiences).where(_is(tenant_id, name))).rowcount)
+    return bool(tx.execute(delete(audiences).where(_by_name(tenant_id, name))).rowcount)
 
 
-def begin(tx: Transaction, tenant_id: str, name: str, until: Any, now: datetime) -> Audience | None:
-    """Read it anew, up to this key; one that is being read is gone on with. None for an unknown name."""
-    found = find(tx, tenant_id, name, lock=True)
-    if found is None or found.loading is not None:
-        return found
-    values = {"loading": found.generation + 1, "cursor": None, "until": encode(until), "refused": 0,
+def start_refresh(tx: Transaction, tenant_id: str, name: str, until: Any, now: datetime) -> Audience | None:
+    """Start a refresh up to the key `until`, or continue the current one. None for an unknown name."""
+    audience = find_audience(tx, tenant_id, name, lock=True)
+    if audience is None or audience.loading is not None:
+        return audience
+    values = {"loading": audience.generation + 1, "cursor": None, "until": encode(until), "refused": 0,
               "without_token": 0, "updated_at": now}  # fmt: skip
-    tx.execute(update(audiences).where(_is(tenant_id, name)).values(**values))
-    return find(tx, tenant_id, name)
+    tx.execute(update(audiences).where(_by_name(tenant_id, name)).values(**values))
+    return find_audience(tx, tenant_id, name)
 
 
-def take_in(
-    tx: Transaction, was: Audience, given: Sequence[tuple[str, Mapping[str, Any]]], refused: int, bare: int,
-    cursor: Any, now: datetime,
+def store_page(
+    tx: Transaction, audience: Audience, registrations: Sequence[tuple[str, Mapping[str, Any]]], refused: int,
+    rows_without_token: int, cursor: Any, now: datetime,
 ) -> Audience | None:  # fmt: skip
-    """A page of it, that ends at the key `cursor`; `bare` rows of it have no token, `refused` others do not fit.
+    """Store a page of a refresh, which ends at the key `cursor`, and count its invalid rows and rows without a token.
 
-    None, and nothing done, if another took this page in."""
-    found = find(tx, was.tenant_id, was.name, lock=True)
-    if found is None or found.loading != was.loading or found.cursor != was.cursor:
+    None, without any change, if the page has already been stored or the refresh has ended.
+    """
+    current = find_audience(tx, audience.tenant_id, audience.name, lock=True)
+    if current is None or current.loading != audience.loading or current.cursor != audience.cursor:
         return None
-    if given:
-        device_rows.register(tx, was.tenant_id, given, now)
-        hashes = [hash_of(token) for token, _ in given]
-        mine = (devices.c.tenant_id == was.tenant_id) & devices.c.token_hash.in_(hashes)
-        tx.fetch(JOIN, [
-            {"tenant_id": was.tenant_id, "audience": was.name, "device_id": id_, "generation": was.loading}
-            for id_ in tx.execute(select(devices.c.id).where(mine)).scalars()
+    if registrations:
+        device_rows.register_devices(tx, audience.tenant_id, registrations, now)
+        hashes = [hash_token(token) for token, _ in registrations]
+        registered = (devices.c.tenant_id == audience.tenant_id) & devices.c.token_hash.in_(hashes)
+        tx.fetch(UPSERT_MEMBERS, [
+            {"tenant_id": audience.tenant_id, "audience": audience.name, "device_id": id_,
+             "generation": audience.loading}
+            for id_ in tx.execute(select(devices.c.id).where(registered)).scalars()
         ])  # fmt: skip
     values = {"cursor": encode(cursor), "refused": a.refused + refused,
-              "without_token": a.without_token + bare, "updated_at": now}  # fmt: skip
-    tx.execute(update(audiences).where(_is(was.tenant_id, was.name)).values(**values))
-    return find(tx, was.tenant_id, was.name)
+              "without_token": a.without_token + rows_without_token, "updated_at": now}  # fmt: skip
+    tx.execute(update(audiences).where(_by_name(audience.tenant_id, audience.name)).values(**values))
+    return find_audience(tx, audience.tenant_id, audience.name)
 
 
-def finish(tx: Transaction, was: Audience, now: datetime) -> Audience | None:
-    """It is read: who is not in it any more leaves."""
-    found = find(tx, was.tenant_id, was.name, lock=True)
-    if found is None or found.loading is None or found.loading != was.loading:
-        return found
-    mine = (members.c.tenant_id == was.tenant_id) & (members.c.audience == was.name)
-    tx.execute(delete(members).where(mine, members.c.generation < found.loading))
-    count = tx.execute(select(func.count()).where(mine)).scalar_one()
-    tx.execute(update(audiences).where(_is(was.tenant_id, was.name)).values(
-        generation=found.loading, loading=None, cursor=None, until=None, members=count, refreshed_at=now, updated_at=now
+def finish_refresh(tx: Transaction, audience: Audience, now: datetime) -> Audience | None:
+    """Finish a refresh: remove members that it did not find."""
+    current = find_audience(tx, audience.tenant_id, audience.name, lock=True)
+    if current is None or current.loading is None or current.loading != audience.loading:
+        return current
+    in_audience = (members.c.tenant_id == audience.tenant_id) & (members.c.audience == audience.name)
+    tx.execute(delete(members).where(in_audience, members.c.generation < current.loading))
+    count = tx.execute(select(func.count()).where(in_audience)).scalar_one()
+    tx.execute(update(audiences).where(_by_name(audience.tenant_id, audience.name)).values(
+        generation=current.loading, loading=None, cursor=None, until=None, members=count, refreshed_at=now,
+        updated_at=now,
     ))  # fmt: skip
-    return find(tx, was.tenant_id, was.name)
+    return find_audience(tx, audience.tenant_id, audience.name)
 
 
-def no_such(name: object) -> NotFound:
-    """The error for an unknown name."""
+def no_such_audience(name: object) -> NotFound:
+    """Return the error for an unknown audience name."""
     return NotFound(f"There is no audience {name!s:.60}.", code="AUDIENCE_NOT_FOUND")
 
 
-def _is(tenant_id: str, name: str) -> Any:
+def _by_name(tenant_id: str, name: str) -> Any:
     return (a.tenant_id == tenant_id) & (a.name == name)
 
 
-def _read(row: Row[Any]) -> Audience:
-    said = dict(row._mapping)
+def _audience_from_row(row: Row[Any]) -> Audience:
+    values = dict(row._mapping)
     return Audience(**{
-        **said, "source": Source.read(decode(said["source"])), "cursor": decode(said["cursor"]),
-        "until": decode(said["until"]),
+        **values, "source": AudienceSource.from_json(decode(values["source"])), "cursor": decode(values["cursor"]),
+        "until": decode(values["until"]),
     })  # fmt: skip

@@ -1,4 +1,4 @@
-"""Campaigns: rows, what may be done with them, and their jobs. Opening and closing chunks is in chunks.py."""
+"""Campaign repository: rows, actions and jobs of campaigns. Chunks are opened and closed in chunks.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Row, case, delete, func, insert, literal, 
 from timebell.errors import Conflict, InvalidInput, NotFound, Refused
 from timebell.ids import new_id
 from timebell.model.audience import Device
-from timebell.model.campaign import CampaignState, CampaignVerb, after
-from timebell.model.campaign_plan import Campaign, Lane, Sending, earliest, pin_of
+from timebell.model.campaign import CampaignAction, CampaignState, next_state
+from timebell.model.campaign_plan import Campaign, CampaignPlan, ZoneProgress, earliest_send_at, pinned_audience
 from timebell.model.job import NewJob
 from timebell.model.page import Page
 from timebell.model.payload import decode, encode
@@ -26,383 +26,430 @@ from timebell.store.transaction import Transaction
 TOPIC = "timebell.campaign"
 TARGET: dict[str, Any] = {"kind": "campaign", "options": {}}
 QUEUE = "campaigns"
-TIMEOUT = 600.0
-READING = 3600.0
-"""Seconds: an audience of millions takes a while."""
-RETRY = {"attempts": 100, "backoff": "fixed", "delay": 1.0, "max_delay": 1.0, "jitter": 0.0}
-"""Of a node that died; what the provider refuses for now is counted by the chunk itself."""
+CHUNK_TIMEOUT_SECONDS = 600.0
+AUDIENCE_READ_TIMEOUT_SECONDS = 3600.0
+"""Long enough to read an audience of millions."""
+CHUNK_RETRY = {"attempts": 100, "backoff": "fixed", "delay": 1.0, "max_delay": 1.0, "jitter": 0.0}
+"""Retries after the death of a node. Messages that the provider rejects temporarily are counted per chunk instead."""
 REFUSED, UNKNOWN, UNSENT = "refused", "unknown", "unsent"
 CANARY, APPROVAL = "canary", "approval"
-OVER = (CampaignState.STOPPED, CampaignState.COMPLETED)
+TERMINAL_STATES = (CampaignState.STOPPED, CampaignState.COMPLETED)
 
 c = campaigns.c
 
 
-def create(tx: Transaction, made: Campaign, soon: datetime) -> Campaign:
-    """Write a campaign and the job of its first chunk. Raises InvalidInput (TOPIC_UNKNOWN, AUDIENCE_UNKNOWN)."""
-    repository.make_tenants(tx, {made.tenant_id}, made.created_at)
-    check_audience(tx, made.tenant_id, made.sending)
-    add_job(tx, made, earliest(made.sending, made.send_at), made.created_at, soon)
-    _choose(tx, made, made.created_at)
-    tx.execute(insert(campaigns).values(**_values(made), id=made.id, tenant_id=made.tenant_id))
-    return made
+def create_campaign(tx: Transaction, campaign: Campaign, notify_before: datetime) -> Campaign:
+    """Insert a campaign and the job of its first chunk. Raises InvalidInput (TOPIC_UNKNOWN, AUDIENCE_UNKNOWN)."""
+    repository.ensure_tenants(tx, {campaign.tenant_id}, campaign.created_at)
+    require_audience(tx, campaign.tenant_id, campaign.plan)
+    enqueue_chunk(tx, campaign, earliest_send_at(campaign.plan, campaign.send_at), campaign.created_at, notify_before)
+    _apply_pin(tx, campaign, campaign.created_at)
+    tx.execute(insert(campaigns).values(**_campaign_to_row(campaign), id=campaign.id, tenant_id=campaign.tenant_id))
+    return campaign
 
 
-def _choose(tx: Transaction, found: Campaign, now: datetime) -> None:
-    """Pin who gets it, if it says so: now, or when the audience that it names is read. It has to be saved."""
-    if found.pinned_at is not None:
-        tx.execute(delete(members).where(*_pins(found)))
-        found.pinned_at = None
-    if not found.sending.pinned:
+def _apply_pin(tx: Transaction, campaign: Campaign, now: datetime) -> None:
+    """Pin the recipients, if the plan requires it: now, or after its audience was refreshed. The caller saves it."""
+    if campaign.pinned_at is not None:
+        tx.execute(delete(members).where(*_pinned_members(campaign)))
+        campaign.pinned_at = None
+    if not campaign.plan.audience_pinned:
         return
-    if found.sending.filters.audience is None:
-        pin(tx, found, now)
+    if campaign.plan.filters.audience is None:
+        pin_recipients(tx, campaign, now)
     else:
-        refresh(tx, found.tenant_id, found.sending.filters.audience, now, found.id)
+        enqueue_audience_refresh(tx, campaign.tenant_id, campaign.plan.filters.audience, now, campaign.id)
 
 
-def pin(tx: Transaction, found: Campaign, now: datetime) -> None:
-    """Those who fit now are whom it is sent to, whatever is said of them later. It has to be saved."""
-    chosen = select(
-        literal(found.tenant_id), literal(pin_of(found.id)), devices.c.id, literal(1)
-    ).where(*device_rows.meant(found.tenant_id, found.sending.filters))  # fmt: skip
-    tx.execute(insert(members).from_select(["tenant_id", "audience", "device_id", "generation"], chosen))
-    found.pinned_at = now
+def pin_recipients(tx: Transaction, campaign: Campaign, now: datetime) -> None:
+    """Fix the devices that match now as the recipients. The caller saves the campaign."""
+    matching = select(
+        literal(campaign.tenant_id), literal(pinned_audience(campaign.id)), devices.c.id, literal(1)
+    ).where(*device_rows.audience_conditions(campaign.tenant_id, campaign.plan.filters))  # fmt: skip
+    tx.execute(insert(members).from_select(["tenant_id", "audience", "device_id", "generation"], matching))
+    campaign.pinned_at = now
 
 
-def pin_read(tx: Transaction, tenant_id: str, id_: str, now: datetime) -> None:
-    """Pin a campaign whose audience was read, unless it is pinned or has begun."""
-    found = find(tx, tenant_id, id_, lock=True)
-    if found is not None and found.sending.pinned and found.pinned_at is None and found.started_at is None:
-        pin(tx, found, now)
-        save(tx, found, now)
+def pin_after_refresh(tx: Transaction, tenant_id: str, id_: str, now: datetime) -> None:
+    """Pin the recipients of a campaign whose audience was refreshed, unless it is pinned or has started."""
+    campaign = find_campaign(tx, tenant_id, id_, lock=True)
+    if (
+        campaign is not None
+        and campaign.plan.audience_pinned
+        and campaign.pinned_at is None
+        and campaign.started_at is None
+    ):
+        pin_recipients(tx, campaign, now)
+        save_campaign(tx, campaign, now)
 
 
-def _pins(found: Campaign) -> list[ColumnElement[bool]]:
-    return [members.c.tenant_id == found.tenant_id, members.c.audience == pin_of(found.id)]
+def _pinned_members(campaign: Campaign) -> list[ColumnElement[bool]]:
+    return [members.c.tenant_id == campaign.tenant_id, members.c.audience == pinned_audience(campaign.id)]
 
 
-def refresh(tx: Transaction, tenant_id: str, audience: str, now: datetime, pins: str | None = None) -> str:
-    """Make the job that reads an audience, and then pins a campaign (`pins`) to it; its id."""
+def enqueue_audience_refresh(
+    tx: Transaction, tenant_id: str, audience: str, now: datetime, pin_campaign_id: str | None = None
+) -> str:
+    """Insert a job that refreshes an audience and then pins a campaign to it, if specified; return the job's id."""
     id_ = new_id(now)
-    payload = {"audience": audience} | ({} if pins is None else {"pins": pins})
-    claim.add(tx, [NewJob(
+    payload = {"audience": audience} | ({} if pin_campaign_id is None else {"pins": pin_campaign_id})
+    claim.insert_jobs(tx, [NewJob(
         id=id_, tenant_id=tenant_id, topic=TOPIC, scheduled_at=now, run_at=now, timezone="UTC", created_at=now,
-        payload=encode(payload), target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE, timeout=READING,
+        payload=encode(payload), target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE,
+        timeout=AUDIENCE_READ_TIMEOUT_SECONDS,
     )])  # fmt: skip
     tx.notify()
     return id_
 
 
-def begin(
-    tx: Transaction, id_: str, tenant_id: str, sending: Sending, *, name: str | None, schedule_id: str | None,
+def create_for_occurrence(
+    tx: Transaction, id_: str, tenant_id: str, sending: CampaignPlan, *, name: str | None, schedule_id: str | None,
     at: datetime, timezone: str, now: datetime,
 ) -> bool:  # fmt: skip
-    """The campaign of an occurrence, whose id is that of its job, so that it is made once; whether it was made now."""
-    if find(tx, tenant_id, id_) is not None:
+    """Create the campaign of an occurrence; return False if it exists.
+
+    Its id is that of the occurrence's job, so a retry of the job does not create another campaign.
+    """
+    if find_campaign(tx, tenant_id, id_) is not None:
         return False
-    create(tx, Campaign(
-        id=id_, tenant_id=tenant_id, name=name, sending=sending, state=CampaignState.PENDING, send_at=at,
+    create_campaign(tx, Campaign(
+        id=id_, tenant_id=tenant_id, name=name, plan=sending, state=CampaignState.PENDING, send_at=at,
         timezone=timezone, schedule_id=schedule_id, created_at=now, updated_at=now,
     ), now)  # fmt: skip
     return True
 
 
-def check_audience(tx: Transaction, tenant_id: str, sending: Sending) -> None:
-    """Raises InvalidInput (TOPIC_UNKNOWN, AUDIENCE_UNKNOWN): nobody would get it."""
-    named = sending.filters.audience
-    mine = (audiences.c.tenant_id == tenant_id) & (audiences.c.name == named)
-    if named is not None and tx.execute(select(audiences.c.name).where(mine)).first() is None:
+def require_audience(tx: Transaction, tenant_id: str, plan: CampaignPlan) -> None:
+    """Check that the audience exists and the topic has devices.
+
+    Raises InvalidInput (TOPIC_UNKNOWN, AUDIENCE_UNKNOWN): the campaign would have no recipients.
+    """
+    audience = plan.filters.audience
+    matches = (audiences.c.tenant_id == tenant_id) & (audiences.c.name == audience)
+    if audience is not None and tx.execute(select(audiences.c.name).where(matches)).first() is None:
         raise InvalidInput(
-            f"There is no audience {named!r:.60}.", code="AUDIENCE_UNKNOWN", fix="Make it first: PUT /audiences/{name}."
+            f"There is no audience {audience!r:.60}.",
+            code="AUDIENCE_UNKNOWN",
+            fix="Create it first: PUT /audiences/{name}.",
         )
-    topic = sending.filters.topic
-    if topic is not None and not device_rows.has_topic(tx, tenant_id, topic):
+    topic = plan.filters.topic
+    if topic is not None and not device_rows.topic_has_devices(tx, tenant_id, topic):
         raise InvalidInput(
-            f"No device is in the topic {topic!r:.60}.", code="TOPIC_UNKNOWN",
-            fix="Register devices with the topics that their app subscribes to, or leave topic out.",
+            f"No device is subscribed to the topic {topic!r:.60}.", code="TOPIC_UNKNOWN",
+            fix="Register devices with the topics that their app subscribes to, or omit the topic.",
         )  # fmt: skip
 
 
-def add_job(tx: Transaction, found: Campaign, at: datetime, now: datetime, soon: datetime | None = None) -> None:
-    """The job that opens the next chunk; the campaign has to be saved."""
-    found.job_id = new_id(now)
-    claim.add(tx, [NewJob(
-        id=found.job_id, tenant_id=found.tenant_id, topic=TOPIC, scheduled_at=at, run_at=at, timezone=found.timezone,
-        created_at=now, payload=encode({"campaignId": found.id, "chunk": found.next_chunk}), target=encode(TARGET),
-        route=f"@{TARGET['kind']}", queue=QUEUE, retry=encode(RETRY), timeout=TIMEOUT,
+def enqueue_chunk(
+    tx: Transaction, campaign: Campaign, at: datetime, now: datetime, notify_before: datetime | None = None
+) -> None:
+    """Insert the job that opens the next chunk at `at`. The caller saves the campaign.
+
+    Other nodes are notified unless the job is due after `notify_before`.
+    """
+    campaign.job_id = new_id(now)
+    claim.insert_jobs(tx, [NewJob(
+        id=campaign.job_id, tenant_id=campaign.tenant_id, topic=TOPIC, scheduled_at=at, run_at=at,
+        timezone=campaign.timezone, created_at=now,
+        payload=encode({"campaignId": campaign.id, "chunk": campaign.next_chunk}), target=encode(TARGET),
+        route=f"@{TARGET['kind']}", queue=QUEUE, retry=encode(CHUNK_RETRY), timeout=CHUNK_TIMEOUT_SECONDS,
     )])  # fmt: skip
-    if soon is None or at <= soon:
+    if notify_before is None or at <= notify_before:
         tx.notify()
 
 
-def count_soon(tx: Transaction, found: Campaign, now: datetime) -> None:
-    """The job that counts how many it is for: its first message does not wait for that."""
-    claim.add(tx, [NewJob(
-        id=new_id(now), tenant_id=found.tenant_id, topic=TOPIC, scheduled_at=now, run_at=now, timezone=found.timezone,
-        created_at=now, payload=encode({"campaignId": found.id}), target=encode(TARGET), route=f"@{TARGET['kind']}",
-        queue=QUEUE, timeout=TIMEOUT,
+def enqueue_recipient_count(tx: Transaction, campaign: Campaign, now: datetime) -> None:
+    """Insert a job that counts the recipients, so that the first message does not wait for the count."""
+    claim.insert_jobs(tx, [NewJob(
+        id=new_id(now), tenant_id=campaign.tenant_id, topic=TOPIC, scheduled_at=now, run_at=now,
+        timezone=campaign.timezone, created_at=now, payload=encode({"campaignId": campaign.id}),
+        target=encode(TARGET), route=f"@{TARGET['kind']}", queue=QUEUE, timeout=CHUNK_TIMEOUT_SECONDS,
     )])  # fmt: skip
 
 
-def expect(tx: Transaction, id_: str, count: int) -> None:
-    """So many it is for, as far as nobody counted before; of those it was sent to some may be forgotten by now."""
+def set_expected(tx: Transaction, id_: str, count: int) -> None:
+    """Store the expected number of recipients, unless it is set.
+
+    At least the number already sent to, because some of those devices may have been deleted before the count.
+    """
     at_least = case((c.opened > count, c.opened), else_=count)
     tx.execute(update(campaigns).where(c.id == id_, c.expected.is_(None)).values(expected=at_least))
 
 
-def find(tx: Transaction, tenant_id: str | None, id_: str, *, lock: bool = False) -> Campaign | None:
-    """One campaign."""
+def find_campaign(tx: Transaction, tenant_id: str | None, id_: str, *, lock: bool = False) -> Campaign | None:
+    """Return a campaign of a tenant, or of any tenant if None; None if there is none."""
     query = select(campaigns).where(c.id == id_)
     if tenant_id is not None:
         query = query.where(c.tenant_id == tenant_id)
     row = tx.execute(query.with_for_update() if lock else query).first()
-    return None if row is None else read(row)
+    return None if row is None else campaign_from_row(row)
 
 
-def page(
+def list_campaigns(
     tx: Transaction, tenant_id: str, limit: int, before: str | None, state: CampaignState | None = None
 ) -> Page[Campaign]:  # fmt: skip
-    """Campaigns of a tenant, newest first."""
+    """Return a page of a tenant's campaigns, newest first."""
     query = select(campaigns).where(c.tenant_id == tenant_id).order_by(c.id.desc()).limit(limit + 1)
     if state is not None:
         query = query.where(c.state == state.value)
     if before is not None:
         query = query.where(c.id < before)
-    found = [read(row) for row in tx.execute(query)]
-    return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
+    page = [campaign_from_row(row) for row in tx.execute(query)]
+    return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
 
 
-def edit(
+def edit_campaign(
     tx: Transaction, tenant_id: str, id_: str, change: Callable[[Campaign], Campaign], revision: int | None,
-    now: datetime, soon: datetime,
+    now: datetime, notify_before: datetime,
 ) -> Campaign | None:  # fmt: skip
-    """Change one that has not started. Raises Conflict (CAMPAIGN_STATE, CAMPAIGN_CHANGED), and what `change` does."""
-    found = find(tx, tenant_id, id_, lock=True)
-    if found is None:
+    """Edit a campaign that has not started, or the content of a running one whose plan has `content_live`.
+
+    None for an unknown id. Raises Conflict (CAMPAIGN_STATE, CAMPAIGN_CHANGED), and the errors of `change`.
+    """
+    campaign = find_campaign(tx, tenant_id, id_, lock=True)
+    if campaign is None:
         return None
-    going = found.started_at is not None and found.sending.content_live and found.state not in OVER
-    if not going:
-        after(found.state, CampaignVerb.EDIT)
-    if revision is not None and revision != found.revision:
+    is_live_edit = (
+        campaign.started_at is not None and campaign.plan.content_live and campaign.state not in TERMINAL_STATES
+    )
+    if not is_live_edit:
+        next_state(campaign.state, CampaignAction.EDIT)
+    if revision is not None and revision != campaign.revision:
         raise Conflict(
-            f"The campaign has revision {found.revision} by now.", code="CAMPAIGN_CHANGED", fix="Read it again."
+            f"The campaign is at revision {campaign.revision}, not {revision}.",
+            code="CAMPAIGN_CHANGED",
+            fix="Fetch it again and repeat the change.",
         )
-    changed = change(found)
+    changed = change(campaign)
     changed.revision += 1
-    if going:
-        kept = (changed.name, changed.send_at, changed.timezone) == (found.name, found.send_at, found.timezone)
-        if not kept or changed.sending != found.sending.with_content_of(changed.sending):
+    if is_live_edit:
+        unchanged = (changed.name, changed.send_at, changed.timezone) == (
+            campaign.name,
+            campaign.send_at,
+            campaign.timezone,
+        )
+        if not unchanged or changed.plan != campaign.plan.with_content_from(changed.plan):
             raise Conflict(
-                "The campaign has begun, so that only title, body, data, fields and ttl can be changed.",
-                code="CAMPAIGN_STATE", fix="Stop it, and make another.",
+                "The campaign has started: only title, body, data, fields and ttl can be changed.",
+                code="CAMPAIGN_STATE", fix="Stop it and create another campaign.",
             )  # fmt: skip
-        return save(tx, changed, now)
-    check_audience(tx, tenant_id, changed.sending)
-    _choose(tx, changed, now)
-    if found.job_id is not None:
-        repository.cancel(tx, tenant_id, found.job_id, now)
-    add_job(tx, changed, earliest(changed.sending, changed.send_at), now, soon)
-    return save(tx, changed, now)
+        return save_campaign(tx, changed, now)
+    require_audience(tx, tenant_id, changed.plan)
+    _apply_pin(tx, changed, now)
+    if campaign.job_id is not None:
+        repository.cancel(tx, tenant_id, campaign.job_id, now)
+    enqueue_chunk(tx, changed, earliest_send_at(changed.plan, changed.send_at), now, notify_before)
+    return save_campaign(tx, changed, now)
 
 
-def start(tx: Transaction, tenant_id: str, id_: str, now: datetime) -> Campaign | None:
-    """Send now what would be sent later."""
-    found = find(tx, tenant_id, id_, lock=True)
-    if found is None or after(found.state, CampaignVerb.START) is found.state:
-        return found
-    if found.job_id is not None:
-        repository.cancel(tx, tenant_id, found.job_id, now)
-    found.send_at = now
-    found.sending = dataclasses.replace(found.sending, local=None)
-    add_job(tx, found, now, now)
-    return save(tx, found, now)
+def start_campaign(tx: Transaction, tenant_id: str, id_: str, now: datetime) -> Campaign | None:
+    """Start a pending campaign immediately, also in zones with a local send time. None for an unknown id."""
+    campaign = find_campaign(tx, tenant_id, id_, lock=True)
+    if campaign is None or next_state(campaign.state, CampaignAction.START) is campaign.state:
+        return campaign
+    if campaign.job_id is not None:
+        repository.cancel(tx, tenant_id, campaign.job_id, now)
+    campaign.send_at = now
+    campaign.plan = dataclasses.replace(campaign.plan, local_time=None)
+    enqueue_chunk(tx, campaign, now, now)
+    return save_campaign(tx, campaign, now)
 
 
-def pause(tx: Transaction, tenant_id: str, id_: str, reason: str | None, now: datetime) -> Campaign | None:
-    """Open no more chunks; those under way end."""
-    found = find(tx, tenant_id, id_, lock=True)
-    if found is None or after(found.state, CampaignVerb.PAUSE) is found.state:
-        return found
-    found.state, found.reason = CampaignState.PAUSED, reason
-    return save(tx, found, now)
+def pause_campaign(tx: Transaction, tenant_id: str, id_: str, reason: str | None, now: datetime) -> Campaign | None:
+    """Pause a campaign: no more chunks are opened, open ones finish. None for an unknown id."""
+    campaign = find_campaign(tx, tenant_id, id_, lock=True)
+    if campaign is None or next_state(campaign.state, CampaignAction.PAUSE) is campaign.state:
+        return campaign
+    campaign.state, campaign.reason = CampaignState.PAUSED, reason
+    return save_campaign(tx, campaign, now)
 
 
-def resume(
-    tx: Transaction, tenant_id: str, id_: str, by: str | None, approves: bool, now: datetime
+def resume_campaign(
+    tx: Transaction, tenant_id: str, id_: str, actor: str | None, can_approve: bool, now: datetime
 ) -> Campaign | None:  # fmt: skip
-    """Go on at the cursor. A gate that stopped it does so no more: whoever resumes has looked, and may approve.
+    """Resume a campaign at its cursor. None for an unknown id.
 
-    Raises Refused (APPROVAL_MISSING)."""
-    found = find(tx, tenant_id, id_, lock=True)
-    if found is None:
+    Resuming counts as approval: the check that paused it (canary, size) is not repeated. Raises Refused
+    (APPROVAL_MISSING) if it was paused before its start and the caller may not approve.
+    """
+    campaign = find_campaign(tx, tenant_id, id_, lock=True)
+    if campaign is None:
         return None
-    if after(found.state, CampaignVerb.RESUME) is found.state:
-        if found.open_chunks or (found.job_id is not None and _lives(tx, found.job_id)):
-            return found
-    elif found.started_at is None and not approves:
+    if next_state(campaign.state, CampaignAction.RESUME) is campaign.state:
+        if campaign.open_chunks or (campaign.job_id is not None and _is_live_job(tx, campaign.job_id)):
+            return campaign
+    elif campaign.started_at is None and not can_approve:
         raise Refused(
-            f"It waits for an approval ({found.reason}).", code="APPROVAL_MISSING",
-            fix="Ask an admin to approve it: POST /campaigns/{id}/approve.",
+            f"The campaign requires approval ({campaign.reason}).", code="APPROVAL_MISSING",
+            fix="An admin can approve it: POST /campaigns/{id}/approve.",
         )  # fmt: skip
-    if found.reason == CANARY:
-        found.sending = dataclasses.replace(found.sending, canary=None)
-    if found.started_at is None:  # a gate kept it from starting
-        found.approved_by = by or "somebody"
-    found.state, found.reason = CampaignState.RUNNING, None
-    go_on(tx, found, now)
-    return save(tx, found, now)
+    if campaign.reason == CANARY:
+        campaign.plan = dataclasses.replace(campaign.plan, canary=None)
+    if campaign.started_at is None:  # a size check prevented its start
+        campaign.approved_by = actor or "unknown"
+    campaign.state, campaign.reason = CampaignState.RUNNING, None
+    enqueue_next_or_complete(tx, campaign, now)
+    return save_campaign(tx, campaign, now)
 
 
-def _lives(tx: Transaction, job_id: str) -> bool:
-    """Whether a job may still go on with it; somebody may have cancelled that."""
+def _is_live_job(tx: Transaction, job_id: str) -> bool:
+    """Return whether the job is live; a user may have cancelled it."""
     return tx.execute(select(job_table.c.id).where(job_table.c.id == job_id)).first() is not None
 
 
-def stop(tx: Transaction, tenant_id: str, id_: str, reason: str | None, now: datetime) -> Campaign | None:
-    """Nobody else is sent to, for good; chunks under way end."""
-    found = find(tx, tenant_id, id_, lock=True)
-    if found is None or after(found.state, CampaignVerb.STOP) is found.state:
-        return found
-    found.state, found.reason, found.ended_at = CampaignState.STOPPED, reason, now
-    if found.job_id is not None and not found.open_chunks:
-        repository.cancel(tx, tenant_id, found.job_id, now)
-    return save(tx, found, now)
+def stop_campaign(tx: Transaction, tenant_id: str, id_: str, reason: str | None, now: datetime) -> Campaign | None:
+    """Stop a campaign for good: no more chunks are opened, open ones finish. None for an unknown id."""
+    campaign = find_campaign(tx, tenant_id, id_, lock=True)
+    if campaign is None or next_state(campaign.state, CampaignAction.STOP) is campaign.state:
+        return campaign
+    campaign.state, campaign.reason, campaign.ended_at = CampaignState.STOPPED, reason, now
+    if campaign.job_id is not None and not campaign.open_chunks:
+        repository.cancel(tx, tenant_id, campaign.job_id, now)
+    return save_campaign(tx, campaign, now)
 
 
-def retry(tx: Transaction, tenant_id: str, id_: str, *, unknown: bool, now: datetime) -> Campaign | None:
-    """Once more to those who were not reached; never to those it was accepted for. With `unknown`, also to those of
-    whom nobody knows. Raises Conflict (CAMPAIGN_STATE)."""
-    found = find(tx, tenant_id, id_, lock=True)
-    if found is None:
+def retry_campaign(
+    tx: Transaction, tenant_id: str, id_: str, *, include_unknown: bool, now: datetime
+) -> Campaign | None:
+    """Send again to recipients that were not reached, never to those with an accepted message. None for an unknown id.
+
+    With `include_unknown`, also to recipients whose result is unknown. Raises Conflict (CAMPAIGN_STATE).
+    """
+    campaign = find_campaign(tx, tenant_id, id_, lock=True)
+    if campaign is None:
         return None
-    found.state = after(found.state, CampaignVerb.RETRY)
-    states = [UNSENT, REFUSED, *([UNKNOWN] if unknown else [])]
-    if found.started_at is not None:
-        found.round += 1
-        again = Lane(None, now, of="ledger", until=found.next_chunk, states=states)
-        found.lanes = [again, *(lane for lane in found.lanes if not lane.done and lane.of == "devices")]
-    found.ended_at = found.reason = None
-    if found.started_at is None:  # stopped before it began
-        found.state = CampaignState.PENDING
-    go_on(tx, found, now)
-    return save(tx, found, now)
+    campaign.state = next_state(campaign.state, CampaignAction.RETRY)
+    states = [UNSENT, REFUSED, *([UNKNOWN] if include_unknown else [])]
+    if campaign.started_at is not None:
+        campaign.round += 1
+        retry_pass = ZoneProgress(None, now, of="ledger", until=campaign.next_chunk, states=states)
+        campaign.zone_progress = [
+            retry_pass,
+            *(zone for zone in campaign.zone_progress if not zone.done and zone.of == "devices"),
+        ]
+    campaign.ended_at = campaign.reason = None
+    if campaign.started_at is None:  # stopped before it started
+        campaign.state = CampaignState.PENDING
+    enqueue_next_or_complete(tx, campaign, now)
+    return save_campaign(tx, campaign, now)
 
 
-def go_on(tx: Transaction, found: Campaign, now: datetime) -> None:
-    """A job for the next chunk; or, if that was the last and nothing is under way, its end. It has to be saved."""
-    if not found.walked:
-        add_job(tx, found, now, now)
-    elif not found.open_chunks:
-        found.job_id, found.state, found.ended_at = None, CampaignState.COMPLETED, now
+def enqueue_next_or_complete(tx: Transaction, campaign: Campaign, now: datetime) -> None:
+    """Insert the job of the next chunk, or complete the campaign if no chunk is left or open. The caller saves it."""
+    if not campaign.all_chunks_opened:
+        enqueue_chunk(tx, campaign, now, now)
+    elif not campaign.open_chunks:
+        campaign.job_id, campaign.state, campaign.ended_at = None, CampaignState.COMPLETED, now
 
 
-def reached(
-    tx: Transaction, campaign_id: str, limit: int, after_: str | None, state: str | None
+def list_deliveries(
+    tx: Transaction, campaign_id: str, limit: int, after_id: str | None, state: str | None
 ) -> Page[Mapping[str, Any]]:  # fmt: skip
-    """Who it was sent to, in the order of their ids, and what became of it."""
+    """Return a page of a campaign's recipients with their results, in recipient id order."""
     t = deliveries.c
     query = select(t.recipient, t.state, t.code, t.message_id, t.chunk).where(t.campaign_id == campaign_id)
     if state is not None:
         query = query.where(t.state == state)
-    if after_ is not None:
-        query = query.where(t.recipient > after_)
+    if after_id is not None:
+        query = query.where(t.recipient > after_id)
     rows: list[Mapping[str, Any]] = [
         dict(row._mapping) for row in tx.execute(query.order_by(t.recipient).limit(limit + 1))
     ]
     return Page(rows[:limit], rows[limit - 1]["recipient"] if len(rows) > limit else None)
 
 
-def left(tx: Transaction, found: Campaign, limit: int, after_: str | None) -> Page[Device]:
-    """Who it was not sent to yet."""
-    query = select(devices).where(*_left(found)).order_by(devices.c.id).limit(limit + 1)
-    if after_ is not None:
-        query = query.where(devices.c.id > after_)
-    rows = [device_rows.read(row) for row in tx.execute(query)]
+def list_remaining(tx: Transaction, campaign: Campaign, limit: int, after_id: str | None) -> Page[Device]:
+    """Return a page of the devices that a campaign was not sent to yet, in id order."""
+    query = select(devices).where(*_remaining_conditions(campaign)).order_by(devices.c.id).limit(limit + 1)
+    if after_id is not None:
+        query = query.where(devices.c.id > after_id)
+    rows = [device_rows.device_from_row(row) for row in tx.execute(query)]
     return Page(rows[:limit], rows[limit - 1].id if len(rows) > limit else None)
 
 
-def count_left(tx: Transaction, found: Campaign) -> int:
-    """How many it was not sent to yet."""
-    return int(tx.execute(select(func.count()).where(*_left(found))).scalar_one())
+def count_remaining(tx: Transaction, campaign: Campaign) -> int:
+    """Return the number of devices that a campaign was not sent to yet."""
+    return int(tx.execute(select(func.count()).where(*_remaining_conditions(campaign))).scalar_one())
 
 
-def _left(found: Campaign) -> list[ColumnElement[bool]]:
-    meant = device_rows.meant(found.tenant_id, found.filters, found.cutoff)
-    if found.started_at is None:
-        return meant
-    walks = [lane for lane in found.lanes if lane.of == "devices"]
-    if not found.sending.by_zone:
+def _remaining_conditions(campaign: Campaign) -> list[ColumnElement[bool]]:
+    conditions = device_rows.audience_conditions(campaign.tenant_id, campaign.filters, campaign.cutoff)
+    if campaign.started_at is None:
+        return conditions
+    passes = [zone for zone in campaign.zone_progress if zone.of == "devices"]
+    if not campaign.plan.is_zone_dependent:
         return [
-            *meant,
-            or_(devices.c.id == "", *(devices.c.id > lane.cursor for lane in walks if lane.why or not lane.done)),
+            *conditions,
+            or_(devices.c.id == "", *(devices.c.id > zone.cursor for zone in passes if zone.why or not zone.done)),
         ]
     sent = select(deliveries.c.recipient).where(
-        deliveries.c.campaign_id == found.id, deliveries.c.recipient == devices.c.id
+        deliveries.c.campaign_id == campaign.id, deliveries.c.recipient == devices.c.id
     )
-    return [*meant, ~sent.exists()]
+    return [*conditions, ~sent.exists()]
 
 
-def last_like(tx: Transaction, found: Campaign) -> int | None:
-    """How many the last campaign of the same name was sent to."""
-    if found.name is None:
+def previous_recipient_count(tx: Transaction, campaign: Campaign) -> int | None:
+    """Return the number of recipients of the last completed campaign with the same name; None if there is none."""
+    if campaign.name is None:
         return None
     query = select(c.opened).where(
-        c.tenant_id == found.tenant_id, c.name == found.name, c.id != found.id,
+        c.tenant_id == campaign.tenant_id, c.name == campaign.name, c.id != campaign.id,
         c.state == CampaignState.COMPLETED.value,
     )  # fmt: skip
     return tx.execute(query.order_by(c.id.desc()).limit(1)).scalar()
 
 
-def chunk_page(tx: Transaction, campaign_id: str, limit: int, after_: int) -> Page[Mapping[str, Any]]:
-    """Its chunks, in order."""
-    query = select(chunks).where(chunks.c.campaign_id == campaign_id, chunks.c.number > after_)
+def list_chunks(tx: Transaction, campaign_id: str, limit: int, after_number: int) -> Page[Mapping[str, Any]]:
+    """Return a page of a campaign's chunks in order."""
+    query = select(chunks).where(chunks.c.campaign_id == campaign_id, chunks.c.number > after_number)
     rows: list[Mapping[str, Any]] = [
         dict(row._mapping) for row in tx.execute(query.order_by(chunks.c.number).limit(limit + 1))
     ]
     return Page(rows[:limit], str(rows[limit - 1]["number"]) if len(rows) > limit else None)
 
 
-def prune(tx: Transaction, before: datetime, most: int) -> int:
-    """Forget campaigns that ended before an instant, with their ledger; how many."""
-    ids = list(tx.execute(select(c.id).where(c.ended_at < before).order_by(c.ended_at).limit(most)).scalars())
+def prune_campaigns(tx: Transaction, before: datetime, limit: int) -> int:
+    """Delete up to `limit` campaigns that ended before an instant, with their deliveries; return how many."""
+    ids = list(tx.execute(select(c.id).where(c.ended_at < before).order_by(c.ended_at).limit(limit)).scalars())
     for table in (deliveries, chunks):
         tx.execute(delete(table).where(table.c.campaign_id.in_(ids)))
-    tx.execute(delete(members).where(members.c.audience.in_([pin_of(id_) for id_ in ids])))
+    tx.execute(delete(members).where(members.c.audience.in_([pinned_audience(id_) for id_ in ids])))
     return tx.execute(delete(campaigns).where(c.id.in_(ids))).rowcount
 
 
-def save(tx: Transaction, found: Campaign, now: datetime) -> Campaign:
-    """Write it as it is now."""
-    found.updated_at = now
-    tx.execute(update(campaigns).where(c.id == found.id).values(**_values(found)))
-    return found
+def save_campaign(tx: Transaction, campaign: Campaign, now: datetime) -> Campaign:
+    """Update the row of a campaign."""
+    campaign.updated_at = now
+    tx.execute(update(campaigns).where(c.id == campaign.id).values(**_campaign_to_row(campaign)))
+    return campaign
 
 
-_PLAIN = (
+_PLAIN_COLUMNS = (
     "name", "reason", "send_at", "timezone", "schedule_id", "job_id", "next_chunk", "cutoff", "round", "open_chunks",
     "opened", "accepted", "refused", "unknown", "unsent", "expected", "revision", "approved_by", "created_at",
     "created_by", "updated_at", "started_at", "ended_at", "pinned_at",
 )  # fmt: skip
 
 
-def _values(found: Campaign) -> dict[str, Any]:
+def _campaign_to_row(campaign: Campaign) -> dict[str, Any]:
     return {
-        **{name: getattr(found, name) for name in _PLAIN}, "state": found.state.value,
-        "spec": encode(found.sending.json(), "campaign"), "lanes": encode([lane.json() for lane in found.lanes]),
-        "left_out": encode(found.left_out),
+        **{name: getattr(campaign, name) for name in _PLAIN_COLUMNS}, "state": campaign.state.value,
+        "spec": encode(campaign.plan.to_json(), "campaign"),
+        "lanes": encode([zone.to_json() for zone in campaign.zone_progress]), "left_out": encode(campaign.excluded),
     }  # fmt: skip
 
 
-def read(row: Row[Any]) -> Campaign:
-    """A row as a Campaign."""
-    plain = {name: getattr(row, name) for name in _PLAIN}
+def campaign_from_row(row: Row[Any]) -> Campaign:
+    """Return a row as a Campaign."""
+    plain = {name: getattr(row, name) for name in _PLAIN_COLUMNS}
     return Campaign(
-        id=row.id, tenant_id=row.tenant_id, state=CampaignState(row.state), sending=Sending.read(decode(row.spec)),
-        lanes=[Lane.read(each) for each in decode(row.lanes) or []], left_out=decode(row.left_out) or {}, **plain,
+        id=row.id, tenant_id=row.tenant_id, state=CampaignState(row.state),
+        plan=CampaignPlan.from_json(decode(row.spec)),
+        zone_progress=[ZoneProgress.from_json(zone) for zone in decode(row.lanes) or []],
+        excluded=decode(row.left_out) or {}, **plain,
     )  # fmt: skip
 
 
-def no_such(id_: object) -> NotFound:
-    """The error for an unknown id."""
+def no_such_campaign(id_: object) -> NotFound:
+    """Return the error for an unknown campaign id."""
     return NotFound(f"There is no campaign {id_!s:.60}.", code="CAMPAIGN_NOT_FOUND")

@@ -1,4 +1,4 @@
-"""How far campaigns and triggers are, for those who look at them: counts that stay small however many there are."""
+"""Progress of campaigns and triggers for display: aggregates whose size does not grow with the number of rows."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from sqlalchemy import case, func, select
 from timebell.model.campaign_plan import Campaign
 from timebell.store.campaigns import devices
 from timebell.store.campaigns.tables import campaigns, chunks
-from timebell.store.jobs.repository import COUNTED
+from timebell.store.jobs.repository import COUNT_LIMIT
 from timebell.store.transaction import Transaction
 from timebell.store.triggers.tables import firings
 
-CELLS = 384
-"""Squares of a map of chunks: each stands for one, or for several."""
-NEWEST = 100
-UNDER_WAY = ("running", "paused")
+MAX_CELLS = 384
+"""Maximum number of cells in a chunk map; a cell represents one or more chunks."""
+MAX_CAMPAIGNS = 100
+ACTIVE_STATES = ("running", "paused")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A square of the map: the chunks from `first` on, how many of them there are, and the worst of their states:
-    waiting (for another try), sending, failed (some were not reached), done."""
+    """A cell of the map: `chunks` opened chunks from number `first` on, with `size` recipients.
+
+    `state` is the worst of their states: waiting (for another attempt), sending, failed (not all recipients were
+    reached), done.
+    """
 
     first: int
     chunks: int
@@ -34,53 +37,55 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class ChunkMap:
-    """All chunks there are, `per` to a square; `lately` messages ended since an instant."""
+    """All chunks of a campaign, `chunks_per_cell` to a cell; `recently_ended` is a number of messages."""
 
-    per: int
+    chunks_per_cell: int
     cells: list[Cell]
-    lately: int
+    recently_ended: int
 
 
-def chunk_map(tx: Transaction, of: Campaign, total: int, since: datetime) -> ChunkMap:
-    """The map of a campaign's chunks, with room for those of `total` recipients."""
+def build_chunk_map(tx: Transaction, campaign: Campaign, total: int, since: datetime) -> ChunkMap:
+    """Return the map of a campaign's chunks, sized for `total` recipients. Messages since `since` are recent."""
     c = chunks.c
-    most = max(of.next_chunk - 1, -(-total // of.sending.size))
-    per = max(1, -(-most // CELLS))
-    cell = ((c.number - 1) // per).label("cell")
+    chunk_count = max(campaign.next_chunk - 1, -(-total // campaign.plan.chunk_size))
+    chunks_per_cell = max(1, -(-chunk_count // MAX_CELLS))
+    cell = ((c.number - 1) // chunks_per_cell).label("cell")
     query = select(
         cell, func.count().label("many"), func.sum(c.size).label("size"),
         func.sum(case((c.state == "waiting", 1), else_=0)).label("waiting"),
         func.sum(case((c.state == "sending", 1), else_=0)).label("sending"),
         func.sum(c.unknown + c.unsent).label("lost"),
         func.sum(case((c.ended_at >= since, c.size), else_=0)).label("lately"),
-    ).where(c.campaign_id == of.id)  # fmt: skip
+    ).where(c.campaign_id == campaign.id)  # fmt: skip
     rows = tx.execute(query.group_by(cell).order_by(cell)).all()
     cells = [
         Cell(
-            int(row.cell) * per + 1, row.many, int(row.size),
+            int(row.cell) * chunks_per_cell + 1, row.many, int(row.size),
             "waiting" if row.waiting else "sending" if row.sending else "failed" if row.lost else "done",
         )
         for row in rows
     ]  # fmt: skip
-    return ChunkMap(per, cells, sum(int(row.lately) for row in rows))
+    return ChunkMap(chunks_per_cell, cells, sum(int(row.lately) for row in rows))
 
 
-def meant(tx: Transaction, of: Campaign) -> int:
-    """How many a campaign is for: those of its audience that were registered when it began."""
-    return devices.count(tx, of.tenant_id, of.filters, of.cutoff)
+def count_recipients(tx: Transaction, campaign: Campaign) -> int:
+    """Return the number of recipients of a campaign: devices of its audience registered before it started."""
+    return devices.count_devices(tx, campaign.tenant_id, campaign.filters, campaign.cutoff)
 
 
-def under_way(tx: Transaction, tenant_id: str) -> int:
-    """How many of the newest campaigns are under way."""
+def count_active_campaigns(tx: Transaction, tenant_id: str) -> int:
+    """Return the number of running and paused campaigns among the MAX_CAMPAIGNS newest ones."""
     newest = select(campaigns.c.state).where(campaigns.c.tenant_id == tenant_id)
-    states = tx.execute(newest.order_by(campaigns.c.id.desc()).limit(NEWEST)).scalars()
-    return sum(1 for state in states if state in UNDER_WAY)
+    states = tx.execute(newest.order_by(campaigns.c.id.desc()).limit(MAX_CAMPAIGNS)).scalars()
+    return sum(1 for state in states if state in ACTIVE_STATES)
 
 
-def planned(tx: Transaction, trigger_ids: Collection[str]) -> dict[str, int]:
-    """How many jobs of each trigger wait; counting stops one above COUNTED."""
-    found = {}
+def count_planned_jobs(tx: Transaction, trigger_ids: Collection[str]) -> dict[str, int]:
+    """Return the number of planned jobs by trigger id, counted up to COUNT_LIMIT + 1."""
+    counts = {}
     for id_ in trigger_ids:
-        some = select(firings.c.item).where(firings.c.trigger_id == id_, firings.c.job_id.is_not(None))
-        found[id_] = int(tx.execute(select(func.count()).select_from(some.limit(COUNTED + 1).subquery())).scalar_one())
-    return found
+        planned = select(firings.c.item).where(firings.c.trigger_id == id_, firings.c.job_id.is_not(None))
+        counts[id_] = int(
+            tx.execute(select(func.count()).select_from(planned.limit(COUNT_LIMIT + 1).subquery())).scalar_one()
+        )
+    return counts

@@ -1,4 +1,4 @@
-"""The tables of push: devices, campaigns, and what became of whom. As in schema.py, whose metadata they are in."""
+"""Tables of push: devices, campaigns, chunks, deliveries and audiences."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, SmallInteger
 from timebell.store.metadata import metadata
 from timebell.store.types import Id, Instant
 
-# Where messages can go. The id is a UUIDv7 as text, as recipients are; it stays when the token is refreshed.
+# Push recipients. The id is a UUIDv7 as text, like deliveries.recipient; it does not change with the token.
 devices = Table(
     "timebell_devices",
     metadata,
     Column("id", String(36), primary_key=True),
     Column("tenant_id", String(200), nullable=False),
     Column("token", Text, nullable=False),
-    # SHA-256: tokens are longer than an index takes.
+    # SHA-256, because tokens exceed the size limit of index entries.
     Column("token_hash", String(64), nullable=False),
     Column("user_id", String(200)),
     Column("platform", String(10)),
@@ -24,16 +24,16 @@ devices = Table(
     Column("timezone", String(64)),
     Column("push_on", Boolean, nullable=False, server_default=true()),
     Column("marketing_on", Boolean),
-    # A JSON list of the topics of FCM that the app subscribed it to.
+    # JSON list of the FCM topics that the app subscribed the device to.
     Column("topics", Text, nullable=False, server_default="[]"),
-    # JSON, compact and sorted: what filters look for is in it as it is written.
+    # JSON, compact and sorted, so that filters can search it for an exact substring.
     Column("attributes", Text, nullable=False, server_default="{}"),
     Column("created_at", Instant, nullable=False),
     Column("updated_at", Instant, nullable=False),
     Index("timebell_devices_token", "tenant_id", "token_hash", unique=True),
-    # The walk of a campaign.
+    # Keyset iteration of a campaign.
     Index("timebell_devices_walk", "tenant_id", "id"),
-    # The same where it matters where people are: a zone of few must not be looked for among all.
+    # Keyset iteration of one time zone, so that a small zone does not require a scan of all devices.
     Index("timebell_devices_zone", "tenant_id", "timezone", "id"),
     Index(
         "timebell_devices_user",
@@ -50,10 +50,10 @@ campaigns = Table(
     Column("id", Id, primary_key=True),
     Column("tenant_id", String(200), nullable=False),
     Column("name", String(200)),
-    # What is sent, to whom and how, as JSON: see model/campaign_plan.py.
+    # JSON: content, recipients and options; see model/campaign_plan.py.
     Column("spec", Text, nullable=False),
     Column("state", String(10), nullable=False),
-    # Why it is paused.
+    # Reason for a pause or stop.
     Column("reason", Text),
     Column("send_at", Instant, nullable=False),
     Column("timezone", String(64), nullable=False),
@@ -61,9 +61,9 @@ campaigns = Table(
     # The job that opens the next chunk.
     Column("job_id", Id),
     Column("next_chunk", Integer, nullable=False, server_default="1"),
-    # How far each zone was walked, as JSON, from when it starts.
+    # JSON: progress per time zone; NULL before the start.
     Column("lanes", Text),
-    # Who was registered later is not in it, so that the walk ends.
+    # Devices registered later are not recipients, so that the iteration ends.
     Column("cutoff", Instant),
     Column("round", Integer, nullable=False, server_default="0"),
     Column("open_chunks", Integer, nullable=False, server_default="0"),
@@ -80,12 +80,12 @@ campaigns = Table(
     Column("updated_at", Instant, nullable=False),
     Column("started_at", Instant),
     Column("ended_at", Instant),
-    # How many were not sent to, by reason, as JSON.
+    # JSON: number of excluded recipients by reason.
     Column("left_out", Text),
-    # When its recipients were chosen, of one that is pinned: they are the members of an audience `@id`.
+    # When the recipients of a pinned campaign were fixed, as members of an audience `@id`.
     Column("pinned_at", Instant),
     Index("timebell_campaigns_tenant", "tenant_id", "id"),
-    # What is not over, for the metrics.
+    # Campaigns that have not ended, for the metrics.
     Index(
         "timebell_campaigns_live",
         "state",
@@ -94,18 +94,18 @@ campaigns = Table(
     ),
 )
 
-# One job each.
+# One job per chunk.
 chunks = Table(
     "timebell_campaign_chunks",
     metadata,
     Column("campaign_id", Id, primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("job_id", Id, nullable=False),
-    # sending, waiting (for another try of some), done
+    # sending, waiting (to send the rest again), done
     Column("state", String(10), nullable=False),
-    # The attempt of the job that may write what became of it.
+    # Fence: only this attempt of the job may store results.
     Column("attempt", Integer, nullable=False),
-    Column("tries", Integer, nullable=False, server_default="0"),
+    Column("attempts_used", Integer, nullable=False, server_default="0"),
     Column("timezone", String(64)),
     Column("size", Integer, nullable=False),
     Column("accepted", Integer, nullable=False, server_default="0"),
@@ -116,7 +116,7 @@ chunks = Table(
     Column("ended_at", Instant),
 )
 
-# Who is sent to, and what became of it: written when a chunk is opened, before anything is sent.
+# Recipients and their results: inserted when a chunk is opened, before anything is sent.
 deliveries = Table(
     "timebell_campaign_deliveries",
     metadata,
@@ -127,11 +127,11 @@ deliveries = Table(
     Column("code", String(100)),
     Column("message_id", Text),
     Index("timebell_campaign_deliveries_chunk", "campaign_id", "chunk"),
-    # Written when the chunk is opened, and once more with its fate: with room for that on its page no index is touched.
+    # Each row is updated with its result: free space on the page keeps that update out of the indexes (HOT).
     postgresql_with={"fillfactor": 42},
 )
 
-# Which notifications a device has, by whatever job: it gets none of them twice.
+# Notifications accepted per device, over all jobs, so that a device gets none twice.
 notifications = Table(
     "timebell_notifications",
     metadata,
@@ -142,7 +142,7 @@ notifications = Table(
     Index("timebell_notifications_accepted_at", "accepted_at"),
 )
 
-# Who is in an audience that is read from a customer's own database.
+# Audiences read from customers' own databases.
 audiences = Table(
     "timebell_audiences",
     metadata,
@@ -151,7 +151,7 @@ audiences = Table(
     # The database, the query and its key, as JSON: see model/audience.py.
     Column("source", Text, nullable=False),
     Column("generation", Integer, nullable=False, server_default="0"),
-    # The one that is being read, how far (JSON of the last key), and up to which key.
+    # During a refresh: the generation being read, the last key read, and the last key to read (JSON).
     Column("loading", Integer),
     Column("cursor", Text),
     Column("until", Text),
@@ -161,7 +161,7 @@ audiences = Table(
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
-    # Rows of that reading that have none.
+    # Rows of the last refresh without a token.
     Column("without_token", BigInteger, nullable=False, server_default="0"),
 )
 

@@ -1,4 +1,8 @@
-"""Nodes and the leader's lease. A lease is a counter; its age is judged by the observer's own monotonic clock."""
+"""Nodes, and the lease of the leader.
+
+A lease is a counter that its holder increments. An observer considers it expired if the counter does not change for a
+while by the observer's own monotonic clock, so no clock of another machine matters.
+"""
 
 from __future__ import annotations
 
@@ -16,55 +20,62 @@ from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 LEADER = "leader"
-REMEMBERED = 100  # leaderships
+LEADERSHIP_HISTORY_SIZE = 100  # leaderships stored
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A process that runs, as it announced itself."""
+    """A running process, as announced by itself."""
 
     id: str
     name: str
     version: str
     tzdata: str
     routes: Routes
-    beat: int
+    heartbeat: int
     started_at: datetime
     seen_at: datetime
     draining: bool = False
     slots: int = 0
     running: int = 0
     clock_ahead: int = 0
-    """Milliseconds, of the database's."""
+    """Milliseconds by which its clock is ahead of the database clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Who led from when to when (None: still, or nobody knows). `resigned`: it said so."""
+    """One leadership of a node.
+
+    `ended_at` is None while it lasts, or if its end is unknown. `resigned`: the node gave it up itself.
+    """
 
     fence: int
     node_id: str
     node: str
-    taken_at: datetime
+    acquired_at: datetime
     ended_at: datetime | None
     resigned: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who leads. `fence` rises with every change of hands and guards what the leader writes."""
+    """The lease of the leader.
+
+    `fence` increases with every change of the holder. The leader checks it before it writes, so a former leader that
+    was frozen cannot write any more.
+    """
 
     holder: str | None
     fence: int
-    beat: int
+    heartbeat: int
     acquired_at: datetime | None
 
 
 def announce(tx: Transaction, node: Node) -> bool:
-    """Write or renew a node's row; whether it was asked to drain."""
+    """Insert or update the row of a node; return whether it was requested to drain."""
     values = {
-        "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": _dump(node.routes),
-        "beat": node.beat, "started_at": node.started_at, "seen_at": node.seen_at, "slots": node.slots,
+        "name": node.name, "version": node.version, "tzdata": node.tzdata, "routes": _encode_routes(node.routes),
+        "heartbeat": node.heartbeat, "started_at": node.started_at, "seen_at": node.seen_at, "slots": node.slots,
         "running": node.running, "clock_ahead": node.clock_ahead,
     }  # fmt: skip
     if tx.execute(update(nodes).where(nodes.c.id == node.id).values(**values)).rowcount == 0:
@@ -72,13 +83,13 @@ def announce(tx: Transaction, node: Node) -> bool:
     return bool(tx.execute(select(nodes.c.draining).where(nodes.c.id == node.id)).scalar())
 
 
-def drain(tx: Transaction, id_: str) -> bool:
-    """Ask a node to finish what runs there and leave; whether there is such a one."""
+def request_drain(tx: Transaction, id_: str) -> bool:
+    """Request a node to finish its running jobs and stop; return False for an unknown node."""
     return tx.execute(update(nodes).where(nodes.c.id == id_).values(draining=True)).rowcount == 1
 
 
-def listed(tx: Transaction) -> list[Node]:
-    """Every node that has a row, oldest first."""
+def list_nodes(tx: Transaction) -> list[Node]:
+    """Return all nodes that have a row, oldest first."""
     rows = tx.execute(select(nodes).order_by(nodes.c.id))
     return [
         Node(
@@ -86,8 +97,8 @@ def listed(tx: Transaction) -> list[Node]:
             row.name,
             row.version,
             row.tzdata,
-            _load(row.routes),
-            row.beat,
+            _decode_routes(row.routes),
+            row.heartbeat,
             row.started_at,
             row.seen_at,
             bool(row.draining),
@@ -99,95 +110,109 @@ def listed(tx: Transaction) -> list[Node]:
     ]
 
 
-BEATS = Statement("SELECT id, beat FROM timebell_nodes")
+HEARTBEATS = Statement("SELECT id, heartbeat FROM timebell_nodes")
 
 
-def beats(tx: Transaction) -> dict[str, int]:
-    """The beat of every node that has a row, by id."""
-    return {str(row["id"]): row["beat"] for row in tx.fetch(BEATS)}
+def list_heartbeats(tx: Transaction) -> dict[str, int]:
+    """Return the heartbeat counters of all nodes that have a row, by node id."""
+    return {str(row["id"]): row["heartbeat"] for row in tx.fetch(HEARTBEATS)}
 
 
-def forget(tx: Transaction, ids: list[str], now: datetime | None = None) -> None:
-    """Remove nodes that are gone, and the leadership of one that leaves `now`."""
+def remove_nodes(tx: Transaction, ids: list[str], now: datetime | None = None) -> None:
+    """Remove dead nodes or, with `now`, nodes that stop; the leadership of the latter ends as resigned."""
     if now is not None:
-        theirs = leaderships.c.node_id.in_(ids) & leaderships.c.ended_at.is_(None)
-        tx.execute(update(leaderships).where(theirs).values(ended_at=now, resigned=True))
+        current = leaderships.c.node_id.in_(ids) & leaderships.c.ended_at.is_(None)
+        tx.execute(update(leaderships).where(current).values(ended_at=now, resigned=True))
     tx.execute(delete(nodes).where(nodes.c.id.in_(ids)))
     tx.execute(update(leases).where(leases.c.holder.in_(ids)).values(holder=None))
 
 
-def lease(tx: Transaction) -> Lease:
-    """The leader's lease as it stands."""
+def get_lease(tx: Transaction) -> Lease:
+    """Return the current lease of the leader."""
     row = tx.execute(select(leases).where(leases.c.name == LEADER)).first()
     if row is None:
         return Lease(None, 0, 0, None)
-    return Lease(row.holder, row.fence, row.beat, row.acquired_at)
+    return Lease(row.holder, row.fence, row.heartbeat, row.acquired_at)
 
 
-def take_lease(tx: Transaction, node_id: str, seen: Lease, now: datetime) -> Lease | None:
-    """Become leader if the lease still is as it was seen; None if another was quicker."""
-    # Where the lease itself was lost, fences go on from what is remembered of them.
-    last = seen.fence or tx.execute(select(func.max(leaderships.c.fence))).scalar() or 0
-    taken = Lease(node_id, last + 1, 0, now)
-    values = {"holder": node_id, "fence": taken.fence, "beat": 0, "acquired_at": now}
-    unchanged = (leases.c.name == LEADER) & (leases.c.fence == seen.fence) & (leases.c.beat == seen.beat)
+def acquire_lease(tx: Transaction, node_id: str, observed: Lease, now: datetime) -> Lease | None:
+    """Become leader if the lease is unchanged since `observed`; return None if another node was faster."""
+    # If the row of the lease was lost, continue after the last fence in the history: a fence must never be reused.
+    last_fence = observed.fence or tx.execute(select(func.max(leaderships.c.fence))).scalar() or 0
+    lease = Lease(node_id, last_fence + 1, 0, now)
+    values = {"holder": node_id, "fence": lease.fence, "heartbeat": 0, "acquired_at": now}
+    unchanged = (
+        (leases.c.name == LEADER) & (leases.c.fence == observed.fence) & (leases.c.heartbeat == observed.heartbeat)
+    )
     if tx.execute(update(leases).where(unchanged).values(**values)).rowcount != 1:
-        if seen.fence or tx.execute(select(leases.c.name).where(leases.c.name == LEADER)).first() is not None:
+        if observed.fence or tx.execute(select(leases.c.name).where(leases.c.name == LEADER)).first() is not None:
             return None
         tx.execute(insert(leases).values(name=LEADER, **values))
-    _remember(tx, node_id, taken.fence, now)
-    return taken
+    _record_leadership(tx, node_id, lease.fence, now)
+    return lease
 
 
-def _remember(tx: Transaction, node_id: str, fence: int, now: datetime) -> None:
-    """Who leads now, and until when the one before was heard of."""
-    t = leaderships.c
-    known = {row.id: row for row in tx.execute(select(nodes.c.id, nodes.c.name, nodes.c.seen_at))}
-    for before in tx.execute(select(t.fence, t.node_id, t.taken_at).where(t.ended_at.is_(None))).all():
-        heard = known[before.node_id].seen_at if before.node_id in known else before.taken_at
-        tx.execute(update(leaderships).where(t.fence == before.fence).values(ended_at=max(heard, before.taken_at)))
-    name = known[node_id].name if node_id in known else node_id
-    tx.execute(insert(leaderships).values(fence=fence, node_id=node_id, node=name, taken_at=now))
-    tx.execute(delete(leaderships).where(t.fence <= fence - REMEMBERED))
+def _record_leadership(tx: Transaction, node_id: str, fence: int, now: datetime) -> None:
+    """Record a new leadership, and the end of the previous one.
+
+    A leader that did not resign is assumed to have led until its last heartbeat.
+    """
+    columns = leaderships.c
+    known_nodes = {row.id: row for row in tx.execute(select(nodes.c.id, nodes.c.name, nodes.c.seen_at))}
+    for previous in tx.execute(
+        select(columns.fence, columns.node_id, columns.acquired_at).where(columns.ended_at.is_(None))
+    ).all():
+        last_seen = known_nodes[previous.node_id].seen_at if previous.node_id in known_nodes else previous.acquired_at
+        tx.execute(
+            update(leaderships)
+            .where(columns.fence == previous.fence)
+            .values(ended_at=max(last_seen, previous.acquired_at))
+        )
+    name = known_nodes[node_id].name if node_id in known_nodes else node_id
+    tx.execute(insert(leaderships).values(fence=fence, node_id=node_id, node=name, acquired_at=now))
+    tx.execute(delete(leaderships).where(columns.fence <= fence - LEADERSHIP_HISTORY_SIZE))
 
 
-def led(tx: Transaction, most: int) -> list[Leadership]:
-    """Who led, newest first."""
-    rows = tx.execute(select(leaderships).order_by(leaderships.c.fence.desc()).limit(most))
+def list_leaderships(tx: Transaction, limit: int) -> list[Leadership]:
+    """Return the last leaderships, newest first."""
+    rows = tx.execute(select(leaderships).order_by(leaderships.c.fence.desc()).limit(limit))
     return [
-        Leadership(row.fence, row.node_id, row.node, row.taken_at, row.ended_at, bool(row.resigned)) for row in rows
+        Leadership(row.fence, row.node_id, row.node, row.acquired_at, row.ended_at, bool(row.resigned)) for row in rows
     ]
 
 
 def renew_lease(tx: Transaction, node_id: str, fence: int) -> bool:
-    """Keep leading; False when another took over."""
-    mine = (leases.c.name == LEADER) & (leases.c.holder == node_id) & (leases.c.fence == fence)
-    return tx.execute(update(leases).where(mine).values(beat=leases.c.beat + 1)).rowcount == 1
+    """Renew the lease; return False if another node took over."""
+    held = (leases.c.name == LEADER) & (leases.c.holder == node_id) & (leases.c.fence == fence)
+    return tx.execute(update(leases).where(held).values(heartbeat=leases.c.heartbeat + 1)).rowcount == 1
 
 
-def leads(tx: Transaction, node_id: str, fence: int) -> bool:
-    """Whether this fence is still the leader's, locked until the transaction ends: asked before every chore."""
-    mine = (leases.c.name == LEADER) & (leases.c.holder == node_id) & (leases.c.fence == fence)
-    return tx.execute(select(leases.c.fence).where(mine).with_for_update()).first() is not None
+def verify_leadership(tx: Transaction, node_id: str, fence: int) -> bool:
+    """Return whether this node is still the leader with this fence, and lock the lease until the transaction ends.
+
+    To be called in the transaction of every leader task: no other node can become leader before it commits.
+    """
+    held = (leases.c.name == LEADER) & (leases.c.holder == node_id) & (leases.c.fence == fence)
+    return tx.execute(select(leases.c.fence).where(held).with_for_update()).first() is not None
 
 
-def told(tx: Transaction) -> dict[str, str]:
-    """The problems that leaders told of and that are not over: what was said, by code."""
-    found: dict[str, str] = decode(tx.execute(select(leases.c.told).where(leases.c.name == LEADER)).scalar()) or {}
-    return found
+def get_alerts(tx: Transaction) -> dict[str, str]:
+    """Return the texts of unresolved alerts that were sent, by code."""
+    alerts: dict[str, str] = decode(tx.execute(select(leases.c.alerts).where(leases.c.name == LEADER)).scalar()) or {}
+    return alerts
 
 
-def tell(tx: Transaction, problems: Mapping[str, str]) -> bool:
-    """Remember them for whoever leads next; True."""
-    text = orjson.dumps(problems).decode()
-    tx.execute(update(leases).where(leases.c.name == LEADER).values(told=text if problems else None))
+def save_alerts(tx: Transaction, alerts: Mapping[str, str]) -> bool:
+    """Store the unresolved alerts for the next leader; return True."""
+    text = orjson.dumps(alerts).decode()
+    tx.execute(update(leases).where(leases.c.name == LEADER).values(alerts=text if alerts else None))
     return True
 
 
-def _dump(routes: Routes) -> str:
-    return orjson.dumps(routes.params()).decode()
+def _encode_routes(routes: Routes) -> str:
+    return orjson.dumps(routes.sql_params()).decode()
 
 
-def _load(text: str) -> Routes:
+def _decode_routes(text: str) -> Routes:
     read = orjson.loads(text)
     return Routes(frozenset(read["exact"]), frozenset(read["prefixes"]), read["everything"])

@@ -1,7 +1,7 @@
-"""What was lost in the rows themselves is put right: turns that nobody handed on, schedules without their next instant.
+"""Repair inconsistent rows: jobs held without reason, and schedules that lost their next instant.
 
-The engine leaves no such rows: an operator's SQL, a restored backup or a fault of ours may. Each look costs a few
-index look-ups, and nothing is written where nothing is wrong.
+The engine does not create such rows, but manual SQL, a restored backup or a bug may. A check costs a few index look-ups
+and writes nothing if everything is consistent.
 """
 
 from __future__ import annotations
@@ -13,176 +13,195 @@ from typing import Any
 
 from sqlalchemy import Row, select, update
 
-from timebell.model.decide import next_of
+from timebell.model.decide import next_cursor
 from timebell.model.job import Hold, Kind
-from timebell.model.repair_report import Healed
+from timebell.model.repair_report import RepairReport
 from timebell.model.schedule import Schedule
-from timebell.recurrence.tzdata_diff import carried
+from timebell.recurrence.tzdata_diff import resume_from
 from timebell.store.jobs import groups
-from timebell.store.jobs.serial import LOCK_SCHEDULES, let_go
-from timebell.store.schedules.schedules import read, stamp
+from timebell.store.jobs.serial import LOCK_SCHEDULES, release_next
+from timebell.store.schedules.rows import schedule_from_row, tzdata_columns
 from timebell.store.schema import finished, jobs, revisions, schedules
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
-log = logging.getLogger("timebell.healing")
+log = logging.getLogger("timebell.repair")
 
-COUNTED = 10_000  # held jobs; counting stops there, as millions may wait
-DAY, LONG = 86_400.0, 36_500 * 86_400.0
-LATEST = 1_000  # rows of a schedule among which its latest decided occurrence is looked for
+COUNT_LIMIT = 10_000  # held jobs counted at most; there may be millions
+MIN_LOOKBACK_SECONDS, MAX_LOOKBACK_SECONDS = 86_400.0, 36_500 * 86_400.0
+LATEST_ROWS_SCANNED = 1_000  # rows per schedule and table, searched for its latest decided occurrence
 
-# Nothing of these schedules is live but what waits for its turn, so nothing will end and hand it on.
-STUCK = Statement(
+# Schedules whose live jobs all wait (hold `overlap`): no job will end and release the next one.
+STUCK_SCHEDULES = Statement(
     "SELECT DISTINCT j.schedule_id FROM timebell_jobs j WHERE j.hold = 'overlap' AND j.schedule_id IS NOT NULL"
     " AND NOT EXISTS (SELECT 1 FROM timebell_jobs o WHERE o.schedule_id = j.schedule_id"
-    " AND (o.hold IS NULL OR o.hold NOT IN ('overlap', 'recover'))) LIMIT 1000"
+    " AND (o.hold IS NULL OR o.hold NOT IN ('overlap', 'backlog'))) LIMIT 1000"
 )
-# Held for what cannot come: a turn without a schedule or in a group without a limit, a stop of what does not run, a
-# word that is none of ours.
-RELEASE = Statement(
+# Holds that nothing will release: `overlap` without a schedule, `group` without a group limit, `tenant` without a
+# tenant limit, `stopping` of a job that is not running, and unknown values.
+RELEASE_INVALID_HOLDS = Statement(
     "UPDATE timebell_jobs SET hold = NULL WHERE hold IS NOT NULL AND state = 'pending'"
-    " AND (hold NOT IN ('overlap', 'unheard', 'recover', 'group', 'tenant')"
+    " AND (hold NOT IN ('overlap', 'unhandled', 'backlog', 'group', 'tenant')"
     " OR (hold = 'overlap' AND schedule_id IS NULL)"
     " OR (hold = 'group' AND (group_name IS NULL OR queue NOT IN (SELECT name FROM timebell_queues"
     " WHERE concurrency_per_group IS NOT NULL)))"
     " OR (hold = 'tenant' AND (SELECT t.starts FROM timebell_tenants t WHERE t.id = tenant_id) IS NULL))"
     " RETURNING id"
 )
-HELD = Statement(
-    "SELECT hold, count(*) AS held FROM (SELECT hold FROM timebell_jobs WHERE hold IS NOT NULL LIMIT :most) AS h"
+COUNT_HOLDS = Statement(
+    "SELECT hold, count(*) AS held FROM (SELECT hold FROM timebell_jobs WHERE hold IS NOT NULL LIMIT :limit) AS h"
     " GROUP BY hold"
 )
-WITHOUT_NEXT = Statement(
-    "SELECT id FROM timebell_schedules WHERE enabled AND fault IS NULL AND next_fire_at IS NULL LIMIT :most"
+SCHEDULES_WITHOUT_NEXT = Statement(
+    "SELECT id FROM timebell_schedules WHERE enabled AND error IS NULL AND next_fire_at IS NULL LIMIT :limit"
 )
 
 
-def holds(tx: Transaction) -> Healed:
-    """Let go what waits for something that cannot come, and count what rightly waits."""
-    released = len(tx.fetch(RELEASE))
-    stuck = sorted(str(row["schedule_id"]) for row in tx.fetch(STUCK))
+def repair_holds(tx: Transaction) -> RepairReport:
+    """Release jobs whose hold nothing else will release, and count the jobs that are held rightly."""
+    released = len(tx.fetch(RELEASE_INVALID_HOLDS))
+    stuck = sorted(str(row["schedule_id"]) for row in tx.fetch(STUCK_SCHEDULES))
     if stuck:
         tx.fetch(LOCK_SCHEDULES, [{"id": schedule} for schedule in stuck])
-    handed_on = let_go(tx, stuck) + groups.hand_on(tx)
+    advanced = release_next(tx, stuck) + groups.release_stuck(tx)
     if released:
         tx.notify()
-    waiting = {row["hold"]: row["held"] for row in tx.fetch(HELD, most=COUNTED)}
-    return Healed(Counter(turn=handed_on, hold=released), Counter(waiting))
+    held = {row["hold"]: row["held"] for row in tx.fetch(COUNT_HOLDS, limit=COUNT_LIMIT)}
+    return RepairReport(Counter(turn=advanced, hold=released), Counter(held))
 
 
-def without_next(tx: Transaction, since: datetime, now: datetime, most: int) -> Healed:
-    """Give schedules that lost their next instant the first that is not decided yet; of at most so many.
+def repair_missing_next(tx: Transaction, since: datetime, now: datetime, limit: int) -> RepairReport:
+    """Restore the next instant of up to `limit` schedules that lost it: the first undecided occurrence.
 
-    `since`: rows of what was decided before may be gone, so nothing older is made up for.
+    `since` is the start of the stored history. Occurrences before it are not made up for, because their rows may have
+    been pruned.
     """
-    ids = [str(row["id"]) for row in tx.fetch(WITHOUT_NEXT, most=most)]
-    return _look(tx, ids, since, now) if ids else Healed()
+    ids = [str(row["id"]) for row in tx.fetch(SCHEDULES_WITHOUT_NEXT, limit=limit)]
+    return _repair_schedules(tx, ids, since, now) if ids else RepairReport()
 
 
-def all_next(
-    tx: Transaction, after: str | None, since: datetime, now: datetime, most: int
-) -> tuple[Healed, str | None]:
-    """As `without_next` of all schedules, also of those whose next instant leaves some out; from an id on, and where
-    to go on, or None at the end."""
-    query = select(schedules.c.id).order_by(schedules.c.id).limit(most)
+def repair_every_next(
+    tx: Transaction, after: str | None, since: datetime, now: datetime, limit: int
+) -> tuple[RepairReport, str | None]:
+    """Check the next instants of all schedules in pages, and correct missing ones and ones that omit occurrences.
+
+    `after` is the last id of the previous page. Returns the report, and the `after` of the next page or None at the
+    end.
+    """
+    query = select(schedules.c.id).order_by(schedules.c.id).limit(limit)
     if after is not None:
         query = query.where(schedules.c.id > after)
     ids = list(tx.execute(query).scalars())
-    return _look(tx, ids, since, now), ids[-1] if len(ids) == most else None
+    return _repair_schedules(tx, ids, since, now), ids[-1] if len(ids) == limit else None
 
 
-def _look(tx: Transaction, ids: list[str], since: datetime, now: datetime) -> Healed:
-    found = select(schedules, revisions.c.effective_at).join(
+def _repair_schedules(tx: Transaction, ids: list[str], since: datetime, now: datetime) -> RepairReport:
+    query = select(schedules, revisions.c.effective_at).join(
         revisions, (revisions.c.schedule_id == schedules.c.id) & (revisions.c.revision == schedules.c.revision)
     )
     reasons: Counter[str] = Counter()
-    healed = 0
-    for row in tx.execute(found.where(schedules.c.id.in_(ids))).all():
-        if (reason := _sound(tx, row, since, now)) is None:
-            # Looked at without a lock, as planners pass over locked ones. Now it counts.
-            mine = found.where(schedules.c.id == row.id).with_for_update(skip_locked=True, of=schedules)
-            locked = tx.execute(mine).first()
-            reason = "locked" if locked is None else _sound(tx, locked, since, now)
+    repaired = 0
+    for row in tx.execute(query.where(schedules.c.id.in_(ids))).all():
+        if (reason := _reason_to_skip(tx, row, since, now)) is None:
+            # The check above takes no lock, because planners skip locked schedules. Repeat it with the lock.
+            lock_query = query.where(schedules.c.id == row.id).with_for_update(skip_locked=True, of=schedules)
+            locked = tx.execute(lock_query).first()
+            reason = "locked" if locked is None else _reason_to_skip(tx, locked, since, now)
         if reason is None:
             assert locked is not None
-            healed += _heal(tx, locked, since)
+            repaired += _set_next(tx, locked, since)
         else:
             reasons[reason] += 1
-    if healed:
+    if repaired:
         tx.notify()
-    return Healed({"schedule": healed} if healed else {}, reasons)
+    return RepairReport({"schedule": repaired} if repaired else {}, reasons)
 
 
-def _sound(tx: Transaction, row: Row[Any], since: datetime, now: datetime) -> str | None:
-    """Why this schedule is left as it is; None if it lost occurrences."""
-    if row.fault is not None or not row.enabled:
-        return "paused" if row.fault is None else "fault"
-    at = row.next_fire_at
-    if at is not None and at <= now:
-        return "sound"  # due: the planner decides
+def _reason_to_skip(tx: Transaction, row: Row[Any], since: datetime, now: datetime) -> str | None:
+    """Return why a schedule needs no repair, or None if it needs one."""
+    if row.error is not None or not row.enabled:
+        return "paused" if row.error is None else "errored"
+    next_fire_at = row.next_fire_at
+    if next_fire_at is not None and next_fire_at <= now:
+        return "sound"  # due: the planner handles it
     try:
-        schedule = read(row)
-    except Exception:  # the planner sets it aside when it is due, and says why
-        return "fault"
-    if at is not None and row.tzdata != schedule.recurrence.release.version:
-        return "sound"  # the chore of new zone data has it
+        schedule = schedule_from_row(row)
+    except Exception:  # the planner marks it as errored when it is due
+        return "errored"
+    if next_fire_at is not None and row.tzdata != schedule.recurrence.release.version:
+        return "sound"  # the tzdata replan handles it
     if schedule.recurrence.spec.delay is not None:
-        if at is not None:
+        if next_fire_at is not None:
             return "sound"
-        return "running" if _in_turn(tx, schedule.id) else None if _first(tx, schedule, row, since)[0] else "over"
-    first, fault = next_of(schedule.recurrence, _fired(row))
-    if first != at:  # not the one after the last that fired: then some were skipped in between
-        first, fault = _first(tx, schedule, row, since)
-    if at is None:
-        return "over" if first is None and fault is None else None
-    return None if first is not None and first < at else "sound"
+        return (
+            "running"
+            if _has_live_serial_job(tx, schedule.id)
+            else None
+            if _first_undecided(tx, schedule, row, since)[0]
+            else "over"
+        )
+    first, error = next_cursor(schedule.recurrence, _decided_until(row))
+    if first != next_fire_at:  # some occurrences may have been skipped since the last one that fired
+        first, error = _first_undecided(tx, schedule, row, since)
+    if next_fire_at is None:
+        return "over" if first is None and error is None else None
+    return None if first is not None and first < next_fire_at else "sound"
 
 
-def _heal(tx: Transaction, row: Row[Any], since: datetime) -> int:
-    schedule = read(row)
-    first, fault = _first(tx, schedule, row, since)
-    log.warning("schedule %s had lost its next instant; it is %s", schedule.id, first)
-    values = {"next_fire_at": first, "fault": fault} | stamp(schedule.recurrence, first)
+def _set_next(tx: Transaction, row: Row[Any], since: datetime) -> int:
+    schedule = schedule_from_row(row)
+    next_fire_at, error = _first_undecided(tx, schedule, row, since)
+    log.warning("restored the next run of schedule %s: %s", schedule.id, next_fire_at)
+    values = {"next_fire_at": next_fire_at, "error": error} | tzdata_columns(schedule.recurrence, next_fire_at)
     tx.execute(update(schedules).where(schedules.c.id == schedule.id).values(**values))
     return 1
 
 
-def _fired(row: Row[Any]) -> datetime:
-    """An edit decides all up to it, and starts anew after it."""
-    fired: datetime = row.effective_at
-    return fired if row.last_fired_at is None else max(fired, row.last_fired_at)
+def _decided_until(row: Row[Any]) -> datetime:
+    """Return until when occurrences are decided: the last one that fired, or the last edit if it is later."""
+    edited_at: datetime = row.effective_at
+    return edited_at if row.last_fired_at is None else max(edited_at, row.last_fired_at)
 
 
-def _first(tx: Transaction, schedule: Schedule, row: Row[Any], since: datetime) -> tuple[datetime | None, str | None]:
-    """The first instant of a schedule that is not decided, and the reason where a search for it is given up."""
+def _first_undecided(
+    tx: Transaction, schedule: Schedule, row: Row[Any], since: datetime
+) -> tuple[datetime | None, str | None]:
+    """Return the first undecided instant of a schedule, and the error if the search for it was given up."""
     recurrence = schedule.recurrence
     if recurrence.spec.delay is not None:
-        ends = (finished.c.schedule_id == schedule.id) & finished.c.serial & finished.c.started_at.is_not(None)
-        latest = select(finished.c.started_at, finished.c.finished_at).where(ends)
+        completed_runs = (
+            (finished.c.schedule_id == schedule.id) & finished.c.serial & finished.c.started_at.is_not(None)
+        )
+        latest = select(finished.c.started_at, finished.c.finished_at).where(completed_runs)
         last = tx.execute(latest.order_by(finished.c.scheduled_at.desc()).limit(1)).first()
         if last is not None and last.finished_at >= row.effective_at:
-            return recurrence.following(last.started_at, last.finished_at), None
-        return recurrence.first(row.effective_at), None
+            return recurrence.next_after_run(last.started_at, last.finished_at), None
+        return recurrence.first_fire(row.effective_at), None
     last = row.last_fired_at
     for table in (jobs, finished):
         until = [finished.c.skipped_to] if table is finished else []
         query = select(table.c.scheduled_at, *until)
         query = query.where(table.c.schedule_id == schedule.id, table.c.kind == Kind.PLANNED.value)
-        for decided in tx.execute(query.order_by(table.c.scheduled_at.desc()).limit(LATEST)):
+        for decided in tx.execute(query.order_by(table.c.scheduled_at.desc()).limit(LATEST_ROWS_SCANNED)):
             last = max(at for at in (last, *decided) if at is not None)
-    floor = max(row.effective_at, since)
-    if last is None or last < floor:
-        return next_of(recurrence, floor)
-    return next_of(carried(recurrence, last, None), last)  # by other zone data it may have had another instant
+    earliest = max(row.effective_at, since)
+    if last is None or last < earliest:
+        return next_cursor(recurrence, earliest)
+    return next_cursor(
+        resume_from(recurrence, last, None), last
+    )  # it may have been computed with another tzdata release
 
 
-def _in_turn(tx: Transaction, schedule_id: str) -> bool:
-    """Whether a job of it lives whose end sets the next instant of a fixed delay."""
-    apart = jobs.c.hold == Hold.RECOVER.value
-    live = (jobs.c.schedule_id == schedule_id) & jobs.c.serial & (jobs.c.hold.is_(None) | ~apart)
+def _has_live_serial_job(tx: Transaction, schedule_id: str) -> bool:
+    """Return whether a fixed-delay schedule has a live job whose completion will set its next instant."""
+    in_backlog = jobs.c.hold == Hold.BACKLOG.value
+    live = (jobs.c.schedule_id == schedule_id) & jobs.c.serial & (jobs.c.hold.is_(None) | ~in_backlog)
     return tx.execute(select(jobs.c.id).where(live).limit(1)).first() is not None
 
 
-def since_of(now: datetime, retention: float) -> datetime:
-    """From when on the rows of decided occurrences are still there; or a day ago, as one row too many does no harm."""
-    return now - timedelta(seconds=min(max(retention, DAY), LONG))
+def history_start(now: datetime, retention: float) -> datetime:
+    """Return from when on the rows of decided occurrences are stored, but at least one day ago.
+
+    `retention` is in seconds.
+    """
+    return now - timedelta(seconds=min(max(retention, MIN_LOOKBACK_SECONDS), MAX_LOOKBACK_SECONDS))

@@ -1,8 +1,8 @@
-"""Clients of PostgreSQL that fell silent in the middle of a statement: it would wait for them, with what they locked.
+"""Terminate PostgreSQL sessions whose client stopped in the middle of a statement, and which hold locks.
 
-`idle_in_transaction_session_timeout` does not see them. A driver that has a statement parsed first, as asyncpg does
-with one that is new to it, leaves the server "active" until it says more (PostgreSQL manual, 55.2.3 "Extended Query":
-only Sync ends that). So does an answer that the client does not read.
+`idle_in_transaction_session_timeout` does not cover them. If a driver first has a statement parsed, as asyncpg does
+with a statement that is new to it, the session stays "active" until the client sends more (PostgreSQL manual, 55.2.3
+"Extended Query": only Sync ends this state). It also stays "active" while the client does not read the result.
 """
 
 from __future__ import annotations
@@ -16,40 +16,46 @@ from sqlalchemy.exc import ProgrammingError
 
 from timebell.store.transaction import Transaction
 
-log = logging.getLogger("timebell.pulse")
-UNSAID = timedelta(seconds=4)
-"""What follows a parsed statement may take so long: with a heartbeat of 5 s less than a transaction may be idle."""
-UNREAD = timedelta(seconds=10)
-"""An answer may take so long to be read: a large one does take its time."""
+log = logging.getLogger("timebell.heartbeat")
+CLIENT_READ_TIMEOUT = timedelta(seconds=4)
+"""Maximum wait for the message after Parse.
 
-# Of statements of our own that have locked something: others may well be slow. A COPY that is silent looks like one
-# that is long. By the server's clock, which may have been set: by more than so much it is taken for silence.
-_END = text(
+Plus the heartbeat of 5 s this is less than the 10 s for which a session may be idle in a transaction.
+"""
+CLIENT_WRITE_TIMEOUT = timedelta(seconds=10)
+"""Maximum wait for the client to read the result. Longer, because large results take time."""
+
+# Only Timebell's own sessions with a transaction id, that is, with row locks: others may be slow without harm. COPY is
+# excluded, because a stalled one looks like a long one. The age is measured by the server's clock: abs() because it may
+# have been set back; setting it by more than the timeout counts as a stall.
+_TERMINATE = text(
     "SELECT pid, pg_terminate_backend(pid) AS ended FROM pg_stat_activity WHERE datname = current_database()"
     " AND usename = current_user AND application_name = 'timebell' AND state = 'active' AND backend_xid IS NOT NULL"
     " AND query LIKE '%timebell!_%' ESCAPE '!' AND query NOT LIKE 'COPY %'"
     " AND wait_event IN ('ClientRead', 'ClientWrite') AND abs(extract(epoch FROM clock_timestamp() - state_change)) >"
-    " extract(epoch FROM CASE wait_event WHEN 'ClientRead' THEN CAST(:unsaid AS interval)"
-    " ELSE CAST(:unread AS interval) END)"
+    " extract(epoch FROM CASE wait_event WHEN 'ClientRead' THEN CAST(:client_read_timeout AS interval)"
+    " ELSE CAST(:client_write_timeout AS interval) END)"
 )
 
 
-def end(tx: Transaction) -> list[int]:
-    """End the sessions that have been silent for so long; their process ids. What they had begun is rolled back."""
-    if tx.dialect.name != "postgresql":  # MariaDB ends them itself (net_read_timeout, net_write_timeout)
+def terminate_stalled(tx: Transaction) -> list[int]:
+    """Terminate stalled sessions; return their process ids. Their transactions are rolled back."""
+    if tx.dialect.name != "postgresql":  # MariaDB terminates them itself (net_read_timeout, net_write_timeout)
         return []
     try:
-        rows = tx.execute(_END, {"unsaid": UNSAID, "unread": UNREAD})
-    except ProgrammingError as refused:
-        _warn(str(refused.orig))
+        rows = tx.execute(
+            _TERMINATE, {"client_read_timeout": CLIENT_READ_TIMEOUT, "client_write_timeout": CLIENT_WRITE_TIMEOUT}
+        )
+    except ProgrammingError as error:
+        _warn_missing_privilege(str(error.orig))
         return []
     return [row.pid for row in rows if row.ended]
 
 
-@cache  # once is enough: it does not change while we run
-def _warn(why: str) -> None:
+@cache  # log once per process
+def _warn_missing_privilege(reason: str) -> None:
     log.warning(
-        "Sessions that fall silent in the middle of a statement cannot be ended, and keep what they have locked: %s."
-        " GRANT EXECUTE ON FUNCTION pg_terminate_backend to the role of this node.",
-        why,
+        "could not terminate stalled sessions, which keep their row locks: %s."
+        " Grant EXECUTE on FUNCTION pg_terminate_backend to the role of this node.",
+        reason,
     )

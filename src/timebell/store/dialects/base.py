@@ -1,4 +1,4 @@
-"""The store: runs operations in transactions. A dialect overrides only what truly differs."""
+"""The store interface, which runs operations in transactions, and the handling of callers' connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST_SUCCESS = (
     "SELECT max(f.finished_at) FROM (SELECT state, finished_at FROM timebell_finished"
     " WHERE schedule_id = s.id ORDER BY scheduled_at DESC LIMIT 20) AS f WHERE f.state = 'completed'"
 )
-"""Of the schedule `s`, if it is one of its last occurrences."""
+"""SQL for when schedule `s` last succeeded, if that is one of its last 20 occurrences."""
 P = ParamSpec("P")
 R = TypeVar("R")
 Operation = Callable[Concatenate[Transaction, P], R]
@@ -27,59 +27,63 @@ Finish = Callable[[Transaction], None]
 
 
 class Store(Protocol):
-    """A database, as the rest of Timebell sees it: `await store.run(operation, ...)`."""
+    """A database with Timebell's tables. Usage: `await store.run(operation, ...)`."""
 
     url: str
-    many_nodes: bool
-    """Whether several engines may share it."""
+    multi_node: bool
+    """True if several engines may share the database."""
 
     @property
     def dialect(self) -> Dialect:
-        """Its words and ways."""
+        """The database-specific parts of operations."""
 
     async def open(self) -> None:
-        """Connect and check that the tables are those of this version.
+        """Connect and check the tables.
 
         Raises StoreUnreachable or SchemaOutdated.
         """
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close all connections."""
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an operation in a transaction of its own. Raises StoreUnreachable."""
+        """Run an operation in a transaction of its own. Raises StoreUnreachable.
 
-    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `run`, on the fast path: only for operations of a single statement, or that need no atomicity."""
+        The operation may run several times, after transient conflicts.
+        """
+
+    async def run_autocommit(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run an operation without a transaction: faster. For single statements, or if atomicity is not needed."""
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an operation inside a transaction of the caller's: on a connection that `join_callers` takes."""
+        """Run an operation in the transaction of a connection of the caller; see `join_caller_connection`."""
 
-    def lend(self, finish: Finish) -> AbstractAsyncContextManager[AsyncConnection]:
-        """A connection in a transaction of its own. When the block ends well `finish` is run in it, and it is
-        committed; any error rolls it back."""
+    def handler_transaction(self, finish: Finish) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Open a transaction for a handler. If the block succeeds, run `finish` in it and commit; else roll back."""
 
-    def lend_to_thread(self, finish: Finish) -> AbstractContextManager[Connection]:
-        """As `lend`, for the thread that calls."""
+    def handler_transaction_in_thread(self, finish: Finish) -> AbstractContextManager[Connection]:
+        """Open a transaction like `handler_transaction`, for use in the calling thread."""
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
-        """A transaction of several operations, for `join`: commits when the block ends, unless it raises."""
+        """Open a transaction for several operations, run by `join`. Commit it at the end, or roll back on an error."""
 
-    def passes(self, failed: BaseException) -> bool:
-        """Whether it is a conflict that passes by itself: what failed may be done again from its start."""
+    def is_transient(self, error: BaseException) -> bool:
+        """Return whether an error is a transient conflict, after which the whole transaction may be repeated."""
 
-    async def reading(self) -> datetime:
-        """The database's clock, now."""
+    async def read_clock(self) -> datetime:
+        """Return the current time of the database clock."""
 
     async def lock_engine(self) -> None:
-        """Become an engine of this store. Raises StoreInUse where only one may be."""
+        """Register as an engine of this store. Raises StoreInUse if another engine runs and only one is allowed."""
 
     async def unlock_engine(self) -> None:
-        """Be one no longer."""
+        """Release the registration of `lock_engine`."""
 
-    async def listen(self, poke: Callable[[str], None]) -> bool:
-        """Call `poke` with JOBS or SCHEDULES whenever another process says that something earlier is due; False if it
-        cannot."""
+    async def listen(self, on_notification: Callable[[str], None]) -> bool:
+        """Call `on_notification` with JOBS or SCHEDULES when another process notifies; return False if unsupported.
+
+        Call it again periodically: it reconnects if the connection was lost.
+        """
 
 
 def join(
@@ -89,67 +93,69 @@ def join(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[R, str]:
-    """Run an operation on a SQLAlchemy connection; its answer, and what it wants other nodes told of, if anything."""
+    """Run an operation on a SQLAlchemy connection; return its result, and the subject of the notification or ""."""
     name = getattr(operation, "__name__", "operation")
     tx = SqlTransaction(connection, dialect, Steps(name))
     return operation(tx, *args, **kwargs), tx.wants_notify
 
 
-callers_thread: ContextVar[Callable[[Callable[[], Any]], Awaitable[Any]] | None] = ContextVar("thread", default=None)
-"""Set where a verb is awaited for a thread that blocks: how that thread is made to call something meanwhile."""
+caller_thread: ContextVar[Callable[[Callable[[], Any]], Awaitable[Any]] | None] = ContextVar("thread", default=None)
+"""Set while a coroutine runs on behalf of a blocking thread: runs a function in that thread."""
 
 
-async def join_callers(
+async def join_caller_connection(
     connection: Any, dialect: Dialect, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[R, str]:
-    """`join` for whatever a caller holds: Connection, Session, AsyncConnection or AsyncSession, or a connection of
-    psycopg, asyncpg, PyMySQL or sqlite3 itself, or Django's.
+    """Run an operation like `join`, on any supported connection of a caller.
 
-    A synchronous one is used by the thread that brought it. Raises InvalidInput (CONNECTION_INVALID,
-    TRANSACTION_MISSING).
+    Supported are Connection, Session, AsyncConnection and AsyncSession of SQLAlchemy, connections of psycopg, asyncpg,
+    PyMySQL and sqlite3, and Django's. A synchronous connection is used in the thread of the caller. Raises InvalidInput
+    (INVALID_CONNECTION, TRANSACTION_MISSING).
     """
     driver = caller_connections.driver_of(connection)
-    django, there = caller_connections.is_django(connection), callers_thread.get()
-    is_async = not django and (hasattr(connection, "run_sync") or driver in caller_connections.ASYNC)
-    named = type(connection).__name__
+    django, run_in_caller_thread = caller_connections.is_django(connection), caller_thread.get()
+    is_async = not django and (hasattr(connection, "run_sync") or driver in caller_connections.ASYNC_DRIVERS)
+    type_name = type(connection).__name__
     if not (driver or django or is_async or isinstance(connection, Connection) or _is_session(connection)):
         raise InvalidInput(
-            f"connection is a {named}.", code="CONNECTION_INVALID",
-            fix="Give a Connection or Session of SQLAlchemy, sync or async, or one of psycopg, asyncpg, PyMySQL,"
-            " sqlite3 or Django.",
+            f"connection is a {type_name}, which is not supported.", code="INVALID_CONNECTION",
+            fix="Pass a Connection or Session of SQLAlchemy, sync or async, or a connection of psycopg, asyncpg,"
+            " PyMySQL, sqlite3 or Django.",
         )  # fmt: skip
-    if is_async and there is not None:
+    if is_async and run_in_caller_thread is not None:
         raise InvalidInput(
-            f"connection is a {named}, which belongs to an event loop, and app.sync blocks.",
-            code="CONNECTION_INVALID", fix="Give a Connection or Session, or await app.schedule_at(...).",
+            f"connection is a {type_name}, which belongs to an event loop, but app.sync blocks.",
+            code="INVALID_CONNECTION", fix="Pass a Connection or Session, or await app.schedule_at(...).",
         )  # fmt: skip
 
-    def on(connection: Connection) -> tuple[R, str]:
+    def run_on(connection: Connection) -> tuple[R, str]:
         kind = dialect.name.partition(" ")[0]
-        found = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
-        if found != kind:
+        backend = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
+        if backend != kind:
             raise InvalidInput(
-                f"connection is one to {found}, and the app's database is {kind}.",
-                code="CONNECTION_INVALID", fix="Give one to the database of the app.",
+                f"connection is to {backend}, but the database of the app is {kind}.",
+                code="INVALID_CONNECTION", fix="Pass a connection to the database of the app.",
             )  # fmt: skip
         return join(connection, dialect, operation, args, kwargs)
 
-    def joined() -> tuple[R, str]:
-        own = caller_connections.of_django(connection) if django else connection
-        its = caller_connections.driver_of(own)
-        if its is None:
-            return on(own if isinstance(own, Connection) else own.connection())
-        caller_connections.check_transaction(its, own)
-        return caller_connections.lent(its, own, on)
+    def run_joined() -> tuple[R, str]:
+        driver_connection = caller_connections.django_driver_connection(connection) if django else connection
+        own_driver = caller_connections.driver_of(driver_connection)
+        if own_driver is None:
+            return run_on(
+                driver_connection if isinstance(driver_connection, Connection) else driver_connection.connection()
+            )
+        caller_connections.check_transaction(own_driver, driver_connection)
+        return caller_connections.run_with_sqlalchemy(own_driver, driver_connection, run_on)
 
-    if driver in caller_connections.ASYNC:
-        return await caller_connections.awaited(joined)
+    if driver in caller_connections.ASYNC_DRIVERS:
+        return await caller_connections.run_in_greenlet(run_joined)
     if is_async:
         return await connection.run_sync(  # type: ignore[no-any-return]
-            lambda inner: on(inner if isinstance(inner, Connection) else inner.connection())
+            lambda inner: run_on(inner if isinstance(inner, Connection) else inner.connection())
         )
-    return joined() if there is None else await there(joined)
+    return run_joined() if run_in_caller_thread is None else await run_in_caller_thread(run_joined)
 
 
-def _is_session(given: Any) -> bool:
-    return callable(getattr(given, "connection", None))
+def _is_session(candidate: Any) -> bool:
+    return callable(getattr(candidate, "connection", None))

@@ -1,7 +1,6 @@
-"""A caller's own connection of psycopg, asyncpg, PyMySQL, sqlite3 or Django, made one of SQLAlchemy's for one
-operation.
+"""Use a caller's connection of psycopg, asyncpg, PyMySQL, sqlite3 or Django with SQLAlchemy, for one operation.
 
-Its transaction is the caller's: nothing here begins, commits or rolls back, and nothing closes the connection.
+The transaction belongs to the caller: nothing here begins, commits or rolls back, and nothing closes the connection.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from sqlalchemy.util import greenlet_spawn
 from timebell.errors import InvalidInput
 
 R = TypeVar("R")
-_IN_TRANSACTION = 1  # of the status that MariaDB gives with each answer
-ASYNC = ("postgresql+asyncpg", "postgresql+psycopg_async")
+_STATUS_IN_TRANSACTION = 1  # flag of the server status in each MariaDB response
+ASYNC_DRIVERS = ("postgresql+asyncpg", "postgresql+psycopg_async")
 
 
 def driver_of(connection: Any) -> str | None:
-    """What SQLAlchemy calls the driver that this connection is of; None for anything else."""
+    """Return the SQLAlchemy driver name of a driver connection; None for any other object."""
     if isinstance(connection, sqlite3.Connection):
         return "sqlite"
     if isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
         return "postgresql+asyncpg"
-    psycopg = sys.modules.get("psycopg")  # not imported: then nobody holds one of its connections
+    psycopg = sys.modules.get("psycopg")  # if it is not imported, no connection of it exists
     if psycopg is not None and isinstance(connection, psycopg.Connection):
         return "postgresql+psycopg"
     if psycopg is not None and isinstance(connection, psycopg.AsyncConnection):
@@ -42,98 +41,101 @@ def driver_of(connection: Any) -> str | None:
 
 
 def is_django(connection: Any) -> bool:
-    """Whether it is Django's `connection`, or one of its `connections`."""
-    base = sys.modules.get("django.db.backends.base.base")  # not imported: then nobody holds one
+    """Return whether this is Django's `connection`, or one of its `connections`."""
+    base = sys.modules.get("django.db.backends.base.base")  # if it is not imported, no connection exists
     if base is None:
         return False
     return isinstance(connection, base.BaseDatabaseWrapper | sys.modules["django.utils.connection"].ConnectionProxy)
 
 
-def of_django(connection: Any) -> Any:
-    """The driver's connection within Django's, which is the calling thread's own.
+def django_driver_connection(connection: Any) -> Any:
+    """Return the driver connection inside Django's connection of the calling thread.
 
-    Raises InvalidInput (CONNECTION_INVALID), and what Django raises in a transaction that is already broken.
+    Raises InvalidInput (INVALID_CONNECTION), and the errors of Django for a broken transaction.
     """
     connection.validate_no_broken_transaction()
     connection.ensure_connection()
     inner = connection.connection
     if driver_of(inner) is None:
         raise InvalidInput(
-            f"Django's connection {connection.alias!r} is one of {type(inner).__module__}.", code="CONNECTION_INVALID",
-            fix="Use SQLite, or PostgreSQL with psycopg 3 (pip install psycopg).",
+            f"Django's connection {connection.alias!r} uses {type(inner).__module__}, which is not supported.",
+            code="INVALID_CONNECTION", fix="Use SQLite, or PostgreSQL with psycopg 3 (pip install psycopg).",
         )  # fmt: skip
     return inner
 
 
 def check_transaction(driver: str, connection: Any) -> None:
-    """Raises InvalidInput (TRANSACTION_MISSING) where what is done now would stand at once, whatever comes after."""
+    """Check that a transaction is open, or will be opened by the driver. Raises InvalidInput (TRANSACTION_MISSING)."""
     if driver == "sqlite":
-        at_once = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
-        missing = at_once and not connection.in_transaction
+        autocommit = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+        missing = autocommit and not connection.in_transaction
     elif driver == "postgresql+asyncpg":
         missing = not connection.is_in_transaction()
     elif driver == "mysql+pymysql":
-        missing = connection.get_autocommit() and not connection.server_status & _IN_TRANSACTION
+        missing = connection.get_autocommit() and not connection.server_status & _STATUS_IN_TRANSACTION
     else:
         missing = connection.autocommit and not connection.info.transaction_status
     if missing:
         raise InvalidInput(
-            "The connection has no transaction open, so there is nothing to be atomic with.",
-            code="TRANSACTION_MISSING", fix="Begin one first, or leave out connection=.",
+            "The connection has no open transaction, so the operation cannot be atomic with other changes.",
+            code="TRANSACTION_MISSING", fix="Begin a transaction first, or omit connection=.",
         )  # fmt: skip
 
 
-async def awaited(call: Callable[[], R]) -> R:
-    """Run a function that uses the connection of an async driver."""
-    return await greenlet_spawn(call)
+async def run_in_greenlet(function: Callable[[], R]) -> R:
+    """Run a function that uses the connection of an async driver through SQLAlchemy."""
+    return await greenlet_spawn(function)
 
 
-def lent(driver: str, connection: Any, use: Callable[[Connection], R]) -> R:
-    """What `use` answers of the connection; of an async driver, within `awaited`. Errors are the driver's own."""
+def run_with_sqlalchemy(driver: str, connection: Any, function: Callable[[Connection], R]) -> R:
+    """Call `function` with a SQLAlchemy connection on a driver connection; raise errors as the driver's own.
+
+    With an async driver, call it within `run_in_greenlet`.
+    """
     dialect, cache = _dialect(driver)
-    pool = NullPool(lambda: _adapted(driver, dialect, connection), dialect=dialect)
+    pool = NullPool(lambda: _adapt(driver, dialect, connection), dialect=dialect)
     try:
-        with Engine(pool, dialect, make_url(f"{driver}://")).connect() as made:
-            return use(made.execution_options(compiled_cache=cache))
-    except DBAPIError as failed:
-        raise (getattr(failed.orig, "__cause__", None) or failed.orig or failed) from failed
+        with Engine(pool, dialect, make_url(f"{driver}://")).connect() as sqlalchemy_connection:
+            return function(sqlalchemy_connection.execution_options(compiled_cache=cache))
+    except DBAPIError as error:
+        raise (getattr(error.orig, "__cause__", None) or error.orig or error) from error
 
 
-class _Lent:
-    """Of a dialect: whose the transaction and the connection are not."""
+class _CallerOwnedDialect:
+    """Mixin for a SQLAlchemy dialect that does not own the transaction and the connection."""
 
     supports_statement_cache = True
 
     def do_begin(self, dbapi_connection: Any) -> None:
-        """The owner did."""
+        """Do nothing: the caller controls the transaction."""
 
     do_commit = do_rollback = do_close = do_terminate = do_begin
 
 
 @functools.cache
 def _dialect(driver: str) -> tuple[Any, dict[Any, Any]]:
-    """The driver's dialect, and a cache of what it compiled."""
-    of_driver = make_url(f"{driver}://").get_dialect()
-    made = type(f"Lent{of_driver.__name__}", (_Lent, of_driver), {"supports_statement_cache": True})
-    return made(dbapi=of_driver.import_dbapi()), {}
+    """Return the dialect for a driver, and its cache of compiled statements."""
+    base = make_url(f"{driver}://").get_dialect()
+    subclass = type(f"CallerOwned{base.__name__}", (_CallerOwnedDialect, base), {"supports_statement_cache": True})
+    return subclass(dbapi=base.import_dbapi()), {}
 
 
-def _adapted(driver: str, dialect: Any, connection: Any) -> Any:
-    """The connection as SQLAlchemy expects one of this driver."""
-    if driver not in ASYNC:
-        return _Plain(connection)
+def _adapt(driver: str, dialect: Any, connection: Any) -> Any:
+    """Wrap a driver connection as SQLAlchemy expects it."""
+    if driver not in ASYNC_DRIVERS:
+        return _TupleRowConnection(connection)
 
-    async def given() -> Any:
-        return connection if driver == "postgresql+asyncpg" else _Plain(connection)
+    async def existing_connection() -> Any:
+        return connection if driver == "postgresql+asyncpg" else _TupleRowConnection(connection)
 
-    adapted = dialect.dbapi.connect(async_creator_fn=given)
+    adapted = dialect.dbapi.connect(async_creator_fn=existing_connection)
     if driver == "postgresql+asyncpg":
-        adapted.isolation_level = "autocommit"  # it begins none of its own
+        adapted.isolation_level = "autocommit"  # begins no transactions itself
     return adapted
 
 
-class _Plain:
-    """A connection whose rows are tuples, whatever its owner had them be."""
+class _TupleRowConnection:
+    """A driver connection whose rows are tuples, whatever row factory the caller has set."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -142,7 +144,7 @@ class _Plain:
         return getattr(self._connection, name)
 
     def cursor(self) -> Any:
-        """A new one."""
+        """Create a cursor that returns tuples."""
         if isinstance(self._connection, sqlite3.Connection):
             cursor = self._connection.cursor()
             cursor.row_factory = None

@@ -1,4 +1,4 @@
-"""A transaction lent to a handler: what ends its job is written at the end of it, and committed with the rest."""
+"""Transactions for handlers: the completion of the job is written in the same transaction as the handler's changes."""
 
 from __future__ import annotations
 
@@ -15,61 +15,71 @@ from timebell.store.dialects.base import Finish, join
 from timebell.store.transaction import Dialect, Steps, Transaction
 
 R = TypeVar("R")
-Join = Callable[[Any, Finish], Coroutine[Any, Any, None]]
+JoinFunction = Callable[[Any, Finish], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
-async def lend(connection: AsyncConnection, joining: Join, finish: Finish) -> AsyncIterator[AsyncConnection]:
-    """The connection in a transaction, which `finish` ends; an error in the block or in `finish` rolls it back."""
+async def handler_transaction(
+    connection: AsyncConnection, join_connection: JoinFunction, finish: Finish
+) -> AsyncIterator[AsyncConnection]:
+    """Begin a transaction on a connection; at the end run `finish` in it and commit.
+
+    An error in the block or in `finish` rolls it back. `join_connection` runs `finish` on the connection.
+    """
     transaction = await connection.begin()
     try:
         yield connection
-        await whole(_end(connection, transaction, joining, finish))
+        await run_to_completion(_finish_and_commit(connection, transaction, join_connection, finish))
     except BaseException:
         if transaction.is_active:
-            with suppress(Exception):  # a connection that broke; the server rolls back by itself
+            with suppress(Exception):  # the connection is broken; the server rolls back itself
                 await transaction.rollback()
         raise
 
 
-def nothing_more(tx: Transaction) -> None:
-    """The `finish` of a transaction that has said everything."""
+def no_finish(tx: Transaction) -> None:
+    """Do nothing: the `finish` of a transaction without a completion."""
 
 
-async def _end(connection: AsyncConnection, transaction: AsyncTransaction, joining: Join, finish: Finish) -> None:
-    _check(transaction.is_active)
+async def _finish_and_commit(
+    connection: AsyncConnection, transaction: AsyncTransaction, join_connection: JoinFunction, finish: Finish
+) -> None:
+    _check_active(transaction.is_active)
     steps = Steps(finish.__name__)
-    await joining(connection, finish)
+    await join_connection(connection, finish)
     steps.at("commit")
     await transaction.commit()
     steps.at("done")
 
 
-async def whole(work: Coroutine[Any, Any, R]) -> R:
-    """Await it to its end, also when cancelled meanwhile: what a commit came to must be known."""
-    task = asyncio.create_task(work)
+async def run_to_completion(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Await a coroutine to its end even if this task is cancelled, because the outcome of a commit must be known."""
+    task = asyncio.create_task(coroutine)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # of which nobody else hears any more
+            task.exception()  # mark it as retrieved: the cancellation replaces it
         raise
 
 
 @contextmanager
-def lend_here(
-    connection: Connection, dialect: Dialect, finish: Finish, tell: Callable[[Transaction, str], None] | None = None
+def handler_transaction_in_thread(
+    connection: Connection, dialect: Dialect, finish: Finish, notify: Callable[[Transaction, str], None] | None = None
 ) -> Iterator[Connection]:
-    """As `lend`, in the thread that calls; `tell` makes other nodes look again, if `finish` wants it."""
+    """Begin a transaction like `handler_transaction`, in the calling thread.
+
+    `notify` notifies other nodes in the transaction, if `finish` requests it.
+    """
     transaction = connection.begin()
     try:
         yield connection
-        _check(transaction.is_active)
+        _check_active(transaction.is_active)
         steps = Steps(finish.__name__)
         _, wants_notify = join(connection, dialect, finish, (), {})
-        if wants_notify and tell is not None:
-            join(connection, dialect, tell, (wants_notify,), {})
+        if wants_notify and notify is not None:
+            join(connection, dialect, notify, (wants_notify,), {})
         steps.at("commit")
         transaction.commit()
         steps.at("done")
@@ -80,9 +90,9 @@ def lend_here(
         raise
 
 
-def _check(active: bool) -> None:
+def _check_active(active: bool) -> None:
     if not active:
         raise TimebellError(
-            "The transaction of the block was ended inside it, so the job cannot be completed in it.",
-            code="TRANSACTION_ENDED", fix="Leave commit() out; to roll back, raise.",
+            "The transaction was ended inside its block, so the job cannot be completed in it.",
+            code="TRANSACTION_ENDED", fix="Do not call commit(). To roll back, raise an exception.",
         )  # fmt: skip

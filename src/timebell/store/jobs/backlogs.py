@@ -1,4 +1,4 @@
-"""What an outage or a restore left behind and is not to be made up for unasked: it waits, hold `recover`."""
+"""Jobs with hold `backlog`: due during an outage or before a restore, and run only after an operator releases them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from sqlalchemy import func, select, text
 from timebell.store.schema import jobs, schedules
 from timebell.store.transaction import Transaction
 
-MOST = 1_000  # schedules in one answer
+MAX_BACKLOGS = 1_000  # schedules returned at most
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """So many occurrences of a schedule wait, from the first to the last; `schedule` is its name. Jobs of none are
-    one more, with the topic of the first."""
+    """The held jobs of one schedule: their number, and the instants of the first and the last.
+
+    `schedule` is the name of the schedule. Jobs without a schedule form one more backlog, which has the first topic in
+    alphabetical order.
+    """
 
     schedule_id: str | None
     schedule: str | None
@@ -28,13 +31,15 @@ class Backlog:
     last: datetime
 
 
-def waiting(tx: Transaction, tenant_id: str) -> list[Backlog]:
-    """Those of a tenant, the largest first."""
-    held = (jobs.c.tenant_id == tenant_id) & text("hold IS NOT NULL AND hold = 'recover'")  # as the index says it
-    count, at = func.count().label("jobs"), jobs.c.scheduled_at
-    found = select(jobs.c.schedule_id, func.min(jobs.c.topic), count, func.min(at), func.max(at)).where(held)
-    found = found.group_by(jobs.c.schedule_id).order_by(count.desc(), jobs.c.schedule_id).limit(MOST)
-    rows: Sequence[Any] = tx.execute(found).all()
-    named = select(schedules.c.id, schedules.c.name).where(schedules.c.id.in_([row[0] for row in rows if row[0]]))
-    names = {row.id: row.name for row in tx.execute(named)}
-    return [Backlog(id_, names.get(id_), topic, jobs_, first, last) for id_, topic, jobs_, first, last in rows]
+def list_backlogs(tx: Transaction, tenant_id: str) -> list[Backlog]:
+    """Return the backlogs of a tenant, largest first."""
+    held = (jobs.c.tenant_id == tenant_id) & text("hold IS NOT NULL AND hold = 'backlog'")  # as in the index
+    count, scheduled_at = func.count().label("jobs"), jobs.c.scheduled_at
+    query = select(
+        jobs.c.schedule_id, func.min(jobs.c.topic), count, func.min(scheduled_at), func.max(scheduled_at)
+    ).where(held)
+    query = query.group_by(jobs.c.schedule_id).order_by(count.desc(), jobs.c.schedule_id).limit(MAX_BACKLOGS)
+    rows: Sequence[Any] = tx.execute(query).all()
+    name_query = select(schedules.c.id, schedules.c.name).where(schedules.c.id.in_([row[0] for row in rows if row[0]]))
+    names = {row.id: row.name for row in tx.execute(name_query)}
+    return [Backlog(id_, names.get(id_), topic, job_count, first, last) for id_, topic, job_count, first, last in rows]

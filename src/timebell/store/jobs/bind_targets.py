@@ -1,4 +1,4 @@
-"""What names a target learns its kind when it is written: a name that nobody has is refused there and then."""
+"""Resolve named targets when a job, schedule or trigger is written. An unknown name is refused immediately."""
 
 from __future__ import annotations
 
@@ -11,68 +11,73 @@ from sqlalchemy import select, tuple_
 from timebell.errors import NotFound
 from timebell.model.job import NewJob
 from timebell.model.payload import encode
-from timebell.model.preconditions import source_of
-from timebell.model.routes import named, route
+from timebell.model.preconditions import queried_source
+from timebell.model.routes import named_target, route_for
 from timebell.model.schedule import Schedule
 from timebell.model.trigger import Trigger
 from timebell.store.schema import targets
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.query_sources import askable
+from timebell.store.triggers.query_sources import require_query_sources
 
 M = TypeVar("M", Schedule, Trigger)
 
 
-def bind(tx: Transaction, new: Sequence[NewJob]) -> None:
-    """Give jobs that name a target its kind, and see that the sources that jobs ask are there.
+def bind_jobs(tx: Transaction, new_jobs: Sequence[NewJob]) -> None:
+    """Set the target and route of jobs with a named target, and check that the sources of their conditions exist.
 
     Raises NotFound (TARGET_NOT_FOUND, SOURCE_NOT_FOUND), InvalidInput (INVALID_CONDITION).
     """
-    asking = [job for job in new if job.conditions is not None]
-    askable(tx, {(job.tenant_id, source) for job in asking if (source := source_of(job.conditions))})
-    naming = [job for job in new if job.named is not None]
-    if not naming:
+    conditional = [job for job in new_jobs if job.conditions is not None]
+    require_query_sources(
+        tx, {(job.tenant_id, source) for job in conditional if (source := queried_source(job.conditions))}
+    )
+    unbound = [job for job in new_jobs if job.target_name is not None]
+    if not unbound:
         return
-    kinds = _kinds(tx, {(job.tenant_id, str(job.named)) for job in naming})
-    for job in naming:
-        name = str(job.named)
+    kinds = _lock_target_kinds(tx, {(job.tenant_id, str(job.target_name)) for job in unbound})
+    for job in unbound:
+        name = str(job.target_name)
         kind = kinds.get((job.tenant_id, name))
         if kind is None:
-            raise no_such_target(name)
-        target = named(kind, name)
-        job.target, job.route = encode(target, "target"), route(job.topic, target)
+            raise target_not_found(name)
+        target = named_target(kind, name)
+        job.target, job.route = encode(target, "target"), route_for(job.topic, target)
 
 
-def unknown(tx: Transaction, new: Sequence[NewJob]) -> set[str]:
-    """The ids of those that name a target that there is not."""
-    naming = {job.id: (job.tenant_id, job.named) for job in new if job.named is not None}
-    kinds = _kinds(tx, {(tenant, str(name)) for tenant, name in naming.values()}) if naming else {}
-    return {id_ for id_, key in naming.items() if key not in kinds}
+def find_unbound(tx: Transaction, new_jobs: Sequence[NewJob]) -> set[str]:
+    """Return the ids of jobs whose named target does not exist."""
+    keys = {job.id: (job.tenant_id, job.target_name) for job in new_jobs if job.target_name is not None}
+    kinds = _lock_target_kinds(tx, {(tenant, str(name)) for tenant, name in keys.values()}) if keys else {}
+    return {id_ for id_, key in keys.items() if key not in kinds}
 
 
-def bound(tx: Transaction, maker: M) -> M:
-    """The schedule or trigger, with the kind of the target that it names. Raises as `bind`."""
-    if maker.action.unless is not None:
-        askable(tx, {(maker.tenant_id, maker.action.unless["source"])})
-    given = maker.action.target
-    if given is None or "name" not in given:
-        return maker
-    kind = _kinds(tx, {(maker.tenant_id, given["name"])}).get((maker.tenant_id, given["name"]))
+def bind_definition(tx: Transaction, definition: M) -> M:
+    """Return a schedule or trigger with its named target resolved.
+
+    Raises NotFound (TARGET_NOT_FOUND, SOURCE_NOT_FOUND), InvalidInput (INVALID_CONDITION).
+    """
+    if definition.action.unless is not None:
+        require_query_sources(tx, {(definition.tenant_id, definition.action.unless["source"])})
+    target = definition.action.target
+    if target is None or "name" not in target:
+        return definition
+    kind = _lock_target_kinds(tx, {(definition.tenant_id, target["name"])}).get((definition.tenant_id, target["name"]))
     if kind is None:
-        raise no_such_target(given["name"])
-    action = dataclasses.replace(maker.action, target=named(kind, given["name"]))
-    return dataclasses.replace(maker, action=action)
+        raise target_not_found(target["name"])
+    action = dataclasses.replace(definition.action, target=named_target(kind, target["name"]))
+    return dataclasses.replace(definition, action=action)
 
 
-def _kinds(tx: Transaction, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """The kinds of targets, which cannot be deleted until this transaction ends."""
-    mine = tuple_(targets.c.tenant_id, targets.c.name).in_(sorted(keys))
-    query = select(targets.c.tenant_id, targets.c.name, targets.c.kind).where(mine)
+def _lock_target_kinds(tx: Transaction, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return the kinds of targets, and lock them so that none is deleted before this transaction ends."""
+    matches = tuple_(targets.c.tenant_id, targets.c.name).in_(sorted(keys))
+    query = select(targets.c.tenant_id, targets.c.name, targets.c.kind).where(matches)
     rows = tx.execute(query.order_by(targets.c.tenant_id, targets.c.name).with_for_update(read=True, key_share=True))
     return {(row.tenant_id, row.name): row.kind for row in rows}
 
 
-def no_such_target(name: str) -> NotFound:
-    """The error for a name that nobody has."""
+def target_not_found(name: str) -> NotFound:
+    """Create the error for an unknown target name."""
     return NotFound(
-        f"There is no target {name!r:.80}.", code="TARGET_NOT_FOUND", fix="timebell target list shows them."
+        f"There is no target {name!r:.80}.", code="TARGET_NOT_FOUND", fix="List the targets with: timebell target list"
     )

@@ -1,6 +1,11 @@
-"""How attempts leave: they end, are tried again, or are left to outside workers; and the beats that keep them.
+"""Hot statements of attempts: complete, schedule a retry, dispatch to external workers, renew leases.
 
-Each batch is one statement; the fence (attempt number, state) guards every write.
+Each batch is one statement. Every write is fenced: it applies only if the attempt number and the state of the row are
+still those of the attempt. Otherwise the attempt has ended, perhaps reclaimed by another node, and the row is left
+unchanged.
+
+With `skip_locked`, rows that another transaction has locked are left unchanged, too, so that a stuck session cannot
+delay the whole batch. Callers find these attempts with `find_unchanged`.
 """
 
 from __future__ import annotations
@@ -9,130 +14,139 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-from timebell.model.job import Ending, JobState
+from timebell.model.job import Completion, JobState
 from timebell.store.jobs import groups
 from timebell.store.schema import jobs
-from timebell.store.statement import InTwo, Statement
+from timebell.store.statement import SplitStatement, Statement
 from timebell.store.transaction import Row, Transaction
 from timebell.store.types import to_micros
 
-_DERIVED = {"route", "hold", "beat", "cancel_asked", "shared", "charged"}
-_CARRIED = [column.name for column in jobs.columns if column.name not in _DERIVED]
-_ENDING = {
+_LIVE_ONLY_COLUMNS = {"route", "hold", "heartbeat", "cancel_requested", "shared", "charged"}
+_CARRIED_COLUMNS = [column.name for column in jobs.columns if column.name not in _LIVE_ONLY_COLUMNS]
+_COMPLETION_TYPES = {
     "id": "id", "attempt": "int", "was": "text", "state": "text", "at": "instant", "reason": "text",
     "error": "text", "code": "text", "result": "text", "errors": "text", "counts": "int", "cancel": "text",
     "replaced_by": "id",
 }  # fmt: skip
-_LEFT = "id, schedule_id, started_at, serial, queue, tenant_id, group_name"
-_MOVED = [name for name in _CARRIED if name not in ("state", "errors", "tries")]
-_GUARD = "j.id = d.id AND j.attempt = d.attempt AND j.state = d.was"
-# Said once more in the form that pins look-ups by id: of a join alone the planner may make a scan of the table.
-_PINNED = "j.id $pick SELECT id FROM d $picked"
-# The same, but for those whose rows another transaction has locked.
-_UNLOCKED = "j.$place $pick $unlocked $picked"
-# A cancel that was asked while it ran: only a success still counts as one.
-_STATE = "CASE WHEN j.cancel_asked AND d.state <> 'completed' THEN 'cancelled' ELSE d.state END"
-_VALUES = (
-    ", ".join(f"j.{name}" for name in _MOVED)
-    + f", {_STATE} AS state, d.errors, j.tries + d.counts AS tries, d.at, d.reason, d.error, d.code, d.result,"
-    " CASE WHEN j.cancel_asked THEN 'in_flight' ELSE d.cancel END AS cancel, d.replaced_by"
+_RETURNED_COLUMNS = "id, schedule_id, started_at, serial, queue, tenant_id, group_name"
+_COPIED_COLUMNS = [name for name in _CARRIED_COLUMNS if name not in ("state", "errors", "attempts_used")]
+_FENCE = "j.id = d.id AND j.attempt = d.attempt AND j.state = d.was"
+# Repeats the join condition in a form that forces look-ups by id: for a join alone the planner may scan the table.
+_ID_IN_BATCH = "j.id $in SELECT id FROM d $end_in"
+# The same, without the rows that another transaction has locked.
+_UNLOCKED_IN_BATCH = "j.$row_id $in $select_unlocked $end_in"
+# If a cancel was requested while the attempt ran, only a success is kept; any other outcome becomes `cancelled`.
+_FINAL_STATE = "CASE WHEN j.cancel_requested AND d.state <> 'completed' THEN 'cancelled' ELSE d.state END"
+_FINISHED_VALUES = (
+    ", ".join(f"j.{name}" for name in _COPIED_COLUMNS)
+    + f", {_FINAL_STATE} AS state, d.errors, j.attempts_used + d.counts AS attempts_used, d.at, d.reason, d.error,"
+    " d.code, d.result, CASE WHEN j.cancel_requested THEN 'in_flight' ELSE d.cancel END AS cancel, d.replaced_by"
 )
-_INTO = (
-    f"INSERT INTO timebell_finished ({', '.join(_MOVED)}, state, errors, tries, finished_at, reason, error,"
-    " error_code, result, cancel, replaced_by)"
+_INSERT_FINISHED = (
+    f"INSERT INTO timebell_finished ({', '.join(_COPIED_COLUMNS)}, state, errors, attempts_used, finished_at, reason,"
+    " error, error_code, result, cancel, replaced_by)"
 )
-END = Statement(
-    f"WITH $rows, gone AS (DELETE FROM timebell_jobs j USING d WHERE {_GUARD} AND {_PINNED}"  # noqa: S608
-    f" RETURNING {_VALUES}) {_INTO} SELECT * FROM gone RETURNING {_LEFT}",
-    **_ENDING,
+COMPLETE = Statement(
+    f"WITH $rows, gone AS (DELETE FROM timebell_jobs j USING d WHERE {_FENCE} AND {_ID_IN_BATCH}"  # noqa: S608
+    f" RETURNING {_FINISHED_VALUES}) {_INSERT_FINISHED} SELECT * FROM gone RETURNING {_RETURNED_COLUMNS}",
+    **_COMPLETION_TYPES,
 )
-_COPIED = ", ".join(f"'{name}', j.{name}" for name in _LEFT.split(", "))
-_COPY = f"WITH $rows {_INTO} SELECT {_VALUES} FROM d CROSS JOIN timebell_jobs j ON {_GUARD}"  # noqa: S608
-COPY_ENDED = Statement(
-    f"{_COPY} RETURNING {_LEFT}",
-    InTwo(
-        f"WITH $rows SELECT json_group_array(json_object({_COPIED})), NULL"  # noqa: S608
-        f" FROM d CROSS JOIN timebell_jobs j ON {_GUARD}",
-        _COPY,
+_RETURNED_JSON = ", ".join(f"'{name}', j.{name}" for name in _RETURNED_COLUMNS.split(", "))
+_COPY_TO_FINISHED = (
+    f"WITH $rows {_INSERT_FINISHED} SELECT {_FINISHED_VALUES} FROM d CROSS JOIN timebell_jobs j ON {_FENCE}"  # noqa: S608
+)
+COPY_COMPLETED = Statement(
+    f"{_COPY_TO_FINISHED} RETURNING {_RETURNED_COLUMNS}",
+    SplitStatement(
+        f"WITH $rows SELECT json_group_array(json_object({_RETURNED_JSON})), NULL"  # noqa: S608
+        f" FROM d CROSS JOIN timebell_jobs j ON {_FENCE}",
+        _COPY_TO_FINISHED,
     ),
-    **_ENDING,
+    **_COMPLETION_TYPES,
 )
 
 
-def _skipping(waiting: Statement) -> Statement:
-    """The same for what is not locked by another transaction, so that nobody waits for that."""
-    text = waiting.template.template
-    assert _PINNED in text
-    return Statement(text.replace(_PINNED, _UNLOCKED), **waiting.columns)
+def _skip_locked_variant(statement: Statement) -> Statement:
+    """Return a variant of a statement that skips rows locked by another transaction instead of waiting."""
+    text = statement.template.template
+    assert _ID_IN_BATCH in text
+    return Statement(text.replace(_ID_IN_BATCH, _UNLOCKED_IN_BATCH), **statement.columns)
 
 
-END_UNLOCKED = _skipping(END)
-UNLOCKED = Statement(
-    "WITH $rows SELECT id FROM timebell_jobs WHERE id $pick SELECT id FROM d $picked $skip_locked", id="id"
+COMPLETE_UNLOCKED = _skip_locked_variant(COMPLETE)
+SELECT_UNLOCKED = Statement(
+    "WITH $rows SELECT id FROM timebell_jobs WHERE id $in SELECT id FROM d $end_in $skip_locked", id="id"
 )
-DELETE_COPIED = Statement("WITH $rows DELETE FROM timebell_jobs WHERE id $pick SELECT id FROM d $picked", id="id")
+DELETE_COPIED = Statement("WITH $rows DELETE FROM timebell_jobs WHERE id $in SELECT id FROM d $end_in", id="id")
 
 
-_OPTIONAL = ("reason", "error", "code", "result", "errors", "cancel", "replaced_by")
-_optional = attrgetter(*_OPTIONAL)
-_NONE_OF_THEM = (None,) * len(_OPTIONAL)
+_OPTIONAL_FIELDS = ("reason", "error", "code", "result", "errors", "cancel", "replaced_by")
+_optional_values = attrgetter(*_OPTIONAL_FIELDS)
+_NO_OPTIONAL_VALUES = (None,) * len(_OPTIONAL_FIELDS)
 
 
-def _ending_row(tx: Transaction, ending: Ending) -> dict[str, Any]:
-    """An ending as a row of a batch; its words as plain text, which drivers bind at once."""
+def _completion_row(tx: Transaction, completion: Completion) -> dict[str, Any]:
+    """Return a completion as a row of a batch. Enum members become plain strings, which drivers bind directly."""
     to_db = tx.dialect.to_db
     row = {
-        "id": ending.id, "attempt": ending.attempt, "was": ending.was._value_, "state": ending.state._value_,
-        "at": to_db(ending.at), "counts": 1 if ending.counts else 0,
-        "run_at": None if ending.run_at is None else to_db(ending.run_at),
+        "id": completion.id, "attempt": completion.attempt, "was": completion.expected_state._value_,
+        "state": completion.state._value_,
+        "at": to_db(completion.at), "counts": 1 if completion.uses_attempt else 0,
+        "run_at": None if completion.run_at is None else to_db(completion.run_at),
     }  # fmt: skip
-    optional = _optional(ending)
-    if optional != _NONE_OF_THEM:  # as most endings are; and what is left out is NULL
-        row |= {name: value for name, value in zip(_OPTIONAL, optional, strict=True) if value is not None}
+    optional = _optional_values(completion)
+    if optional != _NO_OPTIONAL_VALUES:  # most completions have none; a missing value is NULL
+        row |= {name: value for name, value in zip(_OPTIONAL_FIELDS, optional, strict=True) if value is not None}
     return row
 
 
-def end(tx: Transaction, endings: Sequence[Ending], *, skip: bool = False) -> list[Row]:
-    """Move jobs to `finished`, in one statement where the dialect can, and let the next of their groups go; of those
-    whose fence still held the id, schedule_id, started_at, and whether they take turns by now. With `skip` those whose
-    rows are locked are left as they are."""
-    groups.lock(tx, endings)
-    rows = [_ending_row(tx, ending) for ending in endings]
+def complete_jobs(tx: Transaction, completions: Sequence[Completion], *, skip_locked: bool = False) -> list[Row]:
+    """Move completed jobs to `finished`, and release the next jobs of their groups.
+
+    A single statement moves the rows if the dialect supports DELETE in a CTE. Returns the rows of the jobs whose fence
+    held, with the columns id, schedule_id, started_at, serial, queue, tenant_id and group_name.
+    """
+    groups.lock_queues(tx, completions)
+    rows = [_completion_row(tx, completion) for completion in completions]
     if tx.dialect.delete_in_cte:
-        left = tx.fetch(END_UNLOCKED if skip else END, rows)
+        moved = tx.fetch(COMPLETE_UNLOCKED if skip_locked else COMPLETE, rows)
     else:
-        if skip:  # an INSERT that reads what it writes would wait
-            free = {str(row["id"]) for row in tx.fetch(UNLOCKED, [{"id": row["id"]} for row in rows])}
-            rows = [row for row in rows if row["id"] in free]
-        left = tx.fetch(COPY_ENDED, rows) if rows else []
-        if left:
-            tx.fetch(DELETE_COPIED, [{"id": row["id"]} for row in left])
-    groups.let_go(tx, left)
-    return left
+        if skip_locked:  # INSERT .. SELECT cannot skip locked rows and would wait
+            unlocked = {str(row["id"]) for row in tx.fetch(SELECT_UNLOCKED, [{"id": row["id"]} for row in rows])}
+            rows = [row for row in rows if row["id"] in unlocked]
+        moved = tx.fetch(COPY_COMPLETED, rows) if rows else []
+        if moved:
+            tx.fetch(DELETE_COPIED, [{"id": row["id"]} for row in moved])
+    groups.release_next(tx, moved)
+    return moved
 
 
 RETRY = Statement(
     f"WITH $rows UPDATE timebell_jobs AS j SET state = 'pending', run_at = d.run_at, errors = d.errors,"  # noqa: S608
-    f" tries = j.tries + d.counts, node_id = NULL FROM d WHERE {_GUARD} AND {_PINNED}"
-    " AND NOT j.cancel_asked RETURNING $own_id, queue, tenant_id, group_name",
-    **_ENDING,
+    f" attempts_used = j.attempts_used + d.counts, node_id = NULL FROM d WHERE {_FENCE} AND {_ID_IN_BATCH}"
+    " AND NOT j.cancel_requested RETURNING $updated_id, queue, tenant_id, group_name",
+    **_COMPLETION_TYPES,
     run_at="instant",
 )
-RETRY_UNLOCKED = _skipping(RETRY)
+RETRY_UNLOCKED = _skip_locked_variant(RETRY)
 
 
-def retry(tx: Transaction, endings: Sequence[Ending], *, skip: bool = False) -> set[str]:
-    """Put attempts back to pending at their `run_at`; not those whose cancel was asked or fence is old, nor, with
-    `skip`, those whose rows are locked."""
-    groups.lock(tx, endings)
-    left = tx.fetch(RETRY_UNLOCKED if skip else RETRY, [_ending_row(tx, ending) for ending in endings])
-    groups.let_go(tx, left)
-    return {str(row["id"]) for row in left}
+def schedule_retries(tx: Transaction, completions: Sequence[Completion], *, skip_locked: bool = False) -> set[str]:
+    """Return attempts to `pending`, due at their `run_at`; return the ids of those whose fence held.
+
+    Attempts with a requested cancel are left unchanged. The next jobs of their groups are released.
+    """
+    groups.lock_queues(tx, completions)
+    retried = tx.fetch(
+        RETRY_UNLOCKED if skip_locked else RETRY, [_completion_row(tx, completion) for completion in completions]
+    )
+    groups.release_next(tx, retried)
+    return {str(row["id"]) for row in retried}
 
 
 DISPATCH = Statement(
-    "WITH $rows UPDATE timebell_jobs AS j SET state = 'dispatched', beat = d.until,"  # noqa: S608
-    f" errors = COALESCE(d.errors, j.errors) FROM d WHERE {_GUARD} AND {_PINNED} RETURNING $own_id",
+    "WITH $rows UPDATE timebell_jobs AS j SET state = 'dispatched', heartbeat = d.until,"  # noqa: S608
+    f" errors = COALESCE(d.errors, j.errors) FROM d WHERE {_FENCE} AND {_ID_IN_BATCH} RETURNING $updated_id",
     id="id",
     attempt="int",
     was="text",
@@ -141,51 +155,60 @@ DISPATCH = Statement(
 )
 
 
-DISPATCH_UNLOCKED = _skipping(DISPATCH)
+DISPATCH_UNLOCKED = _skip_locked_variant(DISPATCH)
 
 
-def dispatch(tx: Transaction, handed: Sequence[Ending], *, skip: bool = False) -> set[str]:
-    """Leave attempts to outside workers until their `run_at`; the ids whose fence still held, without those whose rows
-    are locked if they are to be skipped.
+def dispatch(tx: Transaction, completions: Sequence[Completion], *, skip_locked: bool = False) -> set[str]:
+    """Dispatch attempts to external workers, which must report until `run_at`; return the ids whose fence held.
 
-    From here on `beat` is that instant, in microseconds since 1970.
+    In state `dispatched` the column `heartbeat` holds that deadline, in microseconds since 1970.
     """
     rows = [
-        {"id": one.id, "attempt": one.attempt, "was": one.was, "until": to_micros(one.run_at), "errors": one.errors}
-        for one in handed
-        if one.run_at is not None
+        {
+            "id": completion.id,
+            "attempt": completion.attempt,
+            "was": completion.expected_state,
+            "until": to_micros(completion.run_at),
+            "errors": completion.errors,
+        }
+        for completion in completions
+        if completion.run_at is not None
     ]
-    return {str(row["id"]) for row in tx.fetch(DISPATCH_UNLOCKED if skip else DISPATCH, rows)}
+    return {str(row["id"]) for row in tx.fetch(DISPATCH_UNLOCKED if skip_locked else DISPATCH, rows)}
 
 
-BEAT = Statement(
-    "WITH $rows UPDATE timebell_jobs AS j SET beat = j.beat + 1 FROM d WHERE j.id = d.id AND j.attempt = d.attempt"  # noqa: S608
-    f" AND j.state = 'running' AND {_PINNED} RETURNING $own_id",
+RENEW_LEASES = Statement(
+    "WITH $rows UPDATE timebell_jobs AS j SET heartbeat = j.heartbeat + 1 FROM d WHERE j.id = d.id"  # noqa: S608
+    f" AND j.attempt = d.attempt AND j.state = 'running' AND {_ID_IN_BATCH} RETURNING $updated_id",
     id="id",
     attempt="int",
 )
 
 
-BEAT_UNLOCKED = _skipping(BEAT)
+RENEW_LEASES_UNLOCKED = _skip_locked_variant(RENEW_LEASES)
 
 
-def beat(tx: Transaction, attempts: Sequence[tuple[str, int]], *, skip: bool = False) -> set[str]:
-    """Renew the leases of these attempts (id, number); the ids still ours, without those whose rows are locked if they
-    are to be skipped."""
+def renew_leases(tx: Transaction, attempts: Sequence[tuple[str, int]], *, skip_locked: bool = False) -> set[str]:
+    """Renew the leases of running attempts (id, number); return the ids whose fence held.
+
+    A lease is a counter that must keep changing. Observers judge its age by their own monotonic clocks.
+    """
     rows = [{"id": id_, "attempt": number} for id_, number in attempts]
-    return {str(row["id"]) for row in tx.fetch(BEAT_UNLOCKED if skip else BEAT, rows)}
+    return {str(row["id"]) for row in tx.fetch(RENEW_LEASES_UNLOCKED if skip_locked else RENEW_LEASES, rows)}
 
 
-STILL = Statement(
-    f"WITH $rows SELECT j.id, j.cancel_asked FROM d JOIN timebell_jobs j ON {_GUARD} WHERE {_PINNED}",  # noqa: S608
+UNCHANGED_ATTEMPTS = Statement(
+    f"WITH $rows SELECT j.id, j.cancel_requested FROM d JOIN timebell_jobs j ON {_FENCE} WHERE {_ID_IN_BATCH}",  # noqa: S608
     id="id",
     attempt="int",
     was="text",
 )
 
 
-def still(tx: Transaction, attempts: Sequence[tuple[str, int, JobState]]) -> dict[str, bool]:
-    """Of attempts (id, number, state) that were not written, those that are as they were: another transaction had
-    locked their rows. And whether their cancel was asked."""
-    rows = [{"id": id_, "attempt": number, "was": str(was)} for id_, number, was in attempts]
-    return {str(row["id"]): bool(row["cancel_asked"]) for row in tx.fetch(STILL, rows)}
+def find_unchanged(tx: Transaction, attempts: Sequence[tuple[str, int, JobState]]) -> dict[str, bool]:
+    """Find those of these attempts (id, number, state) whose fence still holds; return "cancel requested" by id.
+
+    For attempts that a `skip_locked` statement did not write: if the fence holds, their rows were only locked.
+    """
+    rows = [{"id": id_, "attempt": number, "was": str(state)} for id_, number, state in attempts]
+    return {str(row["id"]): bool(row["cancel_requested"]) for row in tx.fetch(UNCHANGED_ATTEMPTS, rows)}

@@ -1,4 +1,4 @@
-"""Erasure of one person's data: their jobs do not run, and what they carried is gone; that they were stays."""
+"""Erase the data of one owner: their jobs do not run, and personal data is removed from the history."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from timebell.store.campaigns.tables import devices
 from timebell.store.jobs import repository
 from timebell.store.schema import finished, jobs, revisions, schedules
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.erasure import forget
+from timebell.store.triggers.erasure import erase_person
 
 ERASED = "erased"
 
 
 @dataclass(frozen=True, slots=True)
-class Erased:
-    """What was found of a person: jobs that will not run, that run just now, finished ones, schedules, and rows of
-    sources."""
+class ErasureResult:
+    """Counts of the affected objects: jobs prevented from starting, jobs in flight, finished jobs, schedules, items."""
 
     prevented: int
     in_flight: int
@@ -29,50 +28,52 @@ class Erased:
     items: int = 0
 
 
-def erase(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> Erased:
-    """Stop and empty everything that a tenant keeps under this owner, in one transaction.
+def erase(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> ErasureResult:
+    """Stop and empty everything that a tenant stores for this owner, in one transaction.
 
-    Payload, metadata, key, result and errors go, and the owner's id with them; ids, topics and times stay, so
-    that the history still adds up. What runs is asked not to be tried again; its row keeps the owner until it
-    has finished, so that erasing once more completes the work. Devices registered for a user of this id go, and
-    the person from the rows of sources whose recipients they are among.
+    Removes payload, metadata, key, result, errors and the owner id. Ids, topics and times remain, so that the history
+    stays consistent. Pending jobs are cancelled. Running jobs are emptied and not retried, but keep the owner id until
+    they finish: erase once more afterwards to complete the erasure. Devices of the user with this id are deleted, and
+    the person is removed from items of sources whose recipients include them.
     """
     prevented = in_flight = 0
     after: str | None = None
     while True:
-        swept, after = repository.sweep(tx, {"tenant_id": tenant_id, "owner_id": owner_id}, now, after, 1000)
+        swept, after = repository.cancel_matching(tx, {"tenant_id": tenant_id, "owner_id": owner_id}, now, after, 1000)
         prevented += swept.prevented
         in_flight += swept.in_flight
         if after is None:
             break
-    nothing = {"payload": "null", "metadata": None, "key": None, "errors": None, "conditions": None}
-    running = (jobs.c.tenant_id == tenant_id) & (jobs.c.owner_id == owner_id)
-    tx.execute(update(jobs).where(running).values(**nothing))
-    mine = (finished.c.tenant_id == tenant_id) & (finished.c.owner_id == owner_id)
-    theirs = (devices.c.tenant_id == tenant_id) & (devices.c.user_id == owner_id)
-    tx.execute(delete(devices).where(theirs))
-    rows = tx.execute(update(finished).where(mine).values(owner_id=None, result=None, error=None, **nothing)).rowcount
-    items = forget(tx, tenant_id, owner_id, now)
-    return Erased(prevented, in_flight, rows, _schedules(tx, tenant_id, owner_id, now), items)
+    emptied = {"payload": "null", "metadata": None, "key": None, "errors": None, "conditions": None}
+    live = (jobs.c.tenant_id == tenant_id) & (jobs.c.owner_id == owner_id)
+    tx.execute(update(jobs).where(live).values(**emptied))
+    of_owner = (finished.c.tenant_id == tenant_id) & (finished.c.owner_id == owner_id)
+    devices_of_owner = (devices.c.tenant_id == tenant_id) & (devices.c.user_id == owner_id)
+    tx.execute(delete(devices).where(devices_of_owner))
+    rows = tx.execute(
+        update(finished).where(of_owner).values(owner_id=None, result=None, error=None, **emptied)
+    ).rowcount
+    items = erase_person(tx, tenant_id, owner_id, now)
+    return ErasureResult(prevented, in_flight, rows, _erase_schedules(tx, tenant_id, owner_id, now), items)
 
 
-def _schedules(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> int:
-    """Switch off and empty the person's schedules, in every revision; how many."""
-    owned = f'"owner_id":{orjson.dumps(owner_id).decode()}'  # as `schedules` writes it
-    versions = (revisions.c.tenant_id == tenant_id) & revisions.c.action.contains(owned, autoescape=True)
-    found = tx.execute(select(revisions).where(versions)).all()
-    for version in found:
-        which = (revisions.c.schedule_id == version.schedule_id) & (revisions.c.revision == version.revision)
-        tx.execute(update(revisions).where(which).values(action=_emptied(version.action)))
-    ids = {version.schedule_id for version in found}
+def _erase_schedules(tx: Transaction, tenant_id: str, owner_id: str, now: datetime) -> int:
+    """Disable the schedules of an owner and empty all their revisions; return the number of schedules."""
+    owned = f'"owner_id":{orjson.dumps(owner_id).decode()}'  # in the format that `store.schedules` writes
+    of_owner = (revisions.c.tenant_id == tenant_id) & revisions.c.action.contains(owned, autoescape=True)
+    owned_revisions = tx.execute(select(revisions).where(of_owner)).all()
+    for revision in owned_revisions:
+        same = (revisions.c.schedule_id == revision.schedule_id) & (revisions.c.revision == revision.revision)
+        tx.execute(update(revisions).where(same).values(action=_without_personal_data(revision.action)))
+    ids = {revision.schedule_id for revision in owned_revisions}
     for row in tx.execute(select(schedules).where(schedules.c.id.in_(ids)).with_for_update()):
-        values = {"action": _emptied(row.action), "enabled": False, "code_hash": None, "updated_at": now}
+        values = {"action": _without_personal_data(row.action), "enabled": False, "code_hash": None, "updated_at": now}
         tx.execute(update(schedules).where(schedules.c.id == row.id).values(**values))
     return len(ids)
 
 
-def _emptied(action: str) -> str:
+def _without_personal_data(action: str) -> str:
     emptied = orjson.loads(action) | {"payload": None, "metadata": {}, "owner_id": None}
-    for asked in ("condition", "unless"):
-        emptied.pop(asked, None)
+    for name in ("condition", "unless"):
+        emptied.pop(name, None)
     return orjson.dumps(emptied, option=orjson.OPT_SORT_KEYS).decode()

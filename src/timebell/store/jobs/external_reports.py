@@ -1,4 +1,4 @@
-"""What outside workers report of attempts that were handed to them."""
+"""Reports of external workers about attempts dispatched to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Table, select, update
 
 from timebell.model import attempts
-from timebell.model.job import Attempt, Ending, Job, JobState
+from timebell.model.job import Attempt, Completion, Job, JobState
 from timebell.model.payload import decode
 from timebell.store.jobs import claim, complete, repository, serial
 from timebell.store.schema import finished
@@ -19,107 +19,112 @@ from timebell.store.statement import Statement
 from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 from timebell.store.types import to_micros
 
-OUT = (JobState.RUNNING.value, JobState.DISPATCHED.value)
+IN_FLIGHT_STATES = (JobState.RUNNING.value, JobState.DISPATCHED.value)
 
 
-def names_of(columns_of: Table) -> str:
-    """Its columns, for a SELECT."""
-    return ", ".join(column.name for column in columns_of.columns)
+def column_names(from_table: Table) -> str:
+    """Return the column names of a table as a SELECT list."""
+    return ", ".join(column.name for column in from_table.columns)
 
 
-HOLD = Statement(
-    f"SELECT {names_of(table)} FROM timebell_jobs WHERE id = :id AND tenant_id = :tenant_id $for_update"  # noqa: S608
+LOCK_JOB = Statement(
+    f"SELECT {column_names(table)} FROM timebell_jobs WHERE id = :id AND tenant_id = :tenant_id $for_update"  # noqa: S608
 )
 
 
-class Held(NamedTuple):
-    """A job that a report is of; its attempt is None when that is over."""
+class LockedJob(NamedTuple):
+    """The job of a report. `attempt` is None if the reported attempt has ended."""
 
     job: Job
     attempt: Attempt | None
-    cancel_asked: bool
+    cancel_requested: bool
 
 
-def held(tx: Transaction, tenant_id: str, job_id: str, number: int) -> Held | None:
-    """A job as it is, locked while it lives; None for an unknown one.
+def lock_job(tx: Transaction, tenant_id: str, job_id: str, number: int) -> LockedJob | None:
+    """Load a job and, if it is live, lock its row; return None for an unknown id.
 
-    A receiver may be quicker than the engine that handed it the job, so the attempt may still be `running`.
+    An external worker may report before the engine has recorded the dispatch, so the attempt may still be `running`.
     """
-    rows = tx.fetch(HOLD, id=job_id, tenant_id=tenant_id)
+    rows = tx.fetch(LOCK_JOB, id=job_id, tenant_id=tenant_id)
     if not rows:
-        over = repository.find(tx, tenant_id, job_id, over=True)
-        return None if over is None else Held(over, None, False)
-    row, attempt = repository.typed(tx, table, rows[0]), None
-    if row.attempt == number and row.state in OUT:
+        job = repository.find_job(tx, tenant_id, job_id, finished_only=True)
+        return None if job is None else LockedJob(job, None, False)
+    row, attempt = repository.typed_row(tx, table, rows[0]), None
+    if row.attempt == number and row.state in IN_FLIGHT_STATES:
         attempt = Attempt(
             row.id, row.tenant_id, row.topic, row.schedule_id, row.scheduled_at, row.kind, row.timezone, row.payload,
-            row.metadata, row.target, row.queue, row.retry, row.timeout, row.expires_at, row.attempt, row.tries,
+            row.metadata, row.target, row.queue, row.retry, row.timeout, row.expires_at, row.attempt, row.attempts_used,
             bool(row.serial), row.errors, row.revision, row.run_at, row.started_at, JobState(row.state), row.group_name,
-            priority=row.priority, replays=row.replays, conditions=row.conditions,
+            priority=row.priority, manual_retries=row.manual_retries, conditions=row.conditions,
         )  # fmt: skip
-    return Held(repository.read(row), attempt, bool(row.cancel_asked))
+    return LockedJob(repository.job_from_row(row), attempt, bool(row.cancel_requested))
 
 
-def outside(tx: Transaction, routes: Sequence[str], after: str, most: int) -> list[Attempt]:
-    """Attempts on these routes that outside workers have, by id from one on; not those that are to stop."""
-    there = (table.c.state == JobState.DISPATCHED.value) & table.c.route.in_(routes)
-    there &= table.c.hold.is_(None) & table.c.cancel_asked.is_(False)
-    query = select(table.c.id, table.c.attempt, table.c.started_at).where(there).order_by(table.c.id).limit(most)
+def list_dispatched(tx: Transaction, routes: Sequence[str], after: str, limit: int) -> list[Attempt]:
+    """Return dispatched attempts on these routes, by id after `after`, except those that were requested to stop."""
+    dispatched = (table.c.state == JobState.DISPATCHED.value) & table.c.route.in_(routes)
+    dispatched &= table.c.hold.is_(None) & table.c.cancel_requested.is_(False)
+    query = select(table.c.id, table.c.attempt, table.c.started_at).where(dispatched).order_by(table.c.id).limit(limit)
     rows = tx.execute(query.where(table.c.id > after) if after else query).all()
     if not rows:
         return []
     started = {row.id: row.started_at for row in rows}
-    found = claim.abandoned(tx, [(row.id, row.attempt) for row in rows], rows[0].started_at)
-    for attempt in found:
+    loaded = claim.load_live_attempts(tx, [(row.id, row.attempt) for row in rows], rows[0].started_at)
+    for attempt in loaded:
         attempt.started_at = started[attempt.id]
-    return sorted(found, key=lambda attempt: attempt.id)
+    return sorted(loaded, key=lambda attempt: attempt.id)
 
 
-class Written(NamedTuple):
-    """The job as a report left it; and whether others may start now, or a schedule got its next instant."""
+class ReportResult(NamedTuple):
+    """The job after a report.
+
+    `frees_capacity`: other jobs may start now. `schedule_advanced`: a fixed-delay schedule got its next instant.
+    """
 
     job: Job
-    frees: bool
-    put_off: bool
+    frees_capacity: bool
+    schedule_advanced: bool
 
 
-OVER = Statement(
-    f"SELECT {names_of(finished)}, EXISTS (SELECT 1 FROM timebell_queues q WHERE q.name = timebell_finished.queue"  # noqa: S608
+FINISHED_JOB = Statement(
+    f"SELECT {column_names(finished)}, EXISTS (SELECT 1 FROM timebell_queues q WHERE q.name = timebell_finished.queue"  # noqa: S608
     " AND q.concurrency IS NOT NULL) AS limited FROM timebell_finished WHERE id = :id AND tenant_id = :tenant_id"
 )
 
 
-def write(tx: Transaction, tenant_id: str, ending: Ending) -> Written:
-    """What became of an attempt that is `held`: over, or to be tried again."""
-    if ending.state is JobState.PENDING:
-        if complete.retry(tx, [ending]):
-            tx.notify()  # nobody else knows when it is due
-            (again,) = tx.fetch(HOLD, id=ending.id, tenant_id=tenant_id)
-            return Written(repository.read(repository.typed(tx, table, again)), True, False)
-        ending = dataclasses.replace(ending, state=JobState.CANCELLED)  # its cancel was asked
-    ended = serial.complete(tx, ending)
-    (row,) = tx.fetch(OVER, id=ending.id, tenant_id=tenant_id)
-    job = repository.read(repository.typed(tx, finished, row))
-    frees = bool(ended.let_go or row["limited"])
-    if frees or ended.put_off:
-        tx.notify(SCHEDULES if ended.put_off else JOBS)
-    return Written(job, frees, ended.put_off)
+def apply_report(tx: Transaction, tenant_id: str, completion: Completion) -> ReportResult:
+    """Complete a locked attempt, or schedule its retry if the completion is `pending`."""
+    if completion.state is JobState.PENDING:
+        if complete.schedule_retries(tx, [completion]):
+            tx.notify()  # other nodes do not know when it is due
+            (locked,) = tx.fetch(LOCK_JOB, id=completion.id, tenant_id=tenant_id)
+            return ReportResult(repository.job_from_row(repository.typed_row(tx, table, locked)), True, False)
+        completion = dataclasses.replace(completion, state=JobState.CANCELLED)  # a cancel was requested
+    result = serial.complete_one(tx, completion)
+    (row,) = tx.fetch(FINISHED_JOB, id=completion.id, tenant_id=tenant_id)
+    job = repository.job_from_row(repository.typed_row(tx, finished, row))
+    frees_capacity = bool(result.released or row["limited"])
+    if frees_capacity or result.schedule_advanced:
+        tx.notify(SCHEDULES if result.schedule_advanced else JOBS)
+    return ReportResult(job, frees_capacity, result.schedule_advanced)
 
 
-def beat(tx: Transaction, attempt: Attempt, until: datetime) -> None:
-    """Give an attempt that was handed over until then."""
-    mine = (table.c.id == attempt.id) & (table.c.state == JobState.DISPATCHED.value)
-    tx.execute(update(table).where(mine).values(beat=to_micros(until)))
+def extend_deadline(tx: Transaction, attempt: Attempt, deadline: datetime) -> None:
+    """Set the deadline for the next report on a dispatched attempt."""
+    same = (table.c.id == attempt.id) & (table.c.state == JobState.DISPATCHED.value)
+    tx.execute(update(table).where(same).values(heartbeat=to_micros(deadline)))
 
 
-def record(tx: Transaction, handed: Ending) -> None:
-    """Put the delivery of an attempt, which `handed` has the line of, into the record of its job: the report of it came
-    before it could be written down, so it ends nothing."""
-    (*_, delivery) = decode(handed.errors)
-    for place in (table, finished):
-        mine = (place.c.id == handed.id) & (place.c.attempt >= handed.attempt)
-        row = tx.execute(select(place.c.errors).where(mine).with_for_update()).first()
+def record_delivery(tx: Transaction, completion: Completion) -> None:
+    """Add the delivery of an attempt to the attempt history of its job, without completing anything.
+
+    For a delivery whose report arrived before it was recorded. `completion.errors` ends with the line of the delivery.
+    """
+    (*_, delivery) = decode(completion.errors)
+    for source in (table, finished):
+        same = (source.c.id == completion.id) & (source.c.attempt >= completion.attempt)
+        row = tx.execute(select(source.c.errors).where(same).with_for_update()).first()
         if row is not None:
-            lines = attempts.with_delivery(decode(row.errors) or [], delivery)
-            tx.execute(update(place).where(mine).values(errors=attempts.kept(lines)))
+            lines = attempts.merge_delivery(decode(row.errors) or [], delivery)
+            tx.execute(update(source).where(same).values(errors=attempts.encode_recent(lines)))
             return

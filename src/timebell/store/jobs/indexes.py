@@ -1,6 +1,7 @@
-"""Queries of live jobs, as their indexes have them: those of pages are without what runs, so that no claim writes them.
+"""Helpers to match queries of live jobs with their partial indexes.
 
-What runs are few, as many as there are hands, and in an index of their own.
+The indexes for listing jobs exclude running jobs, so that a claim does not add entries to them. Running jobs are few,
+at most one per slot, and have an index of their own.
 """
 
 from __future__ import annotations
@@ -13,31 +14,37 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from timebell.store.schema import NOT_RUNNING
 
-RESTING, RUNNING = text(NOT_RUNNING), text("state = 'running'")  # as the indexes say it: bound values would not do
+NOT_RUNNING_CLAUSE, RUNNING_CLAUSE = (
+    text(NOT_RUNNING),
+    text("state = 'running'"),
+)  # literally as in the indexes: with bound values they would not be used
 
 
-class Unsought(FunctionElement[str]):
-    """A column that no rows are looked up by. Without statistics SQLite and PostgreSQL take a tenant for rarer than an
-    hour, and would read all that the tenant ever did, be it in an index alone."""
+class UnindexedFilter(FunctionElement[str]):
+    """Prevents the planner from using an index of this column.
+
+    Without statistics SQLite and PostgreSQL assume that a tenant is more selective than an hour, and would read the
+    whole history of the tenant, even if only in an index.
+    """
 
     inherit_cache = True
 
 
-@compiles(Unsought)
-def _as_it_is(element: Any, compiler: Any, **how: Any) -> str:
-    return str(compiler.process(element.clauses, **how))
+@compiles(UnindexedFilter)
+def _compile_plain(element: Any, compiler: Any, **options: Any) -> str:
+    return str(compiler.process(element.clauses, **options))
 
 
-@compiles(Unsought, "sqlite")
-def _plus(element: Any, compiler: Any, **how: Any) -> str:
-    return f"+{compiler.process(element.clauses, **how)}"
+@compiles(UnindexedFilter, "sqlite")
+def _compile_sqlite(element: Any, compiler: Any, **options: Any) -> str:
+    return f"+{compiler.process(element.clauses, **options)}"
 
 
-@compiles(Unsought, "postgresql")
-def _joined(element: Any, compiler: Any, **how: Any) -> str:
-    return f"(({compiler.process(element.clauses, **how)} || '') COLLATE \"C\")"
+@compiles(UnindexedFilter, "postgresql")
+def _compile_postgresql(element: Any, compiler: Any, **options: Any) -> str:
+    return f"(({compiler.process(element.clauses, **options)} || '') COLLATE \"C\")"
 
 
-def apart(query: Select[Any]) -> tuple[Select[Any], Select[Any]]:
-    """A query of live jobs as two: of those that do not run, and of those that do."""
-    return query.where(RESTING), query.where(RUNNING)
+def split_by_running(query: Select[Any]) -> tuple[Select[Any], Select[Any]]:
+    """Split a query of live jobs into two: of jobs that are not running, and of running ones."""
+    return query.where(NOT_RUNNING_CLAUSE), query.where(RUNNING_CLAUSE)

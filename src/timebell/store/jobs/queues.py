@@ -1,4 +1,4 @@
-"""Queues: named lanes with a limit and a pause. A queue without a row has neither."""
+"""Queue repository: limits and pauses. A queue without a row has no limits and is not paused."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from sqlalchemy import func, insert, select, union_all, update
 
 from timebell.model.job import Hold, JobState
 from timebell.model.limits import Limits
-from timebell.store.jobs.indexes import apart
+from timebell.store.jobs.indexes import split_by_running
 from timebell.store.schema import jobs, queues
 from timebell.store.transaction import JOBS, SCHEDULES, Transaction
 
-EVERYTHING = "*"  # the row whose pause stops planning and claiming altogether
+ALL_QUEUES = "*"  # pausing this row stops all planning and claiming
 
-COUNTED = 10_000
+COUNT_LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue with its limit and pause, and how many jobs of a tenant wait and run there."""
+    """A queue with its limits and pause state, and the numbers of pending and running jobs of a tenant."""
 
     name: str
     limits: Limits = Limits()  # noqa: RUF009 - it is frozen
@@ -31,20 +31,22 @@ class Queue:
     running: int = 0
 
 
-def listed(tx: Transaction, tenant_id: str) -> tuple[list[Queue], bool]:
-    """Every queue that has a limit or a pause, `*` too, or a live job of this tenant; by name.
+def list_queues(tx: Transaction, tenant_id: str) -> tuple[list[Queue], bool]:
+    """Return the queues that have a row (including `*`) or a live job of this tenant, by name.
 
-    And whether all jobs were counted: counting stops above `COUNTED`, as millions may wait.
+    The second result is False if there are too many jobs to count: counting stops above COUNT_LIMIT.
     """
-    mine = apart(select(jobs.c.queue, jobs.c.state).where(jobs.c.tenant_id == tenant_id).limit(COUNTED + 1))
-    some = union_all(*(select(each.subquery()) for each in mine)).subquery()
+    queries = split_by_running(
+        select(jobs.c.queue, jobs.c.state).where(jobs.c.tenant_id == tenant_id).limit(COUNT_LIMIT + 1)
+    )
+    sample = union_all(*(select(query.subquery()) for query in queries)).subquery()
     waiting: dict[str, int] = defaultdict(int)
     running: dict[str, int] = defaultdict(int)
-    counted: Any = tx.execute(select(some, func.count()).group_by(some.c.queue, some.c.state))
+    counted: Any = tx.execute(select(sample, func.count()).group_by(sample.c.queue, sample.c.state))
     for queue, state, count in counted:
         (waiting if state == JobState.PENDING else running)[queue] += count
     rows = {row.name: row for row in tx.execute(select(queues))}
-    found = []
+    result = []
     for name in sorted(rows.keys() | waiting.keys() | running.keys()):
         queue = Queue(name, pending=waiting[name], running=running[name])
         if (row := rows.get(name)) is not None:
@@ -53,41 +55,41 @@ def listed(tx: Transaction, tenant_id: str) -> tuple[list[Queue], bool]:
                 concurrency_per_group=row.concurrency_per_group,
             )  # fmt: skip
             queue = replace(queue, limits=limits, paused=bool(row.paused), pause_reason=row.pause_reason)
-        found.append(queue)
-    return found, sum(waiting.values()) + sum(running.values()) <= COUNTED
+        result.append(queue)
+    return result, sum(waiting.values()) + sum(running.values()) <= COUNT_LIMIT
 
 
-def put(tx: Transaction, name: str, limits: Limits) -> None:
-    """Set the limits of a queue. Those that wait in groups are looked at anew where theirs has changed."""
+def set_limits(tx: Transaction, name: str, limits: Limits) -> None:
+    """Set the limits of a queue. If its group limit changed, held jobs of groups are released to be claimed anew."""
     rate = {"rate": limits.rate, "per": None if limits.rate is None else limits.per}
-    was = _write(
+    previous = _upsert(
         tx, name, concurrency=limits.concurrency, concurrency_per_group=limits.concurrency_per_group, **rate
     )  # fmt: skip
-    if was is not None and was != limits.concurrency_per_group:
-        held = (jobs.c.queue == name) & (jobs.c.hold == Hold.GROUP.value)
-        tx.execute(update(jobs).where(held).values(hold=None))
+    if previous is not None and previous != limits.concurrency_per_group:
+        held_jobs = (jobs.c.queue == name) & (jobs.c.hold == Hold.GROUP.value)
+        tx.execute(update(jobs).where(held_jobs).values(hold=None))
         tx.notify()
 
 
 def pause(tx: Transaction, name: str, reason: str | None) -> None:
-    """Claim no more jobs of a queue; those that run go on."""
-    _write(tx, name, paused=True, pause_reason=reason)
+    """Stop claiming jobs of a queue. Running jobs are not affected."""
+    _upsert(tx, name, paused=True, pause_reason=reason)
 
 
 def resume(tx: Transaction, name: str) -> None:
-    """Claim its jobs again."""
-    _write(tx, name, paused=False, pause_reason=None)
-    tx.notify(SCHEDULES if name == EVERYTHING else JOBS)
+    """Resume claiming jobs of a queue."""
+    _upsert(tx, name, paused=False, pause_reason=None)
+    tx.notify(SCHEDULES if name == ALL_QUEUES else JOBS)
 
 
-def stopped(tx: Transaction) -> bool:
-    """Whether the switch that stops everything is set."""
-    everything = select(queues.c.paused).where(queues.c.name == EVERYTHING)
+def is_everything_paused(tx: Transaction) -> bool:
+    """Return whether all queues are paused (queue `*`)."""
+    everything = select(queues.c.paused).where(queues.c.name == ALL_QUEUES)
     return bool(tx.execute(everything).scalar())
 
 
-def _write(tx: Transaction, name: str, **values: object) -> int | None:
-    """Write a queue's row; the limit per group that it had."""
+def _upsert(tx: Transaction, name: str, **values: object) -> int | None:
+    """Insert or update the row of a queue; return its previous concurrency per group."""
     row = tx.execute(select(queues).where(queues.c.name == name).with_for_update()).first()
     if row is None:
         tx.execute(insert(queues).values(name=name, **values))

@@ -1,4 +1,4 @@
-"""Forgetting: finished jobs go after their time, by whole partitions where the database has them."""
+"""Prune finished jobs after their retention, by whole partitions if the table is partitioned (PostgreSQL)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
 WEEK = timedelta(weeks=1)
-AHEAD = 3  # weeks for which partitions stand ready
-_MONDAY = datetime(2024, 1, 1, tzinfo=UTC)
+PARTITION_WEEKS_AHEAD = 3  # weeks for which partitions are created, the current one included
+_FIRST_MONDAY = datetime(2024, 1, 1, tzinfo=UTC)
 
 PARTITIONS = Statement(
     "SELECT c.relname AS name FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
@@ -21,50 +21,51 @@ PARTITIONS = Statement(
 )
 
 
-def prune(tx: Transaction, before: datetime, most: int = 10_000) -> int:
-    """Forget what finished before an instant, up to about `most` rows beyond whole partitions; how many rows.
+def prune(tx: Transaction, before: datetime, limit: int = 10_000) -> int:
+    """Delete jobs that finished before an instant; return the number of deleted rows.
 
-    Where `finished` is partitioned by week, whole weeks are dropped, which costs the same however many rows
-    they hold (and counts as one here).
+    Deletes up to `limit` rows, in addition to weekly partitions that are expired completely. Dropping a partition costs
+    the same whatever its number of rows, and counts as one row in the result.
     """
     dropped = 0
     if tx.dialect.partitioned:
-        for name in _weeks(tx):
-            if _monday(name) + WEEK <= before:
+        for name in _weekly_partitions(tx):
+            if _partition_start(name) + WEEK <= before:
                 tx.execute(text(f"DROP TABLE {name}"))
                 dropped += 1
-    return dropped + repository.prune(tx, before, most)
+    return dropped + repository.prune(tx, before, limit)
 
 
-def prepare(tx: Transaction, now: datetime) -> list[str]:
-    """Make the partitions of this week and the next few; the names of those that were made."""
+def create_partitions(tx: Transaction, now: datetime) -> list[str]:
+    """Create the missing partitions of this week and the next few; return their names."""
     if not tx.dialect.partitioned:
         return []
-    there = set(_weeks(tx))
-    made: list[str] = []
-    for ahead in range(AHEAD):
-        start = _MONDAY + ((now - _MONDAY) // WEEK + ahead) * WEEK
+    existing = set(_weekly_partitions(tx))
+    created: list[str] = []
+    for weeks_ahead in range(PARTITION_WEEKS_AHEAD):
+        start = _FIRST_MONDAY + ((now - _FIRST_MONDAY) // WEEK + weeks_ahead) * WEEK
         name = f"timebell_finished_{start:%Y%m%d}"
-        rest = (finished.c.finished_at >= start) & (finished.c.finished_at < start + WEEK)
-        early = select(finished.c.id).where(rest).limit(1)
-        # Rows that came before their partition stay in the rest, and their week with them.
-        if name in there or tx.execute(early).first():
+        of_week = (finished.c.finished_at >= start) & (finished.c.finished_at < start + WEEK)
+        row_in_default = select(finished.c.id).where(of_week).limit(1)
+        # A week that already has rows in the default partition stays there completely.
+        if name in existing or tx.execute(row_in_default).first():
             continue
-        # As making one does, and in the order of whoever writes a row, who would wait for us while we wait for them.
+        # The locks that creating a partition takes, in the order of an INSERT: parent before partition. Another order
+        # could deadlock with writers.
         tx.execute(text("LOCK TABLE ONLY timebell_finished, timebell_finished_rest IN ACCESS EXCLUSIVE MODE"))
-        if tx.execute(early).first():  # one came meanwhile
+        if tx.execute(row_in_default).first():  # a row was inserted before we got the lock
             continue
         span = f"FROM ('{start:%Y-%m-%d}+00') TO ('{start + WEEK:%Y-%m-%d}+00')"
         tx.execute(text(f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF timebell_finished FOR VALUES {span}"))
-        made.append(name)
-    return made
+        created.append(name)
+    return created
 
 
-def _weeks(tx: Transaction) -> list[str]:
+def _weekly_partitions(tx: Transaction) -> list[str]:
     prefix = "timebell_finished_"
     names = [row["name"] for row in tx.fetch(PARTITIONS)]
     return [name for name in names if name.removeprefix(prefix).isdigit()]
 
 
-def _monday(name: str) -> datetime:
+def _partition_start(name: str) -> datetime:
     return datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC)

@@ -1,5 +1,7 @@
-"""Jobs that run one at a time within their schedule, or so many within their group: whose turn is next, and when a
-fixed delay fires again."""
+"""Complete serial jobs: release the next job of the schedule or group, and advance fixed-delay schedules.
+
+A serial job is one of a schedule whose jobs run one at a time. The others wait with hold `overlap`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from typing import NamedTuple
 from sqlalchemy import select, update
 
 from timebell.model.decide import SUPERSEDED
-from timebell.model.job import Ending, Hold, JobState
-from timebell.store.jobs.complete import end, retry
-from timebell.store.schedules.recurrence_column import recurrence_of
+from timebell.model.job import Completion, Hold, JobState
+from timebell.store.jobs.complete import complete_jobs, schedule_retries
+from timebell.store.schedules.recurrence_column import recurrence_from_json
 from timebell.store.schema import jobs as table
 from timebell.store.schema import schedules as schedule_rows
 from timebell.store.statement import Statement
@@ -21,154 +23,177 @@ from timebell.store.transaction import Row, Transaction
 
 log = logging.getLogger("timebell.completer")
 
-# Without a next instant are only schedules that are over, and those of a fixed delay while a job of theirs lives.
-# `in_turn`: whether any job waits for its turn, where that is known (else true: one may come before the lock is got).
+# A schedule has no next instant only if it has ended, or if it has a fixed delay and a live job.
+# `may_have_waiting`: whether a job of the schedule may be waiting. With row locks it is always true: the planner
+# may hold a job between the snapshot of this statement and the acquisition of the lock.
 LOCK_SCHEDULES = Statement(
-    "WITH $rows SELECT id, CASE WHEN next_fire_at IS NULL THEN recurrence END AS waiting,"
-    " $in_turn AS in_turn FROM timebell_schedules"
-    " WHERE id $pick SELECT id FROM d $picked ORDER BY id $for_update",
+    "WITH $rows SELECT id, CASE WHEN next_fire_at IS NULL THEN recurrence END AS fixed_delay,"
+    " $may_have_waiting AS may_have_waiting FROM timebell_schedules"
+    " WHERE id $in SELECT id FROM d $end_in ORDER BY id $for_update",
     id="id",
 )
-LOCK_UNLOCKED = Statement(LOCK_SCHEDULES.template.template.replace("$for_update", "$skip_locked"), id="id")
-NEXT_IN_TURN = Statement(
+LOCK_SCHEDULES_UNLOCKED = Statement(LOCK_SCHEDULES.template.template.replace("$for_update", "$skip_locked"), id="id")
+RELEASE_NEXT = Statement(
     """
-    WITH $rows UPDATE timebell_jobs SET hold = NULL WHERE id $pick
+    WITH $rows UPDATE timebell_jobs SET hold = NULL WHERE id $in
         SELECT (SELECT j.id FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.hold = 'overlap'
                 ORDER BY j.scheduled_at, j.id LIMIT 1)
         FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.serial
-                                 AND (j.hold IS NULL OR j.hold NOT IN ('overlap', 'recover')))
-    $picked RETURNING id
+                                 AND (j.hold IS NULL OR j.hold NOT IN ('overlap', 'backlog')))
+    $end_in RETURNING id
     """,
     id="id",
 )
-# Not while another job of it lives, whose end comes here too; what waits for `recover` is in nobody's way.
-PUT_OFF = Statement(
+# Not while the schedule has another live job, whose completion will get here, too. Jobs with hold `backlog` do not
+# count.
+ADVANCE_FIXED_DELAY = Statement(
     "WITH $rows UPDATE timebell_schedules AS s SET next_fire_at = d.next_fire_at FROM d WHERE s.id = d.id"
-    " AND s.id $pick SELECT id FROM d $picked"
+    " AND s.id $in SELECT id FROM d $end_in"
     " AND NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = d.id AND j.serial"
-    " AND (j.hold IS NULL OR j.hold <> 'recover')) RETURNING name",
+    " AND (j.hold IS NULL OR j.hold <> 'backlog')) RETURNING name",
     id="id",
     next_fire_at="instant",
 )
 
 
-class Ended(NamedTuple):
-    """The ids whose fence still held, how many jobs that may let go, and whether a schedule got its next instant."""
+class CompletionResult(NamedTuple):
+    """The ids whose fence held, how many jobs may have been released, and whether a schedule got its next instant."""
 
     ids: set[str]
-    let_go: int
-    put_off: bool
+    released: int
+    schedule_advanced: bool
 
 
-def end_in_turn(tx: Transaction, endings: Sequence[Ending], schedules: Sequence[str], *, skip: bool = False) -> Ended:
-    """As `end`, for jobs that take turns: the next of the schedule or group is let go, and a schedule of a fixed
-    delay gets its next instant.
+def complete_serial(
+    tx: Transaction, completions: Sequence[Completion], schedules: Sequence[str], *, skip_locked: bool = False
+) -> CompletionResult:
+    """Complete jobs like `complete_jobs`, release the next jobs of `schedules`, and advance fixed-delay schedules.
 
-    The rows of schedules (and of queues with groups) are locked first, as the planner (and the claim) does, so that
-    none is held behind a job just gone. With `skip` those whose own row, or schedule, somebody else has locked are left
-    as they are.
+    Lock order: schedules, then queues with groups, then jobs, as the planner and the claim do. Without these locks the
+    planner or a claim could hold a job behind one that has just completed. With `skip_locked`, jobs are left unchanged
+    if their own row or the row of their schedule is locked by another transaction.
     """
-    locked = _lock(tx, schedules, LOCK_UNLOCKED if skip else LOCK_SCHEDULES)
-    missing = set(schedules) - {str(row["id"]) for row in locked} if skip else None
+    locked = _lock_schedules(tx, schedules, LOCK_SCHEDULES_UNLOCKED if skip_locked else LOCK_SCHEDULES)
+    missing = set(schedules) - {str(row["id"]) for row in locked} if skip_locked else None
     if missing:
-        theirs = set(map(str, tx.execute(select(schedule_rows.c.id).where(schedule_rows.c.id.in_(missing))).scalars()))
-        endings = [ending for ending in endings if ending.schedule_id not in theirs]  # else it is there no more
-        if not endings:
-            return Ended(set(), 0, put_off=False)
-    return _hand_on(tx, locked, end(tx, endings, skip=skip), endings)
+        still_locked = set(
+            map(str, tx.execute(select(schedule_rows.c.id).where(schedule_rows.c.id.in_(missing))).scalars())
+        )
+        completions = [
+            completion for completion in completions if completion.schedule_id not in still_locked
+        ]  # missing, but not locked: deleted
+        if not completions:
+            return CompletionResult(set(), 0, schedule_advanced=False)
+    return _release_and_advance(tx, locked, complete_jobs(tx, completions, skip_locked=skip_locked), completions)
 
 
-def hand_on(tx: Transaction, ended: Sequence[Row], endings: Sequence[Ending]) -> Ended:
-    """What `end_in_turn` does, for jobs that have ended already, where something has come to wait for them since they
-    began: whoever ran them did not know."""
-    late = [row for row in ended if row["serial"]]
-    return _hand_on(tx, _lock(tx, [str(row["schedule_id"]) for row in late]), late, endings)
+def release_successors(
+    tx: Transaction, completed: Sequence[Row], completions: Sequence[Completion]
+) -> CompletionResult:
+    """Release the successors of jobs that were completed without `complete_serial`.
+
+    A job may become serial while it runs, when another one starts to wait for it, and the node that runs it does not
+    know. `completed` are rows of `complete_jobs`.
+    """
+    serial_rows = [row for row in completed if row["serial"]]
+    return _release_and_advance(
+        tx, _lock_schedules(tx, [str(row["schedule_id"]) for row in serial_rows]), serial_rows, completions
+    )
 
 
-def _lock(tx: Transaction, schedules: Sequence[str], lock: Statement = LOCK_SCHEDULES) -> Sequence[Row]:
-    wanted = [{"id": schedule} for schedule in sorted(set(schedules))]
-    return tx.fetch(lock, wanted) if wanted else []
+def _lock_schedules(tx: Transaction, schedules: Sequence[str], statement: Statement = LOCK_SCHEDULES) -> Sequence[Row]:
+    rows = [{"id": schedule} for schedule in sorted(set(schedules))]
+    return tx.fetch(statement, rows) if rows else []
 
 
-def _hand_on(tx: Transaction, locked: Sequence[Row], ended: Sequence[Row], endings: Sequence[Ending]) -> Ended:
+def _release_and_advance(
+    tx: Transaction, locked: Sequence[Row], completed: Sequence[Row], completions: Sequence[Completion]
+) -> CompletionResult:
     ids: set[str] = set()
-    left: set[str] = set()  # schedules of which a job ended, and another may wait
-    waiting: dict[str, str] = {}
-    of_groups = 0
-    for row in ended:
+    to_release: set[str] = set()  # schedules with a completed job and possibly a waiting one
+    fixed_delays: dict[str, str] = {}
+    grouped = 0
+    for row in completed:
         ids.add(str(row["id"]))
         if row["schedule_id"] is not None:
-            left.add(str(row["schedule_id"]))
-        of_groups += row["group_name"] is not None
+            to_release.add(str(row["schedule_id"]))
+        grouped += row["group_name"] is not None
     for row in locked:
-        if not row["in_turn"]:
-            left.discard(str(row["id"]))
-        if row["waiting"] is not None:
-            waiting[str(row["id"])] = row["waiting"]
-    freed = of_groups + (let_go(tx, sorted(left)) if left else 0)
-    put_off = _put_off(tx, waiting, ended, {ending.id: ending.at for ending in endings}) if waiting else False
-    return Ended(ids, freed, put_off)
+        if not row["may_have_waiting"]:
+            to_release.discard(str(row["id"]))
+        if row["fixed_delay"] is not None:
+            fixed_delays[str(row["id"])] = row["fixed_delay"]
+    released = grouped + (release_next(tx, sorted(to_release)) if to_release else 0)
+    schedule_advanced = (
+        _advance_fixed_delays(tx, fixed_delays, completed, {completion.id: completion.at for completion in completions})
+        if fixed_delays
+        else False
+    )
+    return CompletionResult(ids, released, schedule_advanced)
 
 
-def complete(tx: Transaction, ending: Ending) -> Ended:
-    """End one attempt, in a transaction that others write in too; in turn, if it has a schedule or group."""
-    if ending.schedule_id is None and ending.grouped is None:
-        ended = end(tx, [ending])
-        return hand_on(tx, ended, [ending])._replace(ids={str(row["id"]) for row in ended})
-    return end_in_turn(tx, [ending], [] if ending.schedule_id is None else [ending.schedule_id])
+def complete_one(tx: Transaction, completion: Completion) -> CompletionResult:
+    """Complete one attempt, in a transaction that may contain other writes, and release its successors."""
+    if completion.schedule_id is None and completion.group_queue is None:
+        completed = complete_jobs(tx, [completion])
+        return release_successors(tx, completed, [completion])._replace(ids={str(row["id"]) for row in completed})
+    return complete_serial(tx, [completion], [] if completion.schedule_id is None else [completion.schedule_id])
 
 
-def retry_in_group(tx: Transaction, endings: Sequence[Ending]) -> set[str]:
-    """As `retry`, for jobs of groups: in one transaction with letting the next one go."""
-    return retry(tx, endings)
+def schedule_group_retries(tx: Transaction, completions: Sequence[Completion]) -> set[str]:
+    """Schedule retries of grouped jobs, and release the next jobs of their groups, in one transaction."""
+    return schedule_retries(tx, completions)
 
 
-def _put_off(tx: Transaction, waiting: dict[str, str], ended: Sequence[Row], ends: dict[str, datetime]) -> bool:
-    """Give the schedules of a fixed delay whose run ended their next instant; whether there was one."""
-    found: dict[str, datetime] = {}
-    for row in ended:
-        id_, end = str(row["schedule_id"]), ends[str(row["id"])]
-        if id_ not in waiting:
+def _advance_fixed_delays(
+    tx: Transaction, recurrences: dict[str, str], completed: Sequence[Row], completed_at: dict[str, datetime]
+) -> bool:
+    """Set the next instants of fixed-delay schedules whose job completed; return whether any was set."""
+    next_instants: dict[str, datetime] = {}
+    for row in completed:
+        id_, ended_at = str(row["schedule_id"]), completed_at[str(row["id"])]
+        if id_ not in recurrences:
             continue
         try:
-            recurrence = recurrence_of(waiting[id_])
+            recurrence = recurrence_from_json(recurrences[id_])
             if recurrence.spec.delay is None:
                 continue
-            following = recurrence.following(tx.dialect.from_db(row["started_at"]), end)
-        except Exception:  # the planner looks at it at once, and sets it aside with the reason
-            log.exception("schedule %s cannot be read", id_)
-            following = end
+            following = recurrence.next_after_run(tx.dialect.from_db(row["started_at"]), ended_at)
+        except Exception:  # fires now; the planner then marks the schedule as errored
+            log.exception("could not compute the next run of schedule %s", id_)
+            following = ended_at
         if following is not None:
-            found[id_] = max(following, found.get(id_, following))
-    rows = [{"id": id_, "next_fire_at": tx.dialect.to_db(at)} for id_, at in found.items()]
-    return bool(rows) and bool(tx.fetch(PUT_OFF, rows))
+            next_instants[id_] = max(following, next_instants.get(id_, following))
+    rows = [{"id": id_, "next_fire_at": tx.dialect.to_db(at)} for id_, at in next_instants.items()]
+    return bool(rows) and bool(tx.fetch(ADVANCE_FIXED_DELAY, rows))
 
 
-def let_go(tx: Transaction, schedules: Sequence[str]) -> int:
-    """Where nothing of a schedule is live but what waits for its turn, the first in turn may start; how many do."""
-    freed = len(tx.fetch(NEXT_IN_TURN, [{"id": schedule} for schedule in schedules])) if schedules else 0
-    if freed:
+def release_next(tx: Transaction, schedules: Sequence[str]) -> int:
+    """Release the first waiting job of each schedule that has no other live job; return how many were released."""
+    released = len(tx.fetch(RELEASE_NEXT, [{"id": schedule} for schedule in schedules])) if schedules else 0
+    if released:
         tx.notify()
-    return freed
+    return released
 
 
 def supersede(tx: Transaction, successors: Mapping[str, str], now: datetime) -> int:
-    """Make way for the newest job of each schedule: end what is pending before it, ask what runs to stop.
+    """Cancel the earlier jobs of schedules in favor of the newest one; `successors` are its ids by schedule id.
 
-    Returns how many were asked. The successor waits for its turn, and so is let go when the last one ends.
+    Pending jobs are cancelled, running ones are requested to stop. Returns the number of the latter. The newest job
+    waits with hold `overlap`, and is released when the last of the others ends.
     """
     previous = select(table).where(table.c.schedule_id.in_(successors), table.c.id.not_in(successors.values()))
-    endings, running = [], []
+    completions, running = [], []
     for row in tx.execute(previous.order_by(table.c.id).with_for_update()):
         if row.state == JobState.PENDING:
-            endings.append(Ending(
-                row.id, row.attempt, JobState.CANCELLED, now, was=JobState.PENDING, counts=False,
+            completions.append(Completion(
+                row.id, row.attempt, JobState.CANCELLED, now, expected_state=JobState.PENDING, uses_attempt=False,
                 reason=SUPERSEDED, errors=row.errors, replaced_by=successors[row.schedule_id],
             ))  # fmt: skip
         else:
             running.append(row.id)
-    if endings:
-        end_in_turn(tx, endings, list(successors))
+    if completions:
+        complete_serial(tx, completions, list(successors))
     if running:
-        tx.execute(update(table).where(table.c.id.in_(running)).values(cancel_asked=True, hold=Hold.STOPPING.value))
+        tx.execute(update(table).where(table.c.id.in_(running)).values(cancel_requested=True, hold=Hold.STOPPING.value))
     return len(running)

@@ -1,7 +1,8 @@
-"""Jobs that start as they are made: the planner's node has hands free for them, and nobody waits in their lane.
+"""Insert due jobs directly as `running`, skipping the claim.
 
-The transaction that makes them is then what starts them: they were never pending, so there is nothing to claim and
-nothing to prevent.
+Used by the planner when its own node has free slots. A job inserted this way was never pending, so no other node can
+claim it and no cancel can prevent its start. Restricted to queues without limits and to lanes with no other due job,
+because only a claim enforces limits and order.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from timebell.store.jobs import claim
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
-# Of these lanes those whose queue has no limit, and in which nothing is due that would come first.
-OPEN = Statement(
+# The lanes of the batch whose queue has no limits and is not paused, and in which no other job is due.
+OPEN_LANES = Statement(
     "WITH $rows SELECT d.queue, d.priority FROM d WHERE NOT EXISTS (SELECT 1 FROM timebell_queues q"  # noqa: S608
     " WHERE q.name = d.queue AND (q.paused OR q.concurrency IS NOT NULL OR q.concurrency_per_group IS NOT NULL"
     f" OR q.rate IS NOT NULL)) AND NOT EXISTS (SELECT 1 FROM timebell_jobs j WHERE {claim.CLAIMABLE}"
@@ -28,40 +29,48 @@ OPEN = Statement(
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Up to `most` free places of a node for jobs that its routes take."""
+class SlotReservation:
+    """Free slots of a node that may be filled: at most `max_jobs`, with jobs on `routes`."""
 
-    node: str
+    node_id: str
     routes: Routes
-    most: int
+    max_jobs: int
 
-    def fit(self, tx: Transaction, new: Sequence[NewJob], now: datetime) -> list[NewJob]:
-        """Those that may start at once, the most urgent first."""
-        hears = {route: self.routes.hears(route) for route in {job.route for job in new}}
-        found = [job for job in new if job.hold is None and job.run_at <= now and hears[job.route]]
-        if not found:
-            return found
-        lanes = {(job.queue, job.priority) for job in found}
-        asked = [{"queue": queue, "priority": priority} for queue, priority in sorted(lanes)]
-        free = {(row["queue"], row["priority"]) for row in tx.fetch(OPEN, asked, now=tx.dialect.to_db(now))}
-        if free != lanes:
-            found = [job for job in found if (job.queue, job.priority) in free]
-        if len(free) > 1:
-            found.sort(key=lambda job: job.priority)
-        return found[: self.most]
+    def select_startable(self, tx: Transaction, new_jobs: Sequence[NewJob], now: datetime) -> list[NewJob]:
+        """Return the jobs that may start immediately, highest priority first."""
+        handled = {route: self.routes.handles(route) for route in {job.route for job in new_jobs}}
+        startable = [job for job in new_jobs if job.hold is None and job.run_at <= now and handled[job.route]]
+        if not startable:
+            return startable
+        lanes = {(job.queue, job.priority) for job in startable}
+        rows = [{"queue": queue, "priority": priority} for queue, priority in sorted(lanes)]
+        open_lanes = {(row["queue"], row["priority"]) for row in tx.fetch(OPEN_LANES, rows, now=tx.dialect.to_db(now))}
+        if open_lanes != lanes:
+            startable = [job for job in startable if (job.queue, job.priority) in open_lanes]
+        if len(open_lanes) > 1:
+            startable.sort(key=lambda job: job.priority)
+        return startable[: self.max_jobs]
 
 
-def add(tx: Transaction, new: Sequence[NewJob], room: Room | None, now: datetime) -> list[Attempt]:
-    """As `jobs.add`; the attempts of those that there was room for. Of the others all nodes are told."""
-    begun = room.fit(tx, new, now) if room is not None and room.most > 0 else []
-    started = claim.start(tx, begun, room.node, now) if room is not None and begun else set()
-    if len(started) < len(new):  # what is not due by the server's clock is among them
-        claim.add(tx, [job for job in new if job.id not in started] if started else new)
+def insert_and_start(
+    tx: Transaction, new_jobs: Sequence[NewJob], reservation: SlotReservation | None, now: datetime
+) -> list[Attempt]:
+    """Insert jobs; return the attempts that were started. Other nodes are notified of the rest."""
+    startable = (
+        reservation.select_startable(tx, new_jobs, now) if reservation is not None and reservation.max_jobs > 0 else []
+    )
+    started_ids = (
+        claim.insert_running(tx, startable, reservation.node_id, now)
+        if reservation is not None and startable
+        else set()
+    )
+    if len(started_ids) < len(new_jobs):  # includes jobs that are not due by the server's clock
+        claim.insert_jobs(tx, [job for job in new_jobs if job.id not in started_ids] if started_ids else new_jobs)
         tx.notify()
-    return [_attempt(job, now) for job in begun if job.id in started]
+    return [_first_attempt(job, now) for job in startable if job.id in started_ids]
 
 
-def _attempt(job: NewJob, now: datetime) -> Attempt:
+def _first_attempt(job: NewJob, now: datetime) -> Attempt:
     return Attempt(
         job.id, job.tenant_id, job.topic, job.schedule_id, job.scheduled_at, str(job.kind), job.timezone, job.payload,
         job.metadata, job.target, job.queue, job.retry, job.timeout, job.expires_at, 1, 0, job.serial, None,

@@ -1,76 +1,93 @@
-"""Due jobs whose topic no live node listens to: held until one does, or completed if they say so."""
+"""Hold or complete due jobs that no live node handles.
+
+They are held (hold `unhandled`) until a node handles them, or completed if they were created with
+`on_unhandled="complete"`.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import NamedTuple
 
-from timebell.model.job import Ending, JobState
-from timebell.model.routes import ANYONE, COMPLETES_TEXT, Routes
+from timebell.model.job import Completion, JobState
+from timebell.model.routes import ALL_ROUTES, COMPLETE_UNHANDLED_JSON, Routes
 from timebell.store.jobs import groups
-from timebell.store.jobs.claim import CLAIMABLE, look
-from timebell.store.jobs.serial import end_in_turn
+from timebell.store.jobs.claim import CLAIMABLE, fetch_lane_rows
+from timebell.store.jobs.serial import complete_serial
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
-NO_LISTENERS = '{"listeners":0}'
+NO_HANDLERS_RESULT = '{"listeners":0}'
 
-# Only the head of each lane is looked at: a job that nobody waits behind harms nobody.
-_HEAD = (
+# Only the head of each lane: an unhandled job is a problem only if other jobs wait behind it.
+_LANE_HEAD = (
     f"SELECT id, route FROM timebell_jobs j WHERE {CLAIMABLE} AND queue = :queue"  # noqa: S608 - constants only
     " AND priority = :priority AND run_at <= :now ORDER BY run_at LIMIT 1000"
 )
-# What was tried before is no firing that nobody heard.
-_COMPLETES = "target = :completes AND attempt = 0"
-HOLD = Statement(
-    f"UPDATE timebell_jobs SET hold = 'unheard' WHERE id $pick SELECT id FROM ({_HEAD}) AS head"  # noqa: S608
-    f" WHERE NOT $hears $picked AND {CLAIMABLE} AND (target IS NULL OR NOT ({_COMPLETES}))"
+# Only before the first attempt: a job that was attempted before was handled by some node.
+_COMPLETES_UNHANDLED = "target = :completes AND attempt = 0"
+HOLD_UNHANDLED = Statement(
+    f"UPDATE timebell_jobs SET hold = 'unhandled' WHERE id $in SELECT id FROM ({_LANE_HEAD}) AS head"  # noqa: S608
+    f" WHERE NOT $handled $end_in AND {CLAIMABLE} AND (target IS NULL OR NOT ({_COMPLETES_UNHANDLED}))"
     " RETURNING id, route, queue, tenant_id, group_name"
 )
-COMPLETABLE = Statement(
-    f"SELECT id, schedule_id, serial FROM timebell_jobs WHERE id $pick SELECT id FROM ({_HEAD}) AS head"  # noqa: S608
-    f" WHERE NOT $hears $picked AND {CLAIMABLE} AND {_COMPLETES}"
+COMPLETABLE_UNHANDLED = Statement(
+    f"SELECT id, schedule_id, serial FROM timebell_jobs WHERE id $in SELECT id FROM ({_LANE_HEAD}) AS head"  # noqa: S608
+    f" WHERE NOT $handled $end_in AND {CLAIMABLE} AND {_COMPLETES_UNHANDLED}"
 )
-HEAR = Statement(
-    "UPDATE timebell_jobs SET hold = NULL WHERE id $pick SELECT id FROM timebell_jobs j"
-    " WHERE hold = 'unheard' AND state = 'pending' AND $hears LIMIT 10000 $picked RETURNING id"
+RELEASE_HANDLED = Statement(
+    "UPDATE timebell_jobs SET hold = NULL WHERE id $in SELECT id FROM timebell_jobs j"
+    " WHERE hold = 'unhandled' AND state = 'pending' AND $handled LIMIT 10000 $end_in RETURNING id"
 )
 
 
-class Settled(NamedTuple):
-    """How many jobs were held, were let go as a node listens again, and were completed without listeners."""
+class UnhandledReport(NamedTuple):
+    """The numbers of jobs held, released because a node handles them again, and completed without a handler."""
 
     held: int = 0
-    freed: int = 0
+    released: int = 0
     completed: int = 0
     routes: frozenset[str] = frozenset()
-    """Of those that were held: their topics, or `@http` and the like."""
+    """The routes of the held jobs: topics, or `@http` and similar."""
 
 
-def settle(tx: Transaction, heard: Routes, now: datetime) -> Settled:
-    """Set aside or complete due jobs that no live node takes, and let go those that one takes again."""
-    freed = hear(tx, heard)
+def process_unhandled(tx: Transaction, handled: Routes, now: datetime) -> UnhandledReport:
+    """Hold or complete due jobs that no live node handles, and release held jobs that a node handles again.
+
+    `handled` are the routes of all live nodes.
+    """
+    released = release_handled(tx, handled)
     held = completed = 0
     routes: set[str] = set()
-    for row in look(tx, ANYONE, now):
-        at = {"queue": row["queue"], "priority": row["priority"], "now": tx.dialect.to_db(now)}
-        asked = {**at, **heard.params(), "completes": COMPLETES_TEXT}
-        aside = tx.fetch(HOLD, **asked)
-        groups.let_go(tx, aside)
-        held, routes = held + len(aside), routes | {job["route"] for job in aside}
-        over = tx.fetch(COMPLETABLE, **asked)
-        endings = [
-            Ending(str(job["id"]), 0, JobState.COMPLETED, now, was=JobState.PENDING, counts=False, result=NO_LISTENERS)
-            for job in over
+    for row in fetch_lane_rows(tx, ALL_ROUTES, now):
+        lane = {"queue": row["queue"], "priority": row["priority"], "now": tx.dialect.to_db(now)}
+        params = {**lane, **handled.sql_params(), "completes": COMPLETE_UNHANDLED_JSON}
+        held_jobs = tx.fetch(HOLD_UNHANDLED, **params)
+        groups.release_next(tx, held_jobs)
+        held, routes = held + len(held_jobs), routes | {job["route"] for job in held_jobs}
+        completable = tx.fetch(COMPLETABLE_UNHANDLED, **params)
+        completions = [
+            Completion(
+                str(job["id"]),
+                0,
+                JobState.COMPLETED,
+                now,
+                expected_state=JobState.PENDING,
+                uses_attempt=False,
+                result=NO_HANDLERS_RESULT,
+            )
+            for job in completable
         ]
-        if endings:
-            completed += len(end_in_turn(tx, endings, [str(job["schedule_id"]) for job in over if job["serial"]]).ids)
-    return Settled(held, freed, completed, frozenset(routes))
+        if completions:
+            completed += len(
+                complete_serial(tx, completions, [str(job["schedule_id"]) for job in completable if job["serial"]]).ids
+            )
+    return UnhandledReport(held, released, completed, frozenset(routes))
 
 
-def hear(tx: Transaction, routes: Routes) -> int:
-    """Let go the unheard jobs that these routes take; how many."""
-    freed = len(tx.fetch(HEAR, **routes.params()))
-    if freed:
+def release_handled(tx: Transaction, handled: Routes) -> int:
+    """Release unhandled jobs that these routes handle; return how many."""
+    released = len(tx.fetch(RELEASE_HANDLED, **handled.sql_params()))
+    if released:
         tx.notify()
-    return freed
+    return released

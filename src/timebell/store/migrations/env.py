@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that `store.open.upgrade` brings, in its transaction."""
+"""Alembic environment: runs on the connection passed by `store.open.migrate`, in its transaction."""
 
 from alembic import context
 

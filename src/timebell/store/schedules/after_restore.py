@@ -1,4 +1,4 @@
-"""After a backup was restored: what fell due since it was made may have run already, so it is not run unasked."""
+"""Hold jobs due after the backup's timestamp until an operator releases them, because they may have run already."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from datetime import datetime
 from sqlalchemy import delete, func, or_, select, update
 
 from timebell.model.job import Hold, JobState
-from timebell.store.schedules.actions import locked
-from timebell.store.schedules.schedules import Build, settle
+from timebell.store.schedules.actions import lock_schedule
+from timebell.store.schedules.schedules import JobBuilder, decide_due_occurrences
 from timebell.store.schema import jobs, nodes, schedules
 from timebell.store.transaction import Transaction
 
-BATCH = 500
-RECOVER = Hold.RECOVER.value
+BATCH_SIZE = 500
+BACKLOG_HOLD = Hold.BACKLOG.value
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBack:
-    """What waits for `timebell recover`: jobs that were due, were running as the backup was made, or were made of
-    occurrences since; and how many schedules had such ones."""
+class HeldAfterRestore:
+    """Counts of the jobs that wait for `timebell release`.
+
+    `due`: jobs due by now. `running`: jobs that were running at the time of the backup. `occurrences`: jobs created
+    for occurrences since then, of `schedules` schedules.
+    """
 
     due: int = 0
     running: int = 0
@@ -29,29 +32,37 @@ class HeldBack:
     schedules: int = 0
 
 
-def hold_jobs(tx: Transaction, now: datetime) -> HeldBack:
-    """Hold what is due and what ran, and forget the nodes of then."""
+def hold_jobs(tx: Transaction, now: datetime) -> HeldAfterRestore:
+    """Hold due and running jobs, and delete the nodes registered at the time of the backup."""
     tx.execute(delete(nodes))
-    unheld = or_(jobs.c.hold.is_(None), jobs.c.hold != RECOVER)
-    ran = (jobs.c.state == JobState.RUNNING.value) & jobs.c.cancel_asked.is_(False)
-    running = tx.execute(update(jobs).where(ran).values(state=JobState.PENDING.value, hold=RECOVER, node_id=None))
-    waiting = (jobs.c.state == JobState.PENDING.value) & (jobs.c.run_at <= now) & unheld
-    due = tx.execute(update(jobs).where(waiting).values(hold=RECOVER))
-    return HeldBack(due=due.rowcount, running=running.rowcount)
+    not_in_backlog = or_(jobs.c.hold.is_(None), jobs.c.hold != BACKLOG_HOLD)
+    was_running = (jobs.c.state == JobState.RUNNING.value) & jobs.c.cancel_requested.is_(False)
+    running = tx.execute(
+        update(jobs).where(was_running).values(state=JobState.PENDING.value, hold=BACKLOG_HOLD, node_id=None)
+    )
+    was_due = (jobs.c.state == JobState.PENDING.value) & (jobs.c.run_at <= now) & not_in_backlog
+    due = tx.execute(update(jobs).where(was_due).values(hold=BACKLOG_HOLD))
+    return HeldAfterRestore(due=due.rowcount, running=running.rowcount)
 
 
-def hold_occurrences(tx: Transaction, build: Build, now: datetime) -> HeldBack:
-    """Decide the next schedules that are due as after an outage, but let what their catch-up would start wait, however
-    little it is."""
-    due = schedules.c.enabled & schedules.c.fault.is_(None) & (schedules.c.next_fire_at <= now)
-    rows = tx.execute(select(schedules.c.tenant_id, schedules.c.id).where(due).order_by(schedules.c.id).limit(BATCH))
-    found = [one for one in (locked(tx, row.tenant_id, row.id) for row in rows.all()) if one is not None]
-    ids = [one.id for one in found]
-    mine = jobs.c.schedule_id.in_(ids) & (jobs.c.state == JobState.PENDING.value)
-    count = select(func.count()).select_from(jobs).where(mine)
+def hold_occurrences(tx: Transaction, build: JobBuilder, now: datetime) -> HeldAfterRestore:
+    """Decide a batch of due schedules as after an outage, and hold every job that their catch-up creates."""
+    due = schedules.c.enabled & schedules.c.error.is_(None) & (schedules.c.next_fire_at <= now)
+    rows = tx.execute(
+        select(schedules.c.tenant_id, schedules.c.id).where(due).order_by(schedules.c.id).limit(BATCH_SIZE)
+    )
+    locked = [
+        schedule
+        for schedule in (lock_schedule(tx, row.tenant_id, row.id) for row in rows.all())
+        if schedule is not None
+    ]
+    ids = [schedule.id for schedule in locked]
+    pending = jobs.c.schedule_id.in_(ids) & (jobs.c.state == JobState.PENDING.value)
+    count = select(func.count()).select_from(jobs).where(pending)
     before = tx.execute(count).scalar_one()
-    for schedule in found:
+    for schedule in locked:
         policies = dataclasses.replace(schedule.policies, hold_above=0, missed_after=0.0)
-        settle(tx, dataclasses.replace(schedule, policies=policies), build, now)
-    tx.execute(update(jobs).where(mine, jobs.c.run_at <= now).values(hold=RECOVER))  # fixed delays are never missed
-    return HeldBack(occurrences=tx.execute(count).scalar_one() - before, schedules=len(found))
+        decide_due_occurrences(tx, dataclasses.replace(schedule, policies=policies), build, now)
+    # Fixed delays have no missed occurrences, so their due job is held here.
+    tx.execute(update(jobs).where(pending, jobs.c.run_at <= now).values(hold=BACKLOG_HOLD))
+    return HeldAfterRestore(occurrences=tx.execute(count).scalar_one() - before, schedules=len(locked))

@@ -1,4 +1,4 @@
-"""What is to come: the schedules that fire before an instant, and the pending jobs of each minute."""
+"""Queries for the load forecast: schedules that fire before an instant, and pending jobs per minute."""
 
 from __future__ import annotations
 
@@ -9,36 +9,46 @@ from sqlalchemy import func, literal_column, select
 
 from timebell.model.schedule import Schedule
 from timebell.store.jobs import queues
-from timebell.store.jobs.indexes import RESTING
-from timebell.store.schedules.schedules import legible
+from timebell.store.jobs.indexes import NOT_RUNNING_CLAUSE
+from timebell.store.schedules.rows import try_schedule_from_row
 from timebell.store.schema import jobs, schedules
 from timebell.store.transaction import Transaction
 from timebell.store.types import from_micros
 
-PAGE = 500
-MINUTE = 60_000_000
+PAGE_SIZE = 500
+MINUTE_MICROSECONDS = 60_000_000
 
 
-def firing(tx: Transaction, tenant_id: str, end: datetime, after: str | None) -> tuple[list[Schedule], str | None]:
-    """A page of the schedules of a tenant whose next occurrence is before `end`, and after which id to go on; none
-    while all firing is stopped."""
-    if queues.stopped(tx):
+def list_firing_before(
+    tx: Transaction, tenant_id: str, end: datetime, after: str | None
+) -> tuple[list[Schedule], str | None]:
+    """Return a page of a tenant's schedules whose next occurrence is before `end`, and the cursor of the next page.
+
+    Empty while all firing is stopped. The cursor is None on the last page.
+    """
+    if queues.is_everything_paused(tx):
         return [], None
     query = select(schedules).where(
-        schedules.c.tenant_id == tenant_id, schedules.c.enabled, schedules.c.fault.is_(None),
+        schedules.c.tenant_id == tenant_id, schedules.c.enabled, schedules.c.error.is_(None),
         schedules.c.next_fire_at < end,
     )  # fmt: skip
     if after is not None:
         query = query.where(schedules.c.id > after)
-    found = tx.execute(query.order_by(schedules.c.id).limit(PAGE)).all()
-    legibles = (legible(row) for row in found)
-    return [schedule for schedule in legibles if schedule is not None], found[-1].id if len(found) == PAGE else None
+    rows = tx.execute(query.order_by(schedules.c.id).limit(PAGE_SIZE)).all()
+    decoded = (try_schedule_from_row(row) for row in rows)
+    cursor = rows[-1].id if len(rows) == PAGE_SIZE else None
+    return [schedule for schedule in decoded if schedule is not None], cursor
 
 
-def pending(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> dict[datetime, int]:
-    """How many pending jobs of a tenant are due in each minute of [start, end)."""
+def count_pending_by_minute(tx: Transaction, tenant_id: str, start: datetime, end: datetime) -> dict[datetime, int]:
+    """Return the number of a tenant's pending jobs due in each minute of [start, end)."""
     at = jobs.c.run_at
-    where = (jobs.c.tenant_id == tenant_id) & RESTING & (jobs.c.state == "pending") & (at >= start) & (at < end)
-    minute: Any = literal_column(tx.dialect.words["minute"])
-    found: Any = tx.execute(select(minute, func.count()).where(where).group_by(minute)).all()
-    return {from_micros(when * MINUTE) if isinstance(when, int) else when: count for when, count in found}
+    where = (
+        (jobs.c.tenant_id == tenant_id) & NOT_RUNNING_CLAUSE & (jobs.c.state == "pending") & (at >= start) & (at < end)
+    )
+    minute: Any = literal_column(tx.dialect.macros["minute"])
+    counts: Any = tx.execute(select(minute, func.count()).where(where).group_by(minute)).all()
+    return {
+        from_micros(start_ * MINUTE_MICROSECONDS) if isinstance(start_, int) else start_: count
+        for start_, count in counts
+    }

@@ -1,4 +1,4 @@
-"""Recurrences as they are stored with schedules and their revisions."""
+"""Recurrence column of schedules and their revisions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from functools import lru_cache
 
 import orjson
 
+from timebell import recurrence
 from timebell.recurrence import Recurrence
 
 
 @lru_cache(maxsize=10_000)
-def recurrence_of(text: str) -> Recurrence:
-    """A stored recurrence. Raises what it is that makes it unreadable."""
-    return Recurrence.from_json(orjson.loads(text))
+def recurrence_from_json(text: str) -> Recurrence:
+    """Return a stored recurrence. Raises the decoding error if it is invalid."""
+    return recurrence.recurrence_from_json(orjson.loads(text))

@@ -1,4 +1,4 @@
-"""The record of what a release of the zone data moved: written by whoever moves it, read by an audit."""
+"""Log of the instants that a tzdata release moved: written with each move, read by audits."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Protocol
 
 from timebell.errors import InvalidRecurrence
 from timebell.model.schedule import Schedule
-from timebell.model.tzdata_change import Tally
+from timebell.model.tzdata_change import ChangeTally
 from timebell.recurrence import Recurrence, Release
-from timebell.recurrence.tzdata_diff import moved_to, offset_at
+from timebell.recurrence.tzdata_diff import offset_at, relocate
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
-# One statement, as planners on several nodes may be the first to need the row.
-RECORD = Statement(
-    "WITH $rows INSERT INTO timebell_zone_changes (tzdata, timezone, offset_before, offset_after, looked_at, schedules,"
-    " jobs, since, recorded_at) SELECT tzdata, timezone, offset_before, offset_after, looked_at, schedules, jobs,"
+# A single upsert, because planners on several nodes may insert the row first.
+UPSERT_CHANGES = Statement(
+    "WITH $rows INSERT INTO timebell_zone_changes (tzdata, timezone, offset_before, offset_after, examined, schedules,"
+    " jobs, since, recorded_at) SELECT tzdata, timezone, offset_before, offset_after, examined, schedules, jobs,"
     " since, recorded_at FROM d WHERE true ON CONFLICT (tzdata, timezone, offset_before, offset_after) DO UPDATE SET"
-    " looked_at = timebell_zone_changes.looked_at + excluded.looked_at,"
+    " examined = timebell_zone_changes.examined + excluded.examined,"
     " schedules = timebell_zone_changes.schedules + excluded.schedules,"
     " jobs = timebell_zone_changes.jobs + excluded.jobs, recorded_at = excluded.recorded_at,"
     " since = CASE WHEN excluded.since IS NULL OR timebell_zone_changes.since <= excluded.since"
@@ -30,7 +30,7 @@ RECORD = Statement(
     timezone="text",
     offset_before="int",
     offset_after="int",
-    looked_at="int",
+    examined="int",
     schedules="int",
     jobs="int",
     since="instant",
@@ -38,59 +38,61 @@ RECORD = Statement(
 )
 
 
-class Stored(Protocol):
-    """What is stored of a schedule's next instant."""
+class StoredInstant(Protocol):
+    """A schedule's next instant as stored."""
 
     @property
     def next_fire_at(self) -> datetime | None:
-        """The instant."""
+        """The next instant, aware UTC."""
 
     @property
     def utc_offset(self) -> int | None:
-        """The offset from UTC it was given with."""
+        """The UTC offset in seconds that it was computed with."""
 
 
-def record(tx: Transaction, release: Release, tally: Tally, now: datetime) -> None:
-    """Add to what this release did, in the transaction that did it."""
+def record_changes(tx: Transaction, release: Release, tally: ChangeTally, now: datetime) -> None:
+    """Add `tally` to the log of this release, in the transaction that moved the instants."""
     to_db = tx.dialect.to_db
     rows = [
         {
-            "tzdata": release.version, "timezone": one.timezone, "offset_before": one.offset_before,
-            "offset_after": one.offset_after, "looked_at": one.looked_at, "schedules": one.schedules, "jobs": one.jobs,
-            "since": to_db(one.since), "recorded_at": to_db(now),
+            "tzdata": release.version, "timezone": change.timezone, "offset_before": change.offset_before,
+            "offset_after": change.offset_after, "examined": change.examined, "schedules": change.schedules,
+            "jobs": change.jobs, "since": to_db(change.since), "recorded_at": to_db(now),
         }
-        for one in tally.all()
+        for change in tally.changes()
     ]  # fmt: skip
-    tx.fetch(RECORD, rows)
+    tx.fetch(UPSERT_CHANGES, rows)
 
 
-def due(tx: Transaction, schedules: Iterable[Schedule], now: datetime) -> None:
-    """Record what newer zone data moves of schedules that are decided now, by instants that earlier data gave: those
-    stay, what follows them is where the new data has it."""
-    tally, newer = Tally(), None
-    for one in schedules:
-        release = one.recurrence.release
-        ours = one.tzdata is not None and one.tzdata >= release.version
-        if ours or one.next_fire_at is None or one.next_fire_at > now:
+def record_due_schedules(tx: Transaction, schedules: Iterable[Schedule], now: datetime) -> None:
+    """Record the moves of schedules that are decided now by an instant of an earlier tzdata release.
+
+    That instant stays where it is; the following ones are computed with the new release.
+    """
+    tally, newer = ChangeTally(), None
+    for schedule in schedules:
+        release = schedule.recurrence.release
+        is_current = schedule.tzdata is not None and schedule.tzdata >= release.version
+        if is_current or schedule.next_fire_at is None or schedule.next_fire_at > now:
             continue
-        plain = dataclasses.replace(one.recurrence)  # without what was carried over
-        with suppress(InvalidRecurrence):  # a search that was given up: there the planner sets it aside
-            count_schedule(tally, plain, one, moved_to(plain, one.next_fire_at, one.utc_offset))
+        plain = dataclasses.replace(schedule.recurrence)  # without the state of `resume_from`
+        with suppress(InvalidRecurrence):  # the search reached its limit; the planner marks the schedule errored
+            tally_schedule(tally, plain, schedule, relocate(plain, schedule.next_fire_at, schedule.utc_offset))
             newer = release
     if newer is not None:
-        record(tx, newer, tally, now)
+        record_changes(tx, newer, tally, now)
 
 
-def count_schedule(tally: Tally, recurrence: Recurrence, row: Stored, at: datetime | None) -> None:
-    """Count a schedule whose stored instant lies at `at` by its recurrence's own zone data."""
-    was = row.next_fire_at
-    assert was is not None
-    after = offset_at(recurrence, at or was)
+def tally_schedule(tally: ChangeTally, recurrence: Recurrence, row: StoredInstant, at: datetime | None) -> None:
+    """Count a schedule whose stored instant is at `at` according to the tzdata of `recurrence`."""
+    previous = row.next_fire_at
+    assert previous is not None
+    after = offset_at(recurrence, at or previous)
     assert after is not None
-    if at == was:
+    if at == previous:
         tally.add(recurrence.timezone, after, after, None)
         return
     before = row.utc_offset
     if before is None:
-        before = after if at is None else after + round((at - was).total_seconds())
-    tally.add(recurrence.timezone, before, after, was, schedules=1)
+        before = after if at is None else after + round((at - previous).total_seconds())
+    tally.add(recurrence.timezone, before, after, previous, schedules=1)

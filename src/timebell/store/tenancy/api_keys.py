@@ -1,4 +1,4 @@
-"""API keys as rows: made, found by id, listed, revoked."""
+"""API key repository: create, find by id, list, revoke."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ import orjson
 from sqlalchemy import Row, insert, select, update
 
 from timebell.model.page import Page
-from timebell.store.jobs.repository import make_tenants
+from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import keys
 from timebell.store.transaction import Transaction
 from timebell.tenancy.keys import Key
 from timebell.tenancy.roles import Role
 
-USED_EVERY = timedelta(minutes=1)
+LAST_USED_RESOLUTION = timedelta(minutes=1)
 
 
-def create(tx: Transaction, key: Key, digest: str) -> Key:
-    """Write a key."""
+def create_key(tx: Transaction, key: Key, digest: str) -> Key:
+    """Insert a key with the digest of its secret; creates its tenant if needed."""
     if key.tenant_id is not None:
-        make_tenants(tx, {key.tenant_id}, key.created_at)
-    listed = {name: None if value is None else orjson.dumps(value).decode()
+        ensure_tenants(tx, {key.tenant_id}, key.created_at)
+    json_columns = {name: None if value is None else orjson.dumps(value).decode()
               for name, value in (("scopes", key.scopes), ("networks", key.networks))}  # fmt: skip
     tx.execute(insert(keys).values(
         id=key.id, tenant_id=key.tenant_id, name=key.name, role=key.role.value, digest=digest,
-        created_at=key.created_at, created_by=key.created_by, expires_at=key.expires_at, **listed,
+        created_at=key.created_at, created_by=key.created_by, expires_at=key.expires_at, **json_columns,
     ))  # fmt: skip
     return key
 
 
-def find(tx: Transaction, id_: str) -> tuple[Key, str] | None:
-    """The key with this id, and its digest."""
+def find_key(tx: Transaction, id_: str) -> tuple[Key, str] | None:
+    """Return the key with this id and its digest; None if there is none."""
     row = tx.execute(select(keys).where(keys.c.id == id_)).first()
-    return None if row is None else (_read(row), row.digest)
+    return None if row is None else (_key_from_row(row), row.digest)
 
 
-def used(tx: Transaction, id_: str, now: datetime) -> None:
-    """Record that it was used, to the minute."""
-    stale = keys.c.last_used_at.is_(None) | (keys.c.last_used_at < now - USED_EVERY)
+def record_use(tx: Transaction, id_: str, now: datetime) -> None:
+    """Set `last_used_at` of a key, at most once per minute."""
+    stale = keys.c.last_used_at.is_(None) | (keys.c.last_used_at < now - LAST_USED_RESOLUTION)
     tx.execute(update(keys).where(keys.c.id == id_, stale).values(last_used_at=now))
 
 
-def under(tx: Transaction, id_: str, old: str, new: str) -> None:
-    """Keep another digest of it, under a newer secret key."""
+def replace_digest(tx: Transaction, id_: str, old: str, new: str) -> None:
+    """Replace a key's digest by one made with a newer server secret; no effect if it has changed meanwhile."""
     tx.execute(update(keys).where(keys.c.id == id_, keys.c.digest == old).values(digest=new))
 
 
-def revoke(tx: Transaction, tenant_id: str | None, id_: str, now: datetime) -> Key | None:
-    """Make a key useless for ever; one of this tenant, or with None of any. None for an unknown one."""
-    mine = keys.c.id == id_
+def revoke_key(tx: Transaction, tenant_id: str | None, id_: str, now: datetime) -> Key | None:
+    """Revoke a key permanently: of this tenant, or of any tenant if None. None for an unknown key."""
+    matches = keys.c.id == id_
     if tenant_id is not None:
-        mine &= keys.c.tenant_id == tenant_id
-    tx.execute(update(keys).where(mine, keys.c.revoked_at.is_(None)).values(revoked_at=now))
-    row = tx.execute(select(keys).where(mine)).first()
-    return None if row is None else _read(row)
+        matches &= keys.c.tenant_id == tenant_id
+    tx.execute(update(keys).where(matches, keys.c.revoked_at.is_(None)).values(revoked_at=now))
+    row = tx.execute(select(keys).where(matches)).first()
+    return None if row is None else _key_from_row(row)
 
 
-def page(tx: Transaction, tenant_id: str | None, limit: int, after: str | None) -> Page[Key]:
-    """Keys of a tenant, or with None of all and of the platform, by id."""
+def list_keys(tx: Transaction, tenant_id: str | None, limit: int, after: str | None) -> Page[Key]:
+    """Return a page of keys in id order: of one tenant, or of all tenants and the platform if None."""
     query = select(keys).order_by(keys.c.id).limit(limit + 1)
     if tenant_id is not None:
         query = query.where(keys.c.tenant_id == tenant_id)
     if after is not None:
         query = query.where(keys.c.id > after)
-    found = [_read(row) for row in tx.execute(query)]
-    return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
+    page = [_key_from_row(row) for row in tx.execute(query)]
+    return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
 
 
-def _read(row: Row[Any]) -> Key:
+def _key_from_row(row: Row[Any]) -> Key:
     scopes, networks = (None if text is None else tuple(orjson.loads(text)) for text in (row.scopes, row.networks))
     return Key(
         id=row.id, tenant_id=row.tenant_id, name=row.name, role=Role(row.role), scopes=scopes, networks=networks,

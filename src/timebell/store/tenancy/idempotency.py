@@ -1,4 +1,4 @@
-"""Answers kept under an Idempotency-Key, so that a repeated request gets the first one again."""
+"""Responses stored per Idempotency-Key, so that a repeated request gets the first response again."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from timebell.store.schema import answers
 from timebell.store.statement import Statement
 from timebell.store.transaction import Transaction
 
-KEPT = timedelta(hours=24)
+KEY_RETENTION = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What was answered to the request with this digest."""
+class StoredResponse:
+    """Response to the request with this digest."""
 
-    request: str
+    request_digest: str
     status: int
     headers: dict[str, str]
     body: str
 
 
-# Waits for a transaction that takes the same key just now, and then sees what it has kept.
-TAKE = Statement(
-    "WITH $rows INSERT INTO timebell_answers (tenant_id, key, request, created_at)"
+# The unique index makes this wait for a concurrent transaction with the same key, whose response is then visible.
+INSERT_KEY = Statement(
+    "WITH $rows INSERT INTO timebell_idempotency_keys (tenant_id, key, request, created_at)"
     " SELECT tenant_id, key, request, created_at FROM d WHERE true ON CONFLICT DO NOTHING RETURNING key",
     tenant_id="text",
     key="text",
@@ -36,31 +36,31 @@ TAKE = Statement(
 )
 
 
-def take(tx: Transaction, tenant_id: str, key: str, request: str, now: datetime) -> Answer | None:
-    """Take a key for a request; or the answer that the key was given before."""
-    row = {"tenant_id": tenant_id, "key": key, "request": request, "created_at": tx.dialect.to_db(now)}
-    if tx.fetch(TAKE, [row]):
+def claim_key(tx: Transaction, tenant_id: str, key: str, request_digest: str, now: datetime) -> StoredResponse | None:
+    """Claim a key for a request: None if it is now claimed, otherwise the response already stored for the key."""
+    row = {"tenant_id": tenant_id, "key": key, "request": request_digest, "created_at": tx.dialect.to_db(now)}
+    if tx.fetch(INSERT_KEY, [row]):
         return None
-    mine = (answers.c.tenant_id == tenant_id) & (answers.c.key == key)
-    too_old = tx.execute(delete(answers).where(mine, answers.c.created_at <= now - KEPT)).rowcount
-    if too_old and tx.fetch(TAKE, [row]):
+    matches = (answers.c.tenant_id == tenant_id) & (answers.c.key == key)
+    expired = tx.execute(delete(answers).where(matches, answers.c.created_at <= now - KEY_RETENTION)).rowcount
+    if expired and tx.fetch(INSERT_KEY, [row]):
         return None
-    found = tx.execute(select(answers).where(mine)).one()
-    return Answer(found.request, found.status or 0, orjson.loads(found.headers or "{}"), found.body or "")
+    stored = tx.execute(select(answers).where(matches)).one()
+    return StoredResponse(stored.request, stored.status or 0, orjson.loads(stored.headers or "{}"), stored.body or "")
 
 
-KEEP = Statement(
-    "UPDATE timebell_answers SET status = :status, headers = :headers, body = :body"
+UPDATE_RESPONSE = Statement(
+    "UPDATE timebell_idempotency_keys SET status = :status, headers = :headers, body = :body"
     " WHERE tenant_id = :tenant_id AND key = :key"
 )
 
 
-def keep(tx: Transaction, tenant_id: str, key: str, answer: Answer) -> None:
-    """Keep the answer to the request that took the key."""
-    headers = orjson.dumps(answer.headers).decode()
-    tx.fetch(KEEP, status=answer.status, headers=headers, body=answer.body, tenant_id=tenant_id, key=key)
+def store_response(tx: Transaction, tenant_id: str, key: str, response: StoredResponse) -> None:
+    """Store the response to the request that claimed the key."""
+    headers = orjson.dumps(response.headers).decode()
+    tx.fetch(UPDATE_RESPONSE, status=response.status, headers=headers, body=response.body, tenant_id=tenant_id, key=key)
 
 
 def prune(tx: Transaction, now: datetime) -> int:
-    """Forget what is older than a day; how many."""
-    return tx.execute(delete(answers).where(answers.c.created_at <= now - KEPT)).rowcount
+    """Delete keys older than 24 hours; return the number of deleted rows."""
+    return tx.execute(delete(answers).where(answers.c.created_at <= now - KEY_RETENTION)).rowcount

@@ -1,5 +1,8 @@
-"""What tenants used of their months: a counter that is locked while it is charged, so that nobody passes a limit
-together with another. A job is charged once, however often it is tried; skips are not."""
+"""Monthly job quotas of tenants.
+
+The counter row is locked while it is charged, so concurrent claims cannot exceed the limit together. A job is charged
+once, regardless of retries; skipped jobs are not charged.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,22 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import select, update
 
-from timebell.model.billing_months import first_of_next, forecast, month_of
+from timebell.model.billing_months import billing_month, forecast_exhaustion, next_month_start
 from timebell.store.schema import jobs, tenants
-from timebell.store.tenancy.tenants import read_limits
-from timebell.store.transaction import Transaction, insert_unless
+from timebell.store.tenancy.tenants import limits_from_json
+from timebell.store.transaction import Transaction, insert_ignore
 from timebell.store.triggers.tables import months
 
 
-def metered(tx: Transaction) -> frozenset[str]:
-    """The tenants that have a limit a month."""
+def list_metered_tenants(tx: Transaction) -> frozenset[str]:
+    """Return the ids of tenants with a monthly limit."""
     rows = tx.execute(select(tenants.c.id, tenants.c.limits).where(tenants.c.limits.like("%jobs_per_month%")))
-    return frozenset(row.id for row in rows if read_limits(row.limits).jobs_per_month is not None)
+    return frozenset(row.id for row in rows if limits_from_json(row.limits).jobs_per_month is not None)
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
-    """Why a job is not delivered: its tenant has used up its month."""
+class QuotaExceeded:
+    """Reason a job is not delivered: its tenant has used up its monthly quota."""
 
     used: int
     limit: int
@@ -33,51 +36,54 @@ class Full:
         return f"Monthly limit reached ({self.used}/{self.limit})"
 
 
-def charge(tx: Transaction, asked: Mapping[str, Sequence[str]], now: datetime) -> dict[str, Full]:
-    """Count the jobs of tenants, in order, as far as their months have room; those that are left out."""
-    left: dict[str, Full] = {}
-    for tenant_id in sorted(asked):
+def charge_jobs(
+    tx: Transaction, job_ids_by_tenant: Mapping[str, Sequence[str]], now: datetime
+) -> dict[str, QuotaExceeded]:
+    """Charge jobs, in the given order, to the monthly quotas of their tenants; return the rejected jobs by id."""
+    rejected: dict[str, QuotaExceeded] = {}
+    for tenant_id in sorted(job_ids_by_tenant):  # sorted, so that concurrent claims lock the counters in one order
         row = tx.execute(select(tenants.c.limits, tenants.c.timezone).where(tenants.c.id == tenant_id)).first()
-        limit = None if row is None else read_limits(row.limits).jobs_per_month
+        limit = None if row is None else limits_from_json(row.limits).jobs_per_month
         if row is None or limit is None:
             continue
-        month = month_of(now, row.timezone)
-        mine = (months.c.tenant_id == tenant_id) & (months.c.month == month)
-        tx.execute(insert_unless(tx.dialect, months).values(tenant_id=tenant_id, month=month, used=0))
-        used = tx.execute(select(months.c.used).where(mine).with_for_update()).scalar_one()
-        which = jobs.c.id.in_(asked[tenant_id])
-        uncharged = set(tx.execute(select(jobs.c.id).where(which, jobs.c.charged.is_(False))).scalars())
-        new = [id_ for id_ in asked[tenant_id] if id_ in uncharged]
-        room = max(0, limit - used)
-        if granted := new[:room]:
+        month = billing_month(now, row.timezone)
+        matches = (months.c.tenant_id == tenant_id) & (months.c.month == month)
+        tx.execute(insert_ignore(tx.dialect, months).values(tenant_id=tenant_id, month=month, used=0))
+        used = tx.execute(select(months.c.used).where(matches).with_for_update()).scalar_one()
+        in_jobs = jobs.c.id.in_(job_ids_by_tenant[tenant_id])
+        uncharged = set(tx.execute(select(jobs.c.id).where(in_jobs, jobs.c.charged.is_(False))).scalars())
+        new = [id_ for id_ in job_ids_by_tenant[tenant_id] if id_ in uncharged]
+        remaining = max(0, limit - used)
+        if granted := new[:remaining]:
             tx.execute(update(jobs).where(jobs.c.id.in_(granted)).values(charged=True))
-            tx.execute(update(months).where(mine).values(used=used + len(granted)))
-        left |= dict.fromkeys(new[room:], Full(used + len(granted), limit))
-    return left
+            tx.execute(update(months).where(matches).values(used=used + len(granted)))
+        rejected |= dict.fromkeys(new[remaining:], QuotaExceeded(used + len(granted), limit))
+    return rejected
 
 
 @dataclass(frozen=True, slots=True)
-class MonthUsed:
-    """A tenant's month: what it used of it, when it ends, and when it will be used up at this pace, if before that."""
+class MonthlyUsage:
+    """Quota use of a tenant in a month. `exhausted_at` is the forecast at the current rate; None if not before the
+    end of the month."""
 
     month: str
     timezone: str
     used: int
     ends_at: datetime
-    runs_out_at: datetime | None
+    exhausted_at: datetime | None
 
 
-def of(tx: Transaction, tenant_id: str, now: datetime) -> MonthUsed:
-    """The month that a tenant is in."""
+def get_monthly_usage(tx: Transaction, tenant_id: str, now: datetime) -> MonthlyUsage:
+    """Return a tenant's use in its current month."""
     row = tx.execute(select(tenants.c.limits, tenants.c.timezone).where(tenants.c.id == tenant_id)).first()
     timezone = None if row is None else row.timezone
-    month, limit = month_of(now, timezone), None if row is None else read_limits(row.limits).jobs_per_month
-    mine = (months.c.tenant_id == tenant_id) & (months.c.month == month)
-    used = tx.execute(select(months.c.used).where(mine)).scalar() or 0
-    ends = first_of_next(now, timezone)
-    return MonthUsed(month, timezone or "UTC", used, ends, forecast(used, limit, now, timezone))
+    month, limit = billing_month(now, timezone), None if row is None else limits_from_json(row.limits).jobs_per_month
+    matches = (months.c.tenant_id == tenant_id) & (months.c.month == month)
+    used = tx.execute(select(months.c.used).where(matches)).scalar() or 0
+    ends = next_month_start(now, timezone)
+    return MonthlyUsage(month, timezone or "UTC", used, ends, forecast_exhaustion(used, limit, now, timezone))
 
 
 def prune(tx: Transaction, now: datetime) -> None:
-    """Forget months of more than a year ago."""
-    tx.execute(months.delete().where(months.c.month < month_of(now - timedelta(days=400), None)))
+    """Delete counters of months more than 400 days ago."""
+    tx.execute(months.delete().where(months.c.month < billing_month(now - timedelta(days=400), None)))

@@ -1,4 +1,4 @@
-"""Targets under a name: written, listed, disabled; and resolved, with the values of their secrets, for a delivery."""
+"""Repository of named targets: create, list, disable, and resolve with decrypted secrets for a delivery."""
 
 from __future__ import annotations
 
@@ -14,244 +14,263 @@ from timebell.errors import Conflict, InvalidInput, TimebellError
 from timebell.ids import new_id
 from timebell.model.page import Page
 from timebell.model.payload import encode
-from timebell.model.routes import named
-from timebell.model.target import NamedTarget, Resolved, filled, secret_names
+from timebell.model.routes import named_target
+from timebell.model.target import NamedTarget, ResolvedTarget, fill_secrets, secret_names
 from timebell.store.audit import audit_log
 from timebell.store.audit.audit_log import AuditRecord
-from timebell.store.jobs.bind_targets import no_such_target
-from timebell.store.jobs.indexes import apart
-from timebell.store.jobs.repository import make_tenants
+from timebell.store.jobs.bind_targets import target_not_found
+from timebell.store.jobs.indexes import split_by_running
+from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import jobs, schedules, targets
 from timebell.store.tenancy import secrets
 from timebell.store.transaction import Transaction
 from timebell.store.triggers.tables import triggers
 from timebell.store.types import from_micros, to_micros
-from timebell.tenancy.secrets import Box, Keyring
+from timebell.tenancy.secrets import Keyring, TenantCipher
 
-MOST_SIGNING = 5
-"""So many signing secrets of a target count at once."""
-COUNTED = 1000
+MAX_SIGNING_SECRETS = 5
+"""Maximum number of simultaneously valid signing secrets of a target."""
+MAX_JOB_COUNT = 1000
 
 
-def put(
-    tx: Transaction, ring: Keyring, target: NamedTarget, signing_secret: str | None, now: datetime, *, replace: bool
+def upsert_target(
+    tx: Transaction, keyring: Keyring, target: NamedTarget, signing_secret: str | None, now: datetime, *, replace: bool
 ) -> NamedTarget:
-    """Write a target; the same options again are no edit. A new one gets its signing secret, if there is one.
+    """Store a target; identical options are not an edit. A new target gets `signing_secret`, if there is one.
 
     Raises Conflict (TARGET_EXISTS, TARGET_KIND_FIXED), InvalidInput (SIGNING_SECRET_KEPT), NotFound, Refused.
     """
     tenant_id, name, options = target.tenant_id, target.name, encode(target.options, "options")
-    row = tx.execute(select(targets).where(_mine(tenant_id, name)).with_for_update()).first()
+    row = tx.execute(select(targets).where(_by_name(tenant_id, name)).with_for_update()).first()
     if row is None:
-        make_tenants(tx, {tenant_id}, now)
+        ensure_tenants(tx, {tenant_id}, now)
         signing = []
         if signing_secret is not None:
-            opened = secrets.box(tx, ring, tenant_id, now)
-            signing = [_signing(opened, tenant_id, name, 1, signing_secret)]
+            cipher = secrets.get_or_create_cipher(tx, keyring, tenant_id, now)
+            signing = [_encrypt_signing_secret(cipher, tenant_id, name, 1, signing_secret)]
         tx.execute(insert(targets).values(
-            tenant_id=tenant_id, name=name, kind=target.kind, options=options, signing=_dump(signing), revision=1,
+            tenant_id=tenant_id, name=name, kind=target.kind, options=options, signing=_to_json(signing), revision=1,
             created_at=now, created_by=target.created_by, updated_at=now,
         ))  # fmt: skip
-        return dataclasses.replace(_found(tx, tenant_id, name, now), signing_secret=signing_secret)
+        return dataclasses.replace(_get_target(tx, tenant_id, name, now), signing_secret=signing_secret)
     if not replace:
         raise Conflict(
-            f"There is a target {name!r} already.", code="TARGET_EXISTS", existing=name,
-            fix="Use another name, or put it to change it.",
+            f"A target named {name!r} already exists.", code="TARGET_EXISTS", existing=name,
+            fix="Use another name, or replace the target with PUT.",
         )  # fmt: skip
     if row.kind != target.kind:
         raise Conflict(
-            f"The target {name!r} is of kind {row.kind}, and jobs wait for that.", code="TARGET_KIND_FIXED",
-            existing=name, fix="Make another target, and point what uses this one to it.",
+            f"The target {name!r} is of kind {row.kind}, which cannot change because jobs may be waiting for it.",
+            code="TARGET_KIND_FIXED", existing=name,
+            fix="Create another target and change its users to the new name.",
         )  # fmt: skip
     if signing_secret is not None:
         raise InvalidInput(
-            f"The target {name!r} has a signing secret.", code="SIGNING_SECRET_KEPT", fix="Rotate it: rotate-secret."
+            f"The target {name!r} already has a signing secret.",
+            code="SIGNING_SECRET_KEPT",
+            fix="Rotate it: timebell target rotate-secret.",
         )
     if orjson.loads(row.options) != orjson.loads(options):
         values = {"options": options, "revision": row.revision + 1, "updated_at": now}
-        tx.execute(update(targets).where(_mine(tenant_id, name)).values(**values))
-    return _found(tx, tenant_id, name, now)
+        tx.execute(update(targets).where(_by_name(tenant_id, name)).values(**values))
+    return _get_target(tx, tenant_id, name, now)
 
 
-def find(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTarget | None:
-    """A target of a tenant."""
-    row = tx.execute(select(targets).where(_mine(tenant_id, name))).first()
-    return None if row is None else _read(row, now)
+def find_target(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTarget | None:
+    """Return a target of a tenant by name; None if there is none."""
+    row = tx.execute(select(targets).where(_by_name(tenant_id, name))).first()
+    return None if row is None else _target_from_row(row, now)
 
 
-def page(tx: Transaction, tenant_id: str, limit: int, after: str | None, now: datetime) -> Page[NamedTarget]:
-    """Targets of a tenant, by name."""
+def list_targets(tx: Transaction, tenant_id: str, limit: int, after: str | None, now: datetime) -> Page[NamedTarget]:
+    """Return a page of a tenant's targets in name order."""
     query = select(targets).where(targets.c.tenant_id == tenant_id).order_by(targets.c.name).limit(limit + 1)
     if after is not None:
         query = query.where(targets.c.name > after)
-    found = [_read(row, now) for row in tx.execute(query)]
-    return Page(found[:limit], found[limit - 1].name if len(found) > limit else None)
+    page = [_target_from_row(row, now) for row in tx.execute(query)]
+    return Page(page[:limit], page[limit - 1].name if len(page) > limit else None)
 
 
-def remove(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTarget | None:
-    """Forget a target; None for an unknown one. Raises Conflict (TARGET_IN_USE) while schedules or jobs name it."""
-    row = tx.execute(select(targets).where(_mine(tenant_id, name)).with_for_update()).first()
+def delete_target(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTarget | None:
+    """Delete a target; None for an unknown one.
+
+    Raises Conflict (TARGET_IN_USE) while schedules, triggers or live jobs use it.
+    """
+    row = tx.execute(select(targets).where(_by_name(tenant_id, name)).with_for_update()).first()
     if row is None:
         return None
-    by_name = (schedules.c.tenant_id == tenant_id) & (schedules.c.target == name)
-    using = tx.execute(select(func.count()).select_from(schedules).where(by_name)).scalar_one()
-    text = encode(named(row.kind, name), "target")
-    mine_live = select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.target == text).limit(COUNTED + 1)
-    both = union_all(*(select(each.subquery()) for each in apart(mine_live))).subquery()  # at once: one may go over
-    live = tx.execute(select(func.count()).select_from(both)).scalar_one()
-    mine = (triggers.c.tenant_id == tenant_id) & triggers.c.action.contains(f'"target":{text}', autoescape=True)
-    watching = tx.execute(select(func.count()).select_from(triggers).where(mine)).scalar_one()
-    if using or live or watching:
-        jobs_said = f"more than {COUNTED:,}" if live > COUNTED else f"{live:,}"
-        triggers_said = f", {watching:,} trigger{'s'[: watching != 1]}" if watching else ""
+    schedules_of_target = (schedules.c.tenant_id == tenant_id) & (schedules.c.target == name)
+    schedule_count = tx.execute(select(func.count()).select_from(schedules).where(schedules_of_target)).scalar_one()
+    target_json = encode(named_target(row.kind, name), "target")
+    live_jobs = (
+        select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.target == target_json).limit(MAX_JOB_COUNT + 1)
+    )
+    # One statement over both halves, because a job may start between two statements.
+    halves = union_all(*(select(half.subquery()) for half in split_by_running(live_jobs))).subquery()
+    job_count = tx.execute(select(func.count()).select_from(halves)).scalar_one()
+    triggers_of_target = (triggers.c.tenant_id == tenant_id) & triggers.c.action.contains(
+        f'"target":{target_json}', autoescape=True
+    )
+    trigger_count = tx.execute(select(func.count()).select_from(triggers).where(triggers_of_target)).scalar_one()
+    if schedule_count or job_count or trigger_count:
+        jobs_text = f"more than {MAX_JOB_COUNT:,}" if job_count > MAX_JOB_COUNT else f"{job_count:,}"
+        triggers_text = f", {trigger_count:,} trigger{'s'[: trigger_count != 1]}" if trigger_count else ""
         raise Conflict(
-            f"The target {name!r} is used by {using:,} schedule{'s'[: using != 1]}{triggers_said} and {jobs_said}"
-            f" pending job{'s'[: live != 1]}.",
-            code="TARGET_IN_USE", existing=name, fix="Point these elsewhere or delete them first.",
+            f"The target {name!r} is used by {schedule_count:,} schedule{'s'[: schedule_count != 1]}{triggers_text}"
+            f" and {jobs_text} pending job{'s'[: job_count != 1]}.",
+            code="TARGET_IN_USE", existing=name, fix="Delete these or give them another target first.",
         )  # fmt: skip
-    tx.execute(delete(targets).where(_mine(tenant_id, name)))
-    return _read(row, now)
+    tx.execute(delete(targets).where(_by_name(tenant_id, name)))
+    return _target_from_row(row, now)
 
 
-def rotate(
-    tx: Transaction, ring: Keyring, tenant_id: str, name: str, signing_secret: str, overlap: timedelta, now: datetime
+def rotate_signing_secret(
+    tx: Transaction, keyring: Keyring, tenant_id: str, name: str, signing_secret: str, overlap: timedelta, now: datetime
 ) -> NamedTarget | None:
-    """A new signing secret; those before it count for `overlap` longer, or as long as they did. None for an unknown
-    target. Raises Conflict (SIGNING_SECRETS_MANY), InvalidInput (TARGET_UNSIGNED)."""
-    row = tx.execute(select(targets).where(_mine(tenant_id, name)).with_for_update()).first()
+    """Add a new signing secret; earlier ones stay valid for `overlap` at most. None for an unknown target.
+
+    Raises Conflict (SIGNING_SECRETS_MANY), InvalidInput (TARGET_UNSIGNED).
+    """
+    row = tx.execute(select(targets).where(_by_name(tenant_id, name)).with_for_update()).first()
     if row is None:
         return None
-    had = orjson.loads(row.signing)
-    if not had:
-        raise InvalidInput(f"A target of kind {row.kind} signs nothing.", code="TARGET_UNSIGNED")
+    existing = orjson.loads(row.signing)
+    if not existing:
+        raise InvalidInput(f"A target of kind {row.kind} has no signing secret.", code="TARGET_UNSIGNED")
     until = to_micros(now + overlap)
-    ending = [{**one, "until": until if one["until"] is None else min(one["until"], until)} for one in had]
-    kept = [one for one in ending if one["until"] > to_micros(now)]
-    if len(kept) >= MOST_SIGNING:
+    expiring = [{**one, "until": until if one["until"] is None else min(one["until"], until)} for one in existing]
+    valid = [one for one in expiring if one["until"] > to_micros(now)]
+    if len(valid) >= MAX_SIGNING_SECRETS:
         raise Conflict(
-            f"{len(kept)} signing secrets of the target {name!r} count yet.", code="SIGNING_SECRETS_MANY",
-            existing=name, fix="Wait until one ends, or rotate with an overlap of 0, which ends them now.",
+            f"The target {name!r} has {len(valid)} valid signing secrets, the maximum.", code="SIGNING_SECRETS_MANY",
+            existing=name, fix="Wait until one expires, or rotate with an overlap of 0, which expires them now.",
         )  # fmt: skip
-    opened = secrets.box(tx, ring, tenant_id, now)
-    new = _signing(opened, tenant_id, name, max(one["number"] for one in had) + 1, signing_secret)
-    values = {"signing": _dump([new, *kept]), "revision": row.revision + 1, "updated_at": now}
-    tx.execute(update(targets).where(_mine(tenant_id, name)).values(**values))
-    return dataclasses.replace(_found(tx, tenant_id, name, now), signing_secret=signing_secret)
+    cipher = secrets.get_or_create_cipher(tx, keyring, tenant_id, now)
+    new_secret = _encrypt_signing_secret(
+        cipher, tenant_id, name, max(one["number"] for one in existing) + 1, signing_secret
+    )
+    values = {"signing": _to_json([new_secret, *valid]), "revision": row.revision + 1, "updated_at": now}
+    tx.execute(update(targets).where(_by_name(tenant_id, name)).values(**values))
+    return dataclasses.replace(_get_target(tx, tenant_id, name, now), signing_secret=signing_secret)
 
 
-def enable(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTarget | None:
-    """Let it be delivered to again; None for an unknown one."""
+def enable_target(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTarget | None:
+    """Enable a disabled target; None for an unknown one."""
     values = {"disabled_at": None, "disabled_reason": None, "updated_at": now}
-    tx.execute(update(targets).where(_mine(tenant_id, name), targets.c.disabled_at.is_not(None)).values(**values))
-    return find(tx, tenant_id, name, now)
+    tx.execute(update(targets).where(_by_name(tenant_id, name), targets.c.disabled_at.is_not(None)).values(**values))
+    return find_target(tx, tenant_id, name, now)
 
 
-def disable(tx: Transaction, tenant_id: str, name: str, revision: int, reason: str, now: datetime) -> bool:
-    """Send it nothing more, unless it was edited since this revision; whether that changed anything. It is recorded
-    as a change that Timebell made."""
-    mine = _mine(tenant_id, name) & (targets.c.revision == revision) & targets.c.disabled_at.is_(None)
-    if not tx.execute(update(targets).where(mine).values(disabled_at=now, disabled_reason=reason)).rowcount:
+def disable_target(tx: Transaction, tenant_id: str, name: str, revision: int, reason: str, now: datetime) -> bool:
+    """Disable a target, unless it was edited since this revision; return whether it was disabled.
+
+    The audit log records the change with the actor `timebell`.
+    """
+    matches = _by_name(tenant_id, name) & (targets.c.revision == revision) & targets.c.disabled_at.is_(None)
+    if not tx.execute(update(targets).where(matches).values(disabled_at=now, disabled_reason=reason)).rowcount:
         return False
-    audit_log.write(tx, AuditRecord(
+    audit_log.write_record(tx, AuditRecord(
         id=new_id(now), tenant_id=tenant_id, at=now, actor="timebell", action="target.disable", subject=name,
     ))  # fmt: skip
     return True
 
 
-Key = tuple[str, str]
+TargetKey = tuple[str, str]
 """Tenant and name."""
 
 
-def resolve(
-    tx: Transaction, ring: Keyring, keys: Iterable[Key], now: datetime
-) -> dict[Key, Resolved | TimebellError]:  # fmt: skip
-    """Targets as they are now, with the values of their secrets; or what is wrong with one."""
-    found: dict[Key, Resolved | TimebellError] = {}
+def resolve_targets(
+    tx: Transaction, keyring: Keyring, keys: Iterable[TargetKey], now: datetime
+) -> dict[TargetKey, ResolvedTarget | TimebellError]:  # fmt: skip
+    """Return targets with their decrypted secrets, or the error of a target that cannot be resolved, by key."""
+    resolved: dict[TargetKey, ResolvedTarget | TimebellError] = {}
     by_tenant: dict[str, set[str]] = {}
     for tenant_id, name in keys:
         by_tenant.setdefault(tenant_id, set()).add(name)
     for tenant_id, names in by_tenant.items():
-        mine = (targets.c.tenant_id == tenant_id) & targets.c.name.in_(sorted(names))
-        rows = {row.name: row for row in tx.execute(select(targets).where(mine))}
+        matches = (targets.c.tenant_id == tenant_id) & targets.c.name.in_(sorted(names))
+        rows = {row.name: row for row in tx.execute(select(targets).where(matches))}
         for name in names:
             try:
-                found[tenant_id, name] = _resolved(tx, ring, tenant_id, name, rows.get(name), now)
-            except TimebellError as wrong:
-                found[tenant_id, name] = wrong
-    return found
+                resolved[tenant_id, name] = _resolve_target(tx, keyring, tenant_id, name, rows.get(name), now)
+            except TimebellError as error:
+                resolved[tenant_id, name] = error
+    return resolved
 
 
-def _resolved(
-    tx: Transaction, ring: Keyring, tenant_id: str, name: str, row: Row[Any] | None, now: datetime
-) -> Resolved:  # fmt: skip
+def _resolve_target(
+    tx: Transaction, keyring: Keyring, tenant_id: str, name: str, row: Row[Any] | None, now: datetime
+) -> ResolvedTarget:  # fmt: skip
     if row is None:
-        raise no_such_target(name)
+        raise target_not_found(name)
     options = orjson.loads(row.options)
-    values = secrets.values(tx, ring, tenant_id, secret_names(options))
-    signing = _open(tx, ring, tenant_id, name, row, now)
-    options = filled(options, values)
-    return Resolved(
+    values = secrets.decrypt_values(tx, keyring, tenant_id, secret_names(options))
+    signing = _decrypt_signing_secrets(tx, keyring, tenant_id, name, row, now)
+    options = fill_secrets(options, values)
+    return ResolvedTarget(
         name=name, kind=row.kind, revision=row.revision, secrets=(*values.values(), *signing),
         options={**options, "signingSecrets": signing} if signing else options,
-        disabled=None if row.disabled_at is None else row.disabled_reason,
+        disabled_reason=None if row.disabled_at is None else row.disabled_reason,
     )  # fmt: skip
 
 
-def _open(tx: Transaction, ring: Keyring, tenant_id: str, name: str, row: Row[Any], now: datetime) -> list[str]:
-    """The signing secrets that count, the newest first."""
-    counting = [one for one in orjson.loads(row.signing) if _counts(one, now)]
-    if not counting:
+def _decrypt_signing_secrets(
+    tx: Transaction, keyring: Keyring, tenant_id: str, name: str, row: Row[Any], now: datetime
+) -> list[str]:
+    """Return the valid signing secrets, newest first."""
+    valid = [one for one in orjson.loads(row.signing) if _is_valid(one, now)]
+    if not valid:
         return []
-    opened = secrets.opener(tx, ring, tenant_id)
-    assert opened is not None
-    return [opened.open(one["sealed"], _place(tenant_id, name, one["number"])) for one in counting]
+    cipher = secrets.find_cipher(tx, keyring, tenant_id)
+    assert cipher is not None
+    return [cipher.decrypt(one["sealed"], _associated_data(tenant_id, name, one["number"])) for one in valid]
 
 
-def _counts(one: dict[str, Any], now: datetime) -> bool:
-    return one["until"] is None or one["until"] > to_micros(now)
+def _is_valid(secret: dict[str, Any], now: datetime) -> bool:
+    return secret["until"] is None or secret["until"] > to_micros(now)
 
 
-def disabled(tx: Transaction, most: int) -> tuple[int, list[str]]:
-    """How many targets are disabled, and some of them by name."""
-    off = targets.c.disabled_at.is_not(None)
-    many = tx.execute(select(func.count()).select_from(targets).where(off)).scalar_one()
+def summarize_disabled(tx: Transaction, limit: int) -> tuple[int, list[str]]:
+    """Return the number of disabled targets, and the names of up to `limit` of them."""
+    is_disabled = targets.c.disabled_at.is_not(None)
+    count = tx.execute(select(func.count()).select_from(targets).where(is_disabled)).scalar_one()
     rows = tx.execute(
-        select(targets.c.tenant_id, targets.c.name).where(off).order_by(targets.c.disabled_at).limit(most)
+        select(targets.c.tenant_id, targets.c.name).where(is_disabled).order_by(targets.c.disabled_at).limit(limit)
     )
-    return many, [row.name if row.tenant_id == "default" else f"{row.tenant_id}/{row.name}" for row in rows]
+    return count, [row.name if row.tenant_id == "default" else f"{row.tenant_id}/{row.name}" for row in rows]
 
 
-def used_secrets(tx: Transaction, tenant_id: str, name: str) -> Collection[str]:
-    """The secrets that a target refers to by now; none for an unknown one."""
-    row = tx.execute(select(targets.c.options).where(_mine(tenant_id, name)).with_for_update()).first()
+def list_referenced_secrets(tx: Transaction, tenant_id: str, name: str) -> Collection[str]:
+    """Return the names of secrets that a target refers to, and lock the target; empty for an unknown one."""
+    row = tx.execute(select(targets.c.options).where(_by_name(tenant_id, name)).with_for_update()).first()
     return set() if row is None else secret_names(orjson.loads(row.options))
 
 
-def _found(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTarget:
-    return _read(tx.execute(select(targets).where(_mine(tenant_id, name))).one(), now)
+def _get_target(tx: Transaction, tenant_id: str, name: str, now: datetime) -> NamedTarget:
+    return _target_from_row(tx.execute(select(targets).where(_by_name(tenant_id, name))).one(), now)
 
 
-def _mine(tenant_id: str, name: str) -> Any:
+def _by_name(tenant_id: str, name: str) -> Any:
     return (targets.c.tenant_id == tenant_id) & (targets.c.name == name)
 
 
-def _signing(opened: Box, tenant_id: str, name: str, number: int, value: str) -> dict[str, Any]:
-    return {"number": number, "sealed": opened.seal(value, _place(tenant_id, name, number)), "until": None}
+def _encrypt_signing_secret(cipher: TenantCipher, tenant_id: str, name: str, number: int, value: str) -> dict[str, Any]:
+    return {"number": number, "sealed": cipher.encrypt(value, _associated_data(tenant_id, name, number)), "until": None}
 
 
-def _place(tenant_id: str, name: str, number: int) -> tuple[str | int, ...]:
+def _associated_data(tenant_id: str, name: str, number: int) -> tuple[str | int, ...]:
     return tenant_id, "timebell_targets", name, "signing", number
 
 
-def _dump(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _read(row: Row[Any], now: datetime) -> NamedTarget:
-    counting = [one for one in orjson.loads(row.signing) if _counts(one, now)]
+def _target_from_row(row: Row[Any], now: datetime) -> NamedTarget:
+    valid = [one for one in orjson.loads(row.signing) if _is_valid(one, now)]
     return NamedTarget(
         tenant_id=row.tenant_id, name=row.name, kind=row.kind, options=orjson.loads(row.options), revision=row.revision,
-        signing=tuple(None if one["until"] is None else from_micros(one["until"]) for one in counting),
+        signing_valid_until=tuple(None if one["until"] is None else from_micros(one["until"]) for one in valid),
         disabled_at=row.disabled_at, disabled_reason=row.disabled_reason, created_at=row.created_at,
         created_by=row.created_by, updated_at=row.updated_at,
     )  # fmt: skip

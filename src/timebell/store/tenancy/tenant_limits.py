@@ -1,8 +1,8 @@
-"""What a tenant may run at once and start in a minute, over all queues and nodes, held at the claim.
+"""Limits on concurrent jobs and on starts per minute of a tenant, over all queues and nodes, enforced at the claim.
 
-A claim takes what is due; what its tenant may not start now is put back in the same transaction, so nobody saw it
-run, and waits with the hold `tenant` outside the claim index: a tenant's million due jobs are in nobody's way. The
-rows of the tenants are locked meanwhile. Who has no such limit pays nothing.
+Jobs that exceed the limit of their tenant are requeued in the transaction of the claim, so they are never visible as
+running. They wait with the hold `tenant`, outside the claim index, so that a million due jobs of one tenant do not
+slow down others. The tenant rows are locked meanwhile. Tenants without such limits cost nothing extra.
 """
 
 from __future__ import annotations
@@ -15,95 +15,101 @@ from typing import Any, NamedTuple
 from sqlalchemy import Row, func, select, union_all, update
 
 from timebell.model.job import Attempt, JobState
-from timebell.model.limits import allowed, started
+from timebell.model.limits import available_starts, record_starts
 from timebell.model.payload import decode, encode
-from timebell.store.jobs.indexes import apart
+from timebell.store.jobs.indexes import split_by_running
 from timebell.store.schema import jobs, tenants
 from timebell.store.statement import Statement
-from timebell.store.tenancy.tenants import read_limits
+from timebell.store.tenancy.tenants import limits_from_json
 from timebell.store.transaction import Transaction
 from timebell.store.types import to_micros
 
-MINUTE = 60_000_000  # microseconds
+MINUTE_MICROSECONDS = 60_000_000  # microseconds
 UNLIMITED = 10**9
 
-PUT_BACK = Statement(
+REQUEUE_HELD = Statement(
     "WITH $rows UPDATE timebell_jobs SET state = 'pending', attempt = attempt - 1, node_id = NULL, hold = 'tenant'"
-    " WHERE id $pick SELECT id FROM d $picked",
+    " WHERE id $in SELECT id FROM d $end_in",
     id="id",
 )
-LET_GO = Statement(
-    "UPDATE timebell_jobs SET hold = NULL WHERE id $pick SELECT id FROM timebell_jobs WHERE hold = 'tenant'"
-    " AND tenant_id = :tenant ORDER BY priority, run_at LIMIT :most $picked RETURNING id"
+RELEASE_HELD = Statement(
+    "UPDATE timebell_jobs SET hold = NULL WHERE id $in SELECT id FROM timebell_jobs WHERE hold = 'tenant'"
+    " AND tenant_id = :tenant ORDER BY priority, run_at LIMIT :most $end_in RETURNING id"
 )
 
 
-class Claimed(NamedTuple):
-    """What a claim started, and how many it put back."""
+class AdmittedClaim(NamedTuple):
+    """The attempts a claim started, and the number of jobs it requeued."""
 
     attempts: list[Attempt]
-    put_back: int
+    requeued: int
 
 
-def limited(tx: Transaction) -> frozenset[str]:
-    """The tenants that have a limit of this sort."""
+def list_limited_tenants(tx: Transaction) -> frozenset[str]:
+    """Return the ids of tenants with a limit on concurrent jobs or starts."""
     return frozenset(tx.execute(select(tenants.c.id).where(tenants.c.starts.is_not(None))).scalars())
 
 
-def claim_admitted(
-    tx: Transaction, of: Collection[str], now: datetime, take: Callable[..., list[Attempt]], *what: Any
-) -> Claimed:
-    """Claim by `take`, and put back what the tenants `of` may not start now."""
-    taken = take(tx, *what)
-    mine = Counter(attempt.tenant_id for attempt in taken if attempt.tenant_id in of)
-    if not mine:
-        return Claimed(taken, 0)
-    rows = _locked(tx, mine)
-    rooms = _rooms(tx, rows, now, mine)
-    kept, back, began = [], [], Counter[str]()
-    for attempt in taken:
-        if began[attempt.tenant_id] < rooms.get(attempt.tenant_id, UNLIMITED):
-            began[attempt.tenant_id] += 1
-            kept.append(attempt)
+def claim_within_limits(
+    tx: Transaction,
+    limited_tenants: Collection[str],
+    now: datetime,
+    claim: Callable[..., list[Attempt]],
+    *claim_args: Any,
+) -> AdmittedClaim:
+    """Call `claim`, and requeue the attempts that the limits of their tenants do not allow now."""
+    attempts = claim(tx, *claim_args)
+    claimed = Counter(attempt.tenant_id for attempt in attempts if attempt.tenant_id in limited_tenants)
+    if not claimed:
+        return AdmittedClaim(attempts, 0)
+    rows = _lock_tenants(tx, claimed)
+    capacity = _free_capacity(tx, rows, now, claimed)
+    admitted, rejected, started = [], [], Counter[str]()
+    for attempt in attempts:
+        if started[attempt.tenant_id] < capacity.get(attempt.tenant_id, UNLIMITED):
+            started[attempt.tenant_id] += 1
+            admitted.append(attempt)
         else:
-            back.append({"id": attempt.id})
-    if back:
-        tx.fetch(PUT_BACK, back)
+            rejected.append({"id": attempt.id})
+    if rejected:
+        tx.fetch(REQUEUE_HELD, rejected)
     for row in rows:
-        if began[row.id] and (rate := read_limits(row.limits).starts_per_minute) is not None:
-            starts = started(decode(row.starts), rate, MINUTE, to_micros(now), began[row.id])
+        if started[row.id] and (rate := limits_from_json(row.limits).starts_per_minute) is not None:
+            starts = record_starts(decode(row.starts), rate, MINUTE_MICROSECONDS, to_micros(now), started[row.id])
             tx.execute(update(tenants).where(tenants.c.id == row.id).values(starts=encode(starts)))
-    return Claimed(kept, len(back))
+    return AdmittedClaim(admitted, len(rejected))
 
 
-def let_go(tx: Transaction, now: datetime) -> int:
-    """Let jobs start again whose tenants have room for them; how many."""
-    waits = select(jobs.c.id).where(jobs.c.hold == "tenant", jobs.c.tenant_id == tenants.c.id).exists()
-    waiting = tx.execute(select(tenants.c.id).where(tenants.c.starts.is_not(None), waits)).scalars().all()
+def release_held(tx: Transaction, now: datetime) -> int:
+    """Release held jobs as far as their tenants have capacity; return the number of jobs."""
+    has_held_jobs = select(jobs.c.id).where(jobs.c.hold == "tenant", jobs.c.tenant_id == tenants.c.id).exists()
+    waiting = tx.execute(select(tenants.c.id).where(tenants.c.starts.is_not(None), has_held_jobs)).scalars().all()
     if not waiting:
         return 0
-    rooms = _rooms(tx, _locked(tx, waiting), now, Counter())
-    return sum(len(tx.fetch(LET_GO, tenant=id_, most=room)) for id_, room in rooms.items() if room > 0)
+    capacity = _free_capacity(tx, _lock_tenants(tx, waiting), now, Counter())
+    return sum(len(tx.fetch(RELEASE_HELD, tenant=id_, most=free)) for id_, free in capacity.items() if free > 0)
 
 
-def _locked(tx: Transaction, ids: Collection[str]) -> list[Row[Any]]:
-    mine = tenants.c.id.in_(sorted(ids)) & tenants.c.starts.is_not(None)
-    return list(tx.execute(select(tenants).where(mine).order_by(tenants.c.id).with_for_update()))
+def _lock_tenants(tx: Transaction, ids: Collection[str]) -> list[Row[Any]]:
+    matches = tenants.c.id.in_(sorted(ids)) & tenants.c.starts.is_not(None)
+    return list(tx.execute(select(tenants).where(matches).order_by(tenants.c.id).with_for_update()))
 
 
-def _rooms(tx: Transaction, rows: list[Row[Any]], now: datetime, taken: Counter[str]) -> dict[str, int]:
-    """How many more each may start; those `taken` run already, and are not counted."""
-    resting, running = apart(select(jobs.c.tenant_id).where(jobs.c.tenant_id.in_([row.id for row in rows])))
-    outside = resting.where(jobs.c.state == JobState.DISPATCHED.value)
-    all_of_it = union_all(running, outside).subquery()
-    counted = select(all_of_it.c.tenant_id, func.count().label("running")).group_by(all_of_it.c.tenant_id)
-    busy = {row.tenant_id: row.running for row in tx.execute(counted)}
-    rooms = {}
+def _free_capacity(tx: Transaction, rows: list[Row[Any]], now: datetime, claimed: Counter[str]) -> dict[str, int]:
+    """Return the number of jobs each tenant may still start. `claimed` jobs are already running and not counted."""
+    not_running, running = split_by_running(
+        select(jobs.c.tenant_id).where(jobs.c.tenant_id.in_([row.id for row in rows]))
+    )
+    dispatched = not_running.where(jobs.c.state == JobState.DISPATCHED.value)
+    active = union_all(running, dispatched).subquery()
+    counts = select(active.c.tenant_id, func.count().label("running")).group_by(active.c.tenant_id)
+    active_counts = {row.tenant_id: row.running for row in tx.execute(counts)}
+    capacity = {}
     for row in rows:
-        limits, room = read_limits(row.limits), UNLIMITED
+        limits, free = limits_from_json(row.limits), UNLIMITED
         if limits.jobs_at_once is not None:
-            room = limits.jobs_at_once - (busy.get(row.id, 0) - taken[row.id])
+            free = limits.jobs_at_once - (active_counts.get(row.id, 0) - claimed[row.id])
         if (rate := limits.starts_per_minute) is not None:
-            room = min(room, allowed(decode(row.starts), rate, MINUTE, to_micros(now)))
-        rooms[row.id] = max(0, room)
-    return rooms
+            free = min(free, available_starts(decode(row.starts), rate, MINUTE_MICROSECONDS, to_micros(now)))
+        capacity[row.id] = max(0, free)
+    return capacity

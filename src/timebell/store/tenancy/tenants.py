@@ -1,4 +1,4 @@
-"""Tenants and what they may use."""
+"""Tenant repository: tenants and their limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import Row, select, update
 
 from timebell.model.job import Hold
 from timebell.model.page import Page
-from timebell.store.jobs.repository import make_tenants
+from timebell.store.jobs.repository import ensure_tenants
 from timebell.store.schema import jobs, tenants
 from timebell.store.transaction import Transaction
 from timebell.tenancy.limits import Limits
@@ -20,7 +20,7 @@ from timebell.tenancy.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant. `created_at` is aware UTC; its months begin in `timezone`."""
+    """A tenant. `created_at` is aware UTC; its billing months begin in `timezone`."""
 
     id: str
     created_at: datetime
@@ -28,49 +28,49 @@ class Tenant:
     timezone: str | None = None
 
 
-def limits(tx: Transaction, id_: str) -> Limits:
-    """The limits of a tenant; none for one that is not there yet."""
-    found = tx.execute(select(tenants.c.limits).where(tenants.c.id == id_)).scalar()
-    return read_limits(found)
+def get_limits(tx: Transaction, id_: str) -> Limits:
+    """Return the limits of a tenant; no limits for an unknown one."""
+    text = tx.execute(select(tenants.c.limits).where(tenants.c.id == id_)).scalar()
+    return limits_from_json(text)
 
 
-def find(tx: Transaction, id_: str) -> Tenant | None:
-    """A tenant."""
+def find_tenant(tx: Transaction, id_: str) -> Tenant | None:
+    """Return a tenant; None if there is none."""
     row = tx.execute(select(tenants).where(tenants.c.id == id_)).first()
-    return None if row is None else _read(row)
+    return None if row is None else _tenant_from_row(row)
 
 
-def put(
+def upsert_tenant(
     tx: Transaction, id_: str, changes: Mapping[str, int | None], now: datetime, timezone: str | None = None
 ) -> Tenant:  # fmt: skip
-    """Make a tenant if there is none, change these of its limits, and its zone unless that is None."""
-    make_tenants(tx, {id_}, now)
+    """Create a tenant if needed, apply `changes` to its limits, and set its time zone unless None."""
+    ensure_tenants(tx, {id_}, now)
     row = tx.execute(select(tenants).where(tenants.c.id == id_).with_for_update()).one()
-    changed = Limits.read({**_read(row).limits.to_json(), **changes})
-    starts = (row.starts or "[]") if changed.of_running else None
-    kept = orjson.dumps(changed.to_json()).decode()
-    tx.execute(update(tenants).where(tenants.c.id == id_).values(limits=kept, starts=starts))
+    changed = Limits.parse({**_tenant_from_row(row).limits.to_json(), **changes})
+    starts = (row.starts or "[]") if changed.has_execution_limits else None
+    limits_json = orjson.dumps(changed.to_json()).decode()
+    tx.execute(update(tenants).where(tenants.c.id == id_).values(limits=limits_json, starts=starts))
     if timezone is not None:
         tx.execute(update(tenants).where(tenants.c.id == id_).values(timezone=timezone))
-    if starts is None and row.starts is not None:  # nothing waits for its limits any more
+    if starts is None and row.starts is not None:  # the execution limits were removed: release the jobs they held
         tx.execute(update(jobs).where(jobs.c.hold == Hold.TENANT.value, jobs.c.tenant_id == id_).values(hold=None))
         tx.notify()
     return Tenant(id_, row.created_at, changed, timezone or row.timezone)
 
 
-def page(tx: Transaction, limit: int, after: str | None) -> Page[Tenant]:
-    """Tenants, by id."""
+def list_tenants(tx: Transaction, limit: int, after: str | None) -> Page[Tenant]:
+    """Return a page of tenants in id order."""
     query = select(tenants).order_by(tenants.c.id).limit(limit + 1)
     if after is not None:
         query = query.where(tenants.c.id > after)
-    found = [_read(row) for row in tx.execute(query)]
-    return Page(found[:limit], found[limit - 1].id if len(found) > limit else None)
+    page = [_tenant_from_row(row) for row in tx.execute(query)]
+    return Page(page[:limit], page[limit - 1].id if len(page) > limit else None)
 
 
-def _read(row: Row[Any]) -> Tenant:
-    return Tenant(row.id, row.created_at, read_limits(row.limits), row.timezone)
+def _tenant_from_row(row: Row[Any]) -> Tenant:
+    return Tenant(row.id, row.created_at, limits_from_json(row.limits), row.timezone)
 
 
-def read_limits(text: str | None) -> Limits:
-    """Limits as they are kept."""
+def limits_from_json(text: str | None) -> Limits:
+    """Return limits from their stored JSON; no limits for None."""
     return Limits(**orjson.loads(text)) if text else Limits()

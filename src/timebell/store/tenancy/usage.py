@@ -1,7 +1,8 @@
-"""What tenants use: counted as they go where there is nothing to count later, and held against their limits.
+"""Usage counters of tenants, and enforcement of their limits.
 
-What a day adds up to is kept in a few rows a tenant, so that requests at once do not wait for each other. Schedules
-and pending jobs are counted in an index, up to the limit and no further, and only for a tenant that has the limit.
+Daily totals of requests and payload bytes are spread over a few rows per tenant, so that concurrent requests do not
+wait for each other. Schedules and pending jobs are counted in an index, only up to the limit, and only for tenants
+with that limit.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from zlib import crc32
 
 from sqlalchemy import Select, delete, func, select
 
-from timebell.store.jobs.indexes import RESTING
+from timebell.store.jobs.indexes import NOT_RUNNING_CLAUSE
 from timebell.store.schema import jobs, schedules, tenants, usage
 from timebell.store.statement import Statement
-from timebell.store.tenancy.tenants import limits as limits_of
+from timebell.store.tenancy.tenants import get_limits
 from timebell.store.transaction import Transaction
 from timebell.tenancy.limits import LimitReached, Limits
 
-SLOTS = 16
-COUNTED = 100_000
-KEPT = timedelta(days=92)
+COUNTER_SHARDS = 16
+MAX_COUNT = 100_000
+USAGE_RETENTION = timedelta(days=92)
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """What a tenant uses now, and has used today."""
+class TenantUsage:
+    """Current schedules and pending jobs of a tenant, and its payload bytes and requests of today (UTC)."""
 
     schedules: int
     pending_jobs: int
@@ -34,7 +35,7 @@ class Used:
     requests: int
 
 
-ADD = Statement(
+UPSERT_COUNTERS = Statement(
     "WITH $rows INSERT INTO timebell_usage (tenant_id, day, slot, payload_bytes, requests)"
     " SELECT tenant_id, day, slot, payload_bytes, requests FROM d WHERE true"
     " ON CONFLICT (tenant_id, day, slot) DO UPDATE SET"
@@ -48,84 +49,86 @@ ADD = Statement(
 )
 
 
-def day_of(now: datetime) -> str:
-    """The day of UTC."""
+def utc_day(now: datetime) -> str:
+    """Return the UTC date as an ISO string."""
     return now.date().isoformat()
 
 
-def add(
-    tx: Transaction, tenant_id: str, now: datetime, *, payload_bytes: int = 0, requests: int = 0, by: str = ""
+def add_usage(
+    tx: Transaction, tenant_id: str, now: datetime, *, payload_bytes: int = 0, requests: int = 0, shard_key: str = ""
 ) -> None:
-    """Count what was used; `by` spreads those that count at once."""
-    tx.fetch(ADD, [{
-        "tenant_id": tenant_id, "day": day_of(now), "slot": crc32(by.encode()) % SLOTS,
+    """Add to today's counters; different `shard_key`s use different rows, to avoid lock contention."""
+    tx.fetch(UPSERT_COUNTERS, [{
+        "tenant_id": tenant_id, "day": utc_day(now), "slot": crc32(shard_key.encode()) % COUNTER_SHARDS,
         "payload_bytes": payload_bytes, "requests": requests,
     }])  # fmt: skip
 
 
-def of(tx: Transaction, tenant_id: str, now: datetime) -> Used:
-    """What a tenant uses."""
+def get_usage(tx: Transaction, tenant_id: str, now: datetime) -> TenantUsage:
+    """Return the usage of a tenant. Schedules and pending jobs are counted up to MAX_COUNT."""
     totals = select(func.sum(usage.c.payload_bytes).label("sent"), func.sum(usage.c.requests).label("asked"))
-    found = tx.execute(totals.where(usage.c.tenant_id == tenant_id, usage.c.day == day_of(now))).one()
-    return Used(
-        _count(tx, _schedules(tenant_id), COUNTED), _count(tx, _pending(tenant_id), COUNTED),
-        int(found.sent or 0), int(found.asked or 0),
+    today = tx.execute(totals.where(usage.c.tenant_id == tenant_id, usage.c.day == utc_day(now))).one()
+    return TenantUsage(
+        _count_up_to(tx, _select_schedules(tenant_id), MAX_COUNT),
+        _count_up_to(tx, _select_pending_jobs(tenant_id), MAX_COUNT), int(today.sent or 0), int(today.asked or 0),
     )  # fmt: skip
 
 
-def look(tx: Transaction, tenant_id: str, now: datetime, requests: int, by: str) -> Limits:
-    """The limits of a tenant, whose requests since the last look are counted."""
+def count_requests_and_get_limits(
+    tx: Transaction, tenant_id: str, now: datetime, requests: int, shard_key: str
+) -> Limits:
+    """Add `requests` to today's counters and return the limits of a tenant."""
     if requests:
-        add(tx, tenant_id, now, requests=requests, by=by)
-    return limits_of(tx, tenant_id)
+        add_usage(tx, tenant_id, now, requests=requests, shard_key=shard_key)
+    return get_limits(tx, tenant_id)
 
 
-def check(tx: Transaction, tenant_id: str, limits: Limits, now: datetime, made: str | None) -> None:
-    """Hold a tenant to its limits, after what this transaction `made` (schedules, jobs) and before it commits.
+def check_limits(tx: Transaction, tenant_id: str, limits: Limits, now: datetime, created_kind: str | None) -> None:
+    """Enforce a tenant's limits after this transaction created objects of `created_kind` ("schedules" or "jobs").
 
-    Those who make something for one limited tenant go one after the other from here, so that none passes the limit
-    together with another. Raises LimitReached.
+    The tenant row stays locked until the commit, so concurrent transactions cannot exceed a limit together. Raises
+    LimitReached.
     """
-    counted = []
-    if limits.schedules is not None and made == "schedules":
-        counted.append(("schedules", limits.schedules, _schedules(tenant_id)))
-    if limits.pending_jobs is not None and made == "jobs":
-        counted.append(("pendingJobs", limits.pending_jobs, _pending(tenant_id)))
-    if counted or limits.payload_bytes_per_day is not None:
+    checks = []
+    if limits.schedules is not None and created_kind == "schedules":
+        checks.append(("schedules", limits.schedules, _select_schedules(tenant_id)))
+    if limits.pending_jobs is not None and created_kind == "jobs":
+        checks.append(("pendingJobs", limits.pending_jobs, _select_pending_jobs(tenant_id)))
+    if checks or limits.payload_bytes_per_day is not None:
         tx.execute(select(tenants.c.id).where(tenants.c.id == tenant_id).with_for_update())
-    for name, most, rows in counted:
-        if _count(tx, rows, most + 1) > most:
-            raise _reached(tenant_id, name, most)
+    for name, allowed, rows in checks:
+        if _count_up_to(tx, rows, allowed + 1) > allowed:
+            raise _limit_reached(tenant_id, name, allowed)
     if limits.payload_bytes_per_day is not None:
-        today = (usage.c.tenant_id == tenant_id) & (usage.c.day == day_of(now))
-        sent = tx.execute(select(func.sum(usage.c.payload_bytes)).where(today)).scalar() or 0
-        if sent > limits.payload_bytes_per_day:
+        today = (usage.c.tenant_id == tenant_id) & (usage.c.day == utc_day(now))
+        used_bytes = tx.execute(select(func.sum(usage.c.payload_bytes)).where(today)).scalar() or 0
+        if used_bytes > limits.payload_bytes_per_day:
             midnight = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-            raise _reached(
+            raise _limit_reached(
                 tenant_id, "payloadBytesPerDay", limits.payload_bytes_per_day, (midnight - now).total_seconds()
             )
 
 
 def prune(tx: Transaction, now: datetime) -> None:
-    """Forget the days of more than three months ago."""
-    tx.execute(delete(usage).where(usage.c.day < day_of(now - KEPT)))
+    """Delete counters older than USAGE_RETENTION."""
+    tx.execute(delete(usage).where(usage.c.day < utc_day(now - USAGE_RETENTION)))
 
 
-def _schedules(tenant_id: str) -> Select[tuple[str]]:
+def _select_schedules(tenant_id: str) -> Select[tuple[str]]:
     return select(schedules.c.name).where(schedules.c.tenant_id == tenant_id)
 
 
-def _pending(tenant_id: str) -> Select[tuple[str]]:
-    return select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.state == "pending", RESTING)
+def _select_pending_jobs(tenant_id: str) -> Select[tuple[str]]:
+    return select(jobs.c.id).where(jobs.c.tenant_id == tenant_id, jobs.c.state == "pending", NOT_RUNNING_CLAUSE)
 
 
-def _count(tx: Transaction, rows: Select[tuple[str]], most: int) -> int:
-    found: int = tx.execute(select(func.count()).select_from(rows.limit(most).subquery())).scalar_one()
-    return found
+def _count_up_to(tx: Transaction, rows: Select[tuple[str]], limit: int) -> int:
+    count: int = tx.execute(select(func.count()).select_from(rows.limit(limit).subquery())).scalar_one()
+    return count
 
 
-def _reached(tenant_id: str, name: str, most: int, retry_after: float | None = None) -> LimitReached:
+def _limit_reached(tenant_id: str, name: str, allowed: int, retry_after: float | None = None) -> LimitReached:
     return LimitReached(
-        f"The tenant {tenant_id} may have {name} {most:,}, and this would be more.", retry_after=retry_after,
-        fix="Free some, wait, or ask for a higher limit.", limit={"name": name, "most": most},
+        f"Tenant {tenant_id} has reached its limit {name} ({allowed:,}).", retry_after=retry_after,
+        fix="Delete some, wait, or request a higher limit.", limit={"name": name, "most": allowed},
     )  # fmt: skip

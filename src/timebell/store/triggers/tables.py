@@ -1,7 +1,4 @@
-"""The tables of triggers: where dated rows are, what is known of them, and what was planned for each.
-
-Beside them what each tenant used of its month, and its connections to other systems.
-"""
+"""Tables of triggers: sources, items, triggers and firings; and monthly quota counters and connections."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, String, Tabl
 from timebell.store.metadata import metadata
 from timebell.store.types import Id, Instant
 
-_PLANNED = text("job_id IS NOT NULL")
-_AILING = text("(orphaned_at IS NOT NULL OR fault IS NOT NULL)")
-_TOLD = text("told_at IS NOT NULL")
+_HAS_JOB = text("job_id IS NOT NULL")
+_IS_FAILING = text("(orphaned_at IS NOT NULL OR error IS NOT NULL)")
+_NOTIFIED = text("notified_at IS NOT NULL")
 
 sources = Table(
     "timebell_sources",
@@ -23,35 +20,35 @@ sources = Table(
     Column("kind", String(20), nullable=False),
     # JSON; {"secret": "name"} stands for the value of a secret.
     Column("options", Text, nullable=False),
-    # Where its changes were read up to, as its adapter writes it, and what is wrong with it, if anything is.
+    # Position up to which changes were read, in the adapter's format; then the current error, if any.
     Column("cursor", Text),
     Column("synced_at", Instant),
-    Column("fault", Text),
-    Column("fault_code", String(100)),
+    Column("error", Text),
+    Column("error_code", String(100)),
     Column("orphaned_at", Instant),
     Column("orphaned_reason", Text),
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
     Index("timebell_sources_name", "tenant_id", "name", unique=True),
-    Index("timebell_sources_ailing", "id", postgresql_where=_AILING, sqlite_where=_AILING),
+    Index("timebell_sources_ailing", "id", postgresql_where=_IS_FAILING, sqlite_where=_IS_FAILING),
 )
 
-# The rows of a source, as they were last heard of.
+# Last known rows of a source.
 items = Table(
     "timebell_items",
     metadata,
     Column("source_id", Id, primary_key=True),
     Column("key", String(200), primary_key=True),
     Column("tenant_id", String(200), nullable=False),
-    # Of the newest change that was heard of: what has none above it is old.
+    # Version of the newest applied change; a change without a higher version is stale.
     Column("version", BigInteger, nullable=False),
-    # JSON; NULL: it is gone.
+    # JSON; NULL if the row is gone.
     Column("fields", Text),
     Column("updated_at", Instant, nullable=False),
-    # When its source said that it has changed, until it was read.
-    Column("told_at", Instant),
-    Index("timebell_items_told", "source_id", "key", postgresql_where=_TOLD, sqlite_where=_TOLD),
+    # When a webhook reported a change; NULL once the item was read again.
+    Column("notified_at", Instant),
+    Index("timebell_items_notified", "source_id", "key", postgresql_where=_NOTIFIED, sqlite_where=_NOTIFIED),
 )
 
 triggers = Table(
@@ -61,7 +58,7 @@ triggers = Table(
     Column("tenant_id", String(200), nullable=False),
     Column("name", String(200), nullable=False),
     Column("source_id", Id, nullable=False),
-    # When it fires, and what it does then, as JSON.
+    # JSON: when the trigger fires, and the job it creates.
     Column("rule", Text, nullable=False),
     Column("action", Text, nullable=False),
     Column("enabled", Boolean, nullable=False, server_default=true()),
@@ -74,7 +71,7 @@ triggers = Table(
     Index("timebell_triggers_source", "source_id"),
 )
 
-# For each place of an item: what was planned, and what fired last. It is what keeps an instant from firing twice.
+# Planned and last fired instant per trigger, item, offset and recipient. Prevents an instant from firing twice.
 firings = Table(
     "timebell_firings",
     metadata,
@@ -83,15 +80,15 @@ firings = Table(
     Column("step", String(20), primary_key=True),
     Column("recipient", String(200), primary_key=True),
     Column("tenant_id", String(200), nullable=False),
-    # NULL: nothing is planned.
+    # NULL if nothing is planned.
     Column("at", Instant),
     Column("job_id", Id),
     Column("revision", Integer, nullable=False),
     Column("fired_at", Instant),
-    Index("timebell_firings_job", "job_id", unique=True, postgresql_where=_PLANNED, sqlite_where=_PLANNED),
+    Index("timebell_firings_job", "job_id", unique=True, postgresql_where=_HAS_JOB, sqlite_where=_HAS_JOB),
 )
 
-# How many jobs of a tenant were delivered in a month of its zone.
+# Number of jobs of a tenant charged in a month of its time zone.
 months = Table(
     "timebell_months",
     metadata,
@@ -100,7 +97,7 @@ months = Table(
     Column("used", BigInteger, nullable=False, server_default="0"),
 )
 
-# The tokens with which a tenant's sources are read (OAuth 2.0).
+# OAuth 2.0 tokens used to read a tenant's sources.
 connections = Table(
     "timebell_connections",
     metadata,
@@ -108,16 +105,16 @@ connections = Table(
     Column("name", String(200), primary_key=True),
     Column("token_url", Text, nullable=False),
     Column("client_id", String(200)),
-    # Access token, refresh token and client secret as JSON, under the data key of the tenant, bound to `version`.
+    # Access token, refresh token and client secret as JSON, encrypted with the tenant's data key, bound to `version`.
     Column("sealed", Text, nullable=False),
     Column("version", Integer, nullable=False, server_default="1"),
-    # NULL: nobody said so.
+    # NULL if the provider did not specify it.
     Column("expires_at", Instant),
     Column("renewed_at", Instant, nullable=False),
-    # The token ended and was not renewed: somebody has to give new ones.
-    Column("unauthorised", Boolean, nullable=False, server_default=false()),
-    Column("fault", Text),
-    # Until then one node renews the token, or nobody tries to.
+    # True if the token expired and cannot be renewed: a user must authorize again.
+    Column("unauthorized", Boolean, nullable=False, server_default=false()),
+    Column("error", Text),
+    # Renewal lease of one node, or the earliest time of the next try after a failure.
     Column("renewing_until", Instant),
     Column("created_at", Instant, nullable=False),
     Column("created_by", String(200)),

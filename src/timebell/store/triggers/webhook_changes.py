@@ -1,7 +1,7 @@
-"""What webhooks of a source that Timebell reads itself say of its items: taken in at once, and read again soon.
+"""Apply webhook changes for polled sources provisionally, and schedule a re-read.
 
-A webhook tells of one column, comes late, twice or out of order. So its value counts if it is newer than what is
-known, and the item is marked: whoever leads reads all of it once more, and what was read is what is true.
+A webhook reports one column and may arrive late, twice or out of order. Its value is applied if it is newer than the
+stored version, and the item is marked: the leader then reads the whole item again, and that result is authoritative.
 """
 
 from __future__ import annotations
@@ -11,48 +11,56 @@ from datetime import datetime
 
 from sqlalchemy import select, update
 
-from timebell.model.trigger import Change, Observed, Said, Source, micros
+from timebell.model.trigger import ChangeSummary, ItemChange, Source, WebhookNotice, epoch_micros
 from timebell.store.transaction import Transaction
-from timebell.store.triggers.planned_firings import locked, meet, observe
+from timebell.store.triggers.planned_firings import apply_changes, ensure_items, lock_items
 from timebell.store.triggers.tables import items, sources
 
 
-def hear(tx: Transaction, source: Source, said: Sequence[Said], now: datetime) -> Observed:
-    """Take in what a webhook says, in the order in which it happened."""
-    tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update(read=True))  # before its items
-    total = Observed()
-    keys = sorted({one.key for one in said})
-    meet(tx, source, keys, now)
-    for one in sorted(said, key=lambda each: each.at or now):
-        version, known = locked(tx, source.id, [one.key])[one.key]
-        change = _change(one, version, known, now)
+def apply_webhook_changes(
+    tx: Transaction, source: Source, changes: Sequence[WebhookNotice], now: datetime
+) -> ChangeSummary:
+    """Apply the changes of a webhook in chronological order, and mark the items for a re-read."""
+    # Lock order: the source before its items.
+    tx.execute(select(sources.c.id).where(sources.c.id == source.id).with_for_update(read=True))
+    total = ChangeSummary()
+    keys = sorted({notice.key for notice in changes})
+    ensure_items(tx, source, keys, now)
+    for notice in sorted(changes, key=lambda notice: notice.at or now):
+        version, known = lock_items(tx, source.id, [notice.key])[notice.key]
+        change = _to_change(notice, version, known, now)
         if change is not None:
-            total.add(observe(tx, source, [change], now))
-    tx.execute(update(items).where(items.c.source_id == source.id, items.c.key.in_(keys)).values(told_at=now))
+            total.add(apply_changes(tx, source, [change], now))
+    tx.execute(update(items).where(items.c.source_id == source.id, items.c.key.in_(keys)).values(notified_at=now))
     return total
 
 
-def _change(said: Said, version: int, known: dict[str, object] | None, now: datetime) -> Change | None:
-    if said.at is None or (known is None and version >= 0 and not said.gone):  # gone, unless a look finds it
+def _to_change(
+    notice: WebhookNotice, version: int, fields: dict[str, object] | None, now: datetime
+) -> ItemChange | None:
+    # A change to an item that is gone does not restore it; the re-read does, if the item exists.
+    if notice.at is None or (fields is None and version >= 0 and not notice.deleted):
         return None
-    at = min(micros(said.at), micros(now))  # no clock of theirs may speak for a time that is yet to come
-    if said.gone:
-        return Change(said.key, at, None)
-    return None if said.column is None else Change(said.key, at, {**(known or {}), said.column: said.value})
+    at = min(epoch_micros(notice.at), epoch_micros(now))  # clamp future timestamps to now
+    if notice.deleted:
+        return ItemChange(notice.key, at, None)
+    return (
+        None if notice.column is None else ItemChange(notice.key, at, {**(fields or {}), notice.column: notice.value})
+    )
 
 
-def waiting(tx: Transaction, source_id: str, most: int) -> list[str]:
-    """Items that are to be read again, by key."""
-    mine = (items.c.source_id == source_id) & items.c.told_at.is_not(None)
-    return list(tx.execute(select(items.c.key).where(mine).order_by(items.c.key).limit(most)).scalars())
+def list_unconfirmed_items(tx: Transaction, source_id: str, limit: int) -> list[str]:
+    """Return the keys of items marked for a re-read, in key order."""
+    unconfirmed = (items.c.source_id == source_id) & items.c.notified_at.is_not(None)
+    return list(tx.execute(select(items.c.key).where(unconfirmed).order_by(items.c.key).limit(limit)).scalars())
 
 
-def sources_waiting(tx: Transaction) -> set[str]:
-    """The sources that have such items."""
-    return set(tx.execute(select(items.c.source_id).where(items.c.told_at.is_not(None)).distinct()).scalars())
+def list_sources_with_unconfirmed_items(tx: Transaction) -> set[str]:
+    """Return the ids of sources with items marked for a re-read."""
+    return set(tx.execute(select(items.c.source_id).where(items.c.notified_at.is_not(None)).distinct()).scalars())
 
 
-def read(tx: Transaction, source_id: str, keys: Collection[str], began: datetime) -> None:
-    """These were read by a look that began then."""
-    mine = (items.c.source_id == source_id) & items.c.key.in_(sorted(keys)) & (items.c.told_at <= began)
-    tx.execute(update(items).where(mine).values(told_at=None))
+def mark_confirmed(tx: Transaction, source_id: str, keys: Collection[str], scan_started: datetime) -> None:
+    """Clear the mark of items that were read by a scan started at `scan_started`, unless notified again since."""
+    confirmed = (items.c.source_id == source_id) & items.c.key.in_(sorted(keys)) & (items.c.notified_at <= scan_started)
+    tx.execute(update(items).where(confirmed).values(notified_at=None))

@@ -1,34 +1,34 @@
-"""Targets that put a due job into a queue which others work off: Timebell decides when, their workers do how.
+"""Broker targets: publish due jobs to an external queue, whose workers run them.
 
-One module a kind, imported when a target of that kind is made; each needs the extra of `pip install timebell[<extra>]`.
-What all of them share is in `broker.py`:
+There is one module per kind, imported when a target of that kind is created; each requires an extra, installed by
+`pip install timebell[<extra>]`. The common part is in `broker.py`:
 
-The message. Its id is `base.message_id`: the occurrence key, the same for every attempt, with `.rN` after the Nth
-replay, and without colons. Its body is JSON, as `targets/bodies.py` makes it, by default `plain`. Where the queue
-knows headers they say the same in short (`Message.headers`).
+Message: its id is `base.message_id`, the occurrence key without colons, the same for every attempt, with `.rN` after
+the Nth manual retry. Its body is JSON, rendered by `targets/bodies.py`, by default `plain`. Queues that support headers
+also get the main fields as headers (`Message.headers`).
 
-The option `ack` says when a job is done. `published` (default): when the queue has confirmed that it holds the message;
-the job is `completed`, with what the queue said as its result. `reported`: the outcome `reports`, so the job stays
-`dispatched`, with its place in overlap policies and limits, until the worker calls /complete or /fail over HTTP, or its
-timeout runs out. Then the body holds `report: {url, token}`: POST to `<url>/complete`, `/fail` or `/heartbeat` with the
-token, as for webhooks (`api/external_workers.py`). The URL is built on TIMEBELL_URL.
+The option `ack` defines when a job is done. `published` (default): when the queue has confirmed the message; the job is
+`completed`, with the queue's reply as its result. `reported`: the outcome has `awaits_report`, so the job is
+`dispatched`, and counts for overlap policies and limits, until the worker calls /complete or /fail over HTTP or the job
+times out. The body then contains `report: {url, token}`: POST to `<url>/complete`, `/fail` or `/heartbeat` with the
+token, as for webhooks (`api/external_workers.py`). The URL is based on TIMEBELL_URL.
 
-The connection is the operator's alone: TIMEBELL_BROKER_<KIND>_URL, which may hold several, with names. A target under a
-name may say which (`connection`), a job may not; none says a URL, as one of a tenant's own would let them reach into
-the network of the nodes.
+Connections are configured only by the operator: TIMEBELL_BROKER_<KIND>_URL, which may contain several named URLs. A
+named target may select one of them (`connection`), a job may not. Neither can specify a URL, because a tenant could
+then reach into the network of the nodes.
 
-Failures, as outcomes: BROKER_UNREACHABLE (no connection, or no confirmation within `CONFIRM_SECONDS`) and
-BROKER_REFUSED (credentials or permissions) use up no try, since an outage is not the job's fault, and are tried again
-at most `decide.OUTAGE_PAUSE` apart; MESSAGE_REFUSED (the queue does not take this message: no such topic or queue) is
-tried again within the retry policy; MESSAGE_TOO_LARGE is final. No error text holds a URL or a password.
+Failures are outcomes: BROKER_UNREACHABLE (no connection, or no confirmation within `CONFIRM_SECONDS`) and
+BROKER_REFUSED (credentials or permissions) use no attempt of the retry budget, because an outage is not the job's
+fault, and are retried after at most `decide.MAX_OUTAGE_PAUSE_SECONDS`; MESSAGE_REFUSED (the queue rejects this message,
+for example because a topic or queue does not exist) is retried under the retry policy; MESSAGE_TOO_LARGE is final. No
+error message contains a URL or a password.
 
-A missing extra is refused when a job is made (EXTRA_MISSING, with what to install), and a kind without a connection as
-well (BROKER_NOT_CONFIGURED); a node without the extra does not offer the kind, so its jobs wait for one that does.
+A job for a missing extra is refused at creation (EXTRA_MISSING, with the package to install), and so is a kind without
+a connection (BROKER_NOT_CONFIGURED). A node without the extra does not offer the kind, so its jobs wait for a node that
+does.
 
-A target that can say what its queue still knows has `lost` (`base.Finds`), which the reconciler asks of jobs that
-reports are awaited of (`engine/leader/broker_reconciler.py`); what is gone is delivered again, with the same id,
-attempt and
-token.
+A target whose queue can be searched has `find_lost` (`base.ReconcilableTarget`). The reconciler calls it for dispatched
+jobs (`engine/leader/broker_reconciler.py`), and publishes lost messages again with the same id, attempt and token.
 """
 
 from __future__ import annotations
@@ -41,41 +41,44 @@ from timebell.errors import Refused
 from timebell.targets.brokers.broker import Broker
 
 
-class Kind(NamedTuple):
-    """Where a kind is written, and what it needs: a package that can be imported, and the extra that brings it."""
+class BrokerKind(NamedTuple):
+    """The module and class of a kind, the package it imports, and the extra that installs that package."""
 
     module: str
-    name: str
+    class_name: str
     package: str
     extra: str
 
 
 KINDS = {
-    "bullmq": Kind("bullmq", "BullmqTarget", "bullmq", "bullmq"),
-    "celery": Kind("celery", "CeleryTarget", "celery", "celery"),
-    "redis-stream": Kind("redis_stream", "RedisStreamTarget", "redis", "redis"),
-    "rabbitmq": Kind("rabbitmq", "RabbitmqTarget", "aio_pika", "rabbitmq"),
-    "kafka": Kind("kafka", "KafkaTarget", "aiokafka", "kafka"),
-    "nats": Kind("nats", "NatsTarget", "nats", "nats"),
-    "sqs": Kind("sqs", "SqsTarget", "aiobotocore", "sqs"),
+    "bullmq": BrokerKind("bullmq", "BullmqTarget", "bullmq", "bullmq"),
+    "celery": BrokerKind("celery", "CeleryTarget", "celery", "celery"),
+    "redis-stream": BrokerKind("redis_stream", "RedisStreamTarget", "redis", "redis"),
+    "rabbitmq": BrokerKind("rabbitmq", "RabbitmqTarget", "aio_pika", "rabbitmq"),
+    "kafka": BrokerKind("kafka", "KafkaTarget", "aiokafka", "kafka"),
+    "nats": BrokerKind("nats", "NatsTarget", "nats", "nats"),
+    "sqs": BrokerKind("sqs", "SqsTarget", "aiobotocore", "sqs"),
 }
 
 
-def installed(kind: str) -> bool:
-    """Whether the extra of this kind is there. Imports nothing."""
+def is_installed(kind: str) -> bool:
+    """True if the package of this kind is installed. Imports nothing."""
     return find_spec(KINDS[kind].package) is not None
 
 
-def broker(kind: str, url: str | None, *, server: str, secret_key: str | None) -> Broker:
-    """The target of this kind. `server` is where reports go, `secret_key` makes their tokens.
+def create_broker(kind: str, url: str | None, *, server: str, secret_key: str | None) -> Broker:
+    """Create the target of a kind.
 
-    Raises Refused (EXTRA_MISSING).
+    `url` is the broker setting (one URL, or several named ones), `server` the base URL of reports, and `secret_key`
+    signs their tokens. Raises Refused (EXTRA_MISSING).
     """
-    about = KINDS[kind]
-    if not installed(kind):
+    broker_kind = KINDS[kind]
+    if not is_installed(kind):
         raise Refused(
-            f"The target {kind} needs the package {about.package}, which is not installed.", code="EXTRA_MISSING",
-            fix=f'Run: pip install "timebell[{about.extra}]" where jobs are made and on the nodes that deliver them.',
+            f"The target {kind} requires the package {broker_kind.package}, which is not installed.",
+            code="EXTRA_MISSING",
+            fix=f'Run: pip install "timebell[{broker_kind.extra}]" where jobs are created and on the nodes that'
+            " deliver them.",
         )  # fmt: skip
-    made = getattr(import_module(f"{__name__}.{about.module}"), about.name)
-    return cast(Broker, made(url, server=server, secret_key=secret_key))
+    target_class = getattr(import_module(f"{__name__}.{broker_kind.module}"), broker_kind.class_name)
+    return cast(Broker, target_class(url, server=server, secret_key=secret_key))

@@ -1,4 +1,4 @@
-"""Connections that many deliveries share: one a place, made when it is first needed, and anew when it was lost."""
+"""Shared connections, one per key: opened on first use, and reopened after a loss."""
 
 from __future__ import annotations
 
@@ -11,67 +11,70 @@ K = TypeVar("K", bound=Hashable)
 C = TypeVar("C")
 
 CONNECT_SECONDS = 5.0
-HANG_UP_SECONDS = 5.0
+DISCONNECT_SECONDS = 5.0
 
 
-class Lines(Generic[K, C]):
-    """`dial` makes a connection, `alive` says whether it still is one, `hang_up` gives it back.
+class ConnectionPool(Generic[K, C]):
+    """A pool with one connection per key. `connect`, `is_alive` and `disconnect` handle a single connection.
 
-    A delivery whose time is up leaves the making to the others that wait for it. A failure goes to all who waited;
-    whoever comes later tries anew.
+    Concurrent callers share one connection attempt, which continues if one of them is cancelled. A failure is raised to
+    all waiting callers; the next call tries again.
     """
 
     def __init__(
-        self, dial: Callable[[K], Awaitable[C]], alive: Callable[[C], bool], hang_up: Callable[[C], Awaitable[object]]
+        self,
+        connect: Callable[[K], Awaitable[C]],
+        is_alive: Callable[[C], bool],
+        disconnect: Callable[[C], Awaitable[object]],
     ) -> None:
-        self._dial = dial
-        self._alive = alive
-        self._hang_up = hang_up
-        self._lines: dict[K, asyncio.Task[C]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._connect = connect
+        self._is_alive = is_alive
+        self._disconnect = disconnect
+        self._connections: dict[K, asyncio.Task[C]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
-    async def get(self, place: K) -> C:
-        """The connection to this place. Raises what `dial` raises, ConnectionError after `CONNECT_SECONDS`."""
-        line = self._lines.get(place)
-        if line is not None and line.done() and not self._alive(line.result()):
-            self.drop(place, line.result())
-            line = None
-        if line is None:
-            line = self._lines[place] = asyncio.create_task(self._open(place))
-            line.add_done_callback(lambda opened: self._opened(place, opened))
-        return await asyncio.shield(line)
+    async def get(self, key: K) -> C:
+        """Return the connection of a key. Errors of `connect` propagate; ConnectionError after `CONNECT_SECONDS`."""
+        task = self._connections.get(key)
+        if task is not None and task.done() and not self._is_alive(task.result()):
+            self.discard(key, task.result())
+            task = None
+        if task is None:
+            task = self._connections[key] = asyncio.create_task(self._open(key))
+            task.add_done_callback(lambda done: self._on_opened(key, done))
+        return await asyncio.shield(task)
 
-    def drop(self, place: K, connection: C) -> None:
-        """Do not use this connection again."""
-        line = self._lines.get(place)
-        if line is None or not line.done() or line.result() is not connection:
-            return  # another has taken its place
-        del self._lines[place]
-        ending = asyncio.create_task(self._end(connection))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+    def discard(self, key: K, connection: C) -> None:
+        """Close a connection and remove it from the pool."""
+        task = self._connections.get(key)
+        if task is None or not task.done() or task.result() is not connection:
+            return  # already replaced
+        del self._connections[key]
+        closing = asyncio.create_task(self._close_connection(connection))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Give back all."""
-        lines, self._lines = list(self._lines.values()), {}
-        for line in lines:
-            if not line.cancel():
-                await self._end(line.result())
-        await asyncio.gather(*lines, *self._ending, return_exceptions=True)
+        """Close all connections."""
+        tasks, self._connections = list(self._connections.values()), {}
+        for task in tasks:
+            if not task.cancel():
+                await self._close_connection(task.result())
+        await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
 
-    async def _open(self, place: K) -> C:
+    async def _open(self, key: K) -> C:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                return await self._dial(place)
+                return await self._connect(key)
         except TimeoutError:
             raise ConnectionError(f"no connection within {CONNECT_SECONDS:g} s") from None
 
-    def _opened(self, place: K, line: asyncio.Task[C]) -> None:
-        failed = line.cancelled() or line.exception() is not None
-        if failed and self._lines.get(place) is line:
-            del self._lines[place]
+    def _on_opened(self, key: K, opening: asyncio.Task[C]) -> None:
+        failed = opening.cancelled() or opening.exception() is not None
+        if failed and self._connections.get(key) is opening:
+            del self._connections[key]
 
-    async def _end(self, connection: C) -> None:
-        with suppress(Exception):  # a lost one has nothing to give back
-            async with asyncio.timeout(HANG_UP_SECONDS):
-                await self._hang_up(connection)
+    async def _close_connection(self, connection: C) -> None:
+        with suppress(Exception):  # a lost connection may fail to close
+            async with asyncio.timeout(DISCONNECT_SECONDS):
+                await self._disconnect(connection)

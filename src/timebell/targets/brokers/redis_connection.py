@@ -1,4 +1,4 @@
-"""Connections to Redis, what their errors mean, and marks that tell whether a Redis still has what it was given."""
+"""Redis connections, the outcomes of Redis errors, and marker keys that reveal whether Redis has lost its data."""
 
 from __future__ import annotations
 
@@ -13,51 +13,53 @@ from timebell.errors import InvalidInput
 from timebell.targets.base import Delivery, Outcome, message_id
 from timebell.targets.brokers.broker import message_refused, refused, unreachable
 
-MARK_SECONDS = 7 * 86_400
-"""A mark is renewed at each look of the reconciler; only if none looks for so long does it count as lost."""
+MARKER_TTL_SECONDS = 7 * 86_400
+"""Each check of the reconciler renews the markers; they expire only if no check runs for this long."""
 CONNECT_SECONDS = 5.0
-MOST = 20  # connections; a burst waits for one, within the time that a confirmation may take
+MAX_CONNECTIONS = 20  # in a burst, publishes wait for a free connection, within the confirmation timeout
 
 
-class Connections:
-    """One pool of connections a URL."""
+class RedisConnections:
+    """One connection pool per URL."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Redis] = {}
+        self._clients: dict[str, Redis] = {}
 
-    def to(self, url: str) -> Redis:
-        """Connects when it is used. Raises InvalidInput (BROKER_URL_INVALID)."""
-        if url not in self._open:
+    def client_for(self, url: str) -> Redis:
+        """Return the client of a URL, which connects on first use. Raises InvalidInput (INVALID_BROKER_URL)."""
+        if url not in self._clients:
             try:
-                # One more try at once is for a connection that was closed while it idled.
+                # One immediate retry, for a connection that was closed while idle.
                 pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
                     url, decode_responses=True, retry=Retry(NoBackoff(), 1), socket_connect_timeout=CONNECT_SECONDS,
-                    max_connections=MOST, timeout=None,
+                    max_connections=MAX_CONNECTIONS, timeout=None,
                 )  # fmt: skip
-                self._open[url] = Redis.from_pool(pool)
-            except ValueError as bad:
+                self._clients[url] = Redis.from_pool(pool)
+            except ValueError as error:
                 raise InvalidInput(
-                    "The URL of the Redis connection is not one.", code="BROKER_URL_INVALID",
+                    "The URL of the Redis connection is invalid.", code="INVALID_BROKER_URL",
                     fix="Use redis://user:password@host:6379/0, or rediss:// with TLS.",
-                ) from bad  # fmt: skip
-        return self._open[url]
+                ) from error  # fmt: skip
+        return self._clients[url]
 
     async def close(self) -> None:
-        """All of them."""
-        for client in self._open.values():
+        """Close all connections."""
+        for client in self._clients.values():
             await client.aclose()
-        self._open.clear()
+        self._clients.clear()
 
 
-def failure(error: Exception) -> Outcome | None:
-    """What an error of redis-py means; None if it is none."""
+def outcome_of_error(error: Exception) -> Outcome | None:
+    """Map an error of redis-py to an outcome; None for other errors."""
     if isinstance(error, InvalidInput):
         return refused(error.message.rstrip("."))
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
-        return refused("wrong user or password, or without the permission")
+        return refused("the user, password or permissions are wrong")
     if isinstance(error, exceptions.BusyLoadingError | exceptions.ReadOnlyError | exceptions.ClusterDownError):
-        return unreachable("it is starting, or another server has taken over")
-    if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in str(error):  # the latter: scripts
+        return unreachable("the server is starting, or is not the primary")
+    if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in str(
+        error
+    ):  # in scripts, only the text tells
         return unreachable("its memory is full")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
         return unreachable("no connection")
@@ -66,15 +68,15 @@ def failure(error: Exception) -> Outcome | None:
     return None
 
 
-def mark_of(delivery: Delivery) -> str:
-    """The key of the mark of an attempt's message."""
+def marker_key(delivery: Delivery) -> str:
+    """Return the marker key of an attempt's message."""
     return f"timebell:sent:{message_id(delivery)}:{delivery.attempt}"
 
 
-async def unmarked(client: Redis, sent: Sequence[Delivery]) -> set[str]:
-    """The ids of jobs whose mark is gone, and so all else that this Redis held; the other marks are renewed."""
+async def find_unmarked(client: Redis, sent: Sequence[Delivery]) -> set[str]:
+    """Return the ids of jobs whose marker is gone, which means that Redis lost its data; renew the other markers."""
     async with client.pipeline(transaction=False) as pipe:
         for delivery in sent:
-            pipe.expire(mark_of(delivery), MARK_SECONDS)
-        kept = await pipe.execute()
-    return {delivery.job_id for delivery, there in zip(sent, kept, strict=True) if not there}
+            pipe.expire(marker_key(delivery), MARKER_TTL_SECONDS)
+        renewed = await pipe.execute()
+    return {delivery.job_id for delivery, exists in zip(sent, renewed, strict=True) if not exists}

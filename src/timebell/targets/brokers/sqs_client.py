@@ -1,4 +1,4 @@
-"""A client of SQS for many deliveries at once: messages for a queue that come together go out together."""
+"""SQS client that combines concurrent messages of a queue into batch requests."""
 
 from __future__ import annotations
 
@@ -9,143 +9,148 @@ from typing import Any, NamedTuple
 
 from botocore import exceptions as aws
 
-from timebell.targets.brokers.connection_pool import Lines
+from timebell.targets.brokers.connection_pool import ConnectionPool
 
-MOST = 10
-"""Messages in a request, says SQS."""
-MOST_BYTES = 262_144
-"""Bytes of them together: SQS takes more by now, but not all that speak its protocol do."""
+MAX_BATCH_MESSAGES = 10
+"""The limit of SQS for one request."""
+MAX_BATCH_BYTES = 262_144
+"""The total size of a request. The limit of SQS is higher, but not that of all compatible services."""
 
 
 class Entry(NamedTuple):
-    """A message in the words of SQS, and who waits for the id that SQS gives it."""
+    """A message as an SQS request, and a future for the id assigned by SQS."""
 
-    call: dict[str, Any]
-    stored: asyncio.Future[str]
+    request: dict[str, Any]
+    message_id: asyncio.Future[str]
 
     @property
     def size(self) -> int:
-        """Bytes, as SQS counts them."""
-        size = len(self.call["MessageBody"].encode())
-        for name, value in self.call["MessageAttributes"].items():
+        """Size in bytes, as SQS counts it."""
+        size = len(self.request["MessageBody"].encode())
+        for name, value in self.request["MessageAttributes"].items():
             size += len(name) + len(value["DataType"]) + len(value["StringValue"].encode())
         return size
 
 
-class Client:
-    """The library's client, and the URLs of queues that were asked for.
+class SqsClient:
+    """Wraps the library's client, and caches queue URLs.
 
-    A request takes up to ten messages: SQS bills by the request, and takes only so many a second for a FIFO queue.
-    Nobody waits for company: what begins in one turn of the event loop goes out at its end.
+    A request has up to ten messages, because SQS bills per request and limits the requests per second of a FIFO queue.
+    Messages are not delayed: those submitted in one iteration of the event loop are sent at its end.
     """
 
     def __init__(self, client: Any, stack: AsyncExitStack) -> None:
         self._client = client
         self._stack = stack
-        self._urls: Lines[str, str] = Lines(self._url_of, lambda url: True, _nothing)
+        self._queue_urls: ConnectionPool[str, str] = ConnectionPool(
+            self._fetch_queue_url, lambda url: True, _no_disconnect
+        )
         self._waiting: dict[str, list[Entry]] = {}
         self._sending: set[asyncio.Task[None]] = set()
 
-    async def send(self, queue: str, call: dict[str, Any]) -> str:
-        """SQS's own id of the message, once it is stored. Raises what the library raises, OSError."""
+    async def send(self, queue: str, request: dict[str, Any]) -> str:
+        """Send a message and return the id assigned by SQS. Errors of the library and OSError propagate."""
         loop = asyncio.get_running_loop()
-        entry = Entry(call, loop.create_future())
+        entry = Entry(request, loop.create_future())
         if queue not in self._waiting:
             self._waiting[queue] = []
-            loop.call_soon(self._begin, queue)
+            loop.call_soon(self._send_waiting, queue)
         self._waiting[queue].append(entry)
-        return await entry.stored
+        return await entry.message_id
 
     async def close(self) -> None:
-        """What is still under way is given up."""
+        """Cancel requests in flight and close the client."""
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
-        await self._urls.close()
+        await self._queue_urls.close()
         await self._stack.aclose()
 
-    def _begin(self, queue: str) -> None:
-        entries = [entry for entry in self._waiting.pop(queue) if not entry.stored.done()]
-        for batch in batches(entries):
-            self._go(queue, batch)
+    def _send_waiting(self, queue: str) -> None:
+        entries = [entry for entry in self._waiting.pop(queue) if not entry.message_id.done()]
+        for batch in split_batches(entries):
+            self._start_send(queue, batch)
 
-    def _go(self, queue: str, batch: Sequence[Entry]) -> None:
+    def _start_send(self, queue: str, batch: Sequence[Entry]) -> None:
         task = asyncio.create_task(self._send(queue, batch))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
     async def _send(self, queue: str, batch: Sequence[Entry]) -> None:
-        """Every entry gets its answer."""
-        answers: list[str | Exception]
+        """Send a batch and resolve the future of every entry."""
+        results: list[str | Exception]
         try:
-            url = await self._urls.get(queue)
+            url = await self._queue_urls.get(queue)
             try:
-                answers = await (self._many(url, batch) if len(batch) > 1 else self._one(url, batch[0]))
+                results = await (self._send_batch(url, batch) if len(batch) > 1 else self._send_one(url, batch[0]))
             except aws.ClientError:
-                self._urls.drop(queue, url)  # it may have been deleted and made again
+                self._queue_urls.discard(queue, url)  # the queue may have been deleted and recreated
                 raise
         except asyncio.CancelledError:
             for entry in batch:
-                entry.stored.cancel()
+                entry.message_id.cancel()
             raise
-        except aws.ClientError as refused:
-            if len(batch) > 1 and _of_one(refused):  # none was taken: each is to hear what is wrong with it
+        except aws.ClientError as error:
+            # SQS accepted none of them: send each alone, so that each gets its own error.
+            if len(batch) > 1 and _may_concern_one_message(error):
                 for entry in batch:
-                    self._go(queue, [entry])
+                    self._start_send(queue, [entry])
                 return
-            answers = [refused for _ in batch]
-        except Exception as failed:
-            answers = [failed for _ in batch]
-        for entry, answer in zip(batch, answers, strict=True):
-            if entry.stored.done():  # it was given up
+            results = [error for _ in batch]
+        except Exception as exc:
+            results = [exc for _ in batch]
+        for entry, result in zip(batch, results, strict=True):
+            if entry.message_id.done():  # its caller was cancelled
                 continue
-            if isinstance(answer, Exception):
-                entry.stored.set_exception(answer)
+            if isinstance(result, Exception):
+                entry.message_id.set_exception(result)
             else:
-                entry.stored.set_result(answer)
+                entry.message_id.set_result(result)
 
-    async def _one(self, url: str, entry: Entry) -> list[str | Exception]:
-        return [(await self._client.send_message(QueueUrl=url, **entry.call))["MessageId"]]
+    async def _send_one(self, url: str, entry: Entry) -> list[str | Exception]:
+        return [(await self._client.send_message(QueueUrl=url, **entry.request))["MessageId"]]
 
-    async def _many(self, url: str, batch: Sequence[Entry]) -> list[str | Exception]:
-        entries = [{"Id": str(number), **entry.call} for number, entry in enumerate(batch)]
-        said = await self._client.send_message_batch(QueueUrl=url, Entries=entries)
-        answers: dict[str, str | Exception] = {one["Id"]: one["MessageId"] for one in said.get("Successful", ())}
-        answers |= {one["Id"]: _failed(one) for one in said.get("Failed", ())}
-        return [answers.get(each["Id"], ConnectionError("no answer")) for each in entries]
+    async def _send_batch(self, url: str, batch: Sequence[Entry]) -> list[str | Exception]:
+        entries = [{"Id": str(number), **entry.request} for number, entry in enumerate(batch)]
+        response = await self._client.send_message_batch(QueueUrl=url, Entries=entries)
+        results: dict[str, str | Exception] = {item["Id"]: item["MessageId"] for item in response.get("Successful", ())}
+        results |= {item["Id"]: _entry_error(item) for item in response.get("Failed", ())}
+        return [
+            results.get(request_entry["Id"], ConnectionError("no result for the message")) for request_entry in entries
+        ]
 
-    async def _url_of(self, queue: str) -> str:
+    async def _fetch_queue_url(self, queue: str) -> str:
         return str((await self._client.get_queue_url(QueueName=queue))["QueueUrl"])
 
 
-def batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Entries in their order, in lots that a request may hold."""
+def split_batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Split entries, in order, into batches within the limits of a request."""
     batch: list[Entry] = []
-    left = MOST_BYTES
+    remaining_bytes = MAX_BATCH_BYTES
     for entry in entries:
         size = entry.size
-        if batch and (len(batch) == MOST or size > left):
+        if batch and (len(batch) == MAX_BATCH_MESSAGES or size > remaining_bytes):
             yield batch
-            batch, left = [], MOST_BYTES
+            batch, remaining_bytes = [], MAX_BATCH_BYTES
         batch.append(entry)
-        left -= size
+        remaining_bytes -= size
     if batch:
         yield batch
 
 
-def _of_one(refused: aws.ClientError) -> bool:
-    """Whether it may be about one message of a request: not that SQS has trouble, or too much to do."""
-    code = str(refused.response.get("Error", {}).get("Code", ""))
-    status = refused.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+def _may_concern_one_message(error: aws.ClientError) -> bool:
+    """True if the error may be caused by a single message of a batch, and not by SQS or throttling."""
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status < 500 and status != 429 and "Throttl" not in code
 
 
-def _failed(said: dict[str, Any]) -> aws.ClientError:
-    """The answer for one message of several, as it would be for it alone."""
-    status = 400 if said.get("SenderFault") else 500
-    error = {"Code": said.get("Code"), "Message": said.get("Message")}
+def _entry_error(failure: dict[str, Any]) -> aws.ClientError:
+    """Convert the failure of a batch entry to the error of a single request."""
+    status = 400 if failure.get("SenderFault") else 500
+    error = {"Code": failure.get("Code"), "Message": failure.get("Message")}
     return aws.ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}, "SendMessage")
 
 
-async def _nothing(_: str) -> None:
-    """A URL is not given back."""
+async def _no_disconnect(_: str) -> None:
+    """Do nothing; a queue URL needs no cleanup."""

@@ -1,1 +1,1 @@
-"""Push messages to phones: what a message is, what a provider answers, FCM, and the target that sends them."""
+"""Push notifications: message model, provider interface, FCM, and the `push` target."""

@@ -1,7 +1,7 @@
-"""What an HTTP answer of FCM means for a message: every code of its reference, and all that may come instead. Pure.
+"""Map HTTP responses of FCM to results: all codes of its reference, and unexpected responses. Does no I/O.
 
-Only what FCM says itself, in an FcmError, counts as said. A bare 5xx may come from anything on the way, after the
-message was taken: nobody knows then, and INTERNAL and UNSPECIFIED_ERROR say no more than that either.
+Only an FcmError is a definite statement of FCM. A bare 5xx may come from a proxy after FCM accepted the message, so the
+outcome is unknown; INTERNAL and UNSPECIFIED_ERROR leave it open as well.
 """
 
 from __future__ import annotations
@@ -12,52 +12,61 @@ from typing import Any
 
 import orjson
 
-from timebell.targets.base import retry_after
-from timebell.targets.push.provider import Answer, Fate
+from timebell.targets.base import parse_retry_after
+from timebell.targets.push.provider import Fate, PushResult
 
 QUOTA_PAUSE = 60.0
-"""Seconds after QUOTA_EXCEEDED without Retry-After: the length of FCM's window."""
+"""Pause in seconds after QUOTA_EXCEEDED without Retry-After: the length of FCM's quota window."""
 UNAVAILABLE_PAUSE = 10.0
-"""The least that FCM asks for before a retry."""
-_SENT_WRONG = "FCM_ANSWER_UNREADABLE"
+"""The minimum pause in seconds that FCM requires before a retry."""
+UNREADABLE_CODE = "FCM_ANSWER_UNREADABLE"
 
 
-def answer_of(status: int, headers: Mapping[str, str], body: bytes, now: datetime) -> Answer:
-    """`headers` by lower-case name; `now` is aware, for a Retry-After that is a date."""
+def parse_response(status: int, headers: Mapping[str, str], body: bytes, now: datetime) -> PushResult:
+    """Convert a response to a result. Header names are in lower case; `now` (aware) is for a Retry-After date."""
     try:
-        said = orjson.loads(body)
+        response = orjson.loads(body)
     except orjson.JSONDecodeError:
-        said = None
-    said = said if isinstance(said, dict) else {}
+        response = None
+    response = response if isinstance(response, dict) else {}
     if status == 200:
-        name = said.get("name")
+        name = response.get("name")
         if isinstance(name, str):
-            return Answer(Fate.ACCEPTED, id=name.rpartition("/")[2])
-        return Answer(Fate.UNKNOWN, code=_SENT_WRONG, error="FCM answered 200 without a message's name.")
-    error = said.get("error")
+            return PushResult(Fate.ACCEPTED, id=name.rpartition("/")[2])
+        return PushResult(Fate.UNKNOWN, code=UNREADABLE_CODE, error="FCM answered 200 without a message name.")
+    error = response.get("error")
     error = error if isinstance(error, dict) else {}
-    words = str(error.get("message", ""))[:200]
-    code = _fcm_code(error) or _by_status(status)
-    wait = retry_after(headers.get("retry-after", "").strip(), now)
-    return _answer(code, status, error, f"FCM answered {status}: {words}" if words else f"FCM answered {status}.", wait)
+    message = str(error.get("message", ""))[:200]
+    code = _fcm_code(error) or _code_for_status(status)
+    retry_after = parse_retry_after(headers.get("retry-after", "").strip(), now)
+    return _result_for_code(
+        code, status, error, f"FCM answered {status}: {message}" if message else f"FCM answered {status}.", retry_after
+    )
 
 
-def _answer(code: str, status: int, error: dict[str, Any], words: str, wait: float | None) -> Answer:
+def _result_for_code(
+    code: str, status: int, error: dict[str, Any], description: str, retry_delay: float | None
+) -> PushResult:
     match code:
         case "UNREGISTERED":
-            return Answer(Fate.REFUSED, code=code, error=words, remove=True)
+            return PushResult(Fate.REFUSED, code=code, error=description, token_is_dead=True)
         case "INVALID_ARGUMENT":
-            return Answer(Fate.REFUSED, code=code, error=words, remove=_is_of_the_token(error))
+            return PushResult(Fate.REFUSED, code=code, error=description, token_is_dead=_blames_token(error))
         case "SENDER_ID_MISMATCH" | "THIRD_PARTY_AUTH_ERROR" | "PERMISSION_DENIED" | "NOT_FOUND" | "REFUSED":
-            return Answer(Fate.REFUSED, code=code, error=words)
+            return PushResult(Fate.REFUSED, code=code, error=description)
         case "QUOTA_EXCEEDED":
-            pause = QUOTA_PAUSE if wait is None else wait
-            return Answer(Fate.AGAIN, code=code, error=words, after=pause, costs_nothing=True)
+            pause = QUOTA_PAUSE if retry_delay is None else retry_delay
+            return PushResult(Fate.AGAIN, code=code, error=description, retry_after=pause, uncounted=True)
         case "UNAVAILABLE":
-            return Answer(Fate.AGAIN, code=code, error=words, after=UNAVAILABLE_PAUSE if wait is None else wait)
+            return PushResult(
+                Fate.AGAIN,
+                code=code,
+                error=description,
+                retry_after=UNAVAILABLE_PAUSE if retry_delay is None else retry_delay,
+            )
         case "UNAUTHENTICATED":
-            return Answer(Fate.AGAIN, code=code, error=words)
-    return Answer(Fate.UNKNOWN, code=code, error=words)
+            return PushResult(Fate.AGAIN, code=code, error=description)
+    return PushResult(Fate.UNKNOWN, code=code, error=description)
 
 
 def _fcm_code(error: dict[str, Any]) -> str | None:
@@ -67,15 +76,15 @@ def _fcm_code(error: dict[str, Any]) -> str | None:
     return None
 
 
-def _by_status(status: int) -> str:
-    """Of answers without an FcmError."""
-    by = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+def _code_for_status(status: int) -> str:
+    """Return the code of a response without an FcmError."""
+    codes = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
           429: "QUOTA_EXCEEDED"}  # fmt: skip
-    return by.get(status) or ("REFUSED" if 300 <= status < 500 else "UNEXPLAINED_5XX")
+    return codes.get(status) or ("REFUSED" if 300 <= status < 500 else "UNEXPLAINED_5XX")
 
 
-def _is_of_the_token(error: dict[str, Any]) -> bool:
-    """Whether INVALID_ARGUMENT speaks of the token: a message that is wrong must not cost anybody their token."""
+def _blames_token(error: dict[str, Any]) -> bool:
+    """True if INVALID_ARGUMENT is about the token; an invalid message must not cause tokens to be removed."""
     fields = [
         violation.get("field")
         for detail in _details(error)
@@ -89,5 +98,5 @@ def _is_of_the_token(error: dict[str, Any]) -> bool:
 
 
 def _details(error: dict[str, Any]) -> list[dict[str, Any]]:
-    found = error.get("details")
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    details = error.get("details")
+    return [detail for detail in details if isinstance(detail, dict)] if isinstance(details, list) else []

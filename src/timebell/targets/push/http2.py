@@ -1,11 +1,11 @@
-"""A connection that carries many small POSTs at once: the client's side of HTTP/2 (RFC 9113), cut to what that takes.
+"""Minimal HTTP/2 client (RFC 9113) for many concurrent small POST requests on one connection.
 
-Header blocks are read and written by `hpack`. The `h2` library is not used because it refuses every answer that comes
-after a GOAWAY, although those for the streams before are on their way: each time a server asks for a new connection,
-messages would be left with an unknown fate. (It also takes three times as long.)
+Header blocks are encoded and decoded by `hpack`. The `h2` library is not used, because it rejects every response after
+a GOAWAY, although responses to earlier streams are still in flight: each time a server closes a connection gracefully,
+messages would be left with an unknown result. It also takes three times as long.
 
-Each request ends in one of: a Response; UNPROCESSED, where the protocol proves that the server did nothing with it
-(REFUSED_STREAM, a GOAWAY below it: sections 8.7 and 6.8); or Broken, where nobody knows.
+Each request ends with a Response; with UNPROCESSED, if the protocol proves that the server did not process it
+(REFUSED_STREAM, or a GOAWAY with a lower stream id: sections 8.7 and 6.8); or with a RequestFailure, if unknown.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ END_HEADERS, PADDED, WITH_PRIORITY = 0x4, 0x8, 0x20
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME = 1, 2, 3, 4, 5
 REFUSED_STREAM, CANCEL = 7, 8
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-WINDOW = 1 << 24
-"""What the server may send before we say that we have read it."""
-LONGEST_FRAME = 16_384
-LONGEST_BODY = 64 * 1024
+RECEIVE_WINDOW_BYTES = 1 << 24
+"""Bytes that the server may send before an acknowledgement (WINDOW_UPDATE)."""
+MAX_FRAME_BYTES = 16_384
+MAX_BODY_BYTES = 64 * 1024
 LAST_STREAM = 2**31 - 3
-KNOWN_BLOCKS = 1_000
+MAX_CACHED_BLOCKS = 1_000
 
 Headers = list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole answer; header names are in lower case."""
+    """A complete response; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -45,323 +45,336 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """The answer will not come. `code` is UPPER_SNAKE."""
+class RequestFailure:
+    """No response will arrive. `code` is UPPER_SNAKE."""
 
     code: str
-    why: str
+    reason: str
 
 
 UNPROCESSED = object()
-Ended = Callable[[Any, Any], None]
-"""Called with what `post` was given, and a Response, UNPROCESSED or a Broken."""
+OnEnded = Callable[[Any, Any], None]
+"""Called with the `item` of `post`, and a Response, UNPROCESSED or a RequestFailure."""
 
 
 class _Stream:
-    __slots__ = ("began", "body", "headers", "item", "status", "unsent", "window")
+    __slots__ = ("body", "headers", "item", "started_at", "status", "unsent", "window")
 
-    def __init__(self, item: Any, began: float, unsent: bytes, window: int) -> None:
-        self.item, self.began, self.unsent, self.window = item, began, unsent, window
+    def __init__(self, item: Any, started_at: float, unsent: bytes, window: int) -> None:
+        self.item, self.started_at, self.unsent, self.window = item, started_at, unsent, window
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
 
 
 class ProtocolError(Exception):
-    """The server does not speak HTTP/2 as it should."""
+    """The server violated HTTP/2."""
 
 
-class Line(asyncio.Protocol):
-    """One connection. `ready` once the server has said what it allows; then `room` says how many more requests fit.
+class Http2Connection(asyncio.Protocol):
+    """A connection. It is `ready` after the server's SETTINGS; `capacity` is the number of requests that can be posted.
 
-    `changed` is called after each batch of what happened: answers came, room was made, the line is gone.
+    `on_ended` is called with each result, `on_changed` after every batch of events: responses, more capacity, or the
+    loss of the connection.
     """
 
-    def __init__(self, headers: Headers, ended: Ended, changed: Callable[[Line], None], most: int) -> None:
-        self.ready = self.leaving = self.gone = False
+    def __init__(
+        self, headers: Headers, on_ended: OnEnded, on_changed: Callable[[Http2Connection], None], max_streams: int
+    ) -> None:
+        self.ready = self.draining = self.disconnected = False
         self.streams: dict[int, _Stream] = {}
         self.idle_since = 0.0
-        self._headers, self._ended, self._changed, self._most = headers, ended, changed, most
+        self._headers, self._on_ended, self._on_changed, self._max_streams = headers, on_ended, on_changed, max_streams
         self._transport: asyncio.Transport
         self.closed: asyncio.Future[None]
-        """Done when the network has let go of it."""
+        """Done when the transport is closed."""
         self._encoder, self._decoder = Encoder(), Decoder()
-        self._block: bytes | None = None
-        self._known: dict[bytes, dict[str, str]] = {}
-        self._next = 1
-        self._allowed = 100
-        self._window, self._stream_window, self._frame_size = 65_535, 65_535, LONGEST_FRAME
+        self._cached_block: bytes | None = None
+        self._decoded_blocks: dict[bytes, dict[str, str]] = {}
+        self._next_stream_id = 1
+        self._peer_max_streams = 100
+        self._window, self._stream_window, self._frame_size = 65_535, 65_535, MAX_FRAME_BYTES
         self._paused = False
-        self._in, self._out = bytearray(), bytearray()
-        self._head, self._head_of, self._head_flags = bytearray(), 0, 0
-        self._unsaid = 0
+        self._receive_buffer, self._send_buffer = bytearray(), bytearray()
+        self._header_buffer, self._header_stream, self._header_flags = bytearray(), 0, 0
+        self._unacknowledged_bytes = 0
 
     @property
-    def room(self) -> int:
-        """How many requests may be posted now."""
-        if not self.ready or self.leaving or self.gone or self._paused:
+    def capacity(self) -> int:
+        """The number of requests that may be posted now."""
+        if not self.ready or self.draining or self.disconnected or self._paused:
             return 0
-        return min(self._most, self._allowed) - len(self.streams)
+        return min(self._max_streams, self._peer_max_streams) - len(self.streams)
 
     @property
-    def used(self) -> bool:
-        """Whether it ever carried a request."""
-        return self._next > 1
+    def was_used(self) -> bool:
+        """True if a request was ever posted."""
+        return self._next_stream_id > 1
 
-    def speak(self, headers: Headers) -> None:
-        """The headers of requests from now on, pseudo-headers first."""
+    def set_headers(self, headers: Headers) -> None:
+        """Set the headers of subsequent requests, pseudo-headers first."""
         if headers != self._headers:
-            self._headers, self._block = headers, None
+            self._headers, self._cached_block = headers, None
 
     def post(self, body: bytes, item: Any, now: float) -> None:
-        """Send one; only with `room`. It goes out with `flush`."""
-        stream, self._next = self._next, self._next + 2
-        if self._next > LAST_STREAM:
-            self.leaving = True
-        block = self._block or self._encode()
+        """Buffer a request, to be sent by `flush`. Requires `capacity`; `now` is its start for `time_out`."""
+        stream_id, self._next_stream_id = self._next_stream_id, self._next_stream_id + 2
+        if self._next_stream_id > LAST_STREAM:
+            self.draining = True
+        block = self._cached_block or self._encode_headers()
         flags = END_HEADERS
-        self._out += len(block).to_bytes(3, "big") + bytes((HEADERS, flags)) + stream.to_bytes(4, "big") + block
-        opened = self.streams[stream] = _Stream(item, now, body, self._stream_window)
-        self._send_body(stream, opened)
+        self._send_buffer += (
+            len(block).to_bytes(3, "big") + bytes((HEADERS, flags)) + stream_id.to_bytes(4, "big") + block
+        )
+        stream = self.streams[stream_id] = _Stream(item, now, body, self._stream_window)
+        self._send_body(stream_id, stream)
 
     def flush(self) -> None:
-        """Hand what was posted to the network."""
-        if self._out and not self.gone:
-            self._transport.write(bytes(self._out))
-            self._out.clear()
+        """Write all buffered frames to the transport."""
+        if self._send_buffer and not self.disconnected:
+            self._transport.write(bytes(self._send_buffer))
+            self._send_buffer.clear()
 
-    def give_up(self, before: float) -> None:
-        """Requests that began before this time have had theirs."""
-        for stream, opened in list(self.streams.items()):
-            if opened.began > before:
-                break  # they are in order
-            self._out += _frame(RST_STREAM, 0, stream, CANCEL.to_bytes(4, "big"))
-            self._end(stream, Broken("TIMEOUT", "No answer came in time."))
+    def time_out(self, started_before: float) -> None:
+        """Cancel the requests that started before this time (RequestFailure TIMEOUT)."""
+        for stream_id, stream in list(self.streams.items()):
+            if stream.started_at > started_before:
+                break  # streams are in start order
+            self._send_buffer += _encode_frame(RST_STREAM, 0, stream_id, CANCEL.to_bytes(4, "big"))
+            self._finish_stream(stream_id, RequestFailure("TIMEOUT", "The server did not respond in time."))
         self.flush()
 
     def close(self) -> None:
-        """At once; what is under way is Broken."""
-        if not self.gone:
-            self._out += _frame(GOAWAY, 0, 0, bytes(8))
+        """Close immediately; requests in flight end with a RequestFailure."""
+        if not self.disconnected:
+            self._send_buffer += _encode_frame(GOAWAY, 0, 0, bytes(8))
             self.flush()
             self._transport.close()
-            self._lost("The connection was closed.")
+            self._disconnect("The connection was closed.")
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As in Protocol."""
+        """Send the preface and settings; close if the server did not select HTTP/2."""
         self._transport, self.closed = cast("asyncio.Transport", transport), asyncio.get_running_loop().create_future()
         settings = b"".join(
             name.to_bytes(2, "big") + value.to_bytes(4, "big")
-            for name, value in ((ENABLE_PUSH, 0), (INITIAL_WINDOW, WINDOW))
+            for name, value in ((ENABLE_PUSH, 0), (INITIAL_WINDOW, RECEIVE_WINDOW_BYTES))
         )  # fmt: skip
-        window = (WINDOW - 65_535).to_bytes(4, "big")
-        self._out += PREFACE + _frame(SETTINGS, 0, 0, settings) + _frame(WINDOW_UPDATE, 0, 0, window)
+        window = (RECEIVE_WINDOW_BYTES - 65_535).to_bytes(4, "big")
+        self._send_buffer += (
+            PREFACE + _encode_frame(SETTINGS, 0, 0, settings) + _encode_frame(WINDOW_UPDATE, 0, 0, window)
+        )
         secure: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         if secure is not None and secure.selected_alpn_protocol() != "h2":
             self._transport.abort()
-            self._lost("The server does not speak HTTP/2.")
+            self._disconnect("The server does not support HTTP/2.")
             return
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """As in Protocol."""
-        if self.gone:
+        """Process the complete frames received so far."""
+        if self.disconnected:
             return
-        self._in += data
-        buffer, at, there = self._in, 0, len(self._in)
+        self._receive_buffer += data
+        buffer, offset, available = self._receive_buffer, 0, len(self._receive_buffer)
         try:
-            while there - at >= 9:
-                size = int.from_bytes(buffer[at : at + 3], "big")
-                if size > LONGEST_FRAME:
+            while available - offset >= 9:
+                size = int.from_bytes(buffer[offset : offset + 3], "big")
+                if size > MAX_FRAME_BYTES:
                     raise ProtocolError("a frame is too long")
-                if there - at < 9 + size:
+                if available - offset < 9 + size:
                     break
-                stream = int.from_bytes(buffer[at + 5 : at + 9], "big") & 0x7FFFFFFF
-                self._frame(buffer[at + 3], buffer[at + 4], stream, bytes(buffer[at + 9 : at + 9 + size]))
-                at += 9 + size
-        except (ProtocolError, HPACKError, IndexError) as wrong:
+                stream_id = int.from_bytes(buffer[offset + 5 : offset + 9], "big") & 0x7FFFFFFF
+                self._on_frame(
+                    buffer[offset + 3], buffer[offset + 4], stream_id, bytes(buffer[offset + 9 : offset + 9 + size])
+                )
+                offset += 9 + size
+        except (ProtocolError, HPACKError, IndexError) as error:
             self._transport.abort()
-            self._lost(f"The server broke the protocol: {wrong}")
+            self._disconnect(f"The server violated HTTP/2: {error}")
             return
-        del buffer[:at]
-        if self.leaving and not self.streams:
+        del buffer[:offset]
+        if self.draining and not self.streams:
             self.close()
-        self._changed(self)
+        self._on_changed(self)
         self.flush()
 
     def pause_writing(self) -> None:
-        """As in Protocol."""
+        """Stop posting until the transport's buffer drains."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """As in Protocol."""
+        """Allow posting again."""
         self._paused = False
-        self._changed(self)
+        self._on_changed(self)
         self.flush()
 
     def eof_received(self) -> bool:
-        """As in Protocol."""
+        """Let asyncio close the transport."""
         return False
 
-    def connection_lost(self, failed: Exception | None) -> None:
-        """As in Protocol."""
-        self._lost("The connection was lost.")
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End all requests and mark the connection as closed."""
+        self._disconnect("The connection was lost.")
         if not self.closed.done():
             self.closed.set_result(None)
 
-    # What the server says
+    # Frames from the server
 
-    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if self._head_of and kind != CONTINUATION:
+    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if self._header_stream and kind != CONTINUATION:
             raise ProtocolError("a header block was interrupted")
         if kind == DATA:
-            self._data(flags, stream, payload)
+            self._on_data(flags, stream_id, payload)
         elif kind in (HEADERS, CONTINUATION):
-            self._header_block(kind, flags, stream, payload)
+            self._on_header_block(kind, flags, stream_id, payload)
         elif kind == SETTINGS:
             if not flags & ACK:
-                self._settings(payload)
+                self._on_settings(payload)
         elif kind == WINDOW_UPDATE:
-            self._more_window(stream, int.from_bytes(payload[:4], "big") & 0x7FFFFFFF)
+            self._on_window_update(stream_id, int.from_bytes(payload[:4], "big") & 0x7FFFFFFF)
         elif kind == RST_STREAM:
             code = int.from_bytes(payload[:4], "big")
-            broken = Broken("STREAM_RESET", f"The server gave the request up (HTTP/2 error {code}).")
-            self._end(stream, UNPROCESSED if code == REFUSED_STREAM else broken)
+            failure = RequestFailure("STREAM_RESET", f"The server reset the stream (HTTP/2 error {code}).")
+            self._finish_stream(stream_id, UNPROCESSED if code == REFUSED_STREAM else failure)
         elif kind == GOAWAY:
-            self._goaway(int.from_bytes(payload[:4], "big") & 0x7FFFFFFF)
+            self._on_goaway(int.from_bytes(payload[:4], "big") & 0x7FFFFFFF)
         elif kind == PING:
             if not flags & ACK:
-                self._out += _frame(PING, ACK, 0, payload)
+                self._send_buffer += _encode_frame(PING, ACK, 0, payload)
         elif kind == PUSH_PROMISE:
-            raise ProtocolError("it pushes")
+            raise ProtocolError("a PUSH_PROMISE although push is disabled")
 
-    def _settings(self, payload: bytes) -> None:
-        for at in range(0, len(payload) - 5, 6):
-            name, value = int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big")
+    def _on_settings(self, payload: bytes) -> None:
+        for offset in range(0, len(payload) - 5, 6):
+            name, value = (
+                int.from_bytes(payload[offset : offset + 2], "big"),
+                int.from_bytes(payload[offset + 2 : offset + 6], "big"),
+            )
             if name == HEADER_TABLE_SIZE:
                 self._encoder.header_table_size = min(value, 65_536)
-                self._block = None
+                self._cached_block = None
             elif name == MAX_STREAMS:
-                self._allowed = value
+                self._peer_max_streams = value
             elif name == MAX_FRAME:
                 self._frame_size = min(value, 65_536)
             elif name == INITIAL_WINDOW:
-                for opened in self.streams.values():
-                    opened.window += value - self._stream_window
+                for stream in self.streams.values():
+                    stream.window += value - self._stream_window
                 self._stream_window = value
-        self._out += _frame(SETTINGS, ACK, 0)
+        self._send_buffer += _encode_frame(SETTINGS, ACK, 0)
         self.ready = True
 
-    def _more_window(self, stream: int, more: int) -> None:
-        if stream == 0:
-            self._window += more
-        elif stream in self.streams:
-            self.streams[stream].window += more
-        for number, opened in self.streams.items():
-            if opened.unsent:
-                self._send_body(number, opened)
+    def _on_window_update(self, stream_id: int, increment: int) -> None:
+        if stream_id == 0:
+            self._window += increment
+        elif stream_id in self.streams:
+            self.streams[stream_id].window += increment
+        for id_, stream in self.streams.items():
+            if stream.unsent:
+                self._send_body(id_, stream)
 
-    def _header_block(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+    def _on_header_block(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == HEADERS:
             if flags & PADDED:
                 payload = payload[1 : len(payload) - payload[0]]
-            self._head, self._head_of, self._head_flags = bytearray(), stream, flags
+            self._header_buffer, self._header_stream, self._header_flags = bytearray(), stream_id, flags
             payload = payload[5:] if flags & WITH_PRIORITY else payload
-        elif stream != self._head_of:
-            raise ProtocolError("a header block goes on in another stream")
-        self._head += payload
-        if len(self._head) > LONGEST_BODY:
+        elif stream_id != self._header_stream:
+            raise ProtocolError("a header block continues in another stream")
+        self._header_buffer += payload
+        if len(self._header_buffer) > MAX_BODY_BYTES:
             raise ProtocolError("a header block is too long")
         if not flags & END_HEADERS:
             return
-        self._head_of = 0
-        headers = self._decode(bytes(self._head))  # of any stream: the table is one for all
-        opened = self.streams.get(stream)
-        if opened is None:
+        self._header_stream = 0
+        # Also decoded for ended streams, because the compression table is shared.
+        headers = self._decode_headers(bytes(self._header_buffer))
+        stream = self.streams.get(stream_id)
+        if stream is None:
             return
-        if opened.status < 200:  # else they are trailers
-            opened.status, opened.headers = int(headers.get(":status", "0")), headers
-        if self._head_flags & END_STREAM:
-            self._end(stream, Response(opened.status, opened.headers, opened.body))
+        if stream.status < 200:  # otherwise these are trailers
+            stream.status, stream.headers = int(headers.get(":status", "0")), headers
+        if self._header_flags & END_STREAM:
+            self._finish_stream(stream_id, Response(stream.status, stream.headers, stream.body))
 
-    def _data(self, flags: int, stream: int, payload: bytes) -> None:
-        self._unsaid += len(payload)
-        if self._unsaid > WINDOW // 2:
-            self._out += _frame(WINDOW_UPDATE, 0, 0, self._unsaid.to_bytes(4, "big"))
-            self._unsaid = 0
-        opened = self.streams.get(stream)
-        if opened is None:
+    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        self._unacknowledged_bytes += len(payload)
+        if self._unacknowledged_bytes > RECEIVE_WINDOW_BYTES // 2:
+            self._send_buffer += _encode_frame(WINDOW_UPDATE, 0, 0, self._unacknowledged_bytes.to_bytes(4, "big"))
+            self._unacknowledged_bytes = 0
+        stream = self.streams.get(stream_id)
+        if stream is None:
             return
         if flags & PADDED:
             payload = payload[1 : len(payload) - payload[0]]
-        opened.body += payload
+        stream.body += payload
         if flags & END_STREAM:
-            self._end(stream, Response(opened.status, opened.headers, opened.body))
-        elif len(opened.body) > LONGEST_BODY:
-            self._out += _frame(RST_STREAM, 0, stream, CANCEL.to_bytes(4, "big"))
-            self._end(stream, Broken("FCM_ANSWER_UNREADABLE", "The answer is too long."))
+            self._finish_stream(stream_id, Response(stream.status, stream.headers, stream.body))
+        elif len(stream.body) > MAX_BODY_BYTES:
+            self._send_buffer += _encode_frame(RST_STREAM, 0, stream_id, CANCEL.to_bytes(4, "big"))
+            self._finish_stream(stream_id, RequestFailure("FCM_ANSWER_UNREADABLE", "The response is too long."))
 
-    def _goaway(self, last: int) -> None:
-        self.leaving = True
-        for stream in [stream for stream in self.streams if stream > last]:
-            self._end(stream, UNPROCESSED)
+    def _on_goaway(self, last: int) -> None:
+        self.draining = True
+        for stream_id in [stream_id for stream_id in self.streams if stream_id > last]:
+            self._finish_stream(stream_id, UNPROCESSED)
 
-    # Inside
+    # Internals
 
-    def _end(self, stream: int, result: Any) -> None:
-        opened = self.streams.pop(stream, None)
-        if opened is None:
+    def _finish_stream(self, stream_id: int, result: Any) -> None:
+        stream = self.streams.pop(stream_id, None)
+        if stream is None:
             return
-        if opened.unsent and isinstance(result, Response):  # answered before it was read: take the rest back
-            self._out += _frame(RST_STREAM, 0, stream, CANCEL.to_bytes(4, "big"))
-        self._ended(opened.item, result)
+        if stream.unsent and isinstance(result, Response):  # answered before the body was sent: cancel the rest
+            self._send_buffer += _encode_frame(RST_STREAM, 0, stream_id, CANCEL.to_bytes(4, "big"))
+        self._on_ended(stream.item, result)
 
-    def _lost(self, why: str) -> None:
-        if self.gone:
+    def _disconnect(self, reason: str) -> None:
+        if self.disconnected:
             return
-        self.gone = True
-        for stream in list(self.streams):
-            self._end(stream, Broken("CONNECTION_LOST", why))
-        self._changed(self)
+        self.disconnected = True
+        for stream_id in list(self.streams):
+            self._finish_stream(stream_id, RequestFailure("CONNECTION_LOST", reason))
+        self._on_changed(self)
 
-    def _send_body(self, stream: int, opened: _Stream) -> None:
-        """As much of it as the windows let through; the rest when they open."""
-        while opened.unsent:
-            size = min(len(opened.unsent), self._window, opened.window, self._frame_size)
+    def _send_body(self, stream_id: int, stream: _Stream) -> None:
+        """Buffer as much of the body as flow control allows; the rest follows a WINDOW_UPDATE."""
+        while stream.unsent:
+            size = min(len(stream.unsent), self._window, stream.window, self._frame_size)
             if size <= 0:
                 return
-            part, opened.unsent = opened.unsent[:size], opened.unsent[size:]
+            part, stream.unsent = stream.unsent[:size], stream.unsent[size:]
             self._window -= size
-            opened.window -= size
-            self._out += _frame(DATA, 0 if opened.unsent else END_STREAM, stream, part)
+            stream.window -= size
+            self._send_buffer += _encode_frame(DATA, 0 if stream.unsent else END_STREAM, stream_id, part)
 
-    def _encode(self) -> bytes:
-        """Our header block. Once the server's table holds all of it, each is like the last and need not be made."""
+    def _encode_headers(self) -> bytes:
+        """Encode the request headers. Once they are all in the compression table, the block is constant and cached."""
         block = self._encoder.encode(self._headers)
-        trial = copy.deepcopy(self._encoder)
-        following = trial.encode(self._headers)
-        if trial.header_table.dynamic_entries == self._encoder.header_table.dynamic_entries:
-            self._block = following
+        trial_encoder = copy.deepcopy(self._encoder)
+        next_block = trial_encoder.encode(self._headers)
+        if trial_encoder.header_table.dynamic_entries == self._encoder.header_table.dynamic_entries:
+            self._cached_block = next_block
         return block
 
-    def _decode(self, block: bytes) -> dict[str, str]:
-        """A block that leaves the table as it was says the same each time it comes, until another changes the table."""
-        known = self._known.get(block)
-        if known is not None:
-            return known
-        before = tuple(self._decoder.header_table.dynamic_entries)
+    def _decode_headers(self, block: bytes) -> dict[str, str]:
+        """Decode a header block. Blocks that leave the compression table unchanged are cached until it changes."""
+        cached = self._decoded_blocks.get(block)
+        if cached is not None:
+            return cached
+        table = tuple(self._decoder.header_table.dynamic_entries)
         headers = {_text(name): _text(value) for name, value in self._decoder.decode(block)}
-        if tuple(self._decoder.header_table.dynamic_entries) == before and len(self._known) < KNOWN_BLOCKS:
-            self._known[block] = headers
+        if tuple(self._decoder.header_table.dynamic_entries) == table and len(self._decoded_blocks) < MAX_CACHED_BLOCKS:
+            self._decoded_blocks[block] = headers
         else:
-            self._known.clear()
+            self._decoded_blocks.clear()
         return headers
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+def _encode_frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
 
 
 def _text(value: str | bytes) -> str:

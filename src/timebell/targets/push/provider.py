@@ -1,7 +1,7 @@
-"""What a provider of push messages is: an adapter that sends many at once, and says of each what became of it.
+"""The push provider interface: an adapter that sends a batch of messages and reports the result of each.
 
-A new one is a class with `name`, `ready`, `send` and `close`;
-`timebell.testing.push_providers` tells whether it keeps to this.
+A new provider is a class with `name`, `ready`, `send` and `close`; `timebell.testing.push_providers` tests whether it
+conforms.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ from timebell.targets.push.message import Message
 
 
 class Fate(StrEnum):
-    """What became of a message."""
+    """The outcome of sending a message."""
 
     ACCEPTED = "accepted"
-    """The provider has it, under an id."""
+    """The provider accepted it and assigned an id."""
     REFUSED = "refused"
-    """It will never be delivered, however often it is sent."""
+    """It will never be delivered; do not retry."""
     AGAIN = "again"
-    """It was not delivered, and may be later."""
+    """It was not delivered; retry later."""
     UNKNOWN = "unknown"
-    """It may have been delivered, or not: the answer was lost, or was a fault after which nobody knows."""
+    """It may have been delivered: the response was lost, or was an error that leaves the outcome open."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Of one message. `id` of those accepted; `code` (UPPER_SNAKE) and `error` of the others.
+class PushResult:
+    """The result of one message: an `id` if accepted, otherwise a `code` (UPPER_SNAKE) and an `error`.
 
-    `after`: seconds to wait, of AGAIN. `remove`: the token is dead, of REFUSED. `costs_nothing`: of AGAIN, that it
-    waited for its turn or for quota, so that no try is used up.
+    `retry_after`: seconds to wait (AGAIN). `token_is_dead`: remove the token (REFUSED). `uncounted`: the message only
+    waited for quota or in the queue, so the retry uses no attempt of the budget (AGAIN).
     """
 
     fate: Fate
     id: str | None = None
     code: str | None = None
     error: str | None = None
-    after: float | None = None
-    remove: bool = False
-    costs_nothing: bool = False
+    retry_after: float | None = None
+    token_is_dead: bool = False
+    uncounted: bool = False
 
 
-Told = Callable[[int, Answer], None]
-"""Called with a message's place in the batch, once, when it is answered; at any time, so it only takes notes."""
+OnResult = Callable[[int, PushResult], None]
+"""Called once per message with its index in the batch; possibly at any time, so it must only record the result."""
 
 
 class Provider(Protocol):
-    """An adapter. One instance serves many batches at once, on one event loop."""
+    """A provider adapter. One instance serves many concurrent batches, on one event loop."""
 
     name: str
 
     async def ready(self) -> None:
-        """Do ahead what the first message would wait for, such as a token or a connection. A failure is no matter."""
+        """Prepare what the first message would wait for, such as a token or a connection. Failures are ignored."""
         ...
 
-    async def send(self, messages: Sequence[Message], told: Told) -> None:
-        """Try each message once, all at once, and return when every one is answered.
+    async def send(self, messages: Sequence[Message], on_result: OnResult) -> None:
+        """Send all messages concurrently, each once, and return when all results are reported.
 
-        No failure raises: it is an answer. When cancelled, those under way are told as UNKNOWN unless their answer
-        comes at once; what is never told was never sent.
+        Failures are results, not exceptions. On cancellation, messages in flight are reported as UNKNOWN unless their
+        response arrives shortly after; messages without a result were never sent.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of what is held; no batch is under way."""
+        """Release all resources; no batch is in progress."""
         ...

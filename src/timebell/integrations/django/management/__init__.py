@@ -1,1 +1,1 @@
-"""Where Django looks for commands."""
+"""Django management commands."""

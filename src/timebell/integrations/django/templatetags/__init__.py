@@ -1,1 +1,1 @@
-"""Where Django looks for tags."""
+"""Django template tags."""

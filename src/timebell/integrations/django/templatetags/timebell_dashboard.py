@@ -1,4 +1,4 @@
-"""`{% timebell_dashboard %}`: where the dashboard is."""
+"""Template tag `{% timebell_dashboard %}`: the URL of the dashboard."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ register = template.Library()
 
 @register.simple_tag  # type: ignore[untyped-decorator]  # Django has no types
 def timebell_dashboard() -> str:
-    """The setting TIMEBELL_DASHBOARD_URL."""
+    """Return the setting TIMEBELL_DASHBOARD_URL."""
     return str(settings.TIMEBELL_DASHBOARD_URL)

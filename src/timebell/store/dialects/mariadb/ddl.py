@@ -1,7 +1,7 @@
-"""How the tables of `schema.py`, and the migrations that make them, are said to MariaDB.
+"""Rewrite DDL of `schema.py` and of migrations for MariaDB.
 
-Its DDL ends the transaction it is in, so an upgrade that was killed has done half of a migration: each step is one that
-may be done again. It has no partial indexes: those of ours have the columns of their condition in front.
+DDL commits the current transaction on MariaDB, so an interrupted upgrade leaves a migration half done. Therefore each
+statement is made idempotent. MariaDB has no partial indexes: ours get the columns of their condition in front.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 COLLATION = "utf8mb4_nopad_bin"
-"""Ids, names and keys are the same only if they are so to the letter, blanks at the end included."""
-_LED_BY = {
+"""Ids, names and keys are compared exactly, including case and trailing spaces."""
+_LEADING_COLUMNS = {
     "timebell_schedules_due": "enabled",
     "timebell_jobs_claim": "state, hold",
     "timebell_jobs_shared": "state, hold, shared",
@@ -21,23 +21,23 @@ _LED_BY = {
     "timebell_finished_dead": "state",
     "timebell_operations_running": "state",
 }
-_TYPES = ((re.compile(r"\bTEXT\b"), "LONGTEXT"), (re.compile(r"\bFLOAT\b"), "DOUBLE"))
-_INDEX = re.compile(r"\s*CREATE (UNIQUE )?INDEX (\w+) ON (\w+) \((.*)\)\s*", re.DOTALL)
+_TYPE_REWRITES = ((re.compile(r"\bTEXT\b"), "LONGTEXT"), (re.compile(r"\bFLOAT\b"), "DOUBLE"))
+_CREATE_INDEX = re.compile(r"\s*CREATE (UNIQUE )?INDEX (\w+) ON (\w+) \((.*)\)\s*", re.DOTALL)
 
 
-def said(statement: str) -> str:
-    """A statement of DDL, or of a migration, as MariaDB takes it, also when it has been done before."""
+def rewrite_ddl(statement: str) -> str:
+    """Rewrite a statement of a migration for MariaDB, so that it may also be repeated."""
     text = statement.strip()
-    if (index := _INDEX.fullmatch(text)) is not None:
+    if (index := _CREATE_INDEX.fullmatch(text)) is not None:
         unique, name, table, columns = index.groups()
-        led = f"{_LED_BY[name]}, " if name in _LED_BY else ""
-        return f"CREATE {unique or ''}INDEX IF NOT EXISTS {name} ON {table} ({led}{columns})"
+        leading = f"{_LEADING_COLUMNS[name]}, " if name in _LEADING_COLUMNS else ""
+        return f"CREATE {unique or ''}INDEX IF NOT EXISTS {name} ON {table} ({leading}{columns})"
     if text.startswith("INSERT INTO timebell_tenants"):
         return text.replace("INSERT", "INSERT IGNORE", 1)
     if not text.startswith(("CREATE TABLE", "ALTER TABLE")):
         return statement
-    for pattern, own in _TYPES:
-        text = pattern.sub(own, text)
+    for pattern, replacement in _TYPE_REWRITES:
+        text = pattern.sub(replacement, text)
     text = re.sub(r"^CREATE TABLE(?! IF)", "CREATE TABLE IF NOT EXISTS", text)
     if text.startswith("CREATE TABLE"):
         return f"{text} ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARSET=utf8mb4 COLLATE={COLLATION}"

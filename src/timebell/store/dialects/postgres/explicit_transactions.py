@@ -1,5 +1,7 @@
-"""Transactions of several operations on PostgreSQL, begun and ended by the driver: by way of SQLAlchemy each of their
-statements costs several times as much."""
+"""Transactions of several operations on PostgreSQL, controlled through asyncpg.
+
+Through SQLAlchemy each of their statements would cost several times as much.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,20 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from timebell.store.dialects.handler_transactions import whole
+from timebell.store.dialects.handler_transactions import run_to_completion
 from timebell.store.transaction import SqlTransaction, Steps
 
 
-class Begun:
-    """Those that are open, by the connection that each has; and what others are told of when it is committed."""
+class ExplicitTransactions:
+    """The open transactions by connection, with the notification to send when each one is committed."""
 
-    def __init__(self, made: Callable[[Connection, Steps], SqlTransaction]) -> None:
-        self._made = made
-        self._wants: dict[AsyncConnection, str] = {}
+    def __init__(self, new_transaction: Callable[[Connection, Steps], SqlTransaction]) -> None:
+        self._new_transaction = new_transaction
+        self._notifications: dict[AsyncConnection, str] = {}
 
-    def has(self, connection: Any) -> bool:
-        """Whether one of them is on this connection."""
-        return isinstance(connection, AsyncConnection) and connection in self._wants
+    def is_open_on(self, connection: Any) -> bool:
+        """Return whether one of the transactions is open on this connection."""
+        return isinstance(connection, AsyncConnection) and connection in self._notifications
 
     async def join(
         self,
@@ -32,45 +34,49 @@ class Begun:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Run an operation in the one that is on this connection."""
+        """Run an operation in the open transaction of a connection."""
 
-        def joined(inner: Connection) -> tuple[Any, str]:
-            tx = self._made(inner, Steps(getattr(operation, "__name__", "operation")))
+        def run_operation(inner: Connection) -> tuple[Any, str]:
+            tx = self._new_transaction(inner, Steps(getattr(operation, "__name__", "operation")))
             return operation(tx, *args, **kwargs), tx.wants_notify
 
-        answer, told = await connection.run_sync(joined)
-        self._wants[connection] = max(self._wants[connection], told)  # of schedules means of jobs too
-        return answer
+        result, subject = await connection.run_sync(run_operation)
+        self._notifications[connection] = max(
+            self._notifications[connection], subject
+        )  # "schedules" > "jobs" > "": schedules includes jobs
+        return result
 
     @contextlib.asynccontextmanager
-    async def on(self, connection: AsyncConnection, tell: Callable[[str], None]) -> AsyncIterator[None]:
-        """One on this connection, which is in autocommit: it commits when the block ends, unless that raises. `tell`
-        is then called with what other nodes are to be told of, if anything."""
+    async def open_on(self, connection: AsyncConnection, notify: Callable[[str], None]) -> AsyncIterator[None]:
+        """Open a transaction on a connection in autocommit mode; commit it at the end, or roll back on an error.
+
+        After the commit `notify` is called with the subject of the notification, if there is one.
+        """
         assert connection.sync_connection is not None
         driver: Any = connection.sync_connection.connection.driver_connection
         transaction = driver.transaction(isolation="read_committed")
-        self._wants[connection] = ""
+        self._notifications[connection] = ""
         steps = Steps("begin")
         try:
             await transaction.start()
             yield
             steps.at("commit")
-            await whole(transaction.commit())
+            await run_to_completion(transaction.commit())
             steps.at("done")
-            told = self._wants[connection]
+            subject = self._notifications[connection]
         except BaseException:
             try:
-                await whole(transaction.rollback())
-            except BaseException:  # its state is unknown: it must not go back to the pool
+                await run_to_completion(transaction.rollback())
+            except BaseException:  # its state is unknown, so it must not return to the pool
                 with contextlib.suppress(Exception):
                     await connection.invalidate()
             raise
         finally:
-            self._wants.pop(connection, None)
-        if told:
-            tell(told)
+            self._notifications.pop(connection, None)
+        if subject:
+            notify(subject)
 
 
-def stale(failed: BaseException) -> bool:
-    """Whether a statement was prepared before a migration changed the tables."""
-    return "InvalidCachedStatement" in type(getattr(failed, "orig", None) or failed).__name__
+def is_stale_statement(error: BaseException) -> bool:
+    """Return whether an error is due to a statement that was prepared before a migration changed the tables."""
+    return "InvalidCachedStatement" in type(getattr(error, "orig", None) or error).__name__

@@ -1,4 +1,18 @@
-"""How PostgreSQL says it."""
+"""The PostgreSQL dialect: macros of statements, and value conversions.
+
+The macros, which every dialect defines:
+
+- `$in` .. `$end_in`: compare with the result of a subquery, as `id $in SELECT .. $end_in`.
+- `$skip_locked`, `$for_update`: lock the selected rows, without or with waiting for locked ones.
+- `$select_unlocked`: a subquery that locks and returns the jobs of the batch that no other transaction has locked.
+- `$row_id`: the column that identifies a job within a statement.
+- `$updated_id`: the id of the updated row, for RETURNING.
+- `$lateral` .. `$end_lateral`: join every row of the batch with the result of a subquery that refers to it.
+  `$per_row`: ends a SELECT that has such a subquery in its SELECT list.
+- `$may_have_waiting`: whether a schedule may have a waiting job. `$last_success`: when schedule `s` last succeeded.
+- `$due`, `$due_schedule`: the job or schedule is due, by `:now` and by the clock of the server.
+- `$handled`: the job is on one of the routes of a node (parameters of `Routes.sql_params`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from timebell.store.dialects.base import LAST_SUCCESS
-from timebell.store.types import in_utc
+from timebell.store.types import to_utc
 
 _TYPES = {
     "id": "uuid", "text": "text", "int": "bigint", "real": "double precision", "bool": "boolean",
@@ -15,49 +29,50 @@ _TYPES = {
 }  # fmt: skip
 
 
-class PostgresWords:
-    """How PostgreSQL says it. `server_clock=False` is for virtual time: then only `:now` decides what is due."""
+class PostgresDialect:
+    """The macros and value conversions of PostgreSQL.
+
+    With `server_clock=False` (virtual time) only `:now` decides which jobs are due.
+    """
 
     delete_in_cte = True
     partitioned = True
 
     def __init__(self, *, server_clock: bool = True) -> None:
         self.name = f"postgresql{'' if server_clock else ' on virtual time'}"
-        # Never early, even if this node's idea of the time is wrong: the server's own clock must agree.
+        # Never start a job early, even if the clock of this node is ahead: the server's clock must agree.
         guard = " AND {} <= statement_timestamp()" if server_clock else ""
-        self.words: Mapping[str, str] = {
-            # ANY(ARRAY(...)) pins an index look-up by id; IN (...) lets the planner join the whole table.
-            "pick": "= ANY(ARRAY(",
-            "picked": "))",
+        self.macros: Mapping[str, str] = {
+            # ANY(ARRAY(...)) forces index look-ups by id; with IN (...) the planner may join the whole table.
+            "in": "= ANY(ARRAY(",
+            "end_in": "))",
             "skip_locked": "FOR UPDATE SKIP LOCKED",
             "for_update": "FOR UPDATE",
-            # Those that nobody else has locked, from now on ours, by their place; one that moved meanwhile is left.
-            "unlocked": "SELECT ctid FROM timebell_jobs WHERE id = ANY(ARRAY(SELECT id FROM d)) FOR UPDATE SKIP LOCKED",
-            "place": "ctid",
-            "own_id": "j.id",
-            "by_row": "",
+            # By ctid, which needs no second index look-up. A row version replaced meanwhile is not found, so skipped.
+            "select_unlocked": "SELECT ctid FROM timebell_jobs WHERE id = ANY(ARRAY(SELECT id FROM d))"
+            " FOR UPDATE SKIP LOCKED",
+            "row_id": "ctid",
+            "updated_id": "j.id",
+            "per_row": "",
             "last_success": LAST_SUCCESS,
             "minute": "date_trunc('minute', run_at)",
-            "in_turn": "true",
-            # A join that takes so many rows for each of those before it.
-            "each": "CROSS JOIN LATERAL (SELECT * FROM timebell_jobs",
-            "each_end": ") AS s",
+            "may_have_waiting": "true",
+            # A LATERAL join, so that the subquery applies its LIMIT per row of the batch.
+            "lateral": "CROSS JOIN LATERAL (SELECT * FROM timebell_jobs",
+            "end_lateral": ") AS s",
             "due": "run_at <= :now" + guard.format("run_at"),
             "due_schedule": "next_fire_at <= :now" + guard.format("next_fire_at"),
-            "hears": "(route = ANY(CAST(:exact AS text[])) OR (CAST(:everything AS boolean) AND route NOT LIKE '@%')"
+            "handled": "(route = ANY(CAST(:exact AS text[])) OR (CAST(:everything AS boolean) AND route NOT LIKE '@%')"
             " OR EXISTS (SELECT 1 FROM unnest(CAST(:prefixes AS text[])) p WHERE left(route, length(p)) = p))",
         }
 
-    def rows(self, columns: Mapping[str, str]) -> str:
-        """As in Words."""
+    def batch_select(self, columns: Mapping[str, str]) -> str:
         typed = ", ".join(f"{name} {_TYPES[kind]}" for name, kind in columns.items())
-        # By way of text, as a caller's own connection may have a codec for json.
+        # Cast from text, because the connection of a caller may have a codec for json.
         return f"SELECT * FROM json_to_recordset(CAST(CAST(:rows AS text) AS json)) AS r({typed})"  # noqa: S608
 
     def to_db(self, instant: datetime | None) -> Any:
-        """As in Dialect."""
         return instant
 
     def from_db(self, value: Any) -> Any:
-        """As in Dialect."""
-        return value if value is None or value.tzinfo is UTC else in_utc(value)
+        return value if value is None or value.tzinfo is UTC else to_utc(value)

@@ -1,8 +1,8 @@
-"""What is different behind a pooler that lends the server's connections for a transaction each, such as PgBouncer.
+"""Support for poolers in transaction mode, such as PgBouncer, which assign a server connection per transaction.
 
-Nothing of a session lasts there: prepared statements are of another connection, LISTEN hears nothing, and settings of a
-session would be a stranger's next. Whether there is one is seen, not configured: a pooler hands out process ids of its
-own making.
+No session state persists there: prepared statements exist on another connection, LISTEN receives nothing, and session
+settings would affect other clients. A pooler is detected, not configured: it reports process ids that differ from those
+of the server.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only
 
-# What poolers take or ignore of the settings that a connection asks for; the others they refuse.
-_TAKEN = ("application_name", "timezone")
-_UNNAMED = {
+# The connection settings that poolers accept or ignore; they reject others.
+_ACCEPTED_SETTINGS = ("application_name", "timezone")
+_UNNAMED_STATEMENTS = {
     "statement_cache_size": 0, "prepared_statement_cache_size": 0, "prepared_statement_name_func": lambda: "",
 }  # fmt: skip
 
-_pooled: dict[str, bool] = {}
+_pooled_urls: dict[str, bool] = {}
 
 
-def pooled(url: str) -> bool:
-    """Whether a pooler was seen at this address (as libpq writes it)."""
-    return _pooled.get(url, False)
+def is_pooled(url: str) -> bool:
+    """Return whether a pooler was detected at this URL (in libpq format)."""
+    return _pooled_urls.get(url, False)
 
 
-def heed(engine: AsyncEngine, url: str) -> None:
-    """Have each connection of an asyncpg engine be one that works behind a pooler, if there is one."""
+def configure_engine(engine: AsyncEngine, url: str) -> None:
+    """Adapt the new connections of an asyncpg engine to a pooler, if there is one at `url`."""
 
     @event.listens_for(engine.sync_engine, "do_connect")
-    def connecting(dialect: Any, record: Any, args: Any, params: dict[str, Any]) -> None:
-        if url not in _pooled:
-            _pooled[url] = await_only(_look(url))
-        if _pooled[url]:
-            asked: Mapping[str, str] = params["server_settings"]
-            params |= _UNNAMED | {"server_settings": {name: asked[name] for name in _TAKEN}}
+    def adapt_connection(dialect: Any, record: Any, args: Any, params: dict[str, Any]) -> None:
+        if url not in _pooled_urls:
+            _pooled_urls[url] = await_only(_detect_pooler(url))
+        if _pooled_urls[url]:
+            settings: Mapping[str, str] = params["server_settings"]
+            params |= _UNNAMED_STATEMENTS | {"server_settings": {name: settings[name] for name in _ACCEPTED_SETTINGS}}
 
 
-async def _look(url: str) -> bool:
+async def _detect_pooler(url: str) -> bool:
     connection = await asyncpg.connect(url, timeout=5, statement_cache_size=0)
     try:
         process = await connection.fetchval("SELECT pg_backend_pid()", timeout=5)

@@ -1,6 +1,6 @@
-"""PostgreSQL: many nodes, row locks that are skipped, LISTEN/NOTIFY as a hint.
+"""The PostgreSQL store: several nodes, SKIP LOCKED, LISTEN/NOTIFY as a hint.
 
-Every connection is in autocommit, and a transaction is opened only where an operation needs one: for the hot
+Every connection is in autocommit mode, and a transaction is opened only if an operation needs one: for the hot
 single-statement operations the round trips of BEGIN and COMMIT would cost more than the statement.
 """
 
@@ -19,200 +19,214 @@ import asyncpg
 import orjson
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as NoneFree
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, Pool, QueuePool
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from timebell.errors import StoreError, StoreUnreachable, TimebellError
-from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
-from timebell.store.dialects.handler_transactions import lend, lend_here
+from timebell.store.dialects.base import Finish, Operation, P, R, join_caller_connection
+from timebell.store.dialects.handler_transactions import handler_transaction, handler_transaction_in_thread
 from timebell.store.dialects.postgres import pooler
-from timebell.store.dialects.postgres.explicit_transactions import Begun, stale
-from timebell.store.dialects.postgres.macros import PostgresWords
+from timebell.store.dialects.postgres.explicit_transactions import ExplicitTransactions, is_stale_statement
+from timebell.store.dialects.postgres.macros import PostgresDialect
 from timebell.store.statement import Statement
-from timebell.store.transaction import NOTHING, Row, SqlTransaction, Steps, Transaction
+from timebell.store.transaction import NO_VALUES, Row, SqlTransaction, Steps, Transaction
+from timebell.store.version import schema_outdated
 
 CHANNEL = "timebell"
-LENT = 5  # connections kept for transactions of handlers, and as many more when they are in use
-LENT_PATIENCE = 3600.0  # seconds; the attempt's own timeout comes first
-ASKED = 5  # connections for the transactions of requests, and as many more: they never take those of the engine
-ASKED_PATIENCE = 5.0  # seconds until a request is told that there is none
-KEPT = 4  # connections that hot operations keep to themselves, and as many more
-ANSWER = 30.0  # seconds to wait for that of a statement
-LONG = 86_400.0  # and of one of a migration, which may make an index of many rows
-NOTIFY_EVERY = 0.05  # seconds; NOTIFY takes a lock over all commits, so never one per job
-# Serialisation failure, deadlock, lock not available; and a unique key that another wrote between our look and our
-# insert: the operation, run again, sees it.
-_TRANSIENT = {"40001", "40P01", "55P03", "23505"}
-_GONE = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError)
+# Sizes of separate pools, each of which may grow to twice its size, so that handlers and requests cannot use up the
+# connections of the engine.
+HANDLER_POOL_SIZE = 5  # for transactions of handlers
+HANDLER_POOL_TIMEOUT_SECONDS = 3600.0  # wait for a connection; the timeout of the attempt is usually shorter
+REQUEST_POOL_SIZE = 5  # for transactions of requests
+REQUEST_POOL_TIMEOUT_SECONDS = 5.0  # until a request fails because no connection becomes free
+HOT_POOL_SIZE = 4  # for hot operations
+STATEMENT_TIMEOUT_SECONDS = 30.0  # wait for the response to a statement
+MIGRATION_TIMEOUT_SECONDS = 86_400.0  # the same in a migration, which may create an index on many rows
+NOTIFY_INTERVAL_SECONDS = 0.05  # NOTIFY serializes all commits by a global lock, so never one per job
+# Serialization failure, deadlock, lock not available; and a duplicate key that another transaction inserted between our
+# check and our insert: when the operation is repeated, the check finds it.
+_TRANSIENT_STATES = {"40001", "40P01", "55P03", "23505"}
+_CONNECTION_ERRORS = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InternalClientError,
+)
 
 
 class PostgresTransaction(SqlTransaction):
-    """Hot statements go straight to asyncpg, in the same transaction."""
+    """A transaction that executes hot statements directly on the asyncpg connection."""
 
     def _driver(self) -> asyncpg.Connection[Any]:
         return self.connection.connection.driver_connection
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
-        """As in Transaction."""
         self.steps()
         if statement.columns:
             params["rows"] = orjson.dumps(rows).decode()
-        text, names = statement.numbered(self.dialect)
+        text, names = statement.numbered_sql(self.dialect)
         return await_only(self._driver().fetch(text, *[params[name] for name in names]))
 
-    def load(
+    def bulk_insert(
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
-        fixed: Mapping[str, Any] = NOTHING,
+        constants: Mapping[str, Any] = NO_VALUES,
     ) -> None:  # fmt: skip
-        """As in Transaction, by COPY."""
+        """Insert records by COPY."""
         self.steps()
-        rows = map(add, records, repeat(tuple(fixed.values())))
-        copied = self._driver().copy_records_to_table(table, columns=[*columns, *fixed], records=rows)
+        rows = map(add, records, repeat(tuple(constants.values())))
+        copied = self._driver().copy_records_to_table(table, columns=[*columns, *constants], records=rows)
         await_only(copied)
 
 
 class PostgresStore:
     """A PostgreSQL database (13 or newer)."""
 
-    many_nodes = True
+    multi_node = True
 
     def __init__(self, url: str, *, server_clock: bool = True, pool_size: int = 6, read_only: bool = False) -> None:
         self.url = url
-        self.dialect = PostgresWords(server_clock=server_clock)
+        self.dialect = PostgresDialect(server_clock=server_clock)
         self._engine: AsyncEngine = engine_for(url, pool_size=pool_size, read_only=read_only)
-        self._hot: AsyncEngine = engine_for(url, pool_size=KEPT, read_only=read_only, settings=HOT)
+        self._hot_engine: AsyncEngine = engine_for(
+            url, pool_size=HOT_POOL_SIZE, read_only=read_only, settings=HOT_SETTINGS
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._kept: list[AsyncConnection] = []
-        # Apart from those of the engine, which would go short of connections while handlers take their time.
-        self._lent: AsyncEngine | None = None
-        self._asked: AsyncEngine | None = None
-        self._begun = Begun(lambda connection, steps: PostgresTransaction(connection, self.dialect, steps))
-        self._lent_to_threads: Engine | None = None
-        self._lending = threading.Lock()
+        self._hot_connections: list[AsyncConnection] = []
+        # Separate pools, so that slow handlers cannot use up the connections of the engine.
+        self._handler_engine: AsyncEngine | None = None
+        self._request_engine: AsyncEngine | None = None
+        self._explicit_transactions = ExplicitTransactions(
+            lambda connection, steps: PostgresTransaction(connection, self.dialect, steps)
+        )
+        self._thread_engine: Engine | None = None
+        self._thread_engine_lock = threading.Lock()
         self._listener: asyncpg.Connection[Any] | None = None
-        self._notifying: asyncio.Task[None] | None = None
-        self._ending: set[asyncio.Task[None]] = set()
-        self._untold = ""
+        self._notify_task: asyncio.Task[None] | None = None
+        self._closing_tasks: set[asyncio.Task[None]] = set()
+        self._pending_notification = ""
 
     async def open(self) -> None:
-        """As in Store."""
-        await self.reading()
+        await self.read_clock()
 
     async def close(self) -> None:
-        """As in Store."""
-        if self._notifying is not None:
-            await asyncio.wait([self._notifying])
+        if self._notify_task is not None:
+            await asyncio.wait([self._notify_task])
         if self._listener is not None:
-            with contextlib.suppress(*_GONE):
+            with contextlib.suppress(*_CONNECTION_ERRORS):
                 await self._listener.close(timeout=1)
             self._listener = None
-        self._dispose(self._engine, self._hot, *filter(None, (self._lent, self._asked)))
-        if self._ending:
-            await asyncio.wait(self._ending)
-        if self._lent_to_threads is not None:
-            self._lent_to_threads.dispose()
-        self._loop = self._lent = self._asked = self._lent_to_threads = None
+        self._dispose(self._engine, self._hot_engine, *filter(None, (self._handler_engine, self._request_engine)))
+        if self._closing_tasks:
+            await asyncio.wait(self._closing_tasks)
+        if self._thread_engine is not None:
+            self._thread_engine.dispose()
+        self._loop = self._handler_engine = self._request_engine = self._thread_engine = None
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store."""
-        answer: R = await self._connected(self._transact, operation, args, kwargs)
-        return answer
+        result: R = await self._run_on_pool(self._transact, operation, args, kwargs)
+        return result
 
-    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store."""
-        answer: R = await self._connected(self._autocommit, operation, args, kwargs, keep=True)
-        return answer
+    async def run_autocommit(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = await self._run_on_pool(self._autocommit, operation, args, kwargs, hot=True)
+        return result
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store. The NOTIFY is part of the caller's transaction, so it comes with the commit or not at all; of
-        one of ours it comes after it."""
-        if self._begun.has(connection):
-            return await self._begun.join(connection, operation, args, kwargs)  # type: ignore[no-any-return]
-        answer, wants_notify = await join_callers(connection, self.dialect, operation, args, kwargs)
+        """Run an operation in the transaction of a connection of the caller, or in one opened by `begin`.
+
+        In a transaction of the caller NOTIFY is part of it, so other nodes are notified only if it commits. After a
+        transaction of `begin` it is sent separately.
+        """
+        if self._explicit_transactions.is_open_on(connection):
+            return await self._explicit_transactions.join(connection, operation, args, kwargs)  # type: ignore[no-any-return]
+        result, wants_notify = await join_caller_connection(connection, self.dialect, operation, args, kwargs)
         if wants_notify:
-            await join_callers(connection, self.dialect, _notify, (wants_notify,), {})
-        return answer
+            await join_caller_connection(connection, self.dialect, _notify, (wants_notify,), {})
+        return result
 
     @contextlib.asynccontextmanager
-    async def lend(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
-        """As in Store."""
+    async def handler_transaction(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
         if self._loop is not (loop := asyncio.get_running_loop()):
-            self._settle_on(loop)
-        if self._lent is None:
-            engine = engine_for(self.url, pool_size=LENT, patience=LENT_PATIENCE)
-            self._lent = engine.execution_options(isolation_level="READ COMMITTED")
+            self._bind_to_loop(loop)
+        if self._handler_engine is None:
+            engine = engine_for(self.url, pool_size=HANDLER_POOL_SIZE, pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS)
+            self._handler_engine = engine.execution_options(isolation_level="READ COMMITTED")
         try:
-            connection = await self._lent.connect()
-        except (*_GONE, DBAPIError) as failed:
-            raise unreachable(self.url, failed) from failed
+            connection = await self._handler_engine.connect()
+        except (*_CONNECTION_ERRORS, DBAPIError) as error:
+            raise unreachable(self.url, error) from error
         try:
-            async with lend(connection, self.join, finish):
+            async with handler_transaction(connection, self.join, finish):
                 yield connection
         finally:
             await connection.close()
 
     @contextlib.contextmanager
-    def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
-        """As in Store."""
-        with self._lending:
-            if self._lent_to_threads is None:
-                self._lent_to_threads = _engine_for_threads(self.url)
+    def handler_transaction_in_thread(self, finish: Finish) -> Iterator[Connection]:
+        with self._thread_engine_lock:
+            if self._thread_engine is None:
+                self._thread_engine = _create_thread_engine(self.url)
         try:
-            connection = self._lent_to_threads.connect()
-        except DBAPIError as failed:
-            raise unreachable(self.url, failed) from failed
-        with connection, lend_here(connection, self.dialect, finish, _notify):
+            connection = self._thread_engine.connect()
+        except DBAPIError as error:
+            raise unreachable(self.url, error) from error
+        with connection, handler_transaction_in_thread(connection, self.dialect, finish, _notify):
             yield connection
 
     @contextlib.asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
-        """As in Store."""
         if self._loop is not (loop := asyncio.get_running_loop()):
-            self._settle_on(loop)
-        if self._asked is None:
-            self._asked = engine_for(self.url, pool_size=ASKED, patience=ASKED_PATIENCE)
+            self._bind_to_loop(loop)
+        if self._request_engine is None:
+            self._request_engine = engine_for(
+                self.url, pool_size=REQUEST_POOL_SIZE, pool_timeout=REQUEST_POOL_TIMEOUT_SECONDS
+            )
         try:
-            async with self._asked.connect() as connection, self._begun.on(connection, self._tell):
+            async with (
+                self._request_engine.connect() as connection,
+                self._explicit_transactions.open_on(connection, self._schedule_notify),
+            ):
                 yield connection
-        except NoneFree as busy:
-            raise unreachable(self.url, busy) from busy
-        except (*_GONE, DBAPIError, asyncpg.PostgresError) as failed:
-            if stale(failed) or _lost(failed):
-                self._dispose(self._asked)
-            if _lost(failed):
-                raise unreachable(self.url, failed) from failed
+        except PoolTimeout as error:
+            raise unreachable(self.url, error) from error
+        except (*_CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
+            if is_stale_statement(error) or _is_connection_lost(error):
+                self._dispose(self._request_engine)
+            if _is_connection_lost(error):
+                raise unreachable(self.url, error) from error
             raise
 
-    def passes(self, failed: BaseException) -> bool:
-        """As in Store."""
-        return stale(failed) or getattr(getattr(failed, "orig", None) or failed, "sqlstate", None) in _TRANSIENT
+    def is_transient(self, error: BaseException) -> bool:
+        return (
+            is_stale_statement(error)
+            or getattr(getattr(error, "orig", None) or error, "sqlstate", None) in _TRANSIENT_STATES
+        )
 
-    async def reading(self) -> datetime:
-        """As in Store."""
-        found: datetime = await self.hot(_reading)
-        return found
+    async def read_clock(self) -> datetime:
+        now: datetime = await self.run_autocommit(_read_clock)
+        return now
 
     async def lock_engine(self) -> None:
-        """As in Store: any number of nodes."""
+        """Do nothing: any number of engines may run."""
 
     async def unlock_engine(self) -> None:
-        """As in Store."""
+        """Do nothing; see `lock_engine`."""
 
-    async def listen(self, poke: Callable[[str], None]) -> bool:
-        """As in Store. Call it again now and then: it connects anew when the connection was lost."""
-        if pooler.pooled(plain(self.url)):
+    async def listen(self, on_notification: Callable[[str], None]) -> bool:
+        """Subscribe to notifications, or reconnect; return False behind a pooler or if the connection fails."""
+        if pooler.is_pooled(libpq_url(self.url)):
             return False
         if self._listener is None or self._listener.is_closed():
             try:
-                listener = await asyncpg.connect(plain(self.url), timeout=5, command_timeout=10)
+                listener = await asyncpg.connect(libpq_url(self.url), timeout=5, command_timeout=10)
                 try:
-                    await listener.add_listener(CHANNEL, lambda *heard: poke(str(heard[-1])))
-                except BaseException:  # else it would pass for one that listens
+                    await listener.add_listener(CHANNEL, lambda *notification: on_notification(str(notification[-1])))
+                except BaseException:  # otherwise it would be taken for a subscribed connection
                     listener.terminate()
                     raise
-            except (*_GONE, asyncpg.PostgresError):
+            except (*_CONNECTION_ERRORS, asyncpg.PostgresError):
                 return False
             self._listener = listener
         return True
@@ -225,256 +239,268 @@ class PostgresStore:
         transaction = driver.transaction()
         await_only(transaction.start())
         try:
-            answer = operation(tx, *args, **kwargs)
+            result = operation(tx, *args, **kwargs)
             tx.steps.at("commit")
         except BaseException:
-            if not driver.is_closed():  # asked of the driver: SQLAlchemy lets go of one whose statement was cut off
-                with contextlib.suppress(*_GONE, asyncpg.PostgresError):
+            if not driver.is_closed():  # SQLAlchemy's own state is not reliable after a cancelled statement
+                with contextlib.suppress(*_CONNECTION_ERRORS, asyncpg.PostgresError):
                     await_only(transaction.rollback())
             raise
         await_only(transaction.commit())
         tx.steps.at("done")
-        return answer, tx.wants_notify
+        return result, tx.wants_notify
 
     def _autocommit(
         self, connection: Connection, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Any
     ) -> tuple[R, str]:
         tx = PostgresTransaction(connection, self.dialect, Steps(operation.__name__))
-        answer = operation(tx, *args, **kwargs)
+        result = operation(tx, *args, **kwargs)
         tx.steps.at("done")
-        return answer, tx.wants_notify
+        return result, tx.wants_notify
 
-    async def _connected(
+    async def _run_on_pool(
         self,
-        way: Callable[..., tuple[R, str]],
+        runner: Callable[..., tuple[R, str]],
         operation: Any,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         *,
-        keep: bool = False,
+        hot: bool = False,
     ) -> Any:
-        """Run `way` on a connection; a transient conflict is tried again, a lost server is reported."""
-        if self._loop is not (loop := asyncio.get_running_loop()):
-            self._settle_on(loop)
-        for last in (False, False, True):
-            try:
-                async with self._connection(keep) as connection:
-                    answer, wants_notify = await self._on(connection, way, operation, args, kwargs)
-                break
-            except NoneFree as busy:
-                raise unreachable(self.url, busy) from busy
-            except (*_GONE, DBAPIError, asyncpg.PostgresError) as failed:
-                cause = getattr(failed, "orig", None) or failed
-                state = getattr(cause, "sqlstate", None)
-                if state in _TRANSIENT and not last:
-                    continue
-                if stale(failed) and not last:
-                    self._dispose(self._engine, self._hot)
-                    continue
-                if _lost(failed):
-                    self._dispose(self._engine, self._hot)
-                    raise unreachable(self.url, failed) from failed
-                if state in ("42P01", "42703"):
-                    from timebell.store.open import outdated
+        """Run an operation by `runner` on a pooled connection; repeat it up to twice after transient conflicts.
 
-                    raise outdated(self.url, None) from failed
+        Raises StoreUnreachable if the connection is lost.
+        """
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._bind_to_loop(loop)
+        for is_last in (False, False, True):
+            try:
+                async with self._check_out(hot) as connection:
+                    result, wants_notify = await self._run_sync(connection, runner, operation, args, kwargs)
+                break
+            except PoolTimeout as error:
+                raise unreachable(self.url, error) from error
+            except (*_CONNECTION_ERRORS, DBAPIError, asyncpg.PostgresError) as error:
+                cause = getattr(error, "orig", None) or error
+                state = getattr(cause, "sqlstate", None)
+                if state in _TRANSIENT_STATES and not is_last:
+                    continue
+                if is_stale_statement(error) and not is_last:
+                    self._dispose(self._engine, self._hot_engine)
+                    continue
+                if _is_connection_lost(error):
+                    self._dispose(self._engine, self._hot_engine)
+                    raise unreachable(self.url, error) from error
+                if state in ("42P01", "42703"):
+                    raise schema_outdated(self.url, None) from error
                 raise
         if wants_notify:
-            self._tell(wants_notify)
-        return answer
+            self._schedule_notify(wants_notify)
+        return result
 
-    def _tell(self, wants_notify: str) -> None:
-        self._untold = max(self._untold, wants_notify)  # of schedules means of jobs too
-        if self._notifying is None or self._notifying.done():
-            self._notifying = asyncio.get_running_loop().create_task(self._notify())
+    def _schedule_notify(self, subject: str) -> None:
+        self._pending_notification = max(
+            self._pending_notification, subject
+        )  # "schedules" > "jobs" > "": schedules includes jobs
+        if self._notify_task is None or self._notify_task.done():
+            self._notify_task = asyncio.get_running_loop().create_task(self._send_notifications())
 
-    def _settle_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Connections belong to an event loop: a later one gets its own. Raises StoreError while the first one runs."""
+    def _bind_to_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Drop the connections of a previous event loop, to which they are bound.
+
+        Raises StoreError if that loop is still running.
+        """
         if self._loop is not None and self._loop.is_running():
             raise StoreError(
-                "This app is in use on another event loop, to which its connections belong.", code="OTHER_EVENT_LOOP",
-                fix="From other threads use app.sync, or make another Timebell.",
+                "This app is in use on another event loop, to which its connections are bound.",
+                code="OTHER_EVENT_LOOP", fix="From other threads use app.sync, or create another Timebell.",
             )  # fmt: skip
-        if self._loop is not None:  # it is over, so that they cannot be closed in good order any more
-            while self._kept:
+        if self._loop is not None:  # its loop has ended, so the connections cannot be closed gracefully
+            while self._hot_connections:
                 with contextlib.suppress(Exception):
-                    self._kept.pop().sync_connection.detach()  # type: ignore[union-attr]
-            for engine in (self._engine, self._hot, self._lent, self._asked):
+                    self._hot_connections.pop().sync_connection.detach()  # type: ignore[union-attr]
+            for engine in (self._engine, self._hot_engine, self._handler_engine, self._request_engine):
                 if engine is not None:
                     engine.sync_engine.dispose(close=False)
-            self._lent = self._asked = self._listener = self._notifying = None
+            self._handler_engine = self._request_engine = self._listener = self._notify_task = None
         self._loop = loop
 
     def _dispose(self, *engines: AsyncEngine) -> None:
-        """Let go of every connection of theirs that nobody uses now; new ones are made at once."""
+        """Close the idle connections of engines in the background; their pools are replaced immediately."""
         for engine in engines:
-            kept, pool = [], engine.sync_engine.pool
-            if engine is self._hot:
-                kept, self._kept = self._kept, []
+            connections, pool = [], engine.sync_engine.pool
+            if engine is self._hot_engine:
+                connections, self._hot_connections = self._hot_connections, []
             engine.sync_engine.dispose(close=False)
-            ending = asyncio.get_running_loop().create_task(_end(kept, pool))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            closing = asyncio.get_running_loop().create_task(_close_connections(connections, pool))
+            self._closing_tasks.add(closing)
+            closing.add_done_callback(self._closing_tasks.discard)
 
     @contextlib.asynccontextmanager
-    async def _connection(self, keep: bool) -> AsyncIterator[AsyncConnection]:
-        """One of the pool's; or of the few that hot operations keep, as a visit to the pool costs more than they do."""
-        engine = self._hot if keep else self._engine
+    async def _check_out(self, hot: bool) -> AsyncIterator[AsyncConnection]:
+        """Check out a connection of a pool.
+
+        Hot operations keep a few connections outside of the pool, because a checkout costs more than the operation.
+        """
+        engine = self._hot_engine if hot else self._engine
         pool = engine.pool
-        connection = self._kept.pop() if keep and self._kept else await engine.connect()
+        connection = self._hot_connections.pop() if hot and self._hot_connections else await engine.connect()
         try:
             yield connection
         finally:
-            gone = connection.invalidated or connection.closed or engine.pool is not pool
-            if keep and len(self._kept) < KEPT and not gone:
-                self._kept.append(connection)
+            is_stale = connection.invalidated or connection.closed or engine.pool is not pool
+            if hot and len(self._hot_connections) < HOT_POOL_SIZE and not is_stale:
+                self._hot_connections.append(connection)
             else:
                 await connection.close()
 
-    async def _on(self, connection: AsyncConnection, way: Any, *args: Any) -> Any:
+    async def _run_sync(self, connection: AsyncConnection, runner: Any, *args: Any) -> Any:
         try:
-            return await connection.run_sync(way, *args)
-        except (*_GONE, asyncpg.PostgresError, asyncio.CancelledError):
-            # Its state is unknown: it must not go back to the pool.
+            return await connection.run_sync(runner, *args)
+        except (*_CONNECTION_ERRORS, asyncpg.PostgresError, asyncio.CancelledError):
+            # Its state is unknown, so it must not return to the pool.
             with contextlib.suppress(Exception):
                 await connection.invalidate()
             raise
 
-    async def _notify(self) -> None:
-        """One NOTIFY for all that asked in the last moment. A hint: if it fails, the others look within 5 s."""
-        while told := self._untold:
-            self._untold = ""
+    async def _send_notifications(self) -> None:
+        """Send one NOTIFY for all recent notifications. If it fails, other nodes notice within 5 s by polling."""
+        while subject := self._pending_notification:
+            self._pending_notification = ""
             with contextlib.suppress(StoreUnreachable):
-                await self.hot(_notify, told)
-            await asyncio.sleep(NOTIFY_EVERY)
+                await self.run_autocommit(_notify, subject)
+            await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
 
 
-NOTIFY = Statement(f"SELECT pg_notify('{CHANNEL}', CAST(:told AS text))")
-READING = Statement("SELECT clock_timestamp() AS at")
+NOTIFY = Statement(f"SELECT pg_notify('{CHANNEL}', CAST(:subject AS text))")
+READ_CLOCK = Statement("SELECT clock_timestamp() AS at")
 
 
-def _notify(tx: Transaction, told: str) -> None:
-    tx.fetch(NOTIFY, told=told)
+def _notify(tx: Transaction, subject: str) -> None:
+    tx.fetch(NOTIFY, subject=subject)
 
 
-def _reading(tx: Transaction) -> Any:
-    return tx.fetch(READING)[0]["at"]
+def _read_clock(tx: Transaction) -> Any:
+    return tx.fetch(READ_CLOCK)[0]["at"]
 
 
-# `jit` compiles what is guessed to be dear before it runs, each time: 20 ms for a look that takes one.
-SETTINGS = {
+# JIT compiles statements with a high cost estimate at every execution: 20 ms for a scan that takes 1 ms.
+SESSION_SETTINGS = {
     "application_name": "timebell", "idle_in_transaction_session_timeout": "10000", "jit": "off", "timezone": "UTC",
 }  # fmt: skip
-# What is hot looks a few rows up by an index. Left to itself the server plans each claim beside a backlog, which takes
-# three times as long as the claim; so each connection plans it once, and not by statistics, as they may come later.
-HOT = SETTINGS | {
+# Hot statements look up a few rows by an index. By default the server would plan every claim anew while there is a
+# backlog, which takes three times as long as the claim. So each connection plans a statement once, and the planner is
+# restricted to index look-ups, because statistics may be missing at that time.
+HOT_SETTINGS = SESSION_SETTINGS | {
     "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_sort": "off", "enable_mergejoin": "off",
 }  # fmt: skip
 
 
 def engine_for(
-    url: str, *, pool_size: int = 5, patience: float = 30.0, answer: float = ANSWER, read_only: bool = False,
-    settings: Mapping[str, str] = SETTINGS,
+    url: str, *, pool_size: int = 5, pool_timeout: float = 30.0,
+    statement_timeout: float = STATEMENT_TIMEOUT_SECONDS, read_only: bool = False,
+    settings: Mapping[str, str] = SESSION_SETTINGS,
 ) -> AsyncEngine:  # fmt: skip
-    """An asyncpg engine in autocommit; a transaction left open by a frozen client is ended by the server.
+    """Create an asyncpg engine in autocommit mode. The server terminates transactions left idle by a frozen client.
 
-    `patience` is how many seconds to wait for a connection while all are in use, `answer` for that of a statement.
+    `pool_timeout` is the maximum wait for a connection if all are in use, `statement_timeout` the maximum wait for the
+    response to a statement, in seconds.
     """
-    asked = {**settings, **({"default_transaction_read_only": "on"} if read_only else {})}
+    server_settings = {**settings, **({"default_transaction_read_only": "on"} if read_only else {})}
     engine = create_async_engine(
-        _address(url),
+        _driver_url(url),
         isolation_level="AUTOCOMMIT",
         pool_size=pool_size,
         max_overflow=pool_size,
-        pool_timeout=patience,
-        pool_use_lifo=True,  # plans are a connection's own, and warm on the one that was just used
-        connect_args={"server_settings": asked, "timeout": 5, "command_timeout": answer},
+        pool_timeout=pool_timeout,
+        pool_use_lifo=True,  # plans are cached per connection: prefer the one used last
+        connect_args={"server_settings": server_settings, "timeout": 5, "command_timeout": statement_timeout},
     )
-    pooler.heed(engine, plain(url))
-    _end_strays(engine)
+    pooler.configure_engine(engine, libpq_url(url))
+    _close_stray_connections(engine)
     return engine
 
 
-async def _end(kept: Iterable[AsyncConnection], pool: Pool) -> None:
-    """End connections, in good order where the other side is heard within 2 s."""
+async def _close_connections(connections: Iterable[AsyncConnection], pool: Pool) -> None:
+    """Close connections, gracefully if the server responds within 2 s."""
     assert isinstance(pool, QueuePool)
-    strays = [connection.close() for connection in kept]
+    checked_out = [connection.close() for connection in connections]
     idle = [greenlet_spawn(lambda: pool.connect().invalidate()) for _ in range(pool.checkedin())]
-    await asyncio.gather(*strays, *idle, return_exceptions=True)
+    await asyncio.gather(*checked_out, *idle, return_exceptions=True)
 
 
-def _end_strays(engine: AsyncEngine) -> None:
-    """Have a connection end when it comes back to a pool that was let go of meanwhile, where nobody would end it."""
+def _close_stray_connections(engine: AsyncEngine) -> None:
+    """Close a connection when it returns after its pool was replaced; otherwise it would stay open."""
 
     @event.listens_for(engine.sync_engine, "connect")
-    def made(_: Any, record: ConnectionPoolEntry) -> None:
+    def remember_pool(_: Any, record: ConnectionPoolEntry) -> None:
         record.info["pool"] = engine.sync_engine.pool
 
     @event.listens_for(engine.sync_engine, "checkin")
-    def returned(_: Any, record: ConnectionPoolEntry) -> None:
+    def close_if_stray(_: Any, record: ConnectionPoolEntry) -> None:
         if record.info.get("pool") is not engine.sync_engine.pool:
             record.invalidate()
 
 
-def _engine_for_threads(url: str) -> Engine:
-    """Another, of psycopg, for code that blocks. Raises TimebellError (PSYCOPG_MISSING)."""
-    options: dict[str, Any] = {"options": " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())}
-    if pooler.pooled(plain(url)):
-        options = {"application_name": SETTINGS["application_name"], "prepare_threshold": None}
+def _create_thread_engine(url: str) -> Engine:
+    """Create a psycopg engine, for blocking code. Raises TimebellError (PSYCOPG_MISSING)."""
+    options: dict[str, Any] = {"options": " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())}
+    if pooler.is_pooled(libpq_url(url)):
+        options = {"application_name": SESSION_SETTINGS["application_name"], "prepare_threshold": None}
     try:
         return create_engine(
-            make_url(plain(url)).set(drivername="postgresql+psycopg"),
-            pool_size=LENT,
-            max_overflow=LENT,
-            pool_timeout=LENT_PATIENCE,
+            make_url(libpq_url(url)).set(drivername="postgresql+psycopg"),
+            pool_size=HANDLER_POOL_SIZE,
+            max_overflow=HANDLER_POOL_SIZE,
+            pool_timeout=HANDLER_POOL_TIMEOUT_SECONDS,
             connect_args={"connect_timeout": 5, **options},
         )
-    except ImportError as missing:
+    except ImportError as error:
         raise TimebellError(
-            "A plain function has no driver for a transaction on PostgreSQL: psycopg is not installed.",
-            code="PSYCOPG_MISSING", fix="pip install psycopg[binary], or make the handler async.",
-        ) from missing  # fmt: skip
+            "Transactions of synchronous handlers on PostgreSQL require psycopg, which is not installed.",
+            code="PSYCOPG_MISSING", fix="Run: pip install psycopg[binary], or make the handler async.",
+        ) from error  # fmt: skip
 
 
-def listening(url: str) -> list[tuple[str, int]]:
-    """(host, port) of the servers that the URL names."""
-    address = _address(url)
-    _, found = address.get_dialect()().create_connect_args(address)
+def server_addresses(url: str) -> list[tuple[str, int]]:
+    """Return the (host, port) pairs of the servers in a URL; [] for a Unix socket."""
+    address = _driver_url(url)
+    _, connect_args = address.get_dialect()().create_connect_args(address)
     hosts, ports = (
-        given if isinstance(given, list) else [given]
-        for given in (found.get("host", "localhost"), found.get("port", 5432))
+        value if isinstance(value, list) else [value]
+        for value in (connect_args.get("host", "localhost"), connect_args.get("port", 5432))
     )
     return [(host, port or 5432) for host, port in zip(hosts, ports, strict=True) if not host.startswith("/")]
 
 
-def _address(url: str) -> URL:
-    return make_url(plain(url)).set(drivername="postgresql+asyncpg")
+def _driver_url(url: str) -> URL:
+    return make_url(libpq_url(url)).set(drivername="postgresql+asyncpg")
 
 
-def plain(url: str) -> str:
-    """The address as libpq writes it."""
+def libpq_url(url: str) -> str:
+    """Return a database URL in libpq format, with the scheme postgresql."""
     scheme, _, rest = url.partition("://")
     return f"postgresql://{rest}" if scheme.startswith("postgres") else url
 
 
-def _lost(failed: BaseException) -> bool:
-    """Whether the server went away, as opposed to having refused a statement."""
-    cause = getattr(failed, "orig", None) or failed
+def _is_connection_lost(error: BaseException) -> bool:
+    """Return whether the connection was lost, as opposed to a rejected statement."""
+    cause = getattr(error, "orig", None) or error
     cause = getattr(cause, "__cause__", None) or cause
     state = getattr(cause, "sqlstate", None) or ""
     return (
-        isinstance(failed, _GONE)  # a timeout's own cause is a cancellation
-        or isinstance(cause, _GONE)
-        or state.startswith(("08", "57P", "53", "25P03"))  # the last: this node stood still in a transaction
-        or bool(getattr(failed, "connection_invalidated", False))
+        isinstance(error, _CONNECTION_ERRORS)  # checked first: the cause of a timeout is a cancellation
+        or isinstance(cause, _CONNECTION_ERRORS)
+        or state.startswith(("08", "57P", "53", "25P03"))  # 25P03: this node was frozen in a transaction
+        or bool(getattr(error, "connection_invalidated", False))
     )
 
 
-def unreachable(url: str, failed: BaseException) -> StoreUnreachable:
-    """The error for a database that does not answer; no password in it."""
-    shown = make_url(plain(url)).render_as_string(hide_password=True)
-    cause = str(getattr(failed, "orig", None) or failed) or type(failed).__name__
+def unreachable(url: str, error: BaseException) -> StoreUnreachable:
+    """Create the error for a database that does not answer. It omits the password."""
+    safe_url = make_url(libpq_url(url)).render_as_string(hide_password=True)
+    cause = str(getattr(error, "orig", None) or error) or type(error).__name__
     return StoreUnreachable(
-        f"The database {shown} does not answer: {cause}.",
-        fix="Check that it runs, and TIMEBELL_DATABASE_URL.",
+        f"The database {safe_url} does not answer: {cause}.",
+        fix="Check that it is running, and check TIMEBELL_DATABASE_URL.",
     )

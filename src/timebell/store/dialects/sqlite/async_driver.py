@@ -1,4 +1,7 @@
-"""SQLite's driver under an engine that may await: an AsyncConnection without a driver that is async."""
+"""Adapt SQLite's blocking driver to SQLAlchemy's async engine, without an async driver.
+
+The adapters implement the parts of DB-API that SQLAlchemy uses.
+"""
 
 from __future__ import annotations
 
@@ -12,75 +15,75 @@ from sqlalchemy.util import await_only
 R = TypeVar("R")
 
 
-class Shared:
-    """A connection of the driver's, for an engine that may await: what takes time is run by `call`."""
+class AdaptedConnection:
+    """A driver connection for an async engine: blocking calls are run by `run_elsewhere`, for example in a thread.
 
-    def __init__(self, connection: Any, call: Callable[..., Awaitable[Any]] | None = None, *, keep: bool = False):
+    Without `run_elsewhere` they run in the calling thread. With `keep_open` closing has no effect.
+    """
+
+    def __init__(
+        self, connection: Any, run_elsewhere: Callable[..., Awaitable[Any]] | None = None, *, keep_open: bool = False
+    ):
         self._connection = connection
-        self._call = call
-        self._keep = keep
+        self._run_elsewhere = run_elsewhere
+        self._keep_open = keep_open
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    def run(self, call: Callable[..., R], *args: Any) -> R:
-        """Here, or where `call` does it."""
-        return call(*args) if self._call is None else await_only(self._call(call, *args))
+    def run(self, function: Callable[..., R], *args: Any) -> R:
+        """Run a blocking function by `run_elsewhere`, if there is one."""
+        return function(*args) if self._run_elsewhere is None else await_only(self._run_elsewhere(function, *args))
 
-    def whole(self, call: Callable[[Any], R]) -> R:
-        """`call` with the driver's own connection, in one visit to where `run` would go for each statement."""
+    def run_with_driver(self, function: Callable[[Any], R]) -> R:
+        """Run a function with the driver connection, in one call of `run_elsewhere` instead of one per statement."""
 
-        def there() -> R:
-            visited, self._call = self._call, None
+        def call() -> R:
+            run_elsewhere, self._run_elsewhere = self._run_elsewhere, None
             try:
-                return call(getattr(self._connection, "driver_connection", self._connection))
+                return function(getattr(self._connection, "driver_connection", self._connection))
             finally:
-                self._call = visited
+                self._run_elsewhere = run_elsewhere
 
-        return self.run(there)
+        return self.run(call)
 
     def cursor(self) -> Any:
-        """As in DB-API."""
-        return SharedCursor(self, self._connection.cursor())
+        return AdaptedCursor(self, self._connection.cursor())
 
     def commit(self) -> None:
-        """As in DB-API."""
         self.run(self._connection.commit)
 
     def rollback(self) -> None:
-        """As in DB-API."""
         self.run(self._connection.rollback)
 
     def close(self) -> None:
-        """As in DB-API, unless someone else goes on using it."""
-        if not self._keep:
+        """Close the connection unless it is shared (`keep_open`)."""
+        if not self._keep_open:
             self._connection.close()
 
 
-class SharedCursor:
-    """A cursor of a Shared."""
+class AdaptedCursor:
+    """A cursor of an AdaptedConnection."""
 
-    def __init__(self, shared: Shared, cursor: Any) -> None:
-        self._shared = shared
+    def __init__(self, connection: AdaptedConnection, cursor: Any) -> None:
+        self._connection = connection
         self._cursor = cursor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cursor, name)
 
     def execute(self, *args: Any) -> None:
-        """As in DB-API."""
-        self._shared.run(self._cursor.execute, *args)
+        self._connection.run(self._cursor.execute, *args)
 
     def executemany(self, *args: Any) -> None:
-        """As in DB-API."""
-        self._shared.run(self._cursor.executemany, *args)
+        self._connection.run(self._cursor.executemany, *args)
 
     async def _async_soft_close(self) -> None:
-        """As SQLAlchemy wants it of those who await: nothing, as rows are had without."""
+        """Do nothing. SQLAlchemy requires the method for async drivers; rows are fetched synchronously."""
 
 
-def shared_engine(connect: Callable[[], Shared], *, is_async: bool) -> Engine:
-    """An engine on what `connect` gives; an async one is for AsyncEngine."""
+def adapted_engine(connect: Callable[[], AdaptedConnection], *, is_async: bool) -> Engine:
+    """Create an engine on the connections returned by `connect`. With `is_async` it is for AsyncEngine."""
     engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
     engine.dialect.is_async = is_async
 

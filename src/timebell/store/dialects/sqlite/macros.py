@@ -1,4 +1,4 @@
-"""How SQLite says it."""
+"""The SQLite dialect. The macros are explained in `dialects/postgres/macros.py`."""
 
 from __future__ import annotations
 
@@ -7,44 +7,46 @@ from datetime import datetime
 from typing import Any
 
 from timebell.store.dialects.base import LAST_SUCCESS
-from timebell.store.types import EPOCH, MICROSECOND, read_micros
+from timebell.store.types import EPOCH, MICROSECOND, optional_from_micros
 
-_JSON = "json_extract(value, '$.{0}') AS {0}"
+_JSON_COLUMN = "json_extract(value, '$.{0}') AS {0}"
 
 
-class SqliteWords:
-    """How SQLite says it: no row locks (one writer at a time), JSON by json_each."""
+class SqliteDialect:
+    """The macros and value conversions of SQLite: no row locks (one writer at a time), JSON by json_each."""
 
     name = "sqlite"
     delete_in_cte = False
     partitioned = False
-    words: Mapping[str, str] = {
-        "pick": "IN (",
-        "picked": ")",
+    macros: Mapping[str, str] = {
+        "in": "IN (",
+        "end_in": ")",
         "skip_locked": "",
         "for_update": "",
-        "unlocked": "SELECT id FROM d",
-        "place": "id",
-        "own_id": "id",
-        "in_turn": "EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = timebell_schedules.id"
+        "select_unlocked": "SELECT id FROM d",
+        "row_id": "id",
+        "updated_id": "id",
+        "may_have_waiting": "EXISTS (SELECT 1 FROM timebell_jobs j WHERE j.schedule_id = timebell_schedules.id"
         " AND j.hold = 'overlap')",
-        "each": "CROSS JOIN timebell_jobs s WHERE s.id IN (SELECT id FROM timebell_jobs",
-        "each_end": ")",
-        "by_row": "",
+        "lateral": "CROSS JOIN timebell_jobs s WHERE s.id IN (SELECT id FROM timebell_jobs",
+        "end_lateral": ")",
+        "per_row": "",
         "last_success": LAST_SUCCESS,
         "minute": "run_at / 60000000",
         "due": "run_at <= :now",
         "due_schedule": "next_fire_at <= :now",
-        "hears": "((:everything AND route NOT LIKE '@%') OR route IN (SELECT value FROM json_each(:exact))"
+        "handled": "((:everything AND route NOT LIKE '@%') OR route IN (SELECT value FROM json_each(:exact))"
         " OR EXISTS (SELECT 1 FROM json_each(:prefixes) p WHERE substr(route, 1, length(p.value)) = p.value))",
     }
 
-    def rows(self, columns: Mapping[str, str]) -> str:
-        """As in Words."""
-        return f"SELECT {', '.join(map(_JSON.format, columns))} FROM json_each(:rows)"  # noqa: S608
+    def batch_select(self, columns: Mapping[str, str]) -> str:
+        return f"SELECT {', '.join(map(_JSON_COLUMN.format, columns))} FROM json_each(:rows)"  # noqa: S608
 
-    def rows_of(self, columns: Iterable[str], varying: Sequence[str]) -> str:
-        """The same of `:rows` that has only what differs between them; what all have in common is `:same_`."""
+    def varying_batch_select(self, columns: Iterable[str], varying: Sequence[str]) -> str:
+        """Return a SELECT like `batch_select` for a batch whose rows differ only in the columns `varying`.
+
+        The JSON parameter `:rows` has only these columns; a common value is the parameter `:same_<column>`.
+        """
         item = "value" if len(varying) == 1 else "json_extract(value, '$[{}]')"
         values = (
             f"{item.format(varying.index(name)) if name in varying else f':same_{name}'} AS {name}" for name in columns
@@ -52,7 +54,8 @@ class SqliteWords:
         return f"SELECT {', '.join(values)} FROM json_each(:rows)"  # noqa: S608
 
     def to_db(self, instant: datetime | None) -> Any:
-        """As in Dialect."""
-        return None if instant is None else (instant - EPOCH) // MICROSECOND  # `to_micros`, many times a job
+        return (
+            None if instant is None else (instant - EPOCH) // MICROSECOND
+        )  # `to_micros` inlined: called many times per job
 
-    from_db = staticmethod(read_micros)
+    from_db = staticmethod(optional_from_micros)

@@ -1,4 +1,4 @@
-"""SQLite: one file, one engine, every transaction whole in one dedicated thread."""
+"""The SQLite store: one file, one engine, every transaction as a whole in one dedicated thread."""
 
 from __future__ import annotations
 
@@ -24,71 +24,89 @@ from sqlalchemy.pool import NullPool
 
 from timebell.errors import StoreError, StoreInUse, StoreUnreachable
 from timebell.store import transaction
-from timebell.store.dialects.base import Finish, Operation, P, R, join_callers
-from timebell.store.dialects.handler_transactions import lend, lend_here, whole
-from timebell.store.dialects.sqlite.async_driver import Shared, shared_engine
-from timebell.store.dialects.sqlite.macros import SqliteWords
+from timebell.store.dialects.base import Finish, Operation, P, R, join_caller_connection
+from timebell.store.dialects.handler_transactions import (
+    handler_transaction,
+    handler_transaction_in_thread,
+    run_to_completion,
+)
+from timebell.store.dialects.sqlite.async_driver import AdaptedConnection, adapted_engine
+from timebell.store.dialects.sqlite.macros import SqliteDialect
 from timebell.store.statement import Statement
-from timebell.store.transaction import NOTHING, Dialect, Row, SqlTransaction, Steps
+from timebell.store.transaction import NO_VALUES, Dialect, Row, SqlTransaction, Steps
+from timebell.store.version import schema_outdated
 
-_OPTIONS = {"timeout": 10, "check_same_thread": False, "cached_statements": 512}  # of 128 the hot ones are half
-UNSEEN = Steps("operation")  # of all transactions while nobody looks at their steps
-CACHE, LENT_CACHE = 16_384, 8_192  # KiB of pages that a connection keeps: the store's own; one that is lent
-PAGES = 8_000  # of the log (32 MB) after which they go to the file, while whoever comes waits: seldom, and each once
-LOADED = 2_500  # rows of a statement: with the longest payloads they are less than SQLite takes, 1 GB
-FEW = 8  # rows from which on JSON costs less than to bind each value, or to step from row to row
+_CONNECT_OPTIONS = {
+    "timeout": 10,
+    "check_same_thread": False,
+    "cached_statements": 512,
+}  # the hot statements alone are half of the default of 128
+UNOBSERVED_STEPS = Steps("operation")  # shared by all transactions while no probe is set
+# Page caches in KiB: of the store's own connection, and of each connection for handlers and requests.
+STORE_CACHE_KIB, OTHER_CACHE_KIB = 16_384, 8_192
+# WAL size (32 MB) that triggers a checkpoint, for which writers wait. With rare checkpoints a page that changes often
+# is written to the file only once.
+WAL_CHECKPOINT_PAGES = 8_000
+BULK_INSERT_ROWS = 2_500  # per statement: with the longest payloads still less than SQLite's limit of 1 GB
+MAX_VALUES_ROWS = 8  # for more rows, JSON is cheaper than binding each value and than stepping from row to row
 
 
-WORDS = SqliteWords()
+DIALECT = SqliteDialect()
 
 
 @functools.lru_cache(maxsize=256)
-def _listed(routes: tuple[str, ...]) -> str:
-    """As JSON; a node asks for the same ones with each look and claim."""
+def _routes_as_json(routes: tuple[str, ...]) -> str:
+    """Encode routes as JSON, cached, because every scan and claim of a node has the same routes."""
     return orjson.dumps(routes).decode()
 
 
 class SqliteTransaction(SqlTransaction):
-    """Hot statements go straight to the driver, in the same transaction."""
+    """A transaction that executes hot statements directly on the driver connection."""
 
     def __init__(self, connection: Connection, dialect: Dialect, steps: Steps, driver: sqlite3.Connection) -> None:
-        self.connection = connection  # not by way of super(): there are several of them to each job
+        self.connection = connection  # without super().__init__(), for speed: there are several transactions per job
         self.dialect = dialect
         self.steps = steps
         self.wants_notify = ""
         self.driver = driver
 
     def fetch(self, statement: Statement, rows: Sequence[Mapping[str, Any]] = (), **params: Any) -> list[Row]:
-        """As in Transaction."""
-        if transaction.probe is not None:  # here at least: it is asked ten times a job
+        if transaction.probe is not None:  # inlined, because this runs ten times per job
             self.steps()
-        left: list[Row]
-        if statement.columns and not params and 0 < (count := len(rows)) <= FEW:
+        result: list[Row]
+        if statement.columns and not params and 0 < (count := len(rows)) <= MAX_VALUES_ROWS:
             values: list[Any] = []
             for row in rows:
                 values += map(row.get, statement.columns)
-            text = statement.by_count.get((self.dialect.name, count)) or statement.listed(self.dialect, count)
+            text = statement.values_sql_cache.get((self.dialect.name, count)) or statement.values_sql(
+                self.dialect, count
+            )
             cursor = self.driver.execute(text, values)
         else:
-            varying = self._bind(statement, rows, params) if statement.columns else None
+            varying = self._bind_batch(statement, rows, params) if statement.columns else None
             if "exact" in params:
                 for name in ("exact", "prefixes"):
-                    params[name] = _listed(tuple(params[name]))
-            if statement.many and statement.in_two is not None:
-                left = self._in_two(*statement.in_two, varying, params)
-                statement.many = len(left) > FEW
-                return left
-            cursor = self.driver.execute(self._text(statement, varying), params)
-        names = statement.returned
+                    params[name] = _routes_as_json(tuple(params[name]))
+            if statement.returned_many and statement.split is not None:
+                result = self._run_split(*statement.split, varying, params)
+                statement.returned_many = len(result) > MAX_VALUES_ROWS
+                return result
+            cursor = self.driver.execute(self._sql_for(statement, varying), params)
+        names = statement.returned_columns
         if names is None:
-            names = statement.returned = [column[0] for column in cursor.description or ()]
-        left = [dict(zip(names, row, strict=False)) for row in cursor]
-        statement.many = len(left) > FEW
-        return left
+            names = statement.returned_columns = [column[0] for column in cursor.description or ()]
+        result = [dict(zip(names, row, strict=False)) for row in cursor]
+        statement.returned_many = len(result) > MAX_VALUES_ROWS
+        return result
 
-    def _bind(self, statement: Statement, rows: Sequence[Mapping[str, Any]], params: dict[str, Any]) -> tuple[str, ...]:
-        """Add a batch to the parameters: what all rows have in common once, the rest as JSON, as each value that is
-        read from that costs; the columns in which they differ."""
+    def _bind_batch(
+        self, statement: Statement, rows: Sequence[Mapping[str, Any]], params: dict[str, Any]
+    ) -> tuple[str, ...]:
+        """Add a batch to the parameters; return the columns in which its rows differ.
+
+        Common values are passed once as `same_<column>`, and only the others in the JSON parameter, because reading a
+        value from JSON is expensive.
+        """
         count, varying, differing = len(rows), [], []
         for name in statement.columns:
             values = [row.get(name) for row in rows]
@@ -97,73 +115,82 @@ class SqliteTransaction(SqlTransaction):
             else:
                 varying.append(name)
                 differing.append(values)
-        listed = differing[0] if len(varying) == 1 else list(zip(*differing, strict=True)) or [0] * count
-        params["rows"] = orjson.dumps(listed).decode()
+        items = differing[0] if len(varying) == 1 else list(zip(*differing, strict=True)) or [0] * count
+        params["rows"] = orjson.dumps(items).decode()
         return tuple(varying)
 
-    def _text(self, statement: Statement, varying: tuple[str, ...] | None) -> str:
+    def _sql_for(self, statement: Statement, varying: tuple[str, ...] | None) -> str:
         if varying is None:
-            return statement.by_name.get(self.dialect.name) or statement.named(self.dialect)
-        text = statement.by_varying.get(varying)
-        return text or statement.spread(WORDS.rows_of(statement.columns, varying), WORDS, varying)
+            return statement.named_sql_cache.get(self.dialect.name) or statement.named_sql(self.dialect)
+        text = statement.varying_sql_cache.get(varying)
+        return text or statement.varying_sql(DIALECT.varying_batch_select(statement.columns, varying), DIALECT, varying)
 
-    def _in_two(
+    def _run_split(
         self, read: Statement, write: Statement, varying: tuple[str, ...] | None, params: dict[str, Any]
     ) -> list[Row]:
-        """Between rows the driver lets go of the interpreter, which a busy event loop then keeps for milliseconds."""
-        driver, whole = self.driver, not self.driver.in_transaction
-        if whole:
+        """Run a statement as its split variant, in a transaction.
+
+        The driver releases the GIL after every row, and may wait milliseconds to get it back from a busy event loop.
+        The split variant returns a single row.
+        """
+        driver, owns_transaction = self.driver, not self.driver.in_transaction
+        if owns_transaction:
             driver.execute("BEGIN IMMEDIATE")
         try:
-            found, params["ids"] = driver.execute(self._text(read, varying), params).fetchone()
-            left: list[Row] = orjson.loads(found)
-            if left:
-                driver.execute(self._text(write, varying), params)
-            if whole:
+            rows_json, params["ids"] = driver.execute(self._sql_for(read, varying), params).fetchone()
+            rows: list[Row] = orjson.loads(rows_json)
+            if rows:
+                driver.execute(self._sql_for(write, varying), params)
+            if owns_transaction:
                 driver.execute("COMMIT")
         except BaseException:
-            if whole and driver.in_transaction:
+            if owns_transaction and driver.in_transaction:
                 driver.execute("ROLLBACK")
             raise
-        return left
+        return rows
 
-    def load(
+    def bulk_insert(
         self, table: str, columns: Sequence[str], records: Iterable[tuple[Any, ...]],
-        fixed: Mapping[str, Any] = NOTHING,
+        constants: Mapping[str, Any] = NO_VALUES,
     ) -> None:  # fmt: skip
-        """As in Transaction, of what JSON can say. In statements of many rows, beside which other threads run: for each
-        statement they would have to wait for their turn anew."""
+        """Insert records, whose values must be representable in JSON.
+
+        Each statement inserts many rows, because every statement has to get the GIL back from other threads.
+        """
         self.steps()
-        given = [*("?" * len(fixed)), *(f"json_extract(value, '$[{at}]')" for at in range(len(columns)))]
-        names = ", ".join((*fixed, *columns))
-        text = f"INSERT INTO {table} ({names}) SELECT {', '.join(given)} FROM json_each(?)"  # noqa: S608
-        rows = iter(records)
-        while some := list(islice(rows, LOADED)):
-            self.driver.execute(text, (*fixed.values(), orjson.dumps(some).decode()))
+        expressions = [*("?" * len(constants)), *(f"json_extract(value, '$[{at}]')" for at in range(len(columns)))]
+        names = ", ".join((*constants, *columns))
+        text = f"INSERT INTO {table} ({names}) SELECT {', '.join(expressions)} FROM json_each(?)"  # noqa: S608
+        remaining = iter(records)
+        while chunk := list(islice(remaining, BULK_INSERT_ROWS)):
+            self.driver.execute(text, (*constants.values(), orjson.dumps(chunk).decode()))
 
 
-def _existing(url: str) -> str:
-    """The same file, which opening it must not make."""
+def _existing_file_url(url: str) -> str:
+    """Return a URL for the same file that does not create it."""
     path = make_url(url).database or ":memory:"
-    made = URL.create("sqlite", database=f"file:{quote(os.path.abspath(path))}", query={"mode": "rw", "uri": "true"})
-    return made.render_as_string()
+    file_url = URL.create(
+        "sqlite", database=f"file:{quote(os.path.abspath(path))}", query={"mode": "rw", "uri": "true"}
+    )
+    return file_url.render_as_string()
 
 
 def engine_for(
-    url: str, *, durable: bool = True, begin: str | None = "BEGIN IMMEDIATE", cache: int = LENT_CACHE
+    url: str, *, durable: bool = True, begin: str | None = "BEGIN IMMEDIATE", cache_kib: int = OTHER_CACHE_KIB
 ) -> Engine:  # fmt: skip
-    """An engine whose transactions take the write lock at once, so that none fails half-way for want of it.
+    """Create an engine whose transactions take the write lock at their start, so that none fails half-way.
 
-    With `begin=None` its user begins and ends them on the driver's connection.
+    `begin` is the SQL that begins a transaction. With `begin=None` the caller controls transactions on the driver
+    connection. With `durable=False` commits do not wait for the disk.
     """
     synchronous = f"synchronous = {'FULL' if durable else 'OFF'}"
-    engine = create_engine(url, poolclass=NullPool, connect_args=_OPTIONS)
+    engine = create_engine(url, poolclass=NullPool, connect_args=_CONNECT_OPTIONS)
 
     @event.listens_for(engine, "connect")
-    def _connected(driver: Any, _: Any) -> None:
+    def _configure_connection(driver: Any, _: Any) -> None:
         driver.isolation_level = None
-        wal = ("journal_mode = WAL", f"wal_autocheckpoint = {PAGES}")
-        for pragma in (*wal, synchronous, "foreign_keys = ON", f"cache_size = -{cache}"):
+        wal = ("journal_mode = WAL", f"wal_autocheckpoint = {WAL_CHECKPOINT_PAGES}")
+        for pragma in (*wal, synchronous, "foreign_keys = ON", f"cache_size = -{cache_kib}"):
             driver.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -175,36 +202,37 @@ def engine_for(
 
 
 class SqliteStore:
-    """One SQLite file. `wall` is read for the database's clock: this machine's own."""
+    """A SQLite file. `wall_clock`, this machine's clock, serves as the clock of the database."""
 
-    many_nodes = False
+    multi_node = False
 
     def __init__(
-        self, url: str, wall: Callable[[], datetime], *, durable: bool = True, read_only: bool = False
+        self, url: str, wall_clock: Callable[[], datetime], *, durable: bool = True, read_only: bool = False
     ) -> None:
         self.url = url
         self._durable = durable
         self._read_only = read_only
-        self.dialect = WORDS
-        self._wall = wall
+        self.dialect = DIALECT
+        self._wall_clock = wall_clock
         self._path = make_url(url).database or ":memory:"
         self._thread: ThreadPoolExecutor | None = None
         self._connection: Connection | None = None
         self._driver: sqlite3.Connection | None = None
-        self._lock: TextIO | None = None
-        self._aside: ThreadPoolExecutor | None = None  # not the store's own thread, which waits for the lock meanwhile
-        self._begun: SqliteTransaction | None = None  # all that `begin` begins, one after another
-        self._open: Begun | None = None  # the one of now
-        self._lent: AsyncEngine | None = None
-        self._lent_to_threads: Engine | None = None
-        self._turn = asyncio.Lock()
+        self._engine_lock: TextIO | None = None
+        # For transactions of handlers and requests. They need another thread than the store's own, which waits for the
+        # write lock while they hold it.
+        self._side_thread: ThreadPoolExecutor | None = None
+        self._request_transaction: SqliteTransaction | None = None  # reused by all transactions of `begin`
+        self._open_request: RequestTransaction | None = None  # the current transaction of `begin`
+        self._handler_engine: AsyncEngine | None = None
+        self._thread_engine: Engine | None = None
+        self._write_lock = asyncio.Lock()
 
     async def open(self) -> None:
-        """As in Store."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="timebell-sqlite")
-        if self._aside is None:
-            self._aside = ThreadPoolExecutor(1, thread_name_prefix="timebell-aside")
+        if self._side_thread is None:
+            self._side_thread = ThreadPoolExecutor(1, thread_name_prefix="timebell-sqlite-side")
         await self._in_thread(self._connect)
 
     def _connect(self) -> None:
@@ -213,33 +241,32 @@ class SqliteStore:
         folder = os.path.dirname(os.path.abspath(self._path))
         if not os.path.isdir(folder):
             raise StoreUnreachable(
-                f"Cannot open {self._path}: there is no folder {folder}.", fix="Make it, or name another file."
+                f"Cannot open {self._path}: there is no folder {folder}.", fix="Create it, or specify another file."
             )
-        url = _existing(self.url) if self._read_only else self.url
-        self._connection = engine_for(url, durable=self._durable, begin=None, cache=CACHE).connect()
+        url = _existing_file_url(self.url) if self._read_only else self.url
+        self._connection = engine_for(url, durable=self._durable, begin=None, cache_kib=STORE_CACHE_KIB).connect()
         self._driver = self._connection.connection.driver_connection
         if self._read_only and self._driver is not None:
             self._driver.execute("PRAGMA query_only = ON")
 
     async def close(self) -> None:
-        """As in Store."""
         await self.unlock_engine()
         if self._thread is not None:
             try:
                 await self._in_thread(self._disconnect)
-            except RuntimeError:  # at the interpreter's end threads take no more work
+            except RuntimeError:  # at interpreter shutdown executors accept no work
                 self._disconnect()
             self._thread.shutdown()
             self._thread = None
-        if self._aside is not None:
-            self._open, begun, self._begun = None, self._begun, None
-            if begun is not None:
+        if self._side_thread is not None:
+            self._open_request, request_transaction, self._request_transaction = None, self._request_transaction, None
+            if request_transaction is not None:
                 try:
-                    await self._beside(begun.connection.close)
+                    await self._in_side_thread(request_transaction.connection.close)
                 except RuntimeError:
-                    begun.connection.close()
-            self._aside.shutdown(wait=False)
-            self._aside = self._lent = None
+                    request_transaction.connection.close()
+            self._side_thread.shutdown(wait=False)
+            self._side_thread = self._handler_engine = None
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -247,35 +274,34 @@ class SqliteStore:
             self._connection = self._driver = None
 
     async def run(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store."""
         return await self._in_thread(self._transact, operation, args, kwargs)
 
-    async def hot(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store: each statement is a transaction of its own."""
+    async def run_autocommit(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run an operation with each statement as a transaction of its own."""
         return await self._in_thread(self._autocommit, operation, args, kwargs)
 
     def _autocommit(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         tx = self._transaction(operation)
-        answer = operation(tx, *args, **kwargs)
+        result = operation(tx, *args, **kwargs)
         if transaction.probe is not None:
             tx.steps.at("done")
         if tx.wants_notify:
-            self._committed(tx)
-        return answer
+            self._on_commit(tx)
+        return result
 
     def _transaction(self, operation: Callable[..., Any] | None = None) -> SqliteTransaction:
         assert self._connection is not None
         assert self._driver is not None
         probed = transaction.probe is not None
-        steps = Steps(getattr(operation, "__name__", "operation")) if probed else UNSEEN
+        steps = Steps(getattr(operation, "__name__", "operation")) if probed else UNOBSERVED_STEPS
         return SqliteTransaction(self._connection, self.dialect, steps, self._driver)
 
     def _transact(self, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         tx = self._transaction(operation)
         driver = tx.driver
-        driver.execute("BEGIN IMMEDIATE")  # said to the driver: SQLAlchemy's own way costs more than the statements
+        driver.execute("BEGIN IMMEDIATE")  # on the driver: through SQLAlchemy it would cost more than the statements
         try:
-            answer = operation(tx, *args, **kwargs)
+            result = operation(tx, *args, **kwargs)
             if transaction.probe is not None:
                 tx.steps.at("commit")
             driver.execute("COMMIT")
@@ -286,102 +312,115 @@ class SqliteStore:
         if transaction.probe is not None:
             tx.steps.at("done")
         if tx.wants_notify:
-            self._committed(tx)
-        return answer
+            self._on_commit(tx)
+        return result
 
-    def _committed(self, tx: SqliteTransaction) -> None:
-        """Called after a commit that others want to know of; SQLite has no one to tell."""
+    def _on_commit(self, tx: SqliteTransaction) -> None:
+        """Called after a commit with a notification. There are no other nodes; subclasses override it."""
 
     async def join(self, connection: Any, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As in Store."""
-        if isinstance(connection, Begun):
-            return await self._beside(self._in_begun, connection, operation, args, kwargs)
-        return (await join_callers(connection, self.dialect, _begun(operation), args, kwargs))[0]
+        if isinstance(connection, RequestTransaction):
+            return await self._in_side_thread(self._run_in_request, connection, operation, args, kwargs)
+        return (await join_caller_connection(connection, self.dialect, _begin_if_needed(operation), args, kwargs))[0]
 
     @contextlib.asynccontextmanager
-    async def lend(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
-        """As in Store. One at a time, as only one of them could write."""
-        if self._lent is None:
-            self._lent = self._lender()
-        async with self._turn, self._lent.connect() as connection, lend(connection, self.join, finish):
+    async def handler_transaction(self, finish: Finish) -> AsyncIterator[AsyncConnection]:
+        """Open a transaction for a handler. One at a time, because SQLite allows one writer."""
+        if self._handler_engine is None:
+            self._handler_engine = self._create_handler_engine()
+        async with (
+            self._write_lock,
+            self._handler_engine.connect() as connection,
+            handler_transaction(connection, self.join, finish),
+        ):
             yield connection
 
-    def _lender(self) -> AsyncEngine:
-        own = engine_for(self.url, durable=self._durable, begin=None)
-        return AsyncEngine(shared_engine(lambda: Shared(own.raw_connection(), self._beside), is_async=True))
+    def _create_handler_engine(self) -> AsyncEngine:
+        engine = engine_for(self.url, durable=self._durable, begin=None)
+        return AsyncEngine(
+            adapted_engine(lambda: AdaptedConnection(engine.raw_connection(), self._in_side_thread), is_async=True)
+        )
 
     @contextlib.contextmanager
-    def lend_to_thread(self, finish: Finish) -> Iterator[Connection]:
-        """As in Store."""
-        if self._lent_to_threads is None:
-            self._lent_to_threads = engine_for(self.url, durable=self._durable)
-        with self._lent_to_threads.connect() as connection, lend_here(connection, self.dialect, finish):
+    def handler_transaction_in_thread(self, finish: Finish) -> Iterator[Connection]:
+        if self._thread_engine is None:
+            self._thread_engine = engine_for(self.url, durable=self._durable)
+        with (
+            self._thread_engine.connect() as connection,
+            handler_transaction_in_thread(connection, self.dialect, finish),
+        ):
             yield connection
 
     @contextlib.asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
-        """As in Store. One at a time, as only one of them could write; all on one connection, as a new one has to read
-        what tables there are."""
+        """Open a transaction for several operations.
+
+        One at a time, because SQLite allows one writer. All use the same connection, because a new one would have to
+        read the schema first.
+        """
         try:
-            async with self._turn:
-                begun = self._open = Begun()
+            async with self._write_lock:
+                request = self._open_request = RequestTransaction()
                 try:
-                    yield begun
-                    await whole(self._beside(self._commit, begun))
+                    yield request
+                    await run_to_completion(self._in_side_thread(self._commit, request))
                 except BaseException:
                     with contextlib.suppress(sqlite3.Error, StoreError):
-                        await whole(self._beside(self._roll_back, begun))
+                        await run_to_completion(self._in_side_thread(self._roll_back, request))
                     raise
                 finally:
-                    self._open = None
-        except (DBAPIError, sqlite3.Error) as failed:
-            raise translate(failed, self._path) from failed
+                    self._open_request = None
+        except (DBAPIError, sqlite3.Error) as error:
+            raise translate_error(error, self._path) from error
 
-    def _in_begun(
-        self, begun: Begun, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    def _run_in_request(
+        self, request: RequestTransaction, operation: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> R:
-        self._check_open(begun)
-        if self._begun is None:
+        self._check_open(request)
+        if self._request_transaction is None:
             connection = engine_for(self.url, durable=self._durable, begin=None).connect()
             driver: Any = connection.connection.driver_connection
-            self._begun = SqliteTransaction(connection, self.dialect, UNSEEN, driver)
-        tx = self._begun
+            self._request_transaction = SqliteTransaction(connection, self.dialect, UNOBSERVED_STEPS, driver)
+        tx = self._request_transaction
         if transaction.probe is not None:
             tx.steps = Steps(getattr(operation, "__name__", "operation"))
-        if not begun.writes:
+        if not request.has_begun:
             tx.driver.execute("BEGIN IMMEDIATE")
-            begun.writes = True
+            request.has_begun = True
         return operation(tx, *args, **kwargs)
 
-    def _commit(self, begun: Begun) -> None:
-        self._check_open(begun)
-        if self._begun is None or not begun.writes:
+    def _commit(self, request: RequestTransaction) -> None:
+        self._check_open(request)
+        if self._request_transaction is None or not request.has_begun:
             return
         steps = Steps("begin")
         steps.at("commit")
-        self._begun.driver.execute("COMMIT")
+        self._request_transaction.driver.execute("COMMIT")
         steps.at("done")
 
-    def _roll_back(self, begun: Begun) -> None:
-        if begun is self._open and self._begun is not None and self._begun.driver.in_transaction:
-            self._begun.driver.execute("ROLLBACK")
+    def _roll_back(self, request: RequestTransaction) -> None:
+        if (
+            request is self._open_request
+            and self._request_transaction is not None
+            and self._request_transaction.driver.in_transaction
+        ):
+            self._request_transaction.driver.execute("ROLLBACK")
 
-    def _check_open(self, begun: Begun) -> None:
-        if begun is not self._open:
-            raise StoreError("The store was closed, or the transaction is over.", code="STORE_NOT_OPEN")
+    def _check_open(self, request: RequestTransaction) -> None:
+        if request is not self._open_request:
+            raise StoreError("The store was closed, or the transaction has ended.", code="STORE_NOT_OPEN")
 
-    def passes(self, failed: BaseException) -> bool:
-        """As in Store: writers wait for each other."""
+    def is_transient(self, error: BaseException) -> bool:
+        """Return False: writers wait for each other, so there are no conflicts."""
         return False
 
-    async def reading(self) -> datetime:
-        """As in Store."""
-        return self._wall()
+    async def read_clock(self) -> datetime:
+        return self._wall_clock()
 
     async def lock_engine(self) -> None:
-        """As in Store. The lock goes with the process, however it ends."""
-        self._turn = asyncio.Lock()  # of this engine's event loop
-        if self._path == ":memory:" or self._lock is not None:
+        """Lock the engine file. The lock is released when the process ends, whatever the reason."""
+        self._write_lock = asyncio.Lock()  # bound to the event loop of this engine
+        if self._path == ":memory:" or self._engine_lock is not None:
             return
         lock = open(f"{self._path}-engine", "a+")  # noqa: ASYNC230, SIM115 - held for life; no wait on a local file
         try:
@@ -392,73 +431,73 @@ class SqliteStore:
             lock.close()
             raise StoreInUse(
                 f"{self._path} is already run by {holder}; a SQLite file has one engine at a time.",
-                fix="Stop that one, or set TIMEBELL_DATABASE_URL to a PostgreSQL database to run several nodes.",
+                fix="Stop that process, or set TIMEBELL_DATABASE_URL to a PostgreSQL database to run several nodes.",
             ) from None
         lock.truncate(0)
         lock.write(f"process {os.getpid()} ({os.path.basename(sys.argv[0]) or 'python'})")
         lock.flush()
-        self._lock = lock
+        self._engine_lock = lock
 
     async def unlock_engine(self) -> None:
-        """As in Store."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self._engine_lock is not None:
+            self._engine_lock.close()
+            self._engine_lock = None
 
-    async def listen(self, poke: Callable[[str], None]) -> bool:
-        """As in Store: SQLite has no way to tell."""
+    async def listen(self, on_notification: Callable[[str], None]) -> bool:
+        """Return False: SQLite has no notifications."""
         return False
 
-    async def _beside(self, call: Callable[..., R], *args: Any) -> R:
-        if self._aside is None:
+    async def _in_side_thread(self, function: Callable[..., R], *args: Any) -> R:
+        if self._side_thread is None:
             raise StoreError("This store is not open.", code="STORE_NOT_OPEN")
-        return await asyncio.get_running_loop().run_in_executor(self._aside, call, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._side_thread, function, *args)
 
-    async def _in_thread(self, call: Callable[..., R], *args: Any) -> R:
+    async def _in_thread(self, function: Callable[..., R], *args: Any) -> R:
         if self._thread is None:
             raise StoreError("This store is not open.", code="STORE_NOT_OPEN")
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, call, *args)
-        except (OperationalError, DatabaseError, sqlite3.Error) as failed:
-            raise translate(failed, self._path) from failed
+            return await loop.run_in_executor(self._thread, function, *args)
+        except (OperationalError, DatabaseError, sqlite3.Error) as error:
+            raise translate_error(error, self._path) from error
 
 
-class Begun:
-    """A transaction of `begin`, for `join`: it `writes` from the first operation on."""
+class RequestTransaction:
+    """A handle for a transaction of `begin`, to pass to `join`. It begins with the first operation."""
 
-    writes = False
+    has_begun = False
 
 
-def _begun(operation: Callable[..., R]) -> Callable[..., R]:
-    """`operation` in a transaction for certain: by itself the driver begins none for WITH .. INSERT."""
+def _begin_if_needed(operation: Callable[..., R]) -> Callable[..., R]:
+    """Wrap an operation to begin a transaction if none is open.
+
+    The driver begins one implicitly for INSERT, UPDATE and DELETE, but not for WITH .. INSERT.
+    """
 
     @functools.wraps(operation)
-    def begun(tx: SqlTransaction, *args: Any, **kwargs: Any) -> R:
+    def run_in_transaction(tx: SqlTransaction, *args: Any, **kwargs: Any) -> R:
         driver: Any = tx.connection.connection.driver_connection
         if not driver.in_transaction:
             tx.connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-        def run(own: Any) -> R:
-            if not isinstance(own, sqlite3.Connection):
+        def run(driver_connection: Any) -> R:
+            if not isinstance(driver_connection, sqlite3.Connection):
                 return operation(tx, *args, **kwargs)
-            inner = SqliteTransaction(tx.connection, tx.dialect, tx.steps, own)
-            answer = operation(inner, *args, **kwargs)
+            inner = SqliteTransaction(tx.connection, tx.dialect, tx.steps, driver_connection)
+            result = operation(inner, *args, **kwargs)
             tx.wants_notify = inner.wants_notify
-            return answer
+            return result
 
-        return driver.whole(run) if isinstance(driver, Shared) else run(driver)
+        return driver.run_with_driver(run) if isinstance(driver, AdaptedConnection) else run(driver)
 
-    return begun
+    return run_in_transaction
 
 
-def translate(failed: Exception, path: str) -> Exception:
-    """A driver's error in our words; programming errors stay what they are."""
-    cause = getattr(failed, "orig", None) or failed
+def translate_error(error: Exception, path: str) -> Exception:
+    """Convert a driver error to a Timebell error; return programming errors unchanged."""
+    cause = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.IntegrityError | sqlite3.ProgrammingError):
-        return failed
+        return error
     if "no such table" in str(cause):
-        from timebell.store.open import outdated
-
-        return outdated(path, None)
+        return schema_outdated(path, None)
     return StoreUnreachable(f"SQLite cannot use {path}: {cause}.", fix="Check the file, its folder and the disk.")

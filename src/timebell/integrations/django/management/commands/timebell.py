@@ -1,4 +1,4 @@
-"""`manage.py timebell run`, `manage.py timebell db upgrade` and all its other commands, on Django's database."""
+"""Management command `timebell`: `manage.py timebell run`, `manage.py timebell db upgrade` and so on."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from timebell.integrations.django import database_url
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
-    """What comes after `timebell` is for Timebell's own command line."""
+    """Pass all arguments to the Timebell command line, on Django's database."""
 
-    help = "Timebell: run, doctor, db upgrade, job list and all its other commands."
+    help = "Run any Timebell command: run, doctor, db upgrade, job list and so on."
 
     def add_arguments(self, parser: Any) -> None:
-        """As in BaseCommand: for `call_command("timebell", "db", "upgrade")`, which ends in SystemExit."""
+        """Accept positional arguments, for `call_command("timebell", "db", "upgrade")`, which raises SystemExit."""
         parser.add_argument("arguments", nargs="*")
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """As in BaseCommand, which would want to know the options."""
+        """Skip option parsing, because Django does not know the options of Timebell's commands."""
         self.handle(arguments=argv[2:])
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """As in BaseCommand."""
+        """Run the command."""
         app = getattr(settings, "TIMEBELL_APP", None)
         commands.run("manage.py timebell", options["arguments"], app, database_url)

@@ -1,0 +1,99 @@
+"""A TCP proxy before the database that can hold traffic in one or both directions, or drop replies.
+
+Held traffic continues when the cut is healed, as TCP does after an interval of dropped packets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from random import Random
+
+CUT_MODES = ("both", "up", "down", "replies")
+
+
+class Proxy:
+    """A proxy on one port, for one client.
+
+    `affected_count` counts what a cut held or dropped; `ports` are the proxy's own ports at the database.
+    """
+
+    def __init__(self, host: str, port: int, rng: Random) -> None:
+        self._upstream = host, port
+        self._chance = rng
+        self._server: asyncio.Server | None = None
+        self._healed = asyncio.Event()
+        self._healed.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+        self.mode: str | None = None
+        self.affected_count = 0
+        self.ports: set[int] = set()
+
+    async def start(self) -> int:
+        """Start listening and return the port."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=200)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self.port
+
+    def cut(self, mode: str) -> None:
+        """Hold traffic `up` to the database, `down` from it, or `both`; or drop `replies` and the connection."""
+        self.mode, self.affected_count = mode, 0
+        if mode != "replies":
+            self._healed.clear()
+
+    def heal(self) -> None:
+        """Let all traffic through again."""
+        self.mode = None
+        self._healed.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
+        except OSError:
+            writer.transport.abort()
+            return
+        port = upstream_writer.get_extra_info("sockname")[1]
+        self.ports.add(port)
+        committing = asyncio.Event()
+        pumps = [
+            asyncio.create_task(self._pump(reader, upstream_writer, "up", committing)),
+            asyncio.create_task(self._pump(upstream_reader, writer, "down", committing)),
+        ]
+        self._tasks.update(pumps)
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        self._tasks.difference_update(pumps)
+        self.ports.discard(port)
+        for side in (writer, upstream_writer):
+            side.close()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: str, committing: asyncio.Event
+    ) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                if self.mode in ("both", direction):
+                    self.affected_count += 1
+                    await self._healed.wait()
+                elif self.mode == "replies" and direction == "up" and b"COMMIT" in data:
+                    committing.set()
+                elif self._should_drop(direction, committing):
+                    self.affected_count += 1
+                    return  # the statement was executed, but the client does not learn the result
+                writer.write(data)
+                await writer.drain()
+
+    def _should_drop(self, direction: str, committing: asyncio.Event) -> bool:
+        """Return whether to drop this reply: every reply to a commit, and 5% of the others."""
+        return self.mode == "replies" and direction == "down" and (committing.is_set() or self._chance.random() < 0.05)
+
+    async def close(self) -> None:
+        """Stop listening and end every connection."""
+        self.heal()
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()

@@ -1,0 +1,26 @@
+"""Limit of a search for the next instant of a combined rule.
+
+A combination can exclude every instant of its parts. A search then gives up after a fixed number of consecutive
+excluded instants, so the result does not depend on the machine's speed. It raises instead of returning None, because
+None means that the rule has ended.
+"""
+
+from __future__ import annotations
+
+from timebell.errors import InvalidRecurrence
+
+MAX_MISSES = 3_000
+
+
+class SearchLimitReached(InvalidRecurrence):
+    """Raised when a search is given up (NEVER_FIRES): nothing fires between its start and `searched_until` (exclusive).
+
+    `reason` is the predicate of the error's sentence "… instants in a row …": it explains why they are excluded;
+    `misses` is their number.
+    """
+
+    code = "NEVER_FIRES"
+
+    def __init__(self, reason: str, searched_until: int, misses: int = MAX_MISSES) -> None:
+        super().__init__(f"It never fires: {misses:,} instants in a row {reason}.", fix="Change one of the parts.")
+        self.searched_until = searched_until

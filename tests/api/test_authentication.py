@@ -1,0 +1,177 @@
+"""Authentication and the rules of every request: keys, roles, tenants, bodies, idempotency, audit log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from timebell.api import v1
+from timebell.store.audit import audit_log
+from timebell.store.tenancy import api_keys
+
+from .web import NIGHTLY, is_problem
+
+Make = Callable[..., Any]
+
+
+async def test_requests_without_a_key_are_served_only_locally(make: Make) -> None:
+    async with make(open_here=False) as web:
+        is_problem(await web.get("/schedules"), 401, "UNAUTHORIZED")
+        assert (await web.get("/schedules", key=await web.key("viewer"))).status_code == 200
+    async with make(open_here=True) as web:
+        assert (await web.get("/schedules")).status_code == 200
+        is_problem(await web.get("/schedules", host="evil.example"), 403, "NOT_LOCAL")
+        is_problem(await web.post("/schedules", NIGHTLY, sec_fetch_site="cross-site"), 403, "NOT_LOCAL")
+
+
+async def test_a_wrong_secret_and_an_unknown_id_get_the_same_response(make: Make) -> None:
+    async with make(open_here=False) as web:
+        right = await web.key()
+        wrong = right[:-16] + ("0" * 16 if right[-16:] != "0" * 16 else "1" * 16)
+        answers = [await web.get("/schedules", key=key) for key in (wrong, "tb_live_x_y", "nonsense", "")]
+        bodies = [{k: v for k, v in one.json().items() if k != "requestId"} for one in answers]
+        assert all(body == bodies[0] for body in bodies)
+
+
+async def test_ten_wrong_keys_in_a_minute_block_an_address(make: Make) -> None:
+    async with make(open_here=False) as web:
+        right = await web.key()
+        for _ in range(10):
+            is_problem(await web.get("/schedules", key="wrong"), 401, "UNAUTHORIZED")
+        refused = await web.get("/schedules", key=right)
+        is_problem(refused, 429, "TOO_MANY_WRONG_KEYS")
+        assert int(refused.headers["retry-after"]) > 0
+
+
+async def test_a_key_in_the_url_is_refused(make: Make) -> None:
+    async with make(open_here=False) as web:
+        is_problem(await web.get(f"/schedules?api_key={await web.key()}"), 400, "KEY_IN_URL")
+
+
+async def test_a_key_sees_only_its_tenant(make: Make) -> None:
+    async with make(open_here=False) as web:
+        ours, theirs = await web.key("admin", "ours"), await web.key("admin", "theirs")
+        id_ = (await web.post("/schedules", NIGHTLY, key=ours)).json()["id"]
+        assert (await web.get("/schedules", key=theirs)).json()["items"] == []
+        other = await web.get(f"/schedules/{id_}", key=theirs)
+        gone = await web.get(f"/schedules/{id_[:-1]}{'0' if id_[-1] != '0' else '1'}", key=theirs)
+        problems = [{k: v for k, v in one.json().items() if k != "requestId"} for one in (other, gone)]
+        assert problems[0]["detail"].replace(id_, "?") == problems[1]["detail"].replace(
+            gone.url.path.rpartition("/")[2], "?"
+        )
+        assert other.status_code == gone.status_code == 404
+        is_problem(await web.get("/schedules?tenant=ours", key=theirs), 403, "TENANT_NOT_YOURS")
+        everywhere = await web.key("platform", None)
+        assert [one["id"] for one in (await web.get("/schedules?tenant=ours", key=everywhere)).json()["items"]] == [id_]
+
+
+async def test_roles_are_enforced(make: Make) -> None:
+    async with make(open_here=False) as web:
+        viewer, operator, editor = [await web.key(role) for role in ("viewer", "operator", "editor")]
+        is_problem(await web.post("/schedules", NIGHTLY, key=viewer), 403, "ROLE_TOO_LOW")
+        is_problem(await web.post("/schedules", NIGHTLY, key=operator), 403, "ROLE_TOO_LOW")
+        id_ = (await web.post("/schedules", NIGHTLY, key=editor)).json()["id"]
+        is_problem(await web.post(f"/schedules/{id_}/pause", key=viewer), 403, "ROLE_TOO_LOW")
+        assert (await web.post(f"/schedules/{id_}/pause", key=operator)).status_code == 200
+
+
+async def test_scopes_expiry_and_networks_are_enforced(make: Make) -> None:
+    async with make(open_here=False) as web:
+        now = web.app.clock.now()
+        is_problem(await web.get("/schedules", key=await web.key(scopes=("jobs",))), 403, "SCOPE_MISSING")
+        is_problem(
+            await web.get("/schedules", key=await web.key(expires_at=now - timedelta(seconds=1))), 401, "UNAUTHORIZED"
+        )
+        assert (await web.get("/schedules", key=await web.key(networks=("127.0.0.0/8",)))).status_code == 200
+        is_problem(await web.get("/schedules", key=await web.key(networks=("192.0.2.0/24",))), 401, "UNAUTHORIZED")
+
+
+async def test_a_revoked_key_is_refused_within_5_s(make: Make) -> None:
+    async with make(open_here=False) as web:
+        key = await web.key()
+        assert (await web.get("/schedules", key=key)).status_code == 200
+        await web.app.store.run(api_keys.revoke_key, "default", key.split("_")[2], web.app.clock.now())
+        began = requested = web.app.clock.monotonic()
+        while (await web.get("/schedules", key=key)).status_code == 200:
+            assert requested - began < 5
+            await asyncio.sleep(0.05)
+            requested = web.app.clock.monotonic()  # a stalled machine may request late, which is not a failure
+
+
+async def test_a_repeated_request_gets_the_first_response(make: Make) -> None:
+    async with make() as web:
+        first = await web.post("/schedules", NIGHTLY, idempotency_key="one")
+        again = await web.post("/schedules", NIGHTLY, idempotency_key="one")
+        assert (again.status_code, again.content) == (201, first.content)
+        assert again.headers["idempotency-replayed"] == "true"
+        assert again.headers["etag"] == first.headers["etag"]
+        is_problem(
+            await web.post("/schedules", {**NIGHTLY, "name": "b"}, idempotency_key="one"), 422, "IDEMPOTENCY_KEY_REUSED"
+        )
+        assert len((await web.get("/schedules")).json()["items"]) == 1
+
+
+async def test_concurrent_requests_with_one_idempotency_key_take_effect_once(make: Make) -> None:
+    async with make() as web:
+        answers = await asyncio.gather(*(web.post("/schedules", NIGHTLY, idempotency_key="same") for _ in range(8)))
+        assert {one.status_code for one in answers} == {201}
+        assert len({one.content for one in answers}) == 1
+        assert sum("idempotency-replayed" in one.headers for one in answers) == 7
+
+
+async def test_a_refused_request_leaves_its_idempotency_key_unused(make: Make) -> None:
+    async with make() as web:
+        is_problem(
+            await web.post("/schedules", {**NIGHTLY, "timezone": "X"}, idempotency_key="k"), 422, "INVALID_TIMEZONE"
+        )
+        assert (await web.post("/schedules", NIGHTLY, idempotency_key="k")).status_code == 201
+
+
+async def test_every_change_leaves_one_audit_record_and_refusals_none(make: Make) -> None:
+    async with make(open_here=False) as web:
+        key = await web.key("editor", "acme")
+        id_ = (await web.post("/schedules", NIGHTLY, key=key)).json()["id"]
+        await web.post("/schedules", NIGHTLY, key=key)
+        await web.post(f"/schedules/{id_}/pause", key=key)
+        await web.get(f"/schedules/{id_}", key=key)
+        records = list(await web.app.store.run(audit_log.list_records, "acme", 50, None))
+        assert [(one.action, one.subject) for one in records] == [("schedule.pause", id_), ("schedule.create", id_)]
+        assert records[0].key_id == key.split("_")[2]
+        assert records[0].address == "127.0.0.1"
+        assert records[0].before != records[0].after
+
+
+async def test_invalid_bodies_are_refused_before_anything_is_written(make: Make) -> None:
+    deep = b'{"jobPayload":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    cases = [
+        (b"x" * 300_000, 413, "BODY_TOO_LARGE"),
+        (deep[:200_000], 422, "PAYLOAD_TOO_DEEP"),
+        (b'{"name":"a","name":"b"}', 422, "PAYLOAD_NOT_JSON"),
+        (b'{"jobPayload":NaN}', 422, "PAYLOAD_NOT_JSON"),
+        (b'{"jobPayload":"\\u0000"}', 422, "PAYLOAD_NOT_JSON"),
+        (b'{"jobPayload":"\\ud800"}', 422, "PAYLOAD_NOT_JSON"),
+        (b'{"priority":' + b"9" * 5000 + b"}", 422, "PAYLOAD_NOT_JSON"),
+        (b"{", 400, "INVALID_JSON"),
+        (b"[]", 422, "INVALID_FIELDS"),
+        (b"", 422, "INVALID_FIELDS"),
+    ]
+    async with make() as web:
+        for body, status, code in cases:
+            is_problem(await web.ask("POST", "/schedules", body), status, code)
+        is_problem(await web.ask("POST", "/schedules", b"{}", content_type="text/plain"), 415, "MEDIA_TYPE_UNSUPPORTED")
+        is_problem(await web.ask("POST", "/schedules", b"{}", content_encoding="gzip"), 415, "MEDIA_TYPE_UNSUPPORTED")
+
+
+@pytest.mark.parametrize("operation", [
+    (path, method) for path, methods in v1.build_openapi()["paths"].items() for method in methods
+])  # fmt: skip
+def test_every_operation_declares_its_role_and_action(operation: tuple[str, str]) -> None:
+    path, method = operation
+    details = v1.build_openapi()["paths"][path][method]
+    assert details["x-role"] in ("viewer", "operator", "editor", "admin", "platform")
+    changes = method != "get" and not path.endswith(("/preview", "/heartbeat", "/count"))
+    assert ("x-action" in details) == changes

@@ -1,0 +1,57 @@
+"""The forecast over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from timebell.clock import VirtualClock
+
+from .web import NIGHTLY, is_problem
+
+Make = Callable[..., Any]
+
+
+async def test_the_forecast_counts_runs_per_minute_and_marks_herds(make: Make) -> None:
+    start = datetime(2027, 1, 4, 6, tzinfo=UTC)
+    async with make(clock=VirtualClock(start)) as web:
+        web.app.clock.step((start - web.app.clock.now()).total_seconds())
+        for number in range(12):
+            await web.post(
+                "/schedules", {**NIGHTLY, "name": f"n{number}", "timezone": "UTC", "cronExpression": "0 9 * * *"}
+            )
+        hourly = (
+            await web.post(
+                "/schedules", {**NIGHTLY, "name": "hourly", "timezone": "UTC", "cronExpression": "30 * * * *"}
+            )
+        ).json()
+        paused = (
+            await web.post(
+                "/schedules", {**NIGHTLY, "name": "paused", "timezone": "UTC", "cronExpression": "* * * * *"}
+            )
+        ).json()
+        await web.post(f"/schedules/{paused['id']}/pause")
+        await web.post(f"/schedules/{hourly['id']}/skip-next")
+        await web.app.schedule_at("one.shot", start + timedelta(hours=3, seconds=20))
+        await web.app.schedule_at("one.shot", start + timedelta(hours=3, seconds=20), tenant_id="other")
+        found = (await web.get("/forecast?to=2027-01-04T10:00:00Z")).json()
+        minutes = {one["at"]: (one["schedules"], one["jobs"], one["herd"]) for one in found["minutes"]}
+        assert minutes == {
+            "2027-01-04T07:30:00Z": (1, 0, False), "2027-01-04T08:30:00Z": (1, 0, False),
+            "2027-01-04T09:00:00Z": (12, 1, True), "2027-01-04T09:30:00Z": (1, 0, False),
+        }  # fmt: skip
+        assert (found["total"], found["complete"]) == (16, True)
+        assert len(next(one for one in found["minutes"] if one["herd"])["names"]) == 5
+        is_problem(await web.get("/forecast?to=2027-02-04T10:00:00Z"), 422, "INVALID_RANGE")
+        is_problem(await web.get("/forecast?from=2027-01-05T00:00:00Z&to=2027-01-04T00:00:00Z"), 422, "INVALID_RANGE")
+
+
+async def test_a_large_forecast_is_marked_incomplete(make: Make) -> None:
+    async with make() as web:
+        await web.post("/schedules", {**NIGHTLY, "name": "often", "cronExpression": "* * * * * *", "timezone": "UTC"})
+        now = web.app.clock.now() + timedelta(minutes=1)
+        start, end = (at.isoformat().replace("+00:00", "Z") for at in (now, now + timedelta(days=6)))
+        found = (await web.get(f"/forecast?from={start}&to={end}")).json()
+        assert found["complete"] is False
+        assert 200_000 <= found["total"] <= 200_001

@@ -1,0 +1,135 @@
+"""Limits of the server: the size, number and time of headers and bodies, and the number of concurrent changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from timebell.api import authentication, route, server
+
+from .live import serve
+from .web import NIGHTLY, is_problem
+
+Make = Callable[..., Any]
+GET = b"GET /api/v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+POST = b"POST /api/v1/schedules HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+async def test_header_size_and_count_are_limited(make: Make) -> None:
+    async with make() as web, serve(web) as live:
+        many = b"".join(b"X-%d: 1\r\n" % number for number in range(10_000))
+        assert (await live.send(GET + many + b"\r\n")).split()[1] in (b"400", b"431")
+        some = b"".join(b"X-%d: 1\r\n" % number for number in range(100))
+        refused = await live.send(GET + some + b"Connection: close\r\n\r\n")
+        assert refused.split()[1] == b"431"
+        assert b"HEADERS_TOO_MANY" in refused
+        assert (await live.send(GET + b"X: " + b"x" * 200_000)).split()[1] in (b"400", b"431")
+        assert (await live.send(GET + b"Connection: close\r\n\r\n")).split()[1] == b"200"
+
+
+async def test_a_slow_request_head_is_cut_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_SECONDS", 0.3)
+    async with make() as web, serve(web) as live:
+        began = web.app.clock.monotonic()
+        assert await live.send(GET) == b""
+        assert await live.send(b"") == b""
+        # The limit also applies to the second request of a connection; the first one is in time.
+        monkeypatch.setattr(server, "HEAD_TIMEOUT_SECONDS", 1.0)
+        assert (await live.send(GET + b"\r\n" + GET)).split()[1] == b"200"
+        assert web.app.clock.monotonic() - began < 8
+
+
+async def test_slow_and_oversized_bodies_are_cut_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "BODY_TIMEOUT_SECONDS", 0.3)
+    async with make() as web, serve(web) as live:
+        slow = await live.send(POST + b'Content-Length: 100\r\n\r\n{"name":')
+        assert slow.split()[1] == b"408"
+        assert b"BODY_TOO_SLOW" in slow
+        large = await live.send(POST + b"Content-Length: 999999999\r\n\r\n{")
+        assert large.split()[1] == b"413"
+        endless = POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+        assert (await live.send(endless + (b"10000\r\n" + b"x" * 65_536 + b"\r\n") * 5)).split()[1] == b"413"
+        assert (await web.get("/schedules")).json()["items"] == []
+
+
+async def test_anonymous_clients_learn_no_versions_or_metrics(make: Make) -> None:
+    async with make(open_here=False) as web, serve(web) as live:
+        raw = (await live.send(GET + b"Connection: close\r\n\r\n")).lower()
+        assert raw.split()[1] == b"401"
+        assert b"server:" not in raw
+        for word in (b"uvicorn", b"python", b"timebell/", b"traceback"):
+            assert word not in raw
+        is_problem(await web.get("/metrics"), 404, "NOT_FOUND")
+
+
+async def test_responses_carry_cache_and_security_headers(make: Make) -> None:
+    async with make() as web:
+        created = await web.post("/schedules", NIGHTLY)
+        for answer in (
+            created,
+            await web.get("/schedules"),
+            await web.get("/nothing"),
+            await web.post("/schedules", {}),
+        ):
+            assert answer.headers["cache-control"] == "no-store"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert answer.headers["request-id"]
+        assert created.headers["etag"] == '"1"'
+        assert {"ratelimit", "ratelimit-policy"} <= created.headers.keys()
+
+
+async def test_waiting_changes_are_limited(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_WAITING_CHANGES", 3)
+    async with make() as web:
+        await web.app.open()
+        begin, go, waiting = web.app.store.begin, asyncio.Event(), asyncio.Semaphore(0)
+
+        @asynccontextmanager
+        async def held() -> AsyncIterator[Any]:
+            waiting.release()
+            await go.wait()
+            async with begin() as connection:
+                yield connection
+
+        monkeypatch.setattr(web.app.store, "begin", held)
+        job = {"topic": "a", "timezone": "UTC", "runAt": "2090-01-01T00:00:00Z"}
+        first = [asyncio.create_task(web.post("/jobs", job)) for _ in range(3)]
+        async with asyncio.timeout(60):
+            for _ in first:
+                await waiting.acquire()
+        refused = await web.post("/jobs", job)
+        is_problem(refused, 503, "TOO_BUSY")
+        assert refused.headers["retry-after"] == "1"
+        assert (await web.get("/jobs")).status_code == 200  # reads are not limited
+        go.set()
+        assert {(await one).status_code for one in first} == {201}
+        assert (await web.post("/jobs", job)).status_code == 201
+
+
+async def test_a_flood_of_changes_leaves_connections_to_the_engine(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make() as web:
+        await web.app.open()
+        begin, concurrent, most = web.app.store.begin, 0, 0
+
+        @asynccontextmanager
+        async def counted() -> AsyncIterator[Any]:
+            nonlocal concurrent, most
+            concurrent += 1
+            most = max(most, concurrent)
+            try:
+                async with begin() as connection:
+                    yield connection
+            finally:
+                concurrent -= 1
+
+        monkeypatch.setattr(web.app.store, "begin", counted)
+        job = {"topic": "a", "timezone": "UTC", "runAt": "2090-01-01T00:00:00Z"}
+        created = await asyncio.gather(*(web.post("/jobs", job) for _ in range(60)))
+        assert {one.status_code for one in created} == {201}
+        assert 1 < most <= authentication.MAX_CONCURRENT_CHANGES

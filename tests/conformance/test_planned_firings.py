@@ -1,0 +1,355 @@
+"""Planned firings of triggers: changes of items, the jobs they create, and monthly quotas of tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import select
+
+from timebell.ids import new_id
+from timebell.model.job import Kind
+from timebell.model.operation import OperationState
+from timebell.model.schedule import Action
+from timebell.model.trigger import ChangeSummary, ItemChange, Source, Trigger, TriggerRule, parse_offsets
+from timebell.store.cluster import operations
+from timebell.store.jobs import pre_delivery_check
+from timebell.store.jobs.pre_delivery_check import Decision, DeliveryCheck
+from timebell.store.schema import jobs as jobs_table
+from timebell.store.tenancy import monthly_quota, tenants
+from timebell.store.triggers import planned_firings, sources, triggers
+
+from .helpers import T0, Store, after, claim, end, ending, everything, execute, get, started, stored
+
+HOUR = after(hours=1)
+
+
+async def source(store: Store, name: str = "shifts", **fields: Any) -> Source:
+    made = Source(id=new_id(T0), tenant_id="default", name=name, kind="webhook", created_at=T0, updated_at=T0, **fields)
+    return await store.run(sources.upsert_source, made, T0, replace=True)
+
+
+async def trigger(store: Store, name: str = "start", at: datetime = T0, **rule: Any) -> Trigger:
+    wanted = Trigger(
+        id=new_id(T0), tenant_id="default", name=name, source_id="", source="shifts",
+        rule=TriggerRule(**{"column": "start_at", **rule}), action=Action(topic="t", payload={"say": name}),
+        created_at=T0, updated_at=T0,
+    )  # fmt: skip
+    made, _ = await store.run(triggers.upsert_trigger, wanted, at, replace=True)
+    return made
+
+
+async def scanned(store: Store, at: datetime = T0) -> None:
+    for id_ in await store.run(operations.list_running):
+        while await store.run(operations.advance, id_, at) is not None:
+            pass
+
+
+async def change_item(
+    store: Store, home: Source, version: int | None, start: Any, *, key: str = "42", at: datetime = T0, **more: Any
+) -> ChangeSummary:
+    value = start.isoformat() if isinstance(start, datetime) else start
+    fields = None if start == "gone" else {"start_at": value, **more}
+    return await store.run(planned_firings.apply_changes, home, [ItemChange(key, version, fields)], at)
+
+
+async def pending(store: Store) -> list[tuple[str | None, datetime]]:
+    rows = await execute(store, select(jobs_table.c.key, jobs_table.c.run_at).order_by(jobs_table.c.run_at))
+    return [(row.key, row.run_at) for row in rows]
+
+
+async def decide_checks(store: Store, *ids: str, at: datetime = HOUR) -> dict[str, Decision]:
+    return await store.run(
+        pre_delivery_check.decide, [DeliveryCheck(id_, "default", Kind.TRIGGER, False) for id_ in ids], at
+    )
+
+
+@stored
+async def test_an_item_has_a_job_at_its_instant(store: Store) -> None:
+    """The instant is absolute, and the job has the fields of the item."""
+    home, made = await source(store), await trigger(store)
+    assert await change_item(store, home, 1, HOUR) == ChangeSummary(changed=1, made=1)
+    (planned,) = await everything(store)
+    assert (planned.key, planned.kind) == (f"trigger__{made.id}__42__0", Kind.TRIGGER)
+    assert planned.run_at == planned.scheduled_at == HOUR
+    assert planned.payload == {
+        "triggerId": made.id, "itemId": "42", "boardId": "shifts", "tenantId": "default", "action": {"say": "start"},
+        "scheduledAt": "2027-03-01T13:00:00Z", "offset": "0",
+    }  # fmt: skip
+
+
+@stored
+async def test_an_edited_item_moves_its_job_and_links_both_jobs(store: Store) -> None:
+    """The moved reminder is created, and the old one is not sent."""
+    home, _ = await source(store), await trigger(store)
+    await change_item(store, home, 1, HOUR)
+    (old,) = await everything(store)
+    assert await change_item(store, home, 2, after(hours=2)) == ChangeSummary(changed=1, made=1, cancelled=1)
+    was, new = await everything(store)
+    assert (was.id, was.state, was.reason, was.replaced_by) == (old.id, "cancelled", "rescheduled", new.id)
+    assert (new.state, new.run_at, new.replaces, new.key) == ("pending", after(hours=2), old.id, old.key)
+
+
+@stored
+async def test_changes_that_are_not_newer_have_no_effect_in_any_order(store: Store) -> None:
+    """An old date never overwrites a newer one."""
+    home, _ = await source(store), await trigger(store)
+    changes = [ItemChange("42", version, {"start_at": after(hours=version).isoformat()}) for version in range(1, 21)]
+    for shuffled in (changes[::-1], changes, changes[10:] + changes[:10]):
+        for change in shuffled:
+            await store.run(planned_firings.apply_changes, home, [change], T0)
+        await store.run(planned_firings.apply_changes, home, shuffled, T0)
+    assert [at for _, at in await pending(store)] == [after(hours=20)]
+    assert len(await everything(store)) == 1
+    assert (await change_item(store, home, 3, "gone")).stale == 1
+    assert (await change_item(store, home, 21, after(hours=20))).same == 1
+
+
+@stored
+async def test_clearing_deleting_and_past_dating_cancel_the_job_for_good(store: Store) -> None:
+    home, _ = await source(store), await trigger(store)
+    for version, ended in ((10, None), (20, "gone"), (30, after(hours=-1)), (40, "soon")):
+        assert (await change_item(store, home, version, HOUR)).made == 1
+        assert (await change_item(store, home, version + 1, ended)).cancelled == 1
+        assert await pending(store) == []
+        assert (await change_item(store, home, version, HOUR)).stale == 1
+    assert {one.reason for one in await everything(store)} == {"withdrawn"}
+
+
+@stored
+async def test_a_late_change_fires_within_the_grace_period(store: Store) -> None:
+    """A reminder that is 40 s late is not lost."""
+    home, _ = await source(store), await trigger(store, grace=60.0)
+    assert (await change_item(store, home, 1, after(seconds=-40))).made == 1
+    assert (await change_item(store, home, 1, after(seconds=-61), key="43")).late == 1
+    assert [at for _, at in await pending(store)] == [after(seconds=-40)]
+
+
+@stored
+async def test_an_instant_fires_once_and_a_new_date_fires_again(store: Store) -> None:
+    """A fired occurrence does not block a new one."""
+    home, _ = await source(store), await trigger(store)
+    await change_item(store, home, 1, HOUR)
+    (attempt,) = await claim(store, HOUR)
+    assert (await decide_checks(store, attempt.id))[attempt.id].state is None
+    await end(store, ending(attempt, at=HOUR))
+    for version in (2, 3):
+        assert (await change_item(store, home, version, HOUR, at=HOUR, title=str(version))).made == 0
+    assert (await change_item(store, home, 4, after(hours=2), at=HOUR)).made == 1
+    assert (await change_item(store, home, 5, HOUR, at=HOUR)) == ChangeSummary(changed=1, cancelled=1)
+    assert (await change_item(store, home, 6, after(hours=3), at=HOUR)).made == 1
+
+
+@stored
+async def test_each_offset_and_recipient_has_its_own_job(store: Store) -> None:
+    """One job for each recipient and reminder."""
+    home = await source(store)
+    await trigger(store, offsets=parse_offsets(["-15m", "0"]), recipients="users")
+    await change_item(store, home, 1, HOUR, users=["ana", "bo"])
+    made = await everything(store)
+    assert sorted((one.owner_id, one.payload["recipient"], one.run_at) for one in made) == sorted(
+        (who, who, at) for who in ("ana", "bo") for at in (HOUR, HOUR - timedelta(minutes=15))
+    )
+    assert await change_item(store, home, 2, HOUR, users=["bo", "cy"]) == ChangeSummary(changed=1, made=2, cancelled=2)
+    assert sorted({one.owner_id or "" for one in await everything(store) if one.state == "pending"}) == ["bo", "cy"]
+
+
+@stored
+async def test_several_triggers_on_one_column_all_work(store: Store) -> None:
+    home = await source(store)
+    for name in ("one", "two", "three"):
+        await trigger(store, name)
+    assert (await change_item(store, home, 1, HOUR)).made == 3
+    assert (await change_item(store, home, 2, after(hours=2))) == ChangeSummary(changed=1, made=3, cancelled=3)
+
+
+@stored
+async def test_a_new_trigger_plans_existing_items(store: Store) -> None:
+    """Items edited during the scan are not missed."""
+    home = await source(store)
+    for number in range(450):
+        await change_item(store, home, 1, HOUR if number % 10 else "soon", key=f"{number}")
+    await change_item(store, home, 1, "gone", key="449")
+    made = await trigger(store)
+    (id_,) = await store.run(operations.list_running)
+    assert await store.run(operations.advance, id_, T0) is not None
+    await change_item(store, home, 2, after(hours=5), key="7")  # meanwhile
+    await scanned(store)
+    done = await store.run(operations.find_operation, "default", id_)
+    assert done is not None
+    assert (done.state, done.done, done.skipped) == (OperationState.COMPLETED, 405, 45)
+    assert len(await pending(store)) == 405
+    await store.run(triggers.start_scan, made, T0, None)
+    await scanned(store)
+    assert len(await pending(store)) == 405
+
+
+@stored
+async def test_an_edit_of_a_trigger_recreates_its_future_jobs(store: Store) -> None:
+    home, made = await source(store), await trigger(store, offsets=parse_offsets(["-15m", "0"]))
+    await change_item(store, home, 1, HOUR)
+    again = await trigger(store, offsets=parse_offsets(["0", "+1d"]))
+    assert (again.id, again.revision) == (made.id, 2)
+    await scanned(store)
+    assert [at for _, at in await pending(store)] == [HOUR, after(hours=25)]
+    _, begun = await store.run(triggers.upsert_trigger, again, T0, replace=True)
+    assert begun is None
+
+
+@stored
+async def test_deleting_a_trigger_cancels_its_jobs(store: Store) -> None:
+    home, _ = await source(store), await trigger(store)
+    await scanned(store)
+    await change_item(store, home, 1, HOUR)
+    await change_item(store, home, 1, HOUR, key="43")
+    (attempt, _) = await claim(store, HOUR)
+    await store.run(triggers.delete_trigger, "default", "start", T0, None)
+    assert (await decide_checks(store, attempt.id))[attempt.id].state == "cancelled"
+    await scanned(store)
+    assert await pending(store) == [(None, HOUR)] * 2  # both run, and the check before delivery cancels them
+    assert await execute(store, select(planned_firings.firings)) == []
+
+
+@stored
+async def test_a_started_job_does_not_block_the_new_date(store: Store) -> None:
+    """Of a cancel and a started job, exactly one wins."""
+    home, _ = await source(store), await trigger(store)
+    await change_item(store, home, 1, HOUR)
+    (attempt,) = await claim(store, HOUR)
+    assert await change_item(store, home, 2, after(hours=2), at=HOUR) == ChangeSummary(changed=1, made=1)
+    ruling = (await decide_checks(store, attempt.id))[attempt.id]
+    assert (ruling.state, ruling.reason) == ("cancelled", "withdrawn")
+    assert [at for _, at in await pending(store)] == [HOUR, after(hours=2)]
+
+
+@stored
+async def test_conditions_are_evaluated_with_the_current_fields(store: Store) -> None:
+    """The verdict and its inputs are stored."""
+    from timebell.model import condition
+
+    home, _ = await source(store), await trigger(store, condition=condition.parse_comparisons({"status": "active"}))
+    await change_item(store, home, 1, HOUR, status="active")
+    await change_item(store, home, 1, HOUR, status="active", key="43")
+    await change_item(store, home, 2, HOUR, status="done", key="43")
+    first, second = sorted(await claim(store, HOUR), key=lambda one: one.payload)
+    rulings = await decide_checks(store, first.id, second.id)
+    assert rulings[first.id].state is None
+    assert rulings[first.id].verdict == {"holds": True, "failed": None, "inputs": {"status": "active"}}
+    assert (rulings[second.id].state, rulings[second.id].reason) == ("skipped", "condition")
+    assert rulings[second.id].verdict["failed"]["field"] == "status"  # type: ignore[index]
+
+
+@stored
+async def test_paused_and_orphaned_firings_are_skipped_until_resumed(store: Store) -> None:
+    home, _ = await source(store), await trigger(store)
+    await change_item(store, home, 1, HOUR)
+    (attempt,) = await claim(store, HOUR)
+    await store.run(triggers.set_enabled, "default", "start", "holiday", T0, enabled=False)
+    assert (await decide_checks(store, attempt.id))[attempt.id].reason == "paused"
+    await store.run(triggers.set_enabled, "default", "start", None, T0, enabled=True)
+    await store.run(sources.set_orphaned, home.id, "Board orphaned (404)", T0)
+    ruling = (await decide_checks(store, attempt.id))[attempt.id]
+    assert (ruling.reason, ruling.error) == ("orphaned", "Board orphaned (404)")
+    await store.run(sources.set_orphaned, home.id, None, T0)
+    assert (await decide_checks(store, attempt.id))[attempt.id].state is None
+
+
+@stored
+async def test_a_monthly_quota_allows_exactly_its_limit(store: Store) -> None:
+    """Quota is reserved at fire time, and skips use none."""
+    await store.run(tenants.upsert_tenant, "default", {"jobs_per_month": 50}, T0)
+    assert await store.run(monthly_quota.list_metered_tenants) == {"default"}
+    ids = [(await started(store)).id for _ in range(100)]
+    asked = [[DeliveryCheck(id_, "default", "once", False) for id_ in ids[at : at + 10]] for at in range(0, 100, 10)]
+    rulings: dict[str, Decision] = {}
+    for found in await asyncio.gather(*(store.run(pre_delivery_check.decide, some, T0) for some in asked)):
+        rulings |= found
+    assert sum(one.state is None for one in rulings.values()) == 50
+    refused = [one for one in rulings.values() if one.state is not None]
+    assert {(one.state, one.reason, one.error) for one in refused} == {
+        ("skipped", "quota", "Monthly limit reached (50/50)")
+    }
+    assert (await store.run(monthly_quota.get_monthly_usage, "default", T0)).used == 50
+    passed = next(id_ for id_, one in rulings.items() if one.state is None)
+    again = await store.run(pre_delivery_check.decide, [DeliveryCheck(passed, "default", "once", False)], T0)
+    assert again[passed].state is None  # charged once, however many attempts it has
+    assert (await store.run(monthly_quota.get_monthly_usage, "default", T0)).used == 50
+
+
+@stored
+async def test_a_month_starts_in_the_zone_of_the_tenant(store: Store) -> None:
+    """Months follow the time zone of the tenant."""
+    await store.run(tenants.upsert_tenant, "default", {"jobs_per_month": 1}, T0, "Pacific/Auckland")
+    late, early = datetime.fromisoformat("2027-03-31T10:59:59Z"), datetime.fromisoformat("2027-03-31T11:00:00Z")
+    for at, month in ((late, "2027-03"), (early, "2027-04")):
+        attempt = await started(store)
+        assert (await store.run(pre_delivery_check.decide, [DeliveryCheck(attempt.id, "default", "once", False)], at))[
+            attempt.id
+        ].state is None
+        found = await store.run(monthly_quota.get_monthly_usage, "default", at)
+        assert (found.month, found.used, found.timezone) == (month, 1, "Pacific/Auckland")
+    assert (await store.run(monthly_quota.get_monthly_usage, "default", late)).ends_at == early
+
+
+@stored
+async def test_simultaneous_changes_of_one_item_leave_one_job(store: Store) -> None:
+    """One item never has two pending jobs of one trigger."""
+    home, _ = await source(store), await trigger(store)
+    await asyncio.gather(*(change_item(store, home, version, after(hours=version)) for version in range(1, 31)))
+    assert [at for _, at in await pending(store)] == [after(hours=30)]
+
+
+@stored
+async def test_old_firings_are_deleted_and_future_ones_are_not(store: Store) -> None:
+    home, _ = await source(store), await trigger(store)
+    await change_item(store, home, 1, HOUR)
+    await change_item(store, home, 1, after(days=90), key="43")
+    await change_item(store, home, 1, after(days=90), key="44")
+    await change_item(store, home, 2, "gone", key="44")
+    (attempt,) = await claim(store, HOUR)
+    await end(store, ending(attempt, at=HOUR))
+    assert (
+        await store.run(planned_firings.prune_firings_and_items, after(days=59), 100) == 1
+    )  # 44 has no fired job and is not planned any more
+    assert await store.run(planned_firings.prune_firings_and_items, after(days=61), 100) == 2
+    assert {one.key for one in await store.run(sources.list_items, home.id, 10, None)} == {"42", "43"}
+    assert await change_item(store, home, 2, HOUR, title="edited", at=after(days=61)) == ChangeSummary(
+        changed=1, late=1
+    )
+    assert len(await pending(store)) == 1
+
+
+@stored
+async def test_erasure_removes_an_owner_from_items_and_firings(store: Store) -> None:
+    from timebell.store.jobs import erasure
+
+    home, _ = await source(store), await trigger(store, recipients="users")
+    await change_item(store, home, 1, HOUR, users=["ana", "bo"], note="both")
+    await change_item(store, home, 1, HOUR, key="43", users="ana", note="hers")
+    await change_item(store, home, 1, HOUR, key="44", users=["joana"], note="of somebody else")
+    erased = await store.run(erasure.erase, "default", "ana", T0)
+    assert (erased.prevented, erased.items) == (2, 2)
+    known = {one.key: one.fields for one in await store.run(sources.list_items, home.id, 10, None)}
+    assert known["42"] == {"start_at": HOUR.isoformat(), "users": ["bo"], "note": "both"}
+    assert known["43"] is None
+    assert (known["44"] or {})["users"] == ["joana"]
+    left = await execute(
+        store, select(planned_firings.firings.c.recipient).order_by(planned_firings.firings.c.recipient)
+    )
+    assert [row.recipient for row in left] == ["bo", "joana"]
+    assert (await change_item(store, home, 1, HOUR, key="43", users="ana")).stale == 1
+    assert not [one for one in await everything(store) if one.owner_id == "ana" or one.payload == "ana"]
+    assert {one.owner_id for one in await everything(store) if one.state == "pending"} == {"bo", "joana"}
+
+
+@stored
+async def test_a_manually_rescheduled_job_of_a_trigger_becomes_a_one_time_job(store: Store) -> None:
+    from timebell.store.jobs import repository
+
+    home, _ = await source(store), await trigger(store)
+    await change_item(store, home, 1, HOUR)
+    (planned,) = await everything(store)
+    moved = new_id(T0)
+    await store.run(repository.reschedule, None, planned.id, moved, lambda zone: {"run_at": HOUR, "timezone": zone}, T0)
+    assert (await get(store, moved)).kind is Kind.ONCE

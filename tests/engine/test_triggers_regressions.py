@@ -1,0 +1,143 @@
+"""Known faults of reminder products built on item webhooks, one test each, end to end and on virtual time.
+
+The missing board is tested in test_monday.py, and a thousand webhooks in tests/api/test_inbound_webhooks_monday.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Any
+
+from timebell import Arrived, Timebell
+from timebell.store.tenancy import tenants
+
+from .world import QUIET, Log, World, after, engine, jobs, offset, outcomes, virtual
+
+
+def item(key: str, version: int, at: datetime | None) -> dict[str, Any]:
+    return {"key": key, "version": version, "fields": {"due": at and at.isoformat()}}
+
+
+async def board(app: Timebell, **options: Any) -> None:
+    await app.triggers.put_source("board")
+    await app.triggers.put("due", "board", "due", "item.due", **options)
+
+
+@virtual
+async def test_an_item_that_fired_fires_again_after_its_date_changes(world: World) -> None:
+    app = world.app()
+    log = app.on("item.due")(Log())
+    async with engine(app, **QUIET):
+        await board(app)
+        await app.triggers.put_items("board", [item("1", 1, after(hours=1))])
+        await world.advance(hours=2)
+        await app.triggers.put_items("board", [item("1", 2, after(hours=3))])  # like a webhook
+        await world.advance(hours=2)
+        await app.triggers.put_items("board", [item("1", 3, after(hours=5))])
+        await app.triggers.scan("due")  # and like a scan
+        await world.advance(hours=2)
+    assert [offset(event.fired_at) for event in log.events] == [3600, 3 * 3600, 5 * 3600]
+
+
+@virtual
+async def test_an_older_version_never_overwrites_a_newer_one(world: World) -> None:
+    app = world.app()
+    log = app.on("item.due")(Log())
+    async with engine(app, **QUIET):
+        await board(app)
+        for version in (1, 3, 2, 3, 1):
+            await app.triggers.put_items("board", [item("1", version, after(hours=version))])
+        await world.advance(hours=4)
+    assert [offset(event.fired_at) for event in log.events] == [3 * 3600]
+
+
+@virtual
+async def test_pending_firings_survive_a_restart(world: World) -> None:
+    first = world.app()
+    async with engine(first, **QUIET):
+        await board(first)
+        await first.triggers.put_items("board", [item(str(key), 1, after(hours=1)) for key in range(100)])
+    second = world.app()
+    log = second.on("item.due")(Log())
+    async with engine(second, **QUIET):
+        await world.advance(hours=2)
+    assert sorted(int(event.payload["itemId"]) for event in log.events) == list(range(100))
+
+
+@virtual
+async def test_a_webhook_that_arrives_40_seconds_late_still_fires(world: World) -> None:
+    app = world.app()
+    log = app.on("item.due")(Log())
+    async with engine(app, **QUIET):
+        await board(app)
+        await world.advance(minutes=10)
+        late = await app.triggers.put_items("board", [item("1", 1, after(minutes=10, seconds=-40))])
+        old = await app.triggers.put_items("board", [item("2", 1, after(minutes=1))])
+        assert (late.made, old.made, old.late) == (1, 0, 1)
+        await world.advance(seconds=5)
+    assert [event.payload["itemId"] for event in log.events] == ["1"]
+
+
+@virtual
+async def test_a_monthly_limit_holds_for_simultaneous_firings(world: World) -> None:
+    app = world.app()
+    log = app.on("item.due")(Log())
+    await app.open()
+    await app.store.run(tenants.upsert_tenant, "default", {"jobs_per_month": 25}, world.clock.now())
+    async with engine(app, **QUIET):
+        await board(app)
+        await app.triggers.put_items("board", [item(str(key), 1, after(hours=1)) for key in range(100)])
+        await world.advance(hours=2)
+    assert len(log.events) == 25
+    skipped = [job for job in await jobs(app) if job.state == "skipped"]
+    assert {job.error for job in skipped} == {"Monthly limit reached (25/25)"}
+    assert len(skipped) == 75
+
+
+@virtual
+async def test_changes_during_a_scan_are_neither_missed_nor_planned_twice(world: World) -> None:
+    app = world.app()
+    log = app.on("item.due")(Log())
+    async with engine(app, **QUIET):
+        await app.triggers.put_source("board")
+        await app.triggers.put_items("board", [item(str(key), 1, after(hours=1)) for key in range(1200)])
+        await app.triggers.put("due", "board", "due", "item.due")
+        # The scan has just started: these items are edited, added and cleared meanwhile.
+        edited = [item(str(key), 2, after(hours=2)) for key in range(0, 1200, 100)]
+        await app.triggers.put_items("board", [*edited, item("new", 1, after(hours=2)), item("1", 2, None)])
+        await world.advance(hours=3)
+    fired = {event.payload["itemId"]: offset(event.fired_at) for event in log.events}
+    assert len(log.events) == len(fired) == 1200
+    assert {key for key, at in fired.items() if at == 7200} == {*(str(key) for key in range(0, 1200, 100)), "new"}
+    assert "1" not in fired
+
+
+@virtual
+async def test_a_cancel_racing_a_firing_has_one_winner(world: World) -> None:
+    app = world.app()
+    started, may_finish = asyncio.Event(), asyncio.Event()
+
+    @app.on("item.due")
+    async def due(event: Arrived) -> None:
+        started.set()
+        await may_finish.wait()
+
+    async with engine(app, **QUIET):
+        await board(app)
+        await app.triggers.put_items("board", [item("1", 1, after(hours=1))])
+        await world.advance(hours=1, seconds=1)
+        assert started.is_set()
+        # The job has started: the edit creates the new one without an error, and the old one finishes.
+        moved = await app.triggers.put_items("board", [item("1", 2, after(hours=2))])
+        assert (moved.made, moved.cancelled) == (1, 0)
+        may_finish.set()
+        await world.advance(hours=2)
+        # The job has not started: the edit wins, and nothing is delivered.
+        await app.triggers.put_items("board", [item("1", 3, after(hours=5))])
+        cleared = await app.triggers.put_items("board", [item("1", 4, None)])
+        assert (cleared.made, cleared.cancelled) == (0, 1)
+        await world.advance(hours=5)
+    assert sorted(await outcomes(app)) == [
+        (3600, "completed", None), (7200, "completed", None), (5 * 3600, "cancelled", "withdrawn"),
+    ]  # fmt: skip

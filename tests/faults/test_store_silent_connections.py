@@ -1,0 +1,85 @@
+"""Pooled connections on which the network went silent do not delay new connections."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import datetime
+from urllib.parse import urlsplit, urlunsplit
+
+from timebell.errors import StoreUnreachable
+from timebell.store.dialects.postgres.store import PostgresStore
+
+COUNT = 6
+TIMEOUT_SECONDS = 10.0  # seconds; to end each silent one in good order takes longer
+
+
+class Relay:
+    """A TCP relay whose connections can be silenced or cut."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._to = host, port
+        self.clients: list[asyncio.StreamWriter] = []
+        self._servers: list[asyncio.StreamWriter] = []
+        self._ways: set[asyncio.Task[None]] = set()
+        self.last: asyncio.StreamWriter | None = None
+        """Of who spoke last."""
+
+    async def start(self) -> int:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        self._server.close()
+        self.silence()
+        for writer in (*self.clients, *self._servers):
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    def silence(self) -> None:
+        """Silence all open connections."""
+        for way in self._ways:
+            way.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.clients.append(writer)
+        there, back = await asyncio.open_connection(*self._to)
+        self._servers.append(back)
+        for source, sink in ((reader, back), (there, writer)):
+            way = asyncio.create_task(self._pass(source, sink, writer))
+            self._ways.add(way)
+            way.add_done_callback(self._ways.discard)
+
+    async def _pass(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, client: asyncio.StreamWriter
+    ) -> None:
+        with suppress(OSError):
+            while data := await source.read(65_536):
+                self.last = client
+                sink.write(data)
+                await sink.drain()
+            sink.close()
+
+
+def test_a_cut_connection_is_replaced_without_waiting_for_silent_ones(postgres_url: str) -> None:
+    async def body() -> datetime:
+        parts = urlsplit(postgres_url)
+        relay = Relay(parts.hostname or "", parts.port or 5432)
+        port = await relay.start()
+        store = PostgresStore(urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}")))
+        try:
+            await asyncio.gather(*(store.read_clock() for _ in range(COUNT)))
+            await store.read_clock()  # on one that the next takes, too
+            relay.silence()
+            assert relay.last is not None
+            relay.last.transport.abort()
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while True:
+                    with suppress(StoreUnreachable):
+                        return await store.read_clock()
+        finally:
+            await store.close()
+            await relay.close()
+
+    assert asyncio.run(body()).tzinfo is not None

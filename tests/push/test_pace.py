@@ -1,0 +1,49 @@
+"""The sending pace: it stays within the quota, slows down on quota errors, and recovers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from timebell.targets.push.pace import BURST_SECONDS, QUOTA_SHARE, Pace
+
+STEPS = st.lists(
+    st.tuples(st.floats(0, 30), st.integers(1, 2_000), st.none() | st.integers(0, 90)), min_size=1, max_size=40
+)
+
+
+@settings(max_examples=50)
+@given(st.integers(60, 60_000), STEPS)
+def test_the_pace_stays_within_the_quota_and_sends_nothing_while_paused(per_minute: int, steps: Any) -> None:
+    pace, now, total = Pace(per_minute, 0.0), 0.0, 0
+    for passed, wanted, exceeded in steps:
+        now += passed
+        granted = pace.take(wanted, now)
+        assert 0 <= granted <= wanted
+        assert not granted or now >= pace.paused_until
+        total += granted
+        assert total <= per_minute / 60 * QUOTA_SHARE * (now + BURST_SECONDS) + 1
+        if exceeded is not None:
+            pace.slow_down(now, exceeded)
+            assert pace.take(10, now) == 0 or exceeded == 0
+        assert pace.take(0, now) == 0
+
+
+def test_slowing_down_removes_the_burst() -> None:
+    pace = Pace(60_000, 0.0)
+    pace.slow_down(0.0, 0.0)
+    assert pace.take(1_000, 0.0) <= 1
+
+
+def test_the_rate_halves_and_recovers_within_a_minute() -> None:
+    pace = Pace(60_000, 0.0)
+    for _ in range(50):  # simultaneous quota errors
+        pace.slow_down(100.0, 5.0)
+    assert pace.rate == pace.full_rate / 2
+    assert pace.take(10, 104.9) == 0
+    assert pace.seconds_until_next(104.0) == 1.0
+    pace.take(10, 105.0)
+    pace.take(10, 136.0)
+    assert pace.rate == pace.full_rate

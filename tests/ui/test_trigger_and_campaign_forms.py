@@ -1,0 +1,188 @@
+"""Forms of triggers and campaigns with their previews, and errors during fragment requests."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from timebell.dashboard.trigger_form import parse_conditions
+from timebell.errors import StoreError
+
+from .browser import Browser
+
+Serve = Callable[..., Any]
+
+
+def plain_text(text: str) -> str:
+    """Return the text of a page without tags."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", text)))
+
+
+async def _create_source(browser: Browser) -> None:
+    await browser.web.post("/api/v1/sources", {"name": "shifts"})
+    rows = [
+        {"start": "2040-01-01T09:00:00", "who": ["ana", "bob"], "state": "active"},
+        {"start": "2040-01-01T08:00:00", "who": "eve", "state": "off"},
+        {"start": "2001-01-01T08:00:00", "who": "old", "state": "active"},
+        {"start": None, "who": "dan", "state": "active"},
+        {"start": "soon", "who": "kim", "state": "active"},
+    ]
+    items = [{"key": f"row-{n}", "version": 1, "fields": fields} for n, fields in enumerate(rows)]
+    assert (await browser.web.post("/api/v1/sources/shifts/items", {"items": items})).status_code == 200
+
+
+TRIGGER = {
+    "name": "shift-soon", "source": "shifts", "column": "start", "offsets": "-15m, +1d", "timezone": "Asia/Seoul",
+    "recipients": "who", "condition": "state eq active", "topic": "shift.soon", "payload": '{"say": "hello"}',
+    "graceSeconds": "60",
+}  # fmt: skip
+
+
+async def test_the_trigger_form_previews_firings_and_creates_the_trigger(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        form = "/ui/new/trigger"
+        assert "No source yet" in (await browser.get(form)).text
+        await _create_source(browser)
+        assert f'href="{form}"' in (await browser.get("/ui/triggers")).text
+        shown = plain_text((await browser.client.get(f"{form}/preview", params=TRIGGER)).text)
+        assert "15 min before and 1 day after start , for each in who , if state is active" in shown
+        assert "Sun 01 Jan 2040, 08:45:00 KST row-0, for ana" in shown
+        assert "Mon 02 Jan 2040, 09:00:00 KST row-0, for bob" in shown
+        summary = "Of 5 items, 1 in the past, 1 without a date, 1 excluded by conditions, 1 unreadable"
+        assert summary in shown
+        for wrong, word in (
+            ({"offsets": "-1y"}, "offset is '-1y'"), ({"condition": "state like x"}, "no operator 'like'"),
+            ({"timezone": "Mars/Base"}, "Mars/Base"), ({"payload": "{"}, "JSON"), ({"graceSeconds": "long"}, "number"),
+            ({"column": ""}, "column"),
+        ):  # fmt: skip
+            refused = await browser.submit(form, form, **{**TRIGGER, **wrong})
+            assert refused.status_code in (400, 422), refused.text
+            assert word in html.unescape(refused.text), word
+            assert 'value="shift-soon"' in refused.text  # the form keeps its input
+        created = await browser.submit(form, form, **TRIGGER)
+        assert created.headers["location"] == "/ui/triggers/shift-soon?did=watching"
+        trigger = (await browser.web.get("/api/v1/triggers/shift-soon")).json()
+        assert (trigger["offsets"], trigger["graceSeconds"], trigger["payload"]) == (
+            ["-15m", "+1d"],
+            60,
+            {"say": "hello"},
+        )
+        assert trigger["condition"] == [{"field": "state", "op": "eq", "value": "active"}]
+        duplicate = await browser.submit(form, form, **TRIGGER)
+        assert duplicate.status_code == 409
+
+
+def test_conditions_are_parsed_from_lines() -> None:
+    text = 'a eq 1\nb in ["x", "y"]\n\nc not_empty\nd ne two words'
+    parsed = [(each["field"], each["op"], each.get("value")) for each in parse_conditions(text)]
+    assert parsed == [("a", "eq", 1), ("b", "in", ["x", "y"]), ("c", "not_empty", None), ("d", "ne", "two words")]
+
+
+CAMPAIGN = {
+    "title": "Hello", "body": "You", "when": "local", "at": "2040-01-01T09:00", "timezone": "Asia/Seoul",
+    "name": "new year", "chunkSize": "2", "chunkDelayMs": "1000", "quietStart": "21:00", "quietEnd": "10:00",
+    "quietThen": "skip", "canarySize": "1", "canaryRate": "10", "data": '{"screen": "today"}', "approveAbove": "3",
+}  # fmt: skip
+
+
+async def test_the_campaign_form_previews_the_timetable_and_creates_the_campaign(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        form = "/ui/new/campaign"
+        await browser.app.devices.register_many([
+            {"token": f"token-of-a-phone-{n:04}", "timezone": ("Asia/Seoul", "Europe/Paris")[n % 2]} for n in range(6)
+        ])  # fmt: skip
+        assert "has no send time" in (await browser.get(form)).text
+        preview = f"{form}/preview"
+        without_quiet_hours = {**CAMPAIGN, "quietStart": "", "quietEnd": ""}
+        shown = plain_text((await browser.client.get(preview, params=without_quiet_hours)).text)
+        assert "6 devices" in shown
+        assert re.search(r"Asia/Seoul Sun 01 Jan 2040, 09:00 KST Sun 01 Jan 2040, 09:00 KST 3", shown), shown
+        assert "Europe/Paris Sun 01 Jan 2040, 09:00 CET" in shown
+        assert '"screen": "today"' in shown
+        excluded = plain_text((await browser.client.get(preview, params=CAMPAIGN)).text)
+        assert "3 in Europe/Paris excluded : in quiet hours" in excluded
+        recurring = {**without_quiet_hours, "when": "cron", "at": "0 9 * * 1-5"}
+        assert plain_text((await browser.client.get(preview, params=recurring)).text).count("09:00:00 KST") == 6
+        immediate = plain_text(
+            (await browser.client.get(preview, params={**without_quiet_hours, "when": "now", "at": ""})).text
+        )
+        assert "Sending starts immediately" in immediate
+        for wrong, word in (
+            ({"at": ""}, "no send time"), ({"filters": '{"colour": "red"}'}, "colour"), ({"data": "["}, "JSON"),
+            ({"marketing": "1"}, "consent"), ({"chunkSize": "501"}, "chunkSize"), ({"when": "then"}, "no send time"),
+        ):  # fmt: skip
+            refused = await browser.submit(form, form, **{**CAMPAIGN, **wrong})
+            assert refused.status_code in (400, 422), refused.text
+            assert word in html.unescape(refused.text), word
+            assert 'value="new year"' in refused.text
+        created = await browser.submit(form, form, **CAMPAIGN)
+        page = created.headers["location"].split("?")[0]
+        campaign = (await browser.web.get(page.replace("/ui", "/api/v1"))).json()
+        sent = (campaign["localTime"], campaign["timezone"], campaign["chunkDelayMs"])
+        assert sent == ("2040-01-01T09:00:00", "Asia/Seoul", 1000)
+        assert (campaign["canary"], campaign["approveAbove"]) == ({"size": 1, "maxErrorRate": 0.1}, 3)
+        scheduled = await browser.submit(form, form, **{**recurring, "name": "weekdays"})
+        assert scheduled.headers["location"].startswith("/ui/schedules/")
+
+
+@pytest.mark.parametrize("form", ["/ui/new/trigger", "/ui/new/campaign", "/ui/schedules/new/test"])
+async def test_operators_cannot_create_anything_in_forms(serve_sqlite: Serve, form: str) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        await _create_source(browser)
+        await browser.create_user("olga", "operator")
+        await browser.sign_in("olga")
+        for page in ("/ui/triggers", "/ui/campaigns"):
+            assert "/ui/new/" not in (await browser.get(page)).text
+        token = re.search(r'name="_token" value="(\w+)"', (await browser.get("/ui/")).text)
+        assert token is not None
+        fields = (
+            {"kind": "cron", "when": "0 9 * * *"} if "schedules" in form else TRIGGER if "trigger" in form else CAMPAIGN
+        )
+        refused = await browser.post_form(form, {"_token": token[1], "topic": "tea.ready", **fields})
+        assert refused.status_code == 403, plain_text(refused.text)
+        assert "ROLE_TOO_LOW" in refused.text
+        for collection in ("triggers", "campaigns", "jobs"):
+            assert (await browser.web.get(f"/api/v1/{collection}")).json()["items"] == []
+
+
+async def test_the_schedule_form_runs_its_job_once(serve_sqlite: Serve) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        form = "/ui/schedules/new"
+        fields = {"kind": "cron", "when": "0 9 * * *", "timezone": "UTC", "topic": "tea.ready", "payload": '{"to": 1}'}
+        fired = await browser.submit(form, f"{form}/test", **fields, maxRetries="2")
+        assert fired.status_code == 303, plain_text(fired.text)
+        page = fired.headers["location"].split("?")[0]
+        job = (await browser.web.get(page.replace("/ui", "/api/v1"))).json()
+        assert (job["topic"], job["payload"], job["scheduleId"]) == ("tea.ready", {"to": 1}, None)
+        assert job["retry"]["attempts"] == 3
+        assert "No schedule was created" in (await browser.get(fired.headers["location"])).text
+        assert (await browser.web.get("/api/v1/schedules")).json()["items"] == []
+        wrong = await browser.submit(form, f"{form}/test", **{**fields, "topic": ""})
+        assert wrong.status_code == 422
+
+
+async def test_an_error_of_a_fragment_request_is_rendered_as_a_fragment(
+    serve_sqlite: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve_sqlite(allow_local=True) as browser:
+        assert (await browser.get("/ui/campaigns")).status_code == 200
+
+        async def fail(*_: object, **__: object) -> None:
+            raise StoreError("gone")
+
+        monkeypatch.setattr(browser.app.store, "run", fail)
+        fragment = await browser.get("/ui/campaigns", hx_request="true")
+        assert fragment.status_code == 503
+        assert 'role="alert"' in fragment.text
+        assert "<html" not in fragment.text
+        assert "<nav" not in fragment.text
+
+
+async def test_a_fragment_request_without_a_session_reloads_the_page(serve_sqlite: Serve) -> None:
+    async with serve_sqlite() as browser:
+        answer = await browser.get("/ui/runs", hx_request="true")
+        assert (answer.status_code, answer.headers["hx-refresh"]) == (401, "true")

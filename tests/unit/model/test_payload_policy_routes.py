@@ -1,0 +1,158 @@
+"""Payloads, retries, routes and cursors: valid values round-trip, invalid ones are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timebell.errors import InvalidInput, InvalidPayload
+from timebell.model import page
+from timebell.model.payload import MAX_DEPTH, MAX_PAYLOAD_BYTES, decode, encode, sanitize_text
+from timebell.model.policy import Retry
+from timebell.model.routes import ALL_ROUTES, Routes
+
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
+numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | text,
+    lambda inner: st.lists(inner) | st.dictionaries(text, inner),
+    max_leaves=20,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether both values are equal and of the same types."""
+    return repr(a) == repr(b)
+
+
+@given(values)
+def test_encoded_json_round_trips(value: Any) -> None:
+    encoded = encode(value)
+    assert same(decode(encoded), value)
+    assert same(json.loads(encoded), value)
+    assert encode(decode(encoded)) == encoded
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.dates()
+    | st.complex_numbers(),
+    lambda inner: (
+        st.lists(inner) | st.tuples(inner) | st.sets(st.integers()) | st.dictionaries(st.text() | st.integers(), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(anything)
+def test_any_value_is_encoded_or_refused_with_a_message(value: Any) -> None:
+    encoded = message = None
+    try:
+        encoded = encode(value)
+    except InvalidPayload as refused:
+        message = str(refused)
+    if message is not None:
+        assert message.startswith("payload")
+    else:
+        assert encoded is not None
+        assert "\x00" not in encoded
+        assert "\\u0000" not in encoded
+        assert same(json.loads(encoded.encode()), json.loads(json.dumps(value)))
+
+
+def test_size_and_depth_limits_are_exact() -> None:
+    assert len(encode("x" * (MAX_PAYLOAD_BYTES - 2))) == MAX_PAYLOAD_BYTES
+    with pytest.raises(InvalidPayload) as large:
+        encode("x" * (MAX_PAYLOAD_BYTES - 1))
+    assert large.value.code == "PAYLOAD_TOO_LARGE"
+    nested: Any = 0
+    for _ in range(MAX_DEPTH):
+        nested = [nested]
+    assert same(decode(encode(nested)), nested)
+    with pytest.raises(InvalidPayload) as deep:
+        encode([nested])
+    assert deep.value.code == "PAYLOAD_TOO_DEEP"
+
+
+def test_refusal_names_the_path() -> None:
+    with pytest.raises(InvalidPayload, match=r"payload\.users\.1\.born"):
+        encode({"users": [{}, {"born": object()}]})
+
+
+@given(st.text(), st.integers(0, 50))
+def test_sanitized_text_can_be_stored_and_respects_its_limit(given_text: str, limit: int) -> None:
+    sanitized = sanitize_text(given_text, limit)
+    assert len(sanitized) <= limit
+    assert decode(encode(sanitized)) == sanitized
+
+
+@given(text.filter(bool))
+def test_sanitizing_keeps_valid_text(given_text: str) -> None:
+    assert sanitize_text(given_text, 20) == given_text
+
+
+@given(
+    st.builds(
+        Retry, attempts=st.integers(1, 1000), backoff=st.sampled_from(["fixed", "linear", "exponential"]),
+        delay=st.floats(0, 1e9), max_delay=st.floats(0, 1e9), jitter=st.floats(0, 1),
+    )
+)  # fmt: skip
+def test_retry_round_trips_through_json(retry: Retry) -> None:
+    assert Retry.parse(decode(encode(retry.to_json()))) == retry
+    assert Retry.parse(retry) is retry
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"attempts": 0}, {"attempts": 1001}, {"attempts": True}, {"attempts": 2.0}, {"backoff": "never"}, {"jitter": -0.1},
+     {"jitter": 1.1}, {"jitter": float("nan")}, {"delay": -1}, {"delay": float("inf")}, {"max_delay": "long"}],
+)  # fmt: skip
+def test_invalid_retry_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        Retry(**fields)
+    with pytest.raises(InvalidInput):
+        Retry.parse(fields)
+
+
+@pytest.mark.parametrize(
+    ("routes", "handled", "unhandled"),
+    [
+        (Routes(frozenset({"a.b"})), ["a.b"], ["a", "a.b.c", "a.bc", "@http"]),
+        (Routes(prefixes=frozenset({"a."})), ["a.b", "a.b.c"], ["a", "ab", "@http"]),
+        (Routes(all_topics=True), ["a", "a.b"], ["@http"]),
+        (ALL_ROUTES, ["a", "@http", "@command"], []),
+        (Routes(), [], ["a", "@http"]),
+    ],
+)
+def test_routes_handle_their_topics_and_prefixes(routes: Routes, handled: list[str], unhandled: list[str]) -> None:
+    assert all(map(routes.handles, handled))
+    assert not any(map(routes.handles, unhandled))
+    assert bool(routes) == bool(handled)
+
+
+def test_union_of_routes_handles_the_topics_of_both() -> None:
+    both = Routes(frozenset({"a"})) | Routes(prefixes=frozenset({"b."})) | Routes()
+    assert [both.handles(route) for route in ("a", "b.c", "c")] == [True, True, False]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", 7, "0192f0c1-2345-7abc-8def-0123456789a", b"x", []])
+def test_invalid_cursor_is_refused(cursor: Any) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        page.validate_paging(10, cursor)
+    assert refused.value.code == "INVALID_CURSOR"
+
+
+@pytest.mark.parametrize("limit", [0, -1, 501, 1.0, "5", True, None])
+def test_page_limit_out_of_range_is_refused(limit: Any) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        page.validate_paging(limit, None)
+    assert refused.value.code == "INVALID_LIMIT"
