@@ -126,13 +126,20 @@ MUTANTS = [
     Mutant("a repeated request creates two jobs", ((
         "store.jobs.repository:_reserve_request_ids", "return existing", "return {}",
     ),)),
-    Mutant("leases are judged by the wall clock", ((
-        "engine.heartbeat:Heartbeat._watch_leases", "now = node.clock.monotonic()", "import time; now = time.time()",
-    ),)),
-    Mutant("leases are judged by the database's clock", ((
-        "engine.heartbeat:Heartbeat._watch_leases",
-        "now = node.clock.monotonic()", "now = node.clock.now().timestamp()",
-    ),)),
+    Mutant("leases are judged by the wall clock", (
+        ("engine.heartbeat:Heartbeat._watch_leases", "now = node.clock.monotonic()", "import time; now = time.time()"),
+        ("engine.heartbeat:Heartbeat._watch_leases", "read_at = node.clock.monotonic()", "read_at = time.time()"),
+    )),
+    Mutant("leases are judged by the database's clock", (
+        (
+            "engine.heartbeat:Heartbeat._watch_leases",
+            "now = node.clock.monotonic()", "now = node.clock.now().timestamp()",
+        ),
+        (
+            "engine.heartbeat:Heartbeat._watch_leases",
+            "read_at = node.clock.monotonic()", "read_at = node.clock.now().timestamp()",
+        ),
+    )),
     Mutant("a node judges its own lease by the wall clock", ((
         "engine.heartbeat:Heartbeat._stop_expired", "now = self.node.clock.monotonic()",
         "import time; now = time.time() - self.__dict__.setdefault('_wall', time.time() - self.node.clock.monotonic())",

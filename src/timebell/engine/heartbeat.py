@@ -97,7 +97,8 @@ class Heartbeat:
         self.leader.alarm.wake()
         node.worker_alarm.wake()
         node.planner_alarm.wake()
-        pause = min(node.options.heartbeat, max(0.0, self._next_lease_expiry - node.clock.monotonic()))
+        # At least 1 ms: a shorter pause rounds to 0 us, and virtual time would never reach the expiry.
+        pause = min(node.options.heartbeat, max(0.001, self._next_lease_expiry - node.clock.monotonic()))
         if self._rows_locked:
             pause = min(pause, LOCKED_ROW_RETRY_SECONDS)
         if self._stop_requested_at:
@@ -190,6 +191,9 @@ class Heartbeat:
         node = self.node
         now = node.clock.monotonic()
         running = await node.store.run_autocommit(claim.list_running_attempts)
+        # A counter is dated by the end of the read that first returned it and judged by the start of a later one:
+        # time that passes during a read, in which this node may be frozen, ages no lease.
+        read_at = node.clock.monotonic()
         await self._stop_superseded([key for key, (_, stopping) in running.items() if stopping], now)
         own = {(tracked.attempt.id, tracked.attempt.number) for tracked in node.running_attempts.values()}
         observed: dict[tuple[str, int], tuple[int, float]] = {}
@@ -198,7 +202,7 @@ class Heartbeat:
             if key in own:
                 continue
             last = self._last_heartbeats.get(key)
-            observed[key] = last if last is not None and last[0] == heartbeat else (heartbeat, now)
+            observed[key] = last if last is not None and last[0] == heartbeat else (heartbeat, read_at)
             if now - observed[key][1] >= node.options.lease:
                 dead.append(key)
         self._last_heartbeats = observed
