@@ -22,7 +22,8 @@ from timebell.client.campaigns import Campaigns
 from timebell.client.connections import Connections
 from timebell.client.devices import Devices
 from timebell.client.jobs import Jobs
-from timebell.client.schedules import Schedules, code_hash
+from timebell.client.schedule_options import code_hash
+from timebell.client.schedules import Schedules
 from timebell.client.secrets import Secrets
 from timebell.client.targets import Targets
 from timebell.client.triggers import Triggers

@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Any
 
 from timebell import Calendar, Cancel, Every, Retry, Snooze, Timebell
-from timebell.client import schedules as verbs
+from timebell.client import schedule_options
 from timebell.client.schedules import Schedules
 from timebell.model.policy import Backoff, CatchUp, OnUnhandled, Overlap, WhenLate
 from timebell.model.schedule import Action, Policies
@@ -179,7 +179,7 @@ def pairs() -> Iterator[tuple[str, str]]:
 
 def declared() -> set[str]:
     """Return the names of all policies, policy values and methods in the source."""
-    found = {name for name in verbs.SCHEDULE_OPTIONS if name not in Policies.__slots__}
+    found = {name for name in schedule_options.SCHEDULE_OPTIONS if name not in Policies.__slots__}
     for kind in (Policies, Action, Recurrence):
         hints = typing.get_type_hints(
             kind, vars(inspect.getmodule(kind)) | {"Override": Any, "Release": Any, "Spec": Any}
