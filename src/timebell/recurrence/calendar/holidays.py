@@ -38,7 +38,7 @@ def load(country: str, subdivision: str | None, years: Iterable[int] | None) -> 
     first, last = requested_years[0], requested_years[-1]
     try:
         country_data: Any = holidays.country_holidays(country, subdiv=subdivision, years=range(first, last + 1))
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # how the library reports an unknown country or subdivision
         raise InvalidRecurrence(
             f"{error}.", code="INVALID_CALENDAR", fix='Use ISO 3166 codes, such as "KR", or "DE" and "BY".'
         ) from None
