@@ -1,8 +1,8 @@
 """Check the language of the repository: `python scripts/style.py`, part of `make check`.
 
 It prints `path:line: message` for each finding and exits with 1 if there is any. Rules: no words of the old vocabulary
-and no requirement ids in code and documentation; docstrings begin with a verb or a noun; subjects of commits are short;
-lines of templates are not too long.
+and no requirement ids in code and documentation; docstrings and headings begin with a verb or a noun; subjects of
+commits are short; lines of templates have fewer than 120 characters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BASE = "1c973f7"  # subjects are checked from the commit after this one
 MAX_SUBJECT_LENGTH = 72
-MAX_TEMPLATE_LINE_LENGTH = 120
+MAX_TEMPLATE_LINE_LENGTH = 119
 CHECKED = ("src", "docs", "packages", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 SUFFIXES = {".py", ".md", ".html", ".js", ".css"}
 TEMPLATES = "src/timebell/dashboard/templates"
@@ -33,6 +33,7 @@ BANNED = re.compile(
     re.IGNORECASE,
 )
 OPENING = re.compile(r"(?:What|Who|Whoever|Those|As)\b")
+HEADING = re.compile(r"^##+ (What|Who|Whoever|Those|As)\b", re.MULTILINE)  # one # may be a comment in a code block
 _TORTURE = "packages/timebell-torture/src/timebell_torture"
 # Legitimate uses of banned phrases: (file, phrase).
 ALLOWED = {
@@ -47,6 +48,8 @@ def findings(root: Path, base: str = BASE) -> Iterator[str]:
         yield from _banned_phrases(name, text)
         if path.suffix == ".py":
             yield from _docstring_openings(name, text)
+        if path.suffix == ".md":
+            yield from _heading_openings(name, text)
         if name.startswith(TEMPLATES):
             yield from _long_lines(name, text)
     yield from _commit_subjects(root, base)
@@ -75,6 +78,12 @@ def _docstring_openings(name: str, text: str) -> Iterator[str]:
             docstring = ast.get_docstring(node)
             if docstring is not None and (match := OPENING.match(docstring)):
                 yield f"{name}:{node.body[0].lineno}: a docstring begins with “{match[0]}”, not with a verb or a noun"
+
+
+def _heading_openings(name: str, text: str) -> Iterator[str]:
+    for match in HEADING.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield f"{name}:{line}: a heading begins with “{match[1]}”, not with a verb or a noun"
 
 
 def _long_lines(name: str, text: str) -> Iterator[str]:

@@ -30,9 +30,10 @@ def write(root: Path, name: str, text: str) -> None:
         ("docs/a.md", "\nIt goes on.\n", "docs/a.md:2: avoid “goes on”"),
         ("docs/a.md", "What befalls it\n", "docs/a.md:1: avoid “befalls”"),
         ("packages/a/b.py", "# S1_F4\n", "packages/a/b.py:1: avoid “s1_f4”"),
+        ("docs/a.md", "\n## What is tested\n", "docs/a.md:2: a heading begins with “What”, not with a verb or a noun"),
         ("README.md", "See S0-53.\n", "README.md:1: avoid “s0-53”"),
         (TEMPLATE, "<p>Set aside</p>\n", f"{TEMPLATE}:1: avoid “set aside”"),
-        (TEMPLATE, f"\n{'x' * 121}\n", f"{TEMPLATE}:2: the line has 121 characters, more than 120"),
+        (TEMPLATE, f"\n{'x' * 120}\n", f"{TEMPLATE}:2: the line has 120 characters, more than 119"),
         (
             "src/a.py",
             'def f():\n    """What is late."""\n',
@@ -48,7 +49,7 @@ def test_finds_a_bad_sample(tmp_path: Path, name: str, text: str, finding: str) 
 
 def test_accepts_a_good_sample(tmp_path: Path) -> None:
     write(tmp_path, "src/a.py", '"""Assign jobs to S3 and S-3."""\nTOLD_AT = "untold"\n')
-    write(tmp_path, TEMPLATE, f"{'x' * 120}\n")
+    write(tmp_path, TEMPLATE, f"{'x' * 119}\n")
     write(tmp_path, f"{style.GENERATED[0]}a.js", "nobody")
     assert findings(tmp_path) == []
 
