@@ -115,13 +115,13 @@ class Counters:
     )
     deliveries: LabeledCounter = field(default_factory=LabeledCounter)
     campaign_messages: LabeledCounter = field(
-        default_factory=lambda: LabeledCounter(["accepted", "refused", "unknown", "again"])
+        default_factory=lambda: LabeledCounter(["accepted", "refused", "unknown", "retry"])
     )
     source_scans: LabeledCounter = field(
         default_factory=lambda: LabeledCounter(["ok", "failed", "unauthorized", "orphaned"])
     )
     source_items: LabeledCounter = field(
-        default_factory=lambda: LabeledCounter(["changed", "same", "stale", "unusable"])
+        default_factory=lambda: LabeledCounter(["changed", "unchanged", "stale", "unusable"])
     )
     delivery_check_verdicts: LabeledCounter = field(default_factory=lambda: LabeledCounter(VERDICTS))
     token_refreshes: LabeledCounter = field(default_factory=lambda: LabeledCounter(["ok", "failed", "unauthorized"]))
@@ -197,7 +197,7 @@ class Counters:
 
     def record_observed(self, summary: ChangeSummary) -> None:
         """Count the outcomes of item changes."""
-        for outcome in ("changed", "same", "stale"):
+        for outcome in ("changed", "unchanged", "stale"):
             self.source_items.add(outcome, by=getattr(summary, outcome))
         self.source_items.add("unusable", by=len(summary.rejected))
 

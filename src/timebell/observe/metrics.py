@@ -50,7 +50,9 @@ METRICS: dict[str, MetricDefinition] = {
         "histogram", ("target_kind",), "Duration of deliveries in seconds."
     ),
     "timebell_campaign_messages_total": MetricDefinition(
-        "counter", ("fate",), "Campaign messages this node sent: accepted, refused, unknown, again (will be retried)."
+        "counter",
+        ("state",),
+        "Campaign messages this node sent: accepted, refused, unknown, retry (will be sent later).",
     ),
     "timebell_source_scans_total": MetricDefinition(
         "counter", ("outcome",), "Full scans of sources: ok, failed, unauthorized, orphaned."
@@ -58,7 +60,7 @@ METRICS: dict[str, MetricDefinition] = {
     "timebell_source_items_total": MetricDefinition(
         "counter",
         ("outcome",),
-        "Source items this node received or read: changed, same, stale, unusable.",
+        "Source items this node received or read: changed, unchanged, stale, unusable.",
     ),
     "timebell_gate_verdicts_total": MetricDefinition(
         "counter",

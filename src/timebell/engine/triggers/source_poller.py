@@ -256,7 +256,7 @@ class SourcePoller:
         if summary is None:
             raise StoreError("This node does not lead anymore.")
         self.node.counters.record_observed(summary)
-        if summary.made:
+        if summary.created:
             self.node.worker_alarm.wake()
         return summary.rejected
 

@@ -31,7 +31,7 @@ sources = Table(
     Column("created_by", String(200)),
     Column("updated_at", Instant, nullable=False),
     Index("timebell_sources_name", "tenant_id", "name", unique=True),
-    Index("timebell_sources_ailing", "id", postgresql_where=_IS_FAILING, sqlite_where=_IS_FAILING),
+    Index("timebell_sources_failing", "id", postgresql_where=_IS_FAILING, sqlite_where=_IS_FAILING),
 )
 
 # Last known rows of a source.
