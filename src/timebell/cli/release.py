@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-from timebell.cli import click_signatures
+from timebell.cli.options import output_option, yes_option
 from timebell.cli.output import Format, print_message, print_record
-from timebell.cli.schedule import Output, Yes, server_client
+from timebell.cli.schedule import server_client
 
 
-def release(
-    schedule: Annotated[str | None, click_signatures.Argument(help="Only this schedule; name or id.")] = None,
-    release: Annotated[bool, click_signatures.Option("--release", help="Run the backlog.")] = False,
-    discard: Annotated[bool, click_signatures.Option("--discard", help="Cancel the backlog.")] = False,
-    yes: Yes = False,
-    output: Output = None,
-) -> None:
+@click.command("release")
+@click.argument("schedule", required=False, help="Only this schedule; name or id.")
+@click.option("--release", is_flag=True, help="Run the backlog.")
+@click.option("--discard", is_flag=True, help="Cancel the backlog.")
+@yes_option
+@output_option
+def release(schedule: str | None, release: bool, discard: bool, yes: bool, output: str | None) -> None:
     """Show the backlog after an outage or a restore, or release or discard it."""
     from timebell.cli.inputs import confirm, format_relative_time, print_list
 
     if release and discard:
-        raise click_signatures.BadParameter("--release and --discard exclude each other.")
+        raise click.BadParameter("--release and --discard exclude each other.")
     remote = server_client(output)
     output_format = remote.settings.output
     id_ = None if schedule is None else remote.get_schedule(schedule)["id"]
